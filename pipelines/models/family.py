@@ -379,6 +379,43 @@ def network_of(folder: ModelFolder) -> tuple[dict[str, Any], Any]:
 
 
 @runtime_checkable
+class Explainable(Protocol):
+    """A family that measures how much the quality of its models depends on every column of the data."""
+
+    @abc.abstractmethod
+    def importance(self, pipeline: Any, data: Any, *, repeats: int, on_error: str) -> dict[str, Any]:
+        """Measures the importance of every column.
+
+        Args:
+            pipeline: Opened model.
+            data: Labelled raw data.
+            repeats: Measurements of every column.
+            on_error: "raise", or "skip" to leave out bad input.
+
+        Returns:
+            {"columns": [{"column", measure: value, ...}, ...], ...}, the most important first.
+        """
+
+
+@runtime_checkable
+class HasTables(Protocol):
+    """A family whose models look vectors up in tables, which other programs may read."""
+
+    @abc.abstractmethod
+    def export_tables(self, folder: ModelFolder, to: str, output: Path) -> dict[str, Any]:
+        """Writes the tables.
+
+        Args:
+            folder: Model folder.
+            to: Format: "npz" or "safetensors".
+            output: File to write.
+
+        Returns:
+            {"path", ...}.
+        """
+
+
+@runtime_checkable
 class Shortlistable(Protocol):
     """A family whose results can be restricted to a shortlist of words."""
 

@@ -214,6 +214,7 @@ def translate(folder: Path) -> None:
 
 FOLDERS: Mapping[str, Callable[[Path], None]] = {
     "README": readme,
+    "daily-training": lambda folder: None,
     "fine-tune": fine_tune,
     "many-machines": many_machines,
     "own-log": own_log,

@@ -30,7 +30,7 @@ from pipelines.engines.session import BF16
 from pipelines.engines.stock import available, computes, require_installed, require_precision
 from pipelines.graph import io
 from pipelines.kernels import extension
-from pipelines.models.family import ScenarioBenchmark
+from pipelines.models.family import Explainable, ScenarioBenchmark
 from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import PRECISIONS, GraphPipeline, choose_engine, graph_file, model_file
 from pipelines.models.stages import remove_spent
@@ -51,6 +51,7 @@ def evaluate(
     batch_size: int | None = None,
     columns: Sequence[str] = (),
     on_error: str = "raise",
+    importance: int = 0,
 ) -> dict[str, Any]:
     """Measures the quality of fp32 and int8 on the same labelled samples.
 
@@ -64,16 +65,21 @@ def evaluate(
         columns: Columns of tables with texts and labels (see `zoo.texts.data.text_files.read_rows`); for recommenders
             the column of the users, by which rows are grouped for GAUC.
         on_error: "raise" to stop at an invalid sample, "skip" to leave it out and count it.
+        importance: Repeats of the permutation importance of columns, for families that measure it; 0: not measured.
 
     Returns:
         Report with "metrics" by precision, "difference" (int8 - fp32) with 95% paired bootstrap intervals, the number
         of "samples", and the "environment". "difference" belongs to the first of `precisions`; differences of further
-        precisions are listed under "others".
+        precisions are listed under "others". With `importance`, "importance" has the columns of the data, the most
+        important first, in the first of `precisions`.
 
     Raises:
         RequestError: Data or options are invalid, or `precisions` names fp32 alone.
     """
     folder = zoo.load(model)
+    if importance and not isinstance(folder.entry, Explainable):
+        able = [name for name, entry in zoo.entries().items() if isinstance(entry, Explainable)]
+        raise RequestError(f"{folder.entry.name} has no --importance of columns; these families do: {', '.join(able)}")
     kind = folder.entry.pipeline()
     pipelines = {}
     for each in dict.fromkeys(("fp32", *precisions)):
@@ -87,6 +93,9 @@ def evaluate(
         raise RequestError("fp32 alone compares nothing; add int8 or bf16")
     remove_spent(folder)
     quality = folder.entry.evaluate(pipelines, data, on_error)
+    if importance and isinstance(folder.entry, Explainable):
+        measured = pipelines[next(each for each in precisions if each != "fp32")]
+        quality["importance"] = folder.entry.importance(measured, data, repeats=importance, on_error=on_error)
     engines = {precision: each.engine for precision, each in pipelines.items()}
     where = machine.environment(threads=threads, batch_size=next(iter(pipelines.values())).batch_size, engines=engines)
     return {

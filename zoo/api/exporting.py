@@ -1,4 +1,4 @@
-"""Command that exports a model to another model server: export."""
+"""Command that exports a model to another model server, or its tables to other programs: export."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ import zoo
 from pipelines.core import files
 from pipelines.core.errors import RequestError
 from pipelines.graph import io, query
+from pipelines.models.family import HasTables
+from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import PRECISIONS
 from zoo.api.paths import Model
 
 TO = ("triton", "ovms")
+TABLES = ("npz", "safetensors")  # files of embedding tables
 MAX_BATCH = 64  # maximum dynamic batch size of Triton, in requests
 GATHER_US = 100  # maximum queue delay of Triton, in microseconds
 # https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto, enum DataType
@@ -39,28 +42,32 @@ TRITON = {
 
 
 def export(model: Model, to: str, output: str | Path, *, precision: str = "int8", threads: int = 1) -> dict[str, Any]:
-    """Exports a model to a model repository of NVIDIA Triton or the OpenVINO Model Server (OVMS).
+    """Exports a model to a model repository of NVIDIA Triton or the OpenVINO Model Server (OVMS), or its tables.
 
     Writes the ONNX file to output/NAME/VERSION/, with output/NAME/config.pbtxt for Triton, or an entry in
     output/config.json for OVMS. VERSION is the highest existing version plus one; if the highest version holds the same
-    file, it is reused.
+    file, it is reused. With "npz" and "safetensors" the embedding tables of a recommender are written to the file
+    `output`, float32 and int8, with what maps values to rows (see `zoo.recommenders.export.tables.export_tables`).
 
     Args:
         model: Name of a pretrained model, or path of a model folder.
-        to: "triton" or "ovms".
-        output: Folder of the model repository. Its other contents are kept.
+        to: "triton" or "ovms"; or "npz" or "safetensors" for embedding tables.
+        output: Folder of the model repository, whose other contents are kept; or file of the tables.
         precision: "int8" or "fp32".
         threads: Number of intra-op threads; written for Triton.
 
     Returns:
-        {"model", "to", "path", "version", "config"}.
+        {"model", "to", "path", "version", "config"}; for tables {"model", "to", "path", "columns": {column: rows},
+        "bytes"}.
 
     Raises:
-        RequestError: Server or precision is unknown, the model's name is no valid folder name, or config.json is no
-            OVMS configuration.
+        RequestError: The model has no such tables, server or precision is unknown, the model's name is no valid folder
+            name, or config.json is no OVMS configuration.
     """
+    if to in TABLES:
+        return _tables(zoo.load(model), to, Path(output))
     if to not in TO:
-        raise RequestError(f"unknown server {to!r}; choose {' or '.join(TO)}")
+        raise RequestError(f"unknown server {to!r}; choose {', '.join(TO)} or, for tables, {' or '.join(TABLES)}")
     if precision not in ("int8", "fp32"):
         raise RequestError(f"found the precision {precision!r}; expected int8 or fp32")
     folder = zoo.load(model)
@@ -80,6 +87,17 @@ def export(model: Model, to: str, output: str | Path, *, precision: str = "int8"
     files.copy_file(source, place / source.name)
     files.write_text(config, text)
     return {"model": name, "to": to, "path": str(place), "version": version, "config": str(config)}
+
+
+def _tables(folder: ModelFolder, to: str, output: Path) -> dict[str, Any]:
+    """Writes the embedding tables of a model."""
+    if not isinstance(folder.entry, HasTables):
+        able = [name for name, entry in zoo.entries().items() if isinstance(entry, HasTables)]
+        raise RequestError(f"{folder.card.name} has no embedding tables; these families have some: {', '.join(able)}")
+    if output.suffix != f".{to}":
+        raise RequestError(f"found the output {output}, expected a file of the suffix .{to}")
+    files.require_place(output)
+    return folder.entry.export_tables(folder, to, output)
 
 
 def _version(folder: Path, source: Path) -> int:

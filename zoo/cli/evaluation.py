@@ -37,6 +37,8 @@ engines = click.option(
     help="Inference engines. [default: all that the machine and the model support]",
 )
 
+REPEATS = 5  # permutations of a column, by default
+
 
 @click.command()
 @click.argument("model")
@@ -49,12 +51,24 @@ engines = click.option(
     show_default=True,
     help="Precisions to compare with fp32.",
 )
+@click.option(
+    "--importance",
+    is_flag=True,
+    help="Recommenders: permutation importance of every column, the drop of the AUC and the rise of the LogLoss.",
+)
+@click.option(
+    "--repeats", type=click.IntRange(1), default=None, help="With --importance: permutations of a column. [default: 5]"
+)
 @combined(columns, engine, threads, batch_size, on_error, as_json)
-def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def evaluate(
+    model: str, data: tuple[str, ...], as_json: bool, importance: bool, repeats: int | None, **options: Any
+) -> None:
     """Compare the quality of fp32 and int8 (or bf16) on the same samples."""
     from zoo import api
 
-    report = api.evaluate(model, list(data), **options)
+    if repeats is not None and not importance:
+        raise click.UsageError("--repeats requires --importance")
+    report = api.evaluate(model, list(data), importance=(repeats or REPEATS) if importance else 0, **options)
 
     def compared(part: Any, label: str) -> None:
         fp32, *others = part["metrics"]
@@ -72,6 +86,18 @@ def evaluate(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -
     def show() -> None:
         for label, part in report.get("labels", {"": report}).items():
             compared(part, f"{label}, " if label else "")
+        if importance:
+            columns_of = report["importance"].get("labels", {"": report["importance"]["columns"]})
+            for label, found in columns_of.items():
+                cells = [
+                    [
+                        each["column"],
+                        f"{each['auc_drop']:+.5f} ± {each['auc_drop_std']:.5f}",
+                        f"{each['logloss_rise']:+.5f} ± {each['logloss_rise_std']:.5f}",
+                    ]
+                    for each in found
+                ]
+                table([f"{label + ', ' if label else ''}importance", "AUC drop", "LogLoss rise"], cells)
         if report.get("weighted"):
             click.echo("metrics weighted by the log's weight column")
         if rate := report.get("negative_rate"):

@@ -177,16 +177,24 @@ def rank(model: str, output: str, as_json: bool, **options: Any) -> None:
 
 @click.command()
 @click.argument("model")
-@click.option("--to", required=True, type=click.Choice(["triton", "ovms"]), help="Target model server.")
-@click.option("-o", "--output", required=True, help="Folder of the model repository; its other contents are kept.")
+@click.option(
+    "--to",
+    required=True,
+    type=click.Choice(["triton", "ovms", "npz", "safetensors"]),
+    help="Target model server; npz or safetensors: a file of a recommender's embedding tables.",
+)
+@click.option(
+    "-o", "--output", required=True, help="Folder of the model repository, whose other contents are kept; or the file."
+)
 @combined(precision, threads)
 @as_json
 def export(model: str, as_json: bool, **options: Any) -> None:
-    """Export MODEL to a model repository of NVIDIA Triton or the OpenVINO Model Server."""
+    """Export MODEL to a model repository of NVIDIA Triton or the OpenVINO Model Server, or its tables to a file."""
     from zoo import api
 
     report = api.export(model, **options)
-    emit(report, as_json, lambda: click.echo(f"{report['path']} ({report['config']})"))
+    rows = ", ".join(f"{name} {count:,}" for name, count in report.get("columns", {}).items())
+    emit(report, as_json, lambda: click.echo(f"{report['path']} ({report.get('config') or f'rows: {rows}'})"))
 
 
 @click.command()

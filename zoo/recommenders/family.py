@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from torch import nn
 
+    from pipelines.models.folder import ModelFolder
     from pipelines.models.hub import CardFile
     from pipelines.models.pipeline import Pipeline
     from pipelines.quantization.calibration.table import CalibrationTable
@@ -33,7 +34,14 @@ KEEP = family.RunOption("keep", str, None, "Columns of the log to write beside e
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankingFamily(family.Family, family.Lowerable, family.OnnxImportable, family.Servable):
+class RankingFamily(
+    family.Family,
+    family.Lowerable,
+    family.OnnxImportable,
+    family.Servable,
+    family.Explainable,
+    family.HasTables,
+):
     """Recommenders on the columns of any log: evaluation, lowering, import and serving."""
 
     command: ClassVar[str] = "zoo quantize RANKER.onnx --schema schema.json"
@@ -61,6 +69,18 @@ class RankingFamily(family.Family, family.Lowerable, family.OnnxImportable, fami
         from zoo.recommenders.metrics import evaluate
 
         return evaluate(pipelines, data, on_error)
+
+    def importance(self, pipeline: Any, data: Any, *, repeats: int, on_error: str) -> dict[str, Any]:
+        """See `Explainable` and `zoo.recommenders.importance.importance`."""
+        from zoo.recommenders.importance import importance
+
+        return importance(pipeline, data, repeats=repeats, on_error=on_error)
+
+    def export_tables(self, folder: ModelFolder, to: str, output: Path) -> dict[str, Any]:
+        """See `HasTables` and `zoo.recommenders.export.tables.export_tables`."""
+        from zoo.recommenders.export.tables import export_tables
+
+        return export_tables(folder, to, output)
 
     def lower(
         self, model: ir.Model, table: CalibrationTable, recipe: QuantRecipe

@@ -137,6 +137,12 @@ JSON_SCHEMA: dict[str, Any] = {
                         "minimum": 1,
                         "description": "of categories: occurrences in all trainings from which a value has a row",
                     },
+                    "table": {
+                        "type": "string",
+                        "minLength": 1,
+                        "description": "of a category: file of vectors (.npy, .npz) that its rows start from in "
+                        "training; relative to the schema",
+                    },
                     "tower": {
                         "enum": list(TOWERS),
                         "description": "whom the value belongs to: of a two-tower model, and in ranking",
@@ -188,6 +194,7 @@ class Column:
     length: int = 0
     shares: str = ""
     min_count: int = 0
+    table: str = ""
     tower: str = ""
     source: str = ""
     unit: str = ""
@@ -371,7 +378,7 @@ def without_foreign_fields(column: Any) -> Any:
         return column
     kind = column["kind"]
     foreign = {*OF_A_LIST, "shares"} if kind != "categories" else set()
-    foreign |= {"min_count"} if kind not in OF_ROWS else set()
+    foreign |= {"min_count", "table"} if kind not in OF_ROWS else set()
     foreign |= {"encoding"} if kind not in FEATURES else set()
     foreign |= {"unit"} if kind != "timestamp" else set()
     foreign |= {"tower"} if kind not in FEATURES else set()

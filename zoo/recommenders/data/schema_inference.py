@@ -106,7 +106,7 @@ def load_schema(path: str | Path, data: Any, on_error: str = "raise") -> Schema:
         on_error: As in `infer`.
 
     Returns:
-        The schema.
+        The schema; files of vectors are relative to the working directory.
 
     Raises:
         RequestError: The file is missing or not a valid schema, or the values of a column cannot be of its kind.
@@ -114,7 +114,7 @@ def load_schema(path: str | Path, data: Any, on_error: str = "raise") -> Schema:
     value = read_json(Path(path))
     columns = value.get("columns") if isinstance(value, dict) else None
     if not isinstance(columns, list) or value.get("header") is False:
-        return Schema.from_json(value, str(path))
+        return _with_paths(Schema.from_json(value, str(path)), path)
     wanted = [str(each["name"]) for each in columns if incomplete(each)]
     seen: dict[str, ColumnStatistics] = {}
     if wanted:
@@ -130,7 +130,15 @@ def load_schema(path: str | Path, data: Any, on_error: str = "raise") -> Schema:
         inferred = column_of(seen[column["name"]], column["kind"], without_foreign_fields(column))
         return inferred.to_json()
 
-    return Schema.from_json({**value, "columns": [completed(each) for each in columns]}, str(path))
+    completed_value = {**value, "columns": [completed(each) for each in columns]}
+    return _with_paths(Schema.from_json(completed_value, str(path)), path)
+
+
+def _with_paths(schema: Schema, path: str | Path) -> Schema:
+    """Resolves the files of vectors, which are relative to that of the schema."""
+    tables = (str(Path(path).parent / column.table) if column.table else "" for column in schema.columns)
+    columns = zip(schema.columns, tables, strict=True)
+    return replace(schema, columns=tuple(replace(column, table=table) for column, table in columns))
 
 
 def with_labels(columns: Sequence[Column], labels: Sequence[str]) -> tuple[Column, ...]:

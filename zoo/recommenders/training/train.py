@@ -35,6 +35,8 @@ from zoo.recommenders.training.distillation import LogSource, Teacher
 from zoo.recommenders.training.fitting import FINISHED, STATE, Fitting, new_trial
 from zoo.recommenders.training.growth.growing import grown
 from zoo.recommenders.training.growth.id_counts import counted
+from zoo.recommenders.training.growth.survey import growing
+from zoo.recommenders.training.growth.vectors import center_priors, digest_of, fill_vectors, with_vectors
 from zoo.recommenders.training.negative_sampling import log_odds, require_one_sampled_label, start_at_all_rows
 from zoo.recommenders.training.row_store import CategoryCounts, RowStore
 from zoo.recommenders.training.trainer import Trainer
@@ -116,6 +118,7 @@ def train(
         require_labels(build, features.schema)
         start_model = grown(build, features, config, Path(start_from), data) if start_from else None
         features = features if start_model is None else start_model.features
+        features, vectors = with_vectors(features)
         if start_model is None and (only := [name for name in FINETUNE_ONLY if getattr(config, name)]):
             raise RequestError(
                 f"found the setting {only[0]} in a training from random weights, expected it in fine-tuning; run: zoo "
@@ -136,6 +139,7 @@ def train(
         if not start_from:  # whose columns were chosen by another log
             store.require_values(features, data)
         settings = to_plain(config)
+        start = digest_of(vectors) if vectors else start
         run = {"config": settings, "data": store.digest, "start": start}
         split = store.split(config.held_out)
         _require_both_labels(store, split, features.schema.labels)
@@ -162,7 +166,9 @@ def train(
             require_one_sampled_label(config.negative_rate, features.schema, parents_of(model))
             if start_model is not None:
                 fill(model, start_model.state, start_from or "")
-            elif config.negative_rate:
+            else:
+                fill_vectors(model, vectors)
+            if start_model is None and config.negative_rate:
                 example = store.rows(np.arange(min(len(store), 64)))
                 inputs = example["ids"], example["numbers"], example["scales"]
                 start_at_all_rows(model, inputs, log_odds(config.negative_rate))
@@ -170,6 +176,8 @@ def train(
             trainer = Trainer(model, replace(config, l2_embeddings=(l2,)), rows, group, table_rate)
             if start_from:
                 trainer.center_priors()
+            elif vectors:
+                center_priors(trainer, vectors)
             if trainer.sparse and not announced and group.rank == 0:
                 heights = ", ".join(f"{len(each.weight):,}" for each in trainer.sparse.values())
                 announced.append(f"tables of {heights} rows: a step changes the rows of its batch alone")
@@ -212,8 +220,9 @@ def train(
                 **({"ids": start_model.report} if start_model is not None and start_model.report else {}),
             }
             categories = categories_of(used)
-            counts, pending = (None, {}) if start_model is None else (start_model.counts, start_model.pending)
-            counted(features, categories.counts, counts, pending).save(output, features)
+            if growing(features):
+                counts, pending = (None, {}) if start_model is None else (start_model.counts, start_model.pending)
+                counted(features, categories.counts, counts, pending).save(output, features)
             _write(output, data, trainer, categories, store, used, record)
             if quantization is not None:
                 quantization.save_ranges(trainer.model, output)

@@ -152,9 +152,9 @@ def column_faults(
         faults += [f"lacks {key!r}" for key in of_a_list if not column.get(key)]
     else:
         faults += [f"a {kind} has no {key}" for key in (*of_a_list, "shares") if column.get(key)]
-    if column.get("min_count") and (kind not in of_rows or column.get("shares")):
+    if kind not in of_rows or column.get("shares"):
         whose = "a column that shares a table" if kind in of_rows else f"a {kind}"
-        faults.append(f"{whose} has no min_count")
+        faults += [f"{whose} has no {key}" for key in ("min_count", "table") if column.get(key)]
     if kind == "timestamp" and not column.get("unit"):
         faults.append("lacks 'unit'")
     if kind != "label" and column.get("where"):

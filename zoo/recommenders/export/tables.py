@@ -1,0 +1,89 @@
+"""Embedding tables of a recommender for other programs: .npz of numpy, or .safetensors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError, requires
+from pipelines.core.files import replacing
+from pipelines.graph import edit, io
+from pipelines.models.folder import ModelFolder
+from pipelines.models.npz import write_npz
+from zoo.recommenders.data.features import Features
+
+METADATA = "metadata"  # array of an .npz that holds the metadata as JSON text
+
+
+def export_tables(folder: ModelFolder, to: str, output: Path) -> dict[str, Any]:
+    """Writes the embedding tables of every column, float32 and int8, with what maps values to rows.
+
+    Arrays are named COLUMN/PART, where PART is the path of the tables in the network: float32 [rows, size];
+    COLUMN/PART.int8: int8 of the same shape, and COLUMN/PART.scale: float32 [rows], max|row| / 127, so that a row is
+    int8 * scale. Of an .npz, COLUMN/values is the vocabulary: value i has row i + 1. The metadata, JSON text (the array
+    "metadata" of an .npz, or the entry "metadata" of a .safetensors file's header), have for every column its schema,
+    and the rows of unknown and of missing values.
+
+    Args:
+        folder: Model folder.
+        to: "npz" or "safetensors".
+        output: File to write.
+
+    Returns:
+        {"model", "to", "path", "columns": {column: rows}, "bytes"}.
+
+    Raises:
+        RequestError: The model has no tables by column, as an imported graph.
+    """
+    features = Features.from_json(folder.preprocessing)
+    graph = io.load(folder.ensure("fp32.onnx"))
+    edit.expand_fp16(graph)
+    weights = {
+        str(name): value.const_value.numpy() for name, value in graph.graph.initializers.items() if value.const_value
+    }
+    arrays: dict[str, NDArray[Any]] = {}
+    columns: dict[str, Any] = {}
+    for field in features.fields:
+        ending = f".{field.table}.table"
+        parts = sorted(name.removesuffix(ending) for name in weights if name.endswith(ending))
+        if not parts:
+            continue
+        missing = None if field.column.encoding["type"] == "id" else field.last
+        columns[field.name] = {
+            **field.column.to_json(),
+            "encoding": dict(field.column.encoding),
+            "rows": field.rows,
+            "unknown_row": 0 if field.has_unknown else None,
+            "missing_row": missing,
+            "tables": [f"{field.table}/{part}" for part in parts],
+        }
+        if field.table != field.name:
+            continue
+        for part in parts:
+            table = np.ascontiguousarray(weights[f"{part}{ending}"], np.float32)
+            scale = np.abs(table).max(axis=1) / np.float32(127)
+            divisor = np.where(scale > 0, scale, 1)[:, None]
+            arrays[f"{field.name}/{part}"] = table
+            arrays[f"{field.name}/{part}.int8"] = np.clip(np.rint(table / divisor), -127, 127).astype(np.int8)
+            arrays[f"{field.name}/{part}.scale"] = scale.astype(np.float32)
+    if not columns:
+        raise RequestError(f"{folder.card.name} has no embedding tables by column; models of zoo train have some")
+    text = json.dumps({"model": folder.card.name, "family": folder.entry.name, "columns": columns}, ensure_ascii=False)
+    if to == "safetensors":
+        with requires("the format safetensors", "int8-zoo[train]"):
+            from safetensors.numpy import save_file
+        with replacing(output) as temporary:
+            save_file(arrays, temporary, metadata={METADATA: text})
+    else:
+        values = {
+            f"{name}/values": np.array(column["encoding"]["values"], np.str_)
+            for name, column in columns.items()
+            if "values" in column["encoding"]
+        }
+        write_npz(output, {**arrays, **values, METADATA: np.array(text)})
+    rows = {name: column["rows"] for name, column in columns.items()}
+    return {"model": folder.card.name, "to": to, "path": str(output), "columns": rows, "bytes": output.stat().st_size}
