@@ -132,6 +132,31 @@ class ShardableFiles(Protocol):
 
 
 @runtime_checkable
+class RetrievesItems(Protocol):
+    """A pipeline that finds the candidates that another one ranks; see `TwoTowerPipeline.retrieve`."""
+
+    def indexed(self, catalogue: Any) -> Any:
+        """Makes the index of a catalogue, which is kept.
+
+        Args:
+            catalogue: Items, see `RanksItems.catalogue`.
+        """
+
+    def retrieve(self, user: Any, catalogue: Any, count: int = 1000, exclude: Iterable[Any] = ()) -> list[Any]:
+        """Finds the items nearest to a user.
+
+        Args:
+            user: The user's raw values.
+            catalogue: Items.
+            count: Number of items.
+            exclude: Ids of items that are left out.
+
+        Returns:
+            Ids of the items, the nearest first.
+        """
+
+
+@runtime_checkable
 class RanksItems(Protocol):
     """A pipeline that reads and computes the part of a user once for all items; see `LogPipeline.rank`."""
 

@@ -145,3 +145,45 @@ def test_a_catalogue_is_exchanged_under_load(start: Callable[..., Server], reque
     wait_until(lambda: any("are not served" in each and "lacks the columns" in each for each in server.said), 60)
     assert [each["item"] for each in server.json(RANK, body(user=user, top=5), JSON)["results"]] == expected[1]
     assert server.end() == 0
+
+
+@pytest.fixture(scope="module")
+def towers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-tower model of the columns of shop-clicks."""
+    pytest.importorskip("torch", reason="needs the train extra")
+    folder, pipeline = tmp_path_factory.mktemp("towers"), zoo.pipeline("shop-clicks", engine="native")
+    rows: Any = pipeline.example(120)
+    log = pd.DataFrame(rows).assign(clicked=[at % 2 for at in range(len(rows))])
+    label = next(column.name for column in pipeline.features.schema.columns if column.kind == "label")  # type: ignore[attr-defined]
+    log.rename(columns={"clicked": label}).to_csv(folder / "log.csv", index=False)
+    settings = {"epochs": "1", "refit": "false", "hidden": "8", "embedding_size": "4", "batch_size": "32"}
+    pipeline.features.schema.save(folder / "schema.json")  # type: ignore[attr-defined]
+    zoo.train("two-tower", folder / "log.csv", folder / "towers", settings=settings, schema=folder / "schema.json")
+    zoo.quantize(folder / "towers")
+    return folder / "towers"
+
+
+def test_candidates_of_another_model(
+    start: Callable[..., Server], request_parts: Any, towers: Path, tmp_path: Path
+) -> None:
+    pipeline, user, items = request_parts
+    file, name = tmp_path / "items.parquet", zoo.load(towers).card.name
+    items.to_parquet(file)
+    server = start(
+        "shop-clicks", towers, "--workers", "1", "--items", f"shop-clicks={file}", "--items", f"{name}={file}"
+    )
+    nearest: Any = zoo.pipeline(towers, engine="native")
+    ids = nearest.retrieve(user, nearest.catalogue(items), 7)
+    expected = pipeline.rank(user, pipeline.catalogue(items), 3, ids=ids)
+    asked = {"user": user, "from": name, "candidates": 7, "top": 3}
+    close(server.json(RANK, body(**asked), JSON)["results"], expected)
+    ids = nearest.retrieve(user, nearest.catalogue(items), 7, exclude=[expected[0]["item"]])
+    without = server.json(RANK, body(**asked, exclude=[expected[0]["item"]]), JSON)["results"]
+    close(without, pipeline.rank(user, pipeline.catalogue(items), 3, ids=ids))
+    for changed, words in (
+        ({"from": "who"}, f"expected a model that retrieves items: {name}"),
+        ({"items": ["i1"]}, "found from and items"),
+        ({"candidates": 0}, "candidates"),
+    ):
+        status, _, text = server.ask(RANK, body(**asked | changed), JSON)
+        assert status == 400 and words in text.decode()

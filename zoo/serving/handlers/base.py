@@ -10,7 +10,7 @@ import io
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -250,6 +250,13 @@ class Handler:
         """
         if items is not None:
             raise RequestError(f"{self.name} ranks no items; leave --items out")
+
+    def connect(self, handlers: Mapping[str, Handler]) -> None:
+        """Makes the other models of the worker known, for those that use them.
+
+        Args:
+            handlers: Handlers of the worker by public name.
+        """
 
     # ------------------------------------------------------------------------------------------------------ all models
 

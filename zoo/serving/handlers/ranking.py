@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipelines.core.batches import whole_number
 from pipelines.core.errors import RequestError
-from pipelines.models.protocols import RanksItems
+from pipelines.models.protocols import RanksItems, RetrievesItems
 from zoo.serving.handlers.base import error_result, json_options
 from zoo.serving.protocol import limits, responses
 from zoo.serving.workers.channel import Job, JobResult
 
 RANK = "rank"
-OPTIONS = ("items", "top", "exclude", "by")
+OPTIONS = ("items", "top", "exclude", "by", "from", "candidates")
+CANDIDATES = 1000  # that a model retrieves for another one
 
 
 class ItemRanker:
@@ -28,6 +29,8 @@ class ItemRanker:
 
     Attributes:
         catalogue: The catalogue, if there is one.
+        retrieves: Whether the model finds candidates for other models.
+        retrievers: Models of the same worker that do, by public name.
 
     Raises:
         RequestError: The items cannot be read, or the model ranks none.
@@ -36,13 +39,18 @@ class ItemRanker:
     def __init__(self, name: str, pipeline: RanksItems, items: Path | None) -> None:
         self.name, self.pipeline = name, pipeline
         self.catalogue = None if items is None else pipeline.catalogue(items)
+        self.retrieves = self.catalogue is not None and isinstance(pipeline, RetrievesItems)
+        self.retrievers: Mapping[str, ItemRanker] = {}
+        if self.retrieves:
+            pipeline.indexed(self.catalogue)  # type: ignore[attr-defined]  # now, not in the first request
 
     def run(self, job: Job) -> JobResult:
         """Answers one request.
 
         Args:
             job: The job; its body is {"user": {column: value}, "items": ids, or [{column: value}, ...], "top": number,
-                "exclude": ids, "by": label or weighted sum of labels}.
+                "exclude": ids, "by": label or weighted sum of labels, "from": name of a model that retrieves the
+                items, "candidates": how many of them}.
 
         Returns:
             The ranked items, or an error.
@@ -68,7 +76,7 @@ class ItemRanker:
         if job.content_type not in (responses.JSON, ""):
             raise RequestError(f"Content-Type is {job.content_type[:100]!r}; expected {responses.JSON}")
         user, options = json_options(job, "user", OPTIONS)
-        items, top, exclude, by = (options.get(key) for key in OPTIONS)
+        items, top, exclude, by, source, candidates = (options.get(key) for key in OPTIONS)
         if not isinstance(user, dict):
             raise RequestError('the body must be {"user": {column: value, ...}, "items": [...]}')
         request: dict[str, Any] = {"user": user, "exclude": _ids("exclude", exclude or [])}
@@ -84,7 +92,23 @@ class ItemRanker:
             raise RequestError(
                 f"{self.name} has no catalogue (zoo serve --items FILE); expected items as objects of their columns"
             )
-        return {**request, "items": self.catalogue, "ids": None if items is None else _ids("items", items)}
+        ids = None if items is None else _ids("items", items)
+        if source is not None or candidates is not None:
+            ids = self._retrieved(request, ids, source, candidates)
+        return {**request, "items": self.catalogue, "ids": ids}
+
+    def _retrieved(self, request: Mapping[str, Any], items: Any, source: Any, candidates: Any) -> list[Any]:
+        """Ids of the items that another model retrieves for the user."""
+        if items is not None:
+            raise RequestError("found from and items, expected one of both")
+        retriever = self.retrievers.get(str(source))
+        if retriever is None:
+            names = ", ".join(self.retrievers) or "none here (zoo serve MODEL RETRIEVER --items RETRIEVER=FILE)"
+            raise RequestError(f"found from {str(source)[:100]!r}, expected a model that retrieves items: {names}")
+        count = CANDIDATES if candidates is None else whole_number("candidates", candidates)
+        pipeline: Any = retriever.pipeline
+        ids: list[Any] = pipeline.retrieve(request["user"], retriever.catalogue, count, request["exclude"])
+        return ids
 
 
 def _ids(key: str, values: Any) -> Sequence[str | int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -57,6 +57,14 @@ class RowHandler(Handler):
             self._ranker = ItemRanker(self.name, self.pipeline, items)
         else:
             super().load_items(items)
+
+    def connect(self, handlers: Mapping[str, Handler]) -> None:
+        """See `Handler.connect`; those that retrieve items give candidates to those that rank."""
+        if self._ranker is not None:
+            rankers = {name: each._ranker for name, each in handlers.items() if isinstance(each, RowHandler)}
+            self._ranker.retrievers = {
+                name: ranker for name, ranker in rankers.items() if ranker is not None and ranker.retrieves
+            }
 
     def run(self, jobs: Sequence[Job]) -> list[JobResult]:
         """Runs jobs, see `Handler.run`; those that rank items one by one.

@@ -36,6 +36,8 @@ class Worker:
         """Loads the models, reports READY or LOAD_FAILED, and runs jobs until the channel is closed."""
         try:
             self._handlers = {name: model.handler() for name, model in self._models.items()}
+            for handler in self._handlers.values():
+                handler.connect(self._handlers)
         except BaseException as error:  # a panic of a library, too
             self._send((LOAD_FAILED, *load_error(error)))
             return
