@@ -11,7 +11,8 @@ samples that no correction saw. The steps are:
 2. The corrections (GPTQ, bias correction): both, one of the two, or neither, which is also tried with min-max ranges.
    Of candidates that are close in SQNR, the one whose worst samples have less error wins (`Errors.worst`).
 3. Splitting of hidden channels with outlier weights (`split_channels`), with ranges and corrections of its own.
-4. If the SQNR is still below `GOAL`: the layers that cost most stay float32, as long as most multiplications are int8.
+4. If the SQNR is still below `GOAL`, or that of the worst samples below `TAIL`: the layers that cost most stay float32,
+   as long as most multiplications are int8.
 
 Nothing here is timed, so the same inputs give the same table.
 """
@@ -55,6 +56,8 @@ from pipelines.quantization.recipe import QuantRecipe
 logger = logging.getLogger(__name__)
 
 GOAL = 24.0  # dB of SQNR below which layers stay in float32
+TAIL = 16.0  # dB of SQNR of the worst samples, likewise
+HARDEST = 16  # of the worst samples, by which those layers are chosen
 HELD_BACK = 3  # one of three samples is held out, up to HELD_OUT
 CLOSE = 2.0  # dB; candidates farther behind the best on a part of the samples are evaluated on no more
 WORST = 2.0  # weight of the SQNR of the worst samples beside that of all
@@ -145,7 +148,16 @@ def auto_calibrate(
     def tables_with(splitting: Splits, smoothing: Factors) -> list[CalibrationTable]:
         scaled = equalized(model, factors, smoothing, splitting)
         binned = quantized_tensors(scaled, recipe)
-        observed = observe(scaled, samples, total, max_memory=max_memory, binned=binned)
+        # scaling adds values and leaves all others; copies of channels change how often values occur, not the ends
+        same = {
+            str(value.name) for node in scaled.graph for value in (*node.inputs, *node.outputs) if value is not None
+        }
+        known = {
+            name: each if name in binned else each.without_bins()
+            for name, each in observation.histograms.items()
+            if name in same and (each.binned or name not in binned) and not (splitting and work.thorough)
+        }
+        observed = observe(scaled, samples, total, max_memory=max_memory, binned=binned, known=known)
         observed.release()
         return tables_of(observed, splitting=splitting, smoothing=smoothing)
 
@@ -186,8 +198,11 @@ def auto_calibrate(
         logger.info("splitting hidden channels: %.1f dB of SQNR, without: %.1f dB", split_sqnr, sqnr)
         best, sqnr = _best([best, split], [sqnr, split_sqnr], judge.lowest(), SPLIT_GAIN)
     if sqnr < GOAL:
-        best = leave_float(model, recipe, best, metric, observation, sqnr, GOAL, work.thorough)
-    return best
+        return leave_float(model, recipe, best, metric, observation, sqnr, GOAL, work.thorough)
+    hardest = judge.hardest(best)
+    if hardest is None or (sqnr := hardest(judge.int8_models.of(best))) >= TAIL:
+        return best
+    return leave_float(model, recipe, best, hardest, observation, sqnr, TAIL, work.thorough, HARDEST // 2)
 
 
 class _Int8Models:
@@ -339,10 +354,8 @@ class _Judge:
         for at, chunk in enumerate(sample_chunks(model, samples)):
             if (first := at % judged == judged // 2) or (work.lowest and at % more == more // 2):
                 batches[first].append(chunk)
-        self._judged, self._metric = (
-            len(batches[True]),
-            OutputSqnr(model, [*batches[True], *batches[False]], not work.thorough),
-        )
+        self._judged, self._batches = len(batches[True]), [*batches[True], *batches[False]]
+        self._metric = OutputSqnr(model, self._batches, not work.thorough)
         self.int8_models = _Int8Models(model, recipe)
 
     def best_ranges(self, tables: list[CalibrationTable]) -> CalibrationTable:
@@ -399,6 +412,22 @@ class _Judge:
             return self._worst(candidates, lambda table: self._metric.open(self.int8_models.of(table)), True)
 
         return lowest if self._work.lowest else None
+
+    def hardest(self, table: CalibrationTable) -> OutputSqnr | None:
+        """Returns the SQNR on the samples of lowest SQNR, one a batch; None if these are no worse than `TAIL`.
+
+        So it is, too, for graphs that take batches of one size.
+        """
+        candidate = _Candidate(table)
+        if not can_be_cut(self.model):
+            return None
+        self._run(candidate, self._metric.batches, lambda table: self._metric.open(self.int8_models.of(table)), False)
+        samples = [sample for batch in self._batches for sample in cut(batch, 1)]
+        single = candidate.errors.single
+        if len(single) != len(samples) or candidate.errors.worst >= TAIL:
+            return None
+        order = np.argsort(single, kind="stable")[:HARDEST]
+        return OutputSqnr(self.model, [samples[at] for at in (*order[::2], *order[1::2])], not self._work.thorough)
 
     def _worst(self, candidates: list[_Candidate], opened: Opened, keep: bool) -> list[float]:
         """Returns the SQNR of the worst samples of candidates in dB.

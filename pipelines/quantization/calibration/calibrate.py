@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ class Observation:
         max_memory: Memory limit for the model and the activations held at once, in bytes or as text such as "1GB" (1000
             MB; "GiB" is 1024 MiB).
         binned: Tensors whose values are counted in bins; the others get min-max ranges. None: all tensors.
+        known: Histograms on the same samples, by tensor, of tensors that are not observed again.
 
     Attributes:
         samples: Number of samples so far.
@@ -57,16 +59,19 @@ class Observation:
         *,
         max_memory: str | int = MEMORY,
         binned: Container[str] | None = None,
+        known: Mapping[str, Histogram] = MappingProxyType({}),
     ) -> None:
         io.require_opset(model)
         self._binned = binned
-        self.samples, self.histograms = 0, dict[str, Histogram]()
+        self.samples, self.histograms, self._known = 0, dict(known), frozenset(known)
         self._graph_digest = io.digest(model)
         self._model = model.clone()
         edit.expand_fp16(self._model)  # weights are no activations
         infer_shapes(self._model)  # an exporter may leave the types of inner values out
         self._tensors = [str(out.name) for node in self._model.graph for out in node.outputs if query.is_float(out)]
-        if not self._tensors:
+        self._order = [*(str(each.name) for each in model.graph.inputs), *self._tensors]
+        self._tensors = [name for name in self._tensors if name not in known]
+        if not self._tensors and not known:
             raise RequestError("the model has no float32 activation to quantize; export it in float32")
         most = memory_bytes(max_memory)
         loaded = 4 * query.weight_bytes(self._model)  # what the model and its loading take, as measured
@@ -142,7 +147,8 @@ class Observation:
         self.require_samples()
         tensors = {}
         with progress("choosing ranges", len(self.histograms)) as advance:
-            for name, each in self.histograms.items():
+            for name in (each for each in self._order if each in self.histograms):
+                each = self.histograms[name]
                 if each.count and each.finite:
                     method, low, high = choose(each, observer, symmetric)
                     tensors[name] = TensorRange(each.low, each.high, low, high, each.count, method, each.summary())
@@ -196,7 +202,7 @@ class Observation:
         for name in self._float_inputs:
             if np.isnan(feed[name]).any():
                 raise RequestError(f"{self._named(feed[name], np.isnan)} holds NaN in {name}; check the samples")
-        self._add({name: feed[name] for name in self._float_inputs})
+        self._add({name: feed[name] for name in self._float_inputs if name not in self._known})
         for names in groups:
             if tuple(names) not in self._sessions:
                 self._sessions[tuple(names)] = _session(self._model, self._shared_weights, names)
@@ -238,6 +244,7 @@ def observe(
     *,
     max_memory: str | int = MEMORY,
     binned: Container[str] | None = None,
+    known: Mapping[str, Histogram] = MappingProxyType({}),
 ) -> Observation:
     """Observes a model on samples.
 
@@ -247,6 +254,7 @@ def observe(
         total: Number of samples, for the progress bar.
         max_memory: See `Observation`.
         binned: See `Observation`.
+        known: See `Observation`.
 
     Returns:
         The observation, which accepts more samples.
@@ -254,7 +262,7 @@ def observe(
     Raises:
         RequestError: See `Observation` and `Observation.feed`.
     """
-    observation = Observation(model, max_memory=max_memory, binned=binned)
+    observation = Observation(model, max_memory=max_memory, binned=binned, known=known)
     with progress("calibrating", total) as advance:
         for batch in samples:
             seen = observation.samples

@@ -148,11 +148,12 @@ def leave_float(
     sqnr: float,
     goal: float,
     thorough: bool = True,
+    measured: int = 1,
 ) -> CalibrationTable:
     """Keeps the layers of largest error per multiplication in float32 until an SQNR is reached.
 
     At most `FLOAT_SHARE` of the multiplications become float32, each layer for a gain of at least `SENSITIVE`, and of
-    `GAIN` times its share of the multiplications. The gain of a layer on its own is measured on the first batch.
+    `GAIN` times its share of the multiplications. The gain of a layer on its own is measured on the first batches.
 
     Args:
         model: Float model.
@@ -163,7 +164,8 @@ def leave_float(
         sqnr: SQNR of `table` by `metric`, in dB.
         goal: SQNR to reach, in dB.
         thorough: Evaluate every layer with the layers before it on all batches; otherwise only those that also gain on
-            the two batches after the first.
+            the batches after the first ones.
+        measured: Number of the first batches.
 
     Returns:
         `table` with `keep_float`.
@@ -174,7 +176,8 @@ def leave_float(
     names = [each.name for each in report.operators if each.precision == "int8" and each.name in counted]
     total = sum(counted[each] for each in names)
     trials = FloatLayers(metric, int8, scaled, names)
-    first, second = slice(1), slice(1, 3) if metric.batches > 1 else slice(1)
+    first, others = slice(measured), slice(measured, measured + max(measured, 2))
+    second = others if metric.batches > measured else first
     base, gains = trials.sqnr((), first), {}
     with progress("measuring layers in int8", len(names)) as advance:
         for name in names:

@@ -191,6 +191,12 @@ class Histogram:
             self._ranges[key] = RANGES[method](self, symmetric)
         return self._ranges[key]
 
+    def without_bins(self) -> Histogram:
+        """Returns the histogram without bins, for a tensor whose range is min-max."""
+        ends = Histogram(False)
+        ends.low, ends.high, ends.count, ends.finite = self.low, self.high, self.count, self.finite
+        return ends
+
     def summary(self) -> Summary | None:
         """Returns the histogram in at most `SUMMARY` bins, for a calibration table; None without bins."""
         if not self.binned:

@@ -13,7 +13,9 @@ from pipelines.core.errors import RequestError
 from pipelines.graph import io
 from pipelines.quantization.algorithms.equalize_channels import channel_statistics
 from pipelines.quantization.algorithms.smooth_channels import find_smoothing, smooth_channels, smoothable
+from pipelines.quantization.calibration import calibrate
 from pipelines.quantization.calibration.auto_calibration import auto_calibrate
+from pipelines.quantization.calibration.calibrate import observe
 from pipelines.quantization.calibration.range_search import output_sqnr
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.ptq import make_table
@@ -60,6 +62,32 @@ def test_nothing_is_smoothed_without_outliers():
     for value, weights in (("w", np.eye(16, 32, dtype=np.float32)), ("c", np.full(32, 5, np.float32))):
         found.graph.initializers[value].const_value = ir.tensor(weights, name=value)
     assert factors_of(found, samples) == {}
+
+
+def test_only_the_scaled_values_are_observed_again(monkeypatch):
+    """The whole network was run once more for the ranges of one new value."""
+    found, samples = block()
+    smoothed = found.clone()
+    smooth_channels(smoothed, factors_of(found, samples))
+    first = observe(found, samples)
+    asked = []
+    open_session = calibrate._session
+    monkeypatch.setattr(
+        calibrate,
+        "_session",
+        lambda model, shared, names, **options: (asked.append(names), open_session(model, shared, names, **options))[1],
+    )
+    again = observe(smoothed, samples, known=first.histograms)
+    assert asked == [["g.smoothed"]] * 2  # shapes, then values
+    whole = observe(smoothed, samples)
+    for observer in ("auto", "minmax", "percentile", "kl"):
+        tables = again.table(observer), whole.table(observer)
+        assert tables[0].samples == tables[1].samples and tables[0].samples_digest == tables[1].samples_digest
+        assert list(tables[0].tensors) == list(tables[1].tensors)  # in the order of the graph
+        for name, expected in tables[1].tensors.items():
+            assert (expected.low, expected.high) == pytest.approx(
+                (tables[0].tensors[name].low, tables[0].tensors[name].high), rel=0.02
+            )
 
 
 def test_factors_of_another_graph_are_refused():

@@ -83,3 +83,24 @@ def test_no_further_samples_are_computed_for_candidates_that_are_far_behind(monk
         monkeypatch.setattr(auto_calibration, "FAR", far)
         auto_calibration.auto_calibrate(mlp(), QuantRecipe(correct=False), samples, 512, effort="default")
         assert sum(start == 8 and stop > 8 for start, stop in computed) >= count and (count or (8, 32) not in computed)
+
+
+def test_layers_stay_float_for_the_worst_samples(monkeypatch):
+    """One sample of 32 has small inputs, on which int8 computes little more than noise; the mean SQNR is high."""
+    normal = normals(7)
+    text = """(float[n,16] x) => (float[n,4] y) {
+        h = MatMul(x, w) g = Relu(h) a = MatMul(g, v) wide = MatMul(x, u) r = Relu(wide) b = MatMul(r, t) y = Add(a, b) }"""
+    network = model(text, w=normal(16, 16), v=normal(16, 4), u=normal(16, 256), t=normal(256, 4) * 1e-3)
+    x = normal(512, 16)
+    x[5::32] *= 0.02
+
+    def calibrated():
+        table = auto_calibration.auto_calibrate(network, QuantRecipe(), [{"x": x}], 512, effort="default")
+        sqnr = single(network, quantize(network, QuantRecipe(), table)[0], x)
+        return table.keep_float, sqnr.mean(), np.sort(sqnr)[:16].mean()
+
+    kept, mean, worst = calibrated()
+    monkeypatch.setattr(auto_calibration, "TAIL", -np.inf)
+    none, mean_before, worst_before = calibrated()
+    assert kept and not none and mean_before > 24 > 16 > worst_before
+    assert worst > worst_before + 1 and mean > mean_before - 0.5
