@@ -66,11 +66,11 @@ def torch_rechub(name: str, path: Path, pool: str = "mean") -> None:
 
 
 def deepctr(name: str, path: Path, dynamo: bool = False, pool: str = "mean") -> None:
-    """ "deepfm", "wide-deep", "dcn", "dcn-v2" or "xdeepfm", whose input is one matrix of floats."""
+    """ "deepfm", "wide-deep", "dcn", "dcn-v2", "autoint" or "xdeepfm", whose input is one matrix of floats."""
     with contextlib.redirect_stdout(io.StringIO()):
         pytest.importorskip("deepctr_torch")
     from deepctr_torch.inputs import DenseFeat, SparseFeat, VarLenSparseFeat
-    from deepctr_torch.models import DCN, WDL, DeepFM, xDeepFM
+    from deepctr_torch.models import DCN, WDL, AutoInt, DeepFM, xDeepFM
 
     rows = (("user", USERS), ("country", COUNTRIES), ("item", ITEMS))
     columns = [SparseFeat(each, count, SIZE) for each, count in rows]
@@ -82,6 +82,7 @@ def deepctr(name: str, path: Path, dynamo: bool = False, pool: str = "mean") -> 
         "wide-deep": lambda: WDL(columns, columns, dnn_use_bn=True, **options),
         "dcn": lambda: DCN(columns, columns, **options),
         "dcn-v2": lambda: DCN(columns, columns, cross_num=2, cross_parameterization="matrix", **options),
+        "autoint": lambda: AutoInt(columns, columns, **options),
         "xdeepfm": lambda: xDeepFM(columns, columns, cin_layer_size=(8, 8), **options),
     }[name]()
     randomize(model)

@@ -32,10 +32,11 @@ from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.data.schema import Column, Schema
 from zoo.recommenders.data.schema_inference import load_schema
+from zoo.recommenders.importers.batch_axis import batch_first
 from zoo.recommenders.importers.canonicalize import RUNS, Rewriter
 from zoo.recommenders.importers.expert_layers import MergeExperts
 from zoo.recommenders.importers.families import GENERIC, family_of
-from zoo.recommenders.importers.inputs import Array, InputSource, input_arrays, known_ids
+from zoo.recommenders.importers.inputs import Array, InputSource, input_arrays, known_ids, run
 
 RANKER = "ranker.onnx"
 PROBABILITY = "probability"  # the output of one label; of several, those of this prefix
@@ -339,8 +340,10 @@ def _written(
     few = {name: np.resize(x, (max(RUNS), x.shape[1])) for name, x in rows.items()}
     why = ""
     try:
-        rewriter = Rewriter(model, features, sources, few)
-        made = rewriter.rewrite(outputs, names)
+        runs = [run(model, input_arrays(sources, {name: x[:n] for name, x in few.items()}, features)) for n in RUNS]
+        first = batch_first(model, runs, RUNS)
+        rewriter = Rewriter(first, features, sources, few)
+        made = rewriter.rewrite(list(first.graph.outputs), names)
         driver.rewrite(made, [FoldConstants(), FoldBatchNorm(), FuseLinear(), MergeExperts()])
         difference = _difference(made, rows, truth)
         if difference > TOLERANCE:
