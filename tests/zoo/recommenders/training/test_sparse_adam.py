@@ -122,7 +122,7 @@ def test_dense_and_lazy_tables_learn_the_same(log, tmp_path, monkeypatch):
 def in_processes(data: str, folder: str, *, resume: bool) -> None:
     trainers.SPARSE_ROWS = 0
     config = deepfm.DeepFMConfig(
-        hidden=(8,), embedding_size=4, epochs=3, batch_size=256, l2_embeddings=(10.0,), refit=False
+        hidden=(8,), embedding_size=4, epochs=3, batch_size=256, l2_embeddings=(10.0,), refit=False, dropout=0.0
     )
     training.train(deepfm.DeepFM, data, folder, config=config, resume=resume)
 

@@ -305,7 +305,7 @@ def test_the_best_epoch_is_the_model(log, tmp_path, monkeypatch):
 
 
 def in_processes(data: str, folder: str, *, resume: bool) -> None:
-    training.train(build(), data, folder, config=config(refit=False, l2_embeddings=(10.0,)), resume=resume)
+    training.train(build(), data, folder, config=config(refit=False, l2_embeddings=(10.0,), dropout=0.0), resume=resume)
 
 
 def test_two_processes_train_what_one_does(log, tmp_path):
