@@ -26,6 +26,8 @@ class AutoIntConfig(TrainConfig):
         deep: Whether a deep network reads the embeddings beside the interacting layers (AutoInt+, section 5.5).
     """
 
+    dropout: float = 0.3
+    l2_embeddings: tuple[float, ...] = (30.0, 1000.0, 20000.0)
     layers: int = 3
     heads: int = 2
     attention_size: int = 16

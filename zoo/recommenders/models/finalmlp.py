@@ -27,6 +27,9 @@ class FinalMLPConfig(TrainConfig):
         heads: Heads of the bilinear fusion; the last widths of both streams are divisible by it.
     """
 
+    dropout: float = 0.3
+    learning_rate: float = 1e-3
+    l2_embeddings: tuple[float, ...] = (30.0, 1000.0, 20000.0)
     hidden2: tuple[int, ...] = (128, 64)
     gates: tuple[int, ...] = (64,)
     heads: int = 1

@@ -25,6 +25,9 @@ class GDCNConfig(TrainConfig):
         layers: Number of gated cross layers.
     """
 
+    dropout: float = 0.3
+    learning_rate: float = 1e-3
+    l2_embeddings: tuple[float, ...] = (30.0, 1000.0, 20000.0)
     layers: int = 3
 
 
