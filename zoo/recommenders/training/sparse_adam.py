@@ -38,6 +38,7 @@ class SparseAdam:
         self, weight: nn.Parameter, learning_rate: float, strength: float, ema: float, padding: Sequence[int]
     ) -> None:
         self.weight, self.learning_rate, self.strength, self.ema = weight, learning_rate, strength, ema
+        self.row_rates: torch.Tensor | None = None  # factor of the learning rate of every row, [rows, 1]
         self.padding = torch.tensor(padding, dtype=torch.int64)
         self.first, self.second = torch.zeros_like(weight).detach(), torch.zeros_like(weight).detach()
         self.last_steps = torch.zeros(len(weight), dtype=torch.int64)  # the step that a row is made up to
@@ -68,7 +69,7 @@ class SparseAdam:
         self._apply_missed(rows, number - 1, start, average)
         first = self.first[rows].lerp(values, 1 - BETA1)
         second = (self.second[rows] * BETA2).addcmul(values, values, value=1 - BETA2)
-        rate = self._rate(second, 1 - BETA2**number)
+        rate = self._rate(second, 1 - BETA2**number, rows)
         held = start[rows] if start.ndim else start
         weight = self._decayed(self.weight[rows] - rate * first / (1 - BETA1**number), held, rate)
         keep = min(self.ema, (1 + number) / (10 + number))
@@ -102,10 +103,10 @@ class SparseAdam:
         chosen = ~torch.isin(rows, self.padding)
         return rows[chosen], values[chosen]
 
-    def _rate(self, second: torch.Tensor, correction: Any) -> torch.Tensor:
-        """Returns Adam's learning rate of every entry."""
+    def _rate(self, second: torch.Tensor, correction: Any, rows: torch.Tensor) -> torch.Tensor:
+        """Returns Adam's learning rate of every entry of these rows."""
         rate: torch.Tensor = self.learning_rate / ((second / correction).sqrt() + EPSILON)
-        return rate
+        return rate if self.row_rates is None else rate * self.row_rates[rows]
 
     def _decayed(self, weight: torch.Tensor, to: torch.Tensor, rate: torch.Tensor) -> torch.Tensor:
         """Returns the weights after the prior's steps towards `to`, at a rate or a sum of rates."""
@@ -119,7 +120,7 @@ class SparseAdam:
         before = self.last_steps[rows][:, None]
         steps, at = (number - before).float(), before.clamp(min=1).float()
         first, second = self.first[rows], self.second[rows]
-        rate = self._rate(second, 1 - BETA2**at)
+        rate = self._rate(second, 1 - BETA2**at, rows)
         moved = RATIO * (1 - RATIO**steps) / (1 - RATIO) / (1 - BETA1**at)
         grown = torch.expm1((steps * math.log(GROWTH)).clamp(max=MAX_LOG_GROWTH)) * GROWTH / (GROWTH - 1)
         held = start[rows] if start.ndim else start

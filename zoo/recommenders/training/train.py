@@ -29,11 +29,11 @@ from zoo.recommenders.data.schema import Column, Schema
 from zoo.recommenders.data.schema_inference import infer, load_schema, with_labels
 from zoo.recommenders.models.checkpoints import MODEL, Build, training_record
 from zoo.recommenders.models.multitask.outputs import parents_of
-from zoo.recommenders.train_config import FINETUNE_RATE, TrainConfig
+from zoo.recommenders.train_config import TrainConfig
 from zoo.recommenders.training import qat
 from zoo.recommenders.training.distillation import LogSource, Teacher
 from zoo.recommenders.training.fitting import FINISHED, STATE, Fitting, new_trial
-from zoo.recommenders.training.growth.growing import grown
+from zoo.recommenders.training.growth.growing import grown, new_row_rates
 from zoo.recommenders.training.growth.id_counts import counted
 from zoo.recommenders.training.growth.survey import growing
 from zoo.recommenders.training.growth.vectors import center_priors, digest_of, fill_vectors, with_vectors
@@ -152,7 +152,6 @@ def train(
         shares = known.unseen_shares(store.parts(split, len(store))).clamp(config.unknown, MAX_UNKNOWN)
 
         has_new = start_model is not None and any(each["added"] for each in start_model.report.values())
-        table_rate = 1 / FINETUNE_RATE if has_new else 1.0  # rows of new ids have all to learn
         announced: list[str] = []
         teacher = None
         if config.teacher:
@@ -173,7 +172,8 @@ def train(
                 inputs = example["ids"], example["numbers"], example["scales"]
                 start_at_all_rows(model, inputs, log_odds(config.negative_rate))
             model = model if quantization is None else quantization.prepare(model)
-            trainer = Trainer(model, replace(config, l2_embeddings=(l2,)), rows, group, table_rate)
+            rates = new_row_rates(model, start_model) if start_model is not None and has_new else ()
+            trainer = Trainer(model, replace(config, l2_embeddings=(l2,)), rows, group, *rates)
             if start_from:
                 trainer.center_priors()
             elif vectors:

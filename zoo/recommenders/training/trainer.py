@@ -35,13 +35,20 @@ class Trainer:
         rows: Number of training rows, which scales the priors.
         group: Processes that train together.
         table_rate: Factor of the learning rate of embedding tables.
+        row_rates: {id of a table: factor of the learning rate of its rows, float32 [rows, 1]}, besides `table_rate`.
 
     Attributes:
         sparse: {index among the weights: large table}.
     """
 
     def __init__(
-        self, model: nn.Module, config: TrainConfig, rows: int, group: Processes, table_rate: float = 1.0
+        self,
+        model: nn.Module,
+        config: TrainConfig,
+        rows: int,
+        group: Processes,
+        table_rate: float = 1.0,
+        row_rates: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
         self.model, self.config, self.group = model, config, group
         tables = {id(m.weight) for m in model.modules() if isinstance(m, Embeddings)}
@@ -79,6 +86,10 @@ class Trainer:
         for place in self.dense:
             groups[0 if id(self.weights[place]) in tables else -1]["params"].append(self.weights[place])
         self.optimizer = torch.optim.Adam([each for each in groups if each["params"]], foreach=True)
+        given = row_rates or {}
+        for place, rows_of_batch in self.sparse.items():
+            rows_of_batch.row_rates = given.get(id(self.weights[place]))
+        self.rates = {at: given[id(self.weights[at])] for at in self.dense if id(self.weights[at]) in given}
         self.steps, self.shift = 0, log_odds(config.negative_rate)
 
     def center_priors(self) -> None:
@@ -115,7 +126,10 @@ class Trainer:
             for module in self.padded:
                 if module.weight.grad is not None:
                     module.weight.grad[module.padding] = 0
+            before = {place: self.weights[place].clone() for place in self.rates}
             self.optimizer.step()
+            for place, rate in self.rates.items():
+                self.weights[place].copy_(torch.lerp(before[place], self.weights[place], rate))
             self.steps += 1
             keep = min(self.config.ema, (1 + self.steps) / (10 + self.steps))  # forget the first weights quickly
             weights = [self.weights[place].detach() for place in self.dense]

@@ -23,6 +23,7 @@ from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.schema import MOST_BUCKETS, Column
 from zoo.recommenders.models.checkpoints import Build, weights_of
 from zoo.recommenders.models.layers import Embeddings, empty_tables
+from zoo.recommenders.train_config import FINETUNE_RATE
 from zoo.recommenders.training.growth.id_counts import IdCounts, TableCounts
 from zoo.recommenders.training.growth.survey import Occurrences, row_numbers, survey
 from zoo.recommenders.training.row_store import EarlierIds
@@ -96,6 +97,29 @@ def grown(build: Build, features: Features, config: Any, start: Path, data: Any)
             if is_first():
                 print_line(_line(column, plan, made.report[column]))
     return made
+
+
+def new_row_rates(model: nn.Module, start: Grown) -> tuple[float, dict[int, torch.Tensor]]:
+    """Returns the learning rates with which the rows of new ids learn as in a training from random weights.
+
+    The rows of old ids keep the rate of fine-tuning: at a larger one they would forget the rows of earlier logs.
+
+    Args:
+        model: Network of the grown features.
+        start: The grown model.
+
+    Returns:
+        Factor of the rate of tables, and {id of a table: factor of that of its rows, float32 [rows, 1]}.
+    """
+    rates = {}
+    for module in model.modules():
+        if isinstance(module, Embeddings):
+            rate = torch.ones(len(module.weight), 1)
+            for each, first in zip(module.fields, module.starts, strict=True):
+                old = torch.from_numpy(start.trained[each.table])
+                rate[first : first + each.rows][old] = FINETUNE_RATE
+            rates[id(module.weight)] = rate
+    return 1 / FINETUNE_RATE, rates
 
 
 class _Plan:

@@ -236,7 +236,7 @@ def test_a_stopped_finetuning_resumes(days, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_days_one_after_the_other_are_as_good_as_all_at_once(tmp_path):
     taste = 1 / (1 + np.exp(-np.random.default_rng(3).normal(0, 2, 400)))
-    users = [range(100), range(100, 200), range(200, 300), range(300, 400)]
+    users = [range(100), range(200), range(300), range(400)]  # of every day, a hundred of them new
     days = [write(tmp_path / f"day{n}.csv", each, range(50), 2000, n, taste) for n, each in enumerate(users)]
     judged = write(tmp_path / "judged.csv", range(400), range(50), 4000, 9, taste)
     ignored = {name: {"kind": "ignored"} for name in ("history", "price")}
