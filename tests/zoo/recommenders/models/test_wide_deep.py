@@ -211,7 +211,7 @@ def test_the_prior_is_as_strong_for_few_rows(features):
     few, log = (
         Trainer(WideDeep(features, each), each, 100, Processes()).strength for each in (TINY, WIDE_DEEP.train_config())
     )
-    assert few[0] == 10.0 * 2 / 100 and log[0] == 10.0 * 2 / 100_000
+    assert few[0] == 10.0 * 2 / 100 and log[0] == 30.0 * 2 / 100_000
 
 
 def test_one_seed_gives_the_same_weights(tmp_path, log, trained):

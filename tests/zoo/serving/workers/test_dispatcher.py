@@ -273,7 +273,7 @@ class Shaky:
     def handler(self) -> Any:
         if self.faults:
             raise self.faults.pop()
-        return SimpleNamespace(describe=lambda: MODELS[0])
+        return SimpleNamespace(describe=lambda: MODELS[0], connect=lambda handlers: None)
 
 
 def test_an_application_that_could_not_open_its_models_opens_them_later_and_leaves_no_worker_behind() -> None:
