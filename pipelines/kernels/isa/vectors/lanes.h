@@ -143,7 +143,7 @@ constexpr float kRoundToInt = 12582912.0f;  // 1.5 * 2^23: added to |x| < 2^22, 
 // exp(x) for x <= 0, to 1e-7 relative; 0 below -87. Cephes' polynomial.
 template <class V>
 inline V exponential(V x) {
-    using I = decltype(x > x);
+    typedef uint32_t U __attribute__((vector_size(sizeof(V))));  // wraps around where the result is not taken
     const V shifted = x * 1.44269504088896341f + kRoundToInt, n = shifted - kRoundToInt;
     const V r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
     V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -152,7 +152,7 @@ inline V exponential(V x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     const V y = (p * (r * r) + r) + 1.0f;
-    const I scaled = reinterpret_cast<I>(y) + (reinterpret_cast<I>(shifted) << 23);
+    const U scaled = reinterpret_cast<U>(y) + (reinterpret_cast<U>(shifted) << 23);
     return x >= -87.0f ? reinterpret_cast<V>(scaled) : V{};
 }
 template <class T>
