@@ -110,7 +110,7 @@ def families() -> None:
         first.write_bytes(header + b"".join(lines[:cut]))
         last.write_bytes(header + b"".join(lines[cut:]))
         models = []
-        for family in click_models.FAMILIES:
+        for family in click_models.FAMILIES + click_models.SEQUENCES:
             folder, start = Path(scratch) / family, time.perf_counter()
             zoo.train(family, str(first), folder)
             seconds = time.perf_counter() - start
