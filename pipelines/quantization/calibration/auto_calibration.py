@@ -64,7 +64,7 @@ WORST = 2.0  # weight of the SQNR of the worst samples beside that of all
 FAR = 4.0  # dB of SQNR plus weighted SQNR of the worst samples; as CLOSE, for the choice by the worst samples
 RESULTS = 2**26  # bytes of results of the float model that are kept
 COMPUTED = 2**29  # elements of activations on the samples among which the worst ones are searched
-HALF = 4  # held-out samples of a batch, on the first of which the gain of a layer in float32 is measured
+PART = 4  # held-out samples of a batch; the gain of a layer in float32 is measured on the first batch
 WORST_GAIN = 1.25  # minimum gain in dB of a candidate that is chosen by the weighted sum; less may be noise
 KEPT = 2**29  # bytes of weights of candidates above which their sessions are not kept
 MOST = 2**23  # maximum input elements of held-out samples
@@ -178,7 +178,7 @@ def auto_calibrate(
     if not corrects:
         return best
     fine = not work.thorough and can_be_cut(model)
-    parts = [half for each in held_out for half in cut(each, HALF)] if fine else held_out
+    parts = [part for batch in held_out for part in cut(batch, PART)] if fine else held_out
     metric = OutputSqnr(model, parts, not work.thorough)
     fewer = drawn(model, fitting, rest, work.corrected)
 

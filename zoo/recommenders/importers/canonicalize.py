@@ -19,8 +19,9 @@ from pipelines.graph import edit, query
 from pipelines.graph.infer import infer_shapes
 from zoo.recommenders.data.encoding import Field
 from zoo.recommenders.data.features import Features
+from zoo.recommenders.importers.batch_axis import Run
 from zoo.recommenders.importers.index_ops import gathered, is_matmul, sliced, transposed
-from zoo.recommenders.importers.inputs import InputSource, input_arrays, known_ids, run
+from zoo.recommenders.importers.inputs import InputSource, known_ids
 from zoo.recommenders.importers.values import OF_CODES, TINY, Array, Base, Layout, Writer
 
 RUNS = (3, 5)  # batch sizes by which shapes are source
@@ -36,20 +37,17 @@ class Rewriter(Writer):
         model: Graph to rewrite; it is not changed.
         features: Encoding of the rows.
         sources: {input name: source of its entries}.
-        samples: Encoded rows, at least `max(RUNS)`.
+        runs: Values of the graph for batches of `RUNS` rows, {name: array} each.
 
     Raises:
         RequestError: An id exceeds the table that it looks up.
     """
 
     def __init__(
-        self, model: ir.Model, features: Features, sources: Mapping[str, InputSource], samples: Mapping[str, Array]
+        self, model: ir.Model, features: Features, sources: Mapping[str, InputSource], runs: Sequence[Run]
     ) -> None:
         super().__init__(features, dict(model.opset_imports))
-        self.old, self.sources = model, sources
-        self.runs = [
-            run(model, input_arrays(sources, {name: x[:n] for name, x in samples.items()}, features)) for n in RUNS
-        ]
+        self.old, self.sources, self.runs = model, sources, runs
         self._constants: dict[ir.Value, Array] = {}
         self._softmaxes: set[Base] = set()
         self.layouts: dict[ir.Value, Layout | Array | None] = {}  # None: sizes, which differ from batch to batch

@@ -340,9 +340,12 @@ def _written(
     few = {name: np.resize(x, (max(RUNS), x.shape[1])) for name, x in rows.items()}
     why = ""
     try:
-        runs = [run(model, input_arrays(sources, {name: x[:n] for name, x in few.items()}, features)) for n in RUNS]
+        batches = [input_arrays(sources, {name: x[:n] for name, x in few.items()}, features) for n in RUNS]
+        runs = [run(model, batch) for batch in batches]
         first = batch_first(model, runs, RUNS)
-        rewriter = Rewriter(first, features, sources, few)
+        if first is not model:
+            runs = [run(first, batch) for batch in batches]
+        rewriter = Rewriter(first, features, sources, runs)
         made = rewriter.rewrite(list(first.graph.outputs), names)
         driver.rewrite(made, [FoldConstants(), FoldBatchNorm(), FuseLinear(), MergeExperts()])
         difference = _difference(made, rows, truth)
