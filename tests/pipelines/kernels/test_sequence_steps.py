@@ -27,29 +27,40 @@ def unit(rng, width, plain):
     return (none, none, none, floats(rng, width)) if plain else tuple(floats(rng, width) for _ in range(4))
 
 
-def program_of(seed=0, softmax=False, plain=False, **changed):
+def integers(rng, dtype, most, *shape):
+    return rng.integers(-most, most + 1, shape, dtype)
+
+
+def curves(rng, units, spread):
+    """Scale, shift and coefficients, with values on both sides of all segments."""
+    shift = (steps.SEGMENTS / 2 + rng.normal(size=units)).astype(np.float32)
+    return np.full(units, 30 / spread, np.float32), shift, floats(rng, units, 3, steps.SEGMENTS) * np.float32(50)
+
+
+def program_of(seed=0, softmax=False, plain=False, width=WIDTH, first=FIRST, second=SECOND, places=PLACES, **changed):
     rng = np.random.default_rng(seed)
-    one, two = unit(rng, FIRST, plain), unit(rng, SECOND, plain)
-    arrays = {"items": padded(floats(rng, ROWS, WIDTH)), "keys": padded(floats(rng, ROWS, FIRST))}
-    arrays |= {"queries": padded(floats(rng, ROWS, FIRST)), "product": padded(floats(rng, WIDTH, FIRST))}
-    arrays |= {"hidden": floats(rng, FIRST, SECOND), "bias": floats(rng, SECOND), "score": floats(rng, SECOND)}
-    for name, values in (("one", one), ("two", two)):
-        arrays |= {
-            f"{name}_{part}": value for part, value in zip(("scale", "shift", "rise", "slope"), values, strict=True)
-        }
-    attention = {"out": 0, "column": 0, "begin": 2, "count": PLACES, "padding": PADDING, **arrays}
+    codes = np.pad(integers(rng, np.int16, 11585, ROWS, width), ((0, 0), (0, -width % 32)))
+    arrays = {"items": padded(floats(rng, ROWS, width)), "codes": codes}
+    arrays |= {name: padded(integers(rng, np.int32, 10**6, ROWS, first)) for name in ("keys", "queries")}
+    arrays |= {"product": integers(rng, np.int16, 2000, width, first), "bias": integers(rng, np.int32, 10**6, second)}
+    arrays |= {"hidden": integers(rng, np.int16, 900, first, second)}
+    for name, units, spread in (("one", first, 10**6), ("two", second, 10**5)):
+        parts = zip(("scale", "shift", "curve"), curves(rng, units, spread), strict=True)
+        arrays |= {f"{name}_{part}": values for part, values in parts}
+    arrays["two_curve"] /= np.float32(1e4)
+    attention = {"out": 0, "column": 0, "begin": 2, "count": places, "padding": PADDING, **arrays}
     attention |= {"score_bias": 0.25, "softmax": softmax} | changed
-    after = steps.Dice(0, 1, *unit(rng, WIDTH, plain))
-    rows = np.array([ROWS, 0, *[ROWS] * PLACES], np.int32)
-    slots = (("f4", WIDTH), ("f4", WIDTH))
+    after = steps.Dice(0, 1, *unit(rng, width, plain))
+    rows = np.array([ROWS, 0, *[ROWS] * places], np.int32)
+    slots = (("f4", width), ("f4", width))
     return ClickProgram(rows, 0, 0, slots, (steps.TargetAttention(**attention), after), (0, 1))
 
 
-def ids_of(count, seed=1):
+def ids_of(count, seed=1, places=PLACES):
     rng = np.random.default_rng(seed)
-    ids = rng.integers(0, PADDING, (count, 2 + PLACES), np.int32)
-    lengths = rng.integers(0, PLACES + 1, count)
-    ids[:, 2:][np.arange(PLACES) >= lengths[:, None]] = PADDING
+    ids = rng.integers(0, PADDING, (count, 2 + places), np.int32)
+    lengths = rng.integers(0, places + 1, count)
+    ids[:, 2:][np.arange(places) >= lengths[:, None]] = PADDING
     ids[0, 2:] = PADDING  # an empty sequence
     return ids
 
@@ -67,6 +78,17 @@ def test_same_bits(isa, softmax, plain):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("width", "first", "second", "places"), [(1, 1, 1, 1), (33, 17, 21, 50), (64, 80, 40, 20)])
+@pytest.mark.parametrize("count", [1, 3, 64, 65])
+def test_sizes(isa, width, first, second, places, count):
+    program = program_of(3, True, width=width, first=first, second=second, places=places)
+    ids = ids_of(count, 2, places)
+    expected = reference.run(program, ids)[0]
+    assert click_program(program, isa)(ids, None, None)[0].tobytes() == expected.tobytes()
+    assert not count > 1 or len(np.unique(expected)) > 2
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_alone_and_with_others(isa):
     made, ids = click_program(program_of(), isa), ids_of(70)
     together = made(ids, None, None)
@@ -78,12 +100,18 @@ def test_alone_and_with_others(isa):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_one_history_and_many_targets(isa):
-    ids = ids_of(130)
-    ids[:, 2:] = ids[5, 2:]
-    shared = click_program(program_of(), isa, SharedInputs(ids=range(2, 2 + PLACES)))
-    for one, other in zip(shared(ids, None, None), click_program(program_of(), isa)(ids, None, None), strict=True):
-        assert one.tobytes() == other.tobytes()
+@pytest.mark.parametrize("places", [PLACES, 50])
+@pytest.mark.parametrize("softmax", [False, True])
+def test_one_history_and_many_targets(isa, places, softmax):
+    program, ids = program_of(softmax=softmax, places=places), ids_of(130, places=places)
+    ids[:, 2:] = ids[5, 2:]  # longer than the number of different items, as the targets are
+    shared = click_program(program, isa, SharedInputs(ids=range(2, 2 + places)))
+    for count in (1, 2, 70, 130):
+        alone = click_program(program, isa)(ids[:count], None, None)
+        for one, other in zip(shared(ids[:count], None, None), alone, strict=True):
+            assert one.tobytes() == other.tobytes()
+    ids[:, 2:] = PADDING
+    assert not shared(ids, None, None)[0].any()
 
 
 def test_gaps_between_items_are_left_out():
@@ -102,7 +130,13 @@ def test_gaps_between_items_are_left_out():
         {"begin": 3},
         {"count": 0},
         {"padding": -1},
-        {"bias": np.zeros(5, np.float32)},
+        {"bias": np.zeros(5, np.int32)},
+        {"bias": np.full(SECOND, 2**31 - 1, np.int32)},
+        {"keys": np.full((ROWS, 32), 2**31 - 1, np.int32)},
+        {"codes": np.full((ROWS, 32), 5, np.int16)},
+        {"codes": np.pad(np.full((ROWS, WIDTH), -11586, np.int16), ((0, 0), (0, 20)))},
+        {"one_scale": np.full(FIRST, 600, np.float32)},
+        {"one_curve": np.full((FIRST, 3, steps.SEGMENTS), np.inf, np.float32)},
         {"score_bias": np.nan},
     ],
 )

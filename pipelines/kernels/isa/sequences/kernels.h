@@ -10,17 +10,28 @@ struct Unit {
     const float *scale, *shift, *rise, *slope;
 };
 
-// The weighted sum of the items of a sequence; widths are whole sixteens, columns behind the real ones zero.
+constexpr int64_t kSegments = 32;        // of a curve
+constexpr float kHiddenLimit = 16383.0f;  // codes between both layers of target attention
+
+// Functions of the units of a layer, quadratic in t = x scale + shift between integers; c0, c1 and c2 of all segments a unit.
+struct Curves {
+    const float *scale, *shift, *coefficients;  // [units], [units], [units, 3, kSegments]
+};
+
+// The weighted sum of the items of a sequence, TargetAttention of recommenders/steps/sequences.py.
 struct TargetAttention {
-    int64_t size, first, second;           // columns of items, of both hidden layers
-    int64_t size_inputs, first_inputs;     // without the columns that fill up
-    int64_t column, begin, count;          // of the ids: the target, and the sequence
-    uint32_t padding;                      // the id behind the items
-    const float *items, *keys, *queries;   // rows of `size`, `first` and `first` columns
-    const float *product, *hidden, *bias, *score;  // [size_inputs, first], [first_inputs, second], [second], [second]
+    int64_t size, depth, first;       // columns of items (whole sixteens), of their codes (whole 32), of keys and queries (whole sixteens)
+    int64_t pairs, units, second;     // pairs of codes that are no filling; units of both layers, whole fours
+    int64_t column, begin, count;     // of the ids: the target, and the sequence
+    uint32_t padding;                 // the id behind the items
+    const float *items;
+    const int16_t *codes;
+    const int32_t *keys, *queries;
+    const int32_t *product, *hidden;  // int32 of two weights each: [units / 4, pairs, 4], [second / 4, units / 2, 4]
+    const int32_t *bias;              // [second]
+    Curves one, two;
     float score_bias;
-    Unit one, two;
-    bool softmax;
+    bool softmax, one_history;        // one_history: the sequence of the first sample is that of all
 };
 
 // A layer of float32, its columns filled up with zeros to whole sixteens: y_j = bias_j + sum_k weight_kj x_k, summed in the order of k.

@@ -38,54 +38,85 @@ class SequenceProgram : public Program {
         });
     }
 
-    // Columns of the ids: the target, and `count` of the sequence from `begin` on. The tables have `rows` rows of whole sixteens.
-    void target_attention(int out, int64_t column, int64_t begin, int64_t count, int64_t padding, Array items, Array keys, Array queries,
-                          const Array &product, const std::vector<Array> &one, const Array &hidden, const Array &bias,
-                          const std::vector<Array> &two, const Array &score, float score_bias, bool softmax) {
+    // Columns of the ids: the target, and `count` of the sequence from `begin` on. Tables have whole sixteens of columns, codes whole 32.
+    void target_attention(int out, int64_t column, int64_t begin, int64_t count, int64_t padding, Array items, Array codes, Array keys,
+                          Array queries, const Array &product, const std::vector<Array> &one, const Array &hidden, const Array &bias,
+                          const std::vector<Array> &two, float score_bias, bool softmax) {
         const Slot to = slot(out, Kind::kFloats, "target_attention");
         TargetAttention t{};
         const int64_t rows = static_cast<int64_t>(items.shape(0));
-        t.items = data_of<float>(items, "items", 2), t.keys = data_of<float>(keys, "keys", 2), t.queries = data_of<float>(queries, "queries", 2);
-        t.size = static_cast<int64_t>(items.shape(1)), t.first = static_cast<int64_t>(keys.shape(1));
-        const auto *p = data_of<float>(product, "product", 2), *h = data_of<float>(hidden, "hidden", 2);
-        const auto *b = data_of<float>(bias, "bias", 1), *w = data_of<float>(score, "score", 1);
-        t.size_inputs = to.width, t.first_inputs = static_cast<int64_t>(hidden.shape(0));
-        t.second = round_up(static_cast<int64_t>(hidden.shape(1)), 16);
+        t.items = data_of<float>(items, "items", 2), t.codes = data_of<int16_t>(codes, "codes", 2);
+        t.keys = data_of<int32_t>(keys, "keys", 2), t.queries = data_of<int32_t>(queries, "queries", 2);
+        t.size = static_cast<int64_t>(items.shape(1)), t.depth = static_cast<int64_t>(codes.shape(1));
+        t.first = static_cast<int64_t>(keys.shape(1));
+        const auto *p = data_of<int16_t>(product, "product", 2), *h = data_of<int16_t>(hidden, "hidden", 2);
+        const auto *b = data_of<int32_t>(bias, "bias", 1);
+        const int64_t units = static_cast<int64_t>(hidden.shape(0)), second = static_cast<int64_t>(hidden.shape(1));
+        t.pairs = round_up(round_up(to.width, 2) / 2, 2), t.units = round_up(units, 4), t.second = round_up(second, 4);
         t.column = column, t.begin = begin, t.count = count, t.padding = static_cast<uint32_t>(padding);
         t.score_bias = score_bias, t.softmax = softmax;
-        const int64_t outputs = static_cast<int64_t>(hidden.shape(1));
-        bool fits = rows >= 1 && static_cast<int64_t>(keys.shape(0)) == rows && static_cast<int64_t>(queries.shape(0)) == rows &&
-                    static_cast<int64_t>(queries.shape(1)) == t.first && t.size % 16 == 0 && t.first % 16 == 0 && t.size >= to.width &&
-                    t.size <= to.stride && static_cast<int64_t>(product.shape(0)) == t.size_inputs &&
-                    static_cast<int64_t>(product.shape(1)) == t.first && t.first_inputs >= 1 && t.first_inputs <= t.first && outputs >= 1 &&
-                    t.first <= kWidest && static_cast<int64_t>(bias.shape(0)) == outputs && static_cast<int64_t>(score.shape(0)) == outputs && count >= 1 && begin >= 0 &&
-                    begin + count <= columns() && column >= 0 && column < columns() && padding >= 0 && one.size() == 4 && two.size() == 4;
+        const auto alike_rows = [&](const Array &table, int64_t width) {
+            return static_cast<int64_t>(table.shape(0)) == rows && static_cast<int64_t>(table.shape(1)) == width;
+        };
+        bool fits = rows >= 1 && alike_rows(codes, t.depth) && alike_rows(keys, t.first) && alike_rows(queries, t.first) && t.size % 16 == 0 &&
+                    t.first % 16 == 0 && t.depth % 32 == 0 && t.size >= to.width && t.depth >= to.width && t.size <= to.stride &&
+                    static_cast<int64_t>(product.shape(0)) == to.width && static_cast<int64_t>(product.shape(1)) == units && units >= 1 &&
+                    units <= t.first && second >= 1 && second <= kWidest && t.first <= kWidest && t.depth <= kWidest &&
+                    static_cast<int64_t>(bias.shape(0)) == second && count >= 1 && begin >= 0 && begin + count <= columns() && column >= 0 &&
+                    column < columns() && padding >= 0 && one.size() == 3 && two.size() == 3;
         require(fits, "target_attention");
         fits = rows_[static_cast<size_t>(column)] >= 1 && rows_[static_cast<size_t>(column)] <= rows;
         for (int64_t c = begin; c < begin + count; ++c) fits &= rows_[static_cast<size_t>(c)] >= 1 && rows_[static_cast<size_t>(c)] <= rows;
         require(fits, "target_attention");
-        auto kept = std::make_shared<std::vector<Buffer<float>>>();
-        const auto copied = [&](const float *from, int64_t from_rows, int64_t from_columns, int64_t stride) {
-            Buffer<float> made(from_rows * stride);
-            std::fill_n(made.data(), from_rows * stride, 0.0f);
-            for (int64_t r = 0; r < from_rows; ++r) std::copy_n(from + r * from_columns, from_columns, made.data() + r * stride);
-            kept->push_back(std::move(made));
-            return kept->back().data();
-        };
-        t.product = copied(p, t.size_inputs, t.first, t.first), t.hidden = copied(h, t.first_inputs, outputs, t.second);
-        t.bias = copied(b, 1, outputs, t.second), t.score = copied(w, 1, outputs, t.second);
-        t.one = activation(one[0], one[1], one[2], one[3], t.first, *kept, "target_attention");
-        t.two = activation(two[0], two[1], two[2], two[3], t.second, *kept, "target_attention");
+        auto words = std::make_shared<std::vector<Buffer<int32_t>>>();
+        auto floats = std::make_shared<std::vector<Buffer<float>>>();
+        t.product = word_pairs(p, to.width, units, *words), t.hidden = word_pairs(h, units, second, *words);
+        Buffer<int32_t> biases(t.second);
+        std::fill_n(biases.data(), t.second, 0), std::copy_n(b, second, biases.data());
+        words->push_back(std::move(biases));
+        t.bias = words->back().data();
+        t.one = curves(one, units, *floats), t.two = curves(two, second, *floats);
+        t.one_history = all_of(alike_ids_, begin, count);
         const auto *kernels = &sequence_kernels(isa_.name);
         const int64_t stride = columns();
         add({}, {whole(to)}, false, [=](const Block &block) {
-            (void)kept;
+            (void)words, (void)floats;
             kernels->attend(t, block.ids, stride, block.n, block.at<float>(to), to.stride);
         });
-        for (Array *each : {&items, &keys, &queries}) kept_.push_back(std::move(*each));
+        for (Array *each : {&items, &codes, &keys, &queries}) kept_.push_back(std::move(*each));
     }
 
   private:
+    // Weights int16 [inputs, outputs] as words of two inputs: [outputs / 4, inputs / 2, 4], zeros where there are none.
+    static const int32_t *word_pairs(const int16_t *weight, int64_t inputs, int64_t outputs, std::vector<Buffer<int32_t>> &kept) {
+        const int64_t pairs = round_up(round_up(inputs, 2) / 2, 2), groups = round_up(outputs, 4) / 4;
+        Buffer<int32_t> made(groups * pairs * 4);
+        const auto at = [&](int64_t k, int64_t j) { return k < inputs && j < outputs ? static_cast<uint16_t>(weight[k * outputs + j]) : uint16_t{0}; };
+        for (int64_t g = 0; g < groups; ++g)
+            for (int64_t k = 0; k < pairs; ++k)
+                for (int64_t j = 4 * g; j < 4 * g + 4; ++j)
+                    made.data()[(g * pairs + k) * 4 + j % 4] = static_cast<int32_t>(at(2 * k, j) | static_cast<uint32_t>(at(2 * k + 1, j)) << 16);
+        kept.push_back(std::move(made));
+        return kept.back().data();
+    }
+
+    // (scale, shift, coefficients) of `units`, filled up with zeros to whole fours.
+    static Curves curves(const std::vector<Array> &arrays, int64_t units, std::vector<Buffer<float>> &kept) {
+        const float *found[3];
+        for (size_t i = 0; i < 3; ++i) {
+            const auto *values = data_of<float>(arrays[i], "curves", i < 2 ? 1 : 3);
+            const int64_t each = i < 2 ? 1 : 3 * kSegments;
+            bool fits = static_cast<int64_t>(arrays[i].shape(0)) == units;
+            if (i == 2) fits &= arrays[i].shape(1) == 3 && static_cast<int64_t>(arrays[i].shape(2)) == kSegments;
+            require(fits, "target_attention");
+            Buffer<float> made(round_up(units, 4) * each);
+            std::fill_n(made.data(), round_up(units, 4) * each, 0.0f), std::copy_n(values, units * each, made.data());
+            kept.push_back(std::move(made));
+            found[i] = kept.back().data();
+        }
+        return {found[0], found[1], found[2]};
+    }
+
     // An activation whose arrays are filled up with zeros to `width`.
     static Unit activation(const Array &scale, const Array &shift, const Array &rise, const Array &slope, int64_t width,
                            std::vector<Buffer<float>> &kept, const char *step) {

@@ -16,15 +16,17 @@ from pipelines.kernels.recommenders.steps.base import (
     lane_sum,
     require_finite,
     require_fit,
-    softmax,
 )
-from pipelines.kernels.transformer.reference import sigmoid
+from pipelines.kernels.transformer.reference import exponential, sigmoid
 
 if TYPE_CHECKING:
     from pipelines.kernels._native import ClickProgram as NativeProgram
     from pipelines.kernels.recommenders.program import ClickProgram
 
 LANES = 16  # columns of tables come in whole vectors
+DEPTH = 32  # codes of items, too
+SEGMENTS = 32  # of the curves of target attention
+ITEM, PRODUCT, HIDDEN = 11585, 4096, 16383  # largest magnitudes of codes; ITEM**2 / 2**15 is PRODUCT
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,14 +60,17 @@ class Dice(Step):
 
 @dataclass(frozen=True, eq=False)
 class TargetAttention(Step):
-    """Weighted sum of the items of a sequence, by a network on every item and the target (DIN), in float32.
+    """Weighted sum of the items of a sequence, by a network on every item and the target (DIN), in int16.
 
-        h = keys[item] + queries[target] + sum_k product_k items[item]_k items[target]_k
-        g = bias + sum_k hidden_k f(h)_k;  a = score . f'(g) + score_bias
+        p_k = (codes[item]_k codes[target]_k + 2^14) >> 15
+        h = keys[item] + queries[target] + sum_k product_k p_k               int32
+        g = bias + sum_j hidden_j rint(clip(f_j(h_j), -HIDDEN, HIDDEN))      int32
+        a = score_bias + sum_m f'_m(g_m)                                     float32, added in this order
         out = sum of items[item] w(a), w the sigmoid, or the softmax over the items
 
-    f and f' are activations as in `Dice`. Sums run in the order of k and of the items. Places with the id `padding` are
-    left out; the sum of no item is 0.
+    f and f' are quadratic in t = float32(x) scale + shift between integers, with the coefficients of the segment
+    min(max(floor(t), 0), SEGMENTS - 1): f = c0 + t (c1 + t c2). Sums run in the order of the items. Places with the id
+    `padding` are left out; the sum of no item is 0.
 
     Attributes:
         out: Buffer "f4" of the width of an item.
@@ -74,14 +79,18 @@ class TargetAttention(Step):
         count: Places of the sequence.
         padding: Id of the places without an item.
         items: float32 [rows, size], size a multiple of 16, zeros behind the width of an item.
-        keys: float32 [rows, first], first a multiple of 16.
-        queries: float32 [rows, first], with the bias of h.
-        product: float32 [width, first].
-        one: (scale, shift, rise, slope) of f, see `Dice`.
-        hidden: float32 [units of h, second].
-        bias: float32 [second].
-        two: The same of f'.
-        score: float32 [second].
+        codes: int16 [rows, depth] in [-ITEM, ITEM], depth a multiple of 32, zeros behind the width of an item.
+        keys: int32 [rows, first], first a multiple of 16.
+        queries: int32 [rows, first], with the bias of h.
+        product: int16 [width, units of h].
+        one_scale: float32 [units].
+        one_shift: float32 [units].
+        one_curve: (c0, c1, c2) of every segment of f, float32 [units, 3, SEGMENTS].
+        hidden: int16 [units of h, second].
+        bias: int32 [second].
+        two_scale: float32 [second].
+        two_shift: float32 [second].
+        two_curve: The same of f', times the score, float32 [second, 3, SEGMENTS].
         score_bias: Added to a.
         softmax: Whether w is the softmax.
     """
@@ -92,76 +101,84 @@ class TargetAttention(Step):
     count: int
     padding: int
     items: Array
+    codes: Array
     keys: Array
     queries: Array
     product: Array
     one_scale: Array
     one_shift: Array
-    one_rise: Array
-    one_slope: Array
+    one_curve: Array
     hidden: Array
     bias: Array
     two_scale: Array
     two_shift: Array
-    two_rise: Array
-    two_slope: Array
-    score: Array
+    two_curve: Array
     score_bias: float
     softmax: bool
-
-    @property
-    def one(self) -> tuple[Array, Array, Array, Array]:
-        """Arrays of f."""
-        return self.one_scale, self.one_shift, self.one_rise, self.one_slope
-
-    @property
-    def two(self) -> tuple[Array, Array, Array, Array]:
-        """Arrays of f'."""
-        return self.two_scale, self.two_shift, self.two_rise, self.two_slope
 
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
         width = slots.write(self, self.out, "f4")
-        require_fit(self, all(each.ndim == 2 for each in (self.items, self.keys, self.hidden)))
-        (rows, size), first, (units, second) = self.items.shape, self.keys.shape[1], self.hidden.shape
-        shapes: dict[str, tuple[int, ...]] = {
-            "items": (rows, size),
-            "keys": (rows, first),
-            "queries": (rows, first),
-            "product": (width, first),
+        require_fit(self, all(each.ndim == 2 for each in (self.items, self.codes, self.keys, self.hidden)))
+        (rows, size), depth, first = self.items.shape, self.codes.shape[1], self.keys.shape[1]
+        units, second = self.hidden.shape
+        kinds: dict[str, tuple[type, tuple[int, ...]]] = {
+            "items": (np.float32, (rows, size)),
+            "codes": (np.int16, (rows, depth)),
+            "keys": (np.int32, (rows, first)),
+            "queries": (np.int32, (rows, first)),
+            "product": (np.int16, (width, units)),
+            "one_scale": (np.float32, (units,)),
+            "one_shift": (np.float32, (units,)),
+            "one_curve": (np.float32, (units, 3, SEGMENTS)),
+            "hidden": (np.int16, (units, second)),
+            "bias": (np.int32, (second,)),
+            "two_scale": (np.float32, (second,)),
+            "two_shift": (np.float32, (second,)),
+            "two_curve": (np.float32, (second, 3, SEGMENTS)),
         }
-        shapes |= {"hidden": (units, second), "bias": (second,), "score": (second,)}
-        for name, shape in shapes.items():
-            require("TargetAttention", name, getattr(self, name), np.float32, shape)
+        for name, (dtype, shape) in kinds.items():
+            require("TargetAttention", name, getattr(self, name), dtype, shape)
             require_finite(self, getattr(self, name))
         require_fit(self, rows >= 1 and size % LANES == 0 == first % LANES and width <= size < width + LANES)
+        require_fit(self, depth % DEPTH == 0 and width <= depth < width + DEPTH and not self.codes[:, width:].any())
         require_fit(self, 1 <= units <= first <= MAX_WIDTH and second >= 1 and not self.items[:, width:].any())
         require_fit(self, 0 <= self.column < program.rows.size and 0 <= self.begin <= program.rows.size - self.count)
         limits = program.rows[[self.column, *range(self.begin, self.begin + self.count)]]
         require_fit(self, self.count >= 1 and limits.min() >= 1 and limits.max() <= rows and self.padding >= 0)
-        _require_activation(self, self.one, units)
-        _require_activation(self, self.two, second)
         require_finite(self, self.score_bias)
+        for scale, shift, curve in (
+            (self.one_scale, self.one_shift, self.one_curve),
+            (self.two_scale, self.two_shift, self.two_curve),
+        ):
+            require_fit(
+                self, np.abs(scale).max() < 2**9 and np.abs(shift).max() < 2**40 and np.abs(curve).max() < 2**40
+            )
+        reach = _reach(self.product) * PRODUCT + _reach(self.keys)[:units] + _reach(self.queries)[:units]
+        require_fit(self, np.abs(self.codes.astype(np.int32)).max() <= ITEM and reach.max() < 2**31)
+        require_fit(self, (_reach(self.hidden) * HIDDEN + np.abs(self.bias.astype(np.int64))).max() < 2**31)
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
-        width, units = self.product.shape[0], len(self.hidden)
+        width, units = self.product.shape
         targets, ids = run.ids[:, self.column], run.ids[:, self.begin : self.begin + self.count]
-        items = self.items[ids, :width]
-        x = (self.keys[ids] + self.queries[targets][:, None])[:, :, :units]
-        products = items * self.items[targets][:, None, :width]
-        for k in range(width):
-            x = x + self.product[k, :units] * products[:, :, k, None]
-        x = activated(x, self.one)
-        y = np.broadcast_to(self.bias, (*ids.shape, len(self.bias)))
-        for k in range(units):
-            y = y + self.hidden[k] * x[:, :, k, None]
-        y = activated(y, self.two) * self.score
-        scores = lane_sum(y.reshape(-1, y.shape[2])).reshape(ids.shape) + np.float32(self.score_bias)
+        codes = self.codes.astype(np.int64)[:, :width]
+        products = (codes[ids] * codes[targets][:, None] + 2**14) >> 15
+        keys, queries = self.keys.astype(np.int64)[:, :units], self.queries.astype(np.int64)[:, :units]
+        x = keys[ids] + queries[targets][:, None] + products @ self.product.astype(np.int64)
+        curve = _curve(x, self.one_scale, self.one_shift, self.one_curve)
+        y = np.rint(np.clip(curve, -HIDDEN, HIDDEN)).astype(np.int64) @ self.hidden.astype(np.int64) + self.bias
+        scores = np.full(ids.shape, self.score_bias, np.float32)
+        for term in np.moveaxis(_curve(y, self.two_scale, self.two_shift, self.two_curve), 2, 0):
+            scores = scores + term
         out = np.zeros((len(ids), width), np.float32)
         for row, (known, score) in enumerate(zip(ids != self.padding, scores, strict=True)):
-            weights = softmax(score[known][None])[0] if self.softmax and known.any() else sigmoid(score[known])
-            for item, weight in zip(items[row][known], weights, strict=True):
+            if self.softmax and known.any():
+                exponents = exponential(score[known] - score[known].max())
+                weights = exponents * (np.float32(1) / lane_sum(exponents[None]))
+            else:
+                weights = sigmoid(score[known])
+            for item, weight in zip(self.items[ids[row, known], :width], weights, strict=True):
                 out[row] += item * weight
         run.buffers[self.out] = out
 
@@ -174,17 +191,31 @@ class TargetAttention(Step):
             self.count,
             self.padding,
             contiguous(self.items),
+            contiguous(self.codes),
             contiguous(self.keys),
             contiguous(self.queries),
             contiguous(self.product),
-            list(map(contiguous, self.one)),
+            [contiguous(array) for array in (self.one_scale, self.one_shift, self.one_curve)],
             contiguous(self.hidden),
             contiguous(self.bias),
-            list(map(contiguous, self.two)),
-            contiguous(self.score),
+            [contiguous(array) for array in (self.two_scale, self.two_shift, self.two_curve)],
             self.score_bias,
             self.softmax,
         )
+
+
+def _reach(matrix: Array) -> Array:
+    """Largest magnitude of the sum of a column's entries (weights), or of one of them (int32 rows)."""
+    magnitudes = np.abs(matrix.astype(np.int64))
+    return np.asarray(magnitudes.max(axis=0) if matrix.dtype == np.int32 else magnitudes.sum(axis=0))
+
+
+def _curve(x: Array, scale: Array, shift: Array, curve: Array) -> Array:
+    """Applies the functions of `TargetAttention`: integers [..., units] -> float32 of the same shape."""
+    t = x.astype(np.float32) * scale + shift
+    segment = np.clip(t, 0, SEGMENTS - 1).astype(np.int64)
+    c0, c1, c2 = (curve[np.arange(len(scale)), part, segment] for part in range(3))
+    return np.asarray(c0 + t * (c1 + t * c2))
 
 
 def activated(x: Array, arrays: tuple[Array, Array, Array, Array]) -> Array:

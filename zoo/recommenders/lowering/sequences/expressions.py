@@ -9,6 +9,7 @@ import numpy as np
 
 from pipelines.kernels.recommenders import steps
 from zoo.recommenders.lowering.expressions import Array, FloatVector
+from zoo.recommenders.lowering.sequences.pair_layers import pair_layers
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,36 +46,16 @@ class TargetAttention(FloatVector):
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
         """See `FloatVector`; projections of keys and queries become tables."""
-        key, query, query_bias, product, hidden, bias, score = self.weights
-        table = self.table.astype(np.float64)
-
-        def padded(x: Array) -> Array:
-            return np.pad(x.astype(np.float32), ((0, 0), (0, -x.shape[1] % steps.LANES)))
-
-        one, two = (tuple(np.ascontiguousarray(each, np.float32) for each in unit) for unit in self.activations)
+        arrays = pair_layers(self.table.astype(np.float64), self.weights, self.activations)
         return steps.TargetAttention(
-            out,
-            self.column,
-            self.start,
-            self.count,
-            self.padding,
-            padded(table),
-            padded(table @ key),
-            padded(table @ query + query_bias),
-            padded(product),
-            one[0],
-            one[1],
-            one[2],
-            one[3],
-            np.ascontiguousarray(hidden, np.float32),
-            np.ascontiguousarray(bias, np.float32),
-            two[0],
-            two[1],
-            two[2],
-            two[3],
-            np.ascontiguousarray(score, np.float32),
-            self.score_bias,
-            self.softmax,
+            out=out,
+            column=self.column,
+            begin=self.start,
+            count=self.count,
+            padding=self.padding,
+            score_bias=self.score_bias,
+            softmax=self.softmax,
+            **arrays,
         )
 
 
