@@ -7,17 +7,21 @@ import ctypes
 import functools
 import gc
 import hashlib
+import itertools
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pipelines.core.batches import whole_number
 from pipelines.core.errors import RequestError
 
 THREADS = 1024  # maximum number of threads
+RETURNED = 1 << 23  # bytes of an array, see `return_large_arrays`
 ISA = ("avx2", "avx512f", "avx512bw", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 PACKAGES = ("int8-zoo", "onnxruntime", "openvino", "onnx-ir", "onnx", "numpy", "pyarrow")
@@ -169,10 +173,45 @@ def trim() -> None:
 
 
 def return_large_arrays() -> None:
-    """Returns arrays of a megabyte and more to the system as they are freed (mallopt of glibc).
+    """Returns arrays of `RETURNED` bytes and more to the system as they are freed (mallopt of glibc).
 
-    The threshold otherwise rises to 32 MB, and work on many large arrays keeps a third more memory than it uses.
+    The threshold otherwise rises to 32 MB, and work on many large arrays keeps a third more memory than it uses. Below
+    `RETURNED` it costs more than it saves: the system clears every page of a new array.
     """
     m_mmap_threshold = -3  # malloc.h
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(m_mmap_threshold, 1 << 20)
+        ctypes.CDLL(None).mallopt(m_mmap_threshold, RETURNED)
+
+
+@contextlib.contextmanager
+def single_blas_thread() -> Iterator[None]:
+    """Computes numpy's linear algebra in one thread within the context.
+
+    OpenBLAS's idle threads spin for 20 ms after every product, and its sums depend on the number of threads. Other
+    libraries of linear algebra stay as they are.
+    """
+    library = _openblas()
+    if library is None:
+        yield
+        return
+    get, put = library
+    before = get()
+    put(1)
+    try:
+        yield
+    finally:
+        put(before)
+
+
+@functools.cache
+def _openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
+    """Returns the functions that get and set the number of threads of the OpenBLAS in numpy's wheel, if it has one."""
+    for path in (Path(np.__file__).parents[1] / "numpy.libs").glob("*openblas*"):
+        with contextlib.suppress(OSError):
+            library = ctypes.CDLL(str(path))  # numpy has loaded it: the same copy
+            for prefix, suffix in itertools.product(("scipy_", ""), ("64_", "")):
+                names = [f"{prefix}openblas_{verb}_num_threads{suffix}" for verb in ("get", "set")]
+                if all(hasattr(library, name) for name in names):
+                    get, put = (getattr(library, name) for name in names)
+                    return get, put
+    return None

@@ -25,6 +25,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from pipelines.core import machine
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
@@ -107,8 +108,9 @@ def correct_layers(
 ) -> tuple[ir.Model, CorrectionReport]:
     """Applies GPTQ and bias correction to an int8 model; scales do not change.
 
-    Samples and values that later layers read are stored on disk. Memory holds a few samples of one layer and the Gram
-    matrix of its inputs, however many samples there are.
+    Samples and values that later layers read are held in memory up to a limit (`layerwise.HELD`), and further ones are
+    stored on disk; beside them memory holds a few samples of one layer and the Gram matrix of its inputs. Linear
+    algebra runs in one thread, so that the result does not depend on their number.
 
     Args:
         float_model: Float model that was quantized; its layers are matched by name.
@@ -132,7 +134,11 @@ def correct_layers(
     layers = [node for node in result.graph if _is_int8(node)]
     names = [str(layer.name) for layer in layers]
     corrections: list[Correction] = []
-    with tempfile.TemporaryDirectory() as folder, progress("correcting layers", len(layers)) as advance:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        machine.single_blas_thread(),
+        progress("correcting layers", len(layers)) as advance,
+    ):
         exact = LayerwiseRun(_clipped(float_model, result), names, Path(folder))
         rounded = LayerwiseRun(result, names, Path(folder))
         count = 0

@@ -1,4 +1,4 @@
-"""Layer-wise execution: computes a graph layer by layer over samples on disk, and runs subgraphs."""
+"""Layer-wise execution: computes a graph layer by layer over samples, in bounded memory, and runs subgraphs."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from pipelines.graph.infer import infer_shapes
 Array = NDArray[Any]
 CHUNK = 8  # samples computed at once, where the largest tensor of so many takes no more than `ROOM`
 ROOM = 40_000_000  # bytes
+HELD = 2**26  # bytes of values that are held in memory; further ones are stored on disk
 
 
 def chunk_size(model: ir.Model, sample: Batch, room: int = ROOM) -> int:
@@ -123,7 +124,9 @@ def subgraph_session(
 
 
 class LayerwiseRun:
-    """Computes a model layer by layer over all samples; tensors are stored on disk, one file per value and chunk.
+    """Computes a model layer by layer over all samples.
+
+    Values are held in memory up to `HELD` bytes; further ones are stored on disk, one file per value and chunk.
 
     Args:
         model: Model to compute.
@@ -140,6 +143,8 @@ class LayerwiseRun:
         self.waiting = {self.nodes[name]: None for name in layers if name in self.nodes}
         self.stored: dict[ir.Value, Path] = {}
         self._forms: dict[Path, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        self._held: dict[Path, Array] = {}
+        self._room = HELD
 
     def feed(self, batch: Batch) -> None:
         """Stores one chunk of the graph's inputs.
@@ -149,7 +154,7 @@ class LayerwiseRun:
         """
         for value in self.model.graph.inputs:
             if not value.is_initializer():
-                self._write(value, self.chunks, batch[str(value.name)])
+                self._write(value, self.chunks, batch[str(value.name)].copy())  # not the whole batch it is a part of
         self.chunks += 1
 
     def ready(self, node: ir.Node) -> bool:
@@ -166,7 +171,7 @@ class LayerwiseRun:
         needed = {value for node in {*self.waiting, *ends} for value in self._cone(node)[0]}
         for value in [value for value in self.stored if value not in needed]:
             for chunk in range(self.chunks):
-                self._file(value, chunk).unlink()
+                self._delete(self._file(value, chunk))
             del self.stored[value]
         self.waiting.pop(layer, None)
         if layer.outputs[0] in self.stored:
@@ -271,6 +276,8 @@ class LayerwiseRun:
 
     def _read(self, value: ir.Value, chunk: int) -> Array:
         path = self._file(value, chunk)
+        if path in self._held:
+            return self._held[path]
         dtype, shape = self._forms[path]
         array: Array = np.fromfile(path, dtype).reshape(shape)
         return array
@@ -280,5 +287,17 @@ class LayerwiseRun:
             self.written += 1
             self.stored[value] = self.folder / str(self.written)
         path = self._file(value, chunk)
-        array.tofile(path)
-        self._forms[path] = array.dtype, array.shape
+        self._delete(path)
+        if array.nbytes <= self._room:
+            self._held[path] = array
+            self._room -= array.nbytes
+        else:
+            array.tofile(path)
+            self._forms[path] = array.dtype, array.shape
+
+    def _delete(self, path: Path) -> None:
+        """Deletes a chunk of a value, if there is one."""
+        if (array := self._held.pop(path, None)) is not None:
+            self._room += array.nbytes
+        elif self._forms.pop(path, None) is not None:
+            path.unlink()

@@ -133,3 +133,27 @@ def test_no_commit_outside_a_checkout(tmp_path, monkeypatch):
 def test_advice_is_of_what_the_kernels_take(monkeypatch, vnni, kernels, said):
     monkeypatch.setattr(machine, "has_vnni", lambda: vnni)
     assert machine.advice(kernels) == said
+
+
+def test_linear_algebra_in_one_thread():
+    library = machine._openblas()
+    if library is None:
+        pytest.skip("this numpy has another library of linear algebra")
+    get, put = library
+    before = get()
+    put(2)
+    try:
+        with machine.single_blas_thread():
+            assert get() == 1
+        assert get() == 2
+        with pytest.raises(ValueError), machine.single_blas_thread():
+            raise ValueError
+        assert get() == 2
+    finally:
+        put(before)
+
+
+def test_another_library_of_linear_algebra_is_left_alone(monkeypatch):
+    monkeypatch.setattr(machine, "_openblas", lambda: None)
+    with machine.single_blas_thread():
+        pass

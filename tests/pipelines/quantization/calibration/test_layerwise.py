@@ -9,6 +9,7 @@ from helpers.arrays import normals
 from helpers.rewriting import integers, model, run
 
 from pipelines.quantization.algorithms.correction import correct_layers
+from pipelines.quantization.calibration import layerwise
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.calibration.layerwise import LayerwiseRun
 from pipelines.quantization.quantizer import quantize
@@ -83,3 +84,31 @@ def test_each_layer_computes_what_the_whole_graph_does(name):
             node = walk.nodes[layer.outputs[0].name]
             walk.compute(node)
             np.testing.assert_array_equal(np.concatenate(list(walk.run(node))), wanted[layer.outputs[0].name])
+
+
+@pytest.mark.parametrize("held", [0, 5000, layerwise.HELD])
+def test_values_beyond_a_limit_of_memory_are_stored_on_disk(held, monkeypatch):
+    found, feeds = split("C2f")
+    monkeypatch.setattr(layerwise, "HELD", held)
+    layers = [node.outputs[0].name for node in found.graph if node.op_type == "Conv"]
+    with tempfile.TemporaryDirectory() as folder:
+        walk = LayerwiseRun(found, layers, Path(folder))
+        for start in range(0, 20, 4):
+            walk.feed({"x": feeds["x"][start : start + 4]})
+        files = 0
+        for name in layers:
+            walk.compute(walk.nodes[name])
+            files = max(files, sum(path.is_file() for path in Path(folder).rglob("*")))
+            walk.add(walk.nodes[name], np.zeros(4), 1)
+        assert bool(files) == (held < 1e6)
+        assert walk._room >= 0
+        expected = run(found, **feeds)["y"]
+        assert np.array_equal(np.concatenate(list(walk.values(found.graph.outputs[0]))), expected)
+
+
+def test_the_batch_that_a_chunk_is_cut_from_is_not_held():
+    found, feeds = split("C2f")
+    with tempfile.TemporaryDirectory() as folder:
+        walk = LayerwiseRun(found, [], Path(folder))
+        walk.feed({"x": feeds["x"][:4]})
+        assert not any(np.shares_memory(array, feeds["x"]) for array in walk.values(found.graph.inputs[0]))
