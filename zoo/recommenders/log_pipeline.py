@@ -214,7 +214,8 @@ class LogPipeline(ClickPipeline):
         """
         columns = self.rank_columns(user, items, top, ids=ids, exclude=exclude, by=by)
         plain = [each if isinstance(each, list) else each.tolist() for each in columns.values()]
-        return [dict(zip(columns, values, strict=True)) for values in zip(*plain, strict=True)]
+        names = list(columns)
+        return [dict(zip(names, values)) for values in zip(*plain, strict=True)]  # noqa: B905 (checked by the other zip)
 
     def rank_columns(
         self,
@@ -246,16 +247,22 @@ class LogPipeline(ClickPipeline):
         if top is not None:
             top = whole_number("top", top)
         exclude = list(exclude)
-        at_last = not exclude and isinstance(items, list) and bool(items) and isinstance(items[0], dict)  # ids are read
-        catalogue = self.candidates(items, ids, not at_last)
         order = Order.of(by, self.features.schema.labels or tuple(self.outputs.values()))
-        user_row = self.sides.read_user(user)
-        positions = catalogue.without(exclude, None if ids is None else catalogue.find(ids))
-        shares = self._probabilities(user_row, catalogue.rows, positions)
+        at_last = not exclude and isinstance(items, list) and bool(items) and isinstance(items[0], dict)  # ids are read
+        catalogue, positions, batch = None, None, self.sides.inputs(user, items) if at_last and ids is None else None
+        if batch is not None:
+            shares = self._probabilities([batch])
+        else:
+            catalogue = self.candidates(items, ids, not at_last)
+            positions = catalogue.without(exclude, None if ids is None else catalogue.find(ids))
+            shares = self._probabilities(self._joined(self.sides.read_user(user), catalogue.rows, positions))
         scores = order.scores(list(shares.values()))
         first = best(scores, top)
         rows = first if positions is None else positions[first]
-        names = self.sides.ids([items[at] for at in rows.tolist()]) if at_last else catalogue.ids(rows)
+        if catalogue is None or at_last:
+            names = self.sides.ids([items[at] for at in rows.tolist()])
+        else:
+            names = catalogue.ids(rows)
         if order.summed:
             shares = {SCORE: scores, **shares}
         found = {name: column[first] for name, column in shares.items()}
@@ -281,17 +288,21 @@ class LogPipeline(ClickPipeline):
             raise RequestError("found ids and items, expected ids of a catalogue")
         return Catalogue.read(self.sides, items, distinct=False, named=named)
 
-    def _probabilities(self, user: Rows, items: Rows, positions: NDArray[np.int64] | None) -> dict[str, Floats]:
-        """Probabilities of the labels of the items at these positions, or of all items, by output."""
-        count = len(items) if positions is None else len(positions)
-        shares = {name: np.empty(count, np.float32) for name in self.outputs}
-        for begin in range(0, count, ROWS_IN_FLIGHT):
+    def _joined(
+        self, user: Rows, items: Rows, positions: NDArray[np.int64] | None
+    ) -> Iterator[dict[str, NDArray[Any]]]:
+        """Inputs of the user and the items at these positions, or all items, in batches."""
+        for begin in range(0, len(items) if positions is None else len(positions), ROWS_IN_FLIGHT):
             chosen: Any = slice(begin, begin + ROWS_IN_FLIGHT)
-            batch = self.sides.join(user, items, chosen if positions is None else positions[chosen])
-            out = self.predict_shared(batch, self.sides.user.shared)
-            for name, column in shares.items():
-                column[chosen] = out[name].reshape(-1)
-        return shares
+            yield self.sides.join(user, items, chosen if positions is None else positions[chosen])
+
+    def _probabilities(self, batches: Iterable[Mapping[str, NDArray[Any]]]) -> dict[str, Floats]:
+        """Probabilities of the labels of one user's items, by output."""
+        outs = [self.predict_shared(batch, self.sides.user.shared) for batch in batches]
+        if len(outs) == 1:
+            return {name: outs[0][name].reshape(-1) for name in self.outputs}
+        none = [np.zeros(0, np.float32)]
+        return {name: np.concatenate([out[name].reshape(-1) for out in outs] or none) for name in self.outputs}
 
     @property
     def last_ids(self) -> NDArray[Any]:

@@ -146,9 +146,10 @@ struct Parsed {
 
 // Some rows of the log: the fields of one column, or of one column after the other.
 struct Fields {
-    explicit Fields(size_t width)
-        : most((STEP / width + 3 * TOGETHER) / TOGETHER * TOGETHER), words(new uint64_t[most]()), values(new int32_t[most]),
-          others(new uint8_t[most]) {
+    // rows: that there are at most.
+    explicit Fields(size_t width, size_t rows = STEP)
+        : most((std::min(STEP / width + 2 * TOGETHER, rows) + TOGETHER) / TOGETHER * TOGETHER), words(new uint64_t[most]()),
+          values(new int32_t[most]), others(new uint8_t[most]) {
         reserve(1);
     }
     // Allocates the begins and lengths of so many columns.

@@ -152,21 +152,31 @@ def parser_of(
         `LogParser`. None without native code, for separators outside ASCII, and for schemas with the encodings "id" or
         "value" or with lists that skip unknown values.
     """
+    key = (columns, tuple(names), delimiter, form, isa)
+    try:
+        return features.csv_parsers[key]
+    except KeyError:
+        parser = _new_parser(features, *key)
+    if len(features.csv_parsers) >= MOST_PARSERS:
+        features.csv_parsers.clear()
+    features.csv_parsers[key] = parser
+    return parser
+
+
+def _new_parser(
+    features: Encoding, columns: tuple[str, ...], names: tuple[str, ...], delimiter: str, form: str, isa: str
+) -> Any:
+    """See `parser_of`."""
     native = extension.native()
     encodings = [column.encoding for column in features.schema.columns]
     if any(encoding.get("type") in ("id", "value") or encoding.get("skip_unknown") for encoding in encodings):
         return None
     if native is None or not all(column.separator.isascii() for column in features.schema.of("categories")):
         return None
-    key = (columns, tuple(names), delimiter, form, isa)
-    if key not in features.csv_parsers:
-        options = RAW_MISSING, *features.shape, isa, features.schema.canonical
-        parser = native.LogParser(len(columns), delimiter, form, *options)
-        known = add_columns(parser, features, {name: at for at, name in enumerate(columns) if name in names})
-        if len(features.csv_parsers) >= MOST_PARSERS:
-            features.csv_parsers.clear()
-        features.csv_parsers[key] = parser if known else None
-    return features.csv_parsers[key]
+    options = RAW_MISSING, *features.shape, isa, features.schema.canonical
+    parser = native.LogParser(len(columns), delimiter, form, *options)
+    known = add_columns(parser, features, {name: at for at, name in enumerate(columns) if name in names})
+    return parser if known else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +209,7 @@ class RowReader:
         if not isinstance(rows, list) or not rows or type(rows[0]) is not dict:
             return None
         names = features.schema.feature_names
-        if not all(name in rows[0] for name in names):
+        if not all(map(rows[0].__contains__, names)):
             return None
         parser = parser_of(features, names, names, ",", "quoted", isa) if names else None
         return None if parser is None else cls(features, rows, parser)

@@ -247,12 +247,12 @@ class Schema:
         """Names of the columns to predict from, in order."""
         return tuple(column.name for column in self.of(*FEATURES))
 
-    @property
+    @cached_property
     def labels(self) -> tuple[str, ...]:
         """Names of the labels."""
         return tuple(column.name for column in self.of("label"))
 
-    @property
+    @cached_property
     def forms(self) -> dict[str, CellForm]:
         """Form of the texts of every column; texts that TensorFlow hashes, and times, are read as they stand."""
         raw = {column.name for column in self.columns if column.encoding.get("type") == "hash-bucket"}

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError, requires
 from pipelines.core.files import replacing
-from pipelines.graph import edit, io
+from pipelines.graph import edit, io, query
 from pipelines.models.folder import ModelFolder
 from pipelines.models.npz import write_npz
 from zoo.recommenders.data.features import Features
+from zoo.recommenders.lowering.graph_reader import GraphReader
 
 METADATA = "metadata"  # array of an .npz that holds the metadata as JSON text
 
@@ -24,9 +27,11 @@ def export_tables(folder: ModelFolder, to: str, output: Path) -> dict[str, Any]:
 
     Arrays are named COLUMN/PART, where PART is the path of the tables in the network: float32 [rows, size];
     COLUMN/PART.int8: int8 of the same shape, and COLUMN/PART.scale: float32 [rows], max|row| / 127, so that a row is
-    int8 * scale. Of an .npz, COLUMN/values is the vocabulary: value i has row i + 1. The metadata, JSON text (the array
-    "metadata" of an .npz, or the entry "metadata" of a .safetensors file's header), have for every column its schema,
-    and the rows of unknown and of missing values.
+    int8 * scale. Tables without the names of a network, as those of an imported graph, are found by the columns that
+    look their rows up; PART is then their name in the graph without that of the column. Of an .npz, COLUMN/values is
+    the vocabulary: value i has row i + 1. The metadata, JSON text (the array "metadata" of an .npz, or the entry
+    "metadata" of a .safetensors file's header), have for every column its schema, and the rows of unknown and of
+    missing values.
 
     Args:
         folder: Model folder.
@@ -37,7 +42,7 @@ def export_tables(folder: ModelFolder, to: str, output: Path) -> dict[str, Any]:
         {"model", "to", "path", "columns": {column: rows}, "bytes"}.
 
     Raises:
-        RequestError: The model has no tables by column, as an imported graph.
+        RequestError: No table is looked up by the ids of a column.
     """
     features = Features.from_json(folder.preprocessing)
     graph = io.load(folder.ensure("fp32.onnx"))
@@ -47,10 +52,14 @@ def export_tables(folder: ModelFolder, to: str, output: Path) -> dict[str, Any]:
     }
     arrays: dict[str, NDArray[Any]] = {}
     columns: dict[str, Any] = {}
+    lookups = _lookups(graph)
     for field in features.fields:
         ending = f".{field.table}.table"
-        parts = sorted(name.removesuffix(ending) for name in weights if name.endswith(ending))
-        if not parts:
+        tables = {name.removesuffix(ending): weights[name] for name in sorted(weights) if name.endswith(ending)}
+        if not tables:
+            tables = {_part(name, field.name): table for name, table in lookups.get(field.start, {}).items()}
+            tables = {part: table[: field.rows] for part, table in tables.items() if len(table) >= field.rows}
+        if not tables:
             continue
         missing = None if field.column.encoding["type"] == "id" else field.last
         columns[field.name] = {
@@ -59,12 +68,12 @@ def export_tables(folder: ModelFolder, to: str, output: Path) -> dict[str, Any]:
             "rows": field.rows,
             "unknown_row": 0 if field.has_unknown else None,
             "missing_row": missing,
-            "tables": [f"{field.table}/{part}" for part in parts],
+            "tables": [f"{field.table}/{part}" for part in tables],
         }
         if field.table != field.name:
             continue
-        for part in parts:
-            table = np.ascontiguousarray(weights[f"{part}{ending}"], np.float32)
+        for part, weight in tables.items():
+            table = np.ascontiguousarray(weight, np.float32)
             scale = np.abs(table).max(axis=1) / np.float32(127)
             divisor = np.where(scale > 0, scale, 1)[:, None]
             arrays[f"{field.name}/{part}"] = table
@@ -87,3 +96,24 @@ def export_tables(folder: ModelFolder, to: str, output: Path) -> dict[str, Any]:
         write_npz(output, {**arrays, **values, METADATA: np.array(text)})
     rows = {name: column["rows"] for name, column in columns.items()}
     return {"model": folder.card.name, "to": to, "path": str(output), "columns": rows, "bytes": output.stat().st_size}
+
+
+def _lookups(graph: ir.Model) -> dict[int, dict[str, NDArray[Any]]]:
+    """Tables whose rows a column of the ids chooses, from the column's first row on: {column: {name: table}}."""
+    lookups: dict[int, dict[str, NDArray[Any]]] = {}
+    for node in graph.graph:
+        table = query.constant(node.inputs[0]) if node.op_type == "Gather" else None
+        if table is None or table.ndim != 2 or table.dtype.kind != "f" or node.attributes.get_int("axis", 0) != 0:
+            continue
+        try:
+            chosen = GraphReader().columns(node.inputs[1])
+        except RequestError:  # indices that are not ids, or go through other operators
+            continue
+        for column, start in chosen:
+            lookups.setdefault(column, {})[str(node.inputs[0] and node.inputs[0].name)] = table[start:]
+    return lookups
+
+
+def _part(name: str, column: str) -> str:
+    """Name of a table without that of its column: "deep/C1/embeddings" is "deep.embeddings"."""
+    return ".".join(word for word in re.split("[/.]", name) if word not in ("", column)) or "table"

@@ -56,6 +56,7 @@ from zoo.recommenders.lowering.expressions import (
 from zoo.recommenders.lowering.fields.reader import read_fields
 from zoo.recommenders.lowering.sequences.reader import sequence_value
 
+MOST = 2**31 - 1  # the end of an axis of any length
 VIEWS = ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast")
 
 
@@ -108,7 +109,7 @@ class GraphReader:
         self.nodes.add(node)
         made = getattr(self, f"_{node.op_type.lower()}", None) if not node.domain else None
         made = self._view if node.op_type in VIEWS else made
-        sequence = sequence_value(node, value, self.read, self._columns, self.nodes)
+        sequence = sequence_value(node, value, self.read, self.columns, self.nodes)
         expression: Expression | None = sequence or read_fields(self, node, value)
         if expression is None and made is not None:
             expression = made(node, value)
@@ -124,7 +125,7 @@ class GraphReader:
             return self._chosen(node, value) if axis in (1, -1) else None
         if table.ndim != 2 or table.dtype != np.float32 or axis != 0:
             return None
-        width, chosen = table.shape[1], self._columns(node.inputs[1])
+        width, chosen = table.shape[1], self.columns(node.inputs[1])
         starts = sorted({start for _, start in chosen})
         ends = dict(zip(starts, [*starts[1:], len(table)], strict=True))
         parts = {start: table[start : ends[start]] for start in starts}
@@ -135,7 +136,7 @@ class GraphReader:
             return fields[0]
         return Vectors(width * len(fields), fields)
 
-    def _columns(self, value: ir.Value | None) -> list[tuple[int, int]]:
+    def columns(self, value: ir.Value | None) -> list[tuple[int, int]]:
         """Reads an integer value as (column of the ids, offset) of every entry."""
         node = value.producer() if value is not None else None
         if value is None or node is None:
@@ -147,18 +148,18 @@ class GraphReader:
             return [(column, 0) for column in range(value.shape[1])]
         self.nodes.add(node)
         if node.op_type in VIEWS:
-            return self._columns(node.inputs[0])
+            return self.columns(node.inputs[0])
         if node.op_type == "Add":
             constants = [query.constant(source) for source in node.inputs]
             at = 0 if constants[0] is not None else 1
             if (offsets := constants[at]) is not None:
-                columns = self._columns(node.inputs[1 - at])
+                columns = self.columns(node.inputs[1 - at])
                 added = np.broadcast_to(offsets.ravel(), len(columns))
                 return [(column, start + int(more)) for (column, start), more in zip(columns, added, strict=True)]
-        picked = _picked(node, value, lambda: len(self._columns(node.inputs[0])))
+        picked = _picked(node, value, lambda: len(self.columns(node.inputs[0])))
         if picked is None:
             raise RequestError(f"the ids pass {node.op_type}, which has no native form here")
-        columns = self._columns(node.inputs[0])
+        columns = self.columns(node.inputs[0])
         return [columns[each] for each in picked]
 
     def _pooled(self, x: Expression, pool: str, value: ir.Value) -> Expression | None:
@@ -479,9 +480,14 @@ def _picked(node: ir.Node, output: ir.Value, width: Callable[[], int]) -> list[i
     constants = [known_value.ravel() for known_value in known if known_value is not None]
     if node.op_type == "Gather" and node.attributes.get_int("axis", 0) in (1, -1):
         return [int(constant) % width() for constant in constants[0]]
-    if node.op_type == "Slice" and len(constants) >= 3 and constants[2].tolist() in ([1], [-1]):
-        step = int(constants[3][0]) if len(constants) > 3 else 1
-        return list(range(width())[int(constants[0][0]) : int(constants[1][0]) : step])
+    if node.op_type == "Slice" and len(constants) >= 3:
+        steps = constants[3] if len(constants) > 3 else np.ones_like(constants[0])
+        cuts = dict(zip(constants[2].tolist(), zip(constants[0], constants[1], steps, strict=True), strict=True))
+        first, end, step = cuts.pop(0, (0, MOST, 1))  # all samples
+        if (first, step) == (0, 1) and end >= MOST and cuts.keys() in ({1}, {-1}):
+            begin, end, step = map(int, cuts.popitem()[1])
+            return list(range(width())[begin:end:step])
+        return None
     if node.op_type == "Split" and node.attributes.get_int("axis", 0) in (1, -1):
         sizes = constants[0].tolist() if constants else [width() // len(node.outputs)] * len(node.outputs)
         at = list(node.outputs).index(output)

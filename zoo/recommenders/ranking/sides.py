@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.kernels.recommenders.native import SharedInputs
 from zoo.recommenders.data.cell_values import LIST, as_texts
-from zoo.recommenders.data.csv_reader import RowReader
+from zoo.recommenders.data.csv_reader import ParsedRows, RowReader, parser_of, scale_pending
 from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import open_logs
 from zoo.recommenders.data.schema import FEATURES
+
+INPUTS = ("ids", np.int32), ("numbers", np.float32), ("scales", np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,15 +29,15 @@ class Side:
 
     Attributes:
         features: Encoding of these columns alone.
-        ids: Their columns among the ids of the model, int64 [columns].
-        numbers: Their columns among its numbers, int64 [numbers].
-        scales: Their columns among its scales, int64 [lists].
+        ids: Their columns among the ids of the model.
+        numbers: Their columns among its numbers.
+        scales: Their columns among its scales.
     """
 
     features: Features
-    ids: NDArray[np.int64]
-    numbers: NDArray[np.int64]
-    scales: NDArray[np.int64]
+    ids: tuple[int, ...]
+    numbers: tuple[int, ...]
+    scales: tuple[int, ...]
 
     @classmethod
     def of(cls, features: Features, item: bool) -> Side:
@@ -54,15 +56,69 @@ class Side:
         ]
         return cls(
             Features(replace(features.schema, columns=columns)),
-            np.array([at for field in fields for at in range(field.start, field.start + field.width)], np.int64),
-            np.array(numbers + indicators, np.int64),
-            np.array([field.scale for field in fields if field.scale >= 0], np.int64),
+            tuple(at for field in fields for at in range(field.start, field.start + field.width)),
+            tuple(numbers + indicators),
+            tuple(field.scale for field in fields if field.scale >= 0),
         )
 
     @cached_property
     def shared(self) -> SharedInputs:
         """The inputs of this side."""
-        return SharedInputs(tuple(self.ids.tolist()), tuple(self.numbers.tolist()), tuple(self.scales.tolist()))
+        return SharedInputs(self.ids, self.numbers, self.scales)
+
+    def parse(self, model: Features, rows: Any, batch: Mapping[str, NDArray[Any]]) -> bool:
+        """Parses and encodes rows of Python natively into inputs of the model; columns of the other side stay.
+
+        Args:
+            model: Encoding of all columns.
+            rows: {column: value} each.
+            batch: Arrays [n, columns of the model], changed in place.
+
+        Returns:
+            False for rows that the native parser does not know; `batch` is then undefined.
+        """
+        names = self.features.schema.feature_names
+        if not names:
+            return True
+        parser = self._parser_of(model)
+        if parser is None or type(rows) is not list:
+            return False
+        count = len(rows)
+        arrays: list[Any] = [batch[name] if name in batch else np.empty((count, 0), dtype) for name, dtype in INPUTS]
+        parsed = parser.parse_rows(rows, names, *arrays)
+        if parsed is None:
+            return False
+        scale_pending(model, ParsedRows(arrays[0], arrays[1], arrays[2], None, None, None), parsed[-3:])
+        return True
+
+    def _parser_of(self, model: Features) -> Any:
+        """Native parser of this side's columns into the inputs of the model."""
+        if not self._parsers:
+            names = self.features.schema.feature_names
+            self._parsers.append(parser_of(model, names, names, ",", "quoted"))
+        return self._parsers[0]
+
+    @cached_property
+    def _parsers(self) -> list[Any]:
+        return []
+
+    @cached_property
+    def runs(self) -> dict[str, list[tuple[slice, slice]]]:
+        """Neighbouring columns of this side by input: (columns of the model, columns of this side)."""
+        return {name: _runs(getattr(self, name)) for name in self.features.inputs}
+
+    def place(self, rows: Rows, batch: Mapping[str, NDArray[Any]], chosen: Any = slice(None)) -> None:
+        """Writes rows of this side into inputs of the model.
+
+        Args:
+            rows: The rows; one row is written into all samples.
+            batch: Arrays [n, columns of the model].
+            chosen: Which of the rows are written.
+        """
+        for name, runs in self.runs.items():
+            values = getattr(rows, name)[chosen]
+            for to, columns in runs:
+                batch[name][:, to] = values[:, columns]
 
     def read(self, source: Any, key: str = "") -> Iterator[tuple[Rows, pa.Array | None]]:
         """Reads and encodes rows of this side.
@@ -154,14 +210,36 @@ class Sides:
         Raises:
             RequestError: A column is missing, or there is another number of rows.
         """
-        names = [column.name for column in self.user.features.schema.columns]
-        if not names:
+        if not self.user.features.schema.columns:
             user = [{"": ""}]
         parts = [rows for rows, _ in self.user.read([user] if isinstance(user, dict) else user)]
-        count = sum(map(len, parts))
-        if count != 1:
+        if (count := sum(map(len, parts))) != 1:
             raise RequestError(f"found {count} users, expected one")
         return Rows.concatenate(parts)
+
+    def inputs(self, user: Any, items: Any) -> dict[str, NDArray[Any]] | None:
+        """Parses one user and rows of items natively, the user once and of the items their columns alone.
+
+        Args:
+            user: {column: value}.
+            items: {column: value} each.
+
+        Returns:
+            Inputs of the model, as from `join`; None for what the native parser does not know.
+        """
+        if type(items) is not list or not items or type(user) is not dict:
+            return None
+        one = self._empty(1)
+        if not self.user.parse(self.features, [user], one):
+            return None
+        batch = self._empty(len(items))
+        for name, array in batch.items():
+            array[:] = one[name]
+        return batch if self.item.parse(self.features, items, batch) else None
+
+    def _empty(self, count: int) -> dict[str, NDArray[Any]]:
+        """Inputs of the model without values."""
+        return {name: np.empty((count, width), dtype) for name, dtype, width in self._shapes}
 
     def join(self, user: Rows, items: Rows, chosen: slice | NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         """Inputs of the model for one user and n items.
@@ -174,10 +252,24 @@ class Sides:
         Returns:
             {"ids", "numbers", "scales"}: C-contiguous arrays [n, columns]; inputs without columns are omitted.
         """
-        batch = {}
-        for name, (dtype, (_, width)) in self.features.inputs.items():
-            columns = getattr(items, name)[chosen]
-            array = batch[name] = np.empty((len(columns), int(width or 0)), dtype)
-            array[:, getattr(self.item, name)] = columns
-            array[:, getattr(self.user, name)] = getattr(user, name)
+        batch = self._empty(len(items.index[chosen]))
+        self.user.place(user, batch)
+        self.item.place(items, batch, chosen)
         return batch
+
+    @cached_property
+    def _shapes(self) -> list[tuple[str, np.dtype[Any], int]]:
+        """Name, dtype and columns of the inputs of the model."""
+        return [(name, dtype, int(width or 0)) for name, (dtype, (_, width)) in self.features.inputs.items()]
+
+
+def _runs(columns: Sequence[int]) -> list[tuple[slice, slice]]:
+    """Runs of consecutive columns: (the columns, their positions)."""
+    runs: list[tuple[slice, slice]] = []
+    for position, column in enumerate(columns):
+        if runs and runs[-1][0].stop == column:
+            (first, at) = runs[-1]
+            runs[-1] = slice(first.start, column + 1), slice(at.start, position + 1)
+        else:
+            runs.append((slice(column, column + 1), slice(position, position + 1)))
+    return runs

@@ -9,6 +9,7 @@ import pytest
 import zoo
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
+from pipelines.graph import edit, io, query
 from zoo import api
 from zoo.cli import app as cli
 
@@ -68,7 +69,23 @@ def test_tables_have_the_rows_that_the_model_looks_up(family, to, log, tmp_path,
         assert columns["history"]["tables"] == columns["item_id"]["tables"] == ["item_id/embeddings"]
 
 
-def test_imported_graphs_and_other_tasks_have_no_tables(tmp_path):
+def test_tables_of_an_imported_graph_are_found_by_the_columns_that_look_them_up(tmp_path):
+    report = api.export("wide-deep-criteo", "npz", tmp_path / "a.npz")
+    assert report["columns"] == {f"C{at}": 1000 for at in range(1, 27)}
+    tables = dict(np.load(tmp_path / "a.npz"))
+    column = json.loads(str(tables["metadata"]))["columns"]["C26"]
+    assert column["tables"] == ["C26/deep.embeddings", "C26/wide.weights"]
+    assert (column["unknown_row"], column["missing_row"], column["encoding"]["type"]) == (None, 263, "hash-bucket")
+    clicks = zoo.pipeline("wide-deep-criteo", "fp32", "onnxruntime")
+    graph = io.load(clicks.folder.ensure("fp32.onnx"))
+    edit.expand_fp16(graph)
+    assert np.array_equal(
+        tables["C26/deep.embeddings"], query.constant(graph.graph.initializers["deep/C26/embeddings"])
+    )
+    assert np.array_equal(tables["C3/wide.weights"], query.constant(graph.graph.initializers["wide/C3/weights"]))
+
+
+def test_other_tasks_have_no_tables(tmp_path):
     with pytest.raises(RequestError, match="mobilenet-v1-cifar10 has no embedding tables"):
         api.export("mobilenet-v1-cifar10", "npz", tmp_path / "a.npz")
 
