@@ -431,7 +431,7 @@ void bind_click_program(nb::module_ &module) {
         .def("target_transformer", &ClickProgram::target_transformer, "out"_a, "column"_a, "begin"_a, "count"_a, "padding"_a, "heads"_a,
              "items"_a, "keys_values"_a, "places"_a, "position"_a, "layers"_a, "slope"_a, "norms"_a, "epsilon"_a)
         .def("sequence_encoder", &ClickProgram::sequence_encoder, "out"_a, "begin"_a, "count"_a, "padding"_a, "heads"_a, "items"_a,
-             "positions"_a, "norms"_a, "epsilon"_a, "layers"_a)
+             "positions"_a, "norms"_a, "epsilon"_a, "layers"_a, "fine"_a)
         .def("share", &ClickProgram::share, "ids"_a, "numbers"_a, "means"_a)
         .def("outputs", &ClickProgram::outputs, "slots"_a)
         .def("__call__", &ClickProgram::call, "ids"_a, "numbers"_a.none(), "scales"_a.none())

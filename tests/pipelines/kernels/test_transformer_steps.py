@@ -43,7 +43,7 @@ def target_transformer(places=7, width=12, heads=3, hidden=20, seed=0, **changed
     return ClickProgram(rows, 0, 0, (("f4", width),), (step,), (0,))
 
 
-def sequence_encoder(places=7, width=24, heads=2, hidden=40, blocks=2, seed=0, **changed):
+def sequence_encoder(places=7, width=24, heads=2, hidden=40, blocks=2, seed=0, exact=(), **changed):
     rng = np.random.default_rng(seed)
     columns = 16 * heads
     arrays = {"items": floats(rng, ROWS, width), "positions": floats(rng, places, width), "epsilon": 1e-5}
@@ -52,6 +52,9 @@ def sequence_encoder(places=7, width=24, heads=2, hidden=40, blocks=2, seed=0, *
     for name, shape in (layers | {"inner": (width, hidden), "outer": (hidden, width)}).items():
         arrays[name] = rng.integers(-127, 128, (blocks, *shape)).astype(np.int8)
         arrays[f"{name}_scale"] = floats(rng, blocks, 2, shape[1]) * np.float32(0.002)
+    sizes = [width * columns, 2 * width * columns, columns * width, width * hidden, hidden * width]
+    fine = floats(rng, sum(sizes[number % 5] for number in exact)) * np.float32(0.2)
+    arrays |= {"exact": exact, "fine": fine}
     arrays |= {"out": 0, "begin": 2, "count": places, "padding": PADDING, "heads": heads} | changed
     step, own = steps.SequenceEncoder(**arrays), steps.Rows(1, 0, floats(rng, ROWS, 5))
     rows = np.array([ROWS, 0, *[ROWS] * places], np.int32)
@@ -64,6 +67,8 @@ PROGRAMS = {
     "target, many heads": lambda: target_transformer(places=40, width=32, heads=8, hidden=70),
     "encoder": sequence_encoder,
     "encoder, long": lambda: sequence_encoder(places=50, width=64, heads=1, hidden=64, blocks=2),
+    "encoder, float layers": lambda: sequence_encoder(places=21, width=40, heads=3, hidden=70, exact=(0, 2, 4, 6, 8)),
+    "encoder, all float": lambda: sequence_encoder(places=50, blocks=2, exact=tuple(range(10))),
     "encoder, one block": lambda: sequence_encoder(places=33, width=80, heads=5, hidden=33, blocks=1),
 }
 
@@ -146,6 +151,9 @@ def test_padding_is_left_out(name):
         (sequence_encoder, {"padding": -1}),
         (sequence_encoder, {"begin": 3}),
         (sequence_encoder, {"inner": np.zeros((2, 24, 41), np.int8)}),
+        (sequence_encoder, {"exact": (10,), "fine": np.zeros(24 * 40, np.float32)}),
+        (sequence_encoder, {"exact": (3, 3)}),
+        (sequence_encoder, {"exact": (3,), "fine": np.zeros(5, np.float32)}),
         (sequence_encoder, {"norms": np.full((5, 2, 24), np.nan, np.float32)}),
     ],
 )

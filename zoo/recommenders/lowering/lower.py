@@ -46,6 +46,8 @@ from zoo.recommenders.lowering.fields.steps import FieldSteps, attention_order
 from zoo.recommenders.lowering.graph_reader import GraphReader
 from zoo.recommenders.lowering.integer_layers import FINEST, dense_layer, mixed_layer, positive
 from zoo.recommenders.lowering.plan import HEADROOM, LayerGroup
+from zoo.recommenders.lowering.sequences.encoder_precision import StateUse, uses_of_states
+from zoo.recommenders.lowering.sequences.expressions import EncodedSequence
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -128,6 +130,7 @@ class Compiler(FieldSteps):
         super().__init__(reader, table, caches, coarse)
         self._orders = orders
         self._made: dict[tuple[Any, str], tuple[int, float]] = {}
+        self._states: dict[Expression, StateUse] = {}
 
     def compile(self, outputs: Sequence[Expression]) -> ClickProgram:
         """Returns the program that computes the expressions `outputs`; raises RequestError for one without a step."""
@@ -137,6 +140,7 @@ class Compiler(FieldSteps):
         ids = self.reader.ids
         if ids is None or ids.shape is None or not isinstance(ids.shape[1], int):
             raise RequestError("no layer that reads lookups by columns of one input")
+        self._states = uses_of_states(outputs)
         self._decide()
         self._lay_out()
         slots = [self._output(output) for output in outputs]
@@ -316,7 +320,8 @@ class Compiler(FieldSteps):
         """Returns the buffer of a vector computed as floats."""
         sources = [self._floats(source) for source in x.sources()]
         out = self._slot("f4", self.slots[sources[0]][1] if sources else x.width)
-        self.steps.append(x.step(sources, out))
+        step = x.step_for(self._states.get(x), sources, out) if isinstance(x, EncodedSequence) else x.step(sources, out)
+        self.steps.append(step)
         return out
 
     def _order(self, x: Linear | FloatVector | FieldAttention) -> Array:

@@ -27,8 +27,8 @@ void activate(const Unit &unit, const float *x, int64_t stride, int64_t width, i
         for (int64_t j = 0; j < width; j += kVecLanes) store_float(out + j, activated(unit, load_float<Vec>(x + j), j));
 }
 
-void layer(const FloatLayer &l, const float *x, int64_t stride, int64_t n, const float *residual, float *out) {
-    for (int64_t s = 0; s < n; s += kTogether, x += kTogether * stride, out += kTogether * stride)
+void layer(const FloatLayer &l, const float *x, int64_t stride, int64_t n, const float *residual, float *out, int64_t out_stride) {
+    for (int64_t s = 0; s < n; s += kTogether, x += kTogether * stride, out += kTogether * out_stride)
         for (int64_t j = 0; j < l.outputs; j += kVecLanes) {
             Vec a = load_float<Vec>(l.bias + j), b = a, c = a, d = a;
             for (int64_t k = 0; k < l.inputs; ++k) {
@@ -37,7 +37,7 @@ void layer(const FloatLayer &l, const float *x, int64_t stride, int64_t n, const
             }
             const Vec sums[] = {a, b, c, d};
             for (int64_t r = 0; r < kTogether; ++r)
-                store_float(out + r * stride + j, residual ? sums[r] + load_float<Vec>(residual + (s + r) * stride + j) : sums[r]);
+                store_float(out + r * out_stride + j, residual ? sums[r] + load_float<Vec>(residual + (s + r) * out_stride + j) : sums[r]);
         }
 }
 

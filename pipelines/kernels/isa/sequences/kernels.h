@@ -43,8 +43,8 @@ struct FloatLayer {
 struct SequenceKernels {
     void (*attend)(const TargetAttention &attention, const uint32_t *ids, int64_t ids_stride, int64_t n, float *out, int64_t out_stride);
     void (*activate)(const Unit &unit, const float *x, int64_t stride, int64_t width, int64_t n, float *out);
-    // n rows, whole fours, of one stride; residual: added to the result, or null
-    void (*layer)(const FloatLayer &layer, const float *x, int64_t stride, int64_t n, const float *residual, float *out);
+    // n rows, whole fours; residual: added to the result, of its stride, or null
+    void (*layer)(const FloatLayer &layer, const float *x, int64_t stride, int64_t n, const float *residual, float *out, int64_t out_stride);
     // One query over `count` keys and values, [heads * size, count rounded up to 16], those behind `count` finite; scores: scratch of a row.
     void (*attend_heads)(const float *q, const float *keys, const float *values, int64_t count, int64_t heads, int64_t size, float *scores,
                          float *out);

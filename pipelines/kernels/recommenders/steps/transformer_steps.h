@@ -67,7 +67,7 @@ class TransformerSteps : public SequenceProgram {
             std::memset(x, 0, static_cast<size_t>(3 * n * t->stride) * 4);
             for (int64_t s = 0; s < b.n; ++s)
                 kernels->add(t->items + b.ids[s * t->ids + t->column] * t->room, t->position, t->room, x + s * t->stride);
-            kernels->layer(t->layers[0], x, t->stride, n, nullptr, y);
+            kernels->layer(t->layers[0], x, t->stride, n, nullptr, y, t->stride);
             int64_t known = 0;
             if (shared && !b.first) std::memcpy(&known, history + t->history_size(), sizeof known);
             for (int64_t s = 0; s < b.n; ++s) {
@@ -77,21 +77,22 @@ class TransformerSteps : public SequenceProgram {
                                       z + s * t->stride);
             }
             if (shared && b.first) std::memcpy(history + t->history_size(), &known, sizeof known);
-            kernels->layer(t->layers[1], z, t->stride, n, x, y);
+            kernels->layer(t->layers[1], z, t->stride, n, x, y, t->stride);
             const Rows normed{x, nullptr, nullptr, t->stride};
             row_kernels->layer_norm(t->norms[0], y, t->stride, normed, n);
-            kernels->layer(t->layers[2], x, t->stride, n, nullptr, z);
+            kernels->layer(t->layers[2], x, t->stride, n, nullptr, z, t->stride);
             kernels->activate(t->slope, z, t->stride, t->layers[2].outputs, n, z);
-            kernels->layer(t->layers[3], z, t->stride, n, x, y);
+            kernels->layer(t->layers[3], z, t->stride, n, x, y, t->stride);
             row_kernels->layer_norm(t->norms[1], y, t->stride, {b.at<float>(to), nullptr, nullptr, to.stride}, b.n);
         });
         kept_.push_back(std::move(items)), kept_.push_back(std::move(keys_values));
     }
 
     // norms: scale and bias of the layer normalizations in order. layers: of every block weight, scale and bias of query, keys and values,
-    // joined, inner and outer.
+    // joined, inner and outer. fine: weights of the layers that are float32, by their numbers.
     void sequence_encoder(int out, int64_t begin, int64_t count, int64_t padding, int64_t heads, Array items, const Array &positions,
-                          const std::vector<Array> &norms, float epsilon, const std::vector<Array> &layers) {
+                          const std::vector<Array> &norms, float epsilon, const std::vector<Array> &layers,
+                          const std::vector<std::pair<int64_t, Array>> &fine) {
         const char *name = "sequence_encoder";
         const Slot to = slot(out, Kind::kFloats, name);
         auto e = std::make_shared<Encoded>();
@@ -108,13 +109,20 @@ class TransformerSteps : public SequenceProgram {
         for (size_t i = 0; i < norms.size(); i += 2) e->norms.push_back(layer_norm(*e, norms[i], norms[i + 1], to.width, epsilon, name));
         for (size_t i = 0; i < layers.size(); i += 3) {
             require(layers[i].ndim() == 2, name);
-            e->layers.emplace_back(isa_, layers[i], layers[i + 1], layers[i + 2], std::nullopt, i / 3 % 5 == 4);
+            e->layers.push_back({RowLinear(isa_, layers[i], layers[i + 1], layers[i + 2], std::nullopt, i / 3 % 5 == 4), {}});
         }
-        e->heads = heads, e->width = e->layers[0].outputs(), e->inner = e->layers[3].outputs();
+        e->heads = heads, e->width = e->layers[0].coarse.outputs(), e->inner = e->layers[3].coarse.outputs();
         require(e->width % (16 * heads) == 0, name);
         const int64_t w = e->width, inputs[] = {to.width, to.width, w, to.width, e->inner}, outputs[] = {w, 2 * w, to.width, e->inner, to.width};
         for (size_t i = 0; i < e->layers.size(); ++i)
-            require(e->layers[i].inputs() == inputs[i % 5] && e->layers[i].outputs() == outputs[i % 5], name);
+            require(e->layers[i].coarse.inputs() == inputs[i % 5] && e->layers[i].coarse.outputs() == outputs[i % 5], name);
+        for (const auto &[number, weight] : fine) {
+            require(number >= 0 && number < static_cast<int64_t>(e->layers.size()), name);
+            const auto at = static_cast<size_t>(number);
+            e->layers[at].fine = float_layer(*e, weight, layers[3 * at + 2], inputs[at % 5], outputs[at % 5], name);
+        }
+        e->any_fine = !fine.empty();
+        e->rectified.slope = filled(*e, nullptr, 0, round_up(e->inner, 16));
         const auto *kernels = &sequence_kernels(isa_.name);
         const auto *row_kernels = isa_.rows;
         add({}, {whole(to)}, all_of(alike_ids_, begin, count), [=](const Block &b) {
@@ -169,9 +177,15 @@ class TransformerSteps : public SequenceProgram {
 
     // The memory in which a thread encodes.
     struct Encoding {
-        Register x, y, parts, inner, newest, state;
+        Register x, y, parts, inner, newest, normed, state;
         Buffer<float> keys;
         std::vector<int64_t> first;
+    };
+
+    // A layer of int8 weights, or of float32 where it has some.
+    struct EncoderLayer {
+        RowLinear coarse;
+        FloatLayer fine;
     };
 
     struct Encoded : Kept {
@@ -179,29 +193,50 @@ class TransformerSteps : public SequenceProgram {
         uint32_t padding;
         const float *items, *positions;
         std::vector<LayerNorm> norms;
-        std::vector<RowLinear> layers;
+        std::vector<EncoderLayer> layers;
+        Unit rectified{};  // a ReLU
+        bool any_fine = false;
 
-        static void quantize(const RowKernels &kernels, const Rows &rows, const RowLinear &reader, int64_t n) {
-            kernels.quantize_rows(rows, rows.stride, reader.qparams(), n);
+        // x [n] -> out: rows of whole 64 columns; with room for whole fours of them.
+        void apply(const SequenceKernels &sequences, const EncoderLayer &layer, const Rows &x, int64_t n, bool relu, const float *residual,
+                   float *out, int64_t out_stride) const {
+            if (!layer.fine.weight) {
+                layer.coarse.run(x, n, relu, residual, out_stride, out, out_stride);
+                return;
+            }
+            const int64_t fours = round_up(n, 4);
+            sequences.layer(layer.fine, x.values, x.stride, fours, residual, out, out_stride);
+            if (relu) sequences.activate(rectified, out, out_stride, layer.fine.outputs, n, out);
+            for (int64_t r = 0; r < n && !residual; ++r) std::fill(out + r * out_stride + layer.fine.outputs, out + (r + 1) * out_stride, 0.0f);
+        }
+
+        // Quantized, and as floats where a layer reads these.
+        void normalize(const RowKernels &kernels, size_t norm, const Rows &x, const Rows &y, int64_t n) const {
+            kernels.layer_norm(norms[norm], x.values, x.stride, {any_fine ? y.values : nullptr, y.quantized, y.scale, y.stride}, n);
+        }
+
+        static void quantize(const RowKernels &kernels, const Rows &rows, const EncoderLayer &reader, int64_t n) {
+            if (!reader.fine.weight) kernels.quantize_rows(rows, rows.stride, reader.coarse.qparams(), n);
         }
 
         // Joins attention to x, then the feed-forward network: x [n] of whole 64 columns. `attended`: its results.
-        void finish(const RowKernels &kernels, size_t block, const Rows &attended, const Rows &x, const Rows &y, const Rows &hidden, int64_t n) const {
-            const RowLinear *layer = &layers[5 * block];
+        void finish(const SequenceKernels &sequences, const RowKernels &kernels, size_t block, const Rows &attended, const Rows &x, const Rows &y,
+                    const Rows &hidden, int64_t n) const {
+            const EncoderLayer *layer = &layers[5 * block];
             quantize(kernels, attended, layer[2], n);
-            layer[2].run(attended, n, false, x.values, x.stride, x.values, x.stride);
-            kernels.layer_norm(norms[2 * block + 1], x.values, x.stride, {nullptr, y.quantized, y.scale, y.stride}, n);
-            layer[3].run(y, n, true, nullptr, 0, hidden.values, hidden.stride);
+            apply(sequences, layer[2], attended, n, false, x.values, x.values, x.stride);
+            normalize(kernels, 2 * block + 1, x, y, n);
+            apply(sequences, layer[3], y, n, true, nullptr, hidden.values, hidden.stride);
             quantize(kernels, hidden, layer[4], n);
-            layer[4].run(hidden, n, false, x.values, x.stride, x.values, x.stride);
+            apply(sequences, layer[4], hidden, n, false, x.values, x.values, x.stride);
         }
 
         // Encodes sequences from sample s on, as many as stay in the cache; returns the next sample.
         int64_t run(const SequenceKernels &sequences, const RowKernels &kernels, const Block &b, int64_t s, float *out, int64_t out_stride) const {
             static thread_local Encoding work;
-            const int64_t room = kRowsTogether + count, narrow = round_up(size, kColumns), all = round_up(width, kColumns);
+            const int64_t room = round_up(kRowsTogether + count, 4), narrow = round_up(size, kColumns), all = round_up(width, kColumns);
             work.x.size(room, size), work.y.size(room, size), work.parts.size(room, all + 2 * width), work.inner.size(room, inner);
-            work.newest.size(room, size), work.state.size(room, all), work.keys.reserve(round_up(count, 16) * width);
+            work.newest.size(room, size), work.normed.size(room, size), work.state.size(room, all), work.keys.reserve(round_up(count, 16) * width);
             work.first.assign(1, 0);
             const Rows x = work.x.rows(), y = work.y.rows(), hidden = work.inner.rows(), attended = work.state.rows();
             int64_t n = 0, next = s;
@@ -220,23 +255,24 @@ class TransformerSteps : public SequenceProgram {
             const size_t blocks = layers.size() / 5;
             for (size_t block = 0; block < blocks; ++block) {
                 const bool last = block + 1 == blocks;
-                const RowLinear *layer = &layers[5 * block];
-                kernels.layer_norm(norms[2 * block], x.values, x.stride, {nullptr, y.quantized, y.scale, y.stride}, n);
-                const Rows newest = work.newest.rows();
+                const EncoderLayer *layer = &layers[5 * block];
+                normalize(kernels, 2 * block, x, y, n);
+                const Rows newest = work.newest.rows(), normed = work.normed.rows();
                 Rows queries = y;
                 if (last) {  // the newest states alone
                     for (int64_t i = 0; i < sequences_count; ++i) {
                         const int64_t from = work.first[static_cast<size_t>(i)];
-                        std::copy_n(y.quantized + from * y.stride, y.stride, newest.quantized + i * newest.stride);
                         std::copy_n(x.values + from * x.stride, x.stride, newest.values + i * newest.stride);
-                        newest.scale[i] = y.scale[from];
+                        std::copy_n(y.quantized + from * y.stride, y.stride, normed.quantized + i * normed.stride);
+                        if (any_fine) std::copy_n(y.values + from * y.stride, y.stride, normed.values + i * normed.stride);
+                        normed.scale[i] = y.scale[from];
                     }
-                    queries = newest;
+                    queries = normed;
                 }
                 const int64_t query_count = last ? sequences_count : n, stride = round_up(2 * width, kColumns);
                 float *keys_values = work.parts.values.data(), *query = keys_values + room * stride;
-                layer[0].run(queries, query_count, false, nullptr, 0, query, all);
-                layer[1].run(y, n, false, nullptr, 0, keys_values, stride);
+                apply(sequences, layer[0], queries, query_count, false, nullptr, query, all);
+                apply(sequences, layer[1], y, n, false, nullptr, keys_values, stride);
                 for (int64_t i = 0; i < sequences_count; ++i) {
                     const int64_t from = work.first[static_cast<size_t>(i)], items_count = work.first[static_cast<size_t>(i) + 1] - from;
                     const int64_t at = last ? i : from;
@@ -250,7 +286,7 @@ class TransformerSteps : public SequenceProgram {
                 }
                 if (all > width)
                     for (int64_t i = 0; i < query_count; ++i) std::fill(attended.values + i * all + width, attended.values + (i + 1) * all, 0.0f);
-                finish(kernels, block, attended, last ? newest : x, y, hidden, query_count);
+                finish(sequences, kernels, block, attended, last ? newest : x, y, hidden, query_count);
             }
             const Rows newest = work.newest.rows();
             kernels.layer_norm(norms.back(), newest.values, newest.stride, {out + s * out_stride, nullptr, nullptr, out_stride}, sequences_count);
@@ -269,7 +305,7 @@ class TransformerSteps : public SequenceProgram {
     // A copy, filled up with zeros.
     static const float *filled(Kept &kept, const float *from, int64_t count, int64_t room) {
         Buffer<float> made(room);
-        std::fill_n(std::copy_n(from, count, made.data()), room - count, 0.0f);
+        std::fill_n(count ? std::copy_n(from, count, made.data()) : made.data(), room - count, 0.0f);
         kept.arrays.push_back(std::move(made));
         return kept.arrays.back().data();
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -183,7 +183,8 @@ class SequenceEncoder(Step):
 
     The newest item comes first; an item attends to itself and to those behind it. Places with the id `padding` are left
     out, all but the first. Layers have int8 weights with a scale a column, and read uint8 rows with a scale a row, as
-    the layers of `pipelines.kernels.transformer`; attention and normalization are float32.
+    the layers of `pipelines.kernels.transformer`; those of `exact` have float32 weights, summed from the bias on in the
+    order of the inputs. Attention and normalization are float32.
 
     Attributes:
         out: Buffer "f4" of the width d of an item.
@@ -205,6 +206,8 @@ class SequenceEncoder(Step):
         inner_scale: float32 [B, 2, hidden].
         outer: int8 [B, hidden, d].
         outer_scale: float32 [B, 2, d].
+        exact: Numbers of the float32 layers, 5 block + the place in the order above; their int8 weights are not read.
+        fine: The float32 weights of these layers, one after the other.
     """
 
     out: int
@@ -226,6 +229,8 @@ class SequenceEncoder(Step):
     inner_scale: Array
     outer: Array
     outer_scale: Array
+    exact: tuple[int, ...] = ()
+    fine: Array = field(default_factory=lambda: np.zeros(0, np.float32))
 
     def norm(self, number: int) -> tuple[Array, Array, float]:
         """Returns scale, bias and epsilon of a normalization."""
@@ -236,6 +241,16 @@ class SequenceEncoder(Step):
         names = ("query", "keys_values", "joined", "inner", "outer")
         pairs = [(getattr(self, name)[block], getattr(self, f"{name}_scale")[block]) for name in names]
         return [RowLinear(contiguous(weight), contiguous(both[0]), contiguous(both[1])) for weight, both in pairs]
+
+    def exact_weights(self) -> dict[int, Array]:
+        """Returns the weights of the float32 layers, [inputs, outputs] each, by their numbers."""
+        names, weights, start = ("query", "keys_values", "joined", "inner", "outer"), {}, 0
+        for number in self.exact:
+            shape = getattr(self, names[number % 5]).shape[1:]
+            size = int(np.prod(shape))
+            weights[number] = self.fine[start : start + size].reshape(shape)
+            start += size
+        return weights
 
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
@@ -256,6 +271,10 @@ class SequenceEncoder(Step):
         require_finite(self, self.epsilon)
         require_fit(self, self.epsilon >= 0 and self.padding >= 0)
         _require_ids(self, program, self.begin, self.count, rows)
+        require_fit(self, list(self.exact) == sorted(set(self.exact) & set(range(5 * blocks))))
+        sizes = [inputs * outputs for inputs, outputs in layers.values()]
+        require("SequenceEncoder", "fine", self.fine, np.float32, (sum(sizes[number % 5] for number in self.exact),))
+        require_finite(self, self.fine)
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
@@ -267,16 +286,26 @@ class SequenceEncoder(Step):
         known = ids != self.padding
         known[0] = True
         x = self.items[ids[known]] + self.positions[known]
+        exact = self.exact_weights()
         for block in range(len(self.query)):
-            query, keys_values, joined, inner, outer = self.layers(block)
+
+            def apply(place: int, x: Array, residual: Array | None = None, block: int = block) -> Array:
+                layer, weight = self.layers(block)[place], exact.get(5 * block + place)
+                if weight is None:
+                    quick = {"relu": place == 3, "nonnegative": place == 4}
+                    return reference.linear(layer, x, residual=residual, **quick)
+                y = _layer(x, weight, layer.bias)
+                y = np.where(y < 0, np.float32(0), y) if place == 3 else y
+                return y if residual is None else y + residual
+
             normed = reference.layer_norm(x, *self.norm(2 * block))
-            keys, values = np.split(reference.linear(keys_values, normed), 2, axis=1)
+            keys, values = np.split(apply(1, normed), 2, axis=1)
             if block + 1 == len(self.query):
                 x, normed = x[:1], normed[:1]
-            attended = reference.attention(reference.linear(query, normed), keys, values, self.heads, causal=True)
-            x = reference.linear(joined, attended, residual=x)
+            attended = reference.attention(apply(0, normed), keys, values, self.heads, causal=True)
+            x = apply(2, attended, x)
             normed = reference.layer_norm(x, *self.norm(2 * block + 1))
-            x = reference.linear(outer, reference.linear(inner, normed, relu=True), nonnegative=True, residual=x)
+            x = apply(4, apply(3, normed), x)
         return reference.layer_norm(x, *self.norm(-1))
 
     def add_to(self, program: NativeProgram) -> None:
@@ -293,6 +322,7 @@ class SequenceEncoder(Step):
             [contiguous(array) for norm in self.norms for array in norm],
             self.epsilon,
             [array for layer in layers for array in (layer.weight, layer.scale, layer.bias)],
+            [(number, contiguous(weight)) for number, weight in self.exact_weights().items()],
         )
 
 

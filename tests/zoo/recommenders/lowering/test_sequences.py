@@ -13,6 +13,7 @@ from pipelines.kernels import extension
 from pipelines.kernels.recommenders import native, reference
 from pipelines.kernels.recommenders.from_graph import click_program
 from pipelines.kernels.recommenders.native import SharedInputs
+from pipelines.kernels.recommenders.steps import SequenceEncoder
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
@@ -62,7 +63,7 @@ def feeds_of(features, count, rng):
     return feeds | ({"scales": rng.random((count, widths["scales"]), np.float32)} if "scales" in widths else {})
 
 
-def lowered(family, seed, tmp_path, **settings):
+def lowered(family, seed, tmp_path, grow=1.0, **settings):
     """(features, path of the float graph, its program) of a network with random weights."""
     from zoo.recommenders.export.fx_export import export
 
@@ -78,6 +79,10 @@ def lowered(family, seed, tmp_path, **settings):
     } | settings
     known = {name: value for name, value in own.items() if hasattr(entry.config, name)}
     network = entry.build(features, replace(entry.config, **known)).eval()
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            if weight.ndim == 2 and "embed" not in name and "table" not in name:
+                weight.mul_(grow)
     path = io.save(export(network, features), tmp_path / "fp32.onnx")
     model = io.load(path)
     rewrite(model, entry.passes({"schema": {}}))
@@ -115,6 +120,17 @@ def test_numbers_of_the_graph(family, seed, tmp_path):
         np.testing.assert_allclose(results[0], expected["probability"], atol=0.005)
         for one, other in zip(results[1:], list(expected.values())[1:], strict=True):
             np.testing.assert_allclose(one, other, atol=0.03)
+
+
+@pytest.mark.parametrize("grow", [1, 2, 4])
+def test_large_weights_of_an_encoder_stay_float(grow, tmp_path):
+    features, path, program = lowered("sasrec", 1, tmp_path, grow)
+    feeds = feeds_of(features, 400, np.random.default_rng(7))
+    results = tuple_of(native.click_program(program)(*arrays_of(fed(program, feeds))))
+    expected = OnnxRuntimeSession(path, 1).run(feeds)["probability"]
+    assert np.abs(results[0] - expected).max() <= 0.005
+    encoder = next(step for step in program.steps if isinstance(step, SequenceEncoder))
+    assert bool(encoder.exact) == (grow > 1)
 
 
 @pytest.mark.parametrize(("family", "seed"), CASES)

@@ -9,6 +9,7 @@ import numpy as np
 
 from pipelines.kernels.recommenders import steps
 from zoo.recommenders.lowering.expressions import Array, FloatVector
+from zoo.recommenders.lowering.sequences.encoder_precision import StateUse, float_layers
 from zoo.recommenders.lowering.sequences.pair_layers import pair_layers
 
 
@@ -171,7 +172,17 @@ class EncodedSequence(FloatVector):
         return [(self.start, self.count)]
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
-        """See `FloatVector`; layers become int8, and heads are filled up with zeros to whole vectors."""
+        """See `FloatVector`; layers become int8."""
+        return self.step_for(None, sources, out)
+
+    def step_for(self, use: StateUse | None, sources: Sequence[int], out: int) -> steps.Step:
+        """Returns the step; its heads are filled up with zeros.
+
+        Args:
+            use: What becomes of the state, for `float_layers`; None: all layers become int8.
+            sources: See `FloatVector`.
+            out: See `FloatVector`.
+        """
         arrays: list[list[tuple[Array, Array]]] = [[], [], [], [], []]
         for projected, joined, inner, outer in self.layers:
             weight, bias = self._heads(projected[0]), self._heads(projected[1][None])[0]
@@ -180,18 +191,27 @@ class EncodedSequence(FloatVector):
             layers = [(weight[:, :columns] * scale, bias[:columns] * scale), (weight[:, columns:], bias[columns:])]
             for at, layer in enumerate([*layers, (rows, joined[1]), inner, outer]):
                 arrays[at].append(layer)
-        quantized = [array for layer in arrays for array in _quantized(layer)]
+        names = ("query", "keys_values", "joined", "inner", "outer")
+        quantized: dict[str, Array] = {}
+        for name, pairs in zip(names, arrays, strict=True):
+            quantized[name], quantized[f"{name}_scale"] = _quantized(pairs)
+        table = self.table.astype(np.float64)
+        own = (self.position.astype(np.float64), self.layers, self.heads, self.norms.astype(np.float64), self.epsilon)
+        exact = () if use is None else float_layers(use, table, self.factor, *own)
+        fine = [arrays[number % 5][number // 5][0].ravel() for number in exact]
         return steps.SequenceEncoder(
-            out,
-            self.start,
-            self.count,
-            self.padding,
-            self.heads,
-            (self.table.astype(np.float64) * self.factor).astype(np.float32),
-            np.ascontiguousarray(self.position, np.float32),
-            np.ascontiguousarray(self.norms, np.float32),
-            self.epsilon,
-            *quantized,
+            out=out,
+            begin=self.start,
+            count=self.count,
+            padding=self.padding,
+            heads=self.heads,
+            items=(table * self.factor).astype(np.float32),
+            positions=np.ascontiguousarray(self.position, np.float32),
+            norms=np.ascontiguousarray(self.norms, np.float32),
+            epsilon=self.epsilon,
+            exact=exact,
+            fine=np.concatenate([np.zeros(0), *fine]).astype(np.float32),
+            **quantized,
         )
 
     def _heads(self, x: Array) -> Array:
