@@ -133,6 +133,16 @@ def csv_lines(columns: list) -> bytes:
     for other columns.
     """
 
+class EmbeddingBags:
+    def __init__(self, isa: str = '') -> None: ...
+
+    def add(self, table: Annotated[NDArray, dict(device='cpu', writable=False)], rows: int, width: int, bits: int, scale_unit: float, bias_unit: float, count: int, mean: bool) -> None: ...
+
+    def __call__(self, ids: Annotated[NDArray, dict(device='cpu', writable=False)]) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]: ...
+
+    @property
+    def isa(self) -> str: ...
+
 class LogParser:
     """
     Blocks of a log to a model's inputs. Columns are added by their place in the log (0-based) and in the outputs.

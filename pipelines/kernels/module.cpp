@@ -7,6 +7,7 @@ void bind_click_program(nb::module_ &module);
 void bind_image_network(nb::module_ &module);
 void bind_isas(nb::module_ &module);
 void bind_csv_lines(nb::module_ &module);
+void bind_embedding_bags(nb::module_ &module);
 void bind_parse_log(nb::module_ &module);
 void bind_resize(nb::module_ &module);
 void bind_row_kernels(nb::module_ &module);
@@ -19,6 +20,7 @@ NB_MODULE(_native, module) {
     bind_image_network(module);
     bind_isas(module);
     bind_csv_lines(module);
+    bind_embedding_bags(module);
     bind_parse_log(module);
     bind_resize(module);
     bind_row_kernels(module);

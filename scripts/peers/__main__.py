@@ -17,6 +17,7 @@ COMPARISONS = {
     "wide-deep": "recommenders.wide_deep",
     "click-models": "recommenders.click_models",
     "ranking": "recommenders.ranking",
+    "tables": "recommenders.tables",
     "runs": "recommenders.runs",
     "log-reading": "recommenders.log_reading",
     "images": "vision.images",
