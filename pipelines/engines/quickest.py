@@ -14,13 +14,12 @@ from pipelines.core.batches import MOST, Batch, length
 from pipelines.core.errors import ZooError
 from pipelines.engines.contexts import Asynchronous
 from pipelines.engines.session import Executed, Port, Session
-from pipelines.engines.timing import Choice, choose, size_class
+from pipelines.engines.timing import FLOAT, Choice, choose, size_class
 
 if TYPE_CHECKING:
     from pipelines.kernels.recommenders.native import SharedInputs
 
 logger = logging.getLogger(__name__)
-FLOAT = "+fp32"  # behind the name of an engine that runs the float file of an int8 model
 
 
 class Option(NamedTuple):

@@ -27,6 +27,8 @@ BUSY = 0.8  # CPU seconds of a second, below which other processes were in the w
 SETTLING = 600.0  # seconds until a choice is timed again where the rounds differed or the CPU was busy
 LASTING = 7 * 86400.0  # seconds until any choice is timed again
 MARGIN = 0.05  # by which another engine must be faster to replace the one before
+FLOAT = "+fp32"  # behind the name of an engine that runs the float file of an int8 model
+HOPELESS = 4.0  # a float file so many times slower than int8 in one engine is not tried in others
 REFERENCE = "onnxruntime"  # engine that others are validated against; the first that runs if it does not
 
 
@@ -72,7 +74,8 @@ def choose(
     other for a week; then it is timed again, and stays unless another candidate is faster by more than `MARGIN`.
 
     A cached choice applies to the same digest, candidates, threads, size class, CPU, native kernels and library
-    versions. Candidates that cannot be opened or do not run are left out.
+    versions. Candidates that cannot be opened or do not run are left out. Those whose names end in `FLOAT` run the
+    float file of an int8 model: they agree with each other, and must be faster than int8 by more than `MARGIN`.
 
     Args:
         digest: Digest of the model that all candidates run.
@@ -103,11 +106,15 @@ def choose(
             return kept
         milliseconds, settled = _rounds(candidates, batch)
         best = min(milliseconds, key=milliseconds.__getitem__)
+        int8 = [name for name in milliseconds if not name.endswith(FLOAT)]
+        quickest = min(int8, key=milliseconds.__getitem__, default=best)
+        if milliseconds[quickest] <= (1 + MARGIN) * milliseconds[best]:
+            best = quickest
         if kept and milliseconds.get(kept.engine, np.inf) <= (1 + MARGIN) * milliseconds[best]:
             best = kept.engine
         rounded = {name: round(ms, 4) for name, ms in milliseconds.items()}
         chosen = Choice(best, threads, size, rounded, machine.fingerprint(), settled, time.time())
-        if milliseconds.keys() == candidates.keys():  # a failure may be temporary
+        if _complete(milliseconds, candidates):  # a failure may be temporary
             try:
                 files.write_json(path, asdict(chosen))
             except ZooError as error:
@@ -139,12 +146,39 @@ def _rounds(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) -> t
         Milliseconds of the best round by candidate; and whether all rounds have the same winner and the process was not
         kept from the CPU.
     """
-    sessions = _agreeing(candidates, batch)
+    floats = {name: opener for name, opener in candidates.items() if name.endswith(FLOAT)}
+    sessions = _agreeing({name: opener for name, opener in candidates.items() if name not in floats}, batch)
+    sessions |= _float_sessions(floats, sessions, batch)
     wall, cpu = time.perf_counter(), time.process_time()
     rounds = [measure(list(sessions.values()), batch, REPEATS // 2 + 1) for _ in range(ROUNDS)]
     busy = time.process_time() - cpu < BUSY * (time.perf_counter() - wall)
     winners = {int(np.argmin(each)) for each in rounds}
     return dict(zip(sessions, np.min(rounds, axis=0).tolist(), strict=True)), len(winners) == 1 and not busy
+
+
+def _float_sessions(
+    floats: Mapping[str, Callable[[], Runnable]], sessions: Mapping[str, Runnable], batch: Batch
+) -> dict[str, Runnable]:
+    """Opens the float file in the reference engine, and in the others unless it is hopelessly slower there."""
+    ordered = sorted(floats, key=lambda name: name != REFERENCE + FLOAT)
+    try:
+        opened = _agreeing({name: floats[name] for name in ordered[:1]}, batch) if ordered else {}
+        if opened:
+            *int8, float_ms = measure([*sessions.values(), *opened.values()], batch, 1)
+            if float_ms <= HOPELESS * min(int8):
+                opened = _agreeing(floats, batch)
+    except BatchError:
+        raise
+    except ZooError as error:
+        logger.info("the float file is left out: %s", error)
+        return {}
+    return opened
+
+
+def _complete(milliseconds: Mapping[str, float], candidates: Mapping[str, object]) -> bool:
+    """Whether all candidates were timed, but for float files that were not tried in every engine."""
+    left_out = candidates.keys() - milliseconds.keys()
+    return milliseconds.keys() <= candidates.keys() and all(name.endswith(FLOAT) for name in left_out)
 
 
 def _kept(path: Path, candidates: Mapping[str, object]) -> Choice | None:
@@ -153,7 +187,7 @@ def _kept(path: Path, candidates: Mapping[str, object]) -> Choice | None:
         return None
     try:
         found = Choice(**files.read_json(path))
-        if found.engine in candidates and found.milliseconds.keys() == candidates.keys():
+        if found.engine in candidates and _complete(found.milliseconds, candidates):
             return found
     except (AttributeError, TypeError, ZooError):
         pass
@@ -183,7 +217,7 @@ def _agreeing(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) ->
     sessions: dict[str, Runnable] = {}
     reference: Batch = {}
     problems = []
-    for name, opener in sorted(candidates.items(), key=lambda each: each[0] != REFERENCE):
+    for name, opener in sorted(candidates.items(), key=lambda each: each[0].removesuffix(FLOAT) != REFERENCE):
         try:
             session = opener()
             outputs = session.run(batch)

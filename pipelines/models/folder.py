@@ -64,6 +64,11 @@ class ModelFolder:
         """Whether the graph comes from elsewhere, see `pipelines.models.family.OnnxImportable`."""
         return "structure" in self.card.details
 
+    @property
+    def has_float(self) -> bool:
+        """Whether the float model is there beside int8.onnx, or made without training code, as an imported one is."""
+        return self.imported or (self.path / "rewritten.onnx").is_file()
+
     def given(self, name: str) -> bool:
         """Returns whether a file comes with the card instead of being built here.
 

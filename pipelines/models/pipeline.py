@@ -22,9 +22,9 @@ from pipelines.core import files, machine
 from pipelines.core.batches import Batch, cut, joined, whole_number
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines import catalog, stock
-from pipelines.engines.quickest import FLOAT, Option, QuickestSession
+from pipelines.engines.quickest import Option, QuickestSession
 from pipelines.engines.session import BF16, Session
-from pipelines.engines.timing import Choice, choose
+from pipelines.engines.timing import FLOAT, Choice, choose
 from pipelines.kernels import extension
 from pipelines.models.family import Lowerable
 from pipelines.models.folder import ModelFolder
@@ -476,10 +476,10 @@ def choose_engine(folder: ModelFolder, precision: str, batch: Batch, threads: in
 
 
 def _options(folder: ModelFolder, precision: str, threads: int) -> tuple[str, dict[str, Option]]:
-    """Returns the digest of the model and its options on this machine; with the float file of an imported model."""
+    """Returns the digest of the model and its options on this machine; with the float file, where it is there."""
     path = folder.ensure(PRECISIONS[precision])
     options = {name: Option(opener) for name, opener in stock.candidates(path, threads, precision).items()}
-    if precision == "int8" and folder.imported:
+    if precision == "int8" and folder.has_float:
         floats = stock.candidates(folder.ensure(PRECISIONS["fp32"]), threads, "fp32")
         options |= {name + FLOAT: Option(opener) for name, opener in floats.items()}
     if precision == "int8" and extension.isas():

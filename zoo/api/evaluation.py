@@ -423,7 +423,7 @@ def plan(
     Args:
         model: Name of a pretrained model, path of a model folder, or path of an .onnx file.
         output: Path of the plan file; None for MODEL.plan next to the .onnx file, or model.plan in the model folder.
-        precisions: None for int8, and fp32 of imported graphs. "bf16" is fp32 computed in bfloat16, if the CPU supports
+        precisions: None for int8 and fp32. "bf16" is fp32 computed in bfloat16, if the CPU supports
             it. An .onnx file runs as it is, and also in "bf16" if named.
         engines: Inference engines; None for all that the machine and the model support.
         threads: Numbers of intra-op threads to try.
@@ -470,7 +470,7 @@ def plan(
     require_distinct(target, *files_of(folder), data)
     opened = kind(folder, "fp32", "onnxruntime")
     batches = [opened.preprocess(opened.example(size, data)) for size in batch_sizes or (opened.BATCH_SIZE,)]
-    precisions = precisions or (("int8", "fp32") if folder.imported else ("int8",))
+    precisions = precisions or ("int8", "fp32")
     candidates = _candidates({precision: folder.ensure(PRECISIONS[precision]) for precision in precisions}, names)
     failed = []
     if "int8" in precisions:

@@ -79,6 +79,25 @@ def test_the_quickest_engine_is_chosen(path, timed):
 
 
 @pytest.mark.parametrize(
+    ("floats", "chosen", "tried"),
+    [
+        ({"onnxruntime": 0.9, "openvino": 3.0}, "onnxruntime+fp32", 4),
+        ({"onnxruntime": 3.0, "openvino": 0.5}, "openvino+fp32", 4),
+        ({"onnxruntime": 0.97, "openvino": 3.0}, "openvino", 4),
+        ({"onnxruntime": 5.0, "openvino": 0.1}, "openvino", 3),
+    ],
+)
+def test_the_float_file_is_chosen_where_it_is_faster(path, timed, zoo_home, floats, chosen, tried):
+    Fake.results = {"int8": np.zeros(3, np.float32)}  # float files agree with each other alone
+    candidates = {name: lambda name=name: Fake("int8", timed[name]) for name in timed}
+    candidates |= {f"{name}+fp32": lambda name=name: Fake("fp32", floats[name]) for name in floats}
+    choice = timing.choose("digest", candidates, FEEDS)
+    assert (choice.engine, len(choice.milliseconds)) == (chosen, tried)
+    ran = len(Fake.ran)
+    assert timing.choose("digest", candidates, FEEDS) == choice and len(Fake.ran) == ran
+
+
+@pytest.mark.parametrize(
     ("found", "chosen"),
     [([1.2, 1.0, 0.8], "openvino"), ([0.0, 1.0, 2.0], "onnxruntime"), ([np.nan, 1.0, 1.0], "onnxruntime")],
 )

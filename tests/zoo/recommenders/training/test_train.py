@@ -17,6 +17,7 @@ from helpers.trainings import TwoProcesses, assert_same_weights, broken_off, wei
 import zoo
 from pipelines.core.errors import RequestError
 from pipelines.models import stages
+from pipelines.models.pipeline import choose_engine
 from pipelines.models.record import NATIVE
 from zoo.cli import app as cli
 from zoo.recommenders.data.encoding import Rows
@@ -151,6 +152,12 @@ def test_two_towers_are_judged_by_what_they_find(models, log, tmp_path):
     assert opened.retrieve(user, catalogue, 2, exclude=[names[best[0][0]]]) == [names[at] for at in best[0][1:]]
     exact = index.codes.astype(int) @ np.rint(vectors[0] * 127).astype(int)
     assert sorted(exact, reverse=True)[:3] == np.rint(scores[0] * 127**2).astype(int).tolist()
+
+
+def test_auto_times_the_float_file_of_a_trained_model(models, log):
+    batch = zoo.pipeline(models["deepfm"], engine="onnxruntime").preprocess(log)
+    choice = choose_engine(zoo.load(models["deepfm"]), "int8", batch, 1, fresh=True)
+    assert {"onnxruntime", "onnxruntime+fp32"} <= choice.milliseconds.keys()
 
 
 def test_a_native_form_of_other_steps_is_made_anew(models, monkeypatch):
