@@ -25,8 +25,8 @@ from pipelines.models import npz, stages
 from pipelines.models.folder import ModelFolder
 from pipelines.models.record import QUANTIZATION, SAMPLES, TRAINED
 from pipelines.quantization.algorithms.correction import SECONDS
-from pipelines.quantization.calibration.auto_calibration import split_held_out
 from pipelines.quantization.calibration.calibrate import MEMORY
+from pipelines.quantization.calibration.effort import split_held_out
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.qdq.fused_functions import fuse_functions
 from pipelines.quantization.qdq.layers import integer_layers
@@ -113,8 +113,8 @@ def calibrate(
         preprocess: JSON file with the image preprocessing of an .onnx file.
         columns: Columns of tables of texts (see `zoo.texts.data.text_files.read_rows`).
         on_error: "raise" to stop at an invalid sample, "skip" to leave it out.
-        effort: For an .onnx file: "fast" (ranges chosen on a few samples, no corrections), "default", or "best" (every
-            choice evaluated on all samples).
+        effort: For an .onnx file: "fast" (ranges chosen on a few samples, biases alone corrected), "default", or "best"
+            (every choice evaluated on all samples).
 
     Returns:
         {"observer", "samples", "path"}, and "effort" for an .onnx file.
@@ -233,8 +233,8 @@ def quantize(
             model folder of the detected family.
         columns: With `schema`: columns of the inputs, see `zoo.freeze`.
         output_node: With `schema`: name of the probability output, see `zoo.freeze`.
-        effort: For an .onnx file: "fast" (ranges chosen on a few samples, no corrections), "default", or "best" (every
-            choice evaluated on all samples).
+        effort: For an .onnx file: "fast" (ranges chosen on a few samples, biases alone corrected), "default", or "best"
+            (every choice evaluated on all samples).
         engine: Engine that an .onnx file is written for. "auto" and "onnxruntime": SiLU and LeakyRelu behind
             convolutions are int8 operators of ONNX Runtime. "openvino": OpenVINO computes convolutions with the
             activation functions behind them (see `pipelines.quantization.qdq.fused_functions`). Either file runs in

@@ -167,8 +167,8 @@ effort = click.option(
     "--effort",
     default=None,
     metavar="NAME",
-    help="Of the calibration of an .onnx file: fast (ranges chosen on a few samples, no corrections), default, or best "
-    "(every choice evaluated on all samples). [default: default]",
+    help="Of the calibration of an .onnx file: fast (ranges chosen on a few samples, biases alone corrected), default, "
+    "or best (every choice evaluated on all samples). [default: default]",
 )
 training = combined(
     click.option(

@@ -8,7 +8,8 @@ samples that no correction saw. The steps are:
    Where the least squared error per tensor ("auto") keeps outliers that nothing downstream needs, another observer wins
    by 10 dB (hard-swish networks). Min-max wins where clipping hurts. Ranges that end where a function is flat win 4 dB
    (YOLO).
-2. The corrections (GPTQ, bias correction): both, one of the two, or neither, which is also tried with min-max ranges.
+2. The corrections (GPTQ, bias correction): both, one of the two, or neither, which is also tried with min-max ranges;
+   with the effort "fast" the bias correction from mean inputs (`mean_bias`), or none.
    Of candidates that are close in SQNR, the one whose worst samples have less error wins (`Errors.worst`).
 3. Splitting of hidden channels with outlier weights (`split_channels`), with ranges and corrections of its own.
 4. If the SQNR is still below `GOAL`, or that of the worst samples below `TAIL`: the layers that cost most stay float32,
@@ -20,7 +21,7 @@ Nothing here is timed, so the same inputs give the same table.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -32,17 +33,24 @@ import onnxruntime as ort
 from pipelines.core.batches import Batch, cut, length
 from pipelines.core.progress import progress
 from pipelines.graph import io, query
+from pipelines.quantization.algorithms.mean_bias import mean_shifts
 from pipelines.quantization.algorithms.split_channels import Splits
 from pipelines.quantization.calibration.calibrate import MEMORY, Observation, observe
 from pipelines.quantization.calibration.compared_outputs import ROOM, Errors, OutputSqnr, can_be_cut
-from pipelines.quantization.calibration.effort import Effort, drawn, effort_of
+from pipelines.quantization.calibration.effort import (
+    Effort,
+    drawn,
+    effort_of,
+    fitting_head,
+    split_held_out,
+    stride_of,
+)
 from pipelines.quantization.calibration.float_layers import leave_float, restore_weights
 from pipelines.quantization.calibration.function_ranges import clip_to_functions
 from pipelines.quantization.calibration.layerwise import sample_chunks
 from pipelines.quantization.calibration.range_search import quantized_tensors, search_ranges
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.ptq import (
-    HELD_OUT,
     Factors,
     correct_table,
     equalized,
@@ -58,7 +66,6 @@ logger = logging.getLogger(__name__)
 GOAL = 24.0  # dB of SQNR below which layers stay in float32
 TAIL = 16.0  # dB of SQNR of the worst samples, likewise
 HARDEST = 16  # of the worst samples, by which those layers are chosen
-HELD_BACK = 3  # one of three samples is held out, up to HELD_OUT
 CLOSE = 2.0  # dB; candidates farther behind the best on a part of the samples are evaluated on no more
 WORST = 2.0  # weight of the SQNR of the worst samples beside that of all
 FAR = 4.0  # dB of SQNR plus weighted SQNR of the worst samples; as CLOSE, for the choice by the worst samples
@@ -67,28 +74,11 @@ COMPUTED = 2**29  # elements of activations on the samples among which the worst
 PART = 4  # held-out samples of a batch; the gain of a layer in float32 is measured on the first batch
 WORST_GAIN = 1.25  # minimum gain in dB of a candidate that is chosen by the weighted sum; less may be noise
 KEPT = 2**29  # bytes of weights of candidates above which their sessions are not kept
-MOST = 2**23  # maximum input elements of held-out samples
 SPLIT_GAIN = 0.2  # minimum gain of split channels in dB, which cost 1 to 2% of the time
 CHANCE = 1.0  # minimum gain of an alternative in dB; less may be noise
 Lowest = Callable[[list[CalibrationTable]], list[float]]
 Opened = Callable[[CalibrationTable], ort.InferenceSession]
 OBSERVERS = ("auto", "minmax", "percentile", "kl")  # candidates of "auto"
-
-
-@dataclass(frozen=True)
-class _Fitting:
-    """Fitting samples in chunks for repeated iteration: all but one of every `stride` chunks."""
-
-    model: ir.Model
-    samples: Iterable[Batch]
-    stride: int
-
-    def __iter__(self) -> Iterator[Batch]:
-        return (
-            chunk
-            for at, chunk in enumerate(sample_chunks(self.model, self.samples))
-            if at % self.stride != self.stride // 2
-        )
 
 
 def auto_calibrate(
@@ -116,7 +106,7 @@ def auto_calibrate(
         observation: Observation of `model` on all samples, if there is one already.
         seconds: Time budget of the corrections, see `correct_layers`; None: no limit.
         effort: "fast", "default" or "best", see `pipelines.quantization.calibration.effort`. With "fast" there is
-            neither smoothing nor correction, and no layer stays float32.
+            no smoothing, no layer stays float32, and biases alone are corrected (`mean_bias`).
 
     Returns:
         The calibration table.
@@ -131,7 +121,7 @@ def auto_calibrate(
     if observation is None or factors:
         scaled = equalized(model, factors)
         binned = quantized_tensors(scaled, recipe)
-        observation = observe(scaled, samples, total, max_memory=max_memory, binned=binned)
+        observation = observe(scaled, samples, total, max_memory=max_memory, binned=binned, quick=not work.thorough)
         observation.require_samples()
         observation.release()
     observation.require_samples()
@@ -157,7 +147,8 @@ def auto_calibrate(
             for name, each in observation.histograms.items()
             if name in same and (each.binned or name not in binned) and not (splitting and work.thorough)
         }
-        observed = observe(scaled, samples, total, max_memory=max_memory, binned=binned, known=known)
+        quick = not work.thorough
+        observed = observe(scaled, samples, total, max_memory=max_memory, binned=binned, known=known, quick=quick)
         observed.release()
         return tables_of(observed, splitting=splitting, smoothing=smoothing)
 
@@ -176,7 +167,7 @@ def auto_calibrate(
     if len(tables) > 1:
         best = judge.best_ranges(tables)
     if not corrects:
-        return best
+        return judge.with_mean_bias(best, counted) if recipe.correct else best
     fine = not work.thorough and can_be_cut(model)
     parts = [part for batch in held_out for part in cut(batch, PART)] if fine else held_out
     metric = OutputSqnr(model, parts, not work.thorough)
@@ -225,54 +216,6 @@ class _Int8Models:
         int8 = self._last[1].clone()
         correct(int8.graph, self._recipe, table, {})
         return int8
-
-
-def split_held_out(model: ir.Model, samples: Iterable[Batch], count: int) -> tuple[list[Batch], Iterable[Batch]]:
-    """Splits samples into held-out and fitting samples, in chunks; with a single chunk both are the same.
-
-    Held-out samples are drawn evenly, because neighbouring samples may be alike.
-
-    Args:
-        model: Float model.
-        samples: Batches, iterated several times.
-        count: Number of samples.
-
-    Returns:
-        Held-out samples, in memory, and the remaining samples.
-    """
-    stride = _stride(model, samples, count, min(count // HELD_BACK, HELD_OUT))
-    held_out = _drawn(model, samples, stride)
-    return held_out, _Fitting(model, samples, stride) if stride > 1 else held_out
-
-
-def _stride(model: ir.Model, samples: Iterable[Batch], count: int, most: int) -> int:
-    """Returns the stride of held-out chunks for `most` of `count` samples, limited to `MOST` elements."""
-    first = next(iter(sample_chunks(model, samples)))
-    size, elements = length(first), max(sum(array.size for array in first.values()), 1)
-    chunks = -(-count // size)
-    return max(chunks // max(min(most // size, MOST // elements), 1), 1)
-
-
-def _drawn(model: ir.Model, samples: Iterable[Batch], stride: int) -> list[Batch]:
-    """Returns one of every `stride` chunks of the samples."""
-    return [chunk for at, chunk in enumerate(sample_chunks(model, samples)) if at % stride == stride // 2]
-
-
-def fitting_head(fitting: Iterable[Batch]) -> list[Batch]:
-    """Returns the first chunks of `fitting`, at most `HELD_OUT` samples.
-
-    Args:
-        fitting: Batches of fitting samples.
-
-    Returns:
-        The chunks, in memory.
-    """
-    head: list[Batch] = []
-    for chunk in fitting:
-        if head and sum(map(length, head)) + length(chunk) > HELD_OUT:
-            break
-        head.append(chunk)
-    return head
 
 
 def _tables(model: ir.Model, recipe: QuantRecipe, observation: Observation) -> list[CalibrationTable]:
@@ -348,8 +291,8 @@ class _Judge:
         self, model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch], observation: Observation, work: Effort
     ) -> None:
         count, self.model, self._recipe, self._work = observation.samples, model, recipe, work
-        judged = _stride(model, samples, count, work.judged)
-        more = _stride(model, samples, count, min(work.lowest, _affordable(model, observation, work)))
+        judged = stride_of(model, samples, count, work.judged)
+        more = stride_of(model, samples, count, min(work.lowest, _affordable(model, observation, work)))
         batches: dict[bool, list[Batch]] = {True: [], False: []}
         for at, chunk in enumerate(sample_chunks(model, samples)):
             if (first := at % judged == judged // 2) or (work.lowest and at % more == more // 2):
@@ -400,6 +343,20 @@ class _Judge:
             return self._worst(chosen, opened, keep)
 
         return _best([each.table for each in candidates], sqnr, lowest if self._work.lowest else None)[0]
+
+    def with_mean_bias(self, table: CalibrationTable, samples: Iterable[Batch]) -> CalibrationTable:
+        """Adds the bias correction of `mean_shifts` to a table, unless that lowers the SQNR on the judged samples.
+
+        samples: those of the mean inputs.
+        """
+        scaled = equalized(self.model, table.equalization, table.smoothing, table.splitting)
+        bias = mean_shifts(scaled, self.int8_models.of(table), samples)
+        if not bias:
+            return table
+        tables = [replace(table, bias=bias, recipe=self._recipe.to_json()), table]
+        sqnr = [self._metric(self.int8_models.of(each), self._judged) for each in tables]
+        logger.info("bias correction from mean inputs: %.1f dB of SQNR, without: %.1f dB", *sqnr)
+        return tables[int(np.argmax(sqnr))]
 
     def lowest(self, sessions: Mapping[int, ort.InferenceSession] = MappingProxyType({})) -> Lowest | None:
         """Returns the function `lowest` of `_best` for tables with corrections; None if the work has none.

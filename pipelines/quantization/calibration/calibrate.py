@@ -26,6 +26,7 @@ from pipelines.quantization.recipe import OBSERVERS
 
 BATCH = 256  # maximum samples per run
 MEMORY = "128MB"
+ACTIVATIONS = 0.9  # least share of the memory for activations; the less, the more often large models run
 SHARED_WEIGHT_BYTES = 1 << 16  # minimum bytes of weights that sessions share
 
 
@@ -44,6 +45,7 @@ class Observation:
             MB; "GiB" is 1024 MiB).
         binned: Tensors whose values are counted in bins; the others get min-max ranges. None: all tensors.
         known: Histograms on the same samples, by tensor, of tensors that are not observed again.
+        quick: Run the model with onnxruntime's optimizations, which change values by their rounding.
 
     Attributes:
         samples: Number of samples so far.
@@ -60,9 +62,10 @@ class Observation:
         max_memory: str | int = MEMORY,
         binned: Container[str] | None = None,
         known: Mapping[str, Histogram] = MappingProxyType({}),
+        quick: bool = False,
     ) -> None:
         io.require_opset(model)
-        self._binned = binned
+        self._binned, self._quick = binned, quick
         self.samples, self.histograms, self._known = 0, dict(known), frozenset(known)
         self._graph_digest = io.digest(model)
         self._model = model.clone()
@@ -75,7 +78,7 @@ class Observation:
             raise RequestError("the model has no float32 activation to quantize; export it in float32")
         most = memory_bytes(max_memory)
         loaded = 4 * query.weight_bytes(self._model)  # what the model and its loading take, as measured
-        self._activation_budget = max(most - loaded, most // 4)
+        self._activation_budget = max(most - loaded, int(ACTIVATIONS * most))
         self._shared_weights = _share_large_weights(self._model.graph)  # the engine does not keep it alive
         self._shape_session = _session(self._model, self._shared_weights, self._tensors, shapes=True)
         self._input_shapes: dict[str, Sequence[Any]] = {
@@ -205,7 +208,7 @@ class Observation:
         self._add({name: feed[name] for name in self._float_inputs if name not in self._known})
         for names in groups:
             if tuple(names) not in self._sessions:
-                self._sessions[tuple(names)] = _session(self._model, self._shared_weights, names)
+                self._sessions[tuple(names)] = _session(self._model, self._shared_weights, names, quick=self._quick)
             self._add(
                 dict(
                     zip(
@@ -245,6 +248,7 @@ def observe(
     max_memory: str | int = MEMORY,
     binned: Container[str] | None = None,
     known: Mapping[str, Histogram] = MappingProxyType({}),
+    quick: bool = False,
 ) -> Observation:
     """Observes a model on samples.
 
@@ -255,6 +259,7 @@ def observe(
         max_memory: See `Observation`.
         binned: See `Observation`.
         known: See `Observation`.
+        quick: See `Observation`.
 
     Returns:
         The observation, which accepts more samples.
@@ -262,7 +267,7 @@ def observe(
     Raises:
         RequestError: See `Observation` and `Observation.feed`.
     """
-    observation = Observation(model, max_memory=max_memory, binned=binned, known=known)
+    observation = Observation(model, max_memory=max_memory, binned=binned, known=known, quick=quick)
     with progress("calibrating", total) as advance:
         for batch in samples:
             seen = observation.samples
@@ -321,9 +326,17 @@ def memory_bytes(text: str | int) -> int:
 
 
 def _session(
-    model: ir.Model, shared: Mapping[str, ort.OrtValue], names: Sequence[str], *, shapes: bool = False
+    model: ir.Model,
+    shared: Mapping[str, ort.OrtValue],
+    names: Sequence[str],
+    *,
+    shapes: bool = False,
+    quick: bool = False,
 ) -> ort.InferenceSession:
-    """A session that computes the tensors `names` of `model`, in their order; or, if `shapes`, only their shapes."""
+    """A session that computes the tensors `names` of `model`, in their order; or, if `shapes`, only their shapes.
+
+    quick: with onnxruntime's optimizations.
+    """
     copy = model.clone()
     values = {str(out.name): out for node in copy.graph for out in node.outputs}
     requested = [values[name] for name in names]
@@ -339,7 +352,7 @@ def _session(
         requested = [each.outputs[0] for each in nodes]
     copy.graph.outputs[:] = requested
     RemoveUnusedNodesPass()(copy)
-    options = reference_session.options(lean=True, prepack=False)
+    options = reference_session.options(quick, lean=True, prepack=False)
     used = [name for name in shared if name in copy.graph.initializers]
     options.add_external_initializers(used, [shared[name] for name in used])
     return reference_session.session(copy, "calibration needs", options)

@@ -1,4 +1,4 @@
-"""How much work `auto_calibrate` does, from "fast" to "best"."""
+"""How much work `auto_calibrate` does, from "fast" to "best", and the samples that it draws."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from pipelines.core.batches import Batch
+from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError
 from pipelines.quantization.calibration.layerwise import CHUNK, sample_chunks
+from pipelines.quantization.ptq import HELD_OUT
+
+HELD_BACK = 3  # one of three samples is held out, up to HELD_OUT
+MOST = 2**23  # maximum input elements of held-out samples
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,8 @@ class Effort:
         lowest: Maximum number of samples among which the worst ones of close candidates are searched; 0: not searched.
         counted: Maximum number of samples of the statistics of channels, see `channel_statistics`; None: all but the
             held-out ones.
-        corrected: Maximum number of samples of the corrections; None: all but the held-out ones; 0: no corrections.
+        corrected: Maximum number of samples of the corrections; None: all but the held-out ones; 0: biases alone
+            are corrected, from mean inputs (`mean_bias`).
         positions: Maximum number of positions per channel of the corrections, see `correct_layers`; None: all that it
             takes by itself.
         thorough: Evaluate every candidate on all samples, each operator computed as the graph states it. Otherwise
@@ -39,7 +44,7 @@ class Effort:
 
 
 EFFORTS = {
-    "fast": Effort(observed=128, judged=8, lowest=0, counted=None, corrected=0, positions=None, thorough=False),
+    "fast": Effort(observed=128, judged=8, lowest=0, counted=32, corrected=0, positions=None, thorough=False),
     "default": Effort(observed=None, judged=64, lowest=256, counted=32, corrected=32, positions=2**12, thorough=False),
     "best": Effort(observed=None, judged=128, lowest=1024, counted=None, corrected=None, positions=None, thorough=True),
 }
@@ -95,3 +100,77 @@ def drawn(model: ir.Model, samples: Iterable[Batch], count: int | None, most: in
     if most is None or count is None or count <= most:
         return samples
     return DrawnSamples(model, samples, -(-count // max(most, CHUNK)))
+
+
+@dataclass(frozen=True)
+class _Fitting:
+    """Fitting samples in chunks for repeated iteration: all but one of every `stride` chunks."""
+
+    model: ir.Model
+    samples: Iterable[Batch]
+    stride: int
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (
+            chunk
+            for at, chunk in enumerate(sample_chunks(self.model, self.samples))
+            if at % self.stride != self.stride // 2
+        )
+
+
+def split_held_out(model: ir.Model, samples: Iterable[Batch], count: int) -> tuple[list[Batch], Iterable[Batch]]:
+    """Splits samples into held-out and fitting samples, in chunks; with a single chunk both are the same.
+
+    Held-out samples are drawn evenly, because neighbouring samples may be alike.
+
+    Args:
+        model: Float model.
+        samples: Batches, iterated several times.
+        count: Number of samples.
+
+    Returns:
+        Held-out samples, in memory, and the remaining samples.
+    """
+    stride = stride_of(model, samples, count, min(count // HELD_BACK, HELD_OUT))
+    held_out = _drawn(model, samples, stride)
+    return held_out, _Fitting(model, samples, stride) if stride > 1 else held_out
+
+
+def stride_of(model: ir.Model, samples: Iterable[Batch], count: int, most: int) -> int:
+    """Returns the stride of chunks that draws evenly.
+
+    Args:
+        model: Float model.
+        samples: Batches.
+        count: Number of samples.
+        most: Maximum number of samples to draw; fewer if they have more than `MOST` elements.
+
+    Returns:
+        The stride, at least 1.
+    """
+    first = next(iter(sample_chunks(model, samples)))
+    size, elements = length(first), max(sum(array.size for array in first.values()), 1)
+    chunks = -(-count // size)
+    return max(chunks // max(min(most // size, MOST // elements), 1), 1)
+
+
+def _drawn(model: ir.Model, samples: Iterable[Batch], stride: int) -> list[Batch]:
+    """Returns one of every `stride` chunks of the samples."""
+    return [chunk for at, chunk in enumerate(sample_chunks(model, samples)) if at % stride == stride // 2]
+
+
+def fitting_head(fitting: Iterable[Batch]) -> list[Batch]:
+    """Returns the first chunks of `fitting`, at most `HELD_OUT` samples.
+
+    Args:
+        fitting: Batches of fitting samples.
+
+    Returns:
+        The chunks, in memory.
+    """
+    head: list[Batch] = []
+    for chunk in fitting:
+        if head and sum(map(length, head)) + length(chunk) > HELD_OUT:
+            break
+        head.append(chunk)
+    return head

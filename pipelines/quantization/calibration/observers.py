@@ -118,9 +118,13 @@ class Histogram:
         Args:
             x: float32 array of any shape.
         """
-        if x.size == 0 or not self.finite:
-            return
         x = x.ravel()
+        for start in range(0, x.size, CHUNK):
+            if self.finite:
+                self._add(x[start : start + CHUNK])
+
+    def _add(self, x: NDArray[Any]) -> None:
+        """Counts a few values, which stay in the cache meanwhile."""
         low, high = float(x.min()), float(x.max())
         self.finite = bool(np.isfinite([low, high]).all())
         if not self.finite:
@@ -129,7 +133,7 @@ class Histogram:
         self._ranges.clear()
         if not self.binned:
             return
-        self.zeros += x.size - int(np.count_nonzero(x))
+        self.zeros += int(np.count_nonzero(x == 0))
         reach = max(-low, high)
         if reach > 0:
             # the width for which reach falls in the upper half of the bins: reach / w < BINS
@@ -139,10 +143,13 @@ class Histogram:
             return
         # a product with a power of two is exact, unless it leaves the normal numbers
         factor = np.float32(2.0**-self.exponent) if -100 < self.exponent <= 0 else np.float64(2.0**-self.exponent)
-        for start in range(0, x.size, CHUNK):
-            index = np.floor(x[start : start + CHUNK] * factor)
-            index += BINS
-            self.bins += np.bincount(index.astype(np.intp), minlength=2 * BINS)
+        scaled = x * factor
+        if low >= 0:  # a conversion to integers is a floor
+            self.bins[BINS:] += np.bincount(scaled.astype(np.intp), minlength=BINS)
+            return
+        index = np.floor(scaled, out=scaled)
+        index += BINS
+        self.bins += np.bincount(index.astype(np.intp), minlength=2 * BINS)
 
     def _widen(self, exponent: int) -> None:
         """Merge bins by two until their width is at least 2**exponent."""

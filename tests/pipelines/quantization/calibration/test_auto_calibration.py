@@ -11,8 +11,10 @@ from pipelines.core.batches import length
 from pipelines.core.errors import RequestError
 from pipelines.graph import io, reference_session
 from pipelines.quantization.calibration import auto_calibration as module
-from pipelines.quantization.calibration.auto_calibration import auto_calibrate, split_held_out
+from pipelines.quantization.calibration import effort
+from pipelines.quantization.calibration.auto_calibration import auto_calibrate
 from pipelines.quantization.calibration.calibrate import observe
+from pipelines.quantization.calibration.effort import split_held_out
 from pipelines.quantization.calibration.float_layers import FLOAT_SHARE
 from pipelines.quantization.calibration.range_search import output_sqnr, quantized_tensors
 from pipelines.quantization.ptq import correct_table, equalized, make_table
@@ -43,7 +45,7 @@ def test_a_single_chunk_is_both():
 
 
 def test_few_samples_are_held_back_where_they_are_large(monkeypatch):
-    monkeypatch.setattr(module, "MOST", 100)
+    monkeypatch.setattr(effort, "MOST", 100)
     judging, fitting = split_held_out(mlp(), samples(400), 400)
     assert sum(map(length, judging)) == 8 and sum(map(length, fitting)) == 392
 
@@ -216,10 +218,10 @@ def test_outputs_as_many_as_were_found_are_judged_by_what_they_were_chosen_from(
     assert 20 < output_sqnr(found, int8, batches) < 80
 
 
-def test_a_fast_calibration_runs_fewer_samples_and_corrects_nothing():
+def test_a_fast_calibration_runs_fewer_samples_and_rounds_weights_to_nearest():
     float_model, batches = mlp(), samples(400)
     fast = auto_calibrate(float_model, QuantRecipe(), batches, 400, effort="fast")
-    assert fast.samples == 104 and not fast.rounding and not fast.bias and not fast.keep_float
+    assert fast.samples == 104 and not fast.rounding and not fast.keep_float
     default = auto_calibrate(float_model, QuantRecipe(), batches, 400, effort="default")
     assert default.samples == 400 and default.rounding
     other = samples(64, 5)
@@ -231,7 +233,7 @@ def test_a_fast_calibration_runs_fewer_samples_and_corrects_nothing():
 
 
 def test_a_fast_calibration_opens_one_session_a_candidate(monkeypatch):
-    """And four more: of all shapes, of all values, of a chunk's size, and of the float model."""
+    """And seven more: of shapes, values, a chunk's size, the float model, mean inputs, with and without corrected biases."""
     opened, quantized = [], []
     session = reference_session.session
     monkeypatch.setattr(
@@ -239,7 +241,7 @@ def test_a_fast_calibration_opens_one_session_a_candidate(monkeypatch):
     )
     monkeypatch.setattr(module, "quantize", lambda *args: (quantized.append(1), quantize(*args))[1])
     auto_calibrate(mlp(), QuantRecipe(), samples(400), 400, effort="fast")
-    assert len(quantized) <= len(module.OBSERVERS) and len(opened) <= len(quantized) + 4
+    assert len(quantized) <= len(module.OBSERVERS) + 1 and len(opened) <= len(quantized) + 6
 
 
 def test_candidates_are_judged_on_a_part_until_they_are_close(monkeypatch):

@@ -232,11 +232,12 @@ def test_fed_piece_by_piece_it_is_the_same(rng):
     ("fixed", "memory", "size", "groups"),
     [
         ("n", "1GB", 256, ["abcdy"]),
-        ("n", 4 * 148 + 5 * 140, 5, ["abcdy"]),  # the weights four times, 140 bytes a sample
-        ("n", 4 * 80, 1, ["abc", "dy"]),  # never less than a quarter for the activations
+        ("n", 4 * 148 + 67 * 140, 67, ["abcdy"]),  # the weights four times, 140 bytes a sample
+        ("n", 4 * 148 + 5 * 140, 8, ["abcdy"]),  # never less than nine tenths for the activations
+        ("n", 89, 1, ["abc", "dy"]),
         ("n", 1, 1, ["a", "b", "c", "d", "y"]),
         (20, "1GB", 20, ["abcdy"]),
-        (20, 4 * 148 + 700, 20, ["ab", "c", "d", "y"]),
+        (20, 778, 20, ["ab", "c", "d", "y"]),
     ],
 )
 def test_less_memory_runs_fewer_samples_at_once_and_then_fewer_tensors(rng, fixed, memory, size, groups):
