@@ -29,6 +29,7 @@ class MMoEConfig(TrainConfig):
     hidden: tuple[int, ...] = (128, 64)
     dropout: float = 0.3
     l2_embeddings: tuple[float, ...] = (10.0, 30.0)
+    l2_layers: float = 10.0
     experts: int = 4
     tower: tuple[int, ...] = (32,)
 

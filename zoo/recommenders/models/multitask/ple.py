@@ -36,6 +36,7 @@ class PLEConfig(TrainConfig):
     hidden: tuple[int, ...] = (128, 64)
     dropout: float = 0.3
     l2_embeddings: tuple[float, ...] = (10.0, 30.0)
+    l2_layers: float = 10.0
     levels: int = 2
     experts: int = 1
     shared: int = 1
