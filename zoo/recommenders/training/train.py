@@ -167,6 +167,9 @@ def train(
                 fill(model, start_model.state, start_from or "")
             else:
                 fill_vectors(model, vectors)
+                if (begin := getattr(model, "begin_training", None)) is not None:
+                    rare = known if rows == split else categories_of(rows)
+                    begin({**part, "ids": rare.replace_rare(part["ids"])} for part in store.parts(0, rows))
             if start_model is None and config.negative_rate:
                 example = store.rows(np.arange(min(len(store), 64)))
                 inputs = example["ids"], example["numbers"], example["scales"]
@@ -350,6 +353,8 @@ def _write(
     rows = store.rows(chosen)
     samples: dict[str, Any] = {name: rows[name].numpy() for name in features.inputs}
     trainer.assign(trainer.average)
+    if (end := getattr(trainer.model, "end_training", None)) is not None:
+        end()
     categories.copy_unknown(trainer.model)
     trained = trainer.model
     if (sort_neurons := getattr(trained, "sort_neurons", None)) and not record["config"]["freeze_towers"]:

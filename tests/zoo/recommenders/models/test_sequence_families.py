@@ -17,6 +17,7 @@ RANKERS = ("din", "bst", "sasrec")
 SMALL = {"hidden": "16,8", "embedding_size": "8", "epochs": "2", "batch_size": "64", "l2_embeddings": "10"}
 TRAINED = {"epochs": "6", "ema": "0.9", "learning_rate": "0.01", "refit": "false", "patience": "9"}
 OWN = {"din": {"attention": "8,4"}, "bst": {"heads": "2", "inner": "8"}, "sasrec": {"hidden": "8"}}
+PLAIN = {"sasrec": {"columns": "false", "disliked": "0"}}  # the columns of `log_of` are noise
 ITEMS = 30
 
 
@@ -46,7 +47,7 @@ def log(tmp_path_factory):
 def models(log, tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     for family in RANKERS:
-        zoo.train(family, log, folder / family, settings=SMALL | TRAINED | OWN[family])
+        zoo.train(family, log, folder / family, settings=SMALL | TRAINED | OWN[family] | PLAIN.get(family, {}))
         zoo.quantize(folder / family)
     return folder
 
@@ -268,6 +269,57 @@ def test_native_program(models, family):
     ranked = np.array([found[at] for at in range(140)], np.float32)
     np.testing.assert_allclose(ranked, expected, atol=0.005)  # sasrec scores by int8 vectors
     assert family == "sasrec" or ranked.tobytes() == expected.tobytes()
+
+
+def test_table_takes_in_the_columns_of_items(log):
+    """In training a network adds the columns to the ids; afterwards it has the weights of a network without them."""
+    from zoo.recommenders.data.features import Features
+    from zoo.recommenders.data.logs import open_logs
+    from zoo.recommenders.data.schema_inference import infer
+    from zoo.recommenders.models.sequences.sasrec import SASRec, SASRecConfig
+
+    features = Features(infer(open_logs(log), sequences=True))
+    (rows,) = features.read(log, labelled=True)
+    inputs = [torch.from_numpy(getattr(rows, name)) for name in ("ids", "numbers", "scales")]
+    network = SASRec(features, SASRecConfig(embedding_size=8, hidden=(8,)))
+    plain = network.eval()(*inputs)[0]
+    network.begin_training([dict(zip(("ids", "numbers", "scales"), inputs, strict=True))])
+    columns = network.columns
+    with torch.no_grad():
+        columns.embeddings.weight.normal_()
+    item, last = rows.ids[-1, network.key.start], rows.ids[-1]
+    assert columns.ids[item].tolist() == last[columns.chosen].tolist() and columns.known[item] == 1
+    assert not columns(torch.tensor([0, network.sequence.last])).any()
+    with torch.inference_mode():
+        before = network(*inputs)
+    assert (before[0] - plain).abs().max() > 0.01
+    network.end_training()
+    with torch.inference_mode():
+        after = network(*inputs)
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(before, after, strict=True))
+    assert network.state_dict().keys() == SASRec(features, SASRecConfig(hidden=(8,))).state_dict().keys()
+
+
+def test_columns_and_disliked_rows_teach_the_vectors_of_items(tmp_path):
+    """Users like the next items of the genre of their history; of 300 items each one is seldom seen."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for at in range(3000):
+        genre = rng.integers(6)
+        history = genre + 6 * rng.integers(0, 50, 3)
+        item = genre + 6 * rng.integers(0, 50) if at % 2 else rng.integers(300)
+        names = "|".join(f"i{each}" for each in history)
+        rows.append([int(item % 6 == genre), f"u{rng.integers(20)}", f"i{item}", f"g{item % 6}", names])
+    names = ["clicked", "user_id", "item_id", "genre", "history"]
+    pd.DataFrame(rows[:2000], columns=names).to_csv(tmp_path / "first.csv", index=False)
+    pd.DataFrame(rows[2000:], columns=names).to_csv(tmp_path / "last.csv", index=False)
+    recall = {}
+    for name, settings in {"plain": {"columns": "false", "disliked": "0"}, "default": {}}.items():
+        settings = SMALL | {"hidden": "8", "epochs": "4", "learning_rate": "0.01", "refit": "false"} | settings
+        zoo.train("sasrec", tmp_path / "first.csv", tmp_path / name, settings=settings)
+        ranks, _ = zoo.pipeline(tmp_path / name, precision="fp32").ranks(tmp_path / "last.csv")
+        recall[name] = (ranks <= 50).mean()
+    assert recall["default"] > recall["plain"] + 0.2
 
 
 @pytest.mark.parametrize("settings", [{"weights": "sigmoid"}, {"activation": "prelu"}])

@@ -1,0 +1,99 @@
+"""Vectors of the columns of items, which add to those of their ids in training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from zoo.recommenders.data.encoding import Field
+from zoo.recommenders.data.features import Features
+from zoo.recommenders.models.layers import Embeddings
+
+
+class ItemColumns(nn.Module):
+    """Vector of an item's columns, found by its id: the pooled embeddings of its categories + W numbers.
+
+    The columns are those of the tower "item". They are read from rows whose candidate the item is, so that the items of
+    a history, which are ids alone, have them, too. As they depend on the id alone, a trained table takes their vectors
+    in (`SASRec.end_training`), and neither the exported graph nor its inputs know of them.
+
+    Args:
+        features: Encoding of the log.
+        key: Category that identifies items.
+        size: Size of the vectors.
+
+    Attributes:
+        ids: Table rows of the categories of every item, int32 [rows of the key's table, columns].
+        scales: Reciprocals of list lengths, float32 [rows, lists].
+        numbers: Numbers, float32 [rows, numbers].
+        known: 1 for items that were read, float32 [rows, 1]; the vectors of others are 0.
+    """
+
+    ids: torch.Tensor
+    scales: torch.Tensor
+    numbers: torch.Tensor
+    known: torch.Tensor
+
+    def __init__(self, features: Features, key: Field, size: int) -> None:
+        super().__init__()
+        fields = [each for each in features.fields if each.column.tower == "item" and each.table != key.table]
+        fields = [each for each in fields if not each.is_sequence]
+        own = [at for at, each in enumerate(features.numbers) if each.tower == "item"]
+        own += [len(features.numbers) + at for at, which in enumerate(features.indicators) if which in own]
+        self.chosen = [at for each in fields for at in range(each.start, each.start + each.width)]
+        self.means, self.own, self.key = [each.scale for each in fields if each.scale >= 0], own, key.start
+        packed, start = [], 0
+        for each in fields:
+            packed.append(replace(each, start=start, scale=self.means.index(each.scale) if each.scale >= 0 else -1))
+            start += each.width
+        self.embeddings = Embeddings(packed, size)
+        self.linear = nn.Linear(len(own), size, bias=False) if own else None
+        if self.linear is not None:
+            nn.init.normal_(self.linear.weight, 0, 0.01)
+        self.register_buffer("ids", torch.zeros(key.rows, len(self.chosen), dtype=torch.int32))
+        self.register_buffer("scales", torch.zeros(key.rows, len(self.means)))
+        self.register_buffer("numbers", torch.zeros(key.rows, len(own)))
+        self.register_buffer("known", torch.zeros(key.rows, 1))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether items have no columns besides their id."""
+        return not self.chosen and not self.own
+
+    def read(self, parts: Iterable[Mapping[str, torch.Tensor]], first: int) -> None:
+        """Reads the columns of the items from rows; of several rows of an item the last one counts.
+
+        Args:
+            parts: Batches of rows: {"ids", "numbers", "scales"}.
+            first: First id of an item.
+        """
+        arrays = self.ids.numpy(), self.numbers.numpy(), self.scales.numpy(), self.known.numpy()
+        for part in parts:
+            items = part["ids"][:, self.key].numpy()
+            ids, numbers, scales, known = arrays
+            ids[items] = part["ids"][:, self.chosen].numpy()
+            numbers[items] = part["numbers"][:, self.own].numpy()
+            scales[items] = part["scales"][:, self.means].numpy()
+            known[items] = np.float32(1)
+        self.known[:first] = 0
+
+    def forward(self, items: torch.Tensor) -> torch.Tensor:
+        """Computes the vectors.
+
+        Args:
+            items: Ids of items, int [n].
+
+        Returns:
+            float32 [n, size].
+        """
+        total = torch.zeros(len(items), self.embeddings.size)
+        if self.chosen:
+            vectors = self.embeddings(self.ids[items], self.scales[items])
+            total = total + vectors.view(len(items), -1, self.embeddings.size).sum(1)
+        if self.linear is not None:
+            total = total + self.linear(self.numbers[items])
+        return total * self.known[items]
