@@ -66,10 +66,10 @@ def ids_of(count, seed=1, places=PLACES):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("softmax", [False, True])
+@pytest.mark.parametrize("weights", [{}, {"softmax": True}, {"raw": True}], ids=str)
 @pytest.mark.parametrize("plain", [False, True])
-def test_same_bits(isa, softmax, plain):
-    program, ids = program_of(softmax=softmax, plain=plain), ids_of(150)
+def test_same_bits(isa, weights, plain):
+    program, ids = program_of(plain=plain, **weights), ids_of(150)
     expected = reference.run(program, ids)
     found = click_program(program, isa)(ids, None, None)
     for one, other in zip(found, expected, strict=True):
@@ -127,6 +127,7 @@ def test_gaps_between_items_are_left_out():
     "changed",
     [
         {"column": 9},
+        {"raw": True, "softmax": True},
         {"begin": 3},
         {"count": 0},
         {"padding": -1},

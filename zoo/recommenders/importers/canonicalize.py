@@ -19,6 +19,8 @@ from pipelines.graph import edit, query
 from pipelines.graph.infer import infer_shapes
 from zoo.recommenders.data.encoding import Field
 from zoo.recommenders.data.features import Features
+from zoo.recommenders.importers.attention_form import attend
+from zoo.recommenders.importers.attention_units import attention_units
 from zoo.recommenders.importers.batch_axis import Run
 from zoo.recommenders.importers.index_ops import gathered, is_matmul, sliced, transposed
 from zoo.recommenders.importers.inputs import InputSource, known_ids
@@ -82,8 +84,14 @@ class Rewriter(Writer):
                     assert numbers is not None
                     entries[place] = numbers.first + column
             self.layouts[value] = Layout(entries)
+        units = {unit.pooled: unit for unit in attention_units(self.old)}
+        inner = {node for unit in units.values() for node in unit.nodes}
         for node in self.old.graph:
-            self._follow(node)
+            if (unit := units.get(node.outputs[0])) is not None:
+                keys, target = self.layouts.get(unit.keys), self.layouts.get(unit.target)
+                self.layouts[unit.pooled] = attend(self, unit, keys, target, self.shape(unit.pooled))
+            elif node not in inner:
+                self._follow(node)
         layouts = [self.layouts.get(output) for output in outputs]
         columns = [each for x in layouts if isinstance(x, Layout) and not x.batch for each in x.entries.ravel()]
         shown = ", ".join(str(output.name) for output in outputs)
@@ -98,8 +106,6 @@ class Rewriter(Writer):
         written = ir.Model(self.main, ir_version=9)
         infer_shapes(written)
         return written
-
-    # --- the old graph
 
     def _follow(self, node: ir.Node) -> None:
         """Determines the layouts of the results of an operator."""
@@ -227,8 +233,6 @@ class Rewriter(Writer):
                 base = self.base(self.shape(value), lambda at=at: write().outputs[at])  # type: ignore[misc]
                 self.layouts[value] = Layout(base.entries())
 
-    # --- views
-
     def _split(self, node: ir.Node, x: Any) -> None:
         axis = node.attributes.get_int("axis", 0) % (x.entries.ndim + 1)
         if not axis or x.batch:
@@ -286,8 +290,6 @@ class Rewriter(Writer):
                 )
             out[place] = self.lookup(base.column, table, False).entries()
         return out.reshape((*at.entries.shape, *data.shape[1:]))
-
-    # --- arithmetic
 
     def _matrix(self, node: ir.Node, known: Sequence[Layout | Array | None]) -> Array | None:
         a, b = known[0], known[1]
@@ -447,8 +449,6 @@ class Rewriter(Writer):
             layout = Layout(x)
             return self._elementwise(node, [layout], known[1:], count=count)
         return self._elementwise(node, [Layout(x)], known[1:])
-
-    # --- sums
 
     def _reduced(self, node: ir.Node, x: Array) -> Array | None:
         axes = query.integers(node, "axes", 1)

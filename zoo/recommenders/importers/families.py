@@ -30,12 +30,13 @@ from zoo.recommenders.lowering.expressions import (
 from zoo.recommenders.lowering.expressions import Field as Lookup
 from zoo.recommenders.lowering.fields.expressions import FieldAttention
 from zoo.recommenders.lowering.graph_reader import GraphReader
+from zoo.recommenders.lowering.sequences.expressions import TargetAttention
 
 GENERIC = "ranker"
 FAMILY_OPERATORS = {  # the operators of the families
     *("Gather", "Slice", "Concat", "Reshape", "Gemm", "MatMul", "Add", "Sum", "Relu", "Mul", "Sub", "ReduceSum"),
     *("ReduceMax", "Sigmoid", "Max", "Sqrt", "Div", "Transpose", "Identity", "PRelu", "LeakyRelu", "Tanh", "Softmax"),
-    *("Einsum", "Split", "Squeeze", "Unsqueeze"),
+    *("Einsum", "Split", "Squeeze", "Unsqueeze", "Equal", "Not", "Cast"),
 }
 
 
@@ -77,6 +78,8 @@ def family_of(model: ir.Model, features: Features) -> tuple[str, str, Features]:
             features = _with_towers(model, features, reader, [product.x, product.y])
             return "two-tower", "its result is the dot product of two networks that read different columns", features
         return "finalmlp", "it joins two networks by a bilinear form", features
+    elif TargetAttention in by_type:
+        return "din", "its history is weighted by a network on every item and the target", features
     elif FieldAttention in by_type:
         return "autoint", "its fields attend to each other", features
     elif Dots in by_type:
@@ -113,7 +116,7 @@ def _of_several_labels(model: ir.Model) -> tuple[str, str]:
         return "ple", "it mixes experts by gates in several levels"
     if mixtures:
         return "mmoe", "it mixes experts by gates"
-    return GENERIC, "mapped as any graph: its labels share no experts and no product of probabilities"
+    return GENERIC, "mapped as any graph: its labels share layers, no experts and no product of probabilities"
 
 
 def _with_towers(model: ir.Model, features: Features, reader: GraphReader, sides: list[Expression]) -> Features:

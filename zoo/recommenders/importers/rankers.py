@@ -210,7 +210,7 @@ def _labels(schema: Schema, outputs: Sequence[ir.Value], count: int, path: str |
 
 def _mean(column: Column) -> Column:
     """Returns the list encoding of rankers: unknown values are not items, unless they have a row."""
-    if column.kind != "categories":
+    if column.kind != "categories" or column.pooling == "none":
         return column
     skips = column.encoding["type"] == "vocabulary" and "unknown" not in column.encoding
     skip = {"skip_unknown": True} if skips else {}

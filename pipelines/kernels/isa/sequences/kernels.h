@@ -31,7 +31,7 @@ struct TargetAttention {
     const int32_t *bias;              // [second]
     Curves one, two;
     float score_bias;
-    bool softmax, one_history;        // one_history: the sequence of the first sample is that of all
+    bool softmax, raw, one_history;   // raw: the weights are the scores; one_history: the sequence of the first sample is that of all
 };
 
 // A layer of float32, its columns filled up with zeros to whole sixteens: y_j = bias_j + sum_k weight_kj x_k, summed in the order of k.

@@ -206,7 +206,7 @@ inline void attend_items(const TargetAttention &t, const uint32_t *ids, float *w
     if (t.softmax && count) {
         const float inverse = softmax(weights, count);
         for (int64_t p = 0; p < count; p += kVecLanes) store_float(weights + p, load_float<Vec>(weights + p) * inverse);
-    } else {
+    } else if (!t.raw) {
         for (int64_t p = 0; p < count; p += kVecLanes) store_float(weights + p, logistic(load_float<Vec>(weights + p)));
     }
     weighted_sum(t.items, t.size, ids, weights, count, out);

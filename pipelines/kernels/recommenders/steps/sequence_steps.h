@@ -41,7 +41,7 @@ class SequenceProgram : public Program {
     // Columns of the ids: the target, and `count` of the sequence from `begin` on. Tables have whole sixteens of columns, codes whole 32.
     void target_attention(int out, int64_t column, int64_t begin, int64_t count, int64_t padding, Array items, Array codes, Array keys,
                           Array queries, const Array &product, const std::vector<Array> &one, const Array &hidden, const Array &bias,
-                          const std::vector<Array> &two, float score_bias, bool softmax) {
+                          const std::vector<Array> &two, float score_bias, bool softmax, bool raw) {
         const Slot to = slot(out, Kind::kFloats, "target_attention");
         TargetAttention t{};
         const int64_t rows = static_cast<int64_t>(items.shape(0));
@@ -54,7 +54,7 @@ class SequenceProgram : public Program {
         const int64_t units = static_cast<int64_t>(hidden.shape(0)), second = static_cast<int64_t>(hidden.shape(1));
         t.pairs = round_up(round_up(to.width, 2) / 2, 2), t.units = round_up(units, 4), t.second = round_up(second, 4);
         t.column = column, t.begin = begin, t.count = count, t.padding = static_cast<uint32_t>(padding);
-        t.score_bias = score_bias, t.softmax = softmax;
+        t.score_bias = score_bias, t.softmax = softmax, t.raw = raw;
         const auto alike_rows = [&](const Array &table, int64_t width) {
             return static_cast<int64_t>(table.shape(0)) == rows && static_cast<int64_t>(table.shape(1)) == width;
         };

@@ -66,7 +66,7 @@ class TargetAttention(Step):
         h = keys[item] + queries[target] + sum_k product_k p_k               int32
         g = bias + sum_j hidden_j rint(clip(f_j(h_j), -HIDDEN, HIDDEN))      int32
         a = score_bias + sum_m f'_m(g_m)                                     float32, added in this order
-        out = sum of items[item] w(a), w the sigmoid, or the softmax over the items
+        out = sum of items[item] w(a), w the sigmoid, the softmax over the items, or a itself
 
     f and f' are quadratic in t = float32(x) scale + shift between integers, with the coefficients of the segment
     min(max(floor(t), 0), SEGMENTS - 1): f = c0 + t (c1 + t c2). Sums run in the order of the items. Places with the id
@@ -93,6 +93,7 @@ class TargetAttention(Step):
         two_curve: The same of f', times the score, float32 [second, 3, SEGMENTS].
         score_bias: Added to a.
         softmax: Whether w is the softmax.
+        raw: Whether w is a itself.
     """
 
     out: int
@@ -115,6 +116,7 @@ class TargetAttention(Step):
     two_curve: Array
     score_bias: float
     softmax: bool
+    raw: bool = False
 
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
@@ -147,6 +149,7 @@ class TargetAttention(Step):
         limits = program.rows[[self.column, *range(self.begin, self.begin + self.count)]]
         require_fit(self, self.count >= 1 and limits.min() >= 1 and limits.max() <= rows and self.padding >= 0)
         require_finite(self, self.score_bias)
+        require_fit(self, not (self.softmax and self.raw))
         for scale, shift, curve in (
             (self.one_scale, self.one_shift, self.one_curve),
             (self.two_scale, self.two_shift, self.two_curve),
@@ -177,7 +180,7 @@ class TargetAttention(Step):
                 exponents = exponential(score[known] - score[known].max())
                 weights = exponents * (np.float32(1) / lane_sum(exponents[None]))
             else:
-                weights = sigmoid(score[known])
+                weights = score[known] if self.raw else sigmoid(score[known])
             for item, weight in zip(self.items[ids[row, known], :width], weights, strict=True):
                 out[row] += item * weight
         run.buffers[self.out] = out
@@ -201,6 +204,7 @@ class TargetAttention(Step):
             [contiguous(array) for array in (self.two_scale, self.two_shift, self.two_curve)],
             self.score_bias,
             self.softmax,
+            self.raw,
         )
 
 

@@ -24,6 +24,8 @@ from zoo.recommenders.lowering.sequences.matcher import (
 )
 
 Array = NDArray[Any]
+NONE = np.zeros(0, np.float32)
+LINE = (NONE, NONE, NONE, np.ones(1, np.float32))  # the activation x
 
 
 def dice(matched: Matcher, value: ir.Value | None) -> tuple[ir.Value | None, tuple[Array, ...]]:
@@ -73,18 +75,26 @@ def target_attention(matched: Matcher, value: ir.Value, columns: Columns) -> Tar
     shares, keys = matched.up(matched.up(value, "Squeeze", 1)[0], "MatMul", 2)
     shares = matched.up(shares, "Transpose", 1)[0]
     producer = shares.producer() if shares is not None else None
-    softmax = producer is not None and producer.op_type == "Softmax"
+    softmax, raw = producer is not None and producer.op_type == "Softmax", False
     if softmax:
         scores, barred = matched.up(matched.up(shares, "Softmax", 1)[0], "Add", 2)
         mask = matched.barred(barred)
     else:
-        weights, mask = matched.up(shares, "Mul", 2)
-        scores = matched.up(weights, "Sigmoid", 1)[0]
+        scores, mask = matched.up(shares, "Mul", 2)
+        made = scores.producer() if scores is not None else None
+        raw = made is not None and made.op_type != "Sigmoid"
+        scores = scores if raw else matched.up(scores, "Sigmoid", 1)[0]
     ids, padding = matched.mask(matched.up(mask, "Unsqueeze", 1)[0])
     x, score, score_bias = matched.layer(scores)
-    x, two = dice(matched, x)
-    x, hidden, bias = matched.layer(x)
     x, one = dice(matched, x)
+    hidden, bias = score, np.zeros(1, np.float32)
+    two: tuple[Array, ...] = LINE
+    try:
+        x, hidden, bias = matched.layer(x)
+        two, score = one, score
+        x, one = dice(matched, x)
+    except NoMatch:  # one hidden layer
+        score = np.ones((1, 1), np.float32)
     compared, queried = matched.up(x, "Add", 2)
     key, product = matched.up(compared, "Add", 2)
     own, key_weight = matched.with_constant(key, "MatMul")
@@ -113,4 +123,5 @@ def target_attention(matched: Matcher, value: ir.Value, columns: Columns) -> Tar
         float(score_bias[0]),
         (one, two),
         softmax,
+        raw,
     )

@@ -28,6 +28,7 @@ class TargetAttention(FloatVector):
         score_bias: Bias of the score.
         activations: (scale, shift, rise, slope) of both hidden layers.
         softmax: Whether the weights are a softmax.
+        raw: Whether the weights are the scores.
     """
 
     table: Array
@@ -39,6 +40,7 @@ class TargetAttention(FloatVector):
     score_bias: float
     activations: tuple[tuple[Array, ...], tuple[Array, ...]]
     softmax: bool
+    raw: bool = False
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -56,6 +58,7 @@ class TargetAttention(FloatVector):
             padding=self.padding,
             score_bias=self.score_bias,
             softmax=self.softmax,
+            raw=self.raw,
             **arrays,
         )
 
