@@ -301,7 +301,7 @@ def native_form(folder: ModelFolder) -> dict[str, Any]:
         RequestError: rewritten.onnx or calibration.json is missing.
     """
     if not isinstance(folder.entry, Lowerable) or NATIVE in folder.record:
-        kept = ("fold", "reason", "layers", "refused")
+        kept = ("fold", "reason", "layers", "refused", "tables")
         return {key: value for key, value in folder.record.get(NATIVE, {}).items() if key in kept}
     table = _table(folder.verify("calibration.json"))
     _, report = folder.entry.lower(_graph(folder.verify("rewritten.onnx")), table, folder.recipe)

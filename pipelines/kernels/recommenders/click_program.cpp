@@ -9,16 +9,16 @@
 #include <memory>
 #include <tuple>
 
-#include "recommenders/steps/field_steps.h"
+#include "recommenders/tables/table_steps.h"
 
 using namespace nb::literals;
 
 namespace zoo {
 namespace {
 
-class ClickProgram : public FieldSteps {
+class ClickProgram : public TableSteps {
   public:
-    using FieldSteps::FieldSteps;
+    using TableSteps::TableSteps;
 
     void numbers(int out, int64_t position, const Array &columns, const Array &scale) {
         const Slot to = slot(out, Kind::kWords, "numbers");
@@ -403,6 +403,8 @@ void bind_click_program(nb::module_ &module) {
         .def("numbers", &ClickProgram::numbers, "out"_a, "position"_a, "columns"_a, "scale"_a)
         .def("gather", &ClickProgram::gather, "out"_a, "position"_a, "table"_a, "first"_a, "rows"_a, "stride"_a, "width"_a, "column"_a,
              "count"_a, "pool"_a, "factor"_a, "mean"_a)
+        .def("quantized_gather", &ClickProgram::quantized_gather, "out"_a, "position"_a, "table"_a, "rows"_a, "width"_a, "bits"_a, "scale_unit"_a,
+             "bias_unit"_a, "column"_a, "count"_a, "pool"_a, "factor"_a, "mean"_a)
         .def("mixed", &ClickProgram::mixed, "x"_a, "first"_a, "weight"_a, "scale"_a, "bias"_a, "outs"_a, "table"_a.none(), "columns"_a,
              "offsets"_a, "rows"_a, "shift"_a)
         .def("dense", &ClickProgram::dense, "x"_a, "out"_a, "weight"_a, "bias"_a, "scale"_a, "zero_point"_a, "low"_a)

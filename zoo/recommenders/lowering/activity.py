@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,36 @@ from pipelines.quantization.calibration.table import CalibrationTable
 from zoo.recommenders.lowering.expressions import Expression, Linear
 from zoo.recommenders.lowering.graph_reader import GraphReader
 
-SAMPLES = 64  # random ones, to learn which units of hidden layers are seldom active
+SAMPLES = 64  # random ones, to learn which units of hidden layers are seldom active, and what tables change
+
+
+class Samples(NamedTuple):
+    """Inputs of a program: ids int32 [n, C], numbers float32 [n, M] or None, scales float32 [n, B]."""
+
+    ids: NDArray[Any]
+    numbers: NDArray[Any] | None
+    scales: NDArray[Any]
+
+
+def random_samples(
+    program: ClickProgram, reader: GraphReader, table: CalibrationTable, count: int = SAMPLES
+) -> Samples:
+    """Draws samples: uniform row numbers, and numbers within their calibrated range.
+
+    Args:
+        program: The program.
+        reader: Reader of the graph.
+        table: Activation ranges.
+        count: Number of samples.
+    """
+    generator = np.random.default_rng(0)
+    ids = generator.integers(0, np.maximum(program.rows, 1), (count, program.rows.size), np.int32)
+    numbers = None
+    if reader.numbers is not None:
+        seen = table.tensors.get(str(reader.numbers.name))
+        low, high = (0.0, 1.0) if seen is None else (seen.low, seen.high)
+        numbers = generator.uniform(low, high, (count, program.numbers)).astype(np.float32)
+    return Samples(ids, numbers, generator.uniform(0, 1, (count, program.means)).astype(np.float32))
 
 
 def by_activity(
@@ -33,13 +62,5 @@ def by_activity(
     Returns:
         Order of the units of every layer, int64 [width]; most active units first.
     """
-    generator = np.random.default_rng(0)
-    ids = generator.integers(0, np.maximum(program.rows, 1), (SAMPLES, program.rows.size), np.int32)
-    numbers = None
-    if reader.numbers is not None:
-        seen = table.tensors.get(str(reader.numbers.name))
-        low, high = (0.0, 1.0) if seen is None else (seen.low, seen.high)
-        numbers = generator.uniform(low, high, (SAMPLES, program.numbers)).astype(np.float32)
-    scales = generator.uniform(0, 1, (SAMPLES, program.means)).astype(np.float32)
-    buffers = reference.buffers(program, ids, numbers, scales)
+    buffers = reference.buffers(program, *random_samples(program, reader, table))
     return {x: np.argsort(-(buffers[slot] > 0).sum(axis=0), kind="stable") for x, slot in hidden.items()}

@@ -24,7 +24,7 @@ from pipelines.kernels.recommenders.steps import CODES
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.qdq.scales import activation_qparams
 from pipelines.quantization.recipe import QuantRecipe
-from zoo.recommenders.lowering.activity import by_activity
+from zoo.recommenders.lowering.activity import by_activity, random_samples
 from zoo.recommenders.lowering.algebra import total_of
 from zoo.recommenders.lowering.expressions import (
     Crossed,
@@ -46,6 +46,7 @@ from zoo.recommenders.lowering.fields.steps import FieldSteps, attention_order
 from zoo.recommenders.lowering.graph_reader import GraphReader
 from zoo.recommenders.lowering.integer_layers import FINEST, dense_layer, mixed_layer, positive
 from zoo.recommenders.lowering.plan import HEADROOM, LayerGroup
+from zoo.recommenders.lowering.quantized_tables import lowering_report, quantize_tables
 from zoo.recommenders.lowering.sequences.encoder_precision import StateUse, uses_of_states
 from zoo.recommenders.lowering.sequences.expressions import EncodedSequence
 
@@ -71,7 +72,7 @@ def lower(model: ir.Model, table: CalibrationTable, recipe: QuantRecipe) -> tupl
     Returns:
         (model, report). The model is None if the graph has an unsupported operator or the recipe keeps tables float.
         The report is {"fold": bool, "reason": one line, "layers": {hidden value: `Decision`}, "refused": {operator:
-        reason}}.
+        reason}}, and {"tables": [`QuantizedTable`]} if there are quantized tables.
 
     Raises:
         RequestError: The table belongs to another graph.
@@ -90,6 +91,8 @@ def lower(model: ir.Model, table: CalibrationTable, recipe: QuantRecipe) -> tupl
         if hidden := compiler.hidden():
             compiler = Compiler(reader, table, machine.caches(), not kept, by_activity(program, hidden, reader, table))
             program = compiler.compile(outputs)
+        samples = random_samples(program, reader, table)
+        program, quantized = quantize_tables(program, samples, machine.caches(), recipe.bound)
     except RequestError as error:
         return None, {"fold": False, "reason": str(error), "layers": {}, "refused": {}}
     names = [str(value.name) for value in shaped.graph.outputs]
@@ -106,10 +109,7 @@ def lower(model: ir.Model, table: CalibrationTable, recipe: QuantRecipe) -> tupl
     node = program_node(graph, program, fed, names, "program", taken)
     graph.append(node)
     graph.outputs.extend(node.outputs)
-    layers = {name: each.to_json() for name, each in compiler.decisions.items()}
-    reason = "; ".join(decision.reason for decision in compiler.decisions.values()) or "one program of all operators"
-    result = ir.Model(graph, ir_version=model.ir_version)
-    return result, {"fold": True, "reason": reason, "layers": layers, "refused": {}}
+    return ir.Model(graph, ir_version=model.ir_version), lowering_report(compiler.decisions, quantized)
 
 
 class Compiler(FieldSteps):

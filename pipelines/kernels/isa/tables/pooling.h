@@ -81,6 +81,8 @@ inline void store(float *to, int64_t first, int64_t width, Vec value) {
         std::memcpy(to + first, &value, static_cast<size_t>(width - first) * 4);
 }
 
+inline void store(int16_t *to, int64_t first, int64_t, Vec value) { store_words(to + first, round_clipped(value, -kCodeLimit, kCodeLimit)); }
+
 struct Parameters {
     int16_t scale, bias;
 };
@@ -112,8 +114,8 @@ inline void fetch(const QuantizedRows &r, uint32_t row) {
 }
 
 // `Count` vectors of the pooled rows of some samples; sums in named variables, since gcc 12 keeps arrays of them in memory. The product of a lone row fits a float.
-template <int Bits, int Width, int Count, bool Lone>
-void pass(const QuantizedRows &r, const Samples &samples, int64_t first, const Region &region, float *out, int64_t out_stride) {
+template <int Bits, int Width, int Count, bool Lone, class T>
+void pass(const QuantizedRows &r, const Samples &samples, int64_t first, const Region &region, T *out, int64_t out_stride) {
     using C = Codes<Bits, Width>;
     const Place p0 = C::place(region, first), p1 = C::place(region, first + kVecLanes), p2 = C::place(region, first + 2 * kVecLanes),
                 p3 = C::place(region, first + 3 * kVecLanes);
@@ -148,7 +150,7 @@ void pass(const QuantizedRows &r, const Samples &samples, int64_t first, const R
         }
         const Units units(r, samples, s);
         const float shift = static_cast<float>(bias) * units.bias;
-        float *to = out + s * out_stride;
+        T *to = out + s * out_stride;
         const int64_t end = region.end;
         store(to, first, end, a * units.scale + shift);
         if constexpr (Count > 1) store(to, first + kVecLanes, end, b * units.scale + shift);
@@ -157,8 +159,8 @@ void pass(const QuantizedRows &r, const Samples &samples, int64_t first, const R
     }
 }
 
-template <int Bits, int Width, bool Lone>
-void vectors_of(const QuantizedRows &r, Samples &samples, const Region &region, float *out, int64_t out_stride) {
+template <int Bits, int Width, bool Lone, class T>
+void vectors_of(const QuantizedRows &r, Samples &samples, const Region &region, T *out, int64_t out_stride) {
     for (int64_t first = region.entry; first < region.end; first += kPass * kVecLanes, samples.fetch = false) {
         const int64_t vectors = (region.end - first + kVecLanes - 1) / kVecLanes;
         switch (vectors < kPass ? vectors : kPass) {
@@ -228,36 +230,38 @@ void planes(const QuantizedRows &r, Samples &samples, int64_t offset, int64_t en
 }
 #endif
 
-template <int Bits, int Width>
-void pool_region(const QuantizedRows &r, Samples &samples, const Region &region, float *out, int64_t out_stride) {
-    if (r.count == 1) return vectors_of<Bits, Width, true>(r, samples, region, out, out_stride);
+template <int Bits, int Width, class T>
+void pool_region(const QuantizedRows &r, Samples &samples, const Region &region, T *out, int64_t out_stride) {
+    if (sizeof(T) == 2 || r.count == 1) return vectors_of<Bits, Width, true>(r, samples, region, out, out_stride);
+    if constexpr (sizeof(T) == 4) {
 #if defined(__AVX2__)
-    int64_t entry = region.entry, byte = region.byte;
-    while (entry < region.end) {
-        const int64_t left = (region.end - entry) * Bits / 8;
-        int64_t bytes = kGroup;
-        if constexpr (Width < kGroup) {
-            planes<Sixteen, Bits, Width>(r, samples, byte, entry, region.end, out, out_stride);
+        int64_t entry = region.entry, byte = region.byte;
+        while (entry < region.end) {
+            const int64_t left = (region.end - entry) * Bits / 8;
+            int64_t bytes = kGroup;
+            if constexpr (Width < kGroup) {
+                planes<Sixteen, Bits, Width>(r, samples, byte, entry, region.end, out, out_stride);
 #if defined(__AVX512F__)
-        } else if (left > 32) {
-            bytes = 64;
-            planes<SixtyFour, Bits, Width>(r, samples, byte, entry, region.end, out, out_stride);
+            } else if (left > 32) {
+                bytes = 64;
+                planes<SixtyFour, Bits, Width>(r, samples, byte, entry, region.end, out, out_stride);
 #endif
-        } else if (left > 16) {
-            bytes = 32;
-            planes<ThirtyTwo, Bits, Width>(r, samples, byte, entry, region.end, out, out_stride);
-        } else {
-            planes<Sixteen, Bits, Width>(r, samples, byte, entry, region.end, out, out_stride);
+            } else if (left > 16) {
+                bytes = 32;
+                planes<ThirtyTwo, Bits, Width>(r, samples, byte, entry, region.end, out, out_stride);
+            } else {
+                planes<Sixteen, Bits, Width>(r, samples, byte, entry, region.end, out, out_stride);
+            }
+            entry += bytes * 8 / Bits, byte += bytes;
         }
-        entry += bytes * 8 / Bits, byte += bytes;
-    }
 #else
-    vectors_of<Bits, Width, false>(r, samples, region, out, out_stride);
+        vectors_of<Bits, Width, false>(r, samples, region, out, out_stride);
 #endif
+    }
 }
 
-template <int Bits>
-void pool_bits(const QuantizedRows &r, Samples &samples, float *out, int64_t out_stride) {
+template <int Bits, class T>
+void pool_bits(const QuantizedRows &r, Samples &samples, T *out, int64_t out_stride) {
     constexpr int64_t kEntries = kGroup * 8 / Bits;
     const int64_t remainder = Bits == 8 ? 0 : r.width % kEntries, short_width = (remainder + kGroup - 1) / kGroup * kGroup * Bits / 8;
     const int64_t tail = Bits < 8 && (short_width == 8 || short_width == 4) ? remainder : 0;
@@ -269,7 +273,8 @@ void pool_bits(const QuantizedRows &r, Samples &samples, float *out, int64_t out
         if (tail && short_width == 4) pool_region<Bits, 4>(r, samples, end, out, out_stride);
 }
 
-void pool(const QuantizedRows &r, const uint32_t *rows, const float *factors, int64_t n, float *out, int64_t out_stride) {
+template <class T>
+void pool_rows(const QuantizedRows &r, const uint32_t *rows, const float *factors, int64_t n, T *out, int64_t out_stride) {
     const int64_t block = r.count >= kTogether ? 1 : kTogether / r.count;
     for (int64_t first = 0; first < n; first += block) {
         Samples samples{rows, factors, first, first + block < n ? first + block : n, r.far};
@@ -281,7 +286,12 @@ void pool(const QuantizedRows &r, const uint32_t *rows, const float *factors, in
     }
 }
 
+void pool(const QuantizedRows &r, const uint32_t *rows, const float *factors, int64_t n, float *out, int64_t out_stride) {
+    pool_rows(r, rows, factors, n, out, out_stride);
+}
+
 void pool_codes(const QuantizedRows &r, const uint32_t *rows, const float *factors, int64_t n, int16_t *out, int64_t out_stride) {
+    if (r.count == 1) return pool_rows(r, rows, factors, n, out, out_stride);
     const int64_t stride = round_up(r.width, kLanes);
     auto *values = static_cast<float *>(kernel_scratch(n * stride * 4));
     pool(r, rows, factors, n, values, stride);

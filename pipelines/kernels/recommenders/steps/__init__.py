@@ -14,7 +14,7 @@ from pipelines.kernels.recommenders.steps.floats import (
 )
 from pipelines.kernels.recommenders.steps.interactions import Cross, Dots, Factorization
 from pipelines.kernels.recommenders.steps.layers import Dense, Mixed, Quantize
-from pipelines.kernels.recommenders.steps.lookups import Gather, LookupSum, Numbers
+from pipelines.kernels.recommenders.steps.lookups import Gather, LookupSum, Numbers, QuantizedGather
 from pipelines.kernels.recommenders.steps.sequences import LANES, SEGMENTS, Dice, TargetAttention
 from pipelines.kernels.recommenders.steps.transformers import Rows, SequenceEncoder, TargetTransformer
 
@@ -45,6 +45,7 @@ __all__ = [
     "Numbers",
     "Product",
     "Quantize",
+    "QuantizedGather",
     "Rows",
     "Run",
     "SequenceEncoder",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from pipelines.kernels.recommenders.steps.base import (
     require_fit,
     to_codes,
 )
+from pipelines.kernels.recommenders.tables.quantized_rows import QuantizedRows
 
 if TYPE_CHECKING:
     from pipelines.kernels._native import ClickProgram as NativeProgram
@@ -135,6 +136,88 @@ class Gather(Step):
             self.rows,
             self.stride,
             self.width,
+            self.column,
+            self.count,
+            self.pool,
+            self.factor,
+            self.mean,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedGather(Step):
+    """Codes of quantized table rows, pooled: out[position:position + width] = clip(rint(pooled(ids, factor))).
+
+    `QuantizedRows.pooled` computes the sums, in units of the codes. The factor of a mean is scales[mean] factor; one
+    that is not finite counts as 0.
+
+    Attributes:
+        out: Buffer "i2" of the codes.
+        position: First code.
+        table: uint8, see `QuantizedRows.data`.
+        rows: Rows of the table.
+        width: Codes of a row.
+        bits: 8, 4 or 2.
+        scale_unit: Factor of the rows' scales.
+        bias_unit: Factor of the rows' biases.
+        column: First column of the ids.
+        count: Number of columns of the ids.
+        pool: "", "sum" or "mean".
+        factor: Factor of sums.
+        mean: Column of the scales for means, else -1.
+    """
+
+    out: int
+    position: int
+    table: Array
+    rows: int
+    width: int
+    bits: int
+    scale_unit: float
+    bias_unit: float
+    column: int
+    count: int = 1
+    pool: str = ""
+    factor: float = 1.0
+    mean: int = -1
+
+    def quantized(self) -> QuantizedRows:
+        """Returns the table."""
+        return QuantizedRows(self.table, self.rows, self.width, self.bits, self.scale_unit, self.bias_unit)
+
+    def check(self, program: ClickProgram, slots: Slots) -> None:
+        """See `Step`."""
+        require_fit(self, 1 <= self.width <= MAX_WIDTH and self.rows >= 1 and self.pool in ("", "sum", "mean"))
+        self.quantized().check()
+        self.quantized().check_sums(self.count)
+        slots.write_codes(self, self.out, self.position, self.width)
+        require_fit(self, self.count == 1 or bool(self.pool))
+        require_fit(self, 0 <= self.column <= program.rows.size - self.count)
+        limits = program.rows[self.column : self.column + self.count]
+        require_fit(self, limits.min() >= 1 and limits.max() <= self.rows)
+        require_fit(self, (self.pool == "mean") == (self.mean >= 0) and self.mean < program.means)
+        require_finite(self, self.factor)
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        factor: Any = np.float32(self.factor)
+        if self.pool == "mean":
+            factor = run.scales[:, self.mean] * factor
+            factor = np.where(np.isfinite(factor), factor, np.float32(0))
+        pooled = self.quantized().pooled(run.ids[:, self.column : self.column + self.count], factor)
+        run.buffers[self.out][:, self.position : self.position + self.width] = to_codes(pooled)
+
+    def add_to(self, program: NativeProgram) -> None:
+        """See `Step`."""
+        program.quantized_gather(
+            self.out,
+            self.position,
+            contiguous(self.table),
+            self.rows,
+            self.width,
+            self.bits,
+            self.scale_unit,
+            self.bias_unit,
             self.column,
             self.count,
             self.pool,

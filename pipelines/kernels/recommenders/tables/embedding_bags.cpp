@@ -113,11 +113,7 @@ class EmbeddingBags {
         for (int64_t s = 0; s < samples; ++s, ids += columns)
             for (int64_t l = 0; l < count; ++l) *next++ = static_cast<uint32_t>(ids[l]);
         std::fill_n(next, kRowsAhead, next[-1]);
-        if (!bag.rows.far) return;
-        for (int64_t i = 0; i < std::min(kRowsAhead, samples * count); ++i) {
-            const uint8_t *row = bag.rows.table + rows[i] * bag.rows.stride;
-            for (int64_t at = 0; at < bag.rows.stride; at += 64) __builtin_prefetch(row + at, 0, 2);
-        }
+        fetch_first(bag.rows, rows.data(), samples * count);
     }
 
     const Isa &isa_;

@@ -1,5 +1,6 @@
 // The table kernels of an instruction set by its name, and the checks of a table of quantized rows.
 #pragma once
+#include <algorithm>
 #include <string>
 
 #include "isa/arrays.h"
@@ -31,6 +32,16 @@ inline QuantizedRows quantized_rows(const Array &table, int64_t rows, int64_t wi
     const int64_t stride = rounded + 4;
     if (static_cast<int64_t>(table.shape(0)) < rows * stride + kSlack) return {};
     return {data, stride, width, count, bits, scale_unit, bias_unit, rows * stride > kNear};
+}
+
+// Brings the first rows of a table into L2; the kernels fetch those behind them.
+inline void fetch_first(const QuantizedRows &r, const uint32_t *rows, int64_t count) {
+    if (!r.far) return;
+    for (int64_t i = 0; i < std::min(kRowsAhead, count); ++i) {
+        const uint8_t *row = r.table + rows[i] * r.stride;
+        for (int64_t at = 0; at < r.stride - 1; at += 64) __builtin_prefetch(row + at, 0, 2);
+        __builtin_prefetch(row + r.stride - 1, 0, 2);
+    }
 }
 
 }  // namespace zoo
