@@ -20,6 +20,7 @@ from pipelines.models.hub import Card, Hub
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scripts import render_chart as chart
+from scripts import render_recommenders as clicks
 from scripts.peers.quantization import own_models as peers
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -218,62 +219,10 @@ def scans() -> str:
 
 def recommenders(page: Path) -> str:
     """Returns the families of recommenders on a custom log: quality, and speed compared with peers."""
-    parts = []
-    for found, source in compared("click-models", page):
-        rows = []
-        for each in found["models"]:
-            quality = each["quality"]
-            sizes = sorted({ratio["batch_size"] for ratio in each["ratios"]}, reverse=True)
-            best = {size: _over_best(each, size) for size in sizes}
-            rows.append(
-                [
-                    each["model"],
-                    f"{quality['metrics']['fp32']['auc']:.4f} / {quality['metrics']['fp32']['logloss']:.4f}",
-                    f"{quality['native']['difference']['auc']:+.5f}",
-                    f"{quality['native']['difference']['max_probability']:.4f}",
-                    *(f"{ratio:.2f}x {peer}" for ratio, peer in best.values()),
-                ]
-            )
-        speeds = [f"batch {size}: speed-up over the best peer" for size in best]
-        columns = ["family", "AUC / LogLoss", "AUC, int8 - fp32", "max probability error", *speeds]
-        deepctr = ", ".join(
-            f"{name} {metrics['auc']:.4f} / {metrics['logloss']:.4f}"
-            for name, metrics in found.get("deepctr", {}).items()
-        )
-        peer = f" DeepCTR-Torch on the same rows, best of four epochs: {deepctr}." if deepctr else ""
-        parts.append(
-            "Trained with the default recipes on a log with user, item and list columns, evaluated on "
-            f"{found['data']}; int8 in the native engine, engines interleaved, {source}."
-            f"{peer}\n\n" + markdown.table(columns, rows)
-        )
+    parts = [clicks.trained(found, source) for found, source in compared("click-models", page)]
     if page == BENCHMARKS:
-        parts += [_reading(found, source) for found, source in compared("log-reading")]
+        parts += [clicks.reading(found, source) for found, source in compared("log-reading")]
     return section("Recommenders on a custom log", parts)
-
-
-def _reading(report: Mapping[str, Any], source: str) -> str:
-    """Returns the log reader compared with peers, file to arrays."""
-    rows = []
-    for each in report["shapes"]:
-        (other, ratio), quarter_and_all = next(iter(each["over"].items())), each["peak_memory_mb"]
-        memory = " / ".join(f"{megabytes:,.0f}" for megabytes in quarter_and_all)
-        speeds = {found["way"]: f"{found['rows_per_second']:,}" for found in each["results"]}
-        ours = next(speed for way, speed in speeds.items() if way != other)
-        rows.append([each["shape"], f"{each['megabytes']:,.0f}", other, speeds[other], ours, f"{ratio:.2f}x", memory])
-    columns = ["log", "MB", "peer", "peer, rows/s", "zoo, rows/s", "speed-up", "peak MB, quarter / all rows"]
-    return (
-        f"Logs of {report['rows']:,} synthetic rows read to arrays by `scripts/peers/recommenders/log_reading.py` "
-        f"({source}): Criteo's format against its dedicated reader, custom "
-        "columns against pandas with a hash per column.\n\n" + markdown.table(columns, rows)
-    )
-
-
-def _over_best(model: Mapping[str, Any], size: int) -> tuple[float, str]:
-    """Returns the speed-up of the native kernels over the fastest peer, and that peer."""
-    (over,) = (r["over"] for r in model["ratios"] if (r["engine"], r["batch_size"]) == ("zoo-native", size))
-    timed = {peer: ratio for peer, ratio in over.items() if ratio is not None}  # null: never timed
-    peer = min(timed, key=timed.__getitem__)
-    return float(timed[peer]), peer
 
 
 SERVING = """`zoo serve` and its peers, by `scripts/peers/serving/serving.py`.

@@ -97,12 +97,16 @@ def shop() -> None:
     report(f"speed-{cpu_slug()}", speed, name)
 
 
+QUALITY = ("samples", "metrics", "difference", "native")  # of an evaluation, in a report
+
+
 def families() -> None:
     """All families of recommenders on a log with columns of its own, beside their peers, one pinned thread.
 
-    Trained on the first three quarters of the log, evaluated on the last; DeepCTR-Torch where it is installed.
+    Trained on the first three quarters of the log, evaluated on the last, those of several labels on both labels of the
+    log; DeepCTR-Torch where it is installed.
     """
-    source = harness.development_data("data/movielens/train.csv.gz")
+    source = harness.development_data("data/movielens/train2.csv.gz")
     with tempfile.TemporaryDirectory() as scratch:
         first, last = (Path(scratch) / f"{name}.csv" for name in ("first", "last"))
         header, *lines = gzip.decompress(source.read_bytes()).splitlines(keepends=True)
@@ -110,18 +114,22 @@ def families() -> None:
         first.write_bytes(header + b"".join(lines[:cut]))
         last.write_bytes(header + b"".join(lines[cut:]))
         models = []
-        for family in click_models.FAMILIES + click_models.SEQUENCES:
+        labels = {family: ("clicked", "loved") for family in click_models.SEVERAL_LABELS}
+        for family in click_models.KNOWN:
             folder, start = Path(scratch) / family, time.perf_counter()
-            zoo.train(family, str(first), folder)
+            zoo.train(family, str(first), folder, label=labels.get(family, "clicked"))
             seconds = time.perf_counter() - start
-            quality = evaluate(folder, last)
-            kept = {key: quality[key] for key in ("samples", "metrics", "difference", "native")}
+            quality = evaluate(folder, last, *(("labels",) if family in labels else ()))
+            kept = {key: quality[key] for key in (*QUALITY, "labels", "next_items") if key in quality}
             timed = click_models.compare(folder, rounds=ROUNDS)
             models.append({**timed, "model": family, "quality": kept, "training_seconds": round(seconds, 1)})
         found = {
             "data": f"the last {len(lines) - cut:,} of {len(lines):,} rows of {source.parent.name}",
             "models": models,
-            "deepctr": click_models.deepctr(first, last),
+            "deepctr": {
+                **click_models.deepctr(first, last),
+                **click_models.deepctr(first, last, ("clicked", "loved")),
+            },
             "environment": harness.environment(*click_models.PACKAGES, rounds=ROUNDS),
         }
     written(peers_report("click-models"), found)

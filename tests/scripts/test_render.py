@@ -14,6 +14,7 @@ from pipelines.analysis import markdown
 from pipelines.analysis.markdown import Report
 from scripts import render
 from scripts import render_chart as chart
+from scripts import render_recommenders as clicks_tables
 
 LINES = 18  # of a model's section, tables and blank ones left out
 LINK = re.compile(r"\]\(([^)#]+)\)")
@@ -84,7 +85,7 @@ def test_every_report_file_is_linked_above_and_in_the_table_of_reports() -> None
 
 def test_a_peer_that_was_never_timed_is_not_the_best() -> None:
     over = {"engine": "zoo-native", "batch_size": 1, "over": {"a": None, "b": 3.0, "c": 2.0}}
-    assert render._over_best({"ratios": [over]}, 1) == (2.0, "c")
+    assert clicks_tables._over_best({"ratios": [over]}, 1) == (2.0, "c")
 
 
 @pytest.mark.parametrize("name", render.SHIPPED.names())
@@ -145,3 +146,30 @@ def test_the_readme_has_one_table_of_five_tasks_with_the_smaller_ratios() -> Non
     loads = chart.loads()
     assert ratios == {each.task: f"{min(one.times for one in loads if one.task == each.task):.2f}x" for each in loads}
     assert len(rows) == 5 and max(map(len, table.splitlines())) <= 120
+
+
+def test_families_of_several_labels_and_next_items():
+    """Each kind of family has a table with its own metrics."""
+    ratios = [{"engine": "zoo-native", "batch_size": size, "over": {"peer": 2.5, "slow": 9.0}} for size in (512, 1)]
+    clicks = {"auc": 0.71, "logloss": 0.62}
+    moved = {"auc": 0.00001, "max_probability": 0.0004, "recall@10": -0.0002}
+    ranked = {**clicks, "recall@10": 0.186, "recall@50": 0.49, "ndcg@10": 0.087, "mrr": 0.08}
+    quality = {"metrics": {"fp32": clicks}, "native": {"difference": moved}}
+
+    def labels(**aucs):
+        return {name: {"metrics": {"fp32": {"auc": auc}}, "difference": moved} for name, auc in aucs.items()}
+
+    joint = {"metrics": {"fp32": clicks}, "labels": labels(clicked=0.72, loved=0.73)}
+    joint["native"] = {"difference": moved, "labels": labels(clicked=0.72, loved=0.73)}
+    following = {"metrics": {"fp32": ranked}, "native": {"difference": moved}, "next_items": 11000}
+    models = [
+        {"model": name, "quality": each, "ratios": ratios}
+        for name, each in {"deepfm": quality, "mmoe": joint, "sasrec": following}.items()
+    ]
+    deepctr = {"dcn": clicks, "ple": {"labels": {"clicked": {"auc": 0.705}, "loved": {"auc": 0.715}}}}
+    text = clicks_tables.trained({"data": "some rows", "models": models, "deepctr": deepctr}, "a CPU")
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "| deepfm | 0.7100 / 0.6200 | +0.00001 | 0.0004 | 2.50x peer | 2.50x peer |" in lines
+    assert "| mmoe | 0.7200 / 0.7300 | +0.00001 / +0.00001 | 0.0004 | 2.50x peer | 2.50x peer |" in lines
+    assert any(line.startswith("| sasrec | 0.1860 | 0.4900 | 0.0870 | 0.0800 | -0.0002 | 0.0004 |") for line in lines)
+    assert "dcn 0.7100 / 0.6200." in text and "ple 0.7050 / 0.7150." in text and "11,000 clicked rows" in text

@@ -9,7 +9,8 @@ extras; an engine that cannot be opened is left out, and the report says why.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from scripts.peers import harness
 from scripts.peers.recommenders import engines, wide_deep
 
 FAMILIES = ("wide-deep", "deepfm", "dcn-v2", "dlrm", "autoint", "finalmlp", "gdcn", "two-tower")
-SEVERAL_LABELS, SEQUENCES = ("mmoe", "ple", "esmm"), ("din", "bst")
+SEVERAL_LABELS, SEQUENCES = ("mmoe", "ple", "esmm"), ("din", "bst", "sasrec")
+KNOWN = FAMILIES + SEQUENCES + SEVERAL_LABELS
 ENGINES = [name for name in engines.ENGINES if name != "tensorflow-fp32"]
 PACKAGES = (*engines.PACKAGES, "deepctr-torch")
 
@@ -38,27 +40,32 @@ def compare(
         RequestError: The model predicts no probabilities of a row.
     """
     folder = zoo.load(model)
-    if folder.entry.name not in (known := FAMILIES + SEVERAL_LABELS + SEQUENCES):
-        raise RequestError(f"{model} is a {folder.entry.name} model; expected one of {', '.join(known)}")
+    if folder.entry.name not in KNOWN:
+        raise RequestError(f"{model} is a {folder.entry.name} model; expected one of {', '.join(KNOWN)}")
     with tempfile.TemporaryDirectory() as scratch:
         inputs = engines.Inputs(str(model), Path(scratch))
         found = wide_deep.compare(inputs, peers, sizes, inputs.kinds, rounds)
     return {"model": folder.card.name, "family": folder.entry.name, **found}
 
 
-def deepctr(first: Path, last: Path) -> dict[str, Any]:
-    """Wide & Deep, DeepFM and DCN of DeepCTR-Torch, trained on the log `first` and evaluated on the log `last`.
+def deepctr(first: Path, last: Path, labels: Sequence[str] = ("clicked",)) -> dict[str, Any]:
+    """Networks of DeepCTR-Torch, trained on the log `first` and evaluated on the log `last`.
 
-    As in its documentation: embeddings of 16, layers of 256 and 128, dropout 0.3, Adam, batches of 256. Columns are
-    those of the inferred schema.
+    Wide & Deep, DeepFM and DCN for one label; SharedBottom, MMoE, PLE and ESMM for two. As in its documentation:
+    embeddings of 16, layers of 256 and 128, dropout 0.3, Adam, batches of 256. Columns: those of the inferred schema.
+
+    Args:
+        first: Log to train on.
+        last: Log to evaluate on.
+        labels: Columns to predict.
 
     Returns:
-        {network: metrics on `last` of the best of four epochs}; {} where the library is not installed.
+        {network: metrics on `last` of the best of four epochs, by AUC}, those of several labels as {"labels": {label:
+        metrics}}; {} where the library is not installed.
     """
     try:
         import torch
         from deepctr_torch.inputs import DenseFeat, SparseFeat, VarLenSparseFeat  # type: ignore[import-not-found]
-        from deepctr_torch.models import DCN, WDL, DeepFM  # type: ignore[import-not-found]
     except ImportError:
         return {}
     from zoo.recommenders.data.encoding import Rows
@@ -67,7 +74,7 @@ def deepctr(first: Path, last: Path) -> dict[str, Any]:
     from zoo.recommenders.data.schema_inference import infer
     from zoo.recommenders.metrics import click_metrics
 
-    features = Features(infer(open_log(first)))
+    features = Features(infer(open_log(first), list(labels)))
     columns: list[Any] = []
     for field in features.fields:
         plain = SparseFeat(field.name, field.rows + 1, embedding_dim=16)  # id 0 is its padding
@@ -82,18 +89,45 @@ def deepctr(first: Path, last: Path) -> dict[str, Any]:
             inputs[field.name] = np.where(ids == field.last, 0, ids + 1) if field.is_list else ids[:, 0]
         return inputs, rows.labels
 
-    (x, y), (last_x, labels) = read(first), read(last)
+    (x, y), (last_x, truth) = read(first), read(last)
     results = {}
-    for name, build in (("wide-deep", WDL), ("deepfm", DeepFM), ("dcn", DCN)):
+    for name, build in _deepctr_networks(columns, len(labels)).items():
         torch.manual_seed(0)
-        model = build(columns, columns, dnn_hidden_units=(256, 128), dnn_dropout=0.3, task="binary", seed=0)
-        model.compile("adam", "binary_crossentropy", metrics=[])
+        model = build()
+        model.compile("adam", ["binary_crossentropy"] * len(labels), metrics=[])
         epochs = []
         for _ in range(4):
             model.fit(x, y, batch_size=256, epochs=1, verbose=0)
-            epochs.append(click_metrics(labels, model.predict(last_x, 4096).ravel().astype(np.float64)))
-        results[name] = max(epochs, key=lambda metrics: metrics["auc"])
+            scores = model.predict(last_x, 4096).astype(np.float64).reshape(len(truth), len(labels))
+            by_column = zip(labels, truth.reshape(scores.shape).T, scores.T, strict=True)
+            epochs.append({label: click_metrics(*column) for label, *column in by_column})
+        best = max(epochs, key=lambda metrics: sum(each["auc"] for each in metrics.values()))
+        results[name] = {"labels": best} if len(labels) > 1 else best[labels[0]]
     return results
+
+
+def _deepctr_networks(columns: Sequence[Any], labels: int) -> dict[str, Callable[[], Any]]:
+    """Returns what makes the networks of DeepCTR-Torch for a number of labels."""
+    from deepctr_torch import models
+    from deepctr_torch.models import multitask
+
+    wide = {"wide-deep": models.WDL, "deepfm": models.DeepFM, "dcn": models.DCN}
+    deep = {
+        "shared-bottom": (multitask.SharedBottom, "bottom_dnn_hidden_units"),
+        "mmoe": (multitask.MMOE, "expert_dnn_hidden_units"),
+        "ple": (multitask.PLE, "expert_dnn_hidden_units"),
+        "esmm": (multitask.ESMM, "tower_dnn_hidden_units"),
+    }
+    common, layers = {"dnn_dropout": 0.3, "seed": 0}, (256, 128)
+    if labels == 1:
+        return {
+            name: partial(build, columns, columns, dnn_hidden_units=layers, task="binary", **common)
+            for name, build in wide.items()
+        }
+    return {
+        name: partial(build, columns, task_names=["ctr", "ctcvr"], **{hidden: layers}, **common)
+        for name, (build, hidden) in deep.items()
+    }
 
 
 def options(parser: harness.Parser) -> None:

@@ -1,0 +1,136 @@
+"""Tables of docs/benchmarks.md on recommenders that are trained on a log, rendered by scripts/render.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipelines.analysis import markdown
+
+Model = Mapping[str, Any]
+RANKED = {"recall@10": "recall@10", "recall@50": "recall@50", "ndcg@10": "NDCG@10", "mrr": "MRR"}
+
+
+def trained(report: Mapping[str, Any], source: str) -> str:
+    """Renders quality and speed of trained families: those of one label, of several labels, and of next items.
+
+    Args:
+        report: {"data", "models", "deepctr"}, see `scripts/reproduction/recommenders.py`.
+        source: CPU and link of the report.
+
+    Returns:
+        Markdown.
+    """
+    models: Sequence[Model] = report["models"]
+    several = [each for each in models if "labels" in each["quality"]]
+    ranked = [each for each in models if "mrr" in each["quality"]["metrics"]["fp32"]]
+    one = [each for each in models if each not in several and each not in ranked]
+    deepctr: Mapping[str, Any] = report.get("deepctr", {})
+    peers = {name: found for name, found in deepctr.items() if "labels" not in found}
+    joint = {name: found["labels"] for name, found in deepctr.items() if "labels" in found}
+    said = ", ".join(f"{name} {each['auc']:.4f} / {each['logloss']:.4f}" for name, each in peers.items())
+    peer = f" DeepCTR-Torch on the same rows, best of four epochs: {said}." if said else ""
+    head = (
+        "Trained with the default recipes on a log with user, item and list columns, evaluated on "
+        f"{report['data']}; int8 in the native engine, engines interleaved, {source}.{peer}\n\n"
+    )
+    columns = ["family", "AUC / LogLoss", "AUC, int8 - fp32", "max probability error", *_speed_columns(one)]
+    parts = [head + markdown.table(columns, [[each["model"], *_clicks(each), *_speeds(each)] for each in one])]
+    if several:
+        names = list(several[0]["quality"]["labels"])
+        said = ", ".join(
+            f"{name} " + " / ".join(f"{found[label]['auc']:.4f}" for label in names) for name, found in joint.items()
+        )
+        peer = f" DeepCTR-Torch on the same rows, best of four epochs: {said}." if said else ""
+        columns = ["family", f"AUC of {' / '.join(names)}", "AUC, int8 - fp32", "max probability error"]
+        rows = [[each["model"], *_labels(each, names), *_speeds(each)] for each in several]
+        table = markdown.table([*columns, *_speed_columns(several)], rows)
+        parts.append(f"Several labels, trained together on the same rows.{peer}\n\n{table}")
+    if ranked:
+        columns = ["family", *RANKED.values(), "recall@10, int8 - fp32", "max probability error"]
+        rows = [[each["model"], *_next_items(each), *_speeds(each)] for each in ranked]
+        table = markdown.table([*columns, *_speed_columns(ranked)], rows)
+        count = ranked[0]["quality"].get("next_items", 0)
+        parts.append(
+            f"Next items: the item of each of {count:,} clicked rows among all known items but those of its history.\n"
+            f"\n{table}"
+        )
+    return "\n".join(parts)
+
+
+def _clicks(model: Model) -> list[str]:
+    """Cells of a family of one label."""
+    fp32, moved = model["quality"]["metrics"]["fp32"], model["quality"]["native"]["difference"]
+    return [
+        f"{fp32['auc']:.4f} / {fp32['logloss']:.4f}",
+        f"{moved['auc']:+.5f}",
+        f"{moved['max_probability']:.4f}",
+    ]
+
+
+def _labels(model: Model, names: Sequence[str]) -> list[str]:
+    """Cells of a family of several labels."""
+    labels, native = model["quality"]["labels"], model["quality"]["native"]["labels"]
+    moved = [native[name]["difference"] for name in names]
+    return [
+        " / ".join(f"{labels[name]['metrics']['fp32']['auc']:.4f}" for name in names),
+        " / ".join(f"{each['auc']:+.5f}" for each in moved),
+        f"{max(each['max_probability'] for each in moved):.4f}",
+    ]
+
+
+def _next_items(model: Model) -> list[str]:
+    """Cells of a next-item family."""
+    fp32, moved = model["quality"]["metrics"]["fp32"], model["quality"]["native"]["difference"]
+    return [
+        *(f"{fp32[name]:.4f}" for name in RANKED),
+        f"{moved['recall@10']:+.4f}",
+        f"{moved['max_probability']:.4f}",
+    ]
+
+
+def _sizes(model: Model) -> list[int]:
+    """Batch sizes that were timed, the largest first."""
+    return sorted({ratio["batch_size"] for ratio in model.get("ratios", ())}, reverse=True)
+
+
+def _speed_columns(models: Sequence[Model]) -> list[str]:
+    return [f"batch {size}: speed-up over the best peer" for size in _sizes(models[-1])] if models else []
+
+
+def _speeds(model: Model) -> list[str]:
+    """Speed-up over the best peer at every batch size, and that peer."""
+    return [f"{ratio:.2f}x {peer}" for ratio, peer in (_over_best(model, size) for size in _sizes(model))]
+
+
+def reading(report: Mapping[str, Any], source: str) -> str:
+    """Renders the log reader compared with peers, file to arrays.
+
+    Args:
+        report: {"rows", "shapes"}, see `scripts/peers/recommenders/log_reading.py`.
+        source: CPU and link of the report.
+
+    Returns:
+        Markdown.
+    """
+    rows = []
+    for each in report["shapes"]:
+        (other, ratio), quarter_and_all = next(iter(each["over"].items())), each["peak_memory_mb"]
+        memory = " / ".join(f"{megabytes:,.0f}" for megabytes in quarter_and_all)
+        speeds = {found["way"]: f"{found['rows_per_second']:,}" for found in each["results"]}
+        ours = next(speed for way, speed in speeds.items() if way != other)
+        rows.append([each["shape"], f"{each['megabytes']:,.0f}", other, speeds[other], ours, f"{ratio:.2f}x", memory])
+    columns = ["log", "MB", "peer", "peer, rows/s", "zoo, rows/s", "speed-up", "peak MB, quarter / all rows"]
+    return (
+        f"Logs of {report['rows']:,} synthetic rows read to arrays by `scripts/peers/recommenders/log_reading.py` "
+        f"({source}): Criteo's format against its dedicated reader, custom "
+        "columns against pandas with a hash per column.\n\n" + markdown.table(columns, rows)
+    )
+
+
+def _over_best(model: Mapping[str, Any], size: int) -> tuple[float, str]:
+    """Returns the speed-up of the native kernels over the fastest peer, and that peer."""
+    (over,) = (r["over"] for r in model["ratios"] if (r["engine"], r["batch_size"]) == ("zoo-native", size))
+    timed = {peer: ratio for peer, ratio in over.items() if ratio is not None}  # null: never timed
+    peer = min(timed, key=timed.__getitem__)
+    return float(timed[peer]), peer
