@@ -31,7 +31,7 @@ def whole_number(what: str, value: Any, most: int = MOST) -> int:
     """
     expected = ""
     try:
-        number = operator.index(value)
+        number = operator.index(None if isinstance(value, bool) else value)
     except TypeError:
         expected = "a whole number"
     else:

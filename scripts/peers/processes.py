@@ -78,6 +78,16 @@ def session_members(session: int) -> list[int]:
     return found
 
 
+def cpu_seconds(session: int) -> float:
+    """Returns the CPU time of the live processes of a session, in seconds."""
+    nanoseconds = 0
+    for pid in session_members(session):
+        for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError):
+                nanoseconds += int(file.read_text().split()[0])
+    return nanoseconds / 1e9
+
+
 # ----------------------------------------------------------------------------------------------- one call, one process
 
 

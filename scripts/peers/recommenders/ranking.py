@@ -3,12 +3,19 @@
 The candidates are drawn from the items of a log, the user is one of its rows. In a process, on one thread, in turn:
 full rows in the native kernels and in ONNX Runtime (the float graph), each read and encoded from rows of Python; `rank`
 with the items as rows, and with ids of a catalogue; and the model alone, with and without the user's inputs shared.
-Over HTTP (loopback, one worker, one client): `:run` with full rows and `:rank` with rows and ids, JSON each. Results
-are checked first: the native probabilities must have the same bits.
+Over HTTP (loopback, one worker, one client), servers in turn: `:run` with full rows, as JSON and as CSV, by the native
+kernels, by ONNX Runtime in float and by OpenVINO with the model that NNCF quantized (where nncf is installed), all of
+them in the same server; and `:rank` with rows and with ids, JSON. Results are checked first: the native probabilities
+must have the same bits.
 """
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import importlib.util
+import io
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -21,11 +28,15 @@ import orjson
 import zoo
 from pipelines.core.errors import RequestError, ZooError
 from scripts.peers import harness
+from scripts.peers.engines import open_vino
+from scripts.peers.processes import cpu_seconds
+from scripts.peers.recommenders.engines import Inputs
 from scripts.peers.serving import load
 from scripts.peers.serving.load import Request
-from scripts.peers.serving.server import JSON, Server, running
+from scripts.peers.serving.server import CSV, JSON, Running, Server, running
 
-TURN = 20  # requests of a turn over HTTP
+TURN = 50  # requests of a turn over HTTP
+RANKS = "rank rows", "rank ids"
 
 
 def compare(model: str | Path, log: Path, count: int, rounds: int) -> dict[str, Any]:
@@ -39,7 +50,7 @@ def compare(model: str | Path, log: Path, count: int, rounds: int) -> dict[str, 
 
     Returns:
         {"model", "family", "candidates", "user_columns": share of the columns that are the user's, "ms": medians of a
-        request by way, "http_ms": the same over HTTP, "ratios"}.
+        request by way, "http_ms": the same over HTTP, "http_cpu_ms": CPU time of the server for it, "ratios"}.
 
     Raises:
         ZooError: The ways give other probabilities.
@@ -66,7 +77,7 @@ def compare(model: str | Path, log: Path, count: int, rounds: int) -> dict[str, 
         "model, shared": lambda: pipeline.predict_shared(batch, shared),
     }
     times = harness.in_turn(calls, rounds)
-    http = _over_http(str(model), user, items, full, ids, rounds)
+    http, cpu = _over_http(str(model), user, items, full, ids, rounds)
     pairs = {
         "rank rows": ("full rows", "rank rows"),
         "rank ids": ("full rows", "rank ids"),
@@ -80,8 +91,20 @@ def compare(model: str | Path, log: Path, count: int, rounds: int) -> dict[str, 
         "user_columns": round(len(names["user"]) / (len(names["user"]) + len(names["item"])), 3),
         "ms": {name: harness.median(each) for name, each in times.items()},
         "http_ms": {name: harness.median(each) for name, each in http.items()},
+        "http_cpu_ms": {name: harness.median(each) for name, each in cpu.items()},
         "ratios": {name: harness.ratio(times[a], times[b]) for name, (a, b) in pairs.items()}
-        | {f"http {name}": harness.ratio(http["run"], http[name]) for name in ("rank rows", "rank ids")},
+        | {
+            f"http cpu {name} to {way}": harness.ratio(cpu[way], cpu[name])
+            for name in RANKS
+            for way in cpu
+            if way != name
+        }
+        | {
+            f"http {name} to {way}": harness.ratio(http[way], http[name])
+            for name in RANKS
+            for way in http
+            if way != name
+        },
     }
 
 
@@ -97,32 +120,59 @@ def _require_same(pipeline: Any, user: Mapping[str, Any], items: list[Any], batc
 
 def _over_http(
     model: str, user: Mapping[str, Any], items: list[Any], full: list[Any], ids: list[str], rounds: int
-) -> dict[str, list[float]]:
-    """Milliseconds of a request by route, a number a round."""
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Milliseconds of a request, and CPU time of its server, by way, a number a round."""
     name = zoo.load(model).card.name
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         file = Path(scratch) / "items.jsonl"
         file.write_bytes(b"".join(orjson.dumps(item) + b"\n" for item in items))
-        bodies = {
-            "run": ("run", {"rows": full}),
-            "rank rows": ("rank", {"user": user, "items": items, "top": 10}),
-            "rank ids": ("rank", {"user": user, "items": ids, "top": 10}),
+
+        def request(verb: str, body: Any, form: str = JSON) -> Request:
+            return Request(f"/v1/models/{name}:{verb}", form, body if form == CSV else orjson.dumps(body))
+
+        rows, text = request("run", {"rows": full}), request("run", _csv(full), CSV)
+        servers = {
+            "native": Server("native", "", (model, "--items", str(file), "--engine", "native"), "int8-zoo"),
+            "onnxruntime": Server("onnxruntime", "", (f"{model}@fp32", "--engine", "onnxruntime"), "int8-zoo"),
         }
-        requests = {
-            way: Request(f"/v1/models/{name}:{verb}", JSON, orjson.dumps(body)) for way, (verb, body) in bodies.items()
-        }
-        server = Server("zoo", "", (model, "--items", str(file), "--engine", "native"), "int8-zoo")
-        times: dict[str, list[float]] = {way: [] for way in requests}
-        with running(server, Path(scratch), requests["rank ids"]) as started:
-            for _ in range(rounds):
-                for way, request in requests.items():
-                    start = time.perf_counter()
-                    for _ in range(TURN):
-                        status, answer = load.ask(started.port, request)
-                        if status != 200:
-                            raise ZooError(f"{way}: {answer[:200]!r}")
-                    times[way].append((time.perf_counter() - start) / TURN * 1e3)
-    return times
+        if importlib.util.find_spec("nncf") is not None:
+            graph, place = Path(scratch) / "nncf.xml", Path(sys.prefix)
+            inputs = Inputs(model, Path(scratch))
+            open_vino.save(open_vino.quantize(inputs.fp32, inputs.samples()), graph)
+            servers["openvino nncf"] = Server("nncf", place.name, ("zoo_nncf.py", model, str(graph)), "int8-zoo")
+        ways: dict[str, tuple[Running, Request]] = {}
+        for key, server in servers.items():
+            public = {
+                each: _public(each, f"{name}@fp32") if "fp32" in server.arguments[0] else each for each in (rows, text)
+            }
+            live = stack.enter_context(running(server, Path(sys.prefix).parent, public[rows]))
+            ways |= {f"{key} run": (live, public[rows]), f"{key} run csv": (live, public[text])}
+            if key == "native":
+                ways["rank rows"] = live, request("rank", {"user": user, "items": items, "top": 10})
+                ways["rank ids"] = live, request("rank", {"user": user, "items": ids, "top": 10})
+        times: dict[str, list[float]] = {way: [] for way in ways}
+        cpu: dict[str, list[float]] = {way: [] for way in ways}
+        for _ in range(rounds):
+            for way, (live, body) in ways.items():
+                start, used = time.perf_counter(), cpu_seconds(live.process.pid)
+                load.repeat(live.port, body, TURN)
+                times[way].append((time.perf_counter() - start) / TURN * 1e3)
+                cpu[way].append((cpu_seconds(live.process.pid) - used) / TURN * 1e3)
+    return times, cpu
+
+
+def _public(request: Request, name: str) -> Request:
+    """The same request to the model of another public name."""
+    return request._replace(path=f"/v1/models/{name}:run")
+
+
+def _csv(rows: list[dict[str, Any]]) -> bytes:
+    """Rows as CSV."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
 
 
 def options(parser: harness.Parser) -> None:
@@ -138,7 +188,7 @@ def measure(args: Any) -> dict[str, Any]:
     log = Path(args.log)
     if not log.is_file():
         raise RequestError(f"found no file {log}, expected a log of raw rows")
-    facts = harness.environment("onnxruntime", "openvino", rounds=args.rounds)
+    facts = harness.environment("onnxruntime", "openvino", "nncf", rounds=args.rounds)
     return harness.gather(
         "models", args.models, lambda model: compare(model, log, args.items, args.rounds), args.output, facts
     )

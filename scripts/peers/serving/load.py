@@ -61,6 +61,24 @@ def ask(port: int, request: Request) -> tuple[int, bytes]:
         connection.close()
 
 
+def repeat(port: int, request: Request, count: int) -> None:
+    """Sends a request again and again on one connection.
+
+    Raises:
+        ConnectionError: The status of a response is not 200.
+    """
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        for _ in range(count):
+            connection.request("POST", request.path, request.body, {"content-type": request.kind})
+            answer = connection.getresponse()
+            content = answer.read()
+            if answer.status != 200:
+                raise ConnectionError(f"found status {answer.status}, expected 200: {content[:200]!r}")
+    finally:
+        connection.close()
+
+
 def status(port: int, request: Request) -> int:
     """Returns the status of the response to one request, 0 where there is none."""
     try:

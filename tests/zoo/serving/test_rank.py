@@ -83,6 +83,10 @@ def test_items_of_the_body_and_of_the_catalogue(server: Server, request_parts: A
         (body(user={}, exclude="i1"), "list of ids"),
         (body(user={}, top=0), "top must be 1 or more"),
         (body(user={}, top="many"), "top must be a whole number"),
+        (body(user={}, top=True), "top must be a whole number, not True"),
+        (body(user={}, exclude={}), "exclude must be a list of ids"),
+        (body(user={}, items=[{"item_id": "i1"}, "i1"]), "or all of them objects of their columns"),
+        (body(user={}, candidates=5), "found candidates without from"),
         (body(user={}, beam=3), "the key 'beam'"),
     ],
 )
@@ -92,9 +96,17 @@ def test_refusals(server: Server, content: bytes, words: str) -> None:
 
 
 def test_unknown_items_and_content_types(server: Server, request_parts: Any) -> None:
-    _, user, _ = request_parts
+    _, user, items = request_parts
+    ids = items["item_id"].tolist()
     for found, words in (
         (server.ask(RANK, body(user=user, items=["nothing", 7]), JSON), "found no item nothing, 7"),
+        (server.ask(RANK, body(user=user, items=["i3", "i4", "i3"]), JSON), "items has the id 'i3' more than once"),
+        (server.ask(RANK, body(user=user, items=[3, "3"]), JSON), "items has the id '3' more than once"),
+        (server.ask(RANK, body(user=user, items=ids[:2], exclude=ids), JSON), "exclude leaves no item to rank"),
+        (server.ask(RANK, body(user=user, exclude=ids), JSON), "exclude leaves no item to rank"),
+        (server.ask(RANK, body(user=user, items=[of(items)[0]], exclude=ids), JSON), "exclude leaves no item to rank"),
+        (server.ask(RANK, body(user={**user, "age": {"years": 3}}), JSON), "lacks the column age"),
+        (server.ask(RANK, body(user=user, items=[{**of(items)[0], "categories": {"a": 1}}]), JSON), "lacks the column"),
         (server.ask(RANK, body(user=user), "text/csv"), "Content-Type"),
         (server.ask(f"{RANK}?top=3", body(user=user), JSON), "in the body"),
     ):

@@ -178,7 +178,8 @@ class Features(Encoding):
             else:
                 index = np.arange(start, start + len(batch))
                 (log,) = open_logs(batch)
-                self.require(replace(log, columns=names))
+                nested = {name for row in batch for name in names if isinstance(row.get(name), Mapping)}
+                self.require(replace(log, columns=(*log.columns, *(name for name in names if name not in nested))))
                 texts = pa.Table.from_batches(log.batches(names, forms=self.schema.forms)).combine_chunks()
                 columns = {name: texts.column(name).combine_chunks() for name in names}
                 yield self.encode_columns(columns, index, labelled=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,8 @@ class ItemRanker:
             request = self._parse(job)
             parsed = time.perf_counter()
             columns = self.pipeline.rank_columns(**request)
+            if not len(columns["row"]):
+                raise RequestError("exclude leaves no item to rank, expected at least one item that is not in exclude")
             ranked = time.perf_counter()
             body = responses.encode(columns, media_type)
             seconds = (parsed - begin, ranked - parsed, time.perf_counter() - ranked)
@@ -79,12 +82,12 @@ class ItemRanker:
         items, top, exclude, by, source, candidates = (options.get(key) for key in OPTIONS)
         if not isinstance(user, dict):
             raise RequestError('the body must be {"user": {column: value, ...}, "items": [...]}')
-        request: dict[str, Any] = {"user": user, "exclude": _ids("exclude", exclude or [])}
+        request: dict[str, Any] = {"user": user, "exclude": _ids("exclude", [] if exclude is None else exclude)}
         if by is not None and not isinstance(by, str):
             raise RequestError(f"by is {str(by)[:40]}, expected a label or a weighted sum of labels as text")
         request["by"] = by
         request["top"] = None if top is None else whole_number("top", top)
-        if isinstance(items, list) and items and all(isinstance(item, dict) for item in items):
+        if isinstance(items, list) and set(map(type, items)) == {dict}:
             limits.ITEMS.require(len(items), job.received_bytes)
             limits.VALUES.require(len(items) * max(map(len, items)), job.received_bytes)
             return {**request, "items": items}
@@ -101,6 +104,8 @@ class ItemRanker:
         """Ids of the items that another model retrieves for the user."""
         if items is not None:
             raise RequestError("found from and items, expected one of both")
+        if source is None:
+            raise RequestError("found candidates without from, expected the name of a model that retrieves items in it")
         retriever = self.retrievers.get(str(source))
         if retriever is None:
             names = ", ".join(self.retrievers) or "none here (zoo serve MODEL RETRIEVER --items RETRIEVER=FILE)"
@@ -112,9 +117,13 @@ class ItemRanker:
 
 
 def _ids(key: str, values: Any) -> Sequence[str | int]:
-    """Ids of a body. Raises RequestError if they are no texts and whole numbers."""
-    if not isinstance(values, list) or not all(type(value) in (str, int) for value in values):
-        raise RequestError(f"{key} must be a list of ids, texts or whole numbers")
+    """Ids of a body. Raises RequestError if they are no texts and whole numbers, or an item to rank is named twice."""
+    if not isinstance(values, list) or not {str, int}.issuperset(map(type, values)):
+        rows = ", or all of them objects of their columns" if key == "items" else ""
+        raise RequestError(f"{key} must be a list of ids, texts or whole numbers{rows}")
     if key == "items" and not values:
         raise RequestError("items is empty; expected at least one item, or no items for the whole catalogue")
+    if key == "items" and len(set(map(str, values))) < len(values):
+        twice, _ = Counter(map(str, values)).most_common(1)[0]
+        raise RequestError(f"items has the id {twice[:100]!r} more than once, expected every id once")
     return values

@@ -2,6 +2,7 @@
 
 import math
 import random
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -71,6 +72,19 @@ def test_an_order_sums_labels():
     for by in ("", "click +", "2", "clicks", "click buy"):
         with pytest.raises(RequestError, match="or their sum such as 'click . 2 buy'"):
             Order.of(by, ("click", "buy"))
+
+
+@pytest.mark.parametrize("price", ["9.5", 9.5, 12, None, True, Decimal("9.50"), np.float32(9.5), float("nan"), ["9.5"]])
+def test_values_of_any_kind_are_those_of_full_rows(pipeline, request_parts, price):
+    user, items, _ = request_parts
+    items = [
+        {**item, "price, EUR": price, "categories": kind}
+        for item, kind in zip(items, ("a|b", ["a", None], ()) * 50, strict=True)
+    ]
+    user = {**user, "age": price, "history": ["books", "toys"]}
+    items[7] = {name: value for name, value in items[7].items() if name != "categories"}
+    expected = probabilities(pipeline, [dict.fromkeys(items[0]) | item | user for item in items])
+    assert by_row(pipeline.rank(user, items), len(items)).tobytes() == expected.tobytes()
 
 
 def test_threads_give_the_same_bits(request_parts):
