@@ -31,7 +31,9 @@ def whole_number(what: str, value: Any, most: int = MOST) -> int:
     """
     expected = ""
     try:
-        number = operator.index(None if isinstance(value, bool) else value)
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
     except TypeError:
         expected = "a whole number"
     else:

@@ -155,6 +155,19 @@ class RetrievesItems(Protocol):
             Ids of the items, the nearest first.
         """
 
+    def retrieved(self, user: Any, catalogue: Any, count: int = 1000, exclude: Iterable[Any] = ()) -> Iterable[Any]:
+        """Finds the items nearest to a user.
+
+        Args:
+            user: The user's raw values.
+            catalogue: Items.
+            count: Number of items.
+            exclude: Ids of items that are left out.
+
+        Returns:
+            Argument `ids` of `RanksItems.rank_columns`, which is quicker than the ids.
+        """
+
 
 @runtime_checkable
 class RanksItems(Protocol):

@@ -18,6 +18,7 @@ COMPARISONS = {
     "click-models": "recommenders.click_models",
     "ranking": "recommenders.ranking",
     "tables": "recommenders.tables",
+    "retrieval": "recommenders.retrieval",
     "runs": "recommenders.runs",
     "log-reading": "recommenders.log_reading",
     "images": "vision.images",

@@ -192,6 +192,9 @@ struct ClickKernels {
     // dots of the int16 vectors at `at`, i > j, times `factor` each (readable for 16 more), as int16
     void (*dots)(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t vectors, int64_t width, const float *factor, int64_t n, int16_t *out,
                  int64_t out_stride);
+    // the same where samples have all vectors in common but `own`, whose factors by the other vector are rows of whole 16
+    void (*dots_of)(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t vectors, int64_t width, const float *factor, const int32_t *own,
+                    int64_t own_count, const float *own_factor, int64_t n, int16_t *out, int64_t out_stride);
     // sum_j x_j weight_j
     void (*weighted)(const int16_t *x, int64_t x_stride, const float *weight, int64_t width, int64_t n, float *out, int64_t out_stride);
     void (*normalize)(const float *x, int64_t stride, int64_t width, float epsilon, float least, bool relu, int64_t n, float *out);

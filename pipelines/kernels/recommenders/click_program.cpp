@@ -217,7 +217,25 @@ class ClickProgram : public TableSteps {
         for (int64_t i = 1, pair = position; i < count; ++i)
             for (int64_t j = 0; j < i; ++j, ++pair)
                 (*columns_alike)[static_cast<size_t>(pair)] = alike(reads[static_cast<size_t>(i)]) && alike(reads[static_cast<size_t>(j)]);
+        std::vector<int32_t> own; // vectors that samples do not have in common
+        for (int64_t i = 0; i < count; ++i)
+            if (!alike(reads[static_cast<size_t>(i)])) own.push_back(static_cast<int32_t>(i));
         const auto *kernels = &kernels_;
+        if (const auto owned = static_cast<int64_t>(own.size()); 2 * owned < count && owned) {
+            const int64_t columns = round_up(count, 16);
+            auto own_factors = std::make_shared<Buffer<float>>(owned * columns + kColumns);
+            std::fill_n(own_factors->data(), owned * columns + kColumns, 0.0f);
+            for (int64_t k = 0; k < owned; ++k)
+                for (int64_t j = 0; j < count; ++j) {
+                    const int64_t high = std::max<int64_t>(own[static_cast<size_t>(k)], j), low = std::min<int64_t>(own[static_cast<size_t>(k)], j);
+                    if (high != low) own_factors->data()[k * columns + j] = values[high * (high - 1) / 2 + low];
+                }
+            steps_.push_back([=](const Block &b) {
+                kernels->dots_of(b.at<int16_t>(from), from.stride, at.data(), count, width, factors->data(), own.data(), owned, own_factors->data(),
+                                 b.n, b.at<int16_t>(to) + position, to.stride);
+            });
+            return;
+        }
         add(reads, {{to, position, pairs}}, true, [=](const Block &b) {
             kernels->dots(b.at<int16_t>(from), from.stride, at.data(), count, width, factors->data(), b.n, b.at<int16_t>(to) + position, to.stride);
         });

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -84,7 +84,8 @@ class Catalogue:
         """Finds items.
 
         Args:
-            ids: Their ids, texts or whole numbers.
+            ids: Their ids, texts or whole numbers; or items of a catalogue, which are not looked up by their ids if
+                both catalogues have the same ones.
 
         Returns:
             Positions, int64 [n].
@@ -92,6 +93,8 @@ class Catalogue:
         Raises:
             RequestError: An id is not in the catalogue.
         """
+        if isinstance(ids, FoundItems) and self._has_ids_of(ids.catalogue):
+            return ids.positions
         texts, known = list(ids), self.places
         try:
             return np.fromiter(map(known.__getitem__, texts), np.int64, len(texts))
@@ -103,6 +106,19 @@ class Catalogue:
                 f"catalogue of {len(self):,} items"
             )
         return np.array([known[text] for text in texts], np.int64)
+
+    def _has_ids_of(self, other: Catalogue) -> bool:
+        """Whether the items of both catalogues have the same ids in the same order; kept for the last catalogue."""
+        if self is other:
+            return True
+        if not self._compared or self._compared[0][0] is not other:
+            names = self.names
+            self._compared[:] = [(other, names is not None and other.names is not None and names.equals(other.names))]
+        return self._compared[0][1]
+
+    @cached_property
+    def _compared(self) -> list[tuple[Catalogue, bool]]:
+        return []
 
     def without(self, ids: Iterable[Any], positions: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
         """Leaves items out.
@@ -139,6 +155,22 @@ class Catalogue:
         if len(positions) < FEW:  # sooner than pyarrow
             return [self.names[at].as_py() for at in positions.tolist()]
         return self.names.take(pa.array(positions)).to_pylist()  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, eq=False)
+class FoundItems:
+    """Items of a catalogue that were retrieved; iterating gives their ids.
+
+    Attributes:
+        catalogue: The catalogue.
+        positions: Their positions, int64 [n].
+    """
+
+    catalogue: Catalogue
+    positions: NDArray[np.int64]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.catalogue.ids(self.positions) or self.positions.tolist())
 
 
 def _is_new(text: str | None, seen: set[str]) -> bool:

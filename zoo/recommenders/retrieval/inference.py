@@ -19,7 +19,7 @@ from zoo.recommenders.data.encoding import Field, Rows
 from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.inference import ROWS_IN_FLIGHT
 from zoo.recommenders.log_pipeline import LogPipeline
-from zoo.recommenders.ranking.catalogue import Catalogue
+from zoo.recommenders.ranking.catalogue import Catalogue, FoundItems
 from zoo.recommenders.retrieval.index import FaissIndex, ItemIndex
 
 
@@ -187,9 +187,25 @@ class TwoTowerPipeline(LogPipeline):
         Raises:
             RequestError: A column is missing, or `count` is below 1.
         """
+        return list(self.retrieved(user, catalogue, count, exclude))
+
+    def retrieved(self, user: Any, catalogue: Catalogue, count: int = 1000, exclude: Iterable[Any] = ()) -> FoundItems:
+        """Finds the items nearest to one user, for `ids` of `rank`, which looks them up only in another catalogue.
+
+        Args:
+            user: See `retrieve`.
+            catalogue: See `retrieve`.
+            count: See `retrieve`.
+            exclude: See `retrieve`.
+
+        Returns:
+            The items, the nearest first.
+
+        Raises:
+            RequestError: See `retrieve`.
+        """
         rows = self.sides.join(self.sides.read_user(user), catalogue.rows, slice(1))
-        found, _ = self.nearest(rows, catalogue, whole_number("count", count), exclude)
-        return catalogue.ids(found) or found.tolist()
+        return FoundItems(catalogue, self.nearest(rows, catalogue, whole_number("count", count), exclude)[0])
 
     def nearest(
         self, rows: dict[str, NDArray[Any]], catalogue: Catalogue, count: int, exclude: Iterable[Any]

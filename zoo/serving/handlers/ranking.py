@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +95,13 @@ class ItemRanker:
             raise RequestError(
                 f"{self.name} has no catalogue (zoo serve --items FILE); expected items as objects of their columns"
             )
-        ids = None if items is None else _ids("items", items)
+        ids: Iterable[Any] | None = None if items is None else _ids("items", items)
         if source is not None or candidates is not None:
             ids = self._retrieved(request, ids, source, candidates)
         return {**request, "items": self.catalogue, "ids": ids}
 
-    def _retrieved(self, request: Mapping[str, Any], items: Any, source: Any, candidates: Any) -> list[Any]:
-        """Ids of the items that another model retrieves for the user."""
+    def _retrieved(self, request: Mapping[str, Any], items: Any, source: Any, candidates: Any) -> Iterable[Any]:
+        """The items that another model retrieves for the user."""
         if items is not None:
             raise RequestError("found from and items, expected one of both")
         if source is None:
@@ -112,7 +112,7 @@ class ItemRanker:
             raise RequestError(f"found from {str(source)[:100]!r}, expected a model that retrieves items: {names}")
         count = CANDIDATES if candidates is None else whole_number("candidates", candidates)
         pipeline: Any = retriever.pipeline
-        ids: list[Any] = pipeline.retrieve(request["user"], retriever.catalogue, count, request["exclude"])
+        ids: Iterable[Any] = pipeline.retrieved(request["user"], retriever.catalogue, count, request["exclude"])
         return ids
 
 

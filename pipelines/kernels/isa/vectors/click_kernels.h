@@ -157,6 +157,50 @@ void dots(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t vectors
     }
 }
 
+// The dots of samples that have all vectors but these in common: of the first sample all of them, of the others those of these vectors.
+void dots_of(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t vectors, int64_t width, const float *factor, const int32_t *own,
+             int64_t own_count, const float *own_factor, int64_t n, int16_t *out, int64_t out_stride) {
+    constexpr int64_t kMost = 128;
+    alignas(64) int16_t row[kMost + 2 * kVecLanes];
+    const int64_t pairs = (width + 1) / 2, columns = round_up(vectors, kLanes), size = pairs * columns;
+    kernel_scratch(2 * size * 4);
+    dots(x, x_stride, at, vectors, width, factor, n < 1 ? n : 1, out, out_stride);
+    auto *turned = static_cast<int32_t *>(kernel_scratch(2 * size * 4)); // first the vectors of the first sample
+    std::memcpy(turned + size, turned, static_cast<size_t>(size) * 4);
+    const auto turn = [&](int64_t s) {
+        int32_t *to = turned + s % 2 * size;
+        for (int64_t k = 0; k < own_count; ++k) {
+            const int16_t *from = x + s * x_stride + at[own[k]];
+            for (int64_t p = 0; p < pairs; ++p) std::memcpy(to + p * columns + own[k], from + 2 * p, 4);
+            if (width % 2) to[(pairs - 1) * columns + own[k]] &= 0xFFFF;
+        }
+    };
+    if (n > 1) turn(1);
+    for (int64_t s = 1; s < n; ++s) {
+        if (s + 1 < n) turn(s + 1); // before its loads, which are wider than the stores
+        const int32_t *turned_now = turned + s % 2 * size;
+        int16_t *to = out + s * out_stride;
+        std::memcpy(to, out, static_cast<size_t>(vectors * (vectors - 1) / 2) * 2);
+        for (int64_t k = 0; k < own_count; ++k) {
+            const int64_t v = own[k];
+            for (int64_t j = 0; j < vectors; j += kVecLanes) {
+                IntVec even{}, odd{};
+                int64_t p = 0;
+                for (; p + 2 <= pairs; p += 2) {
+                    dot_pairs(even, reinterpret_cast<Words>(turned_now[p * columns + v] - IntVec{}), load_as<Words>(turned_now + p * columns + j));
+                    dot_pairs(odd, reinterpret_cast<Words>(turned_now[(p + 1) * columns + v] - IntVec{}),
+                              load_as<Words>(turned_now + (p + 1) * columns + j));
+                }
+                if (p < pairs)
+                    dot_pairs(even, reinterpret_cast<Words>(turned_now[p * columns + v] - IntVec{}), load_as<Words>(turned_now + p * columns + j));
+                store_words(row + j, round_clipped(to_float(even + odd) * load_float<Vec>(own_factor + k * columns + j), -kCodeLimit, kCodeLimit));
+            }
+            std::memcpy(to + v * (v - 1) / 2, row, static_cast<size_t>(v) * 2);
+            for (int64_t i = v + 1; i < vectors; ++i) to[i * (i - 1) / 2 + v] = row[i];
+        }
+    }
+}
+
 // sum x y over sixteen lanes, then the tree.
 inline float dot_floats(const float *x, const float *y, int64_t width) {
     const IntVec lane = lane_numbers();
@@ -269,6 +313,7 @@ constexpr ClickKernels kClickKernels = {
     .factorization = factorization,
     .cross = cross,
     .dots = dots,
+    .dots_of = dots_of,
     .weighted = weighted,
     .normalize = normalize,
     .leaky = leaky,

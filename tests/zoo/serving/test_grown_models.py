@@ -1,0 +1,135 @@
+"""Models that fine-tuning grew by new ids, elsewhere: served in place of the old one, with shards, and on Ray."""
+
+import csv
+import json
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from helpers.serving import Server, wait_until
+
+import zoo
+from zoo.distributed import parts
+from zoo.distributed.shards import check, run_shard
+
+pytest.importorskip("torch", reason="needs the train extra")
+TINY = {"epochs": "1", "hidden": "8", "embedding_size": "8", "batch_size": "64"}
+USER = {"user_id": "u25", "age": 33}
+JSON = "application/json"
+
+
+def write(path: Path, users: range, items: range, seed: int) -> Path:
+    draw = random.Random(seed)
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["click", "user_id", "item_id", "age"])
+        table.writerows(
+            [draw.randrange(2), f"u{draw.choice(users)}", f"i{draw.choice(items)}", draw.randrange(70)]
+            for _ in range(240)
+        )
+    return path
+
+
+@pytest.fixture(scope="module")
+def days(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the models old and new, the grown one, the log of the second day and all items."""
+    folder = tmp_path_factory.mktemp("days")
+    first = write(folder / "day0.csv", range(20), range(12), 0)
+    second = write(folder / "day1.csv", range(10, 30), range(6, 18), 1)
+    zoo.train("deepfm", first, folder / "old", settings=TINY, label="click")
+    zoo.finetune(folder / "old", second, folder / "new", settings={"epochs": "1", "batch_size": "64"})
+    for name in ("old", "new"):
+        zoo.quantize(folder / name)
+    pd.DataFrame({"item_id": [f"i{item}" for item in range(18)]}).to_csv(folder / "items.csv", index=False)
+    return folder
+
+
+@pytest.mark.parametrize("how", ["link", "folder"])
+def test_a_grown_model_takes_the_place_of_the_served_one(
+    start: Callable[..., Server], days: Path, tmp_path: Path, how: str
+) -> None:
+    live, items = tmp_path / "live", days / "items.csv"
+    if how == "link":
+        live.symlink_to(days / "old")
+    else:
+        (days / "old").rename(live)
+    server = start(live, "--workers", "1", "--watch", "--items", items)
+    expected = []
+    for path in (live, days / "new"):
+        pipeline: Any = zoo.pipeline(path, engine="native")
+        expected.append([each["item"] for each in pipeline.rank(USER, pipeline.catalogue(items))])
+    name = zoo.load(live).card.name
+    body, stop, answers = json.dumps({"user": USER}).encode(), threading.Event(), list[Any]()
+
+    def ask() -> None:
+        while not stop.is_set():
+            found = server.json(f"/v1/models/{name}:rank", body, JSON)["results"]
+            answers.append([each["item"] for each in found])
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        if how == "link":
+            (tmp_path / "next").symlink_to(days / "new")
+            (tmp_path / "next").replace(live)
+        else:
+            live.rename(days / "old")
+            (days / "new").rename(live)
+        wait_until(lambda: any(f"the new files of {name} are served" in each for each in server.said), 60)
+        count = len(answers)
+        wait_until(lambda: len(answers) > count + 5)
+    finally:
+        stop.set()
+        thread.join()
+        if how == "folder":
+            live.rename(days / "new")
+    assert answers[0] == expected[0] and answers[-1] == expected[1]
+    assert all(each in expected for each in answers) and len(expected[1]) == 18
+    assert server.end() == 0
+
+
+def test_shards_of_a_grown_model(days: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "MIN_PART_BYTES", 512)
+    zoo.run(days / "new", days / "day1.csv", tmp_path / "one.parquet")
+    for shard in ("1/2", "2/2"):
+        run_shard(str(days / "new"), [str(days / "day1.csv")], tmp_path / "out", shard)
+    found = pd.concat([pd.read_parquet(file) for file in check(tmp_path / "out")["files"]], ignore_index=True)
+    assert found.equals(pd.read_parquet(tmp_path / "one.parquet"))
+
+
+@pytest.mark.slow
+def test_a_grown_model_on_ray(days: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray.serve", reason="needs ray[serve]: pip install 'int8-zoo[ray]'")
+    import socket
+    import urllib.request
+
+    import ray
+    from ray import serve
+
+    from zoo.distributed.ray.connection import connect
+    from zoo.distributed.ray.serving import app
+
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        port = place.getsockname()[1]
+    connect(None, 2)
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config={"log_level": "ERROR"})
+        serve.run(app({"models": str(days / "new")}), route_prefix="/")
+        name = zoo.load(days / "new").card.name
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/v1/models/{name}:run",
+            (days / "day1.csv").read_bytes(),
+            {"content-type": "text/csv"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as response:
+            found = [row["probability"] for row in json.loads(response.read())["results"]]
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+    expected = zoo.pipeline(days / "new", engine="native")(days / "day1.csv")
+    assert found == pytest.approx([row["probability"] for row in expected], abs=1e-6)
