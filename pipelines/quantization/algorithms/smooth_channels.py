@@ -13,6 +13,7 @@ from pipelines.quantization.algorithms.channel_groups import LINEAR, outputs_fir
 from pipelines.quantization.algorithms.equalize_channels import LEAST, Channels, Floats, Reader
 from pipelines.quantization.calibration.table import rounded_to_float32
 
+CONVOLUTIONS = ("Conv", "ConvTranspose")
 MARGIN = 0.7  # minimum reduction of the expected error for an additional float product (1.5 dB)
 Factors = dict[str, tuple[float, ...]]  # {value: factor of each of its channels}
 
@@ -38,6 +39,16 @@ def smoothable(graph: ir.Graph) -> dict[ir.Value, list[ir.Node]]:
         for x, nodes in found.items()
         if all(reader in nodes for node in nodes if node.inputs[1] is not None for reader in node.inputs[1].consumers())
     }
+
+
+def is_mostly_linear(graph: ir.Graph) -> bool:
+    """Returns whether most layers are linear, so that smoothing is worth its time; most of others are convolutions.
+
+    Args:
+        graph: Float graph.
+    """
+    kinds = [node.op_type for node in graph if node.op_type in (*LINEAR, *CONVOLUTIONS)]
+    return 2 * sum(kind in LINEAR for kind in kinds) > len(kinds)
 
 
 def find_smoothing(model: ir.Model, statistics: Mapping[str, Channels]) -> Factors:

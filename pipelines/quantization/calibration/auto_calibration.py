@@ -6,11 +6,12 @@ samples that no correction saw. The steps are:
 1. Smoothing of outlier channels (`smooth_channels`) and the observer: the best of all candidates with exact weights,
    because GPTQ makes up for their rounding in the next step (smoothing of BERT: 7 dB without GPTQ, 20 dB with it).
    Where the least squared error per tensor ("auto") keeps outliers that nothing downstream needs, another observer wins
-   by 10 dB (hard-swish networks). Min-max wins where clipping hurts. Ranges that end where a function is flat win 4 dB
-   (YOLO).
+   by 10 dB (hard-swish networks). Min-max wins where clipping hurts, the mean of the samples' extremes where few
+   samples reach far (2 dB of MobileNet-V2). Ranges that end where a function is flat win 4 dB (YOLO).
 2. The corrections (GPTQ, bias correction): both, one of the two, or neither, which is also tried with min-max ranges;
    with the effort "fast" the bias correction from mean inputs (`mean_bias`), or none.
-   Of candidates that are close in SQNR, the one whose worst samples have less error wins (`Errors.worst`).
+   Of candidates that are close in SQNR, the one whose worst samples have less error wins (`Errors.worst`). None is
+   kept whose SQNR of all samples together is below that of plain min-max ranges.
 3. Splitting of hidden channels with outlier weights (`split_channels`), with ranges and corrections of its own.
 4. If the SQNR is still below `GOAL`, or that of the worst samples below `TAIL`: the layers that cost most stay float32,
    as long as most multiplications are int8.
@@ -34,6 +35,7 @@ from pipelines.core.batches import Batch, cut, length
 from pipelines.core.progress import progress
 from pipelines.graph import io, query
 from pipelines.quantization.algorithms.mean_bias import mean_shifts
+from pipelines.quantization.algorithms.smooth_channels import is_mostly_linear
 from pipelines.quantization.algorithms.split_channels import Splits
 from pipelines.quantization.calibration.calibrate import MEMORY, Observation, observe
 from pipelines.quantization.calibration.compared_outputs import ROOM, Errors, OutputSqnr, can_be_cut
@@ -66,6 +68,7 @@ logger = logging.getLogger(__name__)
 GOAL = 24.0  # dB of SQNR below which layers stay in float32
 TAIL = 16.0  # dB of SQNR of the worst samples, likewise
 HARDEST = 16  # of the worst samples, by which those layers are chosen
+BEHIND = 0.3  # dB; candidates farther behind plain min-max ranges in the SQNR of all samples together are not kept
 CLOSE = 2.0  # dB; candidates farther behind the best on a part of the samples are evaluated on no more
 WORST = 2.0  # weight of the SQNR of the worst samples beside that of all
 FAR = 4.0  # dB of SQNR plus weighted SQNR of the worst samples; as CLOSE, for the choice by the worst samples
@@ -105,8 +108,9 @@ def auto_calibrate(
         max_memory: See `Observation`.
         observation: Observation of `model` on all samples, if there is one already.
         seconds: Time budget of the corrections, see `correct_layers`; None: no limit.
-        effort: "fast", "default" or "best", see `pipelines.quantization.calibration.effort`. With "fast" there is
-            no smoothing, no layer stays float32, and biases alone are corrected (`mean_bias`).
+        effort: "fast", "default" or "best", see `pipelines.quantization.calibration.effort`. With "fast"
+            networks of linear layers alone are smoothed, no layer stays float32, and biases alone are corrected
+            (`mean_bias`).
 
     Returns:
         The calibration table.
@@ -152,7 +156,12 @@ def auto_calibrate(
         observed.release()
         return tables_of(observed, splitting=splitting, smoothing=smoothing)
 
-    splitting, smoothing = splits_and_smoothing(equalized(model, factors), recipe, counted) if corrects else ({}, {})
+    splitting: Splits = {}
+    smoothing: Factors = {}
+    if corrects:
+        splitting, smoothing = splits_and_smoothing(equalized(model, factors), recipe, counted)
+    elif recipe.correct and is_mostly_linear(model.graph):
+        smoothing = smoothing_factors(equalized(model, factors), recipe, counted)
     tables = tables_of(observation)
     tables += tables_with({}, smoothing) if smoothing else []
     if recipe.search:
@@ -180,16 +189,16 @@ def auto_calibrate(
         )
 
     smooth = bool(best.smoothing)
-    best, sqnr = _retreat(corrected(best), tables, metric, judge)
+    best, errors = _retreat(corrected(best), tables, metric, judge)
     if splitting:
         smoothing = smoothing_factors(equalized(model, factors, {}, splitting), recipe, counted) if smooth else {}
         tables = tables_with(splitting, smoothing)
         split = judge.best_ranges(tables)
-        split, split_sqnr = _retreat(corrected(split), tables, metric, judge)
-        logger.info("splitting hidden channels: %.1f dB of SQNR, without: %.1f dB", split_sqnr, sqnr)
-        best, sqnr = _best([best, split], [sqnr, split_sqnr], judge.lowest(), SPLIT_GAIN)
-    if sqnr < GOAL:
-        return leave_float(model, recipe, best, metric, observation, sqnr, GOAL, work.thorough)
+        split, of_split = _retreat(corrected(split), tables, metric, judge)
+        logger.info("splitting hidden channels: %.1f dB of SQNR, without: %.1f dB", of_split.sqnr, errors.sqnr)
+        best, errors = _best([best, split], [errors, of_split], judge.lowest(), SPLIT_GAIN)
+    if errors.sqnr < GOAL:
+        return leave_float(model, recipe, best, metric, observation, errors.sqnr, GOAL, work.thorough)
     hardest = judge.hardest(best)
     if hardest is None or (sqnr := hardest(judge.int8_models.of(best))) >= TAIL:
         return best
@@ -219,9 +228,14 @@ class _Int8Models:
 
 
 def _tables(model: ir.Model, recipe: QuantRecipe, observation: Observation) -> list[CalibrationTable]:
-    """Returns the tables of all observers that the recipe allows, its own first; then `clip_to_functions` of them."""
+    """Returns the tables of all observers that the recipe allows, its own first; then `clip_to_functions` of them.
+
+    "auto" allows the means of the extremes of samples, too.
+    """
     observers = OBSERVERS if recipe.observer == "auto" else (recipe.observer,)
     tables = [observation.table(each, symmetric=recipe.symmetric) for each in observers]
+    if recipe.observer == "auto":
+        tables.append(observation.table_of_mean_extremes(symmetric=recipe.symmetric))
     if recipe.observer == "auto" and not recipe.symmetric:
         tables += [each for table in tables if (each := clip_to_functions(model, table)).tensors != table.tensors]
     graph = io.digest(model)
@@ -229,19 +243,27 @@ def _tables(model: ir.Model, recipe: QuantRecipe, observation: Observation) -> l
 
 
 def _best(
-    tables: list[CalibrationTable], sqnr: list[float], lowest: Lowest | None, chance: float = CHANCE
-) -> tuple[CalibrationTable, float]:
+    tables: list[CalibrationTable],
+    errors: list[Errors],
+    lowest: Lowest | None,
+    chance: float = CHANCE,
+) -> tuple[CalibrationTable, Errors]:
     """Selects a table by its SQNR, and by that of its worst samples; the first unless another gains `chance`.
+
+    Tables whose SQNR of all samples together is more than `BEHIND` below that of plain min-max ranges, if these are
+    among them, are not selected.
 
     Args:
         tables: Candidates.
-        sqnr: SQNR of every candidate in dB.
+        errors: Errors of every candidate on the same samples.
         lowest: Returns the SQNR of the worst samples of candidates, see `Errors.worst`; None: not used.
         chance: Minimum gain in dB.
 
     Returns:
-        The table and its SQNR.
+        The table and its errors.
     """
+    plain = max((its.overall for table, its in zip(tables, errors, strict=True) if _is_plain(table)), default=-np.inf)
+    sqnr = [its.sqnr if its.overall >= plain - BEHIND else -np.inf for its in errors]
     best = int(np.argmax(sqnr))
     best = best if sqnr[best] > sqnr[0] + chance else 0
     close = [at for at in range(len(tables)) if at == best or sqnr[at] > sqnr[best] - CLOSE]
@@ -251,17 +273,17 @@ def _best(
         logger.info("SQNR of candidates, and of their worst samples: %s", {at: (sqnr[at], worst[at]) for at in close})
         other = max(close, key=value.__getitem__)
         best = other if value[other] > value[best] + WORST_GAIN else best
-    return tables[best], sqnr[best]
+    return tables[best], errors[best]
 
 
-def _evaluated(tables: list[CalibrationTable], evaluate: Callable[[CalibrationTable], float]) -> list[float]:
-    """Returns the SQNR of every table."""
-    sqnr = []
+def _evaluated(tables: list[CalibrationTable], evaluate: Callable[[CalibrationTable], Errors]) -> list[Errors]:
+    """Returns the errors of every table."""
+    errors = []
     with progress("evaluating", len(tables)) as advance:
         for table in tables:
-            sqnr.append(evaluate(table))
+            errors.append(evaluate(table))
             advance(1)
-    return sqnr
+    return errors
 
 
 @dataclass(eq=False)
@@ -328,7 +350,14 @@ class _Judge:
                 ):
                     held.pop().session = None
             least = max(each.errors.sqnr for each in candidates) - CLOSE
-            candidates = [each for each in candidates if each is candidates[0] or each.errors.sqnr > least]
+            together = max(each.errors.overall for each in candidates) - CLOSE
+            candidates = [
+                each
+                for each in candidates
+                if each is candidates[0]
+                or each.errors.sqnr > least
+                or (_is_plain(each.table) and each.errors.overall > together)
+            ]
         keep = len(candidates) * size < KEPT
         if len(candidates) == 1:
             return tables[0]
@@ -336,13 +365,13 @@ class _Judge:
             for each in candidates:
                 self._run(each, self._judged, opened, keep)
                 advance(1)
-        sqnr = [each.errors.sqnr for each in candidates]
 
         def lowest(close: list[CalibrationTable]) -> list[float]:
             chosen = [each for table in close for each in candidates if each.table is table]
             return self._worst(chosen, opened, keep)
 
-        return _best([each.table for each in candidates], sqnr, lowest if self._work.lowest else None)[0]
+        errors = [each.errors for each in candidates]
+        return _best([each.table for each in candidates], errors, lowest if self._work.lowest else None)[0]
 
     def with_mean_bias(self, table: CalibrationTable, samples: Iterable[Batch]) -> CalibrationTable:
         """Adds the bias correction of `mean_shifts` to a table, unless that lowers the SQNR on the judged samples.
@@ -421,8 +450,8 @@ def _affordable(model: ir.Model, observation: Observation, work: Effort) -> int:
 
 def _retreat(
     corrected: CalibrationTable, tables: list[CalibrationTable], metric: OutputSqnr, judge: _Judge
-) -> tuple[CalibrationTable, float]:
-    """Drops corrections that lower the SQNR on held-out samples, or falls back to min-max; returns table and SQNR.
+) -> tuple[CalibrationTable, Errors]:
+    """Drops corrections that lower the SQNR on held-out samples, or falls back to min-max; returns table and errors.
 
     tables: those without corrections.
     """
@@ -431,24 +460,26 @@ def _retreat(
         tried += [replace(corrected, bias={}), replace(corrected, rounding={})]
     if corrected.bias or corrected.rounding:
         tried.append(replace(corrected, bias={}, rounding={}))
-    plain = [each for each in tables if not each.smoothing and _is_minmax(each)]
+    plain = [each for each in tables if _is_plain(each)]
     tried += [replace(each, recipe=corrected.recipe) for each in plain]
     small = len(tried) * query.weight_bytes(judge.model) < KEPT
     sessions: dict[int, ort.InferenceSession] = {}  # by the identity of the table; of small models
 
-    def evaluate(table: CalibrationTable) -> float:
+    def evaluate(table: CalibrationTable) -> Errors:
         session = metric.open(judge.int8_models.of(table))
         if small:
             sessions[id(table)] = session
-        return metric.of(session, slice(None))
+        return metric.errors(session, slice(None))
 
-    best, sqnr = _best(tried, _evaluated(tried, evaluate), judge.lowest(sessions))
+    best, errors = _best(tried, _evaluated(tried, evaluate), judge.lowest(sessions))
     if best is not corrected:
         kept = [name for name, each in (("GPTQ", best.rounding), ("bias correction", best.bias)) if each]
         logger.info("on the held-out samples, the best choice is %s", f"only {kept[0]}" if kept else "no correction")
-    return best, sqnr
+    return best, errors
 
 
-def _is_minmax(table: CalibrationTable) -> bool:
-    """Whether every range is the observed one."""
+def _is_plain(table: CalibrationTable) -> bool:
+    """Whether every range is the observed one, without smoothing and corrections."""
+    if table.smoothing or table.splitting or table.bias or table.rounding:
+        return False
     return all((each.low, each.high) == (each.minimum, each.maximum) for each in table.tensors.values())

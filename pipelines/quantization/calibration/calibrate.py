@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -159,6 +160,28 @@ class Observation:
         of_samples = hashlib.sha256(b"".join(sha.digest() for sha in self._input_digests.values())).hexdigest()
         return CalibrationTable(self._graph_digest, observer, self.samples, of_samples, tensors)
 
+    def table_of_mean_extremes(self, *, symmetric: bool = False) -> CalibrationTable:
+        """Returns the table of min-max ranges, with `Histogram.mean_extremes` for the tensors counted in bins.
+
+        Args:
+            symmetric: Tensors with negatives get the range -high .. high.
+
+        Returns:
+            The calibration table, without corrections.
+
+        Raises:
+            RequestError: See `table`.
+        """
+        table = self.table("minmax", symmetric=symmetric)
+        tensors = dict(table.tensors)
+        for name, observed in tensors.items():
+            low, high = self.histograms[name].mean_extremes()
+            if symmetric and observed.low < 0:
+                low, high = min(low, -high), max(-low, high)
+            if self.histograms[name].binned and low < high:
+                tensors[name] = replace(observed, low=low, high=high, method="mean of extremes")
+        return replace(table, tensors=tensors)
+
     def release(self) -> None:
         """Frees the model and its sessions; no more samples can be fed afterwards."""
         del self._model, self._shape_session, self._shared_weights
@@ -205,7 +228,8 @@ class Observation:
         for name in self._float_inputs:
             if np.isnan(feed[name]).any():
                 raise RequestError(f"{self._named(feed[name], np.isnan)} holds NaN in {name}; check the samples")
-        self._add({name: feed[name] for name in self._float_inputs if name not in self._known})
+        samples = length(feed) if self._fixed_batch >= 0 else 1  # whose values are observed one by one
+        self._add({name: feed[name] for name in self._float_inputs if name not in self._known}, samples)
         for names in groups:
             if tuple(names) not in self._sessions:
                 self._sessions[tuple(names)] = _session(self._model, self._shared_weights, names, quick=self._quick)
@@ -216,17 +240,18 @@ class Observation:
                         reference_session.run(self._sessions[tuple(names)], feed, "calibration samples"),
                         strict=True,
                     )
-                )
+                ),
+                samples,
             )
         for name, sha in self._input_digests.items():
             sha.update(feed[name].tobytes())
         self.samples += length(feed)
 
-    def _add(self, arrays: Batch) -> None:
+    def _add(self, arrays: Batch, samples: int) -> None:
         for name, array in arrays.items():
             if name not in self.histograms:
                 self.histograms[name] = Histogram(self._binned is None or name in self._binned)
-            self.histograms[name].add(array)
+            self.histograms[name].add(array, samples if array.ndim and len(array) == samples else 1)
             if name in self._output_names and not self.histograms[name].finite:
                 where = self._named(array, lambda x: ~np.isfinite(x))
                 raise RequestError(f"the model computes NaN or infinity on {where}; check the samples and the model")

@@ -163,9 +163,14 @@ class Errors:
         return float(np.nan_to_num(np.mean(shares or [0.0]), nan=np.inf))
 
     @property
+    def overall(self) -> float:
+        """SQNR of all samples together, in dB; a few samples of much error outweigh the others."""
+        return decibel(self.relative)
+
+    @property
     def sqnr(self) -> float:
         """Mean of the SQNR of all samples together and of the mean SQNR of single samples, in dB."""
-        return float(np.mean(self.single) + decibel(self.relative)) / 2
+        return float(np.mean(self.single) + self.overall) / 2
 
     @property
     def worst(self) -> float:

@@ -100,6 +100,9 @@ class Histogram:
         zeros: Number of values that are exactly 0.
         finite: False after a NaN or an infinity; the histogram is void then.
         binned: Whether values are counted in bins; without bins, min-max is the only range.
+        samples: Number of samples.
+        lows: Sum of the least value, or 0, of every sample.
+        highs: Sum of the greatest value, or 0, of every sample.
 
     Args:
         binned: See above.
@@ -109,16 +112,23 @@ class Histogram:
         self.binned = binned
         self._ranges: dict[tuple[str, bool], Range] = {}
         self.low, self.high, self.count, self.zeros, self.finite = np.inf, -np.inf, 0, 0, True
+        self.samples, self.lows, self.highs = 0, 0.0, 0.0
         self.exponent: int | None = None  # bin width 2**exponent
         self.bins = np.zeros(2 * BINS, np.int64)  # bin i holds [(i - BINS) w, (i - BINS + 1) w)
 
-    def add(self, x: NDArray[Any]) -> None:
+    def add(self, x: NDArray[Any], samples: int = 1) -> None:
         """Counts every element of an array.
 
         Args:
             x: float32 array of any shape.
+            samples: Number of samples, equal parts of `x`.
         """
         x = x.ravel()
+        if self.binned and x.size:
+            rows = x.reshape(samples, -1)
+            self.samples += samples
+            self.lows += float(np.minimum(rows.min(axis=1), 0).sum(dtype=np.float64))
+            self.highs += float(np.maximum(rows.max(axis=1), 0).sum(dtype=np.float64))
         for start in range(0, x.size, CHUNK):
             if self.finite:
                 self._add(x[start : start + CHUNK])
@@ -197,6 +207,18 @@ class Histogram:
         if key not in self._ranges:
             self._ranges[key] = RANGES[method](self, symmetric)
         return self._ranges[key]
+
+    def mean_extremes(self) -> Range:
+        """Returns the means of the least and of the greatest values of samples: few reach the ends of all.
+
+        The bias of the clipped values is small beside the rounding of all others where a few samples reach far (the
+        default range of NNCF).
+
+        Returns:
+            (low, high) in units of the tensor.
+        """
+        count = max(self.samples, 1)
+        return max(self.lows / count, min(self.low, 0.0)), min(self.highs / count, max(self.high, 0.0))
 
     def without_bins(self) -> Histogram:
         """Returns the histogram without bins, for a tensor whose range is min-max."""

@@ -229,11 +229,11 @@ def test_a_fast_calibration_runs_fewer_samples_and_rounds_weights_to_nearest():
         output_sqnr(float_model, quantize(float_model, QuantRecipe(), table)[0], other)
         for table in (fast, default, auto_calibrate(float_model, QuantRecipe(), batches, 400, effort="best"))
     )
-    assert fast_db > best_db - 8 and default_db > best_db - 1
+    assert fast_db > best_db - 8 and default_db > best_db - 1.5
 
 
 def test_a_fast_calibration_opens_one_session_a_candidate(monkeypatch):
-    """And seven more: of shapes, values, a chunk's size, the float model, mean inputs, with and without corrected biases."""
+    """And those of shapes and values, with and without smoothing, a chunk's size, statistics and the float model."""
     opened, quantized = [], []
     session = reference_session.session
     monkeypatch.setattr(
@@ -241,7 +241,8 @@ def test_a_fast_calibration_opens_one_session_a_candidate(monkeypatch):
     )
     monkeypatch.setattr(module, "quantize", lambda *args: (quantized.append(1), quantize(*args))[1])
     auto_calibrate(mlp(), QuantRecipe(), samples(400), 400, effort="fast")
-    assert len(quantized) <= len(module.OBSERVERS) + 1 and len(opened) <= len(quantized) + 6
+    candidates = 2 * (len(module.OBSERVERS) + 1) + 2  # with and without smoothing; of the best, also corrected biases
+    assert len(quantized) <= candidates and len(opened) <= len(quantized) + 10
 
 
 def test_candidates_are_judged_on_a_part_until_they_are_close(monkeypatch):

@@ -1,5 +1,6 @@
 """None"""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -107,7 +108,7 @@ def test_samples_that_do_not_fill_the_last_batch_are_not_dropped(rng):
 def test_many_samples_at_once_run_in_parts(rng, monkeypatch):
     ran = []
     add = Histogram.add
-    monkeypatch.setattr(Histogram, "add", lambda self, x: (ran.append(len(x)), add(self, x)))
+    monkeypatch.setattr(Histogram, "add", lambda self, x, count: (ran.append(len(x)), add(self, x, count)))
     table = calibrate(mlp(), [samples(rng, 700)])
     assert table.samples == 700 and sum(ran) == 6 * 700 and set(ran) == {256, 188}
 
@@ -327,3 +328,27 @@ def test_memory_of_the_engine_is_bounded():
 
     few, many = peak(1), peak(4)
     assert few < 230 and many < 1.15 * few + 40
+
+
+@pytest.mark.parametrize("cuts", [(40,), (1, 7, 30, 40)])
+def test_means_of_the_extremes_of_samples(rng, cuts):
+    x = rng.standard_normal((40, 3, 5)).astype(np.float32) * np.linspace(1, 9, 40, dtype=np.float32)[:, None, None]
+    found = model("(float[n,3,5] x) => (float[n,3,5] y) { r = Relu(x) s = Add(r, one) y = Neg(s) }", one=np.float32(1))
+    batches = [{"x": x[start:end]} for start, end in itertools.pairwise((0, *cuts))]
+    table = observe(found, batches).table_of_mean_extremes()
+    expected = {"x": x, "r": np.maximum(x, 0), "s": np.maximum(x, 0) + 1, "y": -np.maximum(x, 0) - 1}
+    for name, each in table.tensors.items():
+        rows = expected[name].reshape(40, -1)
+        low, high = np.minimum(rows.min(axis=1), 0).mean(), np.maximum(rows.max(axis=1), 0).mean()
+        assert (each.low, each.high) == pytest.approx((low, high), rel=1e-5), name
+        assert (each.minimum, each.maximum) == pytest.approx((rows.min(), rows.max())), name
+    symmetric = observe(found, batches).table_of_mean_extremes(symmetric=True).tensors["x"]
+    assert symmetric.low == -symmetric.high and symmetric.high == pytest.approx(
+        max(-table.tensors["x"].low, table.tensors["x"].high)
+    )
+
+
+def test_a_tensor_without_sample_axis_has_one_mean_extreme_a_run(rng):
+    found = model("(float[n,4] x) => (float[4] y) { y = ReduceMax<axes = [0], keepdims = 0>(x) }")
+    table = observe(found, [{"x": np.full((9, 4), value, np.float32)} for value in (1, 0)])
+    assert table.table_of_mean_extremes().tensors["y"].high == 0.5

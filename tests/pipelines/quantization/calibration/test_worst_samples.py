@@ -7,7 +7,7 @@ from helpers.rewriting import mlp, model
 
 from pipelines.graph import reference_session
 from pipelines.quantization.calibration import auto_calibration
-from pipelines.quantization.calibration.compared_outputs import OutputSqnr
+from pipelines.quantization.calibration.compared_outputs import Errors, OutputSqnr
 from pipelines.quantization.ptq import make_table
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
@@ -45,11 +45,35 @@ def test_the_lowest_are_the_worst_of_all_samples(count, worst):
         ([27.5, 25.0, 31.0], [22.0, 40.0, 23.6], 2),  # not close
     ],
 )
-def test_close_candidates_are_chosen_by_their_worst_samples(sqnr, worst, best):
-    tables = [str(number) for number in range(3)]
-    chosen = auto_calibration._best(tables, sqnr, lambda close: [worst[int(name)] for name in close])
-    assert chosen == (str(best), sqnr[best])
-    assert auto_calibration._best(tables, sqnr, None)[0] == str(np.argmax(sqnr) if max(sqnr) > sqnr[0] + 1 else 0)
+def test_close_candidates_are_chosen_by_their_worst_samples(sqnr, worst, best, monkeypatch):
+    monkeypatch.setattr(auto_calibration, "_is_plain", lambda table: False)
+    tables, errors = [str(number) for number in range(3)], [of_decibel(each, each) for each in sqnr]
+    chosen = auto_calibration._best(tables, errors, lambda close: [worst[int(name)] for name in close])
+    assert chosen == (str(best), errors[best])
+    assert auto_calibration._best(tables, errors, None)[0] == str(np.argmax(sqnr) if max(sqnr) > sqnr[0] + 1 else 0)
+
+
+def of_decibel(overall, mean):
+    return Errors({0: 10 ** (-overall / 10)}, {0: 1.0}, [mean] * 64)
+
+
+@pytest.mark.parametrize(
+    ("overall", "mean", "plain", "best"),
+    [
+        ([17.5, 17.7, 20.3], [24.9, 26.3, 22.0], 2, 2),  # few samples outweigh the others: min-max alone holds them
+        ([20.1, 17.7, 20.3], [24.9, 30.3, 22.0], 2, 0),  # the best of those that hold them
+        ([20.1, 20.4, 20.3], [24.9, 27.3, 22.0], 2, 1),
+        ([17.5, 17.7, 20.3], [24.9, 26.3, 22.0], None, 0),  # min-max ranges were left out before
+    ],
+)
+@pytest.mark.parametrize("worst", [None, [20.0, 20.0, 20.0]])
+def test_none_is_kept_whose_samples_together_have_more_error_than_with_minmax(
+    overall, mean, plain, best, worst, monkeypatch
+):
+    monkeypatch.setattr(auto_calibration, "_is_plain", lambda table: table == str(plain))
+    errors = [of_decibel(*pair) for pair in zip(overall, mean, strict=True)]
+    lowest = (lambda close: [worst[int(name)] for name in close]) if worst else None
+    assert auto_calibration._best(["0", "1", "2"], errors, lowest)[0] == str(best)
 
 
 def test_the_worst_samples_decide_in_a_calibration(monkeypatch):
