@@ -87,10 +87,24 @@ class TrainConfig:
     seed: int = 0
 
     ranges: ClassVar[dict[str, Range]] = {}  # of a family's own settings, where they are not numbers above 0
+    absent: ClassVar[dict[str, Any]] = {}  # values of the settings that records of older models do not have
     fewest: ClassVar[int] = 100_000  # rows that a prior is weighed against: of fewer it would silence the network
 
     def __post_init__(self) -> None:
         require_settings(asdict(self), RANGES | self.ranges)
+
+
+@dataclass(frozen=True)
+class ProductsConfig(TrainConfig):
+    """Training recipe of networks to whose logit products of embeddings can be added.
+
+    Attributes:
+        products: Whether the sum of the dot products of all pairs of embeddings is added to the logit, as in DeepFM. On
+            MovieLens the products, above all that of an item and the history, raise the AUC by 0.006 for later weeks.
+    """
+
+    products: bool = True
+    absent: ClassVar[dict[str, Any]] = {"products": False}
 
 
 def for_finetuning(config: TrainConfig) -> Any:

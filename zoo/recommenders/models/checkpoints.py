@@ -123,7 +123,9 @@ def load_checkpoint(
 
 
 def restore_config(settings: type[Any], config: Mapping[str, Any]) -> Any:
-    """Restores the settings that a model was trained with. Settings that the family no longer has are ignored.
+    """Restores the settings that a model was trained with.
+
+    Settings that the family no longer has are ignored; those that it did not have yet get the values of `absent`.
 
     Args:
         settings: Dataclass of the family's settings.
@@ -133,7 +135,7 @@ def restore_config(settings: type[Any], config: Mapping[str, Any]) -> Any:
         Instance of `settings`.
     """
     known = {field.name for field in fields(settings)}
-    return settings(**from_plain({name: value for name, value in config.items() if name in known}))
+    return settings(**from_plain({**settings.absent, **{k: each for k, each in config.items() if k in known}}))
 
 
 def load_network(

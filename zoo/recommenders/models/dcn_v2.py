@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from zoo.recommenders.family import RECIPE, TrainableRankingFamily
-from zoo.recommenders.train_config import TrainConfig
+from zoo.recommenders.train_config import ProductsConfig
 from zoo.training.lazy_module import LazyModule
 from zoo.training.settings import FROM_0
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DCNv2Config(TrainConfig):
+class DCNv2Config(ProductsConfig):
     """Training settings of DCN-V2.
 
     Attributes:
@@ -30,9 +30,6 @@ class DCNv2Config(TrainConfig):
 
     embedding_size: int = 32
     dropout: float = 0.3
-    learning_rate: float = 1e-3
-    l2_embeddings: tuple[float, ...] = (30.0, 1000.0, 20000.0)
-    l2_layers: float = 20.0
     layers: int = 2
     rank: int = 32
     ranges: ClassVar = {"rank": FROM_0}
@@ -65,7 +62,7 @@ class DCNv2(LazyModule):
     """Cross layers and a deep network on the same input, plus a first-order weight per category.
 
     One linear layer joins both parts. The Gaussian prior on embeddings suppresses effects of single categories; the
-    first-order weights represent them.
+    first-order weights represent them. With `products` the dot products of all pairs of embeddings are added.
     """
 
     widths: ClassVar = {"embeddings": ("embedding_size",), "cross.*.v": ("rank",), "deep": ("hidden",)}
@@ -73,13 +70,14 @@ class DCNv2(LazyModule):
     def __init__(self, features: Features, config: Any) -> None:
         from torch import nn
 
-        from zoo.recommenders.models.layers import Embeddings, FirstOrder, counts, mlp
+        from zoo.recommenders.models.layers import Embeddings, FactorizationMachine, FirstOrder, counts, mlp
 
         super().__init__()
-        _, self.numbers = counts(features)
+        fields, self.numbers = counts(features)
         self.embeddings = Embeddings(features.fields, config.embedding_size)
         width = self.embeddings.width + self.numbers
         self.wide = FirstOrder(features.fields)
+        self.order2 = FactorizationMachine(fields, config.embedding_size) if config.products else None
         self.cross = nn.ModuleList(self.cross_layer(width, config) for _ in range(config.layers))
         self.cross_output = nn.Linear(width, 1)  # with the last layer of `deep`, one linear layer in two parts
         self.deep = mlp(width, config.hidden, 1, config.dropout)
@@ -109,11 +107,13 @@ class DCNv2(LazyModule):
         """
         from zoo.recommenders.models.layers import concat_numbers
 
-        x0 = concat_numbers(self.embeddings(ids, scales), numbers, self.numbers)
+        flat = self.embeddings(ids, scales)
+        x0 = concat_numbers(flat, numbers, self.numbers)
         x = x0
         for layer in self.cross:
             x = layer(x0, x)
-        return self.cross_output(x) + self.deep(x0) + self.wide(ids, scales)
+        logits = self.cross_output(x) + self.deep(x0) + self.wide(ids, scales)
+        return logits if self.order2 is None else logits + self.order2(flat)
 
 
 DCN_V2 = TrainableRankingFamily(

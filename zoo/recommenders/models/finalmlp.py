@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipelines.core.errors import RequestError
 from zoo.recommenders.family import TrainableRankingFamily
-from zoo.recommenders.train_config import TrainConfig
+from zoo.recommenders.train_config import ProductsConfig
 from zoo.training.lazy_module import LazyModule
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FinalMLPConfig(TrainConfig):
+class FinalMLPConfig(ProductsConfig):
     """Training settings of FinalMLP; `hidden` has the widths of the first stream.
 
     Attributes:
@@ -27,9 +27,8 @@ class FinalMLPConfig(TrainConfig):
         heads: Heads of the bilinear fusion; the last widths of both streams are divisible by it.
     """
 
+    embedding_size: int = 32
     dropout: float = 0.3
-    learning_rate: float = 1e-3
-    l2_embeddings: tuple[float, ...] = (30.0, 1000.0, 20000.0)
     hidden2: tuple[int, ...] = (128, 64)
     gates: tuple[int, ...] = (64,)
     heads: int = 1
@@ -73,7 +72,8 @@ class FinalMLP(LazyModule):
 
     y = w_1 o_1 + w_2 o_2 + sum_h o_1h W_h o_2h for the results o_1, o_2 of the streams, split into heads. The gates of
     the first stream read the user's and the context's columns, those of the second stream the items' columns; without
-    columns of items in the schema, the gates are the same in all samples.
+    columns of items in the schema, the gates are the same in all samples. With `products` the dot
+    products of all pairs of embeddings are added.
     """
 
     widths: ClassVar = {
@@ -87,13 +87,14 @@ class FinalMLP(LazyModule):
         from torch import nn
 
         from zoo.recommenders.models.field_layers import BilinearHeads, ConstantGates
-        from zoo.recommenders.models.layers import Embeddings, FirstOrder, RowDot, counts, mlp
+        from zoo.recommenders.models.layers import Embeddings, FactorizationMachine, FirstOrder, RowDot, counts, mlp
 
         super().__init__()
-        _, self.numbers = counts(features)
+        fields, self.numbers = counts(features)
         size = config.embedding_size
         self.embeddings = Embeddings(features.fields, size)
         self.wide = FirstOrder(features.fields)
+        self.order2 = FactorizationMachine(fields, size) if config.products else None
         width = self.embeddings.width
 
         def gates(item: bool) -> Any:
@@ -129,7 +130,8 @@ class FinalMLP(LazyModule):
         o1 = self.first(concat_numbers(self.first_gates(flat), numbers, self.numbers))
         o2 = self.second(concat_numbers(self.second_gates(flat), numbers, self.numbers))
         fused = self.dot(self.fusion(o1), o2)
-        return self.first_output(o1) + self.second_output(o2) + fused + self.wide(ids, scales)
+        logits = self.first_output(o1) + self.second_output(o2) + fused + self.wide(ids, scales)
+        return logits if self.order2 is None else logits + self.order2(flat)
 
 
 FINALMLP = TrainableRankingFamily(

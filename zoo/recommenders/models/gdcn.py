@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from zoo.recommenders.family import RECIPE, TrainableRankingFamily
 from zoo.recommenders.models.dcn_v2 import DCNv2
-from zoo.recommenders.train_config import TrainConfig
+from zoo.recommenders.train_config import ProductsConfig
 from zoo.training.lazy_module import LazyModule
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GDCNConfig(TrainConfig):
+class GDCNConfig(ProductsConfig):
     """Training settings of GDCN.
 
     Attributes:
@@ -26,8 +26,6 @@ class GDCNConfig(TrainConfig):
     """
 
     dropout: float = 0.3
-    learning_rate: float = 1e-3
-    l2_embeddings: tuple[float, ...] = (30.0, 1000.0, 20000.0)
     layers: int = 3
 
 
@@ -56,7 +54,7 @@ class GatedCross(LazyModule):
 
 
 class GDCN(DCNv2):
-    """Gated cross layers and a deep network on the same input, plus a first-order weight per category."""
+    """Gated cross layers and a deep network on the same input, plus first-order weights and products, see `DCNv2`."""
 
     widths: ClassVar = {"embeddings": ("embedding_size",), "deep": ("hidden",)}
 

@@ -326,6 +326,7 @@ def _require_both_labels(store: RowStore, split: int, labels: Sequence[str]) -> 
 
 def _with_sizes(config: Any, kept: Mapping[str, Any]) -> Any:
     """The settings with the sizes of the model that training starts from."""
+    kept = {**config.absent, **kept}
     sizes = from_plain({name: kept[name] for name in _sizes(config) if name in kept})
     for name, size in sizes.items():
         if (given := getattr(config, name)) != getattr(type(config)(), name):
