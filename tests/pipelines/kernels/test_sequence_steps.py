@@ -114,6 +114,35 @@ def test_one_history_and_many_targets(isa, places, softmax):
     assert not shared(ids, None, None)[0].any()
 
 
+def scored(**changed):
+    rng = np.random.default_rng(2)
+    attention = {"out": 0, "column": 0, "begin": 2, "count": PLACES, "padding": PADDING, "softmax": False}
+    attention |= {"items": padded(floats(rng, ROWS, WIDTH)), "scores": floats(rng, ROWS, ROWS)} | changed
+    rows = np.array([ROWS, 0, *[ROWS] * PLACES], np.int32)
+    return ClickProgram(rows, 0, 0, (("f4", WIDTH),), (steps.ScoredAttention(**attention),), (0,))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("weights", [{}, {"softmax": True}, {"raw": True}], ids=str)
+def test_scores_of_all_pairs(isa, weights):
+    program, ids = scored(**weights), ids_of(150)
+    (expected,) = reference.run(program, ids)
+    assert click_program(program, isa)(ids, None, None).tobytes() == expected.tobytes()
+    assert not expected[0].any() and len(np.unique(expected)) > 100
+    ids[:, 2:] = ids[5, 2:]
+    shared = click_program(program, isa, SharedInputs(ids=range(2, 2 + PLACES)))
+    assert shared(ids, None, None).tobytes() == click_program(program, isa)(ids, None, None).tobytes()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"scores": np.zeros((ROWS, ROWS - 1), np.float32)}, {"begin": 3}, {"padding": -1}, {"raw": True, "softmax": True}],
+)
+def test_scores_that_do_not_fit_are_refused(changed):
+    with pytest.raises(RequestError, match="ScoredAttention"):
+        scored(**changed)
+
+
 def test_gaps_between_items_are_left_out():
     ids = ids_of(1)
     ids[0, 2:] = [1, PADDING, 2, PADDING, 3, PADDING, PADDING]

@@ -18,7 +18,7 @@ struct Curves {
     const float *scale, *shift, *coefficients;  // [units], [units], [units, 3, kSegments]
 };
 
-// The weighted sum of the items of a sequence, TargetAttention of recommenders/steps/sequences.py.
+// The weighted sum of the items of a sequence, TargetAttention of recommenders/steps/sequences.py; with `scores`, ScoredAttention.
 struct TargetAttention {
     int64_t size, depth, first;       // columns of items (whole sixteens), of their codes (whole 32), of keys and queries (whole sixteens)
     int64_t pairs, units, second;     // pairs of codes that are no filling; units of both layers, whole fours
@@ -31,6 +31,8 @@ struct TargetAttention {
     const int32_t *bias;              // [second]
     Curves one, two;
     float score_bias;
+    const float *scores;              // [rows, rows] of target and item, or null: the network computes them
+    int64_t rows;
     bool softmax, raw, one_history;   // raw: the weights are the scores; one_history: the sequence of the first sample is that of all
 };
 

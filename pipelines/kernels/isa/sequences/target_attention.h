@@ -315,8 +315,25 @@ void attend_one(const TargetAttention &t, const uint32_t *ids, int64_t ids_strid
     }
 }
 
+// Scores are looked up.
+void attend_scored(const TargetAttention &t, const uint32_t *ids, int64_t ids_stride, int64_t n, float *out, int64_t out_stride) {
+    const int64_t places = round_up(t.count, kLanes);
+    auto *weights = static_cast<float *>(kernel_scratch(8 * places));
+    auto *items = reinterpret_cast<uint32_t *>(weights + places);
+    for (int64_t s = 0; s < n; ++s, ids += ids_stride, out += out_stride) {
+        const float *scores = t.scores + int64_t{ids[t.column]} * t.rows;
+        int64_t count = 0;
+        for (int64_t p = 0; p < t.count; ++p) {
+            const uint32_t id = ids[t.begin + p];
+            items[count] = id, weights[count] = scores[id];
+            count += id != t.padding;
+        }
+        attend_items(t, items, weights, count, out);
+    }
+}
+
 void attend(const TargetAttention &t, const uint32_t *ids, int64_t ids_stride, int64_t n, float *out, int64_t out_stride) {
-    (t.one_history && n > 1 ? attend_one : attend_all)(t, ids, ids_stride, n, out, out_stride);
+    (t.scores ? attend_scored : t.one_history && n > 1 ? attend_one : attend_all)(t, ids, ids_stride, n, out, out_stride);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ from pipelines.kernels.recommenders.steps.floats import (
 from pipelines.kernels.recommenders.steps.interactions import Cross, Dots, Factorization
 from pipelines.kernels.recommenders.steps.layers import Dense, Mixed, Quantize
 from pipelines.kernels.recommenders.steps.lookups import Gather, LookupSum, Numbers, QuantizedGather
-from pipelines.kernels.recommenders.steps.sequences import LANES, SEGMENTS, Dice, TargetAttention
+from pipelines.kernels.recommenders.steps.sequences import LANES, SEGMENTS, Dice, ScoredAttention, TargetAttention
 from pipelines.kernels.recommenders.steps.transformers import Rows, SequenceEncoder, TargetTransformer
 
 STEPS: dict[str, type[Step]] = {step.__name__: step for step in Step.__subclasses__()}
@@ -48,6 +48,7 @@ __all__ = [
     "QuantizedGather",
     "Rows",
     "Run",
+    "ScoredAttention",
     "SequenceEncoder",
     "SigmoidProduct",
     "Slots",

@@ -86,6 +86,29 @@ class SequenceProgram : public Program {
         for (Array *each : {&items, &codes, &keys, &queries}) kept_.push_back(std::move(*each));
     }
 
+    // The same from the scores of all pairs, [rows, rows].
+    void scored_attention(int out, int64_t column, int64_t begin, int64_t count, int64_t padding, Array items, Array scores, bool softmax,
+                          bool raw) {
+        const Slot to = slot(out, Kind::kFloats, "scored_attention");
+        TargetAttention t{};
+        t.rows = static_cast<int64_t>(items.shape(0));
+        t.items = data_of<float>(items, "items", 2), t.scores = data_of<float>(scores, "scores", 2);
+        t.size = static_cast<int64_t>(items.shape(1));
+        t.column = column, t.begin = begin, t.count = count, t.padding = static_cast<uint32_t>(padding), t.softmax = softmax, t.raw = raw;
+        bool fits = t.rows >= 1 && static_cast<int64_t>(scores.shape(0)) == t.rows && static_cast<int64_t>(scores.shape(1)) == t.rows &&
+                    t.size % 16 == 0 && t.size >= to.width && t.size <= to.stride && count >= 1 && begin >= 0 && begin + count <= columns() &&
+                    column >= 0 && column < columns() && padding >= 0;
+        require(fits, "scored_attention");
+        fits = rows_[static_cast<size_t>(column)] >= 1 && rows_[static_cast<size_t>(column)] <= t.rows;
+        for (int64_t c = begin; c < begin + count; ++c) fits &= rows_[static_cast<size_t>(c)] >= 1 && rows_[static_cast<size_t>(c)] <= t.rows;
+        require(fits, "scored_attention");
+        const auto *kernels = &sequence_kernels(isa_.name);
+        const int64_t stride = columns();
+        add({}, {whole(to)}, false,
+            [=](const Block &block) { kernels->attend(t, block.ids, stride, block.n, block.at<float>(to), to.stride); });
+        kept_.push_back(std::move(items)), kept_.push_back(std::move(scores));
+    }
+
   private:
     // Weights int16 [inputs, outputs] as words of two inputs: [outputs / 4, inputs / 2, 4], zeros where there are none.
     static const int32_t *word_pairs(const int16_t *weight, int64_t inputs, int64_t outputs, std::vector<Buffer<int32_t>> &kept) {

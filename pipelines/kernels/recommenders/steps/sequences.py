@@ -174,16 +174,7 @@ class TargetAttention(Step):
         scores = np.full(ids.shape, self.score_bias, np.float32)
         for term in np.moveaxis(_curve(y, self.two_scale, self.two_shift, self.two_curve), 2, 0):
             scores = scores + term
-        out = np.zeros((len(ids), width), np.float32)
-        for row, (known, score) in enumerate(zip(ids != self.padding, scores, strict=True)):
-            if self.softmax and known.any():
-                exponents = exponential(score[known] - score[known].max())
-                weights = exponents * (np.float32(1) / lane_sum(exponents[None]))
-            else:
-                weights = score[known] if self.raw else sigmoid(score[known])
-            for item, weight in zip(self.items[ids[row, known], :width], weights, strict=True):
-                out[row] += item * weight
-        run.buffers[self.out] = out
+        run.buffers[self.out] = _weighted_items(self, self.items[:, :width], ids, scores)
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""
@@ -206,6 +197,83 @@ class TargetAttention(Step):
             self.softmax,
             self.raw,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredAttention(Step):
+    """Weighted sum of the items of a sequence as of `TargetAttention`, from the scores of all pairs.
+
+        out = sum of items[item] w(scores[target, item]), w the sigmoid, the softmax over the items, or the score itself
+
+    Attributes:
+        out: Buffer "f4" of the width of an item.
+        column: Column of the ids with the target.
+        begin: First column of the sequence.
+        count: Places of the sequence.
+        padding: Id of the places without an item.
+        items: float32 [rows, size], size a multiple of 16, zeros behind the width of an item.
+        scores: float32 [rows, rows].
+        softmax: Whether w is the softmax.
+        raw: Whether w is the score itself.
+    """
+
+    out: int
+    column: int
+    begin: int
+    count: int
+    padding: int
+    items: Array
+    scores: Array
+    softmax: bool
+    raw: bool = False
+
+    def check(self, program: ClickProgram, slots: Slots) -> None:
+        """See `Step`."""
+        width = slots.write(self, self.out, "f4")
+        require_fit(self, self.items.ndim == 2)
+        rows, size = self.items.shape
+        for name, shape in (("items", (rows, size)), ("scores", (rows, rows))):
+            require("ScoredAttention", name, getattr(self, name), np.float32, shape)
+            require_finite(self, getattr(self, name))
+        require_fit(self, rows >= 1 and size % LANES == 0 and width <= size < width + LANES)
+        require_fit(self, not self.items[:, width:].any() and not (self.softmax and self.raw))
+        require_fit(self, 0 <= self.column < program.rows.size and 0 <= self.begin <= program.rows.size - self.count)
+        limits = program.rows[[self.column, *range(self.begin, self.begin + self.count)]]
+        require_fit(self, self.count >= 1 and limits.min() >= 1 and limits.max() <= rows and self.padding >= 0)
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        width = run.buffers[self.out].shape[1]
+        targets, ids = run.ids[:, self.column], run.ids[:, self.begin : self.begin + self.count]
+        run.buffers[self.out] = _weighted_items(self, self.items[:, :width], ids, self.scores[targets[:, None], ids])
+
+    def add_to(self, program: NativeProgram) -> None:
+        """See `Step`."""
+        program.scored_attention(
+            self.out,
+            self.column,
+            self.begin,
+            self.count,
+            self.padding,
+            contiguous(self.items),
+            contiguous(self.scores),
+            self.softmax,
+            self.raw,
+        )
+
+
+def _weighted_items(step: TargetAttention | ScoredAttention, items: Array, ids: Array, scores: Array) -> Array:
+    """Sums of items with weights that follow from scores, float32 [n, width]."""
+    out = np.zeros((len(ids), items.shape[1]), np.float32)
+    for row, (known, score) in enumerate(zip(ids != step.padding, scores, strict=True)):
+        if step.softmax and known.any():
+            exponents = exponential(score[known] - score[known].max())
+            weights = exponents * (np.float32(1) / lane_sum(exponents[None]))
+        else:
+            weights = score[known] if step.raw else sigmoid(score[known])
+        for item, weight in zip(items[ids[row, known]], weights, strict=True):
+            out[row] += item * weight
+    return out
 
 
 def _reach(matrix: Array) -> Array:

@@ -18,6 +18,7 @@ from pipelines.rewrites.driver import rewrite
 from zoo.recommenders.export.rewrites import passes
 from zoo.recommenders.importers.rankers import GENERIC, read
 from zoo.recommenders.lowering.lower import lower
+from zoo.recommenders.lowering.sequences import pair_layers
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
 SIZE, LENGTH = 8, packages.LENGTH
@@ -149,7 +150,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_forms(form, tmp_path):
+def test_forms(form, tmp_path, monkeypatch):
     path, ranker = ranker_of(tmp_path, **form)
     assert ranker.family == "din" and ranker.difference <= 1e-5, ranker.why
     truth = OnnxRuntimeSession(path, 1).run(fed())["y"]
@@ -158,10 +159,13 @@ def test_forms(form, tmp_path):
     rows = ranker.features.encode(next(iter(ranker.features.read(ROWS))))
     made = OnnxRuntimeSession(io.save(model, tmp_path / "made.onnx"), 1)
     np.testing.assert_allclose(made.run({"ids": rows["ids"]})["probability"], truth, atol=1e-5)
-    lowered, report = lower(model, calibrate(model, [{"ids": rows["ids"]}], "minmax"), QuantRecipe())
-    assert lowered is not None, report["reason"]
-    (result,) = reference.run(click_program(lowered.graph[0]), rows["ids"])
-    np.testing.assert_allclose(result, truth, atol=0.005)
+    table = calibrate(model, [{"ids": rows["ids"]}], "minmax")
+    for most in (pair_layers.PAIR_SCORES, 0):  # the scores of all pairs, and the network on pairs
+        monkeypatch.setattr(pair_layers, "PAIR_SCORES", most)
+        lowered, report = lower(model, table, QuantRecipe())
+        assert lowered is not None, report["reason"]
+        (result,) = reference.run(click_program(lowered.graph[0]), rows["ids"])
+        np.testing.assert_allclose(result, truth, atol=0.005)
     assert len(np.unique(truth.round(3))) > 20
 
 

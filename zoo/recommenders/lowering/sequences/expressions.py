@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from pipelines.kernels.recommenders import steps
 from zoo.recommenders.lowering.expressions import Array, FloatVector
+from zoo.recommenders.lowering.sequences import pair_layers
 from zoo.recommenders.lowering.sequences.encoder_precision import StateUse, float_layers
-from zoo.recommenders.lowering.sequences.pair_layers import pair_layers
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +48,18 @@ class TargetAttention(FloatVector):
         """See `Expression`."""
         return [(self.column, 1), (self.start, self.count)]
 
+    @cached_property
+    def _scores(self) -> Array:
+        table = self.table.astype(np.float64)
+        return pair_layers.pair_scores(table, self.weights, self.activations, self.score_bias)
+
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
-        """See `FloatVector`; projections of keys and queries become tables."""
-        arrays = pair_layers(self.table.astype(np.float64), self.weights, self.activations)
+        """See `FloatVector`; of few items all scores are kept, of many the projections of keys and queries."""
+        if 4 * len(self.table) ** 2 <= pair_layers.PAIR_SCORES:
+            items = np.pad(self.table, ((0, 0), (0, -self.width % steps.LANES))).astype(np.float32)
+            columns = (self.column, self.start, self.count, self.padding)
+            return steps.ScoredAttention(out, *columns, items, self._scores, self.softmax, self.raw)
+        arrays = pair_layers.pair_layers(self.table.astype(np.float64), self.weights, self.activations)
         return steps.TargetAttention(
             out=out,
             column=self.column,

@@ -15,6 +15,7 @@ Array = NDArray[Any]
 Floats = NDArray[np.float64]
 Activation = tuple[Array, ...]  # scale, shift, rise, slope, see `steps.Dice`
 
+PAIR_SCORES = 2**24  # bytes of the scores of all pairs that are kept instead of the network
 REACH = 2.0**30  # sums of products and of what is added to them stay below
 SIDE = 9.0  # a curve bends within so many units of the sigmoid's argument, and is a line outside
 PAIRS = 4096  # drawn to find the range of hidden codes
@@ -70,6 +71,35 @@ def pair_layers(
         **{f"one_{name}": array for name, array in one.items()},
         **{f"two_{name}": array for name, array in two.items()},
     }
+
+
+def pair_scores(
+    table: Floats, weights: tuple[Floats, ...], activations: tuple[Activation, Activation], score_bias: float
+) -> Array:
+    """Computes the scores of target attention for all pairs.
+
+    Args:
+        table: Vectors of the items, [rows, width].
+        weights: See `pair_layers`.
+        activations: Activations of both hidden layers.
+        score_bias: Bias of the score.
+
+    Returns:
+        float32 [rows, rows] of target and item.
+
+    Raises:
+        RequestError: A score is not finite.
+    """
+    key, query, query_bias, product, hidden, bias, score = weights
+    keys, queries = table @ key, table @ query + query_bias
+    scores = np.empty((len(table), len(table)), np.float32)
+    for target, vector in enumerate(table):
+        x = keys + table @ (vector[:, None] * product) + queries[target]
+        x = activated(activated(x, activations[0]) @ hidden + bias, activations[1])
+        scores[target] = x @ score + score_bias
+    if not np.isfinite(scores).all():
+        raise RequestError("its tables or weights are not finite")
+    return scores
 
 
 def activated(x: Floats, activation: Activation) -> Floats:
