@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scripts import render_chart as chart
 from scripts import render_recommenders as clicks
 from scripts.peers.quantization import own_models as peers
+from scripts.peers.recommenders import tables
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / "MODELS.md"
@@ -222,6 +223,7 @@ def recommenders(page: Path) -> str:
     parts = [clicks.trained(found, source) for found, source in compared("click-models", page)]
     if page == BENCHMARKS:
         parts += [clicks.reading(found, source) for found, source in compared("log-reading")]
+        parts += [tables.rendered(found, source) for found, source in compared("tables")]
     return section("Recommenders on a custom log", parts)
 
 

@@ -48,6 +48,7 @@ PARTS: dict[str, Callable[[], None]] = {
         vision.quantizers,
         vision.detectors,
         recommenders.reading,
+        recommenders.tables,
         translation.bleu,
         translation.translation,
         translation.imported,

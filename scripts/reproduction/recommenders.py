@@ -198,3 +198,8 @@ def runs() -> None:
 def reading() -> None:
     """Logs read by this project and by pandas."""
     measure_together("log-reading")
+
+
+def tables() -> None:
+    """Quantized embedding tables beside FBGEMM, zentorch and torch."""
+    measure_together("tables")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.kernels.recommenders import reference
 from pipelines.kernels.recommenders.program import ClickProgram
-from pipelines.kernels.recommenders.steps import Gather, QuantizedGather
+from pipelines.kernels.recommenders.steps import Gather, QuantizedGather, Step
 from pipelines.kernels.recommenders.tables.quantized_rows import quantize
 from zoo.recommenders.lowering.activity import Samples
 from zoo.recommenders.lowering.plan import Decision
@@ -80,14 +80,15 @@ def quantize_tables(
         for at, step in sorted(large.items(), key=lambda item: -item[1].table.nbytes):
             if bits < BITS[0] and at not in quantized:
                 continue
-            candidate = _quantized(step, bits)
+            used = np.unique(samples.ids[:, step.column : step.column + step.count])
             try:
-                changed = replace(program, steps=(*program.steps[:at], candidate, *program.steps[at + 1 :]))
+                changed = replace(program, steps=_with(program, at, _quantized(step, bits, used)))
             except RequestError:  # too long a list
                 continue
             change = _largest_change(expected, reference.run(changed, *samples))
             if change <= (bound or BOUND):
-                program = changed
+                candidate = _quantized(step, bits)
+                program = replace(program, steps=_with(program, at, candidate))
                 size, before = (round(array.nbytes / 1e6, 3) for array in (candidate.table, step.table))
                 change = float(f"{change:.2e}")
                 quantized[at] = QuantizedTable(step.column, step.rows, step.width, bits, size, before, change)
@@ -119,9 +120,13 @@ def _pays(step: Gather, total: int) -> bool:
     return step.pool != "max" and size * SHARE >= total and (step.count > 1 or size >= SPACE)
 
 
-def _quantized(step: Gather, bits: int) -> QuantizedGather:
+def _with(program: ClickProgram, at: int, step: Step) -> tuple[Step, ...]:
+    return (*program.steps[:at], step, *program.steps[at + 1 :])
+
+
+def _quantized(step: Gather, bits: int, used: NDArray[Any] | None = None) -> QuantizedGather:
     rows = step.table[: step.rows * step.stride].reshape(step.rows, step.stride)[:, : step.width]
-    table = quantize(rows, bits)
+    table = quantize(rows, bits, used)
     return QuantizedGather(
         step.out,
         step.position,

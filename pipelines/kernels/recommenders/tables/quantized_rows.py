@@ -11,6 +11,7 @@ codes, and 4 for at most 32, so that rows of 16 columns have no more bytes than 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,15 +150,16 @@ class QuantizedRows:
         return np.asarray(scaled + biases.astype(np.float32) * (np.float32(self.bias_unit) * factors), np.float32)
 
 
-def quantize(table: NDArray[np.float32], bits: int) -> QuantizedRows:
+def quantize(table: Array, bits: int, rows: Array | None = None) -> QuantizedRows:
     """Quantizes the rows of a table.
 
     The range of a row is [bias, bias + (2^bits - 1) scale], rounded so that it covers the row. Below 8 bits, narrower
     ranges are tried as well, and a row keeps the one of the smallest squared error.
 
     Args:
-        table: float32 [rows, width], finite.
+        table: float32 or int16 [rows, width], finite.
         bits: 8, 4 or 2.
+        rows: Numbers of the rows to quantize, all others are zero; None: all.
 
     Returns:
         The quantized table.
@@ -169,7 +171,7 @@ def quantize(table: NDArray[np.float32], bits: int) -> QuantizedRows:
         raise RequestError(
             f"found a table {list(table.shape)} for {bits} bits; expected rows and columns, and 8, 4 or 2 bits"
         )
-    rows, width = table.shape
+    height, width = table.shape
     stride, levels = row_bytes(width, bits), 2**bits - 1
     low, high = (np.asarray(end, np.float64) for end in (table.min(axis=1), table.max(axis=1)))
     if not np.isfinite([low, high]).all():
@@ -177,16 +179,15 @@ def quantize(table: NDArray[np.float32], bits: int) -> QuantizedRows:
     bias_unit = np.float32(max(np.abs(low).max(), np.abs(high).max()) / (MAX_BIAS - 1))
     scale_unit = np.float32(((high - low).max() + bias_unit) / levels / (MAX_SCALE - 1))
     units = tuple(unit if unit >= SMALLEST else SMALLEST for unit in (scale_unit, bias_unit))
-    data = np.empty(rows * stride + SLACK, np.uint8)  # numpy asks for huge pages
-    data[rows * stride :] = 0
-    matrix = data[: rows * stride].reshape(rows, stride)
+    data = np.zeros(height * stride + SLACK, np.uint8)  # numpy asks for huge pages
+    matrix = data[: height * stride].reshape(height, stride)
     step = max(BLOCK // width, 1)
-    for first in range(0, rows, step):
-        block = slice(first, first + step)
+    for first in range(0, height if rows is None else len(rows), step):
+        block: Any = slice(first, first + step) if rows is None else rows[first : first + step]
         codes, parameters = _best_range(table[block], low[block], high[block], bits, units)
         matrix[block, :-4] = codes if bits == 8 else _packed(codes, bits)
         matrix[block, -4:] = parameters.view(np.uint8)
-    return QuantizedRows(data, rows, width, bits, *map(float, units))
+    return QuantizedRows(data, height, width, bits, *map(float, units))
 
 
 def _best_range(

@@ -65,6 +65,13 @@ def test_the_error_of_a_row_is_half_a_step_or_the_one_of_a_narrower_range(bits, 
     assert error[7].max() == 0 and error[8].max() <= 2e-3 * scale
 
 
+def test_some_rows_of_a_table_are_those_of_the_whole_table():
+    x = table_of(50, 40)
+    whole, part = quantize(x, 4), quantize(x, 4, np.array([3, 20]))
+    assert (whole.scale_unit, whole.bias_unit) == (part.scale_unit, part.bias_unit)
+    assert (part.matrix()[[3, 20]] == whole.matrix()[[3, 20]]).all() and not part.matrix()[4].any()
+
+
 def test_wrong_tables_are_refused():
     with pytest.raises(RequestError, match="expected finite ones"):
         quantize(np.array([[np.nan, 1]], np.float32), 8)
