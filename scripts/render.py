@@ -224,6 +224,8 @@ def recommenders(page: Path) -> str:
     if page == BENCHMARKS:
         parts += [clicks.reading(found, source) for found, source in compared("log-reading")]
         parts += [tables.rendered(found, source) for found, source in compared("tables")]
+        parts += [clicks.ranking(found, source) for found, source in compared("ranking")]
+        parts += [clicks.retrieval(found, source) for found, source in compared("retrieval")]
     return section("Recommenders on a custom log", parts)
 
 

@@ -128,6 +128,79 @@ def reading(report: Mapping[str, Any], source: str) -> str:
     )
 
 
+WAYS = {
+    "native run": ":run, JSON",
+    "native run csv": ":run, CSV",
+    "onnxruntime run": ":run, JSON, ONNX Runtime fp32",
+    "onnxruntime run csv": ":run, CSV, ONNX Runtime fp32",
+    "openvino nncf run": ":run, JSON, OpenVINO, NNCF",
+    "openvino nncf run csv": ":run, CSV, OpenVINO, NNCF",
+    "rank rows": ":rank, rows of items",
+    "rank ids": ":rank, ids of a catalogue",
+}
+
+
+def ranking(report: Mapping[str, Any], source: str) -> str:
+    """Renders rankings of one user's candidates compared with full rows.
+
+    Args:
+        report: {"models"}, see `scripts/peers/recommenders/ranking.py`.
+        source: CPU and link of the report.
+
+    Returns:
+        Markdown.
+    """
+    models: Sequence[Model] = report["models"]
+    ways = [way for way in WAYS if way in models[0]["http_cpu_ms"]]
+    inside = [
+        [
+            each["model"],
+            f"{each['user_columns']:.0%}",
+            *(f"{each['ms'][way]['median']:.3f}" for way in ("full rows", "rank rows", "rank ids")),
+            *(f"{each['ratios'][way]:.2f}x" for way in ("rank rows", "rank ids")),
+        ]
+        for each in models
+    ]
+    served = [[each["model"], *(f"{each['http_cpu_ms'][way]['median']:.2f}" for way in ways)] for each in models]
+    columns = ["family", "user's columns", "full rows", "rank, rows", "rank, ids", "rows: speed-up", "ids: speed-up"]
+    return (
+        f"One user and {models[0]['candidates']} candidates by `scripts/peers/recommenders/ranking.py` ({source}): CPU "
+        "time in ms, in turn, of rows of Python to probabilities, and of `rank` to the best ten items.\n\n"
+        f"{markdown.table(columns, inside)}\n"
+        "The same over HTTP, CPU time of the server in ms a request, one client; full rows to `:run` and to the other "
+        "engines in the same server.\n\n" + markdown.table(["family", *(WAYS[way] for way in ways)], served)
+    )
+
+
+def retrieval(report: Mapping[str, Any], source: str) -> str:
+    """Renders retrieval from a large catalogue and ranking of its candidates, compared with FAISS.
+
+    Args:
+        report: {"ranker", "vector_size", "items", "candidates", "ways"}, see `scripts/peers/recommenders/retrieval.py`.
+        source: CPU and link of the report.
+
+    Returns:
+        Markdown.
+    """
+    rows = [
+        [
+            each["way"],
+            *(f"{each[clock][share]:.1f}" for clock in ("cpu_ms", "ms") for share in ("p50", "p99")),
+            f"{each['cpu_ratio']:.2f}x",
+            f"{each['candidates']:.1%}",
+            f"{each['best']:.1%}",
+        ]
+        for each in report["ways"]
+    ]
+    columns = ["way", "CPU ms, p50", "CPU ms, p99", "wall ms, p50", "wall ms, p99", "CPU time over ours"]
+    columns += ["candidates of exact float search", "best ten of all candidates"]
+    return (
+        f"The best ten of {report['items']:,} items for one user, by `scripts/peers/recommenders/retrieval.py` "
+        f"({source}): {report['candidates']:,} candidates by vectors of {report['vector_size']} numbers, ranked by "
+        f"{report['ranker']}. Other processes shared the machine.\n\n" + markdown.table(columns, rows)
+    )
+
+
 def _over_best(model: Mapping[str, Any], size: int) -> tuple[float, str]:
     """Returns the speed-up of the native kernels over the fastest peer, and that peer."""
     (over,) = (r["over"] for r in model["ratios"] if (r["engine"], r["batch_size"]) == ("zoo-native", size))

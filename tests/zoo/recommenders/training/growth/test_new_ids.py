@@ -234,21 +234,22 @@ def test_a_stopped_finetuning_resumes(days, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_days_one_after_the_other_are_as_good_as_all_at_once(tmp_path):
+@pytest.mark.parametrize("family", ["deepfm", "wide-deep", "dcn-v2", "two-tower"])
+def test_days_one_after_the_other_are_as_good_as_all_at_once(family, tmp_path):
     taste = 1 / (1 + np.exp(-np.random.default_rng(3).normal(0, 2, 400)))
     users = [range(100), range(200), range(300), range(400)]  # of every day, a hundred of them new
     days = [write(tmp_path / f"day{n}.csv", each, range(50), 2000, n, taste) for n, each in enumerate(users)]
     judged = write(tmp_path / "judged.csv", range(400), range(50), 4000, 9, taste)
     ignored = {name: {"kind": "ignored"} for name in ("history", "price")}
-    schema = schema_of(tmp_path / "schema.json", days, None, **ignored)
+    schema = schema_of(tmp_path / "schema.json", days, family, **ignored)
     value = read_json(schema)
     for column in value["columns"]:
         if column["kind"] == "ignored":
             column.pop("encoding", None)
     schema.write_text(json.dumps(value))
-    zoo.train("deepfm", days, tmp_path / "all", schema=schema)
-    first = schema_of(tmp_path / "first.json", days[0], None, **ignored)
-    zoo.train("deepfm", days[0], tmp_path / "0", schema=first)
+    zoo.train(family, days, tmp_path / "all", schema=schema)
+    first = schema_of(tmp_path / "first.json", days[0], family, **ignored)
+    zoo.train(family, days[0], tmp_path / "0", schema=first)
     for number in (1, 2, 3):
         zoo.finetune(tmp_path / f"{number - 1}", days[number], tmp_path / f"{number}")
     rows = list(csv.DictReader(judged.open()))
