@@ -34,22 +34,25 @@ def trained(report: Mapping[str, Any], source: str) -> str:
         "Trained with the default recipes on a log with user, item and list columns, evaluated on "
         f"{report['data']}; int8 in the native engine, engines interleaved, {source}.{peer}\n\n"
     )
-    columns = ["family", "AUC / LogLoss", "AUC, int8 - fp32", "max probability error", *_speed_columns(one)]
-    parts = [head + markdown.table(columns, [[each["model"], *_clicks(each), *_speeds(each)] for each in one])]
+    sizes = _sizes(one)
+    columns = ["family", "AUC / LogLoss", "AUC, int8 - fp32", "max probability error", *_speed_columns(sizes)]
+    parts = [head + markdown.table(columns, [[each["model"], *_clicks(each), *_speeds(each, sizes)] for each in one])]
     if several:
+        sizes = _sizes(several)
         names = list(several[0]["quality"]["labels"])
         said = ", ".join(
             f"{name} " + " / ".join(f"{found[label]['auc']:.4f}" for label in names) for name, found in joint.items()
         )
         peer = f" DeepCTR-Torch on the same rows, best of four epochs: {said}." if said else ""
         columns = ["family", f"AUC of {' / '.join(names)}", "AUC, int8 - fp32", "max probability error"]
-        rows = [[each["model"], *_labels(each, names), *_speeds(each)] for each in several]
-        table = markdown.table([*columns, *_speed_columns(several)], rows)
+        rows = [[each["model"], *_labels(each, names), *_speeds(each, sizes)] for each in several]
+        table = markdown.table([*columns, *_speed_columns(sizes)], rows)
         parts.append(f"Several labels, trained together on the same rows.{peer}\n\n{table}")
     if ranked:
+        sizes = _sizes(ranked)
         columns = ["family", *RANKED.values(), "recall@10, int8 - fp32", "max probability error"]
-        rows = [[each["model"], *_next_items(each), *_speeds(each)] for each in ranked]
-        table = markdown.table([*columns, *_speed_columns(ranked)], rows)
+        rows = [[each["model"], *_next_items(each), *_speeds(each, sizes)] for each in ranked]
+        table = markdown.table([*columns, *_speed_columns(sizes)], rows)
         count = ranked[0]["quality"].get("next_items", 0)
         parts.append(
             f"Next items: the item of each of {count:,} clicked rows among all known items but those of its history.\n"
@@ -89,18 +92,19 @@ def _next_items(model: Model) -> list[str]:
     ]
 
 
-def _sizes(model: Model) -> list[int]:
-    """Batch sizes that were timed, the largest first."""
-    return sorted({ratio["batch_size"] for ratio in model.get("ratios", ())}, reverse=True)
+def _sizes(models: Sequence[Model]) -> list[int]:
+    """Batch sizes at which a model was timed, the largest first."""
+    return sorted({ratio["batch_size"] for each in models for ratio in each.get("ratios", ())}, reverse=True)
 
 
-def _speed_columns(models: Sequence[Model]) -> list[str]:
-    return [f"batch {size}: speed-up over the best peer" for size in _sizes(models[-1])] if models else []
+def _speed_columns(sizes: Sequence[int]) -> list[str]:
+    return [f"batch {size}: speed-up over the best peer" for size in sizes]
 
 
-def _speeds(model: Model) -> list[str]:
-    """Speed-up over the best peer at every batch size, and that peer."""
-    return [f"{ratio:.2f}x {peer}" for ratio, peer in (_over_best(model, size) for size in _sizes(model))]
+def _speeds(model: Model, sizes: Sequence[int]) -> list[str]:
+    """Speed-up over the best peer at every batch size, and that peer; "" where the model was not timed."""
+    best = (_over_best(model, size) if model.get("ratios") else None for size in sizes)
+    return ["" if each is None else f"{each[0]:.2f}x {each[1]}" for each in best]
 
 
 def reading(report: Mapping[str, Any], source: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from zoo.recommenders.family import TrainableRankingFamily
-from zoo.recommenders.train_config import TrainConfig
+from zoo.recommenders.train_config import ProductsConfig
 from zoo.training.lazy_module import LazyModule
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class AutoIntConfig(TrainConfig):
+class AutoIntConfig(ProductsConfig):
     """Training settings of AutoInt.
 
     Attributes:
@@ -27,7 +27,6 @@ class AutoIntConfig(TrainConfig):
     """
 
     dropout: float = 0.3
-    l2_embeddings: tuple[float, ...] = (30.0, 1000.0, 20000.0)
     layers: int = 3
     heads: int = 2
     attention_size: int = 16
@@ -60,7 +59,10 @@ class InteractingLayer(LazyModule):
 
 
 class AutoInt(LazyModule):
-    """Interacting layers on the vectors of categories and numbers, with a deep network and first-order weights."""
+    """Interacting layers on the vectors of categories and numbers, with a deep network and first-order weights.
+
+    With `products` the dot products of all pairs of embeddings of categories are added.
+    """
 
     widths: ClassVar = {"deep": ("hidden",)}
 
@@ -68,7 +70,7 @@ class AutoInt(LazyModule):
         from torch import nn
 
         from zoo.recommenders.models.field_layers import JoinFields, NumberVectors, SplitFields
-        from zoo.recommenders.models.layers import Embeddings, FirstOrder, counts, mlp
+        from zoo.recommenders.models.layers import Embeddings, FactorizationMachine, FirstOrder, counts, mlp
 
         super().__init__()
         categories, self.numbers = counts(features)
@@ -76,6 +78,7 @@ class AutoInt(LazyModule):
         self.embeddings = Embeddings(features.fields, size)
         self.vectors = NumberVectors(self.numbers, size) if self.numbers else None
         self.wide = FirstOrder(features.fields)
+        self.order2 = FactorizationMachine(categories, size) if config.products else None
         self.split = SplitFields(size)
         width = config.heads * config.attention_size
         sizes = [size, *[width] * config.layers]
@@ -105,6 +108,8 @@ class AutoInt(LazyModule):
         for layer in self.interacting:
             rows = layer(rows)
         logits = self.output(self.join(rows)) + self.wide(ids, scales)
+        if self.order2 is not None:
+            logits = logits + self.order2(flat)
         return logits if self.deep is None else logits + self.deep(concat_numbers(flat, numbers, self.numbers))
 
 

@@ -17,7 +17,7 @@ from zoo.recommenders.data.logs import open_logs  # noqa: E402
 from zoo.recommenders.data.schema_inference import infer  # noqa: E402
 from zoo.recommenders.models.checkpoints import restore_config  # noqa: E402
 
-FAMILIES = ("dcn-v2", "finalmlp", "gdcn")
+FAMILIES = ("dcn-v2", "autoint", "finalmlp", "gdcn")
 SMALL = {"embedding_size": "4", "hidden": "8", "epochs": "1", "l2_embeddings": "10"}
 
 
