@@ -8,6 +8,7 @@ samples that no correction saw. The steps are:
    Where the least squared error per tensor ("auto") keeps outliers that nothing downstream needs, another observer wins
    by 10 dB (hard-swish networks). Min-max wins where clipping hurts, the mean of the samples' extremes where few
    samples reach far (2 dB of MobileNet-V2). Ranges that end where a function is flat win 4 dB (YOLO).
+   Convolutional networks are smoothed with the best ranges alone.
 2. The corrections (GPTQ, bias correction): both, one of the two, or neither, which is also tried with min-max ranges;
    with the effort "fast" the bias correction from mean inputs (`mean_bias`), or none.
    Of candidates that are close in SQNR, the one whose worst samples have less error wins (`Errors.worst`). None is
@@ -77,7 +78,7 @@ COMPUTED = 2**29  # elements of activations on the samples among which the worst
 PART = 4  # held-out samples of a batch; the gain of a layer in float32 is measured on the first batch
 WORST_GAIN = 1.25  # minimum gain in dB of a candidate that is chosen by the weighted sum; less may be noise
 KEPT = 2**29  # bytes of weights of candidates above which their sessions are not kept
-SPLIT_GAIN = 0.2  # minimum gain of split channels in dB, which cost 1 to 2% of the time
+SPLIT_GAIN = 0.2  # minimum gain in dB of split channels, which cost 1 to 2% of the time, and of one more product
 CHANCE = 1.0  # minimum gain of an alternative in dB; less may be noise
 Lowest = Callable[[list[CalibrationTable]], list[float]]
 Opened = Callable[[CalibrationTable], ort.InferenceSession]
@@ -163,7 +164,8 @@ def auto_calibrate(
     elif recipe.correct and is_mostly_linear(model.graph):
         smoothing = smoothing_factors(equalized(model, factors), recipe, counted)
     tables = tables_of(observation)
-    tables += tables_with({}, smoothing) if smoothing else []
+    last = bool(smoothing) and not work.thorough and not is_mostly_linear(model.graph)
+    tables += tables_with({}, smoothing) if smoothing and not last else []
     if recipe.search:
         first, scaled = tables[0], equalized(model, factors)
         unscaled = replace(first, graph=io.digest(scaled), equalization={})
@@ -175,6 +177,9 @@ def auto_calibrate(
     judge = _Judge(model, recipe, samples, observation, work)
     if len(tables) > 1:
         best = judge.best_ranges(tables)
+    if last:  # of convolutional networks with the best ranges alone
+        smoothed, at = tables_with({}, smoothing), next(at for at, each in enumerate(tables) if each is best)
+        best = judge.best_ranges([best, *smoothed[at : at + 1]], SPLIT_GAIN)
     if not corrects:
         return judge.with_mean_bias(best, counted) if recipe.correct else best
     fine = not work.thorough and can_be_cut(model)
@@ -323,11 +328,11 @@ class _Judge:
         self._metric = OutputSqnr(model, self._batches, not work.thorough)
         self.int8_models = _Int8Models(model, recipe)
 
-    def best_ranges(self, tables: list[CalibrationTable]) -> CalibrationTable:
+    def best_ranges(self, tables: list[CalibrationTable], chance: float = CHANCE) -> CalibrationTable:
         """Selects the table of the best ranges; no range was fitted to the outputs.
 
         If the work is not thorough, candidates that are behind by more than `CLOSE` on a quarter of the samples are
-        left out there.
+        left out there. chance: see `_best`.
         """
         exact_weights = self._recipe.correct and self._work.corrected != 0
         size = query.weight_bytes(self.model)
@@ -371,7 +376,7 @@ class _Judge:
             return self._worst(chosen, opened, keep)
 
         errors = [each.errors for each in candidates]
-        return _best([each.table for each in candidates], errors, lowest if self._work.lowest else None)[0]
+        return _best([each.table for each in candidates], errors, lowest if self._work.lowest else None, chance)[0]
 
     def with_mean_bias(self, table: CalibrationTable, samples: Iterable[Batch]) -> CalibrationTable:
         """Adds the bias correction of `mean_shifts` to a table, unless that lowers the SQNR on the judged samples.

@@ -277,3 +277,18 @@ def test_tables_that_differ_in_corrections_alone_are_quantized_once(monkeypatch)
     shared = module._Int8Models(mlp(), QuantRecipe())
     for each in (replace(table, bias={}, rounding={}), table, replace(table, bias={})):
         assert io.digest(shared.of(each)) == io.digest(quantize(mlp(), QuantRecipe(), each)[0])
+
+
+def test_a_convolutional_network_is_smoothed_with_the_best_ranges_alone(monkeypatch):
+    normal = normals(3)
+    found = model(
+        "(float[n,4,6,6] x) => (float[n,8] y) { a = Conv<pads = [1,1,1,1]>(x, w) b = Relu(a) c = Conv<pads = [1,1,1,1]>(b, v)"
+        " d = Relu(c) p = GlobalAveragePool(d) f = Flatten(p) y = Gemm(f, u) }",
+        w=normal(8, 4, 3, 3), v=normal(8, 8, 3, 3), u=normal(8, 8),
+    )  # fmt: skip
+    tried = []
+    monkeypatch.setattr(module, "splits_and_smoothing", lambda *_: ({}, {"f": (1.0,) * 7 + (0.5,)}))
+    monkeypatch.setattr(module, "quantize", lambda *args: (tried.append(args[2]), quantize(*args))[1])
+    auto_calibrate(found, QuantRecipe(), [{"x": normal(96, 4, 6, 6)}], 96, effort="default")
+    ranges = [tuple((each.low, each.high) for each in table.tensors.values()) for table in tried if table.smoothing]
+    assert len(set(ranges)) == 1
