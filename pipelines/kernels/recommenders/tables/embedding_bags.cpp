@@ -4,7 +4,6 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -17,7 +16,7 @@ using namespace nb::literals;
 namespace zoo {
 namespace {
 
-constexpr int64_t kBlock = 1 << 16;  // ids that are checked, then looked up: they stay in L2
+constexpr int64_t kBlock = 1 << 15;  // ids of a table that are checked, then looked up: they stay in L2
 
 class EmbeddingBags {
   public:
@@ -29,7 +28,6 @@ class EmbeddingBags {
         if (!view.table) throw nb::value_error("the sizes of the table do not fit its array");
         bags_.push_back({view, rows, columns_, width_});
         columns_ += count, width_ += width;
-        last_.insert(last_.end(), static_cast<size_t>(count), static_cast<int32_t>(rows - 1));
         kept_.push_back(std::move(table));
     }
 
@@ -58,69 +56,65 @@ class EmbeddingBags {
         int64_t height, column, position;
     };
 
+    // Table by table, whose hot rows then stay in the caches.
     template <class T>
     void look_up(const T *ids, int64_t n, float *out) const {
-        static thread_local Buffer<int32_t> all;
         static thread_local Buffer<uint32_t> rows, next_rows;
-        if (bags_.empty()) return;
-        const int64_t most = std::min(std::max<int64_t>(kBlock / columns_, 1), n);
-        all.reserve(most * columns_);
+        int64_t most = n;
+        for (const Bag &bag : bags_) most = std::min(most, std::max<int64_t>(kBlock / bag.rows.count, 1));
         for (int64_t first = 0; first < n; first += most) {
             const int64_t samples = std::min(most, n - first);
-            read(ids, first, samples, all.data());
             Buffer<uint32_t> *now = &rows, *next = &next_rows;
-            rows_of(bags_[0], all.data(), samples, *now, columns_);
-            for (size_t b = 0; b < bags_.size(); ++b) {
-                if (b + 1 < bags_.size()) rows_of(bags_[b + 1], all.data(), samples, *next, columns_);
-                kernels_.pool(bags_[b].rows, now->data(), nullptr, samples, out + first * width_ + bags_[b].position, width_);
+            for (size_t b = 0; b <= bags_.size(); ++b) {
+                if (b < bags_.size()) read(bags_[b], ids, first, samples, *next);
+                if (b) kernels_.pool(bags_[b - 1].rows, now->data(), nullptr, samples, out + first * width_ + bags_[b - 1].position, width_);
                 std::swap(now, next);
             }
         }
     }
 
-    // Ids are copied, each read once, so that nobody can change one after its check.
+    // The rows of a table, sample by sample; the first of them are fetched while the table before is looked up. Ids are copied, each read once, so that
+    // nobody can change one after its check.
     template <class T>
-    void read(const T *ids, int64_t first, int64_t samples, int32_t *out) const {
-        const int32_t *last = last_.data();
-        int32_t outside = 0;
-        for (int64_t s = 0; s < samples; ++s) {
-            const T *from = ids + (first + s) * columns_;
-            int32_t *to = out + s * columns_;
-            if constexpr (sizeof(T) == 4)
-                std::memcpy(to, from, static_cast<size_t>(columns_) * 4);
-            else
-                for (int64_t c = 0; c < columns_; ++c) {
-                    const int64_t id = __atomic_load_n(from + c, __ATOMIC_RELAXED);
-                    to[c] = static_cast<int32_t>(id) == id ? static_cast<int32_t>(id) : -1;
-                }
-            for (int64_t c = 0; c < columns_; ++c)
-                outside |= to[c] | static_cast<int32_t>(static_cast<uint32_t>(last[c]) - static_cast<uint32_t>(to[c]));
-        }
-        if (outside >= 0) return;
-        for (int64_t i = 0; i < samples * columns_; ++i)
-            if (out[i] < 0 || out[i] > last[i % columns_])
-                throw nb::index_error(("found id " + std::to_string(ids[first * columns_ + i]) + " in row " + std::to_string(first + i / columns_) + ", column " +
-                                       std::to_string(i % columns_) + "; expected 0 to " + std::to_string(last[i % columns_]))
-                                          .c_str());
-    }
-
-    // The rows of a table, sample by sample; the first of them are fetched while the table before is read.
-    static void rows_of(const Bag &bag, const int32_t *ids, int64_t samples, Buffer<uint32_t> &rows, int64_t columns) {
+    void read(const Bag &bag, const T *ids, int64_t first, int64_t samples, Buffer<uint32_t> &rows) const {
+        constexpr int64_t kSamplesAhead = 16;
         const int64_t count = bag.rows.count;
         rows.reserve(samples * count + kRowsAhead);
         uint32_t *next = rows.data();
-        ids += bag.column;
-        for (int64_t s = 0; s < samples; ++s, ids += columns)
-            for (int64_t l = 0; l < count; ++l) *next++ = static_cast<uint32_t>(ids[l]);
+        const T *from = ids + first * columns_ + bag.column;
+        uint64_t largest = 0;
+        for (int64_t s = 0; s < samples; ++s, from += columns_) {
+            const T *ahead = from + (s + kSamplesAhead < samples ? kSamplesAhead * columns_ : 0);
+            for (int64_t l = 0; l < count; l += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(ahead + l);
+            __builtin_prefetch(ahead + count - 1);
+            for (int64_t l = 0; l < count; ++l) {
+                const auto id = static_cast<uint64_t>(static_cast<int64_t>(__atomic_load_n(from + l, __ATOMIC_RELAXED)));
+                largest = id > largest ? id : largest;
+                *next++ = static_cast<uint32_t>(id);
+            }
+        }
+        if (largest >= static_cast<uint64_t>(bag.height)) refuse(bag, ids, first, samples, static_cast<int64_t>(largest));
         std::fill_n(next, kRowsAhead, next[-1]);
         fetch_first(bag.rows, rows.data(), samples * count);
+    }
+
+    // Raises IndexError, with the place of the first id of this value.
+    template <class T>
+    void refuse(const Bag &bag, const T *ids, int64_t first, int64_t samples, int64_t id) const {
+        int64_t row = first, column = bag.column;
+        for (int64_t i = samples * bag.rows.count - 1; i >= 0; --i) {
+            const int64_t r = first + i / bag.rows.count, c = bag.column + i % bag.rows.count;
+            if (ids[r * columns_ + c] == id) row = r, column = c;
+        }
+        throw nb::index_error(("found id " + std::to_string(id) + " in row " + std::to_string(row) + ", column " + std::to_string(column) +
+                               "; expected 0 to " + std::to_string(bag.height - 1))
+                                  .c_str());
     }
 
     const Isa &isa_;
     const TableKernels &kernels_;
     std::vector<Bag> bags_;
     std::vector<Array> kept_;
-    std::vector<int32_t> last_;  // row of the table of every column
     int64_t columns_ = 0, width_ = 0;
 };
 
