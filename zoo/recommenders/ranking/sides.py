@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,10 +15,10 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.kernels.recommenders.native import SharedInputs
 from zoo.recommenders.data.cell_values import LIST, as_texts
-from zoo.recommenders.data.csv_reader import ParsedRows, RowReader, parser_of, scale_pending
+from zoo.recommenders.data.csv_reader import MOST, CsvReader, ParsedRows, RowReader, parser_of, scale_pending
 from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.data.features import Features
-from zoo.recommenders.data.logs import open_logs
+from zoo.recommenders.data.logs import Log, open_logs
 from zoo.recommenders.data.schema import FEATURES
 
 INPUTS = ("ids", np.int32), ("numbers", np.float32), ("scales", np.float32)
@@ -65,6 +66,25 @@ class Side:
     def shared(self) -> SharedInputs:
         """The inputs of this side."""
         return SharedInputs(self.ids, self.numbers, self.scales)
+
+    def _parsed(self, log: Log, key: str, index: int) -> tuple[Rows, pa.Array | None] | None:
+        """CSV in memory parsed natively, see `read`; None for other logs, and for what the native parser declines."""
+        names = self.features.schema.feature_names
+        reader = CsvReader.of(self.features, log, names) if isinstance(log.place, bytes) and names else None
+        if reader is None:
+            return None
+        parts = list(reader.batches(None, defaultdict(float), MOST))
+        if not parts or not all(isinstance(part, ParsedRows) for part in parts):
+            return None
+        ids, numbers, scales = (np.concatenate([part[at] for part in parts]) for at in range(3))
+        count, texts = len(ids), None
+        if key:
+            texts = pa.concat_arrays([batch[0] for batch in log.batches([key], forms=self.features.schema.forms)])
+            if len(texts) != count:
+                return None
+        positions = np.arange(index, index + count)
+        weights, times = np.ones(count, np.float32), positions.astype(np.float64)
+        return Rows(ids, numbers, scales, None, weights, times, positions), texts
 
     def parse(self, model: Features, rows: Any, batch: Mapping[str, NDArray[Any]]) -> bool:
         """Parses and encodes rows of Python natively into inputs of the model; columns of the other side stay.
@@ -142,6 +162,10 @@ class Side:
             return
         for log in open_logs(source):
             self.features.require(log)
+            if (parsed := self._parsed(log, key, index)) is not None:
+                yield parsed
+                index += len(parsed[0])
+                continue
             for batch in log.batches(names, forms=schema.forms):
                 columns = dict(zip(names, batch.columns, strict=True))
                 positions = np.arange(index, index + batch.num_rows)
