@@ -24,7 +24,7 @@ from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines import catalog, stock
 from pipelines.engines.quickest import Option, QuickestSession
 from pipelines.engines.session import BF16, Session
-from pipelines.engines.timing import FLOAT, Choice, choose
+from pipelines.engines.timing import FLOAT, REFERENCE, Choice, choose
 from pipelines.kernels import extension
 from pipelines.models.family import Lowerable
 from pipelines.models.folder import ModelFolder
@@ -481,6 +481,8 @@ def _options(folder: ModelFolder, precision: str, threads: int) -> tuple[str, di
     options = {name: Option(opener) for name, opener in stock.candidates(path, threads, precision).items()}
     if precision == "int8" and folder.has_float:
         floats = stock.candidates(folder.ensure(PRECISIONS["fp32"]), threads, "fp32")
+        if not folder.imported:  # OpenVINO 2026.4 corrupts the heap on float files of small image networks
+            floats = {name: opener for name, opener in floats.items() if name == REFERENCE}
         options |= {name + FLOAT: Option(opener) for name, opener in floats.items()}
     if precision == "int8" and extension.isas():
         try:
