@@ -21,7 +21,6 @@ from pipelines.core.batches import whole_number
 from pipelines.core.errors import RequestError
 
 THREADS = 1024  # maximum number of threads
-RETURNED = 1 << 20  # bytes of an array, see `return_large_arrays`
 ISA = ("avx2", "avx512f", "avx512bw", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 PACKAGES = ("int8-zoo", "onnxruntime", "openvino", "onnx-ir", "onnx", "numpy", "pyarrow")
@@ -173,13 +172,13 @@ def trim() -> None:
 
 
 def return_large_arrays() -> None:
-    """Returns arrays of `RETURNED` bytes and more to the system as they are freed (mallopt of glibc).
+    """Returns arrays of a megabyte and more to the system as they are freed (mallopt of glibc).
 
     The threshold otherwise rises to 32 MB, and work on many large arrays keeps a third more memory than it uses.
     """
     m_mmap_threshold = -3  # malloc.h
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(m_mmap_threshold, RETURNED)
+        ctypes.CDLL(None).mallopt(m_mmap_threshold, 1 << 20)
 
 
 @contextlib.contextmanager

@@ -156,13 +156,13 @@ class RetrievesItems(Protocol):
         """
 
     def retrieved(self, user: Any, catalogue: Any, count: int = 1000, exclude: Iterable[Any] = ()) -> Iterable[Any]:
-        """Finds the items nearest to a user.
+        """Finds the items that `retrieve` finds, for a ranking of them.
 
         Args:
-            user: The user's raw values.
-            catalogue: Items.
-            count: Number of items.
-            exclude: Ids of items that are left out.
+            user: See `retrieve`.
+            catalogue: See `retrieve`.
+            count: See `retrieve`.
+            exclude: See `retrieve`.
 
         Returns:
             Argument `ids` of `RanksItems.rank_columns`, which is quicker than the ids.

@@ -270,6 +270,17 @@ def development_data(name: str) -> Path:
     return path
 
 
+def log_file(path: str) -> Path:
+    """Returns the path of a log that a comparison reads.
+
+    Raises:
+        RequestError: There is no such file.
+    """
+    if not Path(path).is_file():
+        raise RequestError(f"found no file {path}, expected a log of raw rows")
+    return Path(path)
+
+
 def reason(error: Exception) -> str:
     """Returns the error of any library in one line."""
     return str(error) if isinstance(error, ZooError) else f"{type(error).__name__}: {errors.one_line(error)}"[:300]

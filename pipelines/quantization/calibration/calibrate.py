@@ -228,7 +228,7 @@ class Observation:
         for name in self._float_inputs:
             if np.isnan(feed[name]).any():
                 raise RequestError(f"{self._named(feed[name], np.isnan)} holds NaN in {name}; check the samples")
-        samples = length(feed) if self._fixed_batch >= 0 else 1  # whose values are observed one by one
+        samples = length(feed) if self._fixed_batch >= 0 else 1  # per array of the feed
         self._add({name: feed[name] for name in self._float_inputs if name not in self._known}, samples)
         for names in groups:
             if tuple(names) not in self._sessions:

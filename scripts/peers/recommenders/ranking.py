@@ -26,7 +26,7 @@ import numpy as np
 import orjson
 
 import zoo
-from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.errors import ZooError
 from scripts.peers import harness
 from scripts.peers.engines import open_vino
 from scripts.peers.processes import cpu_seconds
@@ -185,9 +185,7 @@ def options(parser: harness.Parser) -> None:
 
 def measure(args: Any) -> dict[str, Any]:
     """Returns {"models": [`compare`], "environment"}."""
-    log = Path(args.log)
-    if not log.is_file():
-        raise RequestError(f"found no file {log}, expected a log of raw rows")
+    log = harness.log_file(args.log)
     facts = harness.environment("onnxruntime", "openvino", "nncf", rounds=args.rounds)
     return harness.gather(
         "models", args.models, lambda model: compare(model, log, args.items, args.rounds), args.output, facts

@@ -20,7 +20,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 import zoo
-from pipelines.core.errors import RequestError
 from scripts.peers import harness
 from zoo.recommenders.ranking.catalogue import Catalogue
 from zoo.recommenders.retrieval.index import ItemIndex
@@ -112,9 +111,7 @@ def measure(args: Any) -> dict[str, Any]:
     """Returns {"ways": [{"way", "ms", "cpu_ms": {"p50", "p99"}, "cpu_ratio", "candidates", "best"}], "environment"}."""
     import faiss
 
-    log = Path(args.log)
-    if not log.is_file():
-        raise RequestError(f"found no file {log}, expected a log of raw rows")
+    log = harness.log_file(args.log)
     faiss.omp_set_num_threads(1)
     request = Request(args.ranker, args.towers, log, args.items, args.candidates)
     size = request.vectors.shape[1]

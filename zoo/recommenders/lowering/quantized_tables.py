@@ -26,7 +26,7 @@ SPACE = 2**28  # bytes from which a table of lone lookups is quantized: that sav
 
 @dataclass(frozen=True)
 class QuantizedTable:
-    """A table whose rows became smaller.
+    """A table of quantized rows in place of int16 rows.
 
     Attributes:
         column: First column of the ids that select rows.
