@@ -20,6 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 import zoo
+from pipelines.core.errors import requires
 from scripts.peers import harness
 from zoo.recommenders.ranking.catalogue import Catalogue
 from zoo.recommenders.retrieval.index import ItemIndex
@@ -109,9 +110,10 @@ def options(parser: harness.Parser) -> None:
 
 def measure(args: Any) -> dict[str, Any]:
     """Returns {"ways": [{"way", "ms", "cpu_ms": {"p50", "p99"}, "cpu_ratio", "candidates", "best"}], "environment"}."""
-    import faiss
-
     log = harness.log_file(args.log)
+    with requires("the comparison", "faiss-cpu"):
+        import faiss
+
     faiss.omp_set_num_threads(1)
     request = Request(args.ranker, args.towers, log, args.items, args.candidates)
     size = request.vectors.shape[1]
