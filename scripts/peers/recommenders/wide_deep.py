@@ -3,9 +3,9 @@
 Every engine has a process of its own (TensorFlow, torch and OpenVINO disturb each other's threads), all pinned to one
 core. Only one of them works at a time: a round gives each a turn of 0.1 s. Batches come from a pool of 32,768 rows or
 64 batches, whichever is more, in order, so that no call finds the table rows of the last one in the cache by chance.
-One call is timed, from inputs to probabilities; torch and TensorFlow get their own tensors. Engines that read a graph
-get fp32.onnx as it was frozen; torch gets the network in torch, TensorFlow the same weights, both with the embedding
-tables of all fields in one, which is faster there than one lookup a field.
+One call is timed, from inputs to probabilities; rates are of the CPU time of a turn. torch and TensorFlow get their own
+tensors. Engines that read a graph get fp32.onnx as it was frozen; torch gets the network in torch, TensorFlow the same
+weights, both with the embedding tables of all fields in one, which is faster there than one lookup a field.
 
 Engines that quantize by themselves calibrate on 4,096 rows drawn like those they are timed on. This project's int8
 model keeps the ranges of its training data. Needs the `train` and `peers` extras; an engine that cannot be opened is
@@ -68,12 +68,12 @@ def compare(
         rounds: Turns of each engine.
 
     Returns:
-        {"results": [{"engine", "ids", "batch_size", "samples_per_second" (median of the rounds), "spread" (5th and 95th
-        percentile of the same), "latency_ms": {"p50", "p95", "p99"} of single calls, "max_probability" (largest
-        difference to onnxruntime fp32 on the pool's first rows), "core_share" (median share of a turn for which the
-        process had the core: below 0.98 the machine was busy, and the figures are rough), "memory_mb" (peak of the
-        process while timed, its inputs included)}], "ratios": [{"ids", "batch_size", "engine" of this project, "over":
-        {peer: median over the rounds of its samples/s over the peer's}}], "left_out": {engine: reason}}.
+        {"results": [{"engine", "ids", "batch_size", "samples_per_second" (CPU time; median of the rounds), "spread"
+        (5th and 95th percentile of the same), "latency_ms": {"p50", "p95", "p99"} of single calls (wall time),
+        "max_probability" (largest difference to onnxruntime fp32 on the pool's first rows), "core_share" (median share
+        of a turn for which the process had the core: below 0.98 the machine was busy), "memory_mb" (peak of the process
+        while timed, its inputs included)}], "ratios": [{"ids", "batch_size", "engine" of this project, "over": {peer:
+        median over the rounds of its samples/s over the peer's}}], "left_out": {engine: reason}}.
 
     Raises:
         ZooError: No engine could be opened.
@@ -123,8 +123,8 @@ def summary(size: int, turns: Sequence[Turn]) -> dict[str, Any]:
 
 
 def _rates(turns: Sequence[Turn]) -> Array:
-    """Returns the calls per second of each turn."""
-    return np.array([1 / taken.mean() for taken, _ in turns])
+    """Returns the calls per second of each turn, of the time for which it had the core."""
+    return np.array([1 / (taken.mean() * share) for taken, share in turns])
 
 
 def speedups(turns: Mapping[str, Sequence[Turn]]) -> Iterator[dict[str, Any]]:

@@ -159,6 +159,12 @@ def test_a_turn_without_its_core_is_one_call(monkeypatch: pytest.MonkeyPatch) ->
     assert np.isfinite([wide_deep.summary(1, [(taken, share)])["samples_per_second"], taken[0]]).all()
 
 
+def test_rates_count_the_time_for_which_a_turn_had_the_core() -> None:
+    alone, shared = (np.array([0.001, 0.001]), 1.0), (np.array([0.001, 0.003]), 0.5)
+    for turn in (alone, shared):
+        assert wide_deep.summary(8, [turn])["samples_per_second"] == pytest.approx(8000)
+
+
 def test_ratios_pair_the_turns_of_a_round() -> None:
     seconds = {"peer": [4.0, 8.0, 12.0], "zoo-x": [2.0, 4.0, 1.0]}
     turns = {name: [(np.array([each]), 1.0) for each in taken] for name, taken in seconds.items()}
