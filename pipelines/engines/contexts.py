@@ -19,6 +19,7 @@ from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 
 if TYPE_CHECKING:
+    from pipelines.engines.session import PrecomputedItems
     from pipelines.kernels.recommenders.native import SharedInputs
 
 WAITING = 4  # queued calls per context; `submit` blocks beyond
@@ -57,6 +58,22 @@ class Asynchronous:
             The outputs of `run`, bit for bit.
         """
         return self.run(batch)
+
+    def precompute(
+        self, count: int, batches: Iterable[Batch], shared: SharedInputs, limit: int
+    ) -> PrecomputedItems | None:
+        """Computes what depends on the inputs of items alone, once for all users.
+
+        Args:
+            count: Number of items.
+            batches: Inputs of the items in order; the shared inputs are not read.
+            shared: The inputs that are not those of items.
+            limit: Bytes that the items may take.
+
+        Returns:
+            The items; None if the engine precomputes nothing, or if they take more.
+        """
+        return None
 
     def submit(self, batch: Batch) -> Future[Result]:
         """Runs a batch in a context of its own, after earlier submissions; blocks while too many calls wait.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from pipelines.core.batches import MOST, Batch, length
 from pipelines.core.errors import ZooError
 from pipelines.engines.contexts import Asynchronous
-from pipelines.engines.session import Executed, Port, Session
+from pipelines.engines.session import Executed, Port, PrecomputedItems, Session
 from pipelines.engines.timing import FLOAT, Choice, choose, size_class
 
 if TYPE_CHECKING:
@@ -84,6 +85,16 @@ class QuickestSession(Asynchronous):
     def run_shared(self, batch: Batch, shared: SharedInputs) -> dict[str, NDArray[Any]]:
         """See `Asynchronous.run_shared`."""
         return self.session(batch).run_shared(batch, shared)
+
+    def precompute(
+        self, count: int, batches: Iterable[Batch], shared: SharedInputs, limit: int
+    ) -> PrecomputedItems | None:
+        """See `Asynchronous.precompute`; the engine is that of the first batch."""
+        rest = iter(batches)
+        first = next(rest, None)
+        if first is None:
+            return None
+        return self.session(first).precompute(count, itertools.chain([first], rest), shared, limit)
 
     def executed(self, batch: Batch) -> list[Executed]:
         """Lists what the engine of this batch size runs, see `Session.executed`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -50,6 +51,25 @@ class Port:
     shape: tuple[int | None, ...]
 
 
+class PrecomputedItems(Protocol):
+    """Items of which a model has computed what depends on them alone."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that they take."""
+
+    def run(self, positions: NDArray[np.int64], user: Batch) -> dict[str, NDArray[Any]]:
+        """Computes the outputs of one user and items.
+
+        Args:
+            positions: Positions of the items, int64 [n].
+            user: All inputs, one row; those of items hold anything that is valid.
+
+        Returns:
+            The outputs of `Runnable.run` for full rows, bit for bit.
+        """
+
+
 class Runnable(Protocol):
     """Computes batches."""
 
@@ -94,6 +114,11 @@ class Session(Runnable, Protocol):
 
     def run_shared(self, batch: Batch, shared: SharedInputs) -> dict[str, NDArray[Any]]:
         """See `Asynchronous.run_shared`."""
+
+    def precompute(
+        self, count: int, batches: Iterable[Batch], shared: SharedInputs, limit: int
+    ) -> PrecomputedItems | None:
+        """See `Asynchronous.precompute`."""
 
     def executed(self, batch: Batch) -> list[Executed]:
         """Runs a batch once with the engine's own profiler.

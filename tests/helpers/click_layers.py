@@ -103,3 +103,19 @@ def same(found, expected):
     for each, wanted in zip(found, expected, strict=True):
         assert (each.dtype, each.shape) == (wanted.dtype, wanted.shape)
         assert each.tobytes() == wanted.tobytes()
+
+
+def ranked(program, isa, shared, arrays, positions):
+    """Results of the user of the first row and of precomputed items, those of all rows, at these positions."""
+    made = native.click_program(program, isa, shared, items=True)
+    items = made.items(len(arrays[0]))
+    user, rows = [None] * len(arrays), [None] * len(arrays)
+    for at, (array, columns) in enumerate(zip(arrays, (shared.ids, shared.numbers, shared.scales), strict=True)):
+        if array is not None:
+            rows[at], user[at] = array.copy(), np.zeros_like(array[:1])
+            rows[at][:, list(columns)], user[at][:, list(columns)] = 0, array[0, list(columns)]
+    middle = len(arrays[0]) // 3
+    for first, end in ((0, middle), (middle, len(arrays[0]))):
+        made.fill(items, first, *(None if each is None else each[first:end] for each in rows))
+    assert items.nbytes == len(items) * made.item_bytes
+    return made.rank(items, positions, *user)

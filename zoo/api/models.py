@@ -211,7 +211,7 @@ def rank(
     sources = [each for each in (user, items) if isinstance(each, str | Path)]
     require_distinct(output, *files_of(pipeline.folder), *sources)
     start = time.perf_counter()
-    catalogue = pipeline.catalogue(_place(items), distinct=False)
+    catalogue = pipeline.catalogue(_place(items), distinct=False, precompute=False)  # for one user
     columns = pipeline.rank_columns(_user(user), catalogue, top, exclude=tuple(exclude), by=by)
     count, labels = len(columns["row"]), list(pipeline.outputs.values())
     shares = [name for name in columns if name not in RANKING]

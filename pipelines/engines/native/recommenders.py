@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +53,7 @@ class ProgramGraph:
         self.fed, self.outputs = model.fed, model.outputs
         self.steps = [type(step).__name__ for step in model.program.steps]
         self.program = native.click_program(model.program)
-        self._model, self._sharing = model, dict[SharedInputs, Any]()
+        self._model, self._sharing, self._ranking = model, dict[SharedInputs, Any](), dict[SharedInputs, Any]()
         self._pool: ThreadPoolExecutor | None = None
         self.forked()
         forks.tell(self)
@@ -71,6 +74,16 @@ class ProgramGraph:
             made = self._sharing[shared] = native.click_program(self._model.program, shared=shared)
         return made
 
+    def ranking(self, shared: SharedInputs) -> Any:
+        """Returns the program for items, whose inputs are all but the shared ones; it is made once.
+
+        Args:
+            shared: The other inputs.
+        """
+        if (made := self._ranking.get(shared)) is None:
+            made = self._ranking[shared] = native.click_program(self._model.program, shared=shared, items=True)
+        return made
+
     def call(self, batch: Batch, shared: SharedInputs | None = None) -> list[NDArray[Any]]:
         """Runs the program on a batch, split among the threads.
 
@@ -84,15 +97,62 @@ class ProgramGraph:
         Raises:
             BatchError: An id is no row of its field (checked before any table is read), or an array does not fit.
         """
-        try:
+        with self._errors():
             return self._call(batch, self.sharing(shared))
+
+    def fill(self, program: Any, items: Any, first: int, batch: Batch) -> None:
+        """Precomputes items.
+
+        Args:
+            program: Program of `ranking`.
+            items: Its items.
+            first: Position of the first of these items.
+            batch: Inputs of the items.
+
+        Raises:
+            BatchError: See `call`.
+        """
+        with self._errors():
+            program.fill(items, first, *self._arrays(batch))
+
+    def rank(self, program: Any, items: Any, positions: NDArray[np.int64], user: Batch) -> list[NDArray[Any]]:
+        """Runs a program of `ranking`, split among the threads.
+
+        Args:
+            program: The program.
+            items: Its items.
+            positions: Positions of items, int64 [n].
+            user: Shared inputs, one row.
+
+        Returns:
+            The results of the program.
+
+        Raises:
+            BatchError: See `call`.
+        """
+        with self._errors():
+            arrays = self._arrays(user)
+            if self._pool is None or (count := len(positions)) < 2 * CHUNK:
+                return _listed(program.rank(items, positions, *arrays))
+            parts = np.array_split(positions, min(self.threads, count // CHUNK))
+            results = self._pool.map(lambda part: _listed(program.rank(items, part, *arrays)), parts)
+            return [np.concatenate(each) for each in zip(*results, strict=True)]
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Errors of the kernels are those of a batch."""
+        try:
+            yield
         except IndexError as error:
             raise BatchError(str(error)) from error
         except (TypeError, ValueError, KeyError) as error:
             raise BatchError(f"the native kernels cannot run {self.path} on this batch: {one_line(error)}") from error
 
+    def _arrays(self, batch: Batch) -> list[NDArray[Any] | None]:
+        return [None if name is None else contiguous(batch[name]) for name in self.fed]
+
     def _call(self, batch: Batch, program: Any) -> list[NDArray[Any]]:
-        arrays = [None if name is None else contiguous(batch[name]) for name in self.fed]
+        arrays = self._arrays(batch)
         if self._pool is None or (count := len(batch[str(self.fed[0])])) < 2 * CHUNK:
             return _listed(program(*arrays))
         bounds = np.linspace(0, count, min(self.threads, count // CHUNK) + 1).astype(int)
@@ -140,6 +200,18 @@ class ProgramSession(Asynchronous):
         self._hold(batch)
         return dict(zip(self._graph.outputs, self._graph.call(batch, shared), strict=True))
 
+    def precompute(self, count: int, batches: Iterable[Batch], shared: SharedInputs, limit: int) -> ProgramItems | None:
+        """See `Asynchronous.precompute`."""
+        program = self._graph.ranking(shared)
+        if count * program.item_bytes > limit:
+            return None
+        made, first = ProgramItems(self._graph, program, program.items(count)), 0
+        for batch in batches:
+            self._hold(batch)
+            self._graph.fill(program, made.items, first, batch)
+            first += len(batch[str(self._graph.fed[0])])
+        return made
+
     def _hold(self, batch: Batch) -> None:
         """Holds the kernels to the reference, before the first batch."""
         if self._subject is not None:
@@ -150,6 +222,31 @@ class ProgramSession(Asynchronous):
         """Lists the kernels that run, see `Session.executed`."""
         graph = self._graph
         return [Executed(f"{i}", f"{step} {graph.program.isa}", "s16") for i, step in enumerate(graph.steps)]
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramItems:
+    """Items of which a program has computed what depends on them alone, see `PrecomputedItems`.
+
+    Attributes:
+        graph: Graph of the program.
+        program: Program of `ProgramGraph.ranking`.
+        items: Its items.
+    """
+
+    graph: ProgramGraph
+    program: Any
+    items: Any
+
+    @property
+    def nbytes(self) -> int:
+        """See `PrecomputedItems`."""
+        return int(self.items.nbytes)
+
+    def run(self, positions: NDArray[np.int64], user: Batch) -> dict[str, NDArray[Any]]:
+        """See `PrecomputedItems`."""
+        found = self.graph.rank(self.program, self.items, positions, user)
+        return dict(zip(self.graph.outputs, found, strict=True))
 
 
 def unheld(path: Path, threads: int) -> Run:

@@ -133,6 +133,7 @@ struct MixedLinear {
     const int32_t *chosen;      // the pairs that are read, [chosen_count], or null for all of them
     int64_t chosen_count;
     const int32_t *shared;      // [stride] sums that all rows have in common, or null
+    const int32_t *const *own;  // [stride] further sums of every row, or null
 };
 
 // Where `width` columns of a MixedLinear go, from the one before's `end`, a whole 64, on.

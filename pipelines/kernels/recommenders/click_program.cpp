@@ -3,22 +3,22 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <cmath>
 #include <memory>
-#include <tuple>
 
-#include "recommenders/tables/table_steps.h"
+#include "recommenders/layer_steps.h"
 
 using namespace nb::literals;
 
 namespace zoo {
 namespace {
 
-class ClickProgram : public TableSteps {
+class ClickProgram : public LayerSteps {
   public:
-    using TableSteps::TableSteps;
+    using LayerSteps::LayerSteps;
 
     void numbers(int out, int64_t position, const Array &columns, const Array &scale) {
         const Slot to = slot(out, Kind::kWords, "numbers");
@@ -27,18 +27,18 @@ class ClickProgram : public TableSteps {
         const int64_t count = static_cast<int64_t>(scale.shape(0));
         require(static_cast<int64_t>(columns.shape(0)) == count && count >= 1 && position >= 0 && position + count <= to.width, "numbers");
         for (int64_t k = 0; k < count; ++k) require(column[k] >= 0 && column[k] < numbers_, "numbers");
-        const auto padded = static_cast<size_t>(round_up(count, kColumns));
-        std::vector<int32_t> chosen(padded, 0);
-        std::vector<float> scales(padded, 0.0f);
-        std::copy_n(column, count, chosen.data()), std::copy_n(values, count, scales.data());
-        const auto *kernels = &kernels_;
-        const int64_t stride = numbers_;
-        auto &columns_alike = alike_[static_cast<size_t>(out)];
-        bool all = true;
-        for (int64_t k = 0; k < count; ++k) all &= columns_alike[static_cast<size_t>(position + k)] = alike_numbers_[static_cast<size_t>(column[k])];
-        add({}, {{to, position, count}}, all, [=](const Block &b) {
-            kernels->numbers(b.numbers, stride, chosen.data(), scales.data(), count, b.n, b.at<int16_t>(to) + position, to.stride);
-        });
+        for (int64_t k = 0, end; k < count; k = end) {  // runs of columns that depend on the same
+            const auto reach_at = [&](int64_t at) { return reach_numbers_[static_cast<size_t>(column[at])]; };
+            for (end = k + 1; end < count && reach_at(end) == reach_at(k);) ++end;
+            const int64_t width = end - k, begin = position + k;
+            const auto padded = static_cast<size_t>(round_up(width, kColumns));
+            std::vector<int32_t> chosen(padded, 0);
+            std::vector<float> scales(padded, 0.0f);
+            std::copy_n(column + k, width, chosen.data()), std::copy_n(values + k, width, scales.data());
+            add({}, {{to, begin, width}}, reach_at(k), [=, kernels = &kernels_, stride = numbers_](const Block &b) {
+                kernels->numbers(b.numbers, stride, chosen.data(), scales.data(), width, b.n, b.at<int16_t>(to) + begin, to.stride);
+            });
+        }
     }
 
     // The rows `first` .. `first + rows` of table int16 [R, stride], flat; `position`: where they go.
@@ -57,113 +57,19 @@ class ClickProgram : public TableSteps {
         for (int64_t c = column; c < column + count; ++c) require(rows_[static_cast<size_t>(c)] >= 1 && rows_[static_cast<size_t>(c)] <= rows, "gather");
         const auto *kernels = &kernels_;
         const int64_t columns = this->columns(), means = means_;
-        const bool alike = all_of(alike_ids_, column, count) && (mean < 0 || alike_means_[static_cast<size_t>(mean)]);
-        add({}, {{to, position, width}}, alike, [=](const Block &b) {
+        const Reach list = reach_of(reach_ids_, column, count);
+        add({}, {{to, position, width}}, mean < 0 ? list : zoo::joined(list, reach_means_[static_cast<size_t>(mean)]), [=](const Block &b) {
             kernels->gather(r, b.ids + column, columns, mean < 0 ? nullptr : b.means + mean, means, b.n, b.at<int16_t>(to) + position,
                             to.stride);
         });
         kept_.push_back(std::move(table));
     }
 
-    void mixed(int x, int64_t first, const Array &weight, const Array &scale, const Array &bias, const std::vector<std::tuple<int, int64_t, bool>> &outs,
-               const std::optional<Array> &table, const Array &columns, const Array &offsets, const Array &rows, int shift) {
-        const auto *w = data_of<int16_t>(weight, "weight", 2);
-        const auto *s = data_of<float>(scale, "scale", 1), *b = data_of<float>(bias, "bias", 1);
-        const int64_t inputs = static_cast<int64_t>(weight.shape(0)), width = static_cast<int64_t>(weight.shape(1));
-        const int64_t fields = static_cast<int64_t>(columns.shape(0)), stride = width, pairs = (inputs + 1) / 2;
-        const Slot from = inputs ? slot(x, Kind::kWords, "mixed") : Slot{};
-        const bool fits = width >= 1 && width % kColumns == 0 && width <= kWidest && static_cast<int64_t>(scale.shape(0)) == width &&
-                    static_cast<int64_t>(bias.shape(0)) == width && shift >= 0 && shift <= 14 && fields <= kMaxFields && !outs.empty() && outs.size() <= kOuts &&
-                    first >= 0 && (!inputs || first + inputs <= from.width) && table.has_value() == (fields > 0);
-        require(fits, "mixed");
-        auto step = std::make_shared<Mixed>();
-        MixedLinear &m = step->linear;
-        m.fields = fields, m.pairs = pairs, m.stride = stride, m.shift = shift, m.sparse = from.relu;
-        if (table) {
-            if (table->dtype() == nb::dtype<int16_t>())
-                m.wide_table = data_of<int16_t>(*table, "table", 2);
-            else
-                m.table = data_of<uint8_t>(*table, "table", 2);
-            require(static_cast<int64_t>(table->shape(1)) == stride, "mixed");
-            step->fields = this->fields(columns, offsets, rows, static_cast<int64_t>(table->shape(0)), "mixed");
-            kept_.push_back(*table);
-        }
-        int64_t end = 0;
-        for (const auto &[index, columns_of, relu] : outs) {
-            require(index >= 0 && index < static_cast<int64_t>(slots_.size()), "mixed");
-            Slot &to = slots_[static_cast<size_t>(index)];
-            to.relu = relu;
-            require(columns_of == to.width, "mixed");
-            end += round_up(columns_of, kColumns);
-            step->outs.push_back({to, end, relu});
-        }
-        require(end == width, "mixed");
-        const int64_t group = 4 * kernels_.lanes;
-        step->weight.reserve(stride * pairs * 2), step->scale.reserve(stride), step->bias.reserve(stride);
-        for (int64_t j = 0; j < stride; ++j) {
-            step->scale[j] = s[j], step->bias[j] = b[j];
-            for (int64_t k = 0; k < 2 * pairs; ++k)
-                step->weight[((j / group * pairs + k / 2) * group + j % group) * 2 + k % 2] = k < inputs ? w[k * width + j] : 0;
-        }
-        m.weight = step->weight.data(), m.scale = step->scale.data(), m.bias = step->bias.data();
-        std::vector<Span> writes;
-        for (const auto &each : step->outs) writes.push_back(whole(std::get<0>(each)));
-        const bool fields_alike = std::all_of(step->fields.begin(), step->fields.end(), [&](const Field &field) { return alike_ids_[static_cast<size_t>(field.column)]; });
-        if (!fields_alike || (inputs && !alike({from, first, inputs}))) split(*step, from, first, inputs);
-        const int64_t start = step->common ? kept_bytes(stride * 4) : 0;
-        add(inputs ? std::vector<Span>{{from, first, inputs}} : std::vector<Span>{}, writes, fields_alike, [=, this](const Block &block) {
-            MixedLinear linear = step->linear;
-            const int16_t *codes = pairs ? block.at<int16_t>(from) + first : nullptr;
-            const int64_t codes_stride = pairs ? from.stride : 0;
-            if (step->common) {
-                auto *sums = reinterpret_cast<int32_t *>(block.memory + start);
-                if (block.first) {
-                    const Columns all{Kind::kSums, stride, stride, sums, stride, false};
-                    kernels_.mixed(step->common->linear, rows_of(step->common->fields, block, 1), codes, codes_stride, 1, &all);
-                }
-                linear.shared = sums;
-            }
-            Columns to[kOuts];
-            for (size_t i = 0; i < step->outs.size(); ++i) {
-                const auto &[slot, last, relu] = step->outs[i];
-                to[i] = {slot.kind, slot.width, last, block.memory + slot.offset, slot.stride, relu};
-            }
-            kernels_.mixed(linear, rows_of(step->fields, block, block.n), codes, codes_stride, block.n, to);
-        });
-    }
-
-    void dense(int x, int out, const Array &weight, const Array &bias, const Array &scale, int zero_point, int low) {
-        const Slot from = slot(x, Kind::kBytes, "dense");
-        require(out >= 0 && out < static_cast<int64_t>(slots_.size()), "dense");
-        const Slot to = slots_[static_cast<size_t>(out)];
-        const auto *w = data_of<int8_t>(weight, "weight", 2);
-        const auto *b = data_of<int32_t>(bias, "bias", 1);
-        const auto *s = data_of<float>(scale, "scale", 1);
-        const int64_t inputs = static_cast<int64_t>(weight.shape(0)), outputs = static_cast<int64_t>(weight.shape(1));
-        require(inputs == from.width && outputs == to.width && to.kind != Kind::kWords && static_cast<int64_t>(bias.shape(0)) == outputs &&
-                    static_cast<int64_t>(scale.shape(0)) == outputs && zero_point >= 0 && zero_point <= 255 && low >= 0 && low <= 255,
-                "dense");
-        auto step = std::make_shared<Dense>();
-        Linear &l = step->linear;
-        l.inputs = inputs, l.outputs = outputs, l.float_output = to.kind == Kind::kFloats, l.zero_point = zero_point, l.low = low;
-        step->weight.reserve(isa_.packed_bytes(inputs, outputs));
-        isa_.pack_linear(w, inputs, outputs, step->weight.data());
-        const int64_t padded = round_up(outputs, kColumns);
-        step->bias.reserve(padded), step->scale.reserve(padded);
-        std::fill_n(step->bias.data(), padded, 0), std::fill_n(step->scale.data(), padded, 0.0f);
-        std::copy_n(b, outputs, step->bias.data()), std::copy_n(s, outputs, step->scale.data());
-        l.weight = step->weight.data(), l.bias = step->bias.data(), l.scale = step->scale.data();
-        const Isa *isa = &isa_;
-        add({whole(from)}, {whole(to)}, true, [=](const Block &block) {
-            isa->linear(step->linear, RowEpilogue{}, block.at<uint8_t>(from), from.stride, block.n, block.memory + to.offset, to.stride);
-        });
-    }
-
     void quantize(int x, int out, int64_t position, float factor, bool relu) {
         const Slot from = slot(x, Kind::kFloats, "quantize"), to = slot(out, Kind::kWords, "quantize");
         require(position >= 0 && position + from.width <= to.width, "quantize");
         const auto *kernels = &kernels_;
-        add({whole(from)}, {{to, position, from.width}}, true, [=](const Block &b) {
+        add({whole(from)}, {{to, position, from.width}}, std::nullopt, [=](const Block &b) {
             kernels->quantize(b.at<float>(from), from.stride, factor, relu ? 0 : -kCodeLimit, from.width, b.n, b.at<int16_t>(to) + position, to.stride);
         });
     }
@@ -174,7 +80,7 @@ class ClickProgram : public TableSteps {
         std::vector<Span> reads;
         for (const int32_t each : at) reads.push_back({from, each, width});
         const auto *kernels = &kernels_;
-        add(reads, {whole(to)}, true, [=](const Block &b) {
+        add(reads, {whole(to)}, std::nullopt, [=](const Block &b) {
             kernels->factorization(b.at<int16_t>(from), from.stride, at.data(), static_cast<int64_t>(at.size()), width, scale, b.n,
                                    b.at<float>(to), to.stride);
         });
@@ -195,7 +101,9 @@ class ClickProgram : public TableSteps {
         const Cross c{state.width, first, factor, weight ? weights->data() : nullptr};
         const bool stores = out.has_value(), sums = total.has_value();
         const auto *kernels = &kernels_;
-        steps_.push_back([=, keep = weights](const Block &b) {
+        std::vector<Span> reads{whole(from), whole(change)};
+        if (!first) reads.push_back(whole(state));
+        add_to_samples(reads, false, [=, keep = weights](const Block &b) {
             kernels->cross(c, b.at<int16_t>(from), from.stride, b.at<float>(change), b.at<float>(state), state.stride, b.n,
                            stores ? b.at<int16_t>(words) : nullptr, stores ? words.stride : 0, sums ? b.at<float>(sum) : nullptr,
                            sums ? sum.stride : 0);
@@ -213,13 +121,13 @@ class ClickProgram : public TableSteps {
         std::fill_n(factors->data(), pairs + kColumns, 0.0f), std::copy_n(values, pairs, factors->data());
         std::vector<Span> reads;
         for (const int32_t each : at) reads.push_back({from, each, width});
-        auto *columns_alike = &alike_[static_cast<size_t>(out)];
-        for (int64_t i = 1, pair = position; i < count; ++i)
-            for (int64_t j = 0; j < i; ++j, ++pair)
-                (*columns_alike)[static_cast<size_t>(pair)] = alike(reads[static_cast<size_t>(i)]) && alike(reads[static_cast<size_t>(j)]);
         std::vector<int32_t> own; // vectors that samples do not have in common
         for (int64_t i = 0; i < count; ++i)
-            if (!alike(reads[static_cast<size_t>(i)])) own.push_back(static_cast<int32_t>(i));
+            if (reach_of(reads[static_cast<size_t>(i)]) != Reach::kCall) own.push_back(static_cast<int32_t>(i));
+        for (int64_t i = 1, pair = position; i < count; ++i)
+            for (int64_t j = 0; j < i; ++j, ++pair)
+                if (zoo::joined(reach_of(reads[static_cast<size_t>(i)]), reach_of(reads[static_cast<size_t>(j)])) == Reach::kCall)
+                    reach_[static_cast<size_t>(out)][static_cast<size_t>(pair)] = Reach::kCall;
         const auto *kernels = &kernels_;
         if (const auto owned = static_cast<int64_t>(own.size()); 2 * owned < count && owned) {
             const int64_t columns = round_up(count, 16);
@@ -230,13 +138,13 @@ class ClickProgram : public TableSteps {
                     const int64_t high = std::max<int64_t>(own[static_cast<size_t>(k)], j), low = std::min<int64_t>(own[static_cast<size_t>(k)], j);
                     if (high != low) own_factors->data()[k * columns + j] = values[high * (high - 1) / 2 + low];
                 }
-            steps_.push_back([=](const Block &b) {
+            add_to_samples(reads, false, [=](const Block &b) {
                 kernels->dots_of(b.at<int16_t>(from), from.stride, at.data(), count, width, factors->data(), own.data(), owned, own_factors->data(),
                                  b.n, b.at<int16_t>(to) + position, to.stride);
             });
             return;
         }
-        add(reads, {{to, position, pairs}}, true, [=](const Block &b) {
+        add(reads, {{to, position, pairs}}, std::nullopt, [=](const Block &b) {
             kernels->dots(b.at<int16_t>(from), from.stride, at.data(), count, width, factors->data(), b.n, b.at<int16_t>(to) + position, to.stride);
         });
     }
@@ -245,7 +153,7 @@ class ClickProgram : public TableSteps {
         const Slot from = slot(x, Kind::kFloats, "normalize"), to = slot(out, Kind::kFloats, "normalize");
         require(from.width == to.width, "normalize");
         const auto *kernels = &kernels_;
-        add({whole(from)}, {whole(to)}, true, [=](const Block &b) {
+        add({whole(from)}, {whole(to)}, std::nullopt, [=](const Block &b) {
             kernels->normalize(b.at<float>(from), from.stride, from.width, epsilon, least, relu, b.n, b.at<float>(to));
         });
     }
@@ -257,7 +165,7 @@ class ClickProgram : public TableSteps {
         auto slopes = std::make_shared<Buffer<float>>(from.stride);
         std::fill_n(slopes->data(), from.stride, 0.0f), std::copy_n(values, from.width, slopes->data());
         const auto *kernels = &kernels_;
-        add({whole(from)}, {whole(to)}, true, [=](const Block &b) {
+        add({whole(from)}, {whole(to)}, std::nullopt, [=](const Block &b) {
             kernels->leaky(b.at<float>(from), from.stride, slopes->data(), from.width, b.n, b.at<float>(to));
         });
     }
@@ -266,14 +174,14 @@ class ClickProgram : public TableSteps {
         const Slot from = slot(x, Kind::kFloats, "tanh"), to = slot(out, Kind::kFloats, "tanh");
         require(from.width == to.width, "tanh");
         const auto *kernels = &kernels_;
-        add({whole(from)}, {whole(to)}, true, [=](const Block &b) { kernels->tanh(b.at<float>(from), from.stride, from.width, b.n, b.at<float>(to)); });
+        add({whole(from)}, {whole(to)}, std::nullopt, [=](const Block &b) { kernels->tanh(b.at<float>(from), from.stride, from.width, b.n, b.at<float>(to)); });
     }
 
     void mixture(int x, int gates, int out) {
         const Slot from = slot(x, Kind::kFloats, "mixture"), by = slot(gates, Kind::kFloats, "mixture"), to = slot(out, Kind::kFloats, "mixture");
         require(from.width == to.width && from.width % by.width == 0, "mixture");
         const auto *kernels = &kernels_;
-        add({whole(from), whole(by)}, {whole(to)}, true, [=](const Block &b) {
+        add({whole(from), whole(by)}, {whole(to)}, std::nullopt, [=](const Block &b) {
             kernels->mixture(b.at<float>(from), from.stride, b.at<float>(by), by.stride, by.width, from.width / by.width, b.n, b.at<float>(to));
         });
     }
@@ -287,7 +195,7 @@ class ClickProgram : public TableSteps {
         const auto *kernels = &kernels_;
         std::vector<Span> reads{whole(by)};
         for (const Slot &each : from) reads.push_back(whole(each));
-        add(reads, {whole(to)}, true, [=](const Block &b) {
+        add(reads, {whole(to)}, std::nullopt, [=](const Block &b) {
             const float *experts[kOuts];
             for (size_t e = 0; e < from.size(); ++e) experts[e] = b.at<float>(from[e]);
             kernels->gated_sum(experts, to.stride, b.at<float>(by), by.stride, by.width, to.width, relu, b.n, b.at<float>(to));
@@ -298,7 +206,7 @@ class ClickProgram : public TableSteps {
         const Slot a = slot(x, Kind::kFloats, "product"), b = slot(y, Kind::kFloats, "product"), to = slot(out, Kind::kFloats, "product");
         require(a.width == b.width, "product");
         const auto *kernels = &kernels_;
-        add({whole(a), whole(b)}, {whole(to)}, true, [=](const Block &block) {
+        add({whole(a), whole(b)}, {whole(to)}, std::nullopt, [=](const Block &block) {
             kernels->product(block.at<float>(a), block.at<float>(b), a.stride, a.width, block.n, block.at<float>(to), to.stride);
         });
     }
@@ -311,7 +219,7 @@ class ClickProgram : public TableSteps {
         auto weights = std::make_shared<Buffer<float>>(round_up(width, kColumns));
         std::fill_n(weights->data(), round_up(width, kColumns), 0.0f), std::copy_n(w, width, weights->data());
         const auto *kernels = &kernels_;
-        add({{from, first, width}}, {whole(to)}, true, [=](const Block &b) {
+        add({{from, first, width}}, {whole(to)}, std::nullopt, [=](const Block &b) {
             kernels->weighted(b.at<int16_t>(from) + first, from.stride, weights->data(), width, b.n, b.at<float>(to), to.stride);
         });
     }
@@ -323,8 +231,9 @@ class ClickProgram : public TableSteps {
         const auto found = fields(columns, offsets, rows, static_cast<int64_t>(table.shape(0)), "lookup_sum");
         require(!found.empty(), "lookup_sum");
         const int64_t stride = this->columns();
-        const bool all = std::all_of(found.begin(), found.end(), [&](const Field &field) { return alike_ids_[static_cast<size_t>(field.column)]; });
-        add({}, {whole(to)}, all, [=](const Block &b) {
+        std::optional<Reach> reach;
+        for (const Field &field : found) reach = zoo::joined(reach, reach_of(field));
+        add({}, {whole(to)}, reach, [=](const Block &b) {
             auto *result = b.at<float>(to);
             const uint32_t *ids = b.ids;
             for (int64_t s = 0; s < b.n; ++s, ids += stride) {
@@ -343,7 +252,7 @@ class ClickProgram : public TableSteps {
         for (const auto &[index, factor] : terms) parts.emplace_back(slot(index, Kind::kFloats, "total"), factor);
         std::vector<Span> reads;
         for (const auto &[part, factor] : parts) reads.push_back(whole(part));
-        add(reads, {whole(to)}, true, [=](const Block &b) {
+        add(reads, {whole(to)}, std::nullopt, [=](const Block &b) {
             auto *result = b.at<float>(to);
             for (int64_t s = 0; s < b.n; ++s) {
                 float logit = bias;
@@ -351,61 +260,6 @@ class ClickProgram : public TableSteps {
                 result[s * to.stride] = sigmoid ? 1.0f / (1.0f + std::exp(-logit)) : logit;
             }
         });
-    }
-
-  private:
-    // The part of a layer whose inputs are the same in all samples.
-    struct Common {
-        MixedLinear linear{};
-        std::vector<Field> fields;
-        std::vector<int32_t> chosen;
-    };
-    struct Mixed {
-        MixedLinear linear{};
-        std::vector<Field> fields;
-        std::vector<int32_t> chosen;
-        std::unique_ptr<Common> common;
-        std::vector<std::tuple<Slot, int64_t, bool>> outs;
-        Buffer<int16_t> weight;
-        Buffer<float> scale, bias;
-    };
-    struct Dense {
-        Linear linear{};
-        Buffer<uint8_t> weight;
-        Buffer<int32_t> bias;
-        Buffer<float> scale;
-    };
-
-    // Splits a layer into its part of inputs that are the same in all samples, if there are any, and the rest.
-    void split(Mixed &step, const Slot &from, int64_t first, int64_t inputs) const {
-        auto common = std::make_unique<Common>();
-        std::vector<Field> other;
-        for (const Field &field : step.fields) (alike_ids_[static_cast<size_t>(field.column)] ? common->fields : other).push_back(field);
-        for (int64_t p = 0; p < step.linear.pairs; ++p)
-            (alike({from, first + 2 * p, std::min<int64_t>(2, inputs - 2 * p)}) ? common->chosen : step.chosen).push_back(static_cast<int32_t>(p));
-        if (common->fields.empty() && common->chosen.empty()) {
-            step.chosen.clear();
-            return;
-        }
-        const auto limit = [](MixedLinear &linear, const std::vector<Field> &fields, const std::vector<int32_t> &chosen) {
-            linear.fields = static_cast<int64_t>(fields.size());
-            if (fields.empty()) linear.table = nullptr, linear.wide_table = nullptr;
-            if (chosen.empty()) linear.pairs = 0;
-            linear.chosen = chosen.data(), linear.chosen_count = static_cast<int64_t>(chosen.size()), linear.sparse = false;
-        };
-        common->linear = step.linear, step.fields = std::move(other);
-        limit(step.linear, step.fields, step.chosen), limit(common->linear, common->fields, common->chosen);
-        step.common = std::move(common);
-    }
-
-    // The table rows of n samples, sample by sample.
-    const uint32_t *rows_of(const std::vector<Field> &fields, const Block &block, int64_t n) const {
-        static thread_local Buffer<uint32_t> chosen;
-        chosen.reserve(kSamples * static_cast<int64_t>(fields.size()));
-        uint32_t *next = chosen.data();
-        for (int64_t r = 0; r < n; ++r)
-            for (const Field &field : fields) *next++ = static_cast<uint32_t>(field.offset) + block.ids[r * columns() + field.column];
-        return chosen.data();
     }
 };
 
@@ -415,6 +269,7 @@ class ClickProgram : public TableSteps {
 void bind_click_program(nb::module_ &module) {
     using zoo::ClickProgram;
     using Slots = std::vector<std::pair<std::string, int64_t>>;
+    nb::class_<zoo::Items>(module, "ClickItems").def("__len__", &zoo::Items::count).def_prop_ro("nbytes", &zoo::Items::bytes);
     nb::class_<ClickProgram>(module, "ClickProgram")
         .def(nb::init<const zoo::Array &, int64_t, int64_t, const Slots &, const std::string &>(), "rows"_a, "numbers"_a, "means"_a, "slots"_a,
              "isa"_a)
@@ -455,7 +310,12 @@ void bind_click_program(nb::module_ &module) {
         .def("sequence_encoder", &ClickProgram::sequence_encoder, "out"_a, "begin"_a, "count"_a, "padding"_a, "heads"_a, "items"_a,
              "positions"_a, "norms"_a, "epsilon"_a, "layers"_a, "fine"_a)
         .def("share", &ClickProgram::share, "ids"_a, "numbers"_a, "means"_a)
+        .def("keep_items", &ClickProgram::keep_items)
         .def("outputs", &ClickProgram::outputs, "slots"_a)
         .def("__call__", &ClickProgram::call, "ids"_a, "numbers"_a.none(), "scales"_a.none())
+        .def("items", &ClickProgram::items, "count"_a)
+        .def("fill", &ClickProgram::fill, "items"_a, "first"_a, "ids"_a, "numbers"_a.none(), "scales"_a.none())
+        .def("rank", &ClickProgram::rank, "items"_a, "positions"_a, "ids"_a, "numbers"_a.none(), "scales"_a.none())
+        .def_prop_ro("item_bytes", &ClickProgram::item_bytes)
         .def_prop_ro("isa", &ClickProgram::isa);
 }

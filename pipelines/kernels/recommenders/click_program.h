@@ -1,14 +1,17 @@
 // What click programs are but for their steps: buffers of a block of samples, inputs that are checked, results. Ids are checked before a table
 // is read; no lock is held while computing. Inputs may be declared to be the same in all samples of a call, as those of a user whose
-// candidates are ranked: what depends on them alone is computed once a call.
+// candidates are ranked: what depends on them alone is computed once a call. The other inputs may be declared to be those of items: what
+// depends on them alone is computed once an item, see `Items`.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/variant.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -31,7 +34,10 @@ constexpr int64_t kOuts = 64;  // of one step
 constexpr int64_t kNear = 1 << 18;  // bytes of a table that stays in L2
 constexpr float kRoundToInt = 12582912.0f;  // 1.5 * 2^23: added to a code and taken away, it rounds, ties to even
 
+constexpr int64_t kMostItemBytes = int64_t{1} << 46;
+
 thread_local Buffer<uint8_t> buffers;
+std::atomic<int64_t> programs{0};  // made so far
 
 struct Slot {
     Kind kind;
@@ -48,6 +54,7 @@ struct Block {
     const float *numbers, *means;
     int64_t n;
     bool first;  // of the call
+    uint8_t *const *items;  // the record of every sample's item, or null
     template <class T>
     T *at(const Slot &slot) const { return reinterpret_cast<T *>(memory + slot.offset); }
 };
@@ -56,6 +63,26 @@ struct Block {
 struct Span {
     Slot slot;
     int64_t first, width;
+};
+
+// What a value depends on: inputs that are the same in all samples of a call, inputs of the sample's item, or any.
+enum class Reach : uint8_t { kCall, kItem, kSample };
+
+inline Reach joined(std::optional<Reach> a, Reach b) { return a.value_or(b) == b ? b : Reach::kSample; }
+
+// Items and what was computed of them: a record each.
+class Items {
+  public:
+    Items(int64_t program, int64_t count, int64_t record) : program_(program), count_(count), record_(record) { records_.reserve(count * record); }
+
+    int64_t program() const { return program_; }
+    int64_t count() const { return count_; }
+    int64_t bytes() const { return count_ * record_; }
+    uint8_t *record(int64_t item) const { return const_cast<uint8_t *>(records_.data()) + item * record_; }
+
+  private:
+    int64_t program_, count_, record_;  // program: its number
+    Buffer<uint8_t> records_;
 };
 
 void require(bool fits, const char *step) {
@@ -81,35 +108,127 @@ class Program {
             slot.index = static_cast<int>(slots_.size());
             size_ += round_up(kSamples * slot.stride * slot.size() + 64, 64);
             slots_.push_back(slot);
-            alike_.emplace_back(static_cast<size_t>(width), false);
+            reach_.emplace_back(static_cast<size_t>(width), Reach::kSample);
         }
-        alike_ids_.assign(rows_.size(), false), alike_numbers_.assign(static_cast<size_t>(numbers), false);
-        alike_means_.assign(static_cast<size_t>(means), false);
+        reach_ids_.assign(rows_.size(), Reach::kSample), reach_numbers_.assign(static_cast<size_t>(numbers), Reach::kSample);
+        reach_means_.assign(static_cast<size_t>(means), Reach::kSample);
     }
 
     // The columns of the inputs that are the same in all samples of a call; to be told before the first step.
     void share(const std::vector<int64_t> &ids, const std::vector<int64_t> &numbers, const std::vector<int64_t> &means) {
         require(steps_.empty(), "share");
-        const auto mark = [](std::vector<bool> &alike, const std::vector<int64_t> &columns) {
+        const auto mark = [](std::vector<Reach> &reach, const std::vector<int64_t> &columns) {
             for (int64_t each : columns) {
-                require(each >= 0 && each < static_cast<int64_t>(alike.size()), "share");
-                alike[static_cast<size_t>(each)] = true;
+                require(each >= 0 && each < static_cast<int64_t>(reach.size()), "share");
+                reach[static_cast<size_t>(each)] = Reach::kCall;
             }
         };
-        mark(alike_ids_, ids), mark(alike_numbers_, numbers), mark(alike_means_, means);
+        mark(reach_ids_, ids), mark(reach_numbers_, numbers), mark(reach_means_, means);
+    }
+
+    // All other columns are those of items; to be told before the first step.
+    void keep_items() {
+        require(steps_.empty(), "keep_items");
+        for (auto *reach : {&reach_ids_, &reach_numbers_, &reach_means_}) std::replace(reach->begin(), reach->end(), Reach::kSample, Reach::kItem);
+        keeps_items_ = true;
     }
 
     void outputs(const std::vector<int> &slots) {
         require(slots.size() <= kOutputs, "outputs");
-        for (int each : slots) results_.push_back(slot(each, Kind::kFloats, "outputs"));
+        for (int each : slots) {
+            results_.push_back(slot(each, Kind::kFloats, "outputs"));
+            use(whole(results_.back()));
+        }
+        record_ = 0;
+        for (auto &part : parts_)
+            if (part->read) part->offset = record_, record_ = round_up(record_ + part->bytes, 64);
+        item_ids_ = record_, record_ = round_up(record_ + (reads_ids_ ? 4 * columns() : 0), 64);
     }
 
-    std::variant<NewArray<float>, nb::typed<nb::tuple, NewArray<float>, nb::ellipsis>> call(const Array &ids, const std::optional<Array> &numbers, const std::optional<Array> &means) const {
-        const bool wide = ids.dtype() == nb::dtype<int64_t>();
-        const void *given = wide ? static_cast<const void *>(data_of<int64_t>(ids, "ids", 2)) : data_of<int32_t>(ids, "ids", 2);
-        const int64_t n = static_cast<int64_t>(ids.shape(0));
-        if (static_cast<int64_t>(ids.shape(1)) != columns()) throw nb::value_error("ids have another number of columns than the program");
+    int64_t item_bytes() const { return record_; }
+
+    std::unique_ptr<Items> items(int64_t count) const {
+        require(keeps_items_ && count >= 0 && count <= kMostItemBytes / std::max<int64_t>(record_, 1), "items");
+        return std::make_unique<Items>(number_, count, record_);
+    }
+
+    // Computes what depends on items alone, of items from `first` on; the columns that are not theirs must have ids of rows.
+    void fill(const Items &items, int64_t first, const Array &ids, const std::optional<Array> &numbers, const std::optional<Array> &means) const {
+        require_own(items);
+        const int64_t n = rows_of_ids(ids);
+        if (first < 0 || first + n > items.count()) throw nb::value_error("there are fewer items");
         const float *x = floats(numbers, "numbers", n, numbers_), *m = floats(means, "scales", n, means_);
+        nb::gil_scoped_release unlocked;
+        buffers.reserve(size_);
+        uint8_t *records[kSamples];
+        for (int64_t begin = 0; begin < n; begin += kSamples) {
+            const int64_t count = std::min(kSamples, n - begin);
+            const auto *rows = read_block(ids, begin, count);
+            for (int64_t s = 0; s < count; ++s) records[s] = items.record(first + begin + s);
+            const Block block{buffers.data(), rows, x + begin * numbers_, m + begin * means_, count, begin == 0, records};
+            for (const auto &step : item_steps_) step(block);
+            for (int64_t s = 0; reads_ids_ && s < count; ++s) std::memcpy(records[s] + item_ids_, rows + s * columns(), static_cast<size_t>(4 * columns()));
+        }
+    }
+
+    using Results = std::variant<NewArray<float>, nb::typed<nb::tuple, NewArray<float>, nb::ellipsis>>;
+
+    // Results of one user, a row of inputs, and the items at these positions.
+    Results rank(const Items &items, const Array &positions, const Array &ids, const std::optional<Array> &numbers, const std::optional<Array> &means) const {
+        require_own(items);
+        const auto *chosen = data_of<int64_t>(positions, "positions", 1);
+        const int64_t n = static_cast<int64_t>(positions.shape(0));
+        if (rows_of_ids(ids) != 1) throw nb::value_error("expected the ids of one user");
+        const float *x = floats(numbers, "numbers", 1, numbers_), *m = floats(means, "scales", 1, means_);
+        return computed(n, [&](const auto &store) {
+            std::vector<uint32_t> row(static_cast<size_t>(columns()));
+            std::copy_n(read_block(ids, 0, 1), row.size(), row.begin());
+            auto *rows = reinterpret_cast<uint32_t *>(buffers.data() + ids_offset_);
+            uint8_t *records[kSamples];
+            for (int64_t first = 0; first < n; first += kSamples) {
+                const int64_t count = std::min(kSamples, n - first);
+                for (int64_t s = 0; s < count; ++s) {
+                    const int64_t at = __atomic_load_n(chosen + first + s, __ATOMIC_RELAXED);
+                    if (at < 0 || at >= items.count()) throw nb::index_error(("found the item " + std::to_string(at) + " among " + std::to_string(items.count())).c_str());
+                    records[s] = items.record(at);
+                    for (int64_t byte = 0; byte < record_; byte += 64) __builtin_prefetch(records[s] + byte, 0, 2);
+                }
+                for (int64_t s = 0; reads_ids_ && s < count; ++s) {
+                    const auto *own = reinterpret_cast<const uint32_t *>(records[s] + item_ids_);
+                    for (size_t c = 0; c < row.size(); ++c) rows[s * columns() + static_cast<int64_t>(c)] = reach_ids_[c] == Reach::kCall ? row[c] : own[c];
+                }
+                const Block block{buffers.data(), rows, x, m, count, first == 0, records};
+                for (const auto &step : steps_) step(block);
+                store(block, first);
+            }
+        });
+    }
+
+    Results call(const Array &ids, const std::optional<Array> &numbers, const std::optional<Array> &means) const {
+        if (keeps_items_) throw nb::value_error("the program takes items, see rank");
+        const int64_t n = rows_of_ids(ids);
+        const float *x = floats(numbers, "numbers", n, numbers_), *m = floats(means, "scales", n, means_);
+        return computed(n, [&](const auto &store) {
+            for (int64_t first = 0; first < n; first += kSamples) {
+                const int64_t count = std::min(kSamples, n - first);
+                const Block block{buffers.data(), read_block(ids, first, count), x + first * numbers_, m + first * means_, count, first == 0, nullptr};
+                for (const auto &step : steps_) step(block);
+                store(block, first);
+            }
+        });
+    }
+
+    const char *isa() const { return isa_.name; }
+
+  protected:
+    struct Field {
+        int32_t column, offset;
+    };
+    int64_t columns() const { return static_cast<int64_t>(rows_.size()); }
+
+    // Runs `compute` without the lock; it calls its argument with every block and the number of the samples before it.
+    template <class Compute>
+    Results computed(int64_t n, const Compute &compute) const {
         float *results[kOutputs];
         std::vector<NewArray<float>> arrays;
         for (size_t i = 0; i < results_.size(); ++i) {
@@ -122,22 +241,14 @@ class Program {
         {
             nb::gil_scoped_release unlocked;
             buffers.reserve(size_);
-            auto *rows = reinterpret_cast<int32_t *>(buffers.data() + ids_offset_);
-            for (int64_t first = 0; first < n; first += kSamples) {
-                const int64_t count = std::min(kSamples, n - first);
-                if (wide)
-                    read_ids(static_cast<const int64_t *>(given), first, count, rows);
-                else
-                    read_ids(static_cast<const int32_t *>(given), first, count, rows);
-                const Block block{buffers.data(), reinterpret_cast<const uint32_t *>(rows), x + first * numbers_, m + first * means_, count, first == 0};
-                for (const auto &step : steps_) step(block);
+            compute([&](const Block &block, int64_t first) {
                 for (size_t i = 0; i < results_.size(); ++i) {
                     const Slot &slot = results_[i];
                     const auto *from = block.at<float>(slot);
-                    for (int64_t s = 0; s < count; ++s)
+                    for (int64_t s = 0; s < block.n; ++s)
                         std::copy_n(from + s * slot.stride, slot.width, results[i] + (first + s) * slot.width);
                 }
-            }
+            });
         }
         if (results_.size() == 1) return arrays[0];
         nb::list all;
@@ -145,36 +256,48 @@ class Program {
         return nb::typed<nb::tuple, NewArray<float>, nb::ellipsis>(nb::tuple(all));
     }
 
-    const char *isa() const { return isa_.name; }
-
-  protected:
-    struct Field {
-        int32_t column, offset;
-    };
-    int64_t columns() const { return static_cast<int64_t>(rows_.size()); }
-
-    static bool all_of(const std::vector<bool> &alike, int64_t first, int64_t count) {
-        return std::all_of(alike.begin() + first, alike.begin() + first + count, [](bool each) { return each; });
+    static Reach reach_of(const std::vector<Reach> &reach, int64_t first, int64_t count) {
+        const Reach found = reach[static_cast<size_t>(first)];
+        return std::all_of(reach.begin() + first, reach.begin() + first + count, [&](Reach each) { return each == found; }) ? found : Reach::kSample;
     }
-    bool alike(const Span &span) const { return all_of(alike_[static_cast<size_t>(span.slot.index)], span.first, span.width); }
+    Reach reach_of(const Span &span) const { return reach_of(reach_[static_cast<size_t>(span.slot.index)], span.first, span.width); }
+    Reach joined(std::optional<Reach> reach, const std::vector<Span> &spans) const {
+        for (const Span &span : spans) reach = zoo::joined(reach, reach_of(span));
+        return reach.value_or(Reach::kCall);
+    }
+    bool alike_ids(int64_t first, int64_t count) const { return reach_of(reach_ids_, first, count) == Reach::kCall; }
+
+    // What an item has of the buffers, or of memory of a step: bytes of its record, if any step of a call reads them.
+    struct Part {
+        Span span;
+        int64_t bytes, offset = 0;
+        bool read = false;
+    };
+
+    // A step of a call reads these columns.
+    void use(const Span &span) {
+        for (auto &part : parts_)
+            if (part->span.slot.index == span.slot.index && part->span.first < span.first + span.width && span.first < part->span.first + part->span.width)
+                part->read = true;
+    }
 
     // Memory of a block that the blocks after it in a call may read.
     int64_t kept_bytes(int64_t bytes) { return std::exchange(size_, size_ + round_up(bytes, 64)); }
 
-    // Adds a step. One whose inputs are the same in all samples runs for the first sample of a call, whose results become those of all.
-    void add(const std::vector<Span> &reads, const std::vector<Span> &writes, bool inputs_alike, std::function<void(const Block &)> run) {
-        if (!inputs_alike || !std::all_of(reads.begin(), reads.end(), [&](const Span &span) { return alike(span); })) {
-            steps_.push_back(std::move(run));
-            return;
-        }
-        std::vector<std::pair<Span, int64_t>> results;
+    // Adds a step; inputs: what its inputs that are no buffers depend on, if it has any. A step whose inputs are the same in all samples runs
+    // for the first sample of a call, whose results become those of all; one whose inputs are those of items runs for these, once.
+    void add(const std::vector<Span> &reads, const std::vector<Span> &writes, std::optional<Reach> inputs, std::function<void(const Block &)> run) {
+        const Reach reach = joined(inputs, reads);
+        if (reach == Reach::kSample) return add_to_samples(reads, inputs.has_value(), std::move(run));
         for (const Span &span : writes) {
-            auto &columns = alike_[static_cast<size_t>(span.slot.index)];
-            std::fill_n(columns.begin() + span.first, span.width, true);
-            results.emplace_back(span, kept_bytes(span.width * span.slot.size()));
+            auto &columns = reach_[static_cast<size_t>(span.slot.index)];
+            std::fill_n(columns.begin() + span.first, span.width, reach);
         }
+        if (reach == Reach::kItem) return add_to_items(writes, std::move(run));
+        std::vector<std::pair<Span, int64_t>> results;
+        for (const Span &span : writes) results.emplace_back(span, kept_bytes(span.width * span.slot.size()));
         steps_.push_back([=](const Block &b) {
-            if (b.first) run({b.memory, b.ids, b.numbers, b.means, 1, true});
+            if (b.first) run({b.memory, b.ids, b.numbers, b.means, 1, true, b.items});
             for (const auto &[span, kept] : results) {
                 const int64_t size = span.slot.size(), bytes = span.width * size;
                 uint8_t *to = b.memory + span.slot.offset + span.first * size;
@@ -182,6 +305,33 @@ class Program {
                 for (int64_t s = 0; s < b.n; ++s) std::memcpy(to + s * span.slot.stride * size, b.memory + kept, static_cast<size_t>(bytes));
             }
         });
+    }
+
+    // A step that runs for every sample of a call; ids: whether it reads them.
+    void add_to_samples(const std::vector<Span> &reads, bool ids, std::function<void(const Block &)> run) {
+        reads_ids_ |= ids;
+        for (const Span &span : reads) use(span);
+        steps_.push_back(std::move(run));
+    }
+
+    // A step that runs for items; a call takes its results from their records.
+    void add_to_items(const std::vector<Span> &writes, std::function<void(const Block &)> run) {
+        item_steps_.push_back(std::move(run));
+        for (const Span &span : writes) {
+            auto part = std::make_shared<Part>(Part{span, span.width * span.slot.size()});
+            parts_.push_back(part);
+            const auto copy = [part](const Block &b, bool keep) {
+                const Span &at = part->span;
+                const int64_t size = at.slot.size();
+                uint8_t *codes = b.memory + at.slot.offset + at.first * size;
+                for (int64_t s = 0; part->read && s < b.n; ++s, codes += at.slot.stride * size) {
+                    uint8_t *own = b.items[s] + part->offset;
+                    std::memcpy(keep ? own : codes, keep ? codes : own, static_cast<size_t>(part->bytes));
+                }
+            };
+            item_steps_.push_back([copy](const Block &b) { copy(b, true); });
+            steps_.push_back([copy](const Block &b) { copy(b, false); });
+        }
     }
     static Span whole(const Slot &slot) { return {slot, 0, slot.width}; }
 
@@ -224,6 +374,29 @@ class Program {
         return found;
     }
 
+    void require_own(const Items &items) const {
+        if (items.program() != number_) throw nb::value_error("the items are those of another program");
+    }
+
+    int64_t rows_of_ids(const Array &ids) const {
+        if (ids.dtype() == nb::dtype<int64_t>())
+            data_of<int64_t>(ids, "ids", 2);
+        else
+            data_of<int32_t>(ids, "ids", 2);
+        if (static_cast<int64_t>(ids.shape(1)) != columns()) throw nb::value_error("ids have another number of columns than the program");
+        return static_cast<int64_t>(ids.shape(0));
+    }
+
+    // The ids of a block, checked, in the memory of the block.
+    const uint32_t *read_block(const Array &ids, int64_t first, int64_t n) const {
+        auto *rows = reinterpret_cast<int32_t *>(buffers.data() + ids_offset_);
+        if (ids.dtype() == nb::dtype<int64_t>())
+            read_ids(static_cast<const int64_t *>(ids.data()), first, n, rows);
+        else
+            read_ids(static_cast<const int32_t *>(ids.data()), first, n, rows);
+        return reinterpret_cast<const uint32_t *>(rows);
+    }
+
     // Ids, each read once, since nobody can change it after the check. Raises IndexError, naming the place, where one is no row.
     template <class T>
     void read_ids(const T *ids, int64_t first, int64_t n, int32_t *out) const {
@@ -257,9 +430,13 @@ class Program {
     int64_t numbers_, means_, ids_offset_ = 0, size_ = 0;
     std::vector<int32_t> rows_, last_, read_;  // of every column: its rows, the last of them, all bits where it is read
     std::vector<Slot> slots_, results_;
-    std::vector<std::vector<bool>> alike_;  // of every buffer: which columns are the same in all samples
-    std::vector<bool> alike_ids_, alike_numbers_, alike_means_;
-    std::vector<std::function<void(const Block &)>> steps_;
+    std::vector<std::vector<Reach>> reach_;  // of every buffer: what its columns depend on
+    std::vector<Reach> reach_ids_, reach_numbers_, reach_means_;
+    const int64_t number_ = ++programs;
+    bool keeps_items_ = false, reads_ids_ = false;  // reads_ids: a step of a call reads ids of items
+    int64_t record_ = 0, item_ids_ = 0;             // bytes of an item's record, and where its ids are in it
+    std::vector<std::shared_ptr<Part>> parts_;
+    std::vector<std::function<void(const Block &)>> steps_, item_steps_;
     std::vector<Array> kept_;  // tables that lie in a file's mapping
 };
 

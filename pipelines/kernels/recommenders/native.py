@@ -26,7 +26,7 @@ class SharedInputs:
     scales: Sequence[int] = ()
 
 
-def click_program(program: ClickProgram, isa: str = "", shared: SharedInputs | None = None) -> Any:
+def click_program(program: ClickProgram, isa: str = "", shared: SharedInputs | None = None, items: bool = False) -> Any:
     """Creates the native object of a program.
 
     The object is called as (ids int32 or int64 [n, C], numbers float32 [n, M] or None, scales float32 [n, B] or None)
@@ -37,11 +37,18 @@ def click_program(program: ClickProgram, isa: str = "", shared: SharedInputs | N
     What depends on `shared` inputs alone is computed once a call, from its first sample; the results have the same
     bits, since the sums that are split are sums of integers.
 
+    With `items` the other inputs are those of items, and what depends on these alone is computed once an item:
+    `object.items(count)` has room for items of `object.item_bytes` each, `object.fill(items, first, ids, numbers,
+    scales)` computes those from `first` on, and `object.rank(items, positions, ids, numbers, scales)`, with one row of
+    shared inputs, returns the results of the items at these positions, int64 [n]. Inputs that are not read, the shared
+    ones of `fill` and the items' of `rank`, hold ids of rows.
+
     Args:
         program: The program.
         isa: Instruction set of the kernels, one of `pipelines.kernels.extension.isas`; "" for the fastest.
         shared: Inputs that are the same in all samples of a call; those of its first sample count. Numbers and scales
             are left out where the program takes none.
+        items: Whether all other inputs are those of items; there is no call of the object then.
 
     Returns:
         Native `ClickProgram`.
@@ -51,6 +58,8 @@ def click_program(program: ClickProgram, isa: str = "", shared: SharedInputs | N
     if shared is not None:
         numbers, scales = (shared.numbers if program.numbers else ()), (shared.scales if program.means else ())
         made.share(list(shared.ids), list(numbers), list(scales))
+    if items:
+        made.keep_items()
     for step in program.steps:
         step.add_to(made)
     made.outputs(list(program.outputs))

@@ -67,9 +67,8 @@ class Request:
 
     def _catalogue(self, pipeline: Any, items: list[Any], chosen: NDArray[np.int64]) -> Catalogue:
         """The drawn items, each with an id of its own."""
-        return Catalogue(
-            pipeline.catalogue(items, distinct=False).rows[chosen], pa.array(self.names, pa.large_string())
-        )
+        rows = pipeline.catalogue(items, distinct=False, precompute=False).rows[chosen]
+        return Catalogue(rows, pa.array(self.names, pa.large_string()), pipeline.precomputed(rows))
 
     def ours(self, user: dict[str, Any]) -> Found:
         """Finds and ranks items by this project."""

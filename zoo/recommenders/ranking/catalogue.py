@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from zoo.recommenders.data.encoding import Rows
+from zoo.recommenders.ranking.precomputed import Precomputed
 from zoo.recommenders.ranking.sides import Sides
-
-FEW = 64  # ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,13 +25,22 @@ class Catalogue:
     Attributes:
         rows: The items' side of the model's inputs, n rows.
         names: Ids of the items, text [n]; None if the model has no column that names them.
+        precomputed: What a model has computed of them, if that makes its rankings quicker.
     """
 
     rows: Rows
     names: pa.Array | None
+    precomputed: Precomputed | None = None
 
     @classmethod
-    def read(cls, sides: Sides, items: Any, distinct: bool = True, named: bool = True) -> Catalogue:
+    def read(
+        cls,
+        sides: Sides,
+        items: Any,
+        distinct: bool = True,
+        named: bool = True,
+        precompute: Callable[[Rows], Precomputed | None] = lambda _: None,
+    ) -> Catalogue:
         """Reads items.
 
         Args:
@@ -40,6 +48,7 @@ class Catalogue:
             items: Source with the items' columns.
             distinct: Keep the first row of every id, and no row without an id; False keeps all rows.
             named: Whether the ids of all rows are read.
+            precompute: Called with the items' rows.
 
         Returns:
             The catalogue.
@@ -63,7 +72,8 @@ class Catalogue:
             where = items if isinstance(items, str | Path) else "the input"
             by = f", named by {key}" if key else ""
             raise RequestError(f"{where} holds no item; expected one a row{by}")
-        catalogue = cls(Rows.concatenate(parts), pa.concat_arrays(names) if names else None)
+        found = Rows.concatenate(parts)
+        catalogue = cls(found, pa.concat_arrays(names) if names else None, precompute(found))
         if distinct:
             catalogue.find(())  # tabulates the ids now, not in the first request
         return catalogue
@@ -117,6 +127,12 @@ class Catalogue:
         return self._compared[0][1]
 
     @cached_property
+    def _texts(self) -> list[str | None]:
+        """The ids of all items; texts of `places` where all differ."""
+        assert self.names is not None
+        return [*self.places] if len(self.places) == len(self) else self.names.to_pylist()
+
+    @cached_property
     def _compared(self) -> list[tuple[Catalogue, bool]]:
         return []
 
@@ -152,9 +168,8 @@ class Catalogue:
         """
         if self.names is None:
             return None
-        if len(positions) < FEW:  # sooner than pyarrow
-            return [self.names[at].as_py() for at in positions.tolist()]
-        return self.names.take(pa.array(positions)).to_pylist()  # type: ignore[no-any-return]
+        texts = self._texts
+        return [texts[at] for at in positions.tolist()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,6 +208,6 @@ def best(scores: NDArray[np.float32], top: int | None) -> NDArray[np.int64]:
     """
     if top is None or top >= len(scores):
         return np.argsort(-scores, kind="stable")
-    least = np.partition(scores, len(scores) - top)[len(scores) - top]
+    least = np.partition(scores, -top)[-top]
     candidates = np.flatnonzero(scores >= least)
     return candidates[np.argsort(-scores[candidates], kind="stable")][:top]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,8 @@ class Order:
     summed: bool
 
     @classmethod
-    def of(cls, by: str | None, labels: Sequence[str]) -> Order:
+    @lru_cache(128)
+    def of(cls, by: str | None, labels: tuple[str, ...]) -> Order:
         """Parses an order.
 
         Args:

@@ -253,13 +253,47 @@ class Sides:
         """
         if type(items) is not list or not items or type(user) is not dict:
             return None
-        one = self._empty(1)
-        if not self.user.parse(self.features, [user], one):
+        one = self._parsed_user(user)
+        if one is None:
             return None
         batch = self._empty(len(items))
         for name, array in batch.items():
             array[:] = one[name]
         return batch if self.item.parse(self.features, items, batch) else None
+
+    def user_inputs(self, user: Any) -> dict[str, NDArray[Any]]:
+        """Reads the user's side of a request.
+
+        Args:
+            user: See `read_user`.
+
+        Returns:
+            Inputs of the model, one row; those of items are zeros.
+
+        Raises:
+            RequestError: See `read_user`.
+        """
+        if type(user) is dict and (one := self._parsed_user(user)) is not None:
+            return one
+        return self.user_row(self.read_user(user))
+
+    def user_row(self, user: Rows) -> dict[str, NDArray[Any]]:
+        """Inputs of the model for a user, one row; those of items are zeros.
+
+        Args:
+            user: The user's side, one row.
+        """
+        one = self._zeros()
+        self.user.place(user, one)
+        return one
+
+    def _parsed_user(self, user: Any) -> dict[str, NDArray[Any]] | None:
+        """The user's side parsed natively; None for what the native parser does not know."""
+        one = self._zeros()
+        return one if self.user.parse(self.features, [user], one) else None
+
+    def _zeros(self) -> dict[str, NDArray[Any]]:
+        return {name: np.zeros((1, width), dtype) for name, dtype, width in self._shapes}
 
     def _empty(self, count: int) -> dict[str, NDArray[Any]]:
         """Inputs of the model without values."""

@@ -145,6 +145,7 @@ void mixed_tile(const MixedLinear &m, const int16_t *base, const int16_t *x, int
 #undef ROW
     const auto whole = [&](IntVec sum, int64_t r, int64_t vector) {
         if (m.shared) sum += load_as<IntVec>(m.shared + column + vector * kVecLanes);
+        if (m.own) sum += load_as<IntVec>(m.own[row + r] + column + vector * kVecLanes);
         return base ? sum + (load_words(base + r * kBlock + vector * kVecLanes) << m.shift) : sum;
     };
     const auto store = [&](IntVec sum, int64_t r, int64_t vector) {

@@ -16,7 +16,7 @@ class FieldSteps : public TransformerSteps {
                    to = slot(out, Kind::kFloats, "sigmoid_product");
         require(from.width == to.width && by.width == to.width, "sigmoid_product");
         const auto *kernels = &kernels_;
-        add({whole(from), whole(by)}, {whole(to)}, true, [=](const Block &b) {
+        add({whole(from), whole(by)}, {whole(to)}, std::nullopt, [=](const Block &b) {
             kernels->sigmoid_product(b.at<float>(from), b.at<float>(by), from.stride, from.width, b.n, b.at<float>(to));
         });
     }
@@ -25,7 +25,7 @@ class FieldSteps : public TransformerSteps {
         const Slot from = slot(x, Kind::kWords, "gate_codes"), by = slot(gates, Kind::kFloats, "gate_codes"), to = slot(out, Kind::kWords, "gate_codes");
         require(from.width == to.width && by.width == to.width, "gate_codes");
         const auto *kernels = &kernels_;
-        steps_.push_back([=](const Block &b) {
+        add_to_samples({whole(from), whole(by)}, false, [=](const Block &b) {
             kernels->gate_codes(b.at<int16_t>(from), from.stride, b.at<float>(by), by.stride, from.width, b.n, b.at<int16_t>(to), to.stride);
         });
     }
@@ -34,7 +34,7 @@ class FieldSteps : public TransformerSteps {
         const Slot a = slot(x, Kind::kFloats, "code_product"), c = slot(y, Kind::kWords, "code_product"), to = slot(out, Kind::kFloats, "code_product");
         require(a.width == c.width, "code_product");
         const auto *kernels = &kernels_;
-        add({whole(a), whole(c)}, {whole(to)}, true, [=](const Block &b) {
+        add({whole(a), whole(c)}, {whole(to)}, std::nullopt, [=](const Block &b) {
             kernels->code_product(b.at<float>(a), a.stride, b.at<int16_t>(c), c.stride, a.width, scale, b.n, b.at<float>(to), to.stride);
         });
     }
@@ -79,7 +79,7 @@ class FieldSteps : public TransformerSteps {
         step->attention = {fields, inputs, heads, size, outputs, positions ? step->at.data() : nullptr, step->weight.data(),
                            step->scale.data(), step->bias.data(), score, most, value, relu};
         const auto *kernels = &kernels_;
-        add(reads, {whole(to)}, true, [=](const Block &block) {
+        add(reads, {whole(to)}, std::nullopt, [=](const Block &block) {
             kernels->field_attention(step->attention, block.at<int16_t>(from), from.stride, block.n, block.at<int16_t>(to), to.stride);
         });
     }

@@ -32,7 +32,7 @@ class SequenceProgram : public Program {
         auto kept = std::make_shared<std::vector<Buffer<float>>>();
         const Unit unit = activation(scale, shift, rise, slope, width, *kept, "dice");
         const auto *kernels = &sequence_kernels(isa_.name);
-        add({whole(from)}, {whole(to)}, true, [=](const Block &b) {
+        add({whole(from)}, {whole(to)}, std::nullopt, [=](const Block &b) {
             (void)kept;
             kernels->activate(unit, b.at<float>(from), from.stride, width, b.n, b.at<float>(to));
         });
@@ -76,10 +76,10 @@ class SequenceProgram : public Program {
         words->push_back(std::move(biases));
         t.bias = words->back().data();
         t.one = curves(one, units, *floats), t.two = curves(two, second, *floats);
-        t.one_history = all_of(alike_ids_, begin, count);
+        t.one_history = alike_ids(begin, count);
         const auto *kernels = &sequence_kernels(isa_.name);
         const int64_t stride = columns();
-        add({}, {whole(to)}, false, [=](const Block &block) {
+        add({}, {whole(to)}, Reach::kSample, [=](const Block &block) {
             (void)words, (void)floats;
             kernels->attend(t, block.ids, stride, block.n, block.at<float>(to), to.stride);
         });
@@ -104,7 +104,7 @@ class SequenceProgram : public Program {
         require(fits, "scored_attention");
         const auto *kernels = &sequence_kernels(isa_.name);
         const int64_t stride = columns();
-        add({}, {whole(to)}, false,
+        add({}, {whole(to)}, Reach::kSample,
             [=](const Block &block) { kernels->attend(t, block.ids, stride, block.n, block.at<float>(to), to.stride); });
         kept_.push_back(std::move(items)), kept_.push_back(std::move(scores));
     }

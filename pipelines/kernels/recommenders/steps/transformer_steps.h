@@ -22,7 +22,7 @@ class TransformerSteps : public SequenceProgram {
         const auto *values = data_of<float>(table, "table", 2);
         require(static_cast<int64_t>(table.shape(1)) == to.width && reads_rows(column, 1, static_cast<int64_t>(table.shape(0))), "rows");
         const int64_t stride = columns();
-        add({}, {whole(to)}, all_of(alike_ids_, column, 1), [=](const Block &b) {
+        add({}, {whole(to)}, reach_of(reach_ids_, column, 1), [=](const Block &b) {
             for (int64_t s = 0; s < b.n; ++s)
                 std::copy_n(values + b.ids[s * stride + column] * to.width, to.width, b.at<float>(to) + s * to.stride);
         });
@@ -56,9 +56,9 @@ class TransformerSteps : public SequenceProgram {
         for (size_t i = 0; i < 2; ++i) t->norms[i] = layer_norm(*t, norms[2 * i], norms[2 * i + 1], to.width, epsilon, name);
         const auto *kernels = &sequence_kernels(isa_.name);
         const auto *row_kernels = isa_.rows;
-        const bool shared = all_of(alike_ids_, begin, count);
+        const bool shared = alike_ids(begin, count);
         const int64_t kept = shared ? kept_bytes((t->history_size() + 16) * 4) : 0;
-        add({}, {whole(to)}, false, [=](const Block &b) {
+        add({}, {whole(to)}, Reach::kSample, [=](const Block &b) {
             static thread_local Buffer<float> memory;
             const int64_t n = round_up(b.n, 4);
             memory.reserve(3 * n * t->stride + round_up(1 + t->count, 16) + t->history_size());
@@ -125,7 +125,7 @@ class TransformerSteps : public SequenceProgram {
         e->rectified.slope = filled(*e, nullptr, 0, round_up(e->inner, 16));
         const auto *kernels = &sequence_kernels(isa_.name);
         const auto *row_kernels = isa_.rows;
-        add({}, {whole(to)}, all_of(alike_ids_, begin, count), [=](const Block &b) {
+        add({}, {whole(to)}, reach_of(reach_ids_, begin, count), [=](const Block &b) {
             int64_t s = 0;
             while (s < b.n) s = e->run(*kernels, *row_kernels, b, s, b.at<float>(to), to.stride);
         });

@@ -22,8 +22,8 @@ class TableSteps : public FieldSteps {
             require(rows_[static_cast<size_t>(c)] >= 1 && rows_[static_cast<size_t>(c)] <= rows, "quantized_gather");
         const auto *kernels = &table_kernels(isa_.name);
         const int64_t columns = this->columns(), means = means_;
-        const bool alike = all_of(alike_ids_, column, count) && (mean < 0 || alike_means_[static_cast<size_t>(mean)]);
-        add({}, {{to, position, width}}, alike, [=](const Block &b) {
+        const Reach list = reach_of(reach_ids_, column, count);
+        add({}, {{to, position, width}}, mean < 0 ? list : zoo::joined(list, reach_means_[static_cast<size_t>(mean)]), [=](const Block &b) {
             static thread_local Buffer<uint32_t> chosen;
             chosen.reserve(b.n * count + kRowsAhead);
             uint32_t *next = chosen.data();

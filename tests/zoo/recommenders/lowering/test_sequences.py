@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers.click_layers import ranked
 
 import zoo
 from pipelines.core.errors import RequestError
@@ -152,8 +153,10 @@ def test_one_user_and_many_items(family, seed, tmp_path):
             plain = native.click_program(program, isa)
             shared = native.click_program(program, isa, SharedInputs(columns, (), scales))
             results = [tuple_of(made(*arrays_of(fed(program, feeds)))) for made in (plain, shared)]
-            for one, other in zip(*results, strict=True):
-                assert one.tobytes() == other.tobytes()
+            positions = np.random.default_rng(seed).permutation(count)
+            items = ranked(program, isa, SharedInputs(columns, (), scales), arrays_of(fed(program, feeds)), positions)
+            for one, other, third in zip(*results, tuple_of(items), strict=True):
+                assert one.tobytes() == other.tobytes() and one[positions].tobytes() == third.tobytes()
 
 
 def test_blocks_of_hstu_have_no_program(tmp_path):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from helpers.click_layers import ranked
 from helpers.click_networks import FAMILIES, Network
 
 from pipelines.core import machine
@@ -56,6 +57,10 @@ def check(net, made, shared, isa):
         expected, found = plain(*arrays), quick(*arrays)
         for a, b in zip(*(each if isinstance(each, tuple) else (each,) for each in (expected, found)), strict=True):
             assert a.tobytes() == b.tobytes(), (count, shared)
+        positions = np.random.default_rng(count).permutation(count)
+        found = ranked(made, isa, shared, arrays, positions)
+        for a, b in zip(*(each if isinstance(each, tuple) else (each,) for each in (expected, found)), strict=True):
+            assert a[positions].tobytes() == b.tobytes(), (count, shared)
 
 
 @pytest.mark.parametrize("isa", extension.isas())
@@ -97,6 +102,34 @@ def test_the_first_sample_speaks_for_all():
     alike["ids"][:, :3], alike["numbers"][:, 0] = feeds["ids"][0, :3], feeds["numbers"][0, 0]
     kept = [quick(*(each[name][:1] for name in ("ids", "numbers", "scales"))) for each in (feeds, alike)]
     assert kept[0].tobytes() == kept[1].tobytes()
+
+
+def test_items_belong_to_their_program():
+    net, made = program("wide-deep")
+    shared = shared_inputs(net, [0, 1], [0])
+    one, other = (native.click_program(made, "", shared, items=True) for _ in range(2))
+    feeds = net.feeds(9)
+    arrays = [feeds["ids"], feeds["numbers"], feeds.get("scales")]
+    user = [None if each is None else each[:1] for each in arrays]
+    items, none = one.items(9), np.zeros(0, np.int64)
+    one.fill(items, 0, *arrays)
+    assert len(items) == 9 and len(one.rank(items, none, *user)) == 0
+    for call, kind, words in (
+        (lambda: other.rank(items, none, *user), ValueError, "another program"),
+        (lambda: other.fill(items, 0, *arrays), ValueError, "another program"),
+        (lambda: one.fill(items, 1, *arrays), ValueError, "fewer items"),
+        (lambda: one.fill(items, -1, *arrays), ValueError, "fewer items"),
+        (lambda: one.fill(items, 0, arrays[0] + 999, *arrays[1:]), IndexError, "found id"),
+        (lambda: one.rank(items, np.array([9]), *user), IndexError, "found the item 9 among 9"),
+        (lambda: one.rank(items, np.array([-1]), *user), IndexError, "found the item -1"),
+        (lambda: one.rank(items, np.array([0], np.int32), *user), TypeError, "positions"),
+        (lambda: one.rank(items, none, *arrays), ValueError, "one user"),
+        (lambda: one(*arrays), ValueError, "takes items"),
+        (lambda: one.items(-1), ValueError, "items"),
+        (lambda: native.click_program(made, "", shared).items(3), ValueError, "items"),
+    ):
+        with pytest.raises(kind, match=words):
+            call()
 
 
 @pytest.mark.parametrize("wrong", [SharedInputs(ids=[999]), SharedInputs(numbers=[-1]), SharedInputs(scales=[3])])

@@ -2,6 +2,7 @@
 
 import math
 import random
+import time
 from decimal import Decimal
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 
 import zoo
 from pipelines.core.errors import RequestError
+from zoo.recommenders import log_pipeline
 from zoo.recommenders.ranking.catalogue import best
 from zoo.recommenders.ranking.order import Order
+from zoo.recommenders.ranking.precomputed import is_quicker
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +123,39 @@ def test_catalogue(pipeline, request_parts):
     left = pipeline.rank(user, catalogue, 2, ids=chosen, exclude=seen)
     assert left == [ranked[1], ranked[3]]
     assert pipeline.rank(user, catalogue, exclude=ids) == []
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_precomputed_items_have_the_bits_of_rows(request_parts, threads):
+    user, items, _ = request_parts
+    pipeline = zoo.pipeline("shop-clicks", engine="native", threads=threads)
+    plain, made = (pipeline.catalogue(items, distinct=False, precompute=wanted) for wanted in (False, True))
+    assert plain.precomputed is None and made.precomputed.items.nbytes > 0
+    assert pipeline.rank(user, made) == pipeline.rank(user, plain)
+    assert pipeline.rank(pd.DataFrame([user]), made, 7) == pipeline.rank(user, plain, 7)
+    other = zoo.pipeline("shop-clicks", engine="native")
+    assert other.rank(user, made, 3) == pipeline.rank(user, made, 3)  # by rows: another session
+    assert zoo.pipeline("shop-clicks", engine="onnxruntime").catalogue(items, precompute=True).precomputed is None
+
+
+def test_items_are_precomputed_where_they_fit_and_are_quicker(pipeline, request_parts, monkeypatch):
+    _, items, _ = request_parts
+    monkeypatch.setattr(log_pipeline, "is_quicker", lambda *_: False)
+    assert pipeline.catalogue(items).precomputed is None
+    monkeypatch.setattr(log_pipeline, "is_quicker", lambda *_: True)
+    size = pipeline.catalogue(items).precomputed.items.nbytes
+    monkeypatch.setattr(log_pipeline, "limit", lambda: size - 1)
+    assert pipeline.catalogue(items, precompute=True).precomputed is None
+
+
+def test_the_quicker_way_is_timed():
+    class Items:
+        def run(self, positions, user):
+            assert user == "user" and positions.min() >= 0 and positions.max() < 9
+            time.sleep(0.002)
+
+    assert is_quicker(Items(), 9, "user", lambda positions: time.sleep(0.02))
+    assert not is_quicker(Items(), 9, "user", len)
 
 
 def test_left_out_rows_of_a_repeated_item(pipeline, request_parts):
