@@ -30,6 +30,7 @@ PACKAGES = (
     "analysis",
     "compression",
     "models",
+    "deltas",
 )
 
 

@@ -414,6 +414,15 @@ class HasTables(Protocol):
             {"path", ...}.
         """
 
+    @abc.abstractmethod
+    def changed_rows(self, old: ModelFolder, new: ModelFolder) -> dict[str, dict[str, int]]:
+        """Counts the ids whose vectors differ: {column: {"new", "changed", "evicted", "rows" of the newer model}}.
+
+        Args:
+            old: Folder of a model.
+            new: Folder of a newer one.
+        """
+
 
 @runtime_checkable
 class Shortlistable(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 
 MODULES = {
     "distributed": ("check", "cluster_yaml", "run_on_ray", "run_shard", "serve_on_ray", "train_on_ray"),
-    "exporting": ("export",),
+    "exporting": ("apply_delta", "delta", "export"),
     "importing": ("import_model",),
     "evaluation": ("benchmark", "evaluate", "plan"),
     "models": ("build", "doctor", "download", "info", "rank", "run"),

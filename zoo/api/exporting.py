@@ -1,9 +1,11 @@
-"""Command that exports a model to another model server, or its tables to other programs: export."""
+"""Commands that export a model to another model server, its tables, or what changed since another: export, delta."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,17 @@ import onnx_ir as ir
 import zoo
 from pipelines.core import files
 from pipelines.core.errors import RequestError
+from pipelines.deltas.application import apply
+from pipelines.deltas.delta import Delta, open_delta, write_delta
+from pipelines.deltas.transport import is_place, publish
 from pipelines.graph import io, query
-from pipelines.models.family import HasTables
+from pipelines.kernels import extension
+from pipelines.models.family import HasTables, Lowerable
 from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import PRECISIONS
+from pipelines.models.record import NATIVE
 from zoo.api.paths import Model
+from zoo.training.runs import require_free
 
 TO = ("triton", "ovms")
 TABLES = ("npz", "safetensors")  # files of embedding tables
@@ -98,6 +106,103 @@ def _tables(folder: ModelFolder, to: str, output: Path) -> dict[str, Any]:
         raise RequestError(f"found the output {output}, expected a file of the suffix .{to}")
     files.require_place(output)
     return folder.entry.export_tables(folder, to, output)
+
+
+def delta(old: Model, new: Model, output: Model, *, apply: bool = False) -> dict[str, Any]:
+    """Writes what changed between two models, for `zoo serve --deltas` and for copies of the older model.
+
+    Both models are built first, also for the native kernels where they run there. A delta has the rows of tables that
+    differ in the files that are served, and all other bytes that differ.
+
+    Args:
+        old: Folder of the older model.
+        new: Folder of the newer model, of the same family; with `apply` the file of a delta.
+        output: File of the delta; or a folder of deltas or a URL (see `pipelines.deltas.transport`), where the delta
+            gets the next number. With `apply` the folder of the newer model.
+        apply: Apply a delta to the older model instead.
+
+    Returns:
+        {"path", "parent", "digest", "family", "rows", "columns", "bytes"}; see `describe`.
+
+    Raises:
+        RequestError: The models are of different families, or a delta does not follow the model.
+    """
+    if apply:
+        return apply_delta(old, new, output)
+    before, after = zoo.load(old), zoo.load(new)
+    if before.entry.name != after.entry.name:
+        raise RequestError(
+            f"found the families {before.entry.name} ({old}) and {after.entry.name} ({new}), expected two models of one"
+        )
+    with contextlib.ExitStack() as stack:
+        published = is_place(output)
+        path = Path(output)
+        if published:
+            path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "delta.zoo"
+        else:
+            files.require_place(path)
+        for folder in (before, after):
+            _build_served(folder)
+        columns = after.entry.changed_rows(before, after) if isinstance(after.entry, HasTables) else {}
+        made = write_delta(before.path, after.path, path, after.entry.name, columns)
+        size = path.stat().st_size
+        place = f"{output}/{publish(path, output)}" if published else str(path)
+    return {"path": place, **describe(made), "bytes": size}
+
+
+def apply_delta(old: Model, source: Model, output: Model) -> dict[str, Any]:
+    """Writes the newer model of a delta, the same files byte for byte.
+
+    Args:
+        old: Folder of the older model.
+        source: File of the delta.
+        output: Folder of the newer model.
+
+    Returns:
+        See `delta`.
+
+    Raises:
+        RequestError: The delta was made from another model, is damaged, or `output` holds something else.
+    """
+    folder, target = zoo.load(old), Path(output)
+    require_free(target)
+    _build_served(folder)
+    with open_delta(Path(source)) as opened:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
+            apply(opened, folder.path, Path(scratch) / "model")
+            if target.exists():
+                target.rmdir()
+            (Path(scratch) / "model").rename(target)
+        return {"path": str(target), **describe(opened), "bytes": Path(source).stat().st_size}
+
+
+def describe(opened: Delta) -> dict[str, Any]:
+    """Describes a delta.
+
+    Args:
+        opened: The delta.
+
+    Returns:
+        {"parent", "digest": digests of both models, "family", "rows": table rows in the served files, "columns": see
+        `pipelines.models.family.HasTables.changed_rows`}.
+    """
+    columns = {name: dict(counts) for name, counts in opened.columns.items()}
+    return {
+        "parent": opened.parent,
+        "digest": opened.digest,
+        "family": opened.family,
+        "rows": opened.rows,
+        "columns": columns,
+    }
+
+
+def _build_served(folder: ModelFolder) -> None:
+    """Builds the files that a server runs."""
+    folder.ensure(PRECISIONS["int8"])
+    if isinstance(folder.entry, Lowerable) and extension.isas():
+        with contextlib.suppress(RequestError):  # a model that does not run there
+            folder.ensure(NATIVE)
 
 
 def _version(folder: Path, source: Path) -> int:

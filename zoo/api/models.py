@@ -19,6 +19,7 @@ from pipelines.core import machine, settings
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json
 from pipelines.data.tables import writing
+from pipelines.deltas.delta import SUFFIX, open_delta
 from pipelines.engines.stock import STOCK, available
 from pipelines.kernels import extension
 from pipelines.kernels.images.native import product_limit
@@ -28,6 +29,7 @@ from pipelines.models.folder import ModelFolder, open_folder
 from pipelines.models.pipeline import PRECISIONS, graph_file
 from pipelines.models.protocols import RanksItems
 from pipelines.models.record import BUILD_STAGES, QUANTIZATION, SAMPLES, read_record
+from zoo.api.exporting import describe
 from zoo.api.paths import Model, as_list, files_of, is_file, require_distinct
 
 logger = logging.getLogger(__name__)
@@ -41,16 +43,23 @@ def info(model: Model) -> dict[str, Any]:
     """Describes a model without downloading anything.
 
     Args:
-        model: Name of a pretrained model, path of a model folder, an .onnx file or a plan file.
+        model: Name of a pretrained model, path of a model folder, an .onnx file, a delta or a plan file.
 
     Returns:
         Of a model: its card, files, build record, quantization report, and how its operators run in the native kernels.
         Of an .onnx file: inputs, outputs, operators, and whether the native kernels support it. Of a plan file: its
-        selection, and "stale", the reason why it does not hold on this machine, or "no".
+        selection, and "stale", the reason why it does not hold on this machine, or "no". Of a delta: see
+        `zoo.api.exporting.describe`, and the bytes of every changed file.
 
     Raises:
         RequestError: There is no such model, or a file of it is damaged.
     """
+    if is_file(model) and Path(model).suffix == SUFFIX:
+        with open_delta(Path(model)) as delta:
+            changed = {
+                name: sum(piece.data for piece in each.pieces) for name, each in delta.files.items() if each.pieces
+            }
+            return {"path": str(model), **describe(delta), "files": changed}
     if is_file(model) and (zipfile.is_zipfile(model) or Path(model).suffix == ".plan"):
         from pipelines.engines import plan
 

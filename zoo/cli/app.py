@@ -24,6 +24,7 @@ TOPICS: dict[str, tuple[click.Command, ...]] = {
         inference.rank,
         inference.serve,
         inference.export,
+        inference.delta,
     ),
     "Create models": (training.schema, training.train, training.finetune, training.freeze, training.import_model),
     "Quantize models": (

@@ -10,7 +10,7 @@ import click
 
 import zoo
 from zoo.cli.options import Duration, as_json, batch_size, combined, engine, precision, threads
-from zoo.cli.output import emit, tree
+from zoo.cli.output import emit, show, tree
 
 logger = logging.getLogger(__name__)
 
@@ -198,6 +198,25 @@ def export(model: str, as_json: bool, **options: Any) -> None:
 
 
 @click.command()
+@click.argument("old")
+@click.argument("new")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    help="File of the delta; a folder of deltas or a URL (s3://, redis://HOST/DB#KEY, ...), where it gets the next "
+    "number; with --apply: folder of the new model.",
+)
+@click.option("--apply", is_flag=True, help="Apply the delta NEW to the model OLD.")
+@as_json
+def delta(old: str, new: str, output: str, apply: bool, as_json: bool) -> None:
+    """Write what changed from model OLD to model NEW, for zoo serve --deltas; or apply it to a copy of OLD."""
+    from zoo import api
+
+    show(api.delta(old, new, output, apply=apply), as_json)
+
+
+@click.command()
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind; 0.0.0.0 for all interfaces.")
 @click.option("--port", default=8000, show_default=True, help="Port; 0 for any free port.")
@@ -222,6 +241,12 @@ def export(model: str, as_json: bool, **options: Any) -> None:
     multiple=True,
     metavar="[MODEL=]FILE",
     help="Items that a recommender ranks for users by their ids (:rank); repeatable.",
+)
+@click.option(
+    "--deltas",
+    multiple=True,
+    metavar="[MODEL=]PLACE",
+    help="Folder or URL (s3://, redis://HOST/DB#KEY, ...) of deltas to apply in order (zoo delta); repeatable.",
 )
 @click.option(
     "--watch",

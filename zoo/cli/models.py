@@ -23,7 +23,7 @@ def list_models(as_json: bool) -> None:
 @click.argument("model")
 @as_json
 def info(model: str, as_json: bool) -> None:
-    """Describe a model, an .onnx file or a plan file.
+    """Describe a model, an .onnx file, a delta or a plan file.
 
     Prints the card, files, build record and quantization report of a model, the native support of an .onnx file, or the
     timings and selection of a plan file, and whether the plan is valid on this machine.

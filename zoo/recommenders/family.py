@@ -82,6 +82,12 @@ class RankingFamily(
 
         return export_tables(folder, to, output)
 
+    def changed_rows(self, old: ModelFolder, new: ModelFolder) -> dict[str, dict[str, int]]:
+        """See `HasTables` and `zoo.recommenders.export.tables.changed_rows`."""
+        from zoo.recommenders.export.tables import changed_rows
+
+        return changed_rows(old, new)
+
     def lower(
         self, model: ir.Model, table: CalibrationTable, recipe: QuantRecipe
     ) -> tuple[ir.Model | None, dict[str, Any]]:

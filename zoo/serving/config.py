@@ -6,8 +6,8 @@ import hashlib
 import ipaddress
 import ssl
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipelines.core import machine
@@ -36,6 +36,7 @@ class ServerConfig:
         cors_origins: Allowed CORS origins.
         access_log: Write an access log on stdout.
         watch: Reload models when int8.onnx in their folders changes.
+        deltas: Places of deltas by public name of the model, see `zoo.serving.deltas`.
 
     Raises:
         RequestError: A value is invalid.
@@ -57,6 +58,7 @@ class ServerConfig:
     cors_origins: frozenset[str] = frozenset()
     access_log: bool = False
     watch: bool = False
+    deltas: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         machine.require_threads(self.threads)
@@ -67,6 +69,8 @@ class ServerConfig:
         for name in ("deadline", "read_timeout", "grace"):
             if not 0 < getattr(self, name) <= 86_400:
                 raise RequestError(f"found {name.replace('_', ' ')} {getattr(self, name)}, expected seconds above 0")
+        if self.watch and self.deltas:
+            raise RequestError("found --watch and --deltas, expected one of them")
         if self.access_log and (sys.stdout is None or sys.stdout.closed):
             raise RequestError("stdout is closed, expected a place for the access log; redirect it to a file")
         if (self.certfile is None) != (self.keyfile is None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from pipelines.core.files import replacing
 from pipelines.graph import edit, io, query
 from pipelines.models.folder import ModelFolder
 from pipelines.models.npz import write_npz
+from zoo.recommenders.data.encoding import UNKNOWN
+from zoo.recommenders.data.encoding import Field as IdField
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.lowering.graph_reader import GraphReader
 
@@ -44,23 +47,9 @@ def export_tables(folder: ModelFolder, to: str, output: Path) -> dict[str, Any]:
     Raises:
         RequestError: No table is looked up by the ids of a column.
     """
-    features = Features.from_json(folder.preprocessing)
-    graph = io.load(folder.ensure("fp32.onnx"))
-    edit.expand_fp16(graph)
-    weights = {
-        str(name): value.const_value.numpy() for name, value in graph.graph.initializers.items() if value.const_value
-    }
     arrays: dict[str, NDArray[Any]] = {}
     columns: dict[str, Any] = {}
-    lookups = _lookups(graph)
-    for field in features.fields:
-        ending = f".{field.table}.table"
-        tables = {name.removesuffix(ending): weights[name] for name in sorted(weights) if name.endswith(ending)}
-        if not tables:
-            tables = {_part(name, field.name): table for name, table in lookups.get(field.start, {}).items()}
-            tables = {part: table[: field.rows] for part, table in tables.items() if len(table) >= field.rows}
-        if not tables:
-            continue
+    for field, tables in _tables(folder):
         missing = None if field.column.encoding["type"] == "id" else field.last
         columns[field.name] = {
             **field.column.to_json(),
@@ -96,6 +85,70 @@ def export_tables(folder: ModelFolder, to: str, output: Path) -> dict[str, Any]:
         write_npz(output, {**arrays, **values, METADATA: np.array(text)})
     rows = {name: column["rows"] for name, column in columns.items()}
     return {"model": folder.card.name, "to": to, "path": str(output), "columns": rows, "bytes": output.stat().st_size}
+
+
+def changed_rows(old: ModelFolder, new: ModelFolder) -> dict[str, dict[str, int]]:
+    """Counts the ids whose vectors differ, see `pipelines.models.family.HasTables`.
+
+    Ids of a vocabulary are compared by their values; other encodings by their rows.
+
+    Args:
+        old: Folder of a model.
+        new: Folder of a newer one.
+
+    Returns:
+        {column: {"new", "changed", "evicted", "rows"}}.
+    """
+    before = {field.name: (field, tables) for field, tables in _tables(old)}
+    counts: dict[str, dict[str, int]] = {}
+    for field, tables in _tables(new):
+        if field.table != field.name:  # counted there
+            continue
+        former, former_tables = before.get(field.name, (field, {}))
+        here, there = _rows_of_ids(former, field)
+        changed = np.zeros(len(here), bool)
+        for part, table in tables.items():
+            other = former_tables.get(part)
+            same_width = other is not None and other.shape[1:] == table.shape[1:]
+            changed |= (other[here] != table[there]).any(1) if other is not None and same_width else True
+        counts[field.name] = {
+            "new": field.rows - len(there),
+            "changed": int(np.count_nonzero(changed)),
+            "evicted": former.rows - len(here),
+            "rows": field.rows,
+        }
+    return counts
+
+
+def _rows_of_ids(old: IdField, new: IdField) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of the same ids in the table of an older model and in that of a newer."""
+    if old.column.encoding["type"] != "vocabulary" or new.column.encoding["type"] != "vocabulary":
+        common = np.arange(min(old.rows, new.rows))
+        return common, common
+    rows = {value: row for row, value in enumerate(old.column.encoding["values"], 1)}
+    pairs = [(UNKNOWN, UNKNOWN), (old.last, new.last)]
+    pairs += [(rows[value], row) for row, value in enumerate(new.column.encoding["values"], 1) if value in rows]
+    here, there = np.array(pairs, np.int64).T
+    return here, there
+
+
+def _tables(folder: ModelFolder) -> Iterator[tuple[IdField, dict[str, NDArray[Any]]]]:
+    """Yields every column of ids that has tables, with its tables by their part of the network."""
+    features = Features.from_json(folder.preprocessing)
+    graph = io.load(folder.ensure("fp32.onnx"))
+    edit.expand_fp16(graph)
+    weights = {
+        str(name): value.const_value.numpy() for name, value in graph.graph.initializers.items() if value.const_value
+    }
+    lookups = _lookups(graph)
+    for field in features.fields:
+        ending = f".{field.table}.table"
+        tables = {name.removesuffix(ending): weights[name] for name in sorted(weights) if name.endswith(ending)}
+        if not tables:
+            tables = {_part(name, field.name): table for name, table in lookups.get(field.start, {}).items()}
+            tables = {part: table[: field.rows] for part, table in tables.items() if len(table) >= field.rows}
+        if tables:
+            yield field, tables
 
 
 def _lookups(graph: ir.Model) -> dict[int, dict[str, NDArray[Any]]]:

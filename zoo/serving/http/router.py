@@ -36,10 +36,11 @@ MAX_TIMEOUT_MS = 86_400_000
 MAX_DRAIN_BYTES = 100_000  # size up to which the body of a rejected request is read
 MAX_HELD_BODIES = 16  # total size of the bodies in memory, in multiples of `max_body`
 JSON_LENGTH = "inference-header-content-length"
+VERSION = "model-version"  # of the model that computed a response
 CORS_HEADERS = [
     ("access-control-allow-methods", "GET, POST"),
     ("access-control-allow-headers", f"authorization, content-type, x-api-key, timeout-ms, timing, {JSON_LENGTH}"),
-    ("access-control-expose-headers", f"server-timing, {JSON_LENGTH}"),
+    ("access-control-expose-headers", f"server-timing, {JSON_LENGTH}, {VERSION}"),
     ("vary", "origin"),
 ]
 _HOST = re.compile(r"[\w.~!$&'()*+,;=:%\[\]-]*")
@@ -245,7 +246,9 @@ class Router:
                     context.close()
             wait = max(clock() - begin - read - sum(result.stage_seconds), 0.0)
             stage_seconds = (read, wait, *result.stage_seconds)
-            headers = [(JSON_LENGTH, str(result.json_length))] if result.json_length >= 0 else []
+            headers = [] if pending.connection is None else [(VERSION, pending.connection.versions[model])]
+            if result.json_length >= 0:
+                headers.append((JSON_LENGTH, str(result.json_length)))
             if request.header("timing") is not None:
                 stages = (f"{name};dur={1e3 * stage:.3f}" for name, stage in zip(STAGES, stage_seconds, strict=True))
                 headers.append(("server-timing", ", ".join(stages)))

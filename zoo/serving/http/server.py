@@ -21,6 +21,7 @@ import click
 from pipelines.core.errors import RequestError, ZooError, error_of_process
 from pipelines.models.pipeline import PRECISIONS
 from zoo.serving.config import ServerConfig
+from zoo.serving.deltas import updater
 from zoo.serving.workers import forkserver
 from zoo.serving.workers.channel import pack, unpack
 from zoo.serving.workers.dispatcher import Dispatcher
@@ -57,24 +58,34 @@ def serve(config: ServerConfig, models: Sequence[ServedModel]) -> None:
     if not config.is_local and not config.api_keys:
         logger.warning("everyone who reaches %s may use it: there is no --api-key-file", config.url)
     channel, pid = forkserver.start(models)
+    updates, updater_pid = updater.start(models, config.deltas) if config.deltas else (None, 0)
     import uvloop  # after the fork: no thread may run before it
 
     gc.freeze()  # objects that exist now are not collected
     gc.set_threshold(GC_THRESHOLD)
     try:
-        with contextlib.closing(channel):
-            uvloop.run(_Server(config, models, channel, connections).run())
+        with contextlib.closing(channel), contextlib.closing(updates) if updates else contextlib.nullcontext():
+            uvloop.run(_Server(config, models, channel, updates, connections).run())
     finally:  # requests that the grace time did not suffice for end with their workers
         forkserver.end(pid)
+        if updater_pid:
+            forkserver.end(updater_pid)
 
 
 class _Server:
     def __init__(
-        self, config: ServerConfig, models: Sequence[ServedModel], channel: socket.socket, connections: int
+        self,
+        config: ServerConfig,
+        models: Sequence[ServedModel],
+        channel: socket.socket,
+        updates: socket.socket | None,
+        connections: int,
     ) -> None:
         self.config, self.models = config, models
         self._forkserver, self._connections = channel, connections
+        self._updates = updates
         self._messages: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()  # of the fork server
+        self._versions: asyncio.Queue[tuple[Any, ...] | None] = asyncio.Queue()  # of the updater; None at its end
         self._end = asyncio.Event()
         self._error: ZooError | None = None
 
@@ -110,10 +121,14 @@ class _Server:
             ssl_cert=config.certfile,
             ssl_key=config.keyfile,
         )
-        self._forkserver.setblocking(False)
+        for channel in (self._forkserver, self._updates):
+            if channel is not None:
+                channel.setblocking(False)
         receiving = loop.create_task(self._receive())
         loading = loop.create_task(self._load())
         watching = loop.create_task(self._watch())
+        updating = loop.create_task(self._update(loading))
+        versions = loop.create_task(self._receive_versions())
         rescuing = loop.create_task(self._rescue_handshakes())
         serving = loop.create_task(http.serve())
         ending = loop.create_task(self._end.wait())
@@ -132,7 +147,7 @@ class _Server:
         finally:
             self.dispatcher.close()
             router.access_log.close(1.0)
-            for task in (receiving, loading, watching, rescuing, ending):
+            for task in (receiving, loading, watching, updating, versions, rescuing, ending):
                 task.cancel()
         if self._error is not None:
             raise self._error
@@ -142,6 +157,10 @@ class _Server:
         if kind == forkserver.FAILED:
             self._fail(*content)
             return
+        for _ in self.config.deltas:
+            if (version := await self._next_version()) is None:
+                return
+            await self._report(await self._load_version(*version[:3]))
         await self.dispatcher.start()
         while not self.dispatcher.ready:
             await asyncio.sleep(0.005)
@@ -170,6 +189,40 @@ class _Server:
             else:
                 started[await self.dispatcher.start()] = ", ".join(changed)
 
+    async def _update(self, loading: asyncio.Task[None]) -> None:
+        """Serves the versions of the updater, see `zoo.serving.deltas`."""
+        await asyncio.wait([loading])
+        while self._updates is not None and (version := await self._next_version()) is not None:
+            fault = await self._load_version(*version[:3])
+            if not fault:
+                await self.dispatcher.retired(await self.dispatcher.start())
+                logger.warning("%s: version %s is served; %s", version[0], version[2], version[3])
+            await self._report(fault)
+
+    async def _next_version(self) -> tuple[str, str, str, str] | None:
+        """Returns (name, folder, version, changes) of the next version of a model; None if there will be none."""
+        assert self._updates is not None
+        if (message := await self._versions.get()) is None:
+            logger.warning("the process that applies deltas died; see the log of the system")
+            return None
+        kind, *content = message
+        if kind == updater.FAILED:
+            self._fail(*content)
+            return None
+        name, place, version, changes = content
+        return name, place, version, changes
+
+    async def _load_version(self, name: str, place: str, version: str) -> str:
+        """Loads a version in the fork server; returns why it cannot be loaded, or ""."""
+        self._forkserver.sendall(b"\0" + pack((forkserver.VERSION, name, place, version)))
+        kind, *content = await self._messages.get()
+        return str(content[0]) if kind == forkserver.FAILED else ""
+
+    async def _report(self, fault: str) -> None:
+        """Reports to the updater that a version is served, or why it is not."""
+        assert self._updates is not None
+        await asyncio.get_running_loop().sock_sendall(self._updates, pack((updater.SERVED, fault)))
+
     async def _rescue_handshakes(self) -> None:
         """Lends a TLS server more open files when it has none left.
 
@@ -197,13 +250,24 @@ class _Server:
 
     async def _receive(self) -> None:
         """Receives the messages of the fork server."""
-        loop, buffer = asyncio.get_running_loop(), bytearray()
-        while data := await loop.sock_recv(self._forkserver, 1 << 16):
-            buffer += data
-            for message in unpack(buffer):
-                self._messages.put_nowait(message)
+        await _received(self._forkserver, self._messages)
         if not self._end.is_set():
             self._fail("the process that loads the models died; see the log of the system", 1)
+
+    async def _receive_versions(self) -> None:
+        """Receives the messages of the updater, None at its end."""
+        if self._updates is not None:
+            await _received(self._updates, self._versions)
+            self._versions.put_nowait(None)
+
+
+async def _received(channel: socket.socket, messages: asyncio.Queue[Any]) -> None:
+    """Receives the messages of a channel until it is closed."""
+    loop, buffer = asyncio.get_running_loop(), bytearray()
+    while data := await loop.sock_recv(channel, 1 << 16):
+        buffer += data
+        for message in unpack(buffer):
+            messages.put_nowait(message)
 
 
 def _watched_files(served: ServedModel) -> list[Path]:

@@ -27,6 +27,7 @@ MAX_START_FAILURES = 5  # workers in a row that died before they were ready; the
 BATCH_SCHEDULING_JOBS = 8  # number of pending jobs from which threads use SCHED_BATCH
 SCHEDULING_SECONDS = 0.05  # interval at which that number is checked
 DROPPED_SECONDS = 10.0  # a worker that still computes a dropped job after this time is killed
+RETIRED_SECONDS = 0.005  # interval at which the end of older workers is checked
 RESTART_SECONDS, MAX_RESTART_SECONDS = 0.1, 10.0  # pause before a restart, doubled after each failure, and its maximum
 
 
@@ -71,6 +72,7 @@ class WorkerConnection(asyncio.Protocol):
         ready: Whether the worker has loaded its models.
         retiring: Whether the worker gets no more jobs and ends when it is idle.
         pid: Process id; 0 until the worker is ready.
+        versions: Versions of its models by public name.
         jobs: Jobs of the worker by number.
         batched_jobs: Number of jobs that it computes as one batch; the others are in streams.
     """
@@ -79,6 +81,7 @@ class WorkerConnection(asyncio.Protocol):
         self.dispatcher, self.index, self.generation = dispatcher, index, generation
         self.ready = self.retiring = False
         self.pid = 0
+        self.versions: dict[str, str] = {}
         self.jobs: dict[int, PendingJob] = {}
         self.batched_jobs = 0
         self._buffer = bytearray()
@@ -249,6 +252,7 @@ class Dispatcher:
             models: Descriptions of its models.
         """
         self.models = {model["name"]: model for model in models}
+        connection.versions = {model["name"]: model["version"] for model in models}
         self.ready_generation, self._start_failures = max(self.ready_generation, connection.generation), 0
         for other in self.workers:
             if other.generation < connection.generation and not other.retiring:
@@ -257,6 +261,15 @@ class Dispatcher:
         if self._batch_scheduling and connection.pid != os.getpid():
             set_batch_scheduling(connection.pid, True)
         self._send_queued(connection)
+
+    async def retired(self, generation: int) -> None:
+        """Returns when a worker of a generation is ready and those of older generations have ended.
+
+        Args:
+            generation: Number of the generation, see `start`.
+        """
+        while self.ready_generation < generation or any(each.generation < generation for each in self.workers):
+            await asyncio.sleep(RETIRED_SECONDS)
 
     def load_failed(self, connection: WorkerConnection, message: str, code: int) -> None:
         """Handles a worker that cannot load its models.

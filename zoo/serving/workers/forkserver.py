@@ -11,15 +11,16 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from zoo.serving.workers.channel import pack, receive, unpack
 from zoo.serving.workers.lifetime import end_with_parent, kill
 from zoo.serving.workers.model_loader import ServedModel
 from zoo.serving.workers.worker import load_error, run_process
 
-LOADED, FAILED, FORK, LOAD = "loaded", "failed", "fork", "load"
+LOADED, FAILED, FORK, LOAD, VERSION = "loaded", "failed", "fork", "load", "version"
 END_SECONDS = 1.0  # in which the fork server ends by itself
 
 
@@ -64,7 +65,7 @@ def end(pid: int) -> None:
 
 
 def _run(channel: socket.socket, models: dict[str, ServedModel]) -> None:
-    if not _load(channel, models, list(models)):
+    if not _load(channel, models, models):
         return
     while True:
         # every request begins with one byte; a FORK request sends the descriptor of the worker's channel with it
@@ -77,6 +78,9 @@ def _run(channel: socket.socket, models: dict[str, ServedModel]) -> None:
         kind, *content = message
         if kind == LOAD:
             _reload(channel, models, *content)
+        elif kind == VERSION:
+            name, place, version = content
+            _load(channel, models, {name: replace(models[name], place=Path(place) if place else None, version=version)})
         elif kind == FORK and descriptors:
             worker_end = socket.socket(fileno=descriptors[0])
             gc.freeze()  # garbage collection in workers must not write to shared pages
@@ -111,18 +115,19 @@ def _reload(channel: socket.socket, models: dict[str, ServedModel], names: list[
     elif outcome[0][0] == FAILED:
         channel.sendall(pack(outcome[0]))
     else:
-        _load(channel, models, names)
+        _load(channel, models, {name: replace(models[name], version=_next(models[name].version)) for name in names})
 
 
-def _load(channel: socket.socket, models: dict[str, ServedModel], names: list[str]) -> bool:
+def _next(version: str) -> str:
+    return str(int(version) + 1)
+
+
+def _load(channel: socket.socket, models: dict[str, ServedModel], changed: Mapping[str, ServedModel]) -> bool:
     """Loads or reloads models, and sends LOADED or FAILED."""
     try:
-        loaded = {}
-        for name in names:
-            old = models[name]
-            version = str(int(old.version) + 1) if old.loaded else old.version
-            loaded[name] = replace(old, version=version, _handler=None)
-            loaded[name].prepare()
+        loaded = {name: replace(model, _handler=None) for name, model in changed.items()}
+        for model in loaded.values():
+            model.prepare()
     except BaseException as error:  # a panic of a library, too
         channel.sendall(pack((FAILED, *load_error(error))))
         return False

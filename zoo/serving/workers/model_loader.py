@@ -12,12 +12,31 @@ import zoo
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.models.family import Servable
+from pipelines.models.folder import ModelFolder, open_folder
 from pipelines.models.hub import CARD, Card
 from pipelines.models.pipeline import PRECISIONS, Pipeline, model_file
 from zoo.serving.config import ServerConfig, read_api_keys, require_unique
 from zoo.serving.handlers.base import Handler
 
 logger = logging.getLogger(__name__)
+
+
+class FixedFolder(ModelFolder):
+    """Folder of a version: its files are used as they are, and nothing is built."""
+
+    @classmethod
+    def open(cls, path: Path) -> FixedFolder:
+        """Opens a folder.
+
+        Args:
+            path: The folder.
+        """
+        folder = open_folder(path, zoo.entry)
+        return cls(folder.path, folder.card, folder.entry)
+
+    def ensure(self, name: str) -> Path:
+        """See `ModelFolder.ensure`."""
+        return self.verify(name)
 
 
 @dataclass
@@ -32,6 +51,7 @@ class ServedModel:
         threads: Number of intra-op threads.
         version: Number of the served version; every reload by `--watch` increments it.
         items: File of the items that a recommender ranks; None for none.
+        place: Folder of a version of the model, see `zoo.serving.deltas`; None for the model itself.
         loaded: Whether `prepare` was called.
     """
 
@@ -42,6 +62,7 @@ class ServedModel:
     threads: int = 1
     version: str = "1"
     items: Path | None = None
+    place: Path | None = None
     loaded: bool = False
     _handler: Handler | None = field(default=None, repr=False)
 
@@ -56,19 +77,31 @@ class ServedModel:
         self.loaded = True
         if self.engine in ("auto", "native") and self.precision == "int8":
             try:
-                self._handler = self._make_handler(zoo.pipeline(self.model, self.precision, "native", self.threads))
+                self._handler = self._make_handler(self._open("native"))
                 return
             except RequestError as error:
                 if self.engine == "native":
                     raise
                 logger.info("%s has no native form: %s", self.name, error)
-        folder = zoo.load(self.model)
+        folder = zoo.load(self.model) if self.place is None else FixedFolder.open(self.place)
         folder.ensure("int8.onnx" if self.precision == "int8" else "rewritten.onnx")
+
+    @property
+    def is_native(self) -> bool:
+        """Whether `prepare` opened the model in native kernels."""
+        return self._handler is not None
+
+    def _open(self, engine: str) -> Pipeline:
+        """Opens the pipeline of the model, or of a version of it."""
+        if self.place is None:
+            return zoo.pipeline(self.model, self.precision, engine, self.threads)
+        folder = FixedFolder.open(self.place)
+        return folder.entry.pipeline()(folder, self.precision, engine, self.threads)
 
     def handler(self) -> Handler:
         """Returns the handler of the model, warmed up in the calling process."""
         if self._handler is None:
-            self._handler = self._make_handler(zoo.pipeline(self.model, self.precision, self.engine, self.threads))
+            self._handler = self._make_handler(self._open(self.engine))
         self._handler.warm_up()
         return self._handler
 
@@ -92,6 +125,7 @@ def parse_options(
     certfile: str | Path | None = None,
     keyfile: str | Path | None = None,
     items: Sequence[str] = (),
+    deltas: Sequence[str] = (),
     **options: Any,
 ) -> tuple[list[ServedModel], ServerConfig]:
     """Validates the options of a server.
@@ -107,6 +141,7 @@ def parse_options(
         certfile: TLS certificate, PEM.
         keyfile: TLS private key, PEM.
         items: Files of the items that recommenders rank: MODEL=FILE each, or the FILE of a single model.
+        deltas: Places of deltas (see `pipelines.deltas.transport`): MODEL=PLACE each, or the PLACE of a single model.
         **options: Other fields of `ServerConfig`.
 
     Returns:
@@ -132,29 +167,31 @@ def parse_options(
         certfile=None if certfile is None else Path(certfile),
         keyfile=None if keyfile is None else Path(keyfile),
         cors_origins=frozenset(cors_origins),
+        deltas=_by_model(deltas, names, "deltas", "PLACE"),
         **options,
     )
-    catalogues = _catalogues(items, names)
+    catalogues = {name: Path(file) for name, file in _by_model(items, names, "items", "FILE").items()}
+    for name, catalogue in catalogues.items():
+        if not catalogue.exists():
+            raise RequestError(f"found no file {catalogue}, expected the items of {name}")
     return [
         ServedModel(name, *model, engine, threads, items=catalogues.get(name))
         for name, model in zip(names, requested, strict=True)
     ], config
 
 
-def _catalogues(items: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
-    """Files of items by the public name of their model."""
-    found: dict[str, Path] = {}
-    for text in items:
-        name, equals, file = text.partition("=")
+def _by_model(texts: Sequence[str], names: Sequence[str], what: str, value: str) -> dict[str, str]:
+    """Values of an option NAME=VALUE, or VALUE of a single model, by the public name of their model."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, own = text.partition("=")
         if not equals or name not in names:
             if len(names) > 1:
-                raise RequestError(f"found the items {text}, expected NAME=FILE with one of {', '.join(names)}")
-            name, file = names[0], text
+                raise RequestError(f"found the {what} {text}, expected NAME={value} with one of {', '.join(names)}")
+            name, own = names[0], text
         if name in found:
-            raise RequestError(f"found the items {found[name]} and {file} of {name}, expected one file")
-        if not Path(file).exists():
-            raise RequestError(f"found no file {file}, expected the items of {name}")
-        found[name] = Path(file)
+            raise RequestError(f"found the {what} {found[name]} and {own} of {name}, expected one {value.lower()}")
+        found[name] = own
     return found
 
 

@@ -21,7 +21,10 @@ from zoo.serving.workers.dispatcher import Dispatcher
 from zoo.serving.workers.model_loader import ServedModel
 
 ROWS, TEXTS = "rows", "texts"
-MODELS = [{"name": ROWS, "streams": False, "gathers": 64}, {"name": TEXTS, "streams": True, "gathers": 1}]
+MODELS = [
+    {"name": ROWS, "version": "1", "streams": False, "gathers": 64},
+    {"name": TEXTS, "version": "1", "streams": True, "gathers": 1},
+]
 
 
 class Ends:

@@ -1,0 +1,114 @@
+"""Applies deltas: to a copy of the older model folder, or to its files in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelines.core import files
+from pipelines.core.errors import RequestError
+from pipelines.deltas import pieces
+from pipelines.deltas.delta import SERVED, Changed, Delta, model_digest
+from pipelines.models.record import RECORD
+
+
+def require_parent(delta: Delta, digest: str, model: str) -> None:
+    """Checks that a delta follows a model.
+
+    Args:
+        delta: The delta.
+        digest: Digest of the model.
+        model: Name of the model, for the message.
+
+    Raises:
+        RequestError: It was made from another model.
+    """
+    if delta.parent != digest:
+        raise RequestError(
+            f"{delta.name} changes the model {delta.parent[:12]}, found {digest[:12]} ({model}); expected the model "
+            "that it was made from, or the delta between them"
+        )
+
+
+def apply(delta: Delta, old: Path, target: Path) -> None:
+    """Writes the newer model folder, and checks the digest of every file.
+
+    Args:
+        delta: The delta.
+        old: Folder of the older model.
+        target: Folder of the newer model; it must not exist.
+
+    Raises:
+        RequestError: The delta was made from another model, or is damaged.
+    """
+    require_parent(delta, model_digest(old), str(old))
+    target.mkdir()
+    for name, each in delta.files.items():
+        if each.old_size >= 0 and (not (old / name).is_file() or files.digest(old / name) != each.old_sha256):
+            if name == RECORD:
+                continue
+            raise RequestError(f"{old / name} is another file than {delta.name} was made from; copy the model again")
+        _write(delta, each, old / name, target / name)
+        if files.sha256(target / name) != each.sha256:
+            raise RequestError(f"{delta.name} does not give the {name} that it lists; copy it again")
+    record = target / RECORD
+    if record.is_file():
+        _adopt(record)
+
+
+def apply_in_place(delta: Delta, folder: Path, names: Iterable[str] = SERVED) -> int:
+    """Changes the files of a folder to those of the newer model; files whose layout changes are written anew.
+
+    Args:
+        delta: The delta; its parent must be the model in the folder.
+        folder: The folder.
+        names: Files to change, of those in the folder.
+
+    Returns:
+        Number of table rows written in place.
+    """
+    rows = 0
+    for name in names:
+        each, path = delta.files.get(name), folder / name
+        if each is None:
+            path.unlink(missing_ok=True)
+        elif each.is_same:
+            continue
+        elif path.is_file() and path.stat().st_size and pieces.keeps_places(each.pieces, each.old_size):
+            rows += pieces.change(each.pieces, np.memmap(path, np.uint8, "r+"), *delta.content(name))
+        else:
+            with files.replacing(path) as temporary:
+                _write(delta, each, path, temporary)
+    return rows
+
+
+def _write(delta: Delta, each: Changed, old: Path, target: Path) -> None:
+    if each.is_same:
+        files.copy_file(old, target)
+        return
+    data, indices = delta.content(each.name)
+    with target.open("wb") as file:
+        file.truncate(each.size)
+    if not each.size:
+        return
+    new: Any = np.memmap(target, np.uint8, "r+")
+    before: Any = np.memmap(old, np.uint8, "r") if each.old_size > 0 else np.zeros(0, np.uint8)
+    try:
+        pieces.write(each.pieces, before, new, data, indices)
+    except (ValueError, IndexError) as error:
+        raise RequestError(f"{delta.name} does not fit {old.name}; copy it again") from error
+    new.flush()
+
+
+def _adopt(record: Path) -> None:
+    """Gives the files of a build record the times of those in the folder, whose digests were checked."""
+    content: Any = files.read_json(record)
+    for stage in content.values():
+        for name, identity in stage.get("files", {}).items() if isinstance(stage, dict) else ():
+            path = record.with_name(name)
+            if path.is_file() and path.stat().st_size == identity["bytes"]:
+                identity["modified"] = path.stat().st_mtime_ns
+    files.write_json(record, content)

@@ -1,0 +1,209 @@
+"""`zoo serve --deltas`: each delta in order, in whole requests, with the results of the newer model; faults leave it."""
+
+import csv
+import itertools
+import json
+import random
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.serving import Server, wait_until
+
+import zoo
+from pipelines.core.errors import RequestError
+from pipelines.deltas.application import apply_in_place
+from pipelines.deltas.delta import model_digest, open_delta
+
+pytest.importorskip("torch", reason="needs the train extra")
+TINY = {"epochs": "1", "hidden": "8", "embedding_size": "8", "batch_size": "64"}
+CSV = "text/csv"
+MODELS = ("monday", "tuesday", "wednesday")
+
+
+def write(path: Path, users: range, seed: int) -> Path:
+    draw = random.Random(seed)
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["click", "user_id", "item_id", "age"])
+        table.writerows(
+            [draw.randrange(2), f"u{draw.choice(users)}", f"i{draw.randrange(12)}", draw.randrange(70)]
+            for _ in range(240)
+        )
+    return path
+
+
+class Days:
+    """Models of three days, their deltas, a row and the answer of every model."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.row = folder, b"user_id,item_id,age\nu25,i3,33\n"
+        zoo.train("deepfm", write(folder / "0.csv", range(20), 0), folder / MODELS[0], settings=TINY, label="click")
+        for number, (old, new) in enumerate(itertools.pairwise(MODELS), 1):
+            log = write(folder / f"{number}.csv", range(10 * number, 10 * number + 20), number)
+            zoo.finetune(folder / old, log, folder / new, settings={"epochs": "1", "batch_size": "64"})
+            self.made = zoo.api.delta(folder / old, folder / new, folder / f"{number}.zoo")
+        (folder / "row.csv").write_bytes(self.row)
+        answers = [zoo.pipeline(folder / name, engine="native")(folder / "row.csv") for name in MODELS]
+        self.expected = [[np.float32(row["probability"]) for row in rows] for rows in answers]
+        self.digests = [model_digest(folder / name) for name in MODELS]
+
+    def version(self, number: int) -> str:
+        return f"{number}-{self.digests[number][:12]}"
+
+
+@pytest.fixture(scope="module")
+def days(tmp_path_factory: pytest.TempPathFactory) -> Days:
+    return Days(tmp_path_factory.mktemp("days"))
+
+
+def ask(server: Server, days: Days) -> tuple[str, Any]:
+    status, headers, body = server.ask("/v1/models/monday:run", days.row, CSV)
+    assert status == 200, body
+    return headers["model-version"], [np.float32(row["probability"]) for row in json.loads(body)["results"]]
+
+
+def is_served(server: Server, days: Days, number: int) -> bool:
+    version, results = ask(server, days)
+    if version != days.version(number):
+        return False
+    assert results == days.expected[number]  # the same bits
+    return True
+
+
+@pytest.mark.parametrize("engine", ["auto", "onnxruntime"])
+def test_deltas_are_applied_in_order_and_taken_back(
+    start: Callable[..., Server], days: Days, tmp_path: Path, engine: str
+) -> None:
+    place = tmp_path / "place"
+    server = start(days.folder / "monday", "--workers", "1", "--deltas", place, "--engine", engine)
+    number = 0 if engine == "auto" else None
+    if number == 0:
+        assert is_served(server, days, 0)
+        assert server.json("/v1/models/monday")["version"] == days.version(0)
+    place.mkdir()
+    for day in (1, 2):
+        shutil.copy(days.folder / f"{day}.zoo", place / f"{day}.zoo")
+        wait_until(lambda day=day: ask(server, days)[0] == days.version(day), 60)
+        assert number is None or is_served(server, days, day)
+    (place / "2.zoo").unlink()
+    wait_until(lambda: ask(server, days)[0] == days.version(1), 60)
+    shutil.copy(days.folder / "2.zoo", place / "2.zoo")
+    wait_until(lambda: ask(server, days)[0] == days.version(2), 60)
+    for day in (1, 2):
+        (place / f"{day}.zoo").unlink()
+    wait_until(lambda: ask(server, days)[0] == days.version(0), 60)
+    assert number is None or is_served(server, days, 0)
+    assert server.end() == 0
+
+
+def test_every_request_sees_one_version(start: Callable[..., Server], days: Days, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    shutil.copy(days.folder / "1.zoo", place)
+    server = start(days.folder / "monday", "--workers", "2", "--deltas", place)
+    assert is_served(server, days, 1)  # a server starts with the deltas that are there
+    stop, answers = threading.Event(), list[tuple[str, Any]]()
+
+    def repeat() -> None:
+        while not stop.is_set():
+            answers.append(ask(server, days))
+
+    threads = [threading.Thread(target=repeat) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(3):
+            shutil.copy(days.folder / "2.zoo", place / ".2.zoo")
+            (place / ".2.zoo").rename(place / "2.zoo")
+            wait_until(lambda: ask(server, days)[0] == days.version(2), 60)
+            (place / "2.zoo").unlink()
+            wait_until(lambda: ask(server, days)[0] == days.version(1), 60)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    expected = {days.version(number): days.expected[number] for number in (1, 2)}
+    assert {version for version, _ in answers} == set(expected)
+    assert all(results == expected[version] for version, results in answers)
+    assert server.end() == 0
+
+
+def test_faults_are_one_line_and_the_served_version_stays(
+    start: Callable[..., Server], days: Days, tmp_path: Path
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    server = start(days.folder / "monday", "--workers", "1", "--deltas", place)
+    shutil.copy(days.folder / "2.zoo", place / "2.zoo")  # a gap
+    wait_until(lambda: any("2.zoo changes the model" in each for each in server.said), 60)
+    assert is_served(server, days, 0)
+    (place / "1.zoo").write_bytes((days.folder / "1.zoo").read_bytes()[:5000])  # a copy that is not finished
+    wait_until(lambda: any("1.zoo is no whole delta" in each for each in server.said), 60)
+    assert is_served(server, days, 0)
+    shutil.copy(days.folder / "1.zoo", place / "1.zoo")
+    wait_until(lambda: is_served(server, days, 2), 60)
+    shutil.copy(days.folder / "1.zoo", place / "3.zoo")  # another parent
+    wait_until(lambda: any("3.zoo changes the model" in each for each in server.said), 60)
+    assert is_served(server, days, 2)
+    assert all(each.startswith("zoo: ") for each in server.said)
+    assert server.end() == 0
+
+
+def test_a_restart_from_a_later_model_skips_the_deltas_that_lead_to_it(
+    start: Callable[..., Server], days: Days, tmp_path: Path
+) -> None:
+    place, base = tmp_path / "place", tmp_path / "monday"
+    place.mkdir()
+    zoo.api.apply_delta(days.folder / "monday", days.folder / "1.zoo", base)
+    for day in (1, 2):
+        shutil.copy(days.folder / f"{day}.zoo", place)
+    server = start(base, "--workers", "1", "--deltas", place)
+    status, headers, body = server.ask("/v1/models/tuesday:run", days.row, CSV)
+    assert status == 200 and headers["model-version"] == f"1-{days.digests[2][:12]}"
+    assert [np.float32(row["probability"]) for row in json.loads(body)["results"]] == days.expected[2]
+    assert server.end() == 0
+
+
+def test_versions_leave_no_files(start: Callable[..., Server], home: Path, days: Days, tmp_path: Path) -> None:
+    server = start(days.folder / "monday", "--workers", "1", "--deltas", tmp_path)
+    shutil.copy(days.folder / "1.zoo", tmp_path)
+    wait_until(lambda: is_served(server, days, 1), 60)
+    assert server.end() == 0
+    wait_until(lambda: not any((home / "versions").iterdir()))
+
+
+def test_a_delta_that_only_changes_rows_is_written_in_place(days: Days, tmp_path: Path) -> None:
+    new, file = tmp_path / "swapped", tmp_path / "d.zoo"
+    shutil.copytree(days.folder / "monday", new)
+    content = bytearray((new / "int8.onnx").read_bytes())
+    content[-40:] = bytes(reversed(content[-40:]))
+    (new / "int8.onnx").write_bytes(content)
+    from pipelines.deltas.delta import write_delta
+
+    write_delta(days.folder / "monday", new, file, "deepfm")
+    target = tmp_path / "int8"
+    target.mkdir()
+    shutil.copy(days.folder / "monday" / "int8.onnx", target)
+    inode = (target / "int8.onnx").stat().st_ino
+    with open_delta(file) as delta:
+        apply_in_place(delta, target, ["int8.onnx"])
+    assert (target / "int8.onnx").read_bytes() == bytes(content) and (target / "int8.onnx").stat().st_ino == inode
+
+
+def test_columns_of_a_delta_count_new_changed_and_evicted_ids(days: Days) -> None:
+    assert days.made["columns"]["user_id"]["new"] == 10 and days.made["columns"]["item_id"]["new"] == 0
+    assert days.made["columns"]["user_id"]["evicted"] == 0
+    assert zoo.api.info(days.folder / "2.zoo")["columns"] == days.made["columns"]
+
+
+def test_requests_that_cannot_be_answered(days: Days, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="expected two models of one"):
+        zoo.api.delta(days.folder / "monday", "wide-deep-criteo", tmp_path / "d.zoo")
+    with pytest.raises(RequestError, match="expected the model that it was made from"):
+        zoo.api.delta(days.folder / "tuesday", days.folder / "1.zoo", tmp_path / "new", apply=True)
+    assert not any(tmp_path.iterdir())

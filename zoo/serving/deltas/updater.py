@@ -1,0 +1,114 @@
+"""Updater: a process that polls the places of deltas, prepares versions, and names them to the HTTP server.
+
+It prepares a version when no worker serves the one before the last any more, so that nobody reads what it writes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import select
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pipelines.core import settings
+from pipelines.deltas.transport import open_transport
+from zoo.serving.deltas.versions import Version, Versions, changed
+from zoo.serving.workers.channel import pack, receive
+from zoo.serving.workers.lifetime import end_with_parent
+from zoo.serving.workers.model_loader import ServedModel
+from zoo.serving.workers.worker import load_error
+
+VERSION, FAILED, SERVED = "version", "failed", "served"
+POLL_SECONDS = 0.2
+NICE = 5  # lower priority than that of the workers
+logger = logging.getLogger(__name__)
+
+
+def start(models: Sequence[ServedModel], deltas: Mapping[str, str]) -> tuple[socket.socket, int]:
+    """Forks the updater. Call it before any thread is started.
+
+    Args:
+        models: Served models.
+        deltas: Places of deltas by the public name of the model.
+
+    Returns:
+        The HTTP server's end of the channel, whose end ends the updater, and the process id. The updater sends
+        (VERSION, name, folder or "", version, changes) of every model at first and then of every change, or (FAILED,
+        message, exit code); after a VERSION it waits for (SERVED, fault or "").
+    """
+    parent_end, child_end = socket.socketpair()
+    parent = os.getpid()
+    if pid := os.fork():
+        child_end.close()
+        return parent_end, pid
+    end_with_parent(parent)
+    parent_end.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the HTTP server ends it by closing the channel
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    scratch = ""
+    try:
+        scratch = _scratch()
+        _run(child_end, {model.name: model for model in models if model.name in deltas}, deltas, Path(scratch))
+    except BaseException as error:
+        child_end.sendall(pack((FAILED, *load_error(error))))
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        os._exit(0)
+
+
+def _scratch() -> str:
+    """Makes a folder that is locked as long as this process runs, and removes those of processes that were killed."""
+    place = settings.home() / "versions"
+    place.mkdir(parents=True, exist_ok=True)
+    for folder in place.iterdir():
+        with (folder / ".lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                continue
+            shutil.rmtree(folder, ignore_errors=True)
+    scratch = tempfile.mkdtemp(dir=place)
+    fcntl.flock(os.open(f"{scratch}/.lock", os.O_CREAT | os.O_WRONLY), fcntl.LOCK_EX)
+    return scratch
+
+
+def _run(channel: socket.socket, models: Mapping[str, ServedModel], deltas: Mapping[str, str], scratch: Path) -> None:
+    versions = {
+        name: Versions(model, open_transport(deltas[name]), scratch / str(number))
+        for number, (name, model) in enumerate(models.items())
+    }
+    for name, each in versions.items():
+        if not _serve(channel, models[name], each, each.first()):
+            return
+    os.nice(NICE)
+    while not select.select([channel], [], [], POLL_SECONDS)[0]:
+        for version in changed(versions):
+            if not _serve(channel, models[version.model], versions[version.model], version):
+                return
+
+
+def _serve(channel: socket.socket, model: ServedModel, versions: Versions, version: Version) -> bool:
+    """Names a version to the server after it was opened and run here; returns False when the server has ended."""
+    if version.place is not None:
+        try:
+            opened = replace(model, place=version.place, _handler=None)
+            opened.prepare()
+            opened.handler()
+        except BaseException as error:  # a panic of a library, too
+            versions.served(load_error(error)[0])
+            return True
+    place = "" if version.place is None else str(version.place)
+    channel.sendall(pack((VERSION, version.model, place, version.version, version.changes)))
+    message = receive(channel)
+    if message is None:
+        return False
+    if version.place is not None:
+        versions.served(message[1])
+    return True

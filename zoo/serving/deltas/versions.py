@@ -1,0 +1,243 @@
+"""Versions of a served model, prepared in two folders in turn.
+
+One folder is served, while deltas are applied to the other, in place where the layout of a file stays. Each folder so
+gets every delta, one after the other. Requests see the folder whose workers compute them, and no other.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import zoo
+from pipelines.core.errors import ZooError, one_line
+from pipelines.deltas.application import apply_in_place, require_parent
+from pipelines.deltas.delta import SERVED, model_digest, open_delta
+from pipelines.deltas.transport import Transport
+from pipelines.models.hub import CARD
+from pipelines.models.record import NATIVE
+from zoo.serving.workers.model_loader import ServedModel
+
+logger = logging.getLogger(__name__)
+
+NATIVE_FILES = (CARD, NATIVE, f"{NATIVE}.data")  # files that the native engine reads
+
+
+class Applied(NamedTuple):
+    """A delta of a version.
+
+    Attributes:
+        name: Its name at the place of deltas.
+        digest: Digest of the model behind it.
+    """
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version that is ready to be served.
+
+    Attributes:
+        model: Public name of the model.
+        place: Folder of the version; None for the model itself.
+        version: Number of deltas, and the beginning of the model's digest.
+        changes: Message about the deltas that were applied, or taken back.
+    """
+
+    model: str
+    place: Path | None
+    version: str
+    changes: str = ""
+
+
+class _Slot:
+    """A folder of a version.
+
+    Args:
+        path: The folder.
+
+    Attributes:
+        applied: Deltas that were applied; None if the folder has to be copied from the model.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.applied: list[Applied] | None = None
+
+
+class Versions:
+    """Versions of one model.
+
+    Args:
+        model: The served model.
+        transport: Place of its deltas.
+        scratch: Folder for the versions.
+
+    Raises:
+        ZooError: The model cannot be loaded.
+    """
+
+    def __init__(self, model: ServedModel, transport: Transport, scratch: Path) -> None:
+        self._model, self._transport = model, transport
+        opened = replace(model, _handler=None)
+        opened.prepare()
+        folder = zoo.load(model.model)
+        self._base, self._family = folder.path, folder.entry
+        self._names = (
+            NATIVE_FILES if opened.is_native else tuple(name for name in SERVED if not name.startswith(NATIVE))
+        )
+        self._digest = model_digest(self._base)
+        self._slots = [_Slot(scratch / name) for name in ("first", "second")]
+        self._served: _Slot | None = None
+        self._pending = self._slots[0]
+        self._applied: list[Applied] = []
+        self._before: set[str] = set()  # deltas that lead to the model itself
+        self._faults: set[tuple[str, str, str]] = set()  # see `_fault`
+        self._contents: dict[str, Path | bytes] = {}  # that a slot still lacks
+
+    def first(self) -> Version:
+        """Returns the version to start with: the model with all deltas that follow it."""
+        try:
+            self._before = self._deltas_before(self._transport.names())
+        except ZooError as error:
+            self._report(str(error))
+        return self.next() or Version(self._model.name, None, self._version())
+
+    def next(self) -> Version | None:
+        """Prepares the version of the deltas that are listed now.
+
+        Returns:
+            The version; None if it is served, or if no further delta can be applied. Faults are logged once.
+        """
+        try:
+            names = [name for name in self._transport.names() if name not in self._before]
+        except ZooError as error:
+            self._report(str(error))
+            return None
+        kept = list(self._applied)
+        while kept and kept[-1].name not in names:
+            kept.pop()
+        following = names[names.index(kept[-1].name) + 1 :] if kept else names
+        back = len(self._applied) - len(kept)
+        if not back and (not following or self._fault(following[0], kept) in self._faults):
+            return None
+        slot = next(each for each in self._slots if each is not self._served)
+        try:
+            rows = self._bring(slot, kept, following)
+        except (OSError, ZooError) as error:
+            slot.applied = None
+            self._report(one_line(error), following[0] if following else "", kept)
+            return None
+        if slot.applied == self._applied:
+            return None
+        assert slot.applied is not None
+        new, self._pending = len(slot.applied) - len(kept), slot
+        changes = f"{new} deltas with {rows:,} rows applied" if new else f"{back} deltas taken back"
+        return Version(self._model.name, slot.path, self._version(slot.applied), changes)
+
+    def served(self, fault: str = "") -> None:
+        """Notes the outcome of the version that `next` prepared; no request reads the version before any more.
+
+        Args:
+            fault: Why the version is not served.
+        """
+        slot = self._pending
+        if fault:
+            new = [each.name for each in slot.applied or [] if each not in self._applied]
+            slot.applied = None
+            self._report(fault, new[0] if new else "")
+            return
+        self._served, self._applied = slot, list(slot.applied or [])
+        names = {each.name for each in self._applied}
+        self._contents = {name: each for name, each in self._contents.items() if name in names}
+
+    def _version(self, applied: list[Applied] | None = None) -> str:
+        applied = self._applied if applied is None else applied
+        return f"{len(applied)}-{(applied[-1].digest if applied else self._digest)[:12]}"
+
+    def _deltas_before(self, names: list[str]) -> set[str]:
+        """Returns the deltas up to the one that leads to the model itself, if there is one."""
+        for number, name in reversed([*enumerate(names)]):
+            try:
+                with open_delta(self._transport.read(name), name) as delta:
+                    if delta.digest == self._digest:
+                        return set(names[: number + 1])
+                    if delta.parent == self._digest:
+                        return set(names[:number])
+            except ZooError:  # reported where it is applied
+                continue
+        return set()
+
+    def _bring(self, slot: _Slot, kept: list[Applied], following: list[str]) -> int:
+        """Applies deltas to a slot that it lacks; returns the number of rows of those that follow."""
+        if slot.applied is None or slot.applied != kept[: len(slot.applied)]:
+            self._copy(slot)
+        assert slot.applied is not None
+        for each in kept[len(slot.applied) :]:
+            self._apply(slot, each.name)
+        rows = 0
+        for name in following:
+            if self._fault(name, slot.applied) in self._faults:
+                break
+            before = slot.applied
+            try:
+                rows += self._apply(slot, name)
+            except ZooError as error:
+                self._report(one_line(error), name, before)
+                if slot.applied is None:
+                    return self._bring(slot, kept, following)  # without the fault
+                break
+        return rows
+
+    def _copy(self, slot: _Slot) -> None:
+        """Makes a slot a copy of the model."""
+        slot.applied = None
+        shutil.rmtree(slot.path, ignore_errors=True)
+        slot.path.mkdir(parents=True)
+        for name in (*self._names, *self._family.files):
+            if (self._base / name).is_file():
+                shutil.copyfile(self._base / name, slot.path / name)
+        slot.applied = []
+
+    def _apply(self, slot: _Slot, name: str) -> int:
+        """Applies a delta to a slot; returns its number of rows."""
+        assert slot.applied is not None
+        applied = slot.applied
+        content = self._contents.get(name) or self._transport.read(name)
+        with open_delta(content, name) as delta:
+            require_parent(delta, applied[-1].digest if applied else self._digest, self._model.name)
+            slot.applied = None  # until the files are whole
+            apply_in_place(delta, slot.path, self._names)
+            slot.applied = [*applied, Applied(name, delta.digest)]
+            self._contents[name] = content
+            return delta.rows
+
+    def _fault(self, name: str, applied: list[Applied] | None) -> tuple[str, str, str]:
+        """Returns the key of a fault: of a delta, as long as its file and the model before it stay as they are."""
+        path = self._transport.local(name)
+        stamp = ""
+        if path is not None and path.is_file():  # which may be copied while it is read
+            stamp = f"{path.stat().st_size} {path.stat().st_mtime_ns}"
+        return name, stamp, self._version(applied)
+
+    def _report(self, message: str, name: str = "", applied: list[Applied] | None = None) -> None:
+        """Logs a fault once, of a delta behind those that were applied."""
+        key = self._fault(name, applied) if name else (message, "", "")
+        if key not in self._faults:
+            self._faults.add(key)
+            logger.warning("%s: %s; version %s is served", self._model.name, message, self._version())
+
+
+def changed(versions: Mapping[str, Versions]) -> list[Version]:
+    """Prepares the versions of all models that have new deltas.
+
+    Args:
+        versions: Versions by public name.
+    """
+    return [version for each in versions.values() if (version := each.next()) is not None]
