@@ -23,6 +23,7 @@ from pipelines.core.errors import RequestError
 THREADS = 1024  # maximum number of threads
 ISA = ("avx2", "avx512f", "avx512bw", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
 PACKAGES = ("int8-zoo", "onnxruntime", "openvino", "onnx-ir", "onnx", "numpy", "pyarrow")
 
 VNNI = "int8 products are summed in 32 bits (VNNI): int8 models run at full speed and accuracy"
@@ -113,6 +114,28 @@ def caches() -> dict[str, int]:
         except (OSError, ValueError, LookupError):
             continue
     return sizes
+
+
+def available_memory() -> int:
+    """Returns the bytes that this process and its page cache may take: those of the system, or of its control group."""
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        sizes.append(int(lines["MemAvailable"].split()[0]) * 1024)
+    for line in _lines(Path("/proc/self/cgroup")):
+        _, kinds, folder = line.split(":", 2)
+        root = CONTROL_GROUPS / ("memory" if kinds else "")
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            for place in (root / folder.strip("/"), root):  # a container may see its own group as the root
+                sizes += [int(text) for text in _lines(place / name) if text.isdigit()]
+    return min(sizes)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
 
 
 def versions() -> dict[str, str]:

@@ -1,13 +1,17 @@
 """The user's settings: environment variables, read at every call.
 
-`ZOO_HOME` is the cache, `ZOO_OFFLINE=1` forbids the network, and `ZOO_MIRROR` is a folder or an http(s) base URL that
+`ZOO_HOME` is the cache, `ZOO_OFFLINE=1` forbids the network, `ZOO_TABLE_MEMORY` limits the memory for embedding tables,
+and `ZOO_MIRROR` is a folder or an http(s) base URL that
 is tried before the public address; it holds files flat under the names of the cards.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
+
+from pipelines.core.errors import RequestError
 
 BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}  # values of options as text
 
@@ -28,3 +32,28 @@ def offline() -> bool:
 def mirror() -> str | None:
     """Returns $ZOO_MIRROR, a folder or an http(s) base URL; None if it is not set."""
     return os.environ.get("ZOO_MIRROR", "").strip() or None
+
+
+def table_memory() -> int | None:
+    """Returns $ZOO_TABLE_MEMORY in bytes; None if it is not set."""
+    text = os.environ.get("ZOO_TABLE_MEMORY", "").strip()
+    return memory_bytes(text) if text else None
+
+
+def memory_bytes(text: str | int) -> int:
+    """Parses a memory size.
+
+    Args:
+        text: Size such as "1GB", "512 MiB" or 1000000.
+
+    Returns:
+        The size in bytes.
+
+    Raises:
+        RequestError: The text is not a size, or is 0.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", str(text).strip(), re.IGNORECASE)
+    size = int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " ")) if found else 0
+    if size <= 0:
+        raise RequestError(f"the memory {text!r} is no size; write it like 1GB or 512MB")
+    return size

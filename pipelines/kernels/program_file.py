@@ -30,6 +30,36 @@ PAGE, LINE = 4096, 64  # bytes
 Classes = Mapping[str, type]
 
 
+class MappedFile(mmap.mmap):
+    """A file in memory, read-only, which knows its path.
+
+    Attributes:
+        path: The file.
+    """
+
+    path: Path
+
+    @classmethod
+    def opened(cls, path: str | Path) -> MappedFile:
+        """Maps a file.
+
+        Args:
+            path: The file.
+        """
+        with Path(path).open("rb") as file:
+            made = cls(file.fileno(), 0, access=mmap.ACCESS_READ)
+        made.path = Path(path)
+        return made
+
+    def offset(self, array: Array) -> int:
+        """Returns the place of an array in the file, in bytes.
+
+        Args:
+            array: A view of the file.
+        """
+        return int(array.ctypes.data - np.frombuffer(self, np.uint8).ctypes.data)
+
+
 def save(
     path: Path,
     programs: Sequence[Any],
@@ -96,12 +126,7 @@ def load(path: str | Path, classes: Classes, version: int, outside: Path | None 
     Raises:
         RequestError: A file is missing, damaged or of another version.
     """
-
-    @functools.cache
-    def mapped(path: str | Path) -> mmap.mmap:
-        with Path(path).open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
+    mapped = functools.cache(MappedFile.opened)
     try:
         content = mapped(path)
         size = int.from_bytes(content[:8], "little")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipelines.core import machine, settings
 from pipelines.core.derived import derived
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.files import mapped
@@ -19,6 +20,7 @@ from pipelines.kernels import program_file
 from pipelines.kernels.recommenders.operators import DOMAIN, LinearLayer
 from pipelines.kernels.recommenders.program import ClickProgram
 from pipelines.kernels.recommenders.steps import STEPS
+from pipelines.kernels.recommenders.steps.base import unread_tables
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -85,11 +87,18 @@ def opened(path: Path) -> ClickModel:
     """
     try:
         kept = derived(path, [path.parent], "clicks", VERSION, store, SUFFIX)
-        (model,) = program_file.load(kept, CLASSES, VERSION, mapped(path))
+        beyond = mapped(path).is_file() and mapped(path).stat().st_size > table_memory()
+        with unread_tables() if beyond else contextlib.nullcontext():
+            (model,) = program_file.load(kept, CLASSES, VERSION, mapped(path))
     except ZooError as error:
         model = _model(_graph(path), path)
         logger.warning("%s; until then the graph is read, which takes longer", error)
     return model  # type: ignore[no-any-return]
+
+
+def table_memory() -> int:
+    """Returns the bytes that tables may take in memory: $ZOO_TABLE_MEMORY, or half of what this process may take."""
+    return settings.table_memory() or machine.available_memory() // 2
 
 
 def store(source: Path, path: Path) -> None:

@@ -58,9 +58,11 @@ class ClickProgram : public LayerSteps {
         const auto *kernels = &kernels_;
         const int64_t columns = this->columns(), means = means_;
         const Reach list = reach_of(reach_ids_, column, count);
+        const auto *cached = first ? nullptr : cached_tables_.add(data, stride * 2, column, count);
+        if (cached) r.table = static_cast<const int16_t *>(cached->memory());
         add({}, {{to, position, width}}, mean < 0 ? list : zoo::joined(list, reach_means_[static_cast<size_t>(mean)]), [=](const Block &b) {
-            kernels->gather(r, b.ids + column, columns, mean < 0 ? nullptr : b.means + mean, means, b.n, b.at<int16_t>(to) + position,
-                            to.stride);
+            const uint32_t *ids = cached ? cached->places_of(b.place) : b.ids + column;
+            kernels->gather(r, ids, cached ? count : columns, mean < 0 ? nullptr : b.means + mean, means, b.n, b.at<int16_t>(to) + position, to.stride);
         });
         kept_.push_back(std::move(table));
     }
@@ -311,6 +313,8 @@ void bind_click_program(nb::module_ &module) {
              "positions"_a, "norms"_a, "epsilon"_a, "layers"_a, "fine"_a)
         .def("share", &ClickProgram::share, "ids"_a, "numbers"_a, "means"_a)
         .def("keep_items", &ClickProgram::keep_items)
+        .def("cache", &ClickProgram::cache, "path"_a, "tables"_a)
+        .def_prop_ro("cached_rows", &ClickProgram::cached_rows)
         .def("outputs", &ClickProgram::outputs, "slots"_a)
         .def("__call__", &ClickProgram::call, "ids"_a, "numbers"_a.none(), "scales"_a.none())
         .def("items", &ClickProgram::items, "count"_a)

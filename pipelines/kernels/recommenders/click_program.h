@@ -20,6 +20,7 @@
 
 #include "isa/arrays.h"
 #include "isa/dispatch.h"
+#include "recommenders/tables/cached_tables.h"
 
 namespace nb = nanobind;
 
@@ -55,6 +56,7 @@ struct Block {
     int64_t n;
     bool first;  // of the call
     uint8_t *const *items;  // the record of every sample's item, or null
+    int64_t place = 0;  // of its first sample among the kPart
     template <class T>
     T *at(const Slot &slot) const { return reinterpret_cast<T *>(memory + slot.offset); }
 };
@@ -132,6 +134,14 @@ class Program {
         for (auto *reach : {&reach_ids_, &reach_numbers_, &reach_means_}) std::replace(reach->begin(), reach->end(), Reach::kSample, Reach::kItem);
         keeps_items_ = true;
     }
+
+    // To be told before the first step.
+    void cache(const std::string &path, const std::vector<CachedTables::Table> &tables) {
+        require(steps_.empty(), "cache");
+        cached_tables_.open(path, tables);
+    }
+
+    std::pair<int64_t, int64_t> cached_rows() const { return cached_tables_.rows(); }
 
     void outputs(const std::vector<int> &slots) {
         require(slots.size() <= kOutputs, "outputs");
@@ -211,7 +221,8 @@ class Program {
         return computed(n, [&](const auto &store) {
             for (int64_t first = 0; first < n; first += kSamples) {
                 const int64_t count = std::min(kSamples, n - first);
-                const Block block{buffers.data(), read_block(ids, first, count), x + first * numbers_, m + first * means_, count, first == 0, nullptr};
+                if (!cached_tables_.empty() && first % kPart == 0) read_rows(ids, first, std::min(kPart, n - first));
+                const Block block{buffers.data(), read_block(ids, first, count), x + first * numbers_, m + first * means_, count, first == 0, nullptr, first % kPart};
                 for (const auto &step : steps_) step(block);
                 store(block, first);
             }
@@ -240,6 +251,7 @@ class Program {
         }
         {
             nb::gil_scoped_release unlocked;
+            const auto alone = cached_tables_.lock();
             buffers.reserve(size_);
             compute([&](const Block &block, int64_t first) {
                 for (size_t i = 0; i < results_.size(); ++i) {
@@ -297,7 +309,7 @@ class Program {
         std::vector<std::pair<Span, int64_t>> results;
         for (const Span &span : writes) results.emplace_back(span, kept_bytes(span.width * span.slot.size()));
         steps_.push_back([=](const Block &b) {
-            if (b.first) run({b.memory, b.ids, b.numbers, b.means, 1, true, b.items});
+            if (b.first) run({b.memory, b.ids, b.numbers, b.means, 1, true, b.items, b.place});
             for (const auto &[span, kept] : results) {
                 const int64_t size = span.slot.size(), bytes = span.width * size;
                 uint8_t *to = b.memory + span.slot.offset + span.first * size;
@@ -334,6 +346,17 @@ class Program {
         }
     }
     static Span whole(const Slot &slot) { return {slot, 0, slot.width}; }
+
+    // Brings the rows of some samples into the memory of their caches.
+    void read_rows(const Array &ids, int64_t first, int64_t n) const {
+        static thread_local Buffer<uint32_t> part;
+        part.reserve(kPart * columns());
+        for (int64_t s = 0; s < n; s += kSamples) {
+            const int64_t count = std::min(kSamples, n - s);
+            std::copy_n(read_block(ids, first + s, count), count * columns(), part.data() + s * columns());
+        }
+        cached_tables_.look_up(part.data(), columns(), n);
+    }
 
     Slot slot(int index, Kind kind, const char *step) const {
         require(index >= 0 && index < static_cast<int64_t>(slots_.size()) && slots_[static_cast<size_t>(index)].kind == kind, step);
@@ -438,6 +461,7 @@ class Program {
     std::vector<std::shared_ptr<Part>> parts_;
     std::vector<std::function<void(const Block &)>> steps_, item_steps_;
     std::vector<Array> kept_;  // tables that lie in a file's mapping
+    CachedTables cached_tables_;
 };
 
 }  // namespace

@@ -9,6 +9,7 @@ from typing import Any
 from pipelines.kernels.arrays import contiguous
 from pipelines.kernels.extension import required
 from pipelines.kernels.recommenders.program import ClickProgram
+from pipelines.kernels.recommenders.tables.cached_tables import CachedTables
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,13 @@ class SharedInputs:
     scales: Sequence[int] = ()
 
 
-def click_program(program: ClickProgram, isa: str = "", shared: SharedInputs | None = None, items: bool = False) -> Any:
+def click_program(
+    program: ClickProgram,
+    isa: str = "",
+    shared: SharedInputs | None = None,
+    items: bool = False,
+    cached: CachedTables | None = None,
+) -> Any:
     """Creates the native object of a program.
 
     The object is called as (ids int32 or int64 [n, C], numbers float32 [n, M] or None, scales float32 [n, B] or None)
@@ -49,6 +56,7 @@ def click_program(program: ClickProgram, isa: str = "", shared: SharedInputs | N
         shared: Inputs that are the same in all samples of a call; those of its first sample count. Numbers and scales
             are left out where the program takes none.
         items: Whether all other inputs are those of items; there is no call of the object then.
+        cached: Tables whose rows are read from their file; such a program computes one call at a time.
 
     Returns:
         Native `ClickProgram`.
@@ -60,6 +68,8 @@ def click_program(program: ClickProgram, isa: str = "", shared: SharedInputs | N
         made.share(list(shared.ids), list(numbers), list(scales))
     if items:
         made.keep_items()
+    if cached is not None:
+        made.cache(str(cached.path), list(cached.tables))
     for step in program.steps:
         step.add_to(made)
     made.outputs(list(program.outputs))

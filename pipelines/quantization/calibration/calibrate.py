@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -19,6 +18,7 @@ from pipelines.core import machine
 from pipelines.core.batches import Batch, joined, length
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
+from pipelines.core.settings import memory_bytes
 from pipelines.graph import edit, io, large_weights, query, reference_session, sample_axis
 from pipelines.graph.infer import infer_shapes
 from pipelines.quantization.calibration.observers import Histogram, choose
@@ -329,25 +329,6 @@ def calibrate(
     if observer not in OBSERVERS:
         raise RequestError(f"unknown observer {observer!r}; choose one of {', '.join(OBSERVERS)}")
     return observe(model, samples, total, max_memory=max_memory).table(observer, symmetric=symmetric)
-
-
-def memory_bytes(text: str | int) -> int:
-    """Parses a memory size.
-
-    Args:
-        text: Size such as "1GB", "512 MiB" or 1000000.
-
-    Returns:
-        The size in bytes.
-
-    Raises:
-        RequestError: The text is not a size, or is 0.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", str(text).strip(), re.IGNORECASE)
-    size = int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " ")) if found else 0
-    if size <= 0:
-        raise RequestError(f"the memory {text!r} is no size; write it like 1GB or 512MB")
-    return size
 
 
 def _session(

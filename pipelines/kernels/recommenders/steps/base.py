@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +78,24 @@ class Step(ABC):
         Args:
             program: Native program.
         """
+
+
+_READ_TABLES = ContextVar("_READ_TABLES", default=True)
+
+
+@contextlib.contextmanager
+def unread_tables() -> Iterator[None]:
+    """Context in which steps do not check the values of their tables, for those that do not fit into memory."""
+    token = _READ_TABLES.set(False)
+    try:
+        yield
+    finally:
+        _READ_TABLES.reset(token)
+
+
+def reads_tables() -> bool:
+    """Whether steps check the values of their tables, which reads them."""
+    return _READ_TABLES.get()
 
 
 class Slots:

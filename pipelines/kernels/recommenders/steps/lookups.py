@@ -16,6 +16,7 @@ from pipelines.kernels.recommenders.steps.base import (
     Run,
     Slots,
     Step,
+    reads_tables,
     require_finite,
     require_fit,
     to_codes,
@@ -109,7 +110,7 @@ class Gather(Step):
         require_fit(self, limits.min() >= 1 and limits.max() <= self.rows)
         require_fit(self, (self.pool == "mean") == (self.mean >= 0) and self.mean < program.means)
         require_finite(self, self.factor)
-        if max(int(self.table.max(initial=0)), -int(self.table.min(initial=0))) > CODES:
+        if reads_tables() and max(int(self.table.max(initial=0)), -int(self.table.min(initial=0))) > CODES:
             raise RequestError(f"Gather has entries beyond {CODES}")
 
     def compute(self, run: Run) -> None:
@@ -188,7 +189,7 @@ class QuantizedGather(Step):
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
         require_fit(self, 1 <= self.width <= MAX_WIDTH and self.rows >= 1 and self.pool in ("", "sum", "mean"))
-        self.quantized().check()
+        self.quantized().check(values=reads_tables())
         self.quantized().check_sums(self.count)
         slots.write_codes(self, self.out, self.position, self.width)
         require_fit(self, self.count == 1 or bool(self.pool))

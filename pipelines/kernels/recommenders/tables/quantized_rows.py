@@ -26,6 +26,7 @@ MAX_SCALE = 32639  # 256 * 127 + 127: two signed bytes
 MAX_BIAS = 32767
 SLACK = 64  # bytes behind the last row, which kernels may read
 GROUP = 16  # bytes of a whole group of codes
+CHECKED_ROWS = 2**20  # whose scales are read together
 BLOCK = 2**22  # entries that are quantized together
 SMALLEST = np.float32(1e-35)  # unit, of a table of zeros
 SHRUNK = (1.0, 0.93, 0.86, 0.79, 0.72)  # ranges that rows of less than 8 bits are tried with
@@ -71,8 +72,11 @@ class QuantizedRows:
     scale_unit: float
     bias_unit: float
 
-    def check(self) -> None:
+    def check(self, values: bool = True) -> None:
         """Checks the table.
+
+        Args:
+            values: Whether to check the scales, which reads the table.
 
         Raises:
             RequestError: Its sizes do not fit, a scale is out of range or a unit is not finite.
@@ -82,8 +86,11 @@ class QuantizedRows:
                 f"found a table of {self.rows} x {self.width} in {self.bits} bits; expected 8, 4 or 2 bits"
             )
         require("QuantizedRows", "data", self.data, np.uint8, (self.rows * row_bytes(self.width, self.bits) + SLACK,))
-        scales = self.parameters()[:, 0]
-        if scales.min() < 0 or scales.max() > MAX_SCALE or not np.isfinite([self.scale_unit, self.bias_unit]).all():
+        right = bool(np.isfinite([self.scale_unit, self.bias_unit]).all())
+        for first in range(0, self.rows if values else 0, CHECKED_ROWS):
+            scales = self.parameters(slice(first, first + CHECKED_ROWS))[:, 0]
+            right = right and scales.min() >= 0 and scales.max() <= MAX_SCALE
+        if not right:
             raise RequestError(f"QuantizedRows has scales outside 0 to {MAX_SCALE}, or units that are not finite")
 
     def check_sums(self, count: int) -> None:
@@ -104,9 +111,13 @@ class QuantizedRows:
         stride = row_bytes(self.width, self.bits)
         return np.asarray(self.data[: self.rows * stride]).reshape(self.rows, stride)
 
-    def parameters(self) -> NDArray[np.int16]:
-        """Returns scale and bias of all rows, int16 [rows, 2], a copy."""
-        return np.ascontiguousarray(self.matrix()[:, -4:]).view("<i2")
+    def parameters(self, rows: slice = slice(None)) -> NDArray[np.int16]:
+        """Returns scale and bias of rows, int16 [rows, 2], a copy.
+
+        Args:
+            rows: The rows.
+        """
+        return np.ascontiguousarray(self.matrix()[rows, -4:]).view("<i2")
 
     def codes(self, ids: Array) -> NDArray[np.uint8]:
         """Returns the codes of rows.

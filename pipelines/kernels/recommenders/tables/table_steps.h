@@ -11,31 +11,37 @@ class TableSteps : public FieldSteps {
     using FieldSteps::FieldSteps;
 
     // table: uint8, flat; `position`: where the codes of the pooled rows go.
-    void quantized_gather(int out, int64_t position, Array table, int64_t rows, int64_t width, int bits, float scale_unit, float bias_unit, int64_t column,
+    void quantized_gather(int out, int64_t position, Array table, int64_t height, int64_t width, int bits, float scale_unit, float bias_unit, int64_t column,
                           int64_t count, const std::string &pool, float factor, int64_t mean) {
         const Slot to = slot(out, Kind::kWords, "quantized_gather");
-        const QuantizedRows r = quantized_rows(table, rows, width, bits, count, scale_unit * (mean < 0 ? factor : 1.0f), bias_unit * (mean < 0 ? factor : 1.0f));
+        QuantizedRows r = quantized_rows(table, height, width, bits, count, scale_unit * (mean < 0 ? factor : 1.0f), bias_unit * (mean < 0 ? factor : 1.0f));
         require(r.table && position >= 0 && position + width <= to.width && (pool == "" || pool == "sum" || pool == "mean") &&
                     (pool == "mean") == (mean >= 0) && mean < means_ && (pool != "" || count == 1) && column >= 0 && column + count <= columns(),
                 "quantized_gather");
         for (int64_t c = column; c < column + count; ++c)
-            require(rows_[static_cast<size_t>(c)] >= 1 && rows_[static_cast<size_t>(c)] <= rows, "quantized_gather");
+            require(rows_[static_cast<size_t>(c)] >= 1 && rows_[static_cast<size_t>(c)] <= height, "quantized_gather");
         const auto *kernels = &table_kernels(isa_.name);
         const int64_t columns = this->columns(), means = means_;
         const Reach list = reach_of(reach_ids_, column, count);
+        const auto *cached = cached_tables_.add(r.table, r.stride, column, count);
+        if (cached) r.table = static_cast<const uint8_t *>(cached->memory());
         add({}, {{to, position, width}}, mean < 0 ? list : zoo::joined(list, reach_means_[static_cast<size_t>(mean)]), [=](const Block &b) {
             static thread_local Buffer<uint32_t> chosen;
-            chosen.reserve(b.n * count + kRowsAhead);
-            uint32_t *next = chosen.data();
-            for (int64_t s = 0; s < b.n; ++s) next = std::copy_n(b.ids + s * columns + column, count, next);
-            std::fill_n(next, kRowsAhead, next[-1]);
-            fetch_first(r, chosen.data(), b.n * count);
+            const uint32_t *rows = cached ? cached->places_of(b.place) : nullptr;
+            if (!rows) {
+                chosen.reserve(b.n * count + kRowsAhead);
+                uint32_t *next = chosen.data();
+                for (int64_t s = 0; s < b.n; ++s) next = std::copy_n(b.ids + s * columns + column, count, next);
+                std::fill_n(next, kRowsAhead, next[-1]);
+                rows = chosen.data();
+            }
+            fetch_first(r, rows, b.n * count);
             float factors[kSamples];
             for (int64_t s = 0; mean >= 0 && s < b.n; ++s) {
                 const float scaled = b.means[s * means + mean] * factor;
                 factors[s] = scaled - scaled == 0 ? scaled : 0;  // infinite, or NaN
             }
-            kernels->pool_codes(r, chosen.data(), mean < 0 ? nullptr : factors, b.n, b.at<int16_t>(to) + position, to.stride);
+            kernels->pool_codes(r, rows, mean < 0 ? nullptr : factors, b.n, b.at<int16_t>(to) + position, to.stride);
         });
         kept_.push_back(std::move(table));
     }

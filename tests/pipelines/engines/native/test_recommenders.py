@@ -1,17 +1,25 @@
 """The engine native on one small folded click model: results, threads, wrong batches."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from helpers.click_networks import Network
 from helpers.clicks_folded import ROWS, by_reference, feeds, folded, needs_kernels, one_line
 from helpers.rewriting import run
 
+from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.engines.catalog import load
-from pipelines.engines.native.recommenders import CHUNK
+from pipelines.engines.native import recommender_files
+from pipelines.engines.native.recommenders import CHUNK, ProgramGraph
 from pipelines.graph import io
+from pipelines.kernels.recommenders.native import SharedInputs
 from pipelines.models.record import NATIVE
+from pipelines.quantization.calibration.calibrate import calibrate
+from pipelines.quantization.recipe import QuantRecipe
+from zoo.recommenders.lowering.lower import lower
 
 COUNTS = (1, 2, 31, 32, 33, 127, 128, 129, 300, 512)
 
@@ -74,6 +82,36 @@ def test_one_session_in_many_threads(session):
     with ThreadPoolExecutor(4) as pool:
         found = pool.map(lambda batch: session.run(batch)["y"], batches * 10)
     assert all(a.tobytes() == b.tobytes() for a, b in zip(found, expected * 10, strict=True))
+
+
+@needs_kernels
+def test_tables_beyond_the_memory_for_tables_give_the_same_bits(tmp_path, monkeypatch):
+    net = Network("deepfm", fields=((70_000, 1, ""), (30, 1, ""), (50_000, 3, "sum")), width=16)
+    calibration = calibrate(net.model, [net.feeds(700)], "minmax")
+    path = io.save_mapped(lower(net.model, calibration, QuantRecipe())[0], tmp_path / NATIVE)
+    io.save(net.model, tmp_path / "int8.onnx")
+    batches = [net.feeds(count) for count in COUNTS]
+    expected = [load(path, "native").run(batch)["probability"] for batch in batches]
+    monkeypatch.setenv("ZOO_TABLE_MEMORY", "1MB")
+    monkeypatch.setenv("ZOO_HOME", str(tmp_path / "home"))
+    graph = ProgramGraph(path, 2, recommender_files.opened(path))
+    assert graph.cached is not None and graph.sharing(SharedInputs(ids=[0])) is graph.program
+    for threads in (1, 2):
+        session = load(path, "native", threads)
+        for batch, before in zip(batches, expected, strict=True):
+            assert session.run(batch)["probability"].tobytes() == before.tobytes()
+    verdicts = list((tmp_path / "home/verdicts").glob("native-*.json"))  # by the numpy reference
+    assert [json.loads(each.read_text())["fault"] for each in verdicts] == ["", ""]
+
+
+def test_the_memory_for_tables(monkeypatch):
+    monkeypatch.setenv("ZOO_TABLE_MEMORY", "2 GiB")
+    assert recommender_files.table_memory() == 2**31
+    monkeypatch.setenv("ZOO_TABLE_MEMORY", "")
+    assert recommender_files.table_memory() == pytest.approx(machine.available_memory() // 2, rel=0.1)
+    monkeypatch.setenv("ZOO_TABLE_MEMORY", "much")
+    with pytest.raises(RequestError, match="the memory 'much' is no size; write it like 1GB or 512MB"):
+        recommender_files.table_memory()
 
 
 # --- wrong input

@@ -1,4 +1,4 @@
-"""None"""
+"""Calibration: ranges, streaming, memory."""
 
 import itertools
 import os
@@ -13,8 +13,9 @@ from helpers.calibrating import DOUBLE, MLP, WEIGHTS, cut, mlp, samples
 from helpers.rewriting import model
 
 from pipelines.core.errors import RequestError
+from pipelines.core.settings import memory_bytes
 from pipelines.graph import edit, io
-from pipelines.quantization.calibration.calibrate import Observation, calibrate, memory_bytes, observe
+from pipelines.quantization.calibration.calibrate import Observation, calibrate, observe
 from pipelines.quantization.calibration.observers import Histogram, choose
 from pipelines.quantization.calibration.table import CalibrationTable, TensorRange
 from pipelines.quantization.recipe import OBSERVERS, QuantRecipe
