@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,20 +149,21 @@ def _flat_widths(content: mmap.mmap, start: int, end: int) -> Mapping[str, int]:
     if domain != DOMAIN or not text:
         return {}
     widths: dict[str, int] = {}
-    for step in json.loads(text).get("steps", []):
+    program = json.loads(text)
+    for step in program.get("steps", []):
         table = step.get("table")
         if not isinstance(table, dict) or "array" not in table:
             continue
-        width = _row_bytes(step)
+        width = _row_bytes(step, program.get("slots", []))
         if width:
             widths[inputs[3 + table["array"]]] = width
     return widths
 
 
-def _row_bytes(step: Mapping[str, Any]) -> int:
-    """Returns the bytes of a row of a step's flat table, 0 for other steps."""
+def _row_bytes(step: Mapping[str, Any], slots: Sequence[Any]) -> int:
+    """Returns the bytes of a row of a step's flat table, 0 for other steps; `slots` has (kind, width) of buffers."""
     if step["step"] == "Gather":
-        return int(step["stride"]) * np.dtype(np.int16).itemsize
+        return int(step["stride"]) * int(np.dtype(slots[step["out"]][0]).itemsize)
     if step["step"] == "QuantizedGather":
         return row_bytes(step["width"], step["bits"])
     return np.dtype(np.float32).itemsize if step["step"] == "LookupSum" else 0

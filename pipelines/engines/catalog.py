@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipelines.core import files, machine
@@ -17,6 +18,7 @@ from pipelines.kernels.recommenders.operators import DOMAIN
 
 ENGINES = (*stock.STOCK, "native")
 AUTO = "auto"
+FORM = ":"  # between the engine native and the name of a form
 NATIVE = "native.onnx"  # file of a model folder, lowered for the native kernels
 
 
@@ -28,7 +30,7 @@ def load(
     Args:
         path: Model file or plan file. "native" takes the native.onnx of a model folder or a quantized image network.
         engine: "onnxruntime", "openvino", "native", or "auto" for the fastest engine per batch size
-            (`QuickestSession`). A plan has already chosen its engines.
+            (`QuickestSession`). "native:FORM" is one form of a recommender. A plan has already chosen its engines.
         threads: Intra-op threads; a plan has its own.
         precision: "bf16" computes the float operators in bfloat16; other values only name the precision of the file.
         model: Serialized model to open instead of the file, which then only serves as its name.
@@ -45,13 +47,13 @@ def load(
         if engine != AUTO:
             raise RequestError(f"{path} is a plan file, which determines the engine; leave out the engine {engine}")
         return plan.open_plan(path, load)
-    if engine not in (*ENGINES, AUTO):
+    if base_engine(engine) not in (*ENGINES, AUTO) or engine.startswith(AUTO + FORM):
         raise RequestError(f"unknown engine {engine!r}; choose auto, {', '.join(ENGINES[:-1])} or {ENGINES[-1]}")
     machine.require_threads(threads)
-    if engine in ("native", AUTO) and not path.is_file():
+    if base_engine(engine) in ("native", AUTO) and not path.is_file():
         raise RequestError(f"no model file at {path}")
-    if engine == "native":
-        return QuickestSession(f"native {files.digest(path)}", native_options(path, threads), threads)
+    if base_engine(engine) == "native":
+        return QuickestSession(f"native {files.digest(path)}", native_options(path, threads, engine), threads)
     if engine == AUTO:
         openers = stock.candidates(path, threads, precision)
         options = {name: Option(opener) for name, opener in openers.items()}
@@ -62,26 +64,88 @@ def load(
     return stock.open_session(path, engine, threads, precision, model)
 
 
-def native_options(path: Path, threads: int) -> dict[str, Option]:
+def base_engine(engine: str) -> str:
+    """Returns the name of an engine without a form: "native" of "native:int8".
+
+    Args:
+        engine: Name of the engine.
+    """
+    base, _, form = engine.partition(FORM)
+    return base if base == "native" and form else engine
+
+
+def native_options(path: Path, threads: int, engine: str = "native") -> dict[str, Option]:
     """Returns the ways to run a native.onnx or a quantized image network in native kernels.
 
     Args:
         path: Model file.
         threads: Intra-op threads.
+        engine: "native", or "native:FORM" for one form.
 
     Returns:
         Options by name, for `QuickestSession`.
 
     Raises:
-        RequestError: The kernels are missing, or the graph cannot be mapped; the message names the operator.
+        RequestError: The kernels are missing, the graph cannot be mapped (the message names the operator), or it has no
+            such form.
     """
+    form = engine.partition(FORM)[2]
     if path.name == NATIVE or _names(path, DOMAIN):
-        from pipelines.engines.native import recommenders  # imports onnx, unlike the other native engines
+        from pipelines.engines.native import forms  # imports onnx, unlike the other native engines
 
-        return recommenders.options(path, threads)
+        return forms.options(path, threads, form)
     from pipelines.engines.native import images
 
+    if form:
+        raise RequestError(f"found the form {form} for {path}, which has one form; leave --form out")
     return images.options(path, threads)
+
+
+def finest_form(path: Path) -> str:
+    """Returns the engine native with the form of a file that has the finest integers; "native" if it has one form.
+
+    Args:
+        path: Model file.
+    """
+    names = _forms(path)
+    return f"native{FORM}{names[0]}" if len(names) > 1 else "native"
+
+
+def _forms(path: Path) -> list[str]:
+    """The names of the forms of a native.onnx; [] for other files."""
+    if path.name != NATIVE:
+        return []
+    from pipelines.engines.native.forms import Forms
+
+    return Forms(path).names
+
+
+def native_candidates(
+    path: Path | Callable[[], Path], precision: str, names: Sequence[str]
+) -> tuple[list[plan.Candidate], list[str]]:
+    """Returns the candidates of the native kernels for a plan, one a form.
+
+    Args:
+        path: Model file, or a function that makes it.
+        precision: Precision of the file.
+        names: Requested engines.
+
+    Returns:
+        (candidates, why requested ones do not support the file).
+    """
+    found: dict[str, plan.Candidate] = {}
+    failed = []
+    for name in names:
+        if base_engine(name) != "native":
+            continue
+        try:
+            path = path if isinstance(path, Path) else path()
+            native_options(path, 1, name)
+            forms = [f"native{FORM}{form}" for form in _forms(path)] if name == "native" else []
+            found |= {each: plan.Candidate(each, precision, path) for each in (forms if len(forms) > 1 else [name])}
+        except ZooError as error:
+            failed.append(f"{name}: {error}")
+    return list(found.values()), failed
 
 
 def _names(path: Path, text: str) -> bool:

@@ -26,6 +26,7 @@ ROUNDS = 2  # of timings before a choice
 BUSY = 0.8  # CPU seconds of a second, below which other processes were in the way
 SETTLING = 600.0  # seconds until a choice is timed again where the rounds differed or the CPU was busy
 LASTING = 7 * 86400.0  # seconds until any choice is timed again
+VARIANTS = 64  # samples of a timing at least, where batches can be varied
 MARGIN = 0.05  # by which another engine must be faster to replace the one before
 FLOAT = "+fp32"  # behind the name of an engine that runs the float file of an int8 model
 HOPELESS = 4.0  # a float file so many times slower than int8 in one engine is not tried in others
@@ -66,6 +67,7 @@ def choose(
     batch: Batch,
     threads: int = 1,
     *,
+    finest: Sequence[str] = (),
     fresh: bool = False,
 ) -> Choice:
     """Times candidates on a batch, in turn, and caches the choice under ZOO_HOME.
@@ -76,12 +78,15 @@ def choose(
     A cached choice applies to the same digest, candidates, threads, size class, CPU, native kernels and library
     versions. Candidates that cannot be opened or do not run are left out. Those whose names end in `FLOAT` run the
     float file of an int8 model: they agree with each other, and must be faster than int8 by more than `MARGIN`.
+    Sessions that can vary a batch (`varied`) are timed, like the others, on variants of it, so that no run finds the
+    table rows of the one before in the cache.
 
     Args:
         digest: Digest of the model that all candidates run.
         candidates: Opener by name.
         batch: Batch to time on.
         threads: Intra-op threads of the candidates.
+        finest: Candidates of which the first runs unless another is faster by more than `MARGIN`.
         fresh: Ignore the cache.
 
     Returns:
@@ -104,12 +109,8 @@ def choose(
         kept = None if fresh else _kept(path, candidates)
         if kept and kept.holds:  # of a process that was first
             return kept
-        milliseconds, settled = _rounds(candidates, batch)
-        best = min(milliseconds, key=milliseconds.__getitem__)
-        int8 = [name for name in milliseconds if not name.endswith(FLOAT)]
-        quickest = min(int8, key=milliseconds.__getitem__, default=best)
-        if milliseconds[quickest] <= (1 + MARGIN) * milliseconds[best]:
-            best = quickest
+        milliseconds, settled = _rounds(candidates, batch, finest)
+        best = _winner(milliseconds, finest)
         if kept and milliseconds.get(kept.engine, np.inf) <= (1 + MARGIN) * milliseconds[best]:
             best = kept.engine
         rounded = {name: round(ms, 4) for name, ms in milliseconds.items()}
@@ -135,12 +136,26 @@ def _alone() -> Iterator[None]:
         yield
 
 
-def _rounds(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) -> tuple[dict[str, float], bool]:
+def _winner(milliseconds: Mapping[str, float], finest: Sequence[str]) -> str:
+    """Returns the fastest candidate; int8 before the float file, and `finest` in their order, up to `MARGIN`."""
+    best = min(milliseconds, key=milliseconds.__getitem__)
+    int8 = [name for name in milliseconds if not name.endswith(FLOAT)]
+    quickest = min(int8, key=milliseconds.__getitem__, default=best)
+    if milliseconds[quickest] <= (1 + MARGIN) * milliseconds[best]:
+        best = quickest
+    near = [name for name in finest if milliseconds.get(name, np.inf) <= (1 + MARGIN) * milliseconds[best]]
+    return near[0] if best in near else best
+
+
+def _rounds(
+    candidates: Mapping[str, Callable[[], Runnable]], batch: Batch, finest: Sequence[str]
+) -> tuple[dict[str, float], bool]:
     """Times candidates in rounds.
 
     Args:
         candidates: Opener by name.
         batch: Batch to time on.
+        finest: See `choose`.
 
     Returns:
         Milliseconds of the best round by candidate; and whether all rounds have the same winner and the process was not
@@ -152,7 +167,7 @@ def _rounds(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) -> t
     wall, cpu = time.perf_counter(), time.process_time()
     rounds = [measure(list(sessions.values()), batch, REPEATS // 2 + 1) for _ in range(ROUNDS)]
     busy = time.process_time() - cpu < BUSY * (time.perf_counter() - wall)
-    winners = {int(np.argmin(each)) for each in rounds}
+    winners = {_winner(dict(zip(sessions, each, strict=True)), finest) for each in rounds}
     return dict(zip(sessions, np.min(rounds, axis=0).tolist(), strict=True)), len(winners) == 1 and not busy
 
 
@@ -247,7 +262,7 @@ def size_class(batch: Batch) -> int:
 
 
 def measure(sessions: Sequence[Runnable], batch: Batch, repeats: int = REPEATS) -> list[float]:
-    """Times sessions in turn.
+    """Times sessions in turn, on variants of the batch if a session can vary it (`varied`).
 
     Args:
         sessions: Sessions of one model.
@@ -258,13 +273,17 @@ def measure(sessions: Sequence[Runnable], batch: Batch, repeats: int = REPEATS) 
         Median milliseconds of a run per session.
     """
     times: list[list[float]] = [[] for _ in sessions]
+    varied = next((each.varied for each in sessions if hasattr(each, "varied")), None)
+    count = 1 if varied is None else max(VARIANTS // max(length(batch), 1), 1)
     start = time.perf_counter()
     for repeat in range(repeats + 1):
+        batches = [batch if varied is None else varied(batch, repeat * count + number) for number in range(count)]
         for session, taken in zip(sessions, times, strict=True):
             before = time.perf_counter()
-            session.run(batch)
+            for each in batches:
+                session.run(each)
             if repeat:  # the first round warms up
-                taken.append((time.perf_counter() - before) * 1e3)
+                taken.append((time.perf_counter() - before) / count * 1e3)
         if repeat >= 3 and (time.perf_counter() - start) * 1e3 > BUDGET_MS * len(sessions):
             break
     return [float(np.median(taken)) for taken in times]

@@ -52,7 +52,7 @@ def model_file(precision: str, engine: str) -> str:
     if precision not in PRECISIONS:
         raise RequestError(f"unknown precision {precision!r}; choose {' or '.join(PRECISIONS)}")
     stock.require_precision(precision, "openvino" if engine == "auto" else engine)
-    if engine != "native":
+    if catalog.base_engine(engine) != "native":
         return PRECISIONS[precision]
     if precision != "int8":
         raise RequestError(f"the engine native computes in int8, not {precision}; choose onnxruntime or openvino")
@@ -85,7 +85,8 @@ class Pipeline(abc.ABC):
     Args:
         folder: Model folder.
         precision: "fp32", "int8" or "bf16".
-        engine: "onnxruntime", "openvino", "native", or "auto", the fastest on this machine.
+        engine: "onnxruntime", "openvino", "native", or "auto", the fastest on this machine; "native:FORM" for
+            one form of a recommender.
         threads: Intra-op threads.
         batch_size: Samples per call of the model (default: `BATCH_SIZE`); `predict` takes any number.
         model: ONNX file with the inputs and outputs of rewritten.onnx to run instead of the folder's own, see `over`.
@@ -117,11 +118,13 @@ class Pipeline(abc.ABC):
     ) -> None:
         if model is None:
             model_file(precision, engine)  # raises for unsupported combinations
+        if catalog.base_engine(engine) != engine and not isinstance(folder.entry, Lowerable):
+            raise RequestError(f"the native kernels have one form of a {folder.entry.name} model; leave --form out")
         batch_size = whole_number("batch size", self.BATCH_SIZE if batch_size is None else batch_size)
         machine.require_threads(threads)
         self.folder, self.precision, self.threads, self.batch_size = folder, precision, threads, batch_size
         self.requested = engine
-        if precision == "int8" and engine != "native" and not machine.has_vnni():
+        if precision == "int8" and catalog.base_engine(engine) != "native" and not machine.has_vnni():
             logger.warning("%s", machine.NO_VNNI)
         self._open(engine, model)
 

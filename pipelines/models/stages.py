@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 # Increment it when the digest of a table or graph changes (tests/pipelines/models/test_table_version.py).
 TABLE_VERSION = 1
-NATIVE_FORM = 5  # version of native.onnx; increment it when its steps change
+NATIVE_FORM = 6  # version of native.onnx; increment it when its steps change
 
 
 def build(folder: ModelFolder, *, until: str = BUILD_STAGES[-1], force: bool = False) -> dict[str, str]:
@@ -301,7 +301,7 @@ def native_form(folder: ModelFolder) -> dict[str, Any]:
         RequestError: rewritten.onnx or calibration.json is missing.
     """
     if not isinstance(folder.entry, Lowerable) or NATIVE in folder.record:
-        kept = ("fold", "reason", "layers", "refused", "tables")
+        kept = ("fold", "reason", "forms", "refused", "tables")
         return {key: value for key, value in folder.record.get(NATIVE, {}).items() if key in kept}
     table = _table(folder.verify("calibration.json"))
     _, report = folder.entry.lower(_graph(folder.verify("rewritten.onnx")), table, folder.recipe)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -38,6 +38,35 @@ LOOK_SECONDS = 0.05  # between looks at the memory of processes
 def last_core() -> int:
     """Returns the core that single-threaded engines are pinned to."""
     return max(os.sched_getaffinity(0))
+
+
+_READ = """
+import os, sys
+import numpy as np
+os.sched_setaffinity(0, {int(sys.argv[2])})
+read = np.ones(int(sys.argv[1]) * 10**6 // 8)
+while os.getppid() == int(sys.argv[3]):
+    read.sum()
+"""
+
+
+@contextlib.contextmanager
+def neighbour(megabytes: int) -> Iterator[None]:
+    """Context in which a process on another core reads memory all the time, and so uses the cache that cores share.
+
+    Args:
+        megabytes: Memory that it reads, in 10^6 bytes; 0: no process.
+    """
+    if not megabytes:
+        yield
+        return
+    arguments = [str(megabytes), str(min(os.sched_getaffinity(0))), str(os.getpid())]
+    process = subprocess.Popen([sys.executable, "-c", _READ, *arguments], env={**os.environ, **ONE_THREAD})
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 # -------------------------------------------------------------------------------------------------------------- memory

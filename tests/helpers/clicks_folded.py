@@ -5,6 +5,7 @@ import pytest
 
 from helpers.rewriting import model
 from pipelines.core import machine
+from pipelines.engines.native.forms import Forms
 from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.kernels.recommenders import reference
@@ -68,6 +69,11 @@ def one_line(error, *words):
     text = str(error.value)
     assert "\n" not in text
     assert all(word in text for word in words), text
+
+
+def first_form(path):
+    """The engine native in the form of `by_reference`."""
+    return f"native:{Forms(path).names[0]}"
 
 
 def by_reference(path, batch):

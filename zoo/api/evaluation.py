@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ def evaluate(
     kind = folder.entry.pipeline()
     pipelines = {}
     for each in dict.fromkeys(("fp32", *precisions)):
-        chosen = "auto" if each == "fp32" and engine == "native" else engine
+        chosen = "auto" if each == "fp32" and catalog.base_engine(engine) == "native" else engine
         with removed_after(folder.path) if each == "fp32" else contextlib.nullcontext():
             pipelines[each] = kind(folder, each, chosen, threads, batch_size)
         leave_out_float(getattr(pipelines[each], "session", None))
@@ -188,7 +188,7 @@ def benchmark(
     _require_counts(batch_sizes, rounds, threads, instances)
     cores = pinned(instances, threads) if instances > 1 else []
     names = list(engines or kind.engines(folder))
-    if set(names) == {"native"}:
+    if {catalog.base_engine(name) for name in names} == {"native"}:
         precisions = [precision for precision in precisions if precision == "int8"] or [
             model_file(precisions[0], "native")
         ]
@@ -242,7 +242,7 @@ def _benchmark_files(
     labels = [Path(path).name for path in paths]
     labels = labels if len(set(labels)) == len(labels) else [str(path) for path in paths]
     pairs = list(zip(labels, files, strict=True))
-    asked = {label: _native(path, AS_IT_IS, names) for label, path in pairs}
+    asked = {label: catalog.native_candidates(path, AS_IT_IS, names) for label, path in pairs}
     failed = [f"{label}: {each}" for label, (_, why) in asked.items() for each in why]
     if set(names) == {"native"} and len(failed) == len(files):
         raise RequestError(failed[0])
@@ -348,7 +348,11 @@ def configuration(folder: ModelFolder, precision: str, engine: str) -> Configura
 def _usable(engines: Sequence[str], precision: str) -> list[str]:
     """Returns the engines that support a precision; the native kernels support int8 only."""
     names = dict.fromkeys(engines)
-    return [name for name in names if computes(name, precision) and (name != "native" or precision == "int8")]
+    return [
+        name
+        for name in names
+        if computes(name, precision) and (catalog.base_engine(name) != "native" or precision == "int8")
+    ]
 
 
 def _scenario(
@@ -446,7 +450,7 @@ def plan(
     for each in precisions or ():
         require_precision(each)
     names = list(engines or (*available(), "native"))
-    if unknown := [name for name in names if name not in catalog.ENGINES]:
+    if unknown := [name for name in names if catalog.base_engine(name) not in catalog.ENGINES]:
         raise RequestError(f"unknown engine {', '.join(unknown)}; choose among {', '.join(catalog.ENGINES)}")
     require_installed(*names)
     if is_file(model):
@@ -456,7 +460,7 @@ def plan(
         batches = examples_of(io.load(path), data, batch_sizes or (1,), preprocess)
         named = [AS_IT_IS, *(each for each in precisions or () if each == BF16)]
         candidates = _candidates(dict.fromkeys(named, path), names)
-        native, failed = _native(path, AS_IT_IS, names)
+        native, failed = catalog.native_candidates(path, AS_IT_IS, names)
         written = build_plan([*candidates, *native], batches, threads, target, catalog.load)
         return {"model": path.name, "path": str(target), **written, "failed": [*written["failed"], *failed]}
     folder = open_model(model, preprocess)
@@ -474,24 +478,12 @@ def plan(
     candidates = _candidates({precision: folder.ensure(PRECISIONS[precision]) for precision in precisions}, names)
     failed = []
     if "int8" in precisions:
-        native, failed = _native(lambda: graph_file(folder, "int8", "native"), "int8", names)
+        native, failed = catalog.native_candidates(lambda: graph_file(folder, "int8", "native"), "int8", names)
         candidates += native
     for each, count, batch in itertools.product(precisions, threads, batches):
         choose_engine(folder, each, batch, count, fresh=True)
     written = build_plan(candidates, batches, threads, target, catalog.load)
     return {"model": folder.card.name, "path": str(target), **written, "failed": [*written["failed"], *failed]}
-
-
-def _native(path: Path | Callable[[], Path], precision: str, names: Sequence[str]) -> tuple[list[Candidate], list[str]]:
-    """Returns the candidate of the native kernels if they are requested and support the file, or the reason."""
-    if "native" not in names:
-        return [], []
-    try:
-        path = path if isinstance(path, Path) else path()
-        catalog.native_options(path, 1)
-    except ZooError as error:
-        return [], [f"native: {error}"]
-    return [Candidate("native", precision, path)], []
 
 
 def _candidates(paths: dict[str, Path], names: Sequence[str]) -> list[Candidate]:

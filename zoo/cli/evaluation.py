@@ -15,6 +15,7 @@ from zoo.cli.options import (
     columns,
     combined,
     engine,
+    engines,
     on_error,
     preprocess,
     threads,
@@ -27,14 +28,6 @@ batch_sizes = click.option(
     type=Numbers(),
     default=None,
     help="Batch sizes. [default: 512 rows, 4 images, 32 sentences or texts; 1 for an .onnx file]",
-)
-
-engines = click.option(
-    "--engine",
-    "engines",
-    type=Words(),
-    default=None,
-    help="Inference engines. [default: all that the machine and the model support]",
 )
 
 REPEATS = 5  # permutations of a column, by default

@@ -95,11 +95,64 @@ precision = click.option(
     show_default=True,
     help="fp32, int8, or bf16 (fp32 computed in bfloat16 by OpenVINO, if the CPU supports it).",
 )
-engine = click.option(
-    "--engine",
-    default="auto",
-    show_default=True,
-    help="auto (the fastest on this machine), onnxruntime, openvino or native.",
+FORM = "form"  # key of a command's context
+
+
+def _keep_form(context: click.Context, _: click.Parameter, value: tuple[str, ...]) -> None:
+    context.meta[FORM] = value
+
+
+def _with_form(context: click.Context, _: click.Parameter, value: str) -> str:
+    """The engine native in the form that --form names."""
+    forms = context.meta.get(FORM)
+    if forms and value not in ("auto", "native"):
+        raise click.UsageError(f"--form selects among the forms of the engine native; found --engine {value}")
+    if forms and len(forms) > 1:
+        raise click.UsageError(f"found {len(forms)} forms, expected one")
+    return f"native:{forms[0]}" if forms else value
+
+
+def _with_forms(context: click.Context, _: click.Parameter, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """The engines, native in all forms that --form names."""
+    forms = context.meta.get(FORM)
+    if not forms:
+        return value
+    if value and "native" not in value:
+        raise click.UsageError(f"--form selects among the forms of the engine native; found --engine {','.join(value)}")
+    named = [f"native:{form}" for form in forms]
+    return (*(each for each in value or () if each != "native"), *named)
+
+
+form = click.option(
+    "--form",
+    type=Words(),
+    default=(),
+    is_eager=True,
+    expose_value=False,
+    callback=_keep_form,
+    help="Recommenders in the engine native: form of the first layer, as `zoo info` lists them. "
+    "[default: the fastest on this machine]",
+)
+engine = combined(
+    click.option(
+        "--engine",
+        default="auto",
+        show_default=True,
+        callback=_with_form,
+        help="auto (the fastest on this machine), onnxruntime, openvino or native.",
+    ),
+    form,
+)
+engines = combined(
+    click.option(
+        "--engine",
+        "engines",
+        type=Words(),
+        default=None,
+        callback=_with_forms,
+        help="Inference engines. [default: all that the machine and the model support]",
+    ),
+    form,
 )
 threads = click.option(
     "--threads",

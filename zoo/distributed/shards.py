@@ -15,6 +15,7 @@ from typing import Any
 import zoo
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import read_json, require_place, sha256, write_json, write_text
+from pipelines.engines import catalog
 from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import PRECISIONS, graph_file
 from pipelines.models.protocols import NoRow, ShardableRows
@@ -72,7 +73,8 @@ class ShardedRun:
 
     The engine and the digest of the graph that it runs ("form") are part of the plan and of manifests, because int8
     results of engines, and of native forms for other caches, differ in the last bits. "auto" is native if the model has
-    a native form, else onnxruntime.
+    a native form, else onnxruntime. Native kernels run the finest form of the graph, so that machines agree, unless the
+    engine names another.
 
     Args:
         model: Name of a pretrained model, or path of a model folder.
@@ -125,7 +127,8 @@ class ShardedRun:
         suffix = format or formats[0]
         if suffix not in formats:
             raise RequestError(f"found the format {format}, expected {', '.join(formats)}")
-        self.pipeline = zoo.pipeline(model, precision, engine, threads, batch_size)
+        opened = catalog.finest_form(graph_file(loaded, precision, engine)) if engine == "native" else engine
+        self.pipeline = zoo.pipeline(model, precision, opened, threads, batch_size)
         self.on_error = on_error or self.pipeline.ON_ERROR
         self.options = run_options
         settings = {

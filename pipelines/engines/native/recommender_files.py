@@ -29,21 +29,23 @@ logger = logging.getLogger(__name__)
 
 # Bump it when the dataclasses below, those of the kernels, or what is read of a graph change;
 # tests/pipelines/engines/native/test_recommender_files.py fails where that is forgotten.
-VERSION = 5
+VERSION = 6
 SUFFIX = ".zoo"
 
 
 @dataclass(frozen=True, eq=False)
 class ClickModel:
-    """A recommender for the native kernels.
+    """A recommender for the native kernels, in one form.
 
     Attributes:
+        form: Name of the form.
         inputs: (name, dtype, shape) of the graph's inputs, None for a dynamic size.
         fed: Which of them the program takes as ids, numbers and scales; None where it takes none.
         outputs: Names of the graph's outputs.
         program: What the kernels compute.
     """
 
+    form: str
     inputs: Sequence[tuple[str, str, Sequence[int | None]]]
     fed: Sequence[str | None]
     outputs: Sequence[str]
@@ -71,29 +73,37 @@ def readable(path: Path) -> Iterator[None]:
         raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, and it is made anew") from error
 
 
-def opened(path: Path) -> ClickModel:
-    """Reads the click model of a native.onnx from a stored program, which is written at first use.
+def opened(path: Path) -> Sequence[ClickModel]:
+    """Reads the click model of a native.onnx from stored programs, which are written at first use.
 
-    The program is stored beside the file or in the cache. If it cannot be stored or is damaged, the graph is read.
+    The programs are stored beside the file or in the cache. If they cannot be stored or are damaged, the graph is read.
 
     Args:
         path: The native.onnx.
 
     Returns:
-        The click model.
+        The click model in all its forms, one at least.
 
     Raises:
         RequestError: The file is missing, damaged or has no click program.
     """
     try:
         kept = derived(path, [path.parent], "clicks", VERSION, store, SUFFIX)
-        beyond = mapped(path).is_file() and mapped(path).stat().st_size > table_memory()
-        with unread_tables() if beyond else contextlib.nullcontext():
-            (model,) = program_file.load(kept, CLASSES, VERSION, mapped(path))
+        with unread_tables() if beyond_memory(path) else contextlib.nullcontext():
+            models: Sequence[ClickModel] = program_file.load(kept, CLASSES, VERSION, mapped(path))
     except ZooError as error:
-        model = _model(_graph(path), path)
+        models = _models(_graph(path), path)
         logger.warning("%s; until then the graph is read, which takes longer", error)
-    return model  # type: ignore[no-any-return]
+    return models
+
+
+def beyond_memory(path: Path) -> bool:
+    """Whether the tables of a native.onnx may take more than `table_memory`.
+
+    Args:
+        path: The native.onnx.
+    """
+    return mapped(path).is_file() and mapped(path).stat().st_size > table_memory()
 
 
 def table_memory() -> int:
@@ -114,7 +124,7 @@ def store(source: Path, path: Path) -> None:
     graph = _graph(source)
     tensors = [each.const_value for each in graph.graph.initializers.values()]
     outside = {(each.numpy().ctypes.data, each.nbytes): each.offset or 0 for each in tensors if _is_outside(each)}  # type: ignore[union-attr]
-    program_file.save(path, (_model(graph, source),), CLASSES, VERSION, outside)
+    program_file.save(path, _models(graph, source), CLASSES, VERSION, outside)
 
 
 def _graph(path: Path) -> ir.Model:
@@ -129,28 +139,25 @@ def _is_outside(tensor: ir.TensorProtocol | None) -> bool:
     return isinstance(tensor, ir.ExternalTensor)
 
 
-def _first(model: ir.Model, path: Path) -> ir.Node:
-    from pipelines.kernels.recommenders.parallel_embedding import PARALLEL_EMBEDDING
-
-    for node in model.graph:
-        if node.domain == DOMAIN and node.op_type in (ClickProgram.name, PARALLEL_EMBEDDING):
-            return node
-    raise RequestError(
-        f"{path} has no {ClickProgram.name} operator; the engine native runs the native.onnx of a model folder"
-    )
-
-
-def _model(model: ir.Model, path: Path) -> ClickModel:
+def _models(model: ir.Model, path: Path) -> list[ClickModel]:
     from pipelines.kernels.recommenders import parallel_embedding
     from pipelines.kernels.recommenders.from_graph import click_program
 
+    found = []
     with readable(path):
-        first = _first(model, path)
         inputs = [(str(value.name), *_port(value)) for value in model.graph.inputs]
         outputs = [str(value.name) for value in model.graph.outputs]
-        if first.op_type == ClickProgram.name:
-            return ClickModel(inputs, _names(first.inputs[:3]), outputs, click_program(first))
-        return ClickModel(inputs, [*_names(first.inputs[:2]), None], outputs, parallel_embedding.program_of(first))
+        for node in model.graph:
+            if (node.domain, node.op_type) == (DOMAIN, ClickProgram.name):
+                found.append(ClickModel(str(node.name), inputs, _names(node.inputs[:3]), outputs, click_program(node)))
+            elif (node.domain, node.op_type) == (DOMAIN, parallel_embedding.PARALLEL_EMBEDDING) and not found:
+                program = parallel_embedding.program_of(node)
+                return [ClickModel("folded", inputs, [*_names(node.inputs[:2]), None], outputs, program)]
+    if not found:
+        raise RequestError(
+            f"{path} has no {ClickProgram.name} operator; the engine native runs the native.onnx of a model folder"
+        )
+    return found
 
 
 def _names(values: Sequence[ir.Value | None]) -> list[str | None]:

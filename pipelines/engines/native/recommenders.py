@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,9 +20,7 @@ from pipelines.engines.contexts import Asynchronous
 from pipelines.engines.native import recommender_files
 from pipelines.engines.native.held import Expected, Run, Subject, hold
 from pipelines.engines.native.recommender_files import ClickModel
-from pipelines.engines.quickest import Option
 from pipelines.engines.session import BatchError, Executed, Port
-from pipelines.kernels import extension
 from pipelines.kernels.arrays import contiguous
 from pipelines.kernels.recommenders import native, reference
 from pipelines.kernels.recommenders.native import SharedInputs
@@ -45,6 +42,8 @@ class ProgramGraph:
 
     Attributes:
         inputs: dtype and shape of every graph input, by name.
+        form: Name of the form.
+        rows: Number of table rows that the ids of every column select from.
         fed: Names of the inputs that the program takes, in its order; None for an input that it does not take.
         outputs: Names of the outputs.
         cached: Tables that are read from the file; None if all fit into memory.
@@ -53,8 +52,9 @@ class ProgramGraph:
     def __init__(self, path: Path, threads: int, model: ClickModel) -> None:
         self.path, self.threads = path, threads
         self.inputs = {name: Port(np.dtype(dtype), tuple(shape)) for name, dtype, shape in model.inputs}
-        self.fed, self.outputs = model.fed, model.outputs
+        self.fed, self.outputs, self.form = model.fed, model.outputs, model.form
         self.steps = [type(step).__name__ for step in model.program.steps]
+        self.rows = model.program.rows
         self.cached = cached_tables(model.program, recommender_files.table_memory())
         self.program = native.click_program(model.program, cached=self.cached)
         self._model, self._sharing, self._ranking = model, dict[SharedInputs, Any](), dict[SharedInputs, Any]()
@@ -185,7 +185,7 @@ class ProgramSession(Asynchronous):
 
     def __init__(self, graph: ProgramGraph, *, held: bool = True) -> None:
         self._graph, self.threads, self.inputs = graph, graph.threads, graph.inputs
-        subject = Subject(unheld, graph.path, graph.path.with_name("int8.onnx"), graph.threads)
+        subject = Subject(unheld, graph.path, graph.path.with_name("int8.onnx"), graph.threads, (graph.form,))
         if graph.cached:  # too large for a stock engine
             subject = replace(subject, reference=graph.path, expected=in_numpy)
         self._subject = subject if held else None
@@ -231,6 +231,21 @@ class ProgramSession(Asynchronous):
         graph = self._graph
         return [Executed(f"{i}", f"{step} {graph.program.isa}", "s16") for i, step in enumerate(graph.steps)]
 
+    def sibling(self) -> ProgramSession:
+        """Returns another session of the same graph."""
+        return ProgramSession(self._graph, held=self._subject is not None)
+
+    def varied(self, batch: Batch, seed: int) -> Batch:
+        """Returns a batch with other ids, drawn uniformly from the rows of their tables, for timings.
+
+        Args:
+            batch: Batch of the model.
+            seed: Seed of the ids.
+        """
+        name, rows = str(self._graph.fed[0]), self._graph.rows
+        ids = np.random.default_rng(seed).integers(0, np.maximum(rows, 1), np.shape(batch[name]), batch[name].dtype)
+        return {**batch, name: ids}
+
 
 @dataclass(frozen=True, eq=False)
 class ProgramItems:
@@ -257,55 +272,38 @@ class ProgramItems:
         return dict(zip(self.graph.outputs, found, strict=True))
 
 
-def unheld(path: Path, threads: int) -> Run:
+def unheld(path: Path, threads: int, form: str) -> Run:
     """Opens a native.onnx for `held.check`.
 
     Args:
         path: The native.onnx.
         threads: Number of threads.
+        form: Name of the form.
 
     Returns:
         Its `run`.
     """
-    graph = ProgramGraph(path, threads, recommender_files.opened(path))
-    return ProgramSession(graph, held=False).run
+    model = next(each for each in recommender_files.opened(path) if each.form == form)
+    return ProgramSession(ProgramGraph(path, threads, model), held=False).run
 
 
-def in_numpy(path: Path, *_: Any, **__: Any) -> Expected:
+def in_numpy(path: Path, _: int, form: str, **__: Any) -> Expected:
     """Opens the numpy reference of a native.onnx for `held.check`.
 
     Args:
         path: The native.onnx.
+        form: Name of the form.
 
     Returns:
         A function to the outputs of a batch.
     """
-    model = recommender_files.opened(path)
+    model = next(each for each in recommender_files.opened(path) if each.form == form)
 
     def outputs(batch: Batch, _: Batch) -> dict[str, NDArray[Any]]:
         arrays: list[Any] = [None if name is None else batch[name] for name in model.fed]
         return dict(zip(model.outputs, reference.run(model.program, *arrays), strict=True))
 
     return outputs
-
-
-def options(path: Path, threads: int) -> dict[str, Option]:
-    """Returns the way to run a native.onnx, "native".
-
-    Args:
-        path: The native.onnx.
-        threads: Number of threads.
-
-    Returns:
-        Option by name, for `QuickestSession`.
-
-    Raises:
-        RequestError: The kernels are missing, or the file is missing, damaged or has no click program.
-    """
-    extension.required()
-    with recommender_files.readable(path):
-        graph = ProgramGraph(path, threads, recommender_files.opened(path))
-    return {"native": Option(functools.partial(ProgramSession, graph), 0)}
 
 
 def _listed(found: Any) -> list[NDArray[Any]]:

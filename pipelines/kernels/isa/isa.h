@@ -134,6 +134,8 @@ struct MixedLinear {
     int64_t chosen_count;
     const int32_t *shared;      // [stride] sums that all rows have in common, or null
     const int32_t *const *own;  // [stride] further sums of every row, or null
+    const float *added;         // [n, stride] added to the results, or null
+    int64_t ahead;              // blocks of four samples between a row's fetch into L2 and its use, 1 or more
 };
 
 // Where `width` columns of a MixedLinear go, from the one before's `end`, a whole 64, on.
@@ -185,6 +187,11 @@ struct ClickKernels {
     void (*numbers)(const float *x, int64_t x_stride, const int32_t *columns, const float *scale, int64_t width, int64_t n, int16_t *out,
                     int64_t out_stride);
     void (*quantize)(const float *x, int64_t x_stride, float factor, float low, int64_t width, int64_t n, int16_t *out, int64_t out_stride);
+    // `width` bytes of the rows of a table [rows, stride] that the ids choose
+    void (*gather_bytes)(const uint8_t *table, int64_t stride, int64_t width, const uint32_t *ids, int64_t ids_stride, int64_t n, uint8_t *out,
+                         int64_t out_stride);
+    // the eight higher bits of codes: clip(((x_j + 16) >> 5) + 128, 0, 255)
+    void (*code_bytes)(const int16_t *x, int64_t x_stride, int64_t width, int64_t n, uint8_t *out, int64_t out_stride);
     // 0.5 scale^2 (|sum_f k_f|^2 - sum_f |k_f|^2) of the int16 vectors at `at`
     void (*factorization)(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t fields, int64_t width, float scale, int64_t n,
                           float *out, int64_t out_stride);

@@ -44,6 +44,7 @@ class ClickProgram : public LayerSteps {
     // The rows `first` .. `first + rows` of table int16 [R, stride], flat; `position`: where they go.
     void gather(int out, int64_t position, Array table, int64_t first, int64_t rows, int64_t stride, int64_t width, int64_t column,
                 int64_t count, const std::string &pool, float factor, int64_t mean) {
+        if (table.dtype() == nb::dtype<uint8_t>()) return gather_bytes(out, position, std::move(table), rows, stride, width, column, count, pool);
         const Slot to = slot(out, Kind::kWords, "gather");
         const auto *data = data_of<int16_t>(table, "table", 1);
         WordRows r{data + first * stride, stride, width, count, Pool::kNone, factor, 2 * rows * stride > kNear};
@@ -281,8 +282,9 @@ void bind_click_program(nb::module_ &module) {
         .def("quantized_gather", &ClickProgram::quantized_gather, "out"_a, "position"_a, "table"_a, "rows"_a, "width"_a, "bits"_a, "scale_unit"_a,
              "bias_unit"_a, "column"_a, "count"_a, "pool"_a, "factor"_a, "mean"_a)
         .def("mixed", &ClickProgram::mixed, "x"_a, "first"_a, "weight"_a, "scale"_a, "bias"_a, "outs"_a, "table"_a.none(), "columns"_a,
-             "offsets"_a, "rows"_a, "shift"_a)
+             "offsets"_a, "rows"_a, "shift"_a, "added"_a, "ahead"_a)
         .def("dense", &ClickProgram::dense, "x"_a, "out"_a, "weight"_a, "bias"_a, "scale"_a, "zero_point"_a, "low"_a)
+        .def("code_bytes", &ClickProgram::code_bytes, "x"_a, "first"_a, "out"_a, "position"_a, "width"_a)
         .def("quantize", &ClickProgram::quantize, "x"_a, "out"_a, "position"_a, "factor"_a, "relu"_a)
         .def("factorization", &ClickProgram::factorization, "x"_a, "out"_a, "positions"_a, "width"_a, "scale"_a)
         .def("cross", &ClickProgram::cross, "x"_a, "u"_a, "g"_a, "first"_a, "factor"_a, "out"_a.none(), "total"_a.none(), "weight"_a.none())

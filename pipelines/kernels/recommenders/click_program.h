@@ -32,6 +32,7 @@ constexpr int64_t kSlack = 32;    // int16 that kernels may touch behind a row
 constexpr int64_t kWidest = int64_t{1} << 20;
 constexpr size_t kOutputs = 64;
 constexpr int64_t kOuts = 64;  // of one step
+constexpr int64_t kBlocksAhead = 16;
 constexpr int64_t kNear = 1 << 18;  // bytes of a table that stays in L2
 constexpr float kRoundToInt = 12582912.0f;  // 1.5 * 2^23: added to a code and taken away, it rounds, ties to even
 

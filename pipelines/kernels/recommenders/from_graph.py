@@ -28,6 +28,7 @@ def program_node(
     outputs: Sequence[str],
     name: str,
     taken: set[str],
+    written: dict[int, ir.Value] | None = None,
 ) -> ir.Node:
     """Creates the `ClickProgram` node of a program; its arrays become initializers of `main`.
 
@@ -41,12 +42,14 @@ def program_node(
         outputs: Names of the outputs.
         name: Name of the node and prefix of the initializers.
         taken: Names in use; updated.
+        written: Initializers of other programs of the graph by the address of their arrays, which the node shares;
+            updated.
 
     Returns:
         The node.
     """
     arrays: list[NDArray[Any]] = []
-    written = {
+    content = {
         "numbers": program.numbers,
         "means": program.means,
         "slots": program.slots,
@@ -54,8 +57,12 @@ def program_node(
         "rows": _written(program.rows, arrays),
         "steps": [{"step": type(each).__name__} | _written(each, arrays) for each in program.steps],
     }
-    constants = [edit.initializer(main, f"{name}.{i}", array, taken) for i, array in enumerate(arrays)]
-    text = json.dumps(written, separators=(",", ":"))
+    written = {} if written is None else written
+    for i, array in enumerate(arrays):
+        if id(array) not in written:
+            written[id(array)] = edit.initializer(main, f"{name}.{i}", array, taken)
+    constants = [written[id(array)] for array in arrays]
+    text = json.dumps(content, separators=(",", ":"))
     node = ir.node(
         PROGRAM,
         [*inputs, *constants],

@@ -15,19 +15,21 @@ class LayerSteps : public TableSteps {
     using TableSteps::TableSteps;
 
     void mixed(int x, int64_t first, const Array &weight, const Array &scale, const Array &bias, const std::vector<std::tuple<int, int64_t, bool>> &outs,
-               const std::optional<Array> &table, const Array &columns, const Array &offsets, const Array &rows, int shift) {
+               const std::optional<Array> &table, const Array &columns, const Array &offsets, const Array &rows, int shift, int added,
+               int64_t ahead) {
         const auto *w = data_of<int16_t>(weight, "weight", 2);
         const auto *s = data_of<float>(scale, "scale", 1), *b = data_of<float>(bias, "bias", 1);
         const int64_t inputs = static_cast<int64_t>(weight.shape(0)), width = static_cast<int64_t>(weight.shape(1));
         const int64_t fields = static_cast<int64_t>(columns.shape(0)), stride = width, pairs = (inputs + 1) / 2;
-        const Slot from = inputs ? slot(x, Kind::kWords, "mixed") : Slot{};
+        const Slot from = inputs ? slot(x, Kind::kWords, "mixed") : Slot{}, plus = added < 0 ? Slot{} : slot(added, Kind::kFloats, "mixed");
         const bool fits = width >= 1 && width % kColumns == 0 && width <= kWidest && static_cast<int64_t>(scale.shape(0)) == width &&
                     static_cast<int64_t>(bias.shape(0)) == width && shift >= 0 && shift <= 14 && fields <= kMaxFields && !outs.empty() && outs.size() <= kOuts &&
-                    first >= 0 && (!inputs || first + inputs <= from.width) && table.has_value() == (fields > 0);
+                    first >= 0 && (!inputs || first + inputs <= from.width) && table.has_value() == (fields > 0) &&
+                    (added < 0 || plus.width == width) && ahead >= 1 && ahead <= kBlocksAhead;
         require(fits, "mixed");
         auto step = std::make_shared<Mixed>();
         MixedLinear &m = step->linear;
-        m.fields = fields, m.pairs = pairs, m.stride = stride, m.shift = shift, m.sparse = from.relu;
+        m.fields = fields, m.pairs = pairs, m.stride = stride, m.shift = shift, m.sparse = from.relu, m.ahead = ahead;
         if (table) {
             if (table->dtype() == nb::dtype<int16_t>())
                 m.wide_table = data_of<int16_t>(*table, "table", 2);
@@ -54,6 +56,7 @@ class LayerSteps : public TableSteps {
             for (int64_t k = 0; k < 2 * pairs; ++k)
                 step->weight[((j / group * pairs + k / 2) * group + j % group) * 2 + k % 2] = k < inputs ? w[k * width + j] : 0;
         }
+        if (!m.sparse) leave_out_zeros(*step, w, inputs);
         m.weight = step->weight.data(), m.scale = step->scale.data(), m.bias = step->bias.data();
         std::vector<Span> writes;
         for (const auto &each : step->outs) writes.push_back(whole(std::get<0>(each)));
@@ -61,16 +64,19 @@ class LayerSteps : public TableSteps {
         for (const Field &field : step->fields) reach = zoo::joined(reach, reach_of(field));
         std::vector<Span> reads;
         if (inputs) reads.push_back({from, first, inputs});
+        if (added >= 0) reads.push_back(whole(plus));
         const bool splits = joined(reach, reads) == Reach::kSample;
         if (splits) {
             split(*step, from, first, inputs);
             reads.clear();
             for (int64_t p : step->rest(pairs)) reads.push_back({from, first + 2 * p, std::min<int64_t>(2, inputs - 2 * p)});
+            if (added >= 0) reads.push_back(whole(plus));
             add_sums(step, from, first, inputs);
         }
         const int64_t start = step->call ? kept_bytes(stride * 4) : 0;
         const auto run = [=, this](const Block &block) {
             MixedLinear linear = step->linear;
+            if (added >= 0) linear.added = block.at<float>(plus);
             const int16_t *codes = pairs ? block.at<int16_t>(from) + first : nullptr;
             const int64_t codes_stride = pairs ? from.stride : 0;
             if (step->call) {
@@ -160,7 +166,7 @@ class LayerSteps : public TableSteps {
     void split(Mixed &step, const Slot &from, int64_t first, int64_t inputs) const {
         Sums parts[3];
         for (const Field &field : step.fields) parts[static_cast<size_t>(reach_of(field))].fields.push_back(field);
-        for (int64_t p = 0; p < step.linear.pairs; ++p)
+        for (int64_t p : step.rest(step.linear.pairs))
             parts[static_cast<size_t>(reach_of(Span{from, first + 2 * p, std::min<int64_t>(2, inputs - 2 * p)}))].chosen.push_back(static_cast<int32_t>(p));
         Sums &call = parts[static_cast<size_t>(Reach::kCall)], &item = parts[static_cast<size_t>(Reach::kItem)], &rest = parts[static_cast<size_t>(Reach::kSample)];
         if (item.chosen.empty() && item.fields.size() * (step.linear.wide_table ? 2 : 1) < sizeof(int32_t)) {
@@ -200,6 +206,18 @@ class LayerSteps : public TableSteps {
             for (int64_t s = 0; s < block.n; ++s)
                 std::memcpy(block.items[s] + step->sums->offset, sums.data() + s * stride, static_cast<size_t>(4 * stride));
         });
+    }
+
+    // Pairs of inputs whose weights are all zero, as between vectors that a layer reads, are not read.
+    static void leave_out_zeros(Mixed &step, const int16_t *weight, int64_t inputs) {
+        MixedLinear &m = step.linear;
+        for (int64_t p = 0; p < m.pairs; ++p) {
+            const int16_t *pair = weight + 2 * p * m.stride, *end = weight + std::min(2 * p + 2, inputs) * m.stride;
+            if (std::any_of(pair, end, [](int16_t each) { return each != 0; })) step.chosen.push_back(static_cast<int32_t>(p));
+        }
+        m.chosen_count = static_cast<int64_t>(step.chosen.size());
+        if (m.chosen_count == m.pairs) step.chosen.clear();
+        else m.chosen = step.chosen.data();
     }
 
     // The table rows of n samples, sample by sample.

@@ -18,7 +18,7 @@ import numpy as np
 
 import zoo
 from pipelines.core.errors import RequestError
-from scripts.peers import harness
+from scripts.peers import harness, processes
 from scripts.peers.recommenders import engines, wide_deep
 
 FAMILIES = ("wide-deep", "deepfm", "dcn-v2", "dlrm", "autoint", "finalmlp", "gdcn", "two-tower")
@@ -136,13 +136,15 @@ def options(parser: harness.Parser) -> None:
     parser.numbers("--batch-size", "512,1", "batch sizes")
     parser.names("--peers", "engine", ENGINES)
     parser.count("--rounds", 15, "turns of each engine")
+    parser.count("--neighbour", 0, "MB that a process on another core reads all the time; 0: no such process", least=0)
 
 
 def measure(args: Any) -> dict[str, Any]:
     """Returns {"models": [`compare`], "environment"}."""
-    facts = harness.environment(*PACKAGES, rounds=args.rounds)
+    facts = harness.environment(*PACKAGES, rounds=args.rounds, neighbour_mb=args.neighbour)
 
     def one(model: str) -> dict[str, Any]:
         return compare(model, args.batch_size, args.peers, args.rounds)
 
-    return harness.gather("models", args.models, one, args.output, facts)
+    with processes.neighbour(args.neighbour):
+        return harness.gather("models", args.models, one, args.output, facts)

@@ -120,3 +120,29 @@ def test_the_float_file_runs_where_it_is_faster(monkeypatch, caplog):
     quickest.leave_out_float(judged := QuickestSession("m", made))
     judged.run(feeds(100))
     assert judged.engine in "ab"
+
+
+def test_the_finest_form_runs_unless_another_is_clearly_faster(monkeypatch, tmp_path):
+    monkeypatch.setenv("ZOO_HOME", str(tmp_path))
+    times = {"native:fine": 1.04, "native:fast": 1.0, "native:slow": 1.03}
+    monkeypatch.setattr(timing, "measure", lambda sessions, *_: [times[each.engine] for each in sessions])
+    options = {name: (lambda name=name: Fake(name)) for name in times}
+    found = timing.choose("m", options, feeds(3), finest=list(times))
+    assert found.engine == "native:fine"
+    times["native:fine"] = 1.1
+    found = timing.choose("m", options, feeds(3), finest=list(times), fresh=True)
+    assert found.engine == "native:fast"
+
+
+def test_batches_are_varied_where_a_session_can(monkeypatch):
+    class Varied(Fake):
+        def varied(self, batch, seed):
+            return {"x": np.full_like(batch["x"], seed)}
+
+        def run(self, batch):
+            seen.append(float(batch["x"][0, 0]))
+            return super().run(batch)
+
+    seen = []
+    timing.measure([Varied("a")], feeds(2), 2)
+    assert len(set(seen)) == len(seen) == 3 * timing.VARIANTS // 2

@@ -47,7 +47,7 @@ def random_samples(
 
 
 def by_activity(
-    program: ClickProgram, hidden: Mapping[Linear, int], reader: GraphReader, table: CalibrationTable
+    program: ClickProgram, hidden: Mapping[Linear, int], samples: Samples
 ) -> dict[Expression, NDArray[Any]]:
     """Sorts the units of hidden layers by how often they are nonzero, on random samples.
 
@@ -56,11 +56,10 @@ def by_activity(
     Args:
         program: Program with the layers in their original order.
         hidden: Buffer slot of every hidden layer.
-        reader: Reader of the graph.
-        table: Activation ranges.
+        samples: Random samples.
 
     Returns:
         Order of the units of every layer, int64 [width]; most active units first.
     """
-    buffers = reference.buffers(program, *random_samples(program, reader, table))
+    buffers = reference.buffers(program, *samples)
     return {x: np.argsort(-(buffers[slot] > 0).sum(axis=0), kind="stable") for x, slot in hidden.items()}

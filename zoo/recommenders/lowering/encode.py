@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels.recommenders import steps
 from pipelines.kernels.recommenders.steps import CODES, SLACK
 from pipelines.quantization.calibration.table import CalibrationTable
 from zoo.recommenders.lowering.expressions import Dots, Expression, Field
+from zoo.recommenders.lowering.forms import FORMS, Form
 from zoo.recommenders.lowering.graph_reader import GraphReader
 from zoo.recommenders.lowering.integer_layers import largest, positive
 from zoo.recommenders.lowering.plan import HEADROOM, LoweringPlan
@@ -26,6 +28,8 @@ class CodeLayout(LoweringPlan):
         table: Activation ranges.
         caches: Cache sizes in bytes: {"L2", "L3"}.
         coarse: Whether large layers and tables may use bytes.
+        form: Form of the program.
+        tables: Tables of codes that programs of the model share, by what they hold; tables made here are added.
 
     Attributes:
         slots: (kind, width) of every buffer.
@@ -37,9 +41,16 @@ class CodeLayout(LoweringPlan):
     """
 
     def __init__(
-        self, reader: GraphReader, table: CalibrationTable, caches: Mapping[str, int], coarse: bool = True
+        self,
+        reader: GraphReader,
+        table: CalibrationTable,
+        caches: Mapping[str, int],
+        coarse: bool = True,
+        form: Form = FORMS[0],
+        tables: dict[Hashable, NDArray[np.int16]] | None = None,
     ) -> None:
-        super().__init__(reader, table, caches, coarse)
+        super().__init__(reader, table, caches, coarse, form)
+        self._tables = {} if tables is None else tables
         self.slots: list[tuple[str, int]] = []
         self.steps: list[steps.Step] = []
         self._at: dict[Expression, tuple[int, float]] = {}  # (position, scale) among the codes
@@ -112,13 +123,15 @@ class CodeLayout(LoweringPlan):
         height, width = len(fields[0].table), sum(field.width for field in fields)
         if any(len(field.table) != height for field in fields):
             raise RequestError(f"tables of column {column} differ in their rows")
-        codes = np.zeros((height, width), np.int16)
-        start = 0
-        for field in fields:
-            step = self._at[field][1] * factor
-            codes[:, start : start + field.width] = np.clip(np.rint(field.table / step), -CODES, CODES)
-            start += field.width
-        table = np.concatenate([codes.ravel(), np.zeros(SLACK, np.int16)])
+        units = [self._at[field][1] * factor for field in fields]
+        key = tuple(zip(map(id, fields), units, strict=True))
+        if (table := self._tables.get(key)) is None:
+            table = np.zeros(height * width + SLACK, np.int16)
+            codes, start = table[: height * width].reshape(height, width), 0
+            for field, unit in zip(fields, units, strict=True):
+                codes[:, start : start + field.width] = np.clip(np.rint(field.table / unit), -CODES, CODES)
+                start += field.width
+            self._tables[key] = table
         self.steps.append(
             steps.Gather(self.x, self._at[fields[0]][0], table, height, width, width, column, count, pool, factor, mean)
         )

@@ -114,15 +114,18 @@ def products(part: Field, weight: Floats) -> Iterator[tuple[int, Floats]]:
         yield start, part.table[start : start + BLOCK].astype(np.float64) @ weight
 
 
-def dense_layer(weight: Floats, bias: Floats, scale: float, unit: float, form: str) -> LinearLayer:
-    """Quantizes a linear layer that reads a hidden layer in 8 bits.
+def dense_layer(
+    weight: Floats, bias: Floats, scale: float, unit: float | Floats, form: str, zero_point: int = 0
+) -> LinearLayer:
+    """Quantizes a linear layer that reads bytes.
 
     Args:
         weight: float64 [inputs, N].
         bias: float64 [N].
         scale: Scale of the inputs.
-        unit: Scale of the result.
+        unit: Scale of the result, or of every column.
         form: Format of the result; "f4" is float32 without a ReLU.
+        zero_point: Zero point of the inputs.
 
     Returns:
         Layer with symmetric int8 weights per output channel and int32 biases.
@@ -132,7 +135,7 @@ def dense_layer(weight: Floats, bias: Floats, scale: float, unit: float, form: s
     """
     scales, codes = weight_qparams(weight.astype(np.float32), 1)
     factor = scales.astype(np.float64) * scale
-    whole = np.rint(bias / factor)
+    whole = np.rint(bias / factor) - zero_point * codes.sum(axis=0, dtype=np.int64)
     if not np.abs(whole).max() < 2**31 - 255 * 127 * len(weight):
         raise RequestError("a linear layer can overflow 32 bits")
     zero = None if form == "f4" else 0

@@ -5,7 +5,7 @@ Linear layers are folded into embedding tables where this saves time; other embe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -16,16 +16,14 @@ from numpy.typing import NDArray
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.graph.infer import infer_shapes
-from pipelines.kernels.recommenders import steps
+from pipelines.kernels.recommenders import reference, steps
 from pipelines.kernels.recommenders.from_graph import program_node
-from pipelines.kernels.recommenders.operators import COLUMNS
 from pipelines.kernels.recommenders.program import ClickProgram
-from pipelines.kernels.recommenders.steps import CODES
 from pipelines.quantization.calibration.table import CalibrationTable
-from pipelines.quantization.qdq.scales import activation_qparams
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.recommenders.lowering.activity import by_activity, random_samples
 from zoo.recommenders.lowering.algebra import total_of
+from zoo.recommenders.lowering.code_layers import CodeLayers, Inputs
 from zoo.recommenders.lowering.expressions import (
     Crossed,
     Dots,
@@ -42,11 +40,11 @@ from zoo.recommenders.lowering.expressions import (
     parts_of,
 )
 from zoo.recommenders.lowering.fields.expressions import FieldAttention, GatedCodes
-from zoo.recommenders.lowering.fields.steps import FieldSteps, attention_order
+from zoo.recommenders.lowering.forms import CHANGE, FORMS, SAMPLES, Form, MadeForm, lowering_report
 from zoo.recommenders.lowering.graph_reader import GraphReader
-from zoo.recommenders.lowering.integer_layers import FINEST, dense_layer, mixed_layer, positive
-from zoo.recommenders.lowering.plan import HEADROOM, LayerGroup
-from zoo.recommenders.lowering.quantized_tables import lowering_report, quantize_tables
+from zoo.recommenders.lowering.integer_layers import dense_layer
+from zoo.recommenders.lowering.plan import LayerGroup
+from zoo.recommenders.lowering.quantized_tables import QuantizedTable, QuantizedTables, largest_change
 from zoo.recommenders.lowering.sequences.encoder_precision import StateUse, uses_of_states
 from zoo.recommenders.lowering.sequences.expressions import EncodedSequence
 
@@ -57,12 +55,15 @@ FLOAT = 1e-9  # the finest step of a result that stays float
 
 
 def lower(model: ir.Model, table: CalibrationTable, recipe: QuantRecipe) -> tuple[ir.Model | None, dict[str, Any]]:
-    """Lowers a rewritten float model to one `ClickProgram`.
+    """Lowers a rewritten float model to a `ClickProgram` in several forms, of which a machine times the fastest.
 
     Supports the structures of Wide & Deep, DeepFM, DCN V2, DLRM and two-tower models, see
     `zoo.recommenders.lowering.graph_reader`. If the recipe keeps an operator float because 8 bits are too coarse, the
-    program uses int16 codes throughout, also for the rows of folded tables. On one machine the same inputs give the
-    same bytes.
+    program uses int16 codes throughout, also for the rows of folded tables. The same inputs give the same bytes, on
+    machines with caches of the same sizes.
+
+    A form is left out if it is the same program as one before it, or changes an output on random samples by more than
+    the recipe's bound, or `CHANGE`, compared with the form that multiplies int16 codes.
 
     Args:
         model: Float32 model after the rewrites. It is not changed.
@@ -71,8 +72,10 @@ def lower(model: ir.Model, table: CalibrationTable, recipe: QuantRecipe) -> tupl
 
     Returns:
         (model, report). The model is None if the graph has an unsupported operator or the recipe keeps tables float.
-        The report is {"fold": bool, "reason": one line, "layers": {hidden value: `Decision`}, "refused": {operator:
-        reason}}, and {"tables": [`QuantizedTable`]} if there are quantized tables.
+        The model has a node of every form, the first one with the model's outputs. The report is {"fold": bool,
+        "reason": one line, "forms": [{"form", "megabytes" of its tables, "change" of outputs, "folded": {hidden value:
+        `Decision`}}], "refused": {operator or form: reason}}, and {"tables": [`QuantizedTable`]} if there are
+        quantized tables.
 
     Raises:
         RequestError: The table belongs to another graph.
@@ -86,15 +89,9 @@ def lower(model: ir.Model, table: CalibrationTable, recipe: QuantRecipe) -> tupl
             raise RequestError("the recipe keeps tables float")
         outputs = [reader.read(value) for value in shaped.graph.outputs]
         kept = any(recipe.keeps_float(str(node.name or node.outputs[0].name)) for node in reader.nodes)
-        compiler = Compiler(reader, table, machine.caches(), not kept)
-        program = compiler.compile(outputs)
-        if hidden := compiler.hidden():
-            compiler = Compiler(reader, table, machine.caches(), not kept, by_activity(program, hidden, reader, table))
-            program = compiler.compile(outputs)
-        samples = random_samples(program, reader, table)
-        program, quantized = quantize_tables(program, samples, machine.caches(), recipe.bound)
+        forms, tables, refused = _forms(reader, table, recipe, outputs, coarse=not kept)
     except RequestError as error:
-        return None, {"fold": False, "reason": str(error), "layers": {}, "refused": {}}
+        return None, {"fold": False, "reason": str(error), "forms": [], "refused": {}}
     names = [str(value.name) for value in shaped.graph.outputs]
     inputs = [reader.ids, reader.numbers, reader.scales]
     fed = [None if old is None else ir.Value(name=old.name, type=old.type, shape=old.shape) for old in inputs]
@@ -106,13 +103,51 @@ def lower(model: ir.Model, table: CalibrationTable, recipe: QuantRecipe) -> tupl
         name=shaped.graph.name,
     )
     taken = {*names, *(str(each.name) for each in fed if each is not None)}
-    node = program_node(graph, program, fed, names, "program", taken)
-    graph.append(node)
-    graph.outputs.extend(node.outputs)
-    return ir.Model(graph, ir_version=model.ir_version), lowering_report(compiler.decisions, quantized)
+    written: dict[int, ir.Value] = {}
+    for number, made in enumerate(forms):
+        own = [f"{made.name}.{name}" for name in names] if number else names
+        graph.append(program_node(graph, made.program, fed, own, made.name, taken, written))
+    graph.outputs.extend(graph[0].outputs)
+    return ir.Model(graph, ir_version=model.ir_version), lowering_report(forms, tables, refused)
 
 
-class Compiler(FieldSteps):
+def _forms(
+    reader: GraphReader, table: CalibrationTable, recipe: QuantRecipe, outputs: Sequence[Expression], *, coarse: bool
+) -> tuple[list[MadeForm], list[QuantizedTable], dict[str, str]]:
+    """Returns the forms of a model that differ, their quantized tables, and why forms are left out."""
+    made: dict[Hashable, MadeForm] = {}
+    refused: dict[str, str] = {}
+    orders: dict[Expression, Array] = {}
+    codes: dict[Hashable, Array] = {}
+    quantized = QuantizedTables(machine.caches(), recipe.bound)
+    for form in FORMS:
+        compiler = Compiler(reader, table, machine.caches(), coarse, form, codes, orders)
+        choices = compiler.choose(outputs)
+        if choices in made or (form.fold != "none" and not compiler.folds):
+            continue
+        program = compiler.compile()
+        if not made:
+            samples = random_samples(program, reader, table)
+            if hidden := compiler.hidden():
+                orders = by_activity(program, hidden, samples)
+                compiler = Compiler(reader, table, machine.caches(), coarse, form, codes, orders)
+                compiler.choose(outputs)
+                program = compiler.compile()
+        made[choices] = MadeForm(form.name, quantized.applied(program, samples), compiler.decisions)
+    samples = random_samples(program, reader, table, SAMPLES)
+    results = {each.name: reference.run(each.program, *samples) for each in made.values()}
+    exact = results["int16" if "int16" in results else next(iter(results))]
+    kept = []
+    for each in made.values():
+        each.change = largest_change(exact, results[each.name])
+        if each.change <= (recipe.bound or CHANGE):
+            kept.append(each)
+        else:
+            refused[each.name] = f"an output changes by {each.change:.2g}, the bound is {recipe.bound or CHANGE:g}"
+    return kept, quantized.made, refused
+
+
+class Compiler(CodeLayers):
     """Compiles expressions to a `ClickProgram`.
 
     Arguments are those of `CodeLayout`, and `orders`: the orders of the units of hidden layers in their buffers. Raises
@@ -125,23 +160,38 @@ class Compiler(FieldSteps):
         table: CalibrationTable,
         caches: Mapping[str, int],
         coarse: bool = True,
+        form: Form = FORMS[0],
+        tables: dict[Hashable, Array] | None = None,
         orders: Mapping[Expression, Array] = MappingProxyType({}),
     ) -> None:
-        super().__init__(reader, table, caches, coarse)
-        self._orders = orders
-        self._made: dict[tuple[Any, str], tuple[int, float]] = {}
+        super().__init__(reader, table, caches, coarse, form, tables)
+        self._orders, self._made = orders, {}
         self._states: dict[Expression, StateUse] = {}
+        self._outputs: list[Expression] = []
 
-    def compile(self, outputs: Sequence[Expression]) -> ClickProgram:
-        """Returns the program that computes the expressions `outputs`; raises RequestError for one without a step."""
-        outputs = [total_of(output) or output for output in outputs]
-        for output in outputs:
+    def choose(self, outputs: Sequence[Expression]) -> Hashable:
+        """Chooses number formats and folded fields for the expressions `outputs`.
+
+        Returns:
+            What differs between the programs of forms.
+
+        Raises:
+            RequestError: An expression has no step.
+        """
+        self._outputs = [total_of(output) or output for output in outputs]
+        for output in self._outputs:
             self._visit(output)
         ids = self.reader.ids
         if ids is None or ids.shape is None or not isinstance(ids.shape[1], int):
             raise RequestError("no layer that reads lookups by columns of one input")
-        self._states = uses_of_states(outputs)
+        self._states = uses_of_states(self._outputs)
         self._decide()
+        return self.choices
+
+    def compile(self) -> ClickProgram:
+        """Returns the program after `choose`; raises RequestError for an expression without a step."""
+        ids, outputs = self.reader.ids, self._outputs
+        assert ids is not None and ids.shape is not None and isinstance(ids.shape[1], int)
         self._lay_out()
         slots = [self._output(output) for output in outputs]
         rows = np.zeros(ids.shape[1], np.int32)
@@ -311,7 +361,7 @@ class Compiler(FieldSteps):
             elif isinstance(single, Linear | FloatVector | FieldAttention):
                 slot, scale = self._result(single, "i2")
                 rows = [(at, scale, row) for at, row in enumerate(self._order(single).tolist())]
-                self._mixed([x], slot, rows, [])
+                self._mixed([x], slot, Inputs(rows))
             else:
                 self._group(self.groups[tuple(map(id, parts))])
         return self._made[x, form]
@@ -324,27 +374,11 @@ class Compiler(FieldSteps):
         self.steps.append(step)
         return out
 
-    def _order(self, x: Linear | FloatVector | FieldAttention) -> Array:
-        """Returns the order of the units of a layer in its buffers."""
-        order = attention_order(x) if isinstance(x, FieldAttention) else self._orders.get(x)
-        return np.arange(x.width) if order is None else order
-
     def hidden(self) -> dict[Linear, int]:
         """Returns the buffers of layers before a ReLU that only other layers read."""
         forms = {x: "u1" if "u1" in self.forms[x] else "i2" for x in self.readers if self.forms[x] <= {"u1", "i2"}}
         own = {x: form for x, form in forms.items() if x.relu and (x, form) in self._made and x not in self.coded}
         return {x: self._made[x, form][0] for x, form in own.items()}
-
-    def _unit(self, x: Linear | FloatVector, form: str) -> float:
-        """Returns the scale of the result of a layer in a form."""
-        if form == "u1":
-            observed = self.table.tensors.get(x.value)
-            if observed is None or observed.low < 0:
-                raise RequestError(f"no calibrated range from 0 on for {x.value}")
-            return float(activation_qparams(observed)[0])
-        if not isinstance(x, Linear) and x.bounded and form != "f4":
-            return 1 / CODES
-        return 1.0 if form == "f4" else positive(HEADROOM * self._range(x.value) / CODES)
 
     def _dense(self, x: Linear, hidden: Linear, form: str) -> None:
         slot, scale = self._result(hidden, "u1")
@@ -410,91 +444,23 @@ class Compiler(FieldSteps):
     # --- layers on codes
 
     def _group(self, group: LayerGroup) -> None:
-        rows: list[tuple[int, float, int]] = []
-        slot, start, folded = self.x, 0, []
         gates = [self._gated(part) for part in group.parts if isinstance(part, GatedCodes)]
-        slot, factor = gates[0] if gates else (slot, 1.0)
+        slot, factor = gates[0] if gates else (self.x, 1.0)
+        read, start = Inputs(), 0
         for part in group.parts:
-            if isinstance(part, GatedCodes):
-                inner = 0
-                for each in parts_of(part.x):
-                    rows += [
-                        (at, scale * factor, start + inner + row) for at, scale, row in self._code_positions(each, True)
-                    ]
-                    inner += each.width
-            elif isinstance(part, Crossed):
-                slot, grown = self._cross(part)
-                inner = 0
-                for each in parts_of(part.x):
-                    rows += [(at, scale * grown, inner + row) for at, scale, row in self._code_positions(each, True)]
-                    inner += each.width
-            elif part in group.folded:
-                assert isinstance(part, Field)
-                folded.append((part, start))
-            else:
-                rows += [(at, scale, start + row) for at, scale, row in self._code_positions(part)]
+            if isinstance(part, Crossed):
+                slot, factor = self._cross(part)
+            inner = start
+            for each in parts_of(part.x) if isinstance(part, GatedCodes | Crossed) else [part]:
+                if each is not part:
+                    codes = self._code_positions(each, True)
+                    read.add(each, [(at, scale * factor, inner + row) for at, scale, row in codes])
+                elif isinstance(part, Field) and part in group.folded:
+                    read.folded.append((part, start))
+                elif isinstance(part, Field) and part in self.direct:
+                    read.direct.append((part, start))
+                else:
+                    read.add(part, [(at, scale, start + row) for at, scale, row in self._code_positions(part)])
+                inner += each.width
             start += part.width
-        self._mixed(group.layers, slot, rows, folded)
-
-    def _mixed(
-        self,
-        layers: Sequence[Linear],
-        slot: int,
-        rows: Sequence[tuple[int, float, int]],
-        folded: Sequence[tuple[Field, int]],
-    ) -> None:
-        """Adds a `Mixed` step for layers with the same inputs.
-
-        `rows` has (position, scale, row of the weights) of the codes in `slot`; `folded` has fields with their first
-        row of the weights.
-        """
-        weights: list[Floats] = []
-        biases: list[Floats] = []
-        units: list[Floats] = []
-        fine: list[Floats] = []
-        outs: list[tuple[int, int, bool]] = []
-        for layer in layers:
-            forms = sorted({"f4" if form == "piece" else form for form in self.forms.get(layer, {"f4"})})
-            for form in forms:
-                order = self._order(layer)
-                weight, bias = layer.weight[:, order], layer.bias[order]
-                if layer in self.multiplied and form == "f4":
-                    weight, bias = self._like_codes(layer)
-                step_of = self._unit(layer, form)
-                width = weight.shape[1]
-                out = self._slot(form, width)
-                outs.append((out, width, layer.relu and form != "f4"))
-                self._made[layer, form] = (out, step_of)
-                padding = -width % COLUMNS
-                weights.append(np.pad(weight, ((0, 0), (0, padding))))
-                biases.append(np.pad(bias, (0, padding)))
-                units.append(np.full(width + padding, step_of))
-                fine.append(np.full(width + padding, FLOAT if form == "f4" else FINEST * step_of))
-        whole, bias, unit = np.concatenate(weights, axis=1), np.concatenate(biases), np.concatenate(units)
-        if not (np.isfinite(whole).all() and np.isfinite(bias).all()):
-            raise RequestError("its tables or weights are not finite")
-        first = min((at for at, _, _ in rows), default=0)
-        count = max((at for at, _, _ in rows), default=first - 1) + 1 - first
-        matrix = np.zeros((count, whole.shape[1]))
-        for at, scale, row in rows:
-            matrix[at - first] += whole[row] * scale
-        made = mixed_layer(matrix, folded, whole, np.concatenate(fine), self._wide)
-        chosen = [
-            (part.column, offset, len(part.table)) for (part, _), offset in zip(folded, made.offsets, strict=True)
-        ]
-        columns, offsets, heights = np.array(chosen, np.int32).reshape(-1, 3).T.copy()
-        self.steps.append(
-            steps.Mixed(
-                slot if count else -1,
-                first if count else 0,
-                made.weight,
-                (made.scale / unit).astype(np.float32),
-                ((bias + made.centre) / unit).astype(np.float32),
-                tuple(outs),
-                columns,
-                offsets,
-                heights,
-                made.shift,
-                made.table,
-            )
-        )
+        self._layers(group.layers, slot, read)

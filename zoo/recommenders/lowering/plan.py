@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -31,39 +31,33 @@ from zoo.recommenders.lowering.expressions import (
     parts_of,
 )
 from zoo.recommenders.lowering.fields.expressions import FieldAttention, GatedCodes
+from zoo.recommenders.lowering.forms import FORMS, Form
 from zoo.recommenders.lowering.graph_reader import GraphReader
 from zoo.recommenders.lowering.integer_layers import largest
 
 Floats = NDArray[np.float64]
 
-# Figures of one core, from AMD and Intel servers of 2021 to 2024. Folding has to earn its place: rows are as slow as
-# any of them reads them (L2 150 to 280, L3 30 to 130, DRAM 17 to 45 GB/s).
-MACS = 100e9  # int16 products a second
-BANDWIDTH = {"L2": 150e9, "L3": 30e9, "DRAM": 17e9}  # bytes a second
 LIMIT = 2**28  # bytes of all folded tables: they are kept in a file and in memory for as long as the model is
 HEADROOM = 1.5  # codes reach so many times the range that calibration saw
-SHORT = 2**14  # bytes of folded rows a sample that may become twice as many
-LINE = 64  # bytes of a cache line
+NEAR = 2**20  # bytes of the tables of a form that is to stay in L2, where its size is not known
 FINE = 2**16  # layers of fewer products read codes, larger ones bytes: half the time, a part of the precision
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether to fold a layer into tables, with the estimates behind the decision.
+    """What of a layer is folded into tables.
 
     Attributes:
-        fold: Whether to fold.
+        fold: Whether fields are folded.
         reason: Reason in one line.
         table_bytes: Bytes of the folded table.
         macs_saved: Products saved per sample.
-        estimated_us: Microseconds per sample of every alternative.
     """
 
     fold: bool
     reason: str
     table_bytes: int
     macs_saved: int
-    estimated_us: dict[str, float]
 
     def to_json(self) -> dict[str, Any]:
         """Returns the decision as plain JSON values."""
@@ -93,19 +87,26 @@ class LoweringPlan:
         table: Activation ranges.
         caches: Cache sizes in bytes: {"L2", "L3"}.
         coarse: Whether large layers and tables may use bytes.
+        form: Form of the program.
 
     Raises:
         RequestError: An expression is not supported.
     """
 
     def __init__(
-        self, reader: GraphReader, table: CalibrationTable, caches: Mapping[str, int], coarse: bool = True
+        self,
+        reader: GraphReader,
+        table: CalibrationTable,
+        caches: Mapping[str, int],
+        coarse: bool = True,
+        form: Form = FORMS[0],
     ) -> None:
-        self.reader, self.table, self.caches, self.coarse = reader, table, caches, coarse
+        self.reader, self.table, self.caches, self.coarse, self.form = reader, table, caches, coarse, form
         self.decisions: dict[str, Decision] = {}
         self.groups: dict[tuple[int, ...], LayerGroup] = {}
         self.forms: dict[Expression, set[str]] = {}  # how a layer's result is read: "u1", "i2", "f4", "piece"
         self.raw: dict[Field, None] = {}  # whose codes are needed, in order
+        self.direct: dict[Field, None] = {}  # whose rows are bytes that one group of layers reads
         self.summed: dict[Field, None] = {}  # terms of logits
         self.even: dict[Expression, None] = {}  # vectors whose codes share one scale
         self.pieces: dict[Expression, None] = {}  # computed vectors that stand among the codes
@@ -271,52 +272,66 @@ class LoweringPlan:
             self.groups.setdefault(key, LayerGroup(parts, [])).layers.append(x)
 
     def _decide(self) -> None:
-        """Selects the fields to fold by the cost of reading their rows against the cost of the products saved.
+        """Selects the fields to fold, those that the form names as long as their tables have at most `LIMIT` bytes.
+
+        Rows of int16 instead of bytes are for tables that fit L3 even so.
 
         Lists are not folded: pooling codes reads fewer bytes and does not sum many rounded rows.
         """
+        self._wide = self.form.wide or not self.coarse
+        room = {"all": LIMIT, "near": self.caches.get("L2") or NEAR, "none": 0}[self.form.fold]
         candidates = [
-            (group, part)
+            (len(part.table) * self._row(group) * (1 + self._wide), group, part)
             for group in self.groups.values()
             for part in dict.fromkeys(group.parts)
             if isinstance(part, Field) and not part.pool and group.parts.count(part) == 1
         ]
-        chosen = candidates
-        while True:
-            size = sum(len(part.table) * self._row(group) for group, part in chosen)
-            read = sum(self._row(group) for group, _ in chosen)
-            # where twice the bytes cost little, they are exact
-            self._wide = not self.coarse or (2 * size <= self.caches.get("L3", 0) and read <= SHORT)
-            size *= 1 + self._wide
-            level = next((each for each in ("L2", "L3") if size <= self.caches.get(each, 0)), "DRAM")
-            pays = [choice for choice in chosen if self._pays(*choice, level)]
-            if size > LIMIT and len(pays) == len(chosen):
-                pays = sorted(pays, key=lambda each: len(each[1].table))[:-1]
-            if len(pays) == len(chosen):
-                break
-            chosen = pays
+        if self.form.wide and self.coarse and sum(size for size, *_ in candidates) > self.caches.get("L3", 0):
+            room = 0
+        for size, group, part in sorted(candidates, key=lambda each: each[0]):
+            if size <= room and len(group.folded) < FIELDS:
+                room -= size
+                group.folded.append(part)
         for group in self.groups.values():
-            folded = [part for each, part in chosen if each is group]
-            group.folded = folded[:FIELDS]
-            folded = group.folded
+            group.folded.sort(key=group.parts.index)
             fields = [part for part in group.parts if isinstance(part, Field)]
+            others = [each for other in self.groups.values() if other is not group for each in other.parts]
             for part in fields:
-                if part not in folded:
+                small = part.table.size <= LIMIT
+                if self.form.coarse and self.coarse and small and not part.pool and part not in (*self.raw, *others):
+                    self.direct[part] = None
+                elif part not in group.folded:
                     self.raw[part] = None
-            if not fields:
-                continue
-            line, width = self._row(group) * (1 + self._wide), sum(layer.width for layer in group.layers)
-            macs = sum(each.width for each in folded) * width
-            read = len(folded) * line
-            table_bytes = sum(len(each.table) for each in folded) * line
-            times = (1e6 * macs / MACS, 1e6 * read / BANDWIDTH[level])
-            reason = (
-                f"{len(folded)} of {len(fields)} fields folded: rows of {read / 1e3:,.1f} kB a sample from tables of "
-                f"{table_bytes / 1e6:,.1f} MB in {level}, {times[1]:.2f} us, for {macs / 1e3:,.0f} k products, "
-                f"{times[0]:.2f} us"
+            if fields:
+                self.decisions[group.layers[0].value] = self._decision(group, len(fields))
+
+    @property
+    def folds(self) -> bool:
+        """Whether a field is folded, after `_decide`."""
+        return any(group.folded for group in self.groups.values())
+
+    @property
+    def choices(self) -> Hashable:
+        """What distinguishes the programs of forms, after `_decide`."""
+        folded = tuple((at, part) for at, group in enumerate(self.groups.values()) for part in group.folded)
+        parts = [part for group in self.groups.values() for part in group.parts if part not in group.folded]
+        inner = [
+            each for part in parts for each in (parts_of(part.x) if isinstance(part, GatedCodes | Crossed) else [part])
+        ]
+        coarse = self.form.coarse and self.coarse and any(isinstance(part, Field) for part in inner)
+        return folded, bool(folded) and self._wide, coarse
+
+    def _decision(self, group: LayerGroup, fields: int) -> Decision:
+        line, width = self._row(group) * (1 + self._wide), sum(layer.width for layer in group.layers)
+        macs = sum(each.width for each in group.folded) * width
+        table_bytes = sum(len(each.table) for each in group.folded) * line
+        reason = f"{len(group.folded)} of {fields} fields folded"
+        if group.folded:
+            reason += (
+                f": rows of {len(group.folded) * line / 1e3:,.1f} kB a sample from tables of {table_bytes / 1e6:,.1f} "
+                f"MB for {macs / 1e3:,.0f} k products"
             )
-            estimate = {"gemm": round(times[0], 3), "rows": round(times[1], 3)}
-            self.decisions[group.layers[0].value] = Decision(bool(folded), reason, table_bytes, macs, estimate)
+        return Decision(bool(group.folded), reason, table_bytes, macs)
 
     def _row(self, group: LayerGroup) -> int:
         """Returns the columns of the folded table."""
@@ -329,12 +344,6 @@ class LoweringPlan:
     def _outs(self, layer: Linear) -> int:
         forms = {"f4" if form == "piece" else form for form in self.forms.get(layer, ())}
         return max(len(forms), 1)
-
-    def _pays(self, group: LayerGroup, part: Field, level: str) -> bool:
-        rows = self._row(group) * (1 + self._wide) / BANDWIDTH[level]
-        products = part.width * sum(layer.width for layer in group.layers) / MACS
-        codes = 0.0 if part in self.raw else max(LINE, 2 * part.width) / BANDWIDTH["L3"]
-        return rows < products + codes
 
     def _max_magnitude(self, x: Expression) -> float:
         """Returns the largest magnitude that codes of `x` must represent."""

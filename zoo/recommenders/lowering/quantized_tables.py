@@ -15,7 +15,6 @@ from pipelines.kernels.recommenders.program import ClickProgram
 from pipelines.kernels.recommenders.steps import Gather, QuantizedGather, Step
 from pipelines.kernels.recommenders.tables.quantized_rows import quantize
 from zoo.recommenders.lowering.activity import Samples
-from zoo.recommenders.lowering.plan import Decision
 
 BITS = (8, 4, 2)  # tried in this order
 BOUND = 3e-3  # largest change of an output by all quantized tables together, where the recipe has none
@@ -51,68 +50,92 @@ class QuantizedTable:
         return asdict(self)
 
 
-def quantize_tables(
-    program: ClickProgram, samples: Samples, caches: Mapping[str, int], bound: float = 0.0
-) -> tuple[ClickProgram, list[QuantizedTable]]:
-    """Quantizes the int16 tables of a program if together they do not fit L3.
+class QuantizedTables:
+    """Quantizes the int16 tables of a model's programs, where together they do not fit L3.
 
     Tables get 8 bits, then 4, then 2, the largest table first, as long as no output on the samples differs from the
     original program's by more than the bound. Maxima and lone lookups of tables below `SPACE` stay int16, and tables
-    that 8 bits change too much.
+    that 8 bits change too much. Programs that share a table get the same quantized one.
 
     Args:
-        program: The program.
-        samples: Inputs on which outputs are compared.
         caches: Cache sizes in bytes: {"L2", "L3"}.
         bound: Largest allowed change of an output; 0: `BOUND`.
-
-    Returns:
-        The program and its quantized tables, in the order of the steps.
     """
-    gathers = {at: step for at, step in enumerate(program.steps) if isinstance(step, Gather)}
-    total = sum(step.table.nbytes for step in gathers.values())
-    if total <= (caches.get("L3") or LEAST):
-        return program, []
-    large = {at: step for at, step in gathers.items() if _pays(step, total)}
-    expected = reference.run(program, *samples)
-    quantized: dict[int, QuantizedTable] = {}
-    for bits in BITS:
-        for at, step in sorted(large.items(), key=lambda item: -item[1].table.nbytes):
-            if bits < BITS[0] and at not in quantized:
-                continue
-            used = np.unique(samples.ids[:, step.column : step.column + step.count])
-            try:
-                changed = replace(program, steps=_with(program, at, _quantized(step, bits, used)))
-            except RequestError:  # too long a list
-                continue
-            change = _largest_change(expected, reference.run(changed, *samples))
-            if change <= (bound or BOUND):
-                candidate = _quantized(step, bits)
-                program = replace(program, steps=_with(program, at, candidate))
-                size, before = (round(array.nbytes / 1e6, 3) for array in (candidate.table, step.table))
-                change = float(f"{change:.2e}")
-                quantized[at] = QuantizedTable(step.column, step.rows, step.width, bits, size, before, change)
-    return program, [quantized[at] for at in sorted(quantized)]
+
+    def __init__(self, caches: Mapping[str, int], bound: float = 0.0) -> None:
+        self._room, self._bound = caches.get("L3") or LEAST, bound or BOUND
+        self._known: dict[int, tuple[Gather, QuantizedGather | None]] = {}  # by the address of the int16 table
+        self._made: dict[int, QuantizedTable] = {}
+
+    @property
+    def made(self) -> list[QuantizedTable]:
+        """The quantized tables, in the order of the lookups."""
+        return sorted(self._made.values(), key=lambda table: table.column)
+
+    def applied(self, program: ClickProgram, samples: Samples) -> ClickProgram:
+        """Returns a program with quantized tables.
+
+        Args:
+            program: The program.
+            samples: Inputs on which outputs are compared.
+        """
+        gathers = {at: step for at, step in enumerate(program.steps) if isinstance(step, Gather) and not step.coarse}
+        total = sum(step.table.nbytes for step in gathers.values())
+        if total <= self._room:
+            return program
+        large = {at: step for at, step in gathers.items() if _pays(step, total)}
+        for at, step in list(large.items()):
+            if (known := self._known.get(id(step.table))) is not None:
+                if known[1] is not None:
+                    same = replace(known[1], out=step.out, position=step.position)
+                    program = replace(program, steps=_with(program, at, same))
+                del large[at]
+        if large:
+            program = self._quantized(program, large, samples)
+            for at, step in large.items():
+                made = program.steps[at]
+                self._known[id(step.table)] = step, made if isinstance(made, QuantizedGather) else None
+        return program
+
+    def _quantized(self, program: ClickProgram, large: Mapping[int, Gather], samples: Samples) -> ClickProgram:
+        expected = reference.run(program, *samples)
+        quantized: set[int] = set()
+        for bits in BITS:
+            for at, step in sorted(large.items(), key=lambda item: -item[1].table.nbytes):
+                if bits < BITS[0] and at not in quantized:
+                    continue
+                used = np.unique(samples.ids[:, step.column : step.column + step.count])
+                try:
+                    changed = replace(program, steps=_with(program, at, _quantized(step, bits, used)))
+                except RequestError:  # too long a list
+                    continue
+                change = largest_change(expected, reference.run(changed, *samples))
+                if change <= self._bound:
+                    candidate = _quantized(step, bits)
+                    program = replace(program, steps=_with(program, at, candidate))
+                    size, before = (round(array.nbytes / 1e6, 3) for array in (candidate.table, step.table))
+                    change = float(f"{change:.2e}")
+                    quantized.add(at)
+                    self._made[id(step.table)] = QuantizedTable(
+                        step.column, step.rows, step.width, bits, size, before, change
+                    )
+        return program
 
 
-def lowering_report(decisions: Mapping[str, Decision], tables: Sequence[QuantizedTable]) -> dict[str, Any]:
-    """Returns the report of a lowered model, see `zoo.recommenders.lowering.lower.lower`.
+def tables_report(tables: Sequence[QuantizedTable]) -> list[str]:
+    """Returns the line of a report on quantized tables, if there are any.
 
     Args:
-        decisions: What was folded, by hidden value.
         tables: The quantized tables.
     """
-    reasons = [decision.reason for decision in decisions.values()] or ["one program of all operators"]
-    if tables:
-        counts = [(bits, sum(table.bits == bits for table in tables)) for bits in BITS]
-        kinds = ", ".join(f"{count} of {bits} bits" for bits, count in counts if count)
-        before, after = (sum(getattr(table, name) for table in tables) for name in ("int16_megabytes", "megabytes"))
-        change = max(table.change for table in tables)
-        sizes = f"int16 tables of {before:,.0f} MB quantized to {after:,.0f} MB"
-        reasons.append(f"{sizes} ({kinds}), outputs change by at most {change:.1g}")
-    layers = {name: decision.to_json() for name, decision in decisions.items()}
-    report: dict[str, Any] = {"fold": True, "reason": "; ".join(reasons), "layers": layers, "refused": {}}
-    return report | ({"tables": [table.to_json() for table in tables]} if tables else {})
+    if not tables:
+        return []
+    counts = [(bits, sum(table.bits == bits for table in tables)) for bits in BITS]
+    kinds = ", ".join(f"{count} of {bits} bits" for bits, count in counts if count)
+    before, after = (sum(getattr(table, name) for table in tables) for name in ("int16_megabytes", "megabytes"))
+    change = max(table.change for table in tables)
+    sizes = f"int16 tables of {before:,.0f} MB quantized to {after:,.0f} MB"
+    return [f"{sizes} ({kinds}), outputs change by at most {change:.1g}"]
 
 
 def _pays(step: Gather, total: int) -> bool:
@@ -144,6 +167,12 @@ def _quantized(step: Gather, bits: int, used: NDArray[Any] | None = None) -> Qua
     )
 
 
-def _largest_change(expected: Sequence[NDArray[np.float32]], outputs: Sequence[NDArray[np.float32]]) -> float:
+def largest_change(expected: Sequence[NDArray[np.float32]], outputs: Sequence[NDArray[np.float32]]) -> float:
+    """Returns the largest difference between outputs; infinite if one is not finite.
+
+    Args:
+        expected: Outputs.
+        outputs: Outputs of the same shapes.
+    """
     changes = [float(np.abs(a - b).max(initial=0)) for a, b in zip(expected, outputs, strict=True)]
     return max(changes) if np.isfinite(changes).all() else np.inf

@@ -11,6 +11,7 @@ from typing import Any
 import zoo
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
+from pipelines.engines.catalog import base_engine
 from pipelines.models.family import Servable
 from pipelines.models.folder import ModelFolder, open_folder
 from pipelines.models.hub import CARD, Card
@@ -75,12 +76,13 @@ class ServedModel:
             RequestError: The engine is "native" and the model has no native form.
         """
         self.loaded = True
-        if self.engine in ("auto", "native") and self.precision == "int8":
+        native = "native" if self.engine == "auto" else self.engine
+        if base_engine(native) == "native" and self.precision == "int8":
             try:
-                self._handler = self._make_handler(self._open("native"))
+                self._handler = self._make_handler(self._open(native))
                 return
             except RequestError as error:
-                if self.engine == "native":
+                if self.engine != "auto":
                     raise
                 logger.info("%s has no native form: %s", self.name, error)
         folder = zoo.load(self.model) if self.place is None else FixedFolder.open(self.place)

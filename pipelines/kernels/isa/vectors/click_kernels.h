@@ -76,6 +76,34 @@ void quantize(const float *x, int64_t x_stride, float factor, float low, int64_t
                         round_clipped(load_float<Vec>(x + s * x_stride + j) * factor, low, kCodeLimit));
 }
 
+void code_bytes(const int16_t *x, int64_t x_stride, int64_t width, int64_t n, uint8_t *out, int64_t out_stride) {
+    using Bytes = Vector<uint8_t, kWords>::type;
+    for (int64_t s = 0; s < n; ++s)
+        for (int64_t j = 0; j < width; j += kWords) {
+            const Words high = ((load_as<Words>(x + s * x_stride + j) + 16) >> 5) + 128;
+            const Words byte = high > 255 ? Words{} + 255 : high;  // codes are -4095 and more, so that none is below 0
+            const Bytes bytes = __builtin_convertvector(byte, Bytes);
+            const int64_t left = width - j;
+            std::memcpy(out + s * out_stride + j, &bytes, static_cast<size_t>(left < kWords ? left : kWords));
+        }
+}
+
+template <int Size>
+inline void copy_bytes(const uint8_t *from, uint8_t *to, int64_t width, int64_t &j) {
+    for (; j + Size <= width; j += Size) std::memcpy(to + j, from + j, Size);
+}
+
+void gather_bytes(const uint8_t *table, int64_t stride, int64_t width, const uint32_t *ids, int64_t ids_stride, int64_t n, uint8_t *out,
+                  int64_t out_stride) {
+    constexpr int64_t kAhead = 8;
+    for (int64_t s = 0; s < n; ++s, ids += ids_stride, out += out_stride) {
+        if (s + kAhead < n) __builtin_prefetch(table + ids[kAhead * ids_stride] * stride);
+        const uint8_t *row = table + ids[0] * stride;
+        int64_t j = 0;
+        copy_bytes<64>(row, out, width, j), copy_bytes<16>(row, out, width, j), copy_bytes<8>(row, out, width, j), copy_bytes<1>(row, out, width, j);
+    }
+}
+
 // Sixteen lanes as vectors of this instruction set.
 constexpr int64_t kParts = kLanes / kVecLanes;
 struct Lanes {
@@ -310,6 +338,8 @@ constexpr ClickKernels kClickKernels = {
     .gather = gather,
     .numbers = numbers,
     .quantize = quantize,
+    .gather_bytes = gather_bytes,
+    .code_bytes = code_bytes,
     .factorization = factorization,
     .cross = cross,
     .dots = dots,

@@ -64,10 +64,15 @@ inline void add_rows(const MixedLinear &m, const int16_t *const *rows, const int
     for (int w = 0; w < 2 * Chunks; ++w) store_as(sums + w * kWords, sum[w]);
 }
 
+inline Vec result(const MixedLinear &m, IntVec sum, int64_t row, int64_t column) {
+    const Vec value = to_float(sum) * load_float<Vec>(m.scale + column) + load_float<Vec>(m.bias + column);
+    return m.added ? value + load_float<Vec>(m.added + row * m.stride + column) : value;
+}
+
 inline void store_columns(const MixedLinear &m, const Columns &to, int64_t first, IntVec sum, int64_t row, int64_t column) {
     const int64_t at = row * to.stride + column - first;
     if (to.kind == Kind::kSums) return store_as(static_cast<int32_t *>(to.out) + at, sum);
-    const Vec value = to_float(sum) * load_float<Vec>(m.scale + column) + load_float<Vec>(m.bias + column);
+    const Vec value = result(m, sum, row, column);
     if (to.kind == Kind::kBytes)
         store_as(static_cast<uint8_t *>(to.out) + at, __builtin_convertvector(round_clipped(value, 0, 255), QuarterBytes));
     else if (to.kind == Kind::kWords)
@@ -77,10 +82,9 @@ inline void store_columns(const MixedLinear &m, const Columns &to, int64_t first
 }
 
 // Four vectors of columns as bytes, from `column` on.
-inline void store_bytes(const MixedLinear &m, int64_t column, uint8_t *out, IntVec a, IntVec b, IntVec c, IntVec d) {
+inline void store_bytes(const MixedLinear &m, int64_t row, int64_t column, uint8_t *out, IntVec a, IntVec b, IntVec c, IntVec d) {
     const auto rounded = [&](IntVec sum, int64_t vector) {
-        const int64_t at = column + vector * kVecLanes;
-        return round_clipped(to_float(sum) * load_float<Vec>(m.scale + at) + load_float<Vec>(m.bias + at), 0, 255);
+        return round_clipped(result(m, sum, row, column + vector * kVecLanes), 0, 255);
     };
     a = rounded(a, 0), b = rounded(b, 1), c = rounded(c, 2), d = rounded(d, 3);
 #if defined(__AVX512F__)
@@ -155,7 +159,7 @@ void mixed_tile(const MixedLinear &m, const int16_t *base, const int16_t *x, int
         if (to.kind == Kind::kBytes) {
             auto *out = static_cast<uint8_t *>(to.out) + row * to.stride + column - first;
             const auto four = [&](int64_t r, IntVec a, IntVec b, IntVec c, IntVec d) {
-                store_bytes(m, column, out + r * to.stride, whole(a, r, 0), whole(b, r, 1), whole(c, r, 2), whole(d, r, 3));
+                store_bytes(m, row + r, column, out + r * to.stride, whole(a, r, 0), whole(b, r, 1), whole(c, r, 2), whole(d, r, 3));
             };
             four(0, s00, s01, s02, s03);
             if constexpr (Count > 1) four(1, s10, s11, s12, s13);
@@ -202,35 +206,38 @@ void mixed_rows(const MixedLinear &m, const T *table, const T *const *rows, cons
 template <class T>
 void mixed_of(const MixedLinear &m, const T *table, const uint32_t *ids, const int16_t *x, int64_t x_stride, int64_t n, const Columns *columns) {
     constexpr int64_t kRows = 4;  // samples that share the loads of weights
-    const int64_t room = round_up(m.pairs + 2 * kVecLanes, 16) * 4, pointers = kRows * m.fields;
-    auto *memory = static_cast<uint8_t *>(kernel_scratch(room + 2 * pointers * 8 + kRows * kBlock * 2));
+    const int64_t room = round_up(m.pairs + 2 * kVecLanes, 16) * 4, pointers = kRows * m.fields, blocks = m.ahead + 1;
+    auto *memory = static_cast<uint8_t *>(kernel_scratch(room + blocks * pointers * 8 + kRows * kBlock * 2));
     auto *pairs = reinterpret_cast<int32_t *>(memory);
-    auto **rows = reinterpret_cast<const T **>(memory + room), **ahead = rows + pointers;
-    auto *base = reinterpret_cast<int16_t *>(ahead + pointers);
-    const auto find = [&](int64_t first, const T **found) {
+    auto **found = reinterpret_cast<const T **>(memory + room);  // of `blocks` times kRows samples, in turn
+    auto *base = reinterpret_cast<int16_t *>(found + blocks * pointers);
+    const auto find = [&](int64_t first) {
+        const T **rows = found + first / kRows % blocks * pointers;
         for (int64_t s = 0; s < (n - first < kRows ? n - first : kRows); ++s)
             for (int64_t f = 0; f < m.fields; ++f)
-                found[s * m.fields + f] = table + int64_t{ids[(first + s) * m.fields + f]} * m.stride;
+                rows[s * m.fields + f] = table + int64_t{ids[(first + s) * m.fields + f]} * m.stride;
+        return rows;
     };
     int64_t active = m.chosen ? m.chosen_count : m.pairs;
     for (int64_t i = 0; i < active; ++i) pairs[i] = m.chosen ? m.chosen[i] : static_cast<int32_t>(i);
-    find(0, rows);
-    for (int64_t f = 0; f < m.fields; ++f)  // nobody has fetched the first sample's rows
-        for (int64_t begin = 0; begin < m.stride * static_cast<int64_t>(sizeof(T)); begin += 64)
-            __builtin_prefetch(reinterpret_cast<const char *>(rows[f]) + begin);
+    for (int64_t first = 0; first < m.ahead * kRows && first < n; first += kRows) {
+        const T **rows = find(first);
+        const int64_t known = (n - first < kRows ? n - first : kRows) * m.fields;
+        for (int64_t f = 0; f < (first ? known : m.fields); ++f)  // nobody has fetched the first sample's rows
+            for (int64_t begin = 0; begin < m.stride * static_cast<int64_t>(sizeof(T)); begin += 64)
+                __builtin_prefetch(reinterpret_cast<const char *>(rows[f]) + begin, 0, 2);
+    }
     for (int64_t row = 0; row < n; row += kRows) {
         const int64_t count = n - row < kRows ? n - row : kRows;
         const int16_t *from = x + row * x_stride;
         if (m.sparse) active = active_pairs(from, x_stride, count, m.pairs, pairs);
-        const int64_t after = n - row - kRows;
-        if (after > 0) find(row + kRows, ahead);
-        const T **next = after >= count ? ahead : rows;  // of fewer samples than these none is fetched
+        const int64_t later = row + m.ahead * kRows;
+        const T **rows = found + row / kRows % blocks * pointers, **ahead = later < n ? find(later) : rows;
+        const T **next = n - later >= count ? ahead : rows;  // of fewer samples than these none is fetched
         if (count == 4) mixed_rows<4>(m, table, rows, next, base, from, x_stride, row, columns, pairs, active);
         else if (count == 3) mixed_rows<3>(m, table, rows, next, base, from, x_stride, row, columns, pairs, active);
         else if (count == 2) mixed_rows<2>(m, table, rows, next, base, from, x_stride, row, columns, pairs, active);
         else mixed_rows<1>(m, table, rows, next, base, from, x_stride, row, columns, pairs, active);
-        const T **spare = rows;
-        rows = ahead, ahead = spare;
     }
 }
 

@@ -1,6 +1,6 @@
 """Steps of programs; each is one record with parameters, checks, numpy reference and the call of its kernel."""
 
-from pipelines.kernels.recommenders.steps.base import CODES, KINDS, SLACK, Run, Slots, Step
+from pipelines.kernels.recommenders.steps.base import BYTE, CODES, KINDS, SLACK, Run, Slots, Step
 from pipelines.kernels.recommenders.steps.fields import CodeProduct, FieldAttention, GateCodes, SigmoidProduct
 from pipelines.kernels.recommenders.steps.floats import (
     GatedSum,
@@ -13,7 +13,7 @@ from pipelines.kernels.recommenders.steps.floats import (
     Weighted,
 )
 from pipelines.kernels.recommenders.steps.interactions import Cross, Dots, Factorization
-from pipelines.kernels.recommenders.steps.layers import Dense, Mixed, Quantize
+from pipelines.kernels.recommenders.steps.layers import CodeBytes, Dense, Mixed, Quantize
 from pipelines.kernels.recommenders.steps.lookups import Gather, LookupSum, Numbers, QuantizedGather
 from pipelines.kernels.recommenders.steps.sequences import LANES, SEGMENTS, Dice, ScoredAttention, TargetAttention
 from pipelines.kernels.recommenders.steps.transformers import Rows, SequenceEncoder, TargetTransformer
@@ -21,12 +21,14 @@ from pipelines.kernels.recommenders.steps.transformers import Rows, SequenceEnco
 STEPS: dict[str, type[Step]] = {step.__name__: step for step in Step.__subclasses__()}
 
 __all__ = [
+    "BYTE",
     "CODES",
     "KINDS",
     "LANES",
     "SEGMENTS",
     "SLACK",
     "STEPS",
+    "CodeBytes",
     "CodeProduct",
     "Cross",
     "Dense",

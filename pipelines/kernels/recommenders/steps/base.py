@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pipelines.kernels.recommenders.program import ClickProgram
 
 CODES = 4095
+AHEAD = 16  # groups of four samples that rows may be fetched ahead, at most
+BYTE = 32  # codes of a step of the bytes that replace them
 SLACK = 32  # int16 behind the last row of a table of codes, which kernels may read
 VECTORS = 128  # so many products of two codes an int32 holds the sum of
 MAX_WIDTH = 2**20
@@ -144,8 +146,8 @@ class Slots:
         self.written.add(slot)
         return width
 
-    def write_codes(self, step: object, slot: int, position: int, width: int) -> None:
-        """Checks columns of codes that a step writes; they must follow the columns written before.
+    def write_codes(self, step: object, slot: int, position: int, width: int, kind: str = "i2") -> None:
+        """Checks columns of codes or bytes that a step writes; they must follow the columns written before.
 
         Kernels may overwrite later columns.
 
@@ -154,11 +156,12 @@ class Slots:
             slot: Index of the buffer.
             position: First column.
             width: Number of columns.
+            kind: Required kind of the buffer.
 
         Raises:
             RequestError: The columns do not fit.
         """
-        require_fit(step, self._ends.get(slot, 0) == position <= self.write(step, slot, "i2") - width)
+        require_fit(step, self._ends.get(slot, 0) == position <= self.write(step, slot, kind) - width)
         self._ends[slot] = position + width
 
     def _width(self, step: object, slot: int, kind: str) -> int:

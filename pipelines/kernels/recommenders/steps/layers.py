@@ -11,6 +11,8 @@ from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array, contiguous, require
 from pipelines.kernels.recommenders.operators import COLUMNS, FIELDS, ZERO, LinearLayer
 from pipelines.kernels.recommenders.steps.base import (
+    AHEAD,
+    BYTE,
     CODES,
     KINDS,
     MAX_OUTPUTS,
@@ -33,7 +35,7 @@ class Mixed(Step):
     """Linear layers with the same inputs: sums of table rows, where a layer is folded into its tables, and products.
 
         acc_j = 2^shift sum_f (table[offsets_f + ids[columns_f], j] - zero) + sum_k x[first + k] weight[k, j]
-        y_j   = float32(acc_j) scale_j + bias_j
+        y_j   = float32(acc_j) scale_j + bias_j                 plus added_j, if there is one
 
     The results are clip(rint(y), 0, 255) in "u1", clip(rint(y), -CODES or, with relu, 0, CODES) in "i2", and y in "f4".
     A sum of F rows must fit int16, and acc int32.
@@ -50,6 +52,8 @@ class Mixed(Step):
         rows: Table rows of every field, int32 [F].
         shift: Steps of rows and of weights differ by 2^shift.
         table: uint8 [R, N] with zero = 128 and entries from 1 on, or int16 with zero = 0, or None.
+        added: Buffer "f4" of width N that is added to y, or -1.
+        ahead: Groups of four samples between the prefetch of table rows and their use.
     """
 
     x: int
@@ -63,6 +67,8 @@ class Mixed(Step):
     rows: Array
     shift: int = 0
     table: Array | None = None
+    added: int = -1
+    ahead: int = 1
 
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
@@ -84,7 +90,8 @@ class Mixed(Step):
         )
         if inputs:
             require_fit(self, 0 <= self.first <= slots.read(self, self.x, "i2") - inputs)
-        require_fit(self, (self.table is None) == (fields == 0))
+        require_fit(self, self.added < 0 or slots.read(self, self.added, "f4") == width)
+        require_fit(self, (self.table is None) == (fields == 0) and 1 <= self.ahead <= AHEAD)
         if self.table is not None:
             wide = self.table.dtype == np.int16
             require("Mixed", "table", self.table, np.int16 if wide else np.uint8, (len(self.table), width))
@@ -116,6 +123,8 @@ class Mixed(Step):
             x = run.buffers[self.x][:, self.first : self.first + inputs]
             accumulated += x.astype(np.int64) @ self.weight.astype(np.int64)
         y = accumulated.astype(np.float32) * self.scale + self.bias
+        if self.added >= 0:
+            y += run.buffers[self.added]
         start = 0
         for slot, width, relu in self.outs:
             part, dtype = y[:, start : start + width], run.buffers[slot].dtype
@@ -139,6 +148,8 @@ class Mixed(Step):
             contiguous(self.offsets),
             contiguous(self.rows),
             self.shift,
+            self.added,
+            self.ahead,
         )
 
 
@@ -191,3 +202,32 @@ class Quantize(Step):
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""
         program.quantize(self.x, self.out, self.position, self.factor, self.relu)
+
+
+@dataclass(frozen=True, eq=False)
+class CodeBytes(Step):
+    """The higher bits of codes as bytes with zero point 128.
+
+    out[position + j] = clip(((x[first + j] + 16) >> 5) + 128, 0, 255) for j < width
+    """
+
+    x: int
+    first: int
+    out: int
+    position: int
+    width: int
+
+    def check(self, program: ClickProgram, slots: Slots) -> None:
+        """See `Step`."""
+        slots.write_codes(self, self.out, self.position, self.width, "u1")
+        require_fit(self, self.width >= 1 and 0 <= self.first <= slots.read(self, self.x, "i2") - self.width)
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        codes = run.buffers[self.x][:, self.first : self.first + self.width].astype(np.int32)
+        entries = np.clip((codes + BYTE // 2) // BYTE + ZERO, 0, 255)
+        run.buffers[self.out][:, self.position : self.position + self.width] = entries
+
+    def add_to(self, program: NativeProgram) -> None:
+        """See `Step`."""
+        program.code_bytes(self.x, self.first, self.out, self.position, self.width)

@@ -73,10 +73,12 @@ class Gather(Step):
     - pool "sum": clip(rint(float32(sum of the rows) factor))
     - pool "mean": clip(rint(float32(sum of the rows) (scales[mean] factor))), a factor that is not finite counts as 0
 
+    Rows of a table of bytes go to a buffer of bytes; they are not pooled.
+
     Attributes:
-        out: Buffer "i2" of the codes.
+        out: Buffer "i2" of the codes, or "u1".
         position: First code.
-        table: int16 [rows stride + SLACK], flat, entries in [-CODES, CODES].
+        table: int16 [rows stride + SLACK], flat, entries in [-CODES, CODES], or uint8 [rows stride].
         rows: Rows of the table.
         stride: Entries from one row to the next.
         width: Codes of a row.
@@ -99,18 +101,30 @@ class Gather(Step):
     factor: float = 1.0
     mean: int = -1
 
+    @property
+    def coarse(self) -> bool:
+        """Whether the table has bytes."""
+        return bool(self.table.dtype == np.uint8)
+
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
-        require("Gather", "table", self.table, np.int16, (self.rows * self.stride + SLACK,))
+        coarse = self.coarse
+        size = self.rows * self.stride + SLACK * (not coarse)
+        require("Gather", "table", self.table, np.uint8 if coarse else np.int16, (size,))
+        require_fit(self, not (coarse and self.pool))
         require_fit(self, 1 <= self.width <= self.stride <= MAX_WIDTH and self.rows >= 1 and self.pool in POOLS)
-        slots.write_codes(self, self.out, self.position, self.width)
+        slots.write_codes(self, self.out, self.position, self.width, "u1" if coarse else "i2")
         require_fit(self, 1 <= self.count <= 2**16 and (self.count == 1 or bool(self.pool)))
         require_fit(self, 0 <= self.column <= program.rows.size - self.count)
         limits = program.rows[self.column : self.column + self.count]
         require_fit(self, limits.min() >= 1 and limits.max() <= self.rows)
         require_fit(self, (self.pool == "mean") == (self.mean >= 0) and self.mean < program.means)
         require_finite(self, self.factor)
-        if reads_tables() and max(int(self.table.max(initial=0)), -int(self.table.min(initial=0))) > CODES:
+        if (
+            reads_tables()
+            and not coarse
+            and max(int(self.table.max(initial=0)), -int(self.table.min(initial=0))) > CODES
+        ):
             raise RequestError(f"Gather has entries beyond {CODES}")
 
     def compute(self, run: Run) -> None:

@@ -45,6 +45,33 @@ class TableSteps : public FieldSteps {
         });
         kept_.push_back(std::move(table));
     }
+
+    void code_bytes(int x, int64_t first, int out, int64_t position, int64_t width) {
+        const Slot from = slot(x, Kind::kWords, "code_bytes"), to = slot(out, Kind::kBytes, "code_bytes");
+        require(first >= 0 && position >= 0 && width >= 1 && first + width <= from.width && position + width <= to.width, "code_bytes");
+        const auto *kernels = &kernels_;
+        add({{from, first, width}}, {{to, position, width}}, std::nullopt, [=](const Block &b) {
+            kernels->code_bytes(b.at<int16_t>(from) + first, from.stride, width, b.n, b.at<uint8_t>(to) + position, to.stride);
+        });
+    }
+
+  protected:
+    // `gather` of a table of bytes, a row a sample.
+    void gather_bytes(int out, int64_t position, Array table, int64_t rows, int64_t stride, int64_t width, int64_t column, int64_t count,
+                      const std::string &pool) {
+        const Slot to = slot(out, Kind::kBytes, "gather");
+        const auto *data = data_of<uint8_t>(table, "table", 1);
+        require(rows >= 1 && width >= 1 && width <= stride && stride <= kWidest && rows * stride <= static_cast<int64_t>(table.shape(0)) && position >= 0 &&
+                    position + width <= to.width && pool == "" && count == 1 && column >= 0 && column < columns() &&
+                    rows_[static_cast<size_t>(column)] >= 1 && rows_[static_cast<size_t>(column)] <= rows,
+                "gather");
+        const auto *kernels = &kernels_;
+        const int64_t columns = this->columns();
+        add({}, {{to, position, width}}, reach_ids_[static_cast<size_t>(column)], [=](const Block &b) {
+            kernels->gather_bytes(data, stride, width, b.ids + column, columns, b.n, b.at<uint8_t>(to) + position, to.stride);
+        });
+        kept_.push_back(std::move(table));
+    }
 };
 
 }  // namespace

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from helpers.click_networks import FAMILIES, Network
+from helpers.clicks_folded import first_form
 from helpers.rewriting import run
 
 from pipelines.core.errors import RequestError
@@ -40,7 +41,7 @@ def part(feeds, count):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_sessions_give_what_the_program_says(made, threads):
     net, path, feeds, program = made
-    session = load(path, "native", threads)
+    session = load(path, first_form(path), threads)
     assert set(session.inputs) == set(feeds) and session.threads == threads
     for count in (0, 1, 2, 127, 128, 700):
         batch = part(feeds, count)
@@ -68,7 +69,7 @@ def test_threads_share_a_session(made):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_wrong_batches_are_refused(made, threads):
     _, path, feeds, program = made
-    session = load(path, "native", threads)
+    session = load(path, first_form(path), threads)
     ids = feeds["ids"].copy()
     ids[650, 1] = program.rows[1]
     with pytest.raises(BatchError, match=f"found id {program.rows[1]} in row 650, column 1; expected 0 to"):
@@ -95,7 +96,7 @@ def test_damaged_files_are_refused(made, tmp_path):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_arrays_of_other_layouts_are_copied(made, threads):
     _, path, feeds, _ = made
-    session = load(path, "native", threads)
+    session = load(path, first_form(path), threads)
     wanted = session.run(feeds)["probability"].tobytes()
     for change in (np.asfortranarray, lambda x: np.repeat(x, 2, axis=0)[::2]):
         assert session.run({name: change(each) for name, each in feeds.items()})["probability"].tobytes() == wanted

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from helpers.click_networks import Network
-from helpers.clicks_folded import ROWS, by_reference, feeds, folded, needs_kernels, one_line
+from helpers.clicks_folded import ROWS, by_reference, feeds, first_form, folded, needs_kernels, one_line
 from helpers.rewriting import run
 
 from pipelines.core import machine
@@ -26,7 +26,7 @@ COUNTS = (1, 2, 31, 32, 33, 127, 128, 129, 300, 512)
 
 @pytest.fixture
 def session(folder):
-    return load(folder / NATIVE, "native", 1)
+    return load(folder / NATIVE, first_form(folder / NATIVE), 1)
 
 
 @needs_kernels
@@ -59,7 +59,7 @@ def test_models_without_numbers_or_a_wide_part(tmp_path, changes):
     result, float32 = folded(**changes)
     path = io.save_mapped(result, tmp_path / NATIVE)
     batch = feeds(300, **{key: value for key, value in changes.items() if key in ("dense", "ids")})
-    opened = load(path, "native", 1)
+    opened = load(path, first_form(path), 1)
     found = opened.run(batch)["y"]
     expected = run(float32, **batch)["y"]
     assert found.shape == (300, 1)
@@ -91,13 +91,13 @@ def test_tables_beyond_the_memory_for_tables_give_the_same_bits(tmp_path, monkey
     path = io.save_mapped(lower(net.model, calibration, QuantRecipe())[0], tmp_path / NATIVE)
     io.save(net.model, tmp_path / "int8.onnx")
     batches = [net.feeds(count) for count in COUNTS]
-    expected = [load(path, "native").run(batch)["probability"] for batch in batches]
+    expected = [load(path, first_form(path)).run(batch)["probability"] for batch in batches]
     monkeypatch.setenv("ZOO_TABLE_MEMORY", "1MB")
     monkeypatch.setenv("ZOO_HOME", str(tmp_path / "home"))
-    graph = ProgramGraph(path, 2, recommender_files.opened(path))
+    graph = ProgramGraph(path, 2, recommender_files.opened(path)[0])
     assert graph.cached is not None and graph.sharing(SharedInputs(ids=[0])) is graph.program
     for threads in (1, 2):
-        session = load(path, "native", threads)
+        session = load(path, first_form(path), threads)
         for batch, before in zip(batches, expected, strict=True):
             assert session.run(batch)["probability"].tobytes() == before.tobytes()
     verdicts = list((tmp_path / "home/verdicts").glob("native-*.json"))  # by the numpy reference

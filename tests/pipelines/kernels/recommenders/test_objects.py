@@ -40,7 +40,7 @@ def test_the_extension_itself_refuses_arrays_that_do_not_fit(rng):
 
     step = first_layer(rng, x=0)
     names = ("weight", "scale", "bias", "table", "columns", "offsets", "rows")
-    right = {name: getattr(step, name) for name in ("x", "first", *names, "outs", "shift")}
+    right = {name: getattr(step, name) for name in ("x", "first", *names, "outs", "shift", "added", "ahead")}
     program().mixed(**right)
     for name in names:
         array = right[name]

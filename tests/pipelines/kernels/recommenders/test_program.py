@@ -17,6 +17,7 @@ from pipelines.kernels.recommenders.program import ClickProgram
 from pipelines.kernels.recommenders.steps import (
     CODES,
     SLACK,
+    CodeBytes,
     Cross,
     Dense,
     Dots,
@@ -153,6 +154,48 @@ def test_layers_of_several_blocks_of_columns(rng, isa, wide):
     made = program([*slots, ("f4", 9), ("f4", 1)], steps, [3, 4, 5])
     for count in BATCHES:
         check(made, isa, *feeds(rng, count))
+
+
+@needs_kernels
+@pytest.mark.parametrize("ahead", [1, 2, 5])
+@pytest.mark.parametrize(("fields", "inputs"), [(5, 35), (5, 0), (0, 35), (0, 0)])
+def test_sums_of_bytes_beside_codes_and_rows(rng, isa, fields, inputs, ahead):
+    sizes, kinds = ((1, 70), (2, 40), (3, 15)), ("u1", "i2", "f4")
+    slots, steps = looked_up(rng, 8, extra=[(kind, size) for kind, (_, size) in zip(kinds, sizes, strict=True)])
+    slots += [("u1", 41), ("f4", 256), ("f4", 9), ("f4", 1)]
+    rows = rng.integers(0, 256, 9 * 13, np.uint8)
+    steps += [Gather(4, 0, rows, 9, 13, 11, 5), CodeBytes(0, 2, 4, 11, 30)]
+    steps.append(
+        Dense(
+            4,
+            5,
+            LinearLayer(
+                codes(rng, 41, 256, most=127).astype(np.int8),
+                codes(rng, 256).astype(np.int32),
+                floats(rng, 256, scale=1e-3).ravel(),
+            ),
+        )
+    )
+    layer = mixed(rng, 0 if inputs else -1, inputs, [(s, n, s == 2) for s, n in sizes], fields, False, 0, 4, 200.0)
+    steps.append(replace(layer, added=5, ahead=ahead))
+    dense = LinearLayer(
+        codes(rng, 70, 9, most=127).astype(np.int8), np.zeros(9, np.int32), np.full(9, 1e-4, np.float32)
+    )
+    steps += [Dense(1, 6, dense), Weighted(2, 0, floats(rng, 40), 7)]
+    for count in BATCHES:
+        check(program(slots, steps, [3, 5, 6, 7]), isa, *feeds(rng, count))
+
+
+@needs_kernels
+def test_pairs_of_inputs_without_weights_are_left_out(rng, isa):
+    slots, steps = looked_up(rng, 8, extra=[("f4", 64)])
+    layer = mixed(rng, 0, 35, [(1, 64, False)], 5)
+    weight = layer.weight.copy()
+    weight[5:29] = 0
+    for each in (weight, np.zeros_like(weight)):
+        made = program(slots, [*steps, replace(layer, weight=each)], [1])
+        for count in BATCHES:
+            check(made, isa, *feeds(rng, count))
 
 
 def lookup_sum(rng, fields=5):

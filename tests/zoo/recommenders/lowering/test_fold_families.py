@@ -18,6 +18,7 @@ from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import rewrite
 from zoo.recommenders.export.rewrites import passes
+from zoo.recommenders.lowering import lower as lowering
 from zoo.recommenders.lowering import plan as folding
 from zoo.recommenders.lowering.lower import lower
 
@@ -81,7 +82,7 @@ def test_categories_alone(family):
     program, report = near(family, fields=((40, 1, ""),) * 5, width=16)
     assert program.means == 0
     if family in ("wide-deep", "two-tower"):
-        assert all(each["fold"] for each in report["layers"].values())
+        assert report["forms"][0]["folded"]
 
 
 def test_cross_layers_of_full_rank_and_of_other_depths():
@@ -152,25 +153,24 @@ def test_tables_beyond_the_caches_have_rows_of_bytes(monkeypatch):
     bytes_alone(near("wide-deep", bound=0.01, width=32)[0])
 
 
-def test_many_folded_rows_are_of_bytes(monkeypatch):
-    monkeypatch.setattr(folding, "SHORT", 0)
-    bytes_alone(near("wide-deep", bound=0.01, width=32)[0])
-
-
 def bytes_alone(program):
     tables = [each.table for each in program.steps if isinstance(each, Mixed) and each.table is not None]
     assert tables and all(each.dtype == np.uint8 for each in tables)
 
 
-def test_what_does_not_pay_is_not_folded(monkeypatch):
-    monkeypatch.setattr(folding, "LIMIT", 0)
+@pytest.fixture
+def unfolded(monkeypatch):
+    """The forms of which nothing is folded."""
+    monkeypatch.setattr(lowering, "FORMS", [form for form in lowering.FORMS if form.fold == "none"])
+
+
+def test_nothing_is_folded_in_forms_that_multiply(unfolded):
     program, report = near("deepfm")
     assert not any(each.table is not None for each in program.steps if isinstance(each, Mixed))
-    assert not any(each["fold"] for each in report["layers"].values())
+    assert not any(each["folded"] for each in report["forms"])
 
 
-def test_a_tower_passes_over_the_codes_of_the_other(monkeypatch):
-    monkeypatch.setattr(folding, "LIMIT", 0)
+def test_a_tower_passes_over_the_codes_of_the_other(unfolded):
     program, _ = near("two-tower", fields=((40, 6, "mean"), (30, 6, "mean")), width=16, users=1)
     first = [each for each in program.steps if isinstance(each, Mixed) and each.x == 0]
     assert len(first) == 2 and all(len(each.weight) <= 16 + program.numbers for each in first)

@@ -24,7 +24,7 @@ def shipped(tmp_path_factory):
     folder = zoo.load(NAME)
     table = CalibrationTable.load(folder.path / "calibration.json")
     result, report = lower(io.load(folder.path / "rewritten.onnx"), table, folder.recipe)
-    assert report["fold"] and report["layers"]
+    assert report["fold"] and report["forms"]
     pipeline = zoo.pipeline(NAME, precision="fp32", engine="onnxruntime")
     yield folder, click_program(result.graph[0]), pipeline
     patch.undo()

@@ -54,7 +54,7 @@ def test_lone_lookups_are_quantized_to_save_memory_alone(monkeypatch):
     samples = quantized_tables.Samples(
         ids, np.zeros((8, program.numbers), np.float32), np.zeros((8, program.means), np.float32)
     )
-    program, _ = quantized_tables.quantize_tables(program, samples, {"L3": 2**10}, 1.0)
+    program = quantized_tables.QuantizedTables({"L3": 2**10}, 1.0).applied(program, samples)
     assert {step.count for step in of(program, QuantizedGather)} == {5, 6}
 
 
@@ -71,7 +71,10 @@ def test_tables_that_change_the_outputs_get_more_bits_or_stay(monkeypatch):
     samples = quantized_tables.Samples(ids, numbers, scales)
     bits = {}
     for bound in (1.0, 1e-2, 1e-6):
-        _, tables = quantized_tables.quantize_tables(program, samples, {"L3": 2**10}, bound)
-        bits[bound] = [table.bits for table in tables]
-        assert all(table.change <= bound for table in tables)
+        tables = quantized_tables.QuantizedTables({"L3": 2**10}, bound)
+        again = [tables.applied(program, samples) for _ in range(2)]
+        for one, other in zip(*(of(each, QuantizedGather) for each in again), strict=True):
+            assert one.table is other.table  # programs that share a table
+        bits[bound] = [table.bits for table in tables.made]
+        assert all(table.change <= bound for table in tables.made)
     assert set(bits[1.0]) == {2} and max(bits[1e-2]) > 2 and not bits[1e-6]

@@ -1,0 +1,186 @@
+"""Forms of a native program: the same bits on all instruction sets, errors within the bound, timing and choice."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers.click_networks import FAMILIES, Network
+from helpers.clicks_folded import needs_kernels, one_line
+from helpers.rewriting import run
+
+from pipelines.core.errors import RequestError
+from pipelines.engines.catalog import load, native_candidates
+from pipelines.engines.native import forms as native_forms
+from pipelines.engines.native import recommender_files
+from pipelines.engines.native.forms import Forms
+from pipelines.engines.timing import Choice
+from pipelines.graph import io
+from pipelines.kernels import extension
+from pipelines.kernels.recommenders import native, reference
+from pipelines.kernels.recommenders.from_graph import click_program
+from pipelines.kernels.recommenders.steps import CodeBytes, Gather, Mixed
+from pipelines.quantization.calibration.calibrate import calibrate
+from pipelines.quantization.recipe import QuantRecipe
+from zoo.recommenders.lowering.lower import lower
+
+pytestmark = pytest.mark.usefixtures("caches")
+BOUND = 0.005
+COARSE = QuantRecipe(bound=0.02)  # random weights are more sensitive than trained ones
+
+
+def lowered(family, recipe=None, **options):
+    """(network, inputs, graph, report) of a family with random weights."""
+    net = Network(family, **options)
+    feeds = net.feeds(400)
+    graph, report = lower(net.model, calibrate(net.model, [feeds], "minmax"), recipe or QuantRecipe())
+    assert graph is not None, report["reason"]
+    return net, feeds, graph, report
+
+
+def forms(graph):
+    return {node.name: click_program(node) for node in graph.graph}
+
+
+@needs_kernels
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_forms_have_the_bits_of_the_reference_and_are_near_the_float_model(family):
+    net, feeds, graph, report = lowered(family, width=16)
+    wanted = run(net.model, **feeds)
+    arrays = feeds["ids"], feeds.get("numbers"), feeds.get("scales")
+    found = forms(graph)
+    assert list(found) == [each["form"] for each in report["forms"]]
+    for name, program in found.items():
+        expected = reference.run(program, *arrays)
+        for each, exact in zip(expected, wanted.values(), strict=True):
+            assert np.abs(each - exact).max() <= BOUND, name
+        made = [native.click_program(program, isa)(*arrays) for isa in extension.isas()]
+        made = [each if isinstance(each, tuple) else (each,) for each in made]
+        for each, same in zip(made[0], expected, strict=True):
+            np.testing.assert_allclose(each, same, rtol=1e-6)  # the sigmoid may differ in its last bits
+        assert all(
+            each.tobytes() == same.tobytes() for other in made for each, same in zip(other, made[0], strict=True)
+        )
+
+
+def test_rows_that_one_layer_reads_are_looked_up_as_bytes():
+    _, _, graph, _ = lowered("wide-deep", COARSE)
+    steps = forms(graph)["int8"].steps
+    assert sum(isinstance(each, Gather) and each.coarse for each in steps) >= 3
+    assert any(isinstance(each, Mixed) and each.added >= 0 for each in steps)
+
+
+def test_codes_that_are_read_elsewhere_too_become_bytes():
+    _, _, graph, _ = lowered("deepfm", COARSE)
+    assert any(isinstance(each, CodeBytes) for each in forms(graph)["int8"].steps)
+
+
+def test_forms_share_the_tables_that_are_the_same():
+    _, _, graph, _ = lowered("deepfm", COARSE)
+    tables = [
+        [id(value) for value in node.inputs[3:] if value.const_value.size > 300 and str(value.dtype) == "INT16"]
+        for node in graph.graph
+        if node.name in ("int16", "int8")
+    ]
+    assert len(tables) == 2 and set(tables[0]) & set(tables[1])
+
+
+def test_a_form_beyond_the_bound_is_left_out_and_named():
+    _, _, graph, report = lowered("wide-deep", QuantRecipe(bound=1e-7))
+    assert list(forms(graph)) == ["int16"] and report["refused"]
+    assert all("the bound is 1e-07" in reason for reason in report["refused"].values())
+
+
+def test_a_recipe_that_keeps_a_layer_float_has_no_form_of_bytes():
+    _, _, graph, _ = lowered("wide-deep", QuantRecipe(keep_float=("h0",)))
+    assert "int8" not in forms(graph)
+    folded = [each for each in forms(graph)["folded-int16"].steps if isinstance(each, Mixed) and each.table is not None]
+    assert folded and all(each.table.dtype == np.int16 for each in folded)
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    """native.onnx of a Wide & Deep network."""
+    monkeypatch.setenv("ZOO_HOME", str(tmp_path / "home"))
+    return io.save_mapped(lowered("wide-deep", COARSE)[2], tmp_path / "native.onnx")
+
+
+@needs_kernels
+def test_a_form_is_pinned_by_its_name(path):
+    feeds = Network("wide-deep").feeds(100)
+    for model in recommender_files.opened(path):
+        session = load(path, f"native:{model.form}")
+        expected = reference.run(model.program, feeds["ids"], feeds["numbers"], feeds.get("scales"))
+        np.testing.assert_allclose(session.run(feeds)["probability"], expected[0], rtol=1e-6)
+        assert session.engine == "native"
+    with pytest.raises(RequestError) as error:
+        load(path, "native:int3")
+    one_line(error, "found the form int3", "expected folded-int16, folded,", "int8")
+
+
+@needs_kernels
+def test_forms_are_timed_once_a_machine_and_one_runs_all_batches(path):
+    forms = Forms(path)
+    assert forms.chosen in forms.names
+    kept = [json.loads(each.read_text()) for each in (path.parent / "home" / "plans").glob("*.json")]
+    assert sorted(each["batch_size"] for each in kept) == [1, 64, 512]
+    assert all(list(each["milliseconds"]) == forms.names for each in kept)
+    session, pinned = load(path, "native", 2), load(path, f"native:{forms.chosen}")
+    for count in (1, 100, 700):
+        batch = Network("wide-deep").feeds(count)
+        assert session.run(batch)["probability"].tobytes() == pinned.run(batch)["probability"].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "chosen"),
+    [
+        ({"folded-int16": 1.04, "folded": 1.0, "int8": 2.0}, "folded-int16"),
+        ({"folded-int16": 1.2, "folded": 1.0, "int8": 2.0}, "folded"),
+        ({"folded-int16": 1.2, "folded": 1.0, "int8": 0.5}, "int8"),
+    ],
+)
+def test_the_finest_of_the_fastest_forms_is_chosen(path, monkeypatch, milliseconds, chosen):
+    monkeypatch.setattr(native_forms, "choose", lambda *_, **more: Choice("", 1, 1, milliseconds, ""))
+    assert Forms(path).chosen == chosen
+
+
+@needs_kernels
+def test_a_plan_times_every_form(path):
+    candidates, failed = native_candidates(path, "int8", ["native"])
+    assert [each.engine for each in candidates] == [f"native:{name}" for name in Forms(path).names] and not failed
+    candidates, _ = native_candidates(path, "int8", ["native:int8", "onnxruntime"])
+    assert [each.engine for each in candidates] == ["native:int8"]
+
+
+BURN = "import os; os.sched_setaffinity(0, {%d})\nwhile True: pass"
+
+
+@needs_kernels
+def test_a_form_chosen_while_another_process_burns_the_core_is_not_final(path):
+    cores = os.sched_getaffinity(0)
+    core = min(cores)
+    burning = [subprocess.Popen([sys.executable, "-c", BURN % core]) for _ in range(2)]
+    try:
+        os.sched_setaffinity(0, {core})
+        chosen = Forms(path).chosen
+    finally:
+        os.sched_setaffinity(0, cores)
+        for each in burning:
+            each.kill()
+            each.wait()
+    kept = [json.loads(each.read_text()) for each in (path.parent / "home" / "plans").glob("*.json")]
+    assert chosen and kept and not any(each["settled"] for each in kept)
+
+
+def test_other_weights_take_the_choice_of_the_same_structure(path, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        native_forms, "choose", lambda digest, *_, **more: seen.append(digest) or Choice("", 1, 1, {"int8": 1.0}, "")
+    )
+    other = io.save_mapped(lowered("wide-deep", COARSE, seed=1)[2], tmp_path / "other.onnx")
+    wider = io.save_mapped(lowered("wide-deep", COARSE, width=32)[2], tmp_path / "wider.onnx")
+    for each in (path, other, wider):
+        assert Forms(each).chosen
+    assert len(set(seen)) == 2 and seen[0] == seen[3]

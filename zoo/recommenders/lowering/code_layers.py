@@ -1,0 +1,188 @@
+"""Compiles the linear layers that read codes and folded fields, and quantizes their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+from pipelines.kernels.recommenders import steps
+from pipelines.kernels.recommenders.operators import COLUMNS, ZERO
+from pipelines.kernels.recommenders.steps import BYTE, CODES
+from pipelines.quantization.qdq.scales import activation_qparams
+from zoo.recommenders.lowering.expressions import Expression, Field, FloatVector, Linear
+from zoo.recommenders.lowering.fields.expressions import FieldAttention
+from zoo.recommenders.lowering.fields.steps import FieldSteps, attention_order
+from zoo.recommenders.lowering.integer_layers import FINEST, dense_layer, largest, mixed_layer, positive
+from zoo.recommenders.lowering.plan import HEADROOM
+
+Array = NDArray[Any]
+Floats = NDArray[np.float64]
+Code = tuple[int, float, int]  # (position, scale, row of the weights)
+
+FLOAT = 1e-9  # the finest step of a result that stays float
+
+
+class _Result(NamedTuple):
+    """The result of a layer in one format, and its weights [inputs, width] and bias [width]."""
+
+    layer: Linear
+    form: str
+    weight: Floats
+    bias: Floats
+    unit: float
+
+    @property
+    def padding(self) -> int:
+        return -self.bias.size % COLUMNS
+
+
+@dataclass
+class Inputs:
+    """What linear layers read.
+
+    Attributes:
+        codes: (position, scale, row of the weights) of codes.
+        coarse: The same of codes of which the higher bits suffice.
+        folded: Fields that are folded into tables, and the first row of their weights.
+        direct: The same of fields that these layers alone read, and as bytes.
+    """
+
+    codes: list[Code] = field(default_factory=list)
+    coarse: list[Code] = field(default_factory=list)
+    folded: list[tuple[Field, int]] = field(default_factory=list)
+    direct: list[tuple[Field, int]] = field(default_factory=list)
+
+    def add(self, part: Expression, rows: Sequence[Code]) -> None:
+        """Adds the codes of a part: all but fields have few entries with large weights, which take all bits.
+
+        Args:
+            part: The part.
+            rows: Its codes.
+        """
+        (self.coarse if isinstance(part, Field) else self.codes).extend(rows)
+
+
+class CodeLayers(FieldSteps):
+    """Field steps with linear layers on codes."""
+
+    _orders: Mapping[Expression, Array]
+    _made: dict[tuple[Any, str], tuple[int, float]]
+
+    def _layers(self, layers: Sequence[Linear], slot: int, read: Inputs) -> None:
+        """Adds the steps of layers with the same inputs, those that need no fine codes as bytes if the form says so."""
+        if self.form.coarse and self.coarse:
+            self._mixed(layers, slot, read)
+        else:
+            self._mixed(layers, slot, Inputs(read.codes + read.coarse, folded=read.folded))
+
+    def _mixed(self, layers: Sequence[Linear], slot: int, read: Inputs) -> None:
+        """Adds a `Mixed` step for layers with the same inputs, codes in `slot`, and before it the products of bytes."""
+        rows = read.codes
+        results = self._results(layers)
+        padded = [np.pad(each.weight, ((0, 0), (0, each.padding))) for each in results]
+        whole, bias = (
+            np.concatenate(padded, axis=1),
+            np.concatenate([np.pad(each.bias, (0, each.padding)) for each in results]),
+        )
+        unit, fine = (
+            np.concatenate([np.full(each.bias.size + each.padding, value) for each, value in values])
+            for values in (
+                [(each, each.unit) for each in results],
+                [(each, FLOAT if each.form == "f4" else FINEST * each.unit) for each in results],
+            )
+        )
+        outs = [
+            (self._made[each.layer, each.form][0], each.bias.size, each.layer.relu and each.form != "f4")
+            for each in results
+        ]
+        added = self._byte_products(slot, read, whole, unit)
+        first, matrix = _matrix(rows, whole)
+        made = mixed_layer(matrix, read.folded, whole, fine, self._wide)
+        chosen = [
+            (part.column, offset, len(part.table)) for (part, _), offset in zip(read.folded, made.offsets, strict=True)
+        ]
+        columns, offsets, heights = np.array(chosen, np.int32).reshape(-1, 3).T.copy()
+        self.steps.append(
+            steps.Mixed(
+                slot if rows else -1,
+                first,
+                made.weight,
+                (made.scale / unit).astype(np.float32),
+                ((bias + made.centre) / unit).astype(np.float32),
+                tuple(outs),
+                columns,
+                offsets,
+                heights,
+                made.shift,
+                made.table,
+                added,
+            )
+        )
+
+    def _byte_products(self, slot: int, read: Inputs, weight: Floats, unit: Floats) -> int:
+        """Returns the buffer of the products of inputs that are read as bytes, in units of the results; -1 for none."""
+        first, matrix = _matrix(read.coarse, weight)
+        matrix = matrix * BYTE
+        width = sum(part.width for part, _ in read.direct)
+        if not len(matrix) + width:
+            return -1
+        x, out, at = self._slot("u1", width + len(matrix)), self._slot("f4", weight.shape[1]), 0
+        blocks = []
+        for part, start in read.direct:
+            step = positive(largest(part.table) / 127)
+            table = np.clip(np.rint(part.table / step), -127, 127).astype(np.int16) + ZERO
+            rows, columns = table.shape
+            self.steps.append(steps.Gather(x, at, table.astype(np.uint8).ravel(), rows, columns, columns, part.column))
+            blocks.append(weight[start : start + columns] * step)
+            at += columns
+        if len(matrix):
+            self.steps.append(steps.CodeBytes(slot, first, x, at, len(matrix)))
+        layer = dense_layer(np.concatenate([*blocks, matrix]), np.zeros(weight.shape[1]), 1.0, unit, "f4", ZERO)
+        self.steps.append(steps.Dense(x, out, layer))
+        return out
+
+    def _results(self, layers: Sequence[Linear]) -> list[_Result]:
+        """Returns the results of layers in the formats in which they are read; their buffers are made."""
+        results = []
+        for layer in layers:
+            for form in sorted({"f4" if form == "piece" else form for form in self.forms.get(layer, {"f4"})}):
+                order = self._order(layer)
+                weight, bias = layer.weight[:, order], layer.bias[order]
+                if layer in self.multiplied and form == "f4":
+                    weight, bias = self._like_codes(layer)
+                if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+                    raise RequestError("its tables or weights are not finite")
+                unit = self._unit(layer, form)
+                self._made[layer, form] = (self._slot(form, bias.size), unit)
+                results.append(_Result(layer, form, weight, bias, unit))
+        return results
+
+    def _order(self, x: Linear | FloatVector | FieldAttention) -> Array:
+        """Returns the order of the units of a layer in its buffers."""
+        order = attention_order(x) if isinstance(x, FieldAttention) else self._orders.get(x)
+        return np.arange(x.width) if order is None else order
+
+    def _unit(self, x: Linear | FloatVector, form: str) -> float:
+        """Returns the scale of the result of a layer in a form."""
+        if form == "u1":
+            observed = self.table.tensors.get(x.value)
+            if observed is None or observed.low < 0:
+                raise RequestError(f"no calibrated range from 0 on for {x.value}")
+            return float(activation_qparams(observed)[0])
+        if not isinstance(x, Linear) and x.bounded and form != "f4":
+            return 1 / CODES
+        return 1.0 if form == "f4" else positive(HEADROOM * self._range(x.value) / CODES)
+
+
+def _matrix(rows: Sequence[Code], weight: Floats) -> tuple[int, Floats]:
+    """Returns the first code that layers read, and their weights by code, times the scales of the codes."""
+    first = min((at for at, _, _ in rows), default=0)
+    matrix = np.zeros((max((at for at, _, _ in rows), default=first - 1) + 1 - first, weight.shape[1]))
+    for at, scale, row in rows:
+        matrix[at - first] += weight[row] * scale
+    return first, matrix

@@ -1,0 +1,93 @@
+"""Forms of a native program: the same model with other first layers, of which each machine times the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipelines.kernels.recommenders.program import ClickProgram
+from zoo.recommenders.lowering.quantized_tables import QuantizedTable, tables_report
+
+if TYPE_CHECKING:
+    from zoo.recommenders.lowering.plan import Decision
+
+CHANGE = 3e-3  # largest change of an output by a form, where the recipe has no bound
+SAMPLES = 256  # random ones, on which outputs of forms are compared
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the linear layers that read embeddings are computed.
+
+    Attributes:
+        name: Name, for `--form`.
+        fold: Which fields are folded into tables: "all", "near" (the smallest tables, as many as fit L2 together) or
+            "none".
+        wide: Rows of folded tables are int16 instead of uint8, if they fit L3.
+        coarse: What is not folded is read as bytes instead of int16 codes, but for numbers.
+    """
+
+    name: str
+    fold: str = "none"
+    wide: bool = False
+    coarse: bool = False
+
+
+FORMS = (  # of forms that are as fast the first one runs: it has the finest integers
+    Form("folded-int16", "all", wide=True),
+    Form("folded", "all"),
+    Form("part-folded", "near"),
+    Form("int16"),
+    Form("int8", coarse=True),
+)
+
+
+@dataclass(eq=False)
+class MadeForm:
+    """A form of one model.
+
+    Attributes:
+        name: Name of the form.
+        program: The program.
+        decisions: What is folded, by hidden value.
+        change: Largest change of an output.
+    """
+
+    name: str
+    program: ClickProgram
+    decisions: Mapping[str, Decision]
+    change: float = 0.0
+
+    @property
+    def megabytes(self) -> float:
+        """Size of its tables in 10^6 bytes."""
+        tables = [getattr(step, "table", None) for step in self.program.steps]
+        return round(float(sum(table.nbytes for table in tables if table is not None)) / 1e6, 3)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the form as plain JSON values."""
+        folded = {name: each.to_json() for name, each in self.decisions.items() if each.fold}
+        return {
+            "form": self.name,
+            "megabytes": self.megabytes,
+            "change": float(f"{self.change:.2e}"),
+            "folded": folded,
+        }
+
+
+def lowering_report(
+    forms: Sequence[MadeForm], tables: Sequence[QuantizedTable], refused: Mapping[str, str]
+) -> dict[str, Any]:
+    """Returns the report of a lowered model, see `zoo.recommenders.lowering.lower.lower`.
+
+    Args:
+        forms: The forms of the model.
+        tables: The quantized tables.
+        refused: Why forms are left out.
+    """
+    sizes = ", ".join(f"{each.name} ({each.megabytes:,.1f} MB of tables)" for each in forms)
+    reasons = [f"{len(forms)} forms: {sizes}" if len(forms) > 1 else f"one form: {sizes}", *tables_report(tables)]
+    report = {"fold": True, "reason": "; ".join(reasons), "forms": [each.to_json() for each in forms]}
+    report |= {"refused": dict(refused)}
+    return report | ({"tables": [each.to_json() for each in tables]} if tables else {})
