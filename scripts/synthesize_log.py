@@ -1,12 +1,13 @@
 """Make a click log with columns of its own, to try `zoo schema` and `zoo train` on: synthetic, free of any licence.
 
-    python scripts/synthesize_log.py log.csv [-n 20000] [--seed 0] [--users 500] [--items 200] [--bought]
+    python scripts/synthesize_log.py log.csv [-n 20000] [--seed 0] [--users 500] [--items 200] [--bought] [--times]
 
 A shop's log in time order: clicked, timestamp, user_id, item_id, "price, EUR" (skewed, some missing), age, country
 (unicode, quotes), device, categories (a list, may be empty) and history (the user's last ten clicks, a list). Whether
 a user clicks depends on both, by hidden vectors, on the price, and on how the item's categories suit the user. The
 shop is the same for every seed: a model trained on the rows of one is tested on those of another. With --bought there
-is a second label: whether a click led to a purchase, as cheap items more often do.
+is a second label: whether a click led to a purchase, as cheap items more often do. With --times there is the column
+history_times: when the clicks of the history happened.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ HISTORY = 10
 CHUNK = 100_000
 
 
-def chunks(count: int, seed: int = 0, users: int = 500, items: int = 200, bought: bool = False) -> Any:
-    """Yields Arrow tables of up to `CHUNK` rows, in order; with `bought`, with that label."""
+def chunks(
+    count: int, seed: int = 0, users: int = 500, items: int = 200, bought: bool = False, timed: bool = False
+) -> Any:
+    """Yields Arrow tables of up to `CHUNK` rows, in order; with `bought`, with that label; `timed`: history_times."""
     buyers = np.random.default_rng([seed, 2])  # whose draws leave the other columns as they are
     random = np.random.default_rng(0)  # the shop, its users and items: the same for every seed
     size = 6
@@ -45,7 +48,7 @@ def chunks(count: int, seed: int = 0, users: int = 500, items: int = 200, bought
     popular = 1 / np.arange(1, items + 1) ** 0.8
     popular /= popular.sum()
     random = np.random.default_rng([seed, 1])
-    history: defaultdict[int, deque[str]] = defaultdict(lambda: deque(maxlen=HISTORY))
+    history: defaultdict[int, deque[tuple[str, int]]] = defaultdict(lambda: deque(maxlen=HISTORY))
     for start in range(0, count, CHUNK):
         n = min(CHUNK, count - start)
         u, i = random.integers(0, users, n), random.choice(items, n, p=popular)
@@ -53,11 +56,13 @@ def chunks(count: int, seed: int = 0, users: int = 500, items: int = 200, bought
         logit = (user_vectors[u] * item_vectors[i]).sum(1) + user_bias[u] + item_bias[i] + suits
         logit += 0.02 * (age[u] - 45) * (i % 3 == 0) - 0.4 * (np.log(price[i]) - 2.5) - 0.6
         clicked = (random.random(n) < 1 / (1 + np.exp(-logit))).astype(np.int64)
-        before = []
-        for user, item, click in zip(u.tolist(), i.tolist(), clicked.tolist(), strict=True):
-            before.append("|".join(history[user]))
+        times = 1_700_000_000 + np.arange(start, start + n) * 7
+        before, before_at = [], []
+        for user, item, click, time in zip(u.tolist(), i.tolist(), clicked.tolist(), times.tolist(), strict=True):
+            before.append("|".join(item for item, _ in history[user]))
+            before_at.append("|".join(str(time) for _, time in history[user]))
             if click:
-                history[user].append(f"i{item}")
+                history[user].append((f"i{item}", time))
         known = random.random(n) > 0.03
         likely = 1 / (1 + np.exp(2 * (np.log(price[i]) - 2.5)))
         more = {"bought": (clicked == 1) & (buyers.random(n) < likely)} if bought else {}
@@ -65,7 +70,7 @@ def chunks(count: int, seed: int = 0, users: int = 500, items: int = 200, bought
             {
                 "clicked": clicked,
                 **{name: column.astype(np.int64) for name, column in more.items()},
-                "timestamp": 1_700_000_000 + np.arange(start, start + n) * 7,
+                "timestamp": times,
                 "user_id": pa.array([f"u{each}" for each in u.tolist()]),
                 "item_id": pa.array([f"i{each}" for each in i.tolist()]),
                 "price, EUR": pa.array(price[i], mask=~known),
@@ -74,11 +79,20 @@ def chunks(count: int, seed: int = 0, users: int = 500, items: int = 200, bought
                 "device": pa.array(np.array(DEVICES)[random.integers(0, 3, n)]),
                 "categories": pa.array([texts[each] for each in i.tolist()]),
                 "history": pa.array(before),
+                **({"history_times": pa.array(before_at)} if timed else {}),
             }
         )
 
 
-def write(path: Path, count: int, seed: int = 0, users: int = 500, items: int = 200, bought: bool = False) -> None:
+def write(
+    path: Path,
+    count: int,
+    seed: int = 0,
+    users: int = 500,
+    items: int = 200,
+    bought: bool = False,
+    timed: bool = False,
+) -> None:
     """Writes `count` rows as CSV, packed where the name ends in .gz."""
     with replacing(path) as temporary:
         sink = (
@@ -88,7 +102,7 @@ def write(path: Path, count: int, seed: int = 0, users: int = 500, items: int = 
         )
         with sink:
             writer = None
-            for table in chunks(count, seed, users, items, bought):
+            for table in chunks(count, seed, users, items, bought, timed):
                 writer = writer or pa.csv.CSVWriter(sink, table.schema)
                 writer.write(table)
             if writer is not None:
@@ -104,10 +118,11 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=500)
     parser.add_argument("--items", type=int, default=200)
     parser.add_argument("--bought", action="store_true", help="a second label: whether the click led to a purchase")
+    parser.add_argument("--times", action="store_true", help="a column with the times of the history's clicks")
     given = parser.parse_args()
     if min(given.rows, given.users, given.items) < 1:
         sys.exit("expected at least one row, one user and one item")
-    write(given.output, given.rows, given.seed, given.users, given.items, given.bought)
+    write(given.output, given.rows, given.seed, given.users, given.items, given.bought, given.times)
 
 
 if __name__ == "__main__":

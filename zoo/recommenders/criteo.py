@@ -15,12 +15,12 @@ import numpy as np
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from pipelines.core.progress import progress
-from zoo.recommenders.data.encoding import Encoding, log1p
+from zoo.recommenders.data.encoding import Encoding
 from zoo.recommenders.data.line_reader import read_lines
 from zoo.recommenders.data.logs import is_criteo
 from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.data.schema import Column, Schema
-from zoo.recommenders.data.transforms import STEPS, WITH_CONSTANT
+from zoo.recommenders.data.transforms import STEPS, WITH_CONSTANT, log1p
 
 NUMERIC, CATEGORICAL, BUCKETS = 13, 26, 1000
 NAME = "criteo"  # of the built-in schema

@@ -149,8 +149,8 @@ def parser_of(
         isa: Instruction set of the kernels, one of `pipelines.kernels.extension.isas`; "" for the fastest.
 
     Returns:
-        `LogParser`. None without native code, for separators outside ASCII, and for schemas with the encodings "id" or
-        "value" or with lists that skip unknown values.
+        `LogParser`. None without native code, for separators outside ASCII, and for schemas with the encodings "id",
+        "value" or "gaps" or with lists that skip unknown values.
     """
     key = (columns, tuple(names), delimiter, form, isa)
     try:
@@ -169,7 +169,7 @@ def _new_parser(
     """See `parser_of`."""
     native = extension.native()
     encodings = [column.encoding for column in features.schema.columns]
-    if any(encoding.get("type") in ("id", "value") or encoding.get("skip_unknown") for encoding in encodings):
+    if any(encoding.get("type") in ("id", "value", "gaps") or encoding.get("skip_unknown") for encoding in encodings):
         return None
     if native is None or not all(column.separator.isascii() for column in features.schema.of("categories")):
         return None
@@ -265,8 +265,8 @@ class CsvReader:
 
         Returns:
             The reader. None without native code, for logs that are not CSV or have columns of a partition, for
-            separators outside ASCII, for several labels, and for schemas with the encodings "id" or "value" or with
-            lists that skip unknown values.
+            separators outside ASCII, for several labels, and for schemas with the encodings "id", "value" or "gaps" or
+            with lists that skip unknown values.
         """
         if log.kind != "csv" or log.partition or not log.delimiter.isascii() or log.delimiter in '"\r\n':
             return None

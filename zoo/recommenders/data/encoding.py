@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from zoo.recommenders.data.cell_values import LIST, canonical, parse_floats
 from zoo.recommenders.data.columns import times
+from zoo.recommenders.data.columns.gaps import PlacedItems, gap_ids
 from zoo.recommenders.data.columns.label_values import label_values
 from zoo.recommenders.data.hashing import buckets_of, fingerprints, hash_buckets
 from zoo.recommenders.data.schema import Column, Schema
-from zoo.recommenders.data.transforms import scaled
+from zoo.recommenders.data.transforms import log1p_min_max, scaled
 
 Floats = NDArray[np.float32]
 LARGEST = 8.0  # standard deviations to which a "standard" number is clipped
@@ -115,6 +116,11 @@ class Field:
         return self.column.pooling == "none"
 
     @property
+    def is_gaps(self) -> bool:
+        """Whether the ids are those of the time gaps of a sequence."""
+        return bool(self.column.gaps_of)
+
+    @property
     def table(self) -> str:
         """Name of the column whose embedding table this one uses."""
         return self.column.shares or self.name
@@ -132,7 +138,7 @@ class Field:
             return int(encoding["rows"])
         if encoding["type"] == "hash-bucket":
             return int(encoding["buckets"]) + bool(encoding.get("missing_row"))
-        return 2 + (int(encoding["buckets"]) if encoding["type"] == "hash" else len(encoding["values"]))
+        return 2 + (len(encoding["values"]) if encoding["type"] == "vocabulary" else int(encoding["buckets"]))
 
     @property
     def has_unknown(self) -> bool:
@@ -196,6 +202,31 @@ class Field:
         values = pc.utf8_trim_whitespace(lists.flatten())
         return canonical(values, self.column.separator).fill_null("") if self.canonical else values, counts
 
+    def placed(self, texts: pa.Array, outside: Counter[str] | None = None) -> PlacedItems:
+        """Finds the items of lists that are kept, see `items`.
+
+        Args:
+            texts: Text array [n], null where missing.
+            outside: See `ids`.
+
+        Returns:
+            The items in order.
+        """
+        values, lengths = self.split(texts)
+        rows = np.repeat(np.arange(len(texts)), lengths)
+        filled = pc.not_equal(values, "").to_numpy(zero_copy_only=False)
+        known = self.ids(values, outside)
+        if self.column.encoding["type"] == "id" or self.column.encoding.get("skip_unknown"):
+            filled &= known > 0
+        index, rows = np.flatnonzero(filled), rows[filled]
+        counts = np.bincount(rows, minlength=len(texts))
+        places = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        places -= np.maximum(counts - self.width, 0)[rows]
+        kept, counts = places >= 0, np.minimum(counts, self.width)
+        index, rows, places = index[kept], rows[kept], places[kept]
+        places = counts[rows] - 1 - places if self.is_sequence else places
+        return PlacedItems(known[index], index, rows, places, lengths, counts)
+
     def items(self, texts: pa.Array, outside: Counter[str] | None = None) -> tuple[NDArray[np.int32], Floats]:
         """Encodes lists of items. Spaces around items are ignored, as are items without text.
 
@@ -207,23 +238,10 @@ class Field:
             Ids of the last `width` items of every list in order, or in reverse for a sequence, int32 [n, width], and 1
             / number of items, float32 [n].
         """
-        values, counts = self.split(texts)
-        rows = np.repeat(np.arange(len(texts)), counts)
-        filled = pc.not_equal(values, "").to_numpy(zero_copy_only=False)
-        known = self.ids(values, outside)
-        if self.column.encoding["type"] == "id" or self.column.encoding.get("skip_unknown"):
-            filled &= known > 0
-        rows, known = rows[filled], known[filled]
-        counts = np.bincount(rows, minlength=len(texts))
-        place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        place -= np.maximum(counts - self.width, 0)[rows]
-        kept = place >= 0
+        placed = self.placed(texts, outside)
+        counts = placed.counts
         out = np.full((len(texts), self.width), self.last, np.int32)
-        out[rows[kept], place[kept]] = known[kept]
-        counts = np.minimum(counts, self.width)
-        if self.is_sequence:
-            place = counts[rows] - 1 - place
-            out[rows[kept], place[kept]] = known[kept]
+        out[placed.rows, placed.places] = placed.ids
         if self.column.pooling == "max":
             out = np.where(np.arange(self.width) < counts[:, None], out, out[:, :1])
         with np.errstate(divide="ignore"):
@@ -247,7 +265,8 @@ class Encoding:
         start = scale = 0
         for column in self.schema.of("category", "categories"):
             mean = column.pooling == "mean"
-            fields.append(Field(column, start, scale if mean else -1, self.schema.canonical))
+            canonical_texts = self.schema.canonical and not column.gaps_of
+            fields.append(Field(column, start, scale if mean else -1, canonical_texts))
             start, scale = start + fields[-1].width, scale + mean
         return tuple(fields)
 
@@ -407,6 +426,16 @@ class Encoding:
     def _tables(self) -> dict[tuple[int, int], Floats]:
         return {}
 
+    def _gaps(self, field: Field, columns: Mapping[str, pa.Array], when: NDArray[np.float64] | None) -> NDArray[Any]:
+        """Encodes the times of a sequence's items as ids of time gaps, int32 [n, width]."""
+        sequence = next(each for each in self.fields if each.name == field.column.gaps_of)
+        values, lengths = field.split(columns[field.name])
+        seconds = times.seconds_since_1970(values, field.column.unit)
+        out = np.full((len(lengths), field.width), field.last, np.int32)
+        placed, buckets = sequence.placed(columns[sequence.name]), int(field.column.encoding["buckets"])
+        out[placed.rows, placed.places] = gap_ids(placed, seconds, lengths, when, buckets)
+        return out
+
     def encode_columns(
         self,
         columns: Mapping[str, pa.Array],
@@ -428,8 +457,14 @@ class Encoding:
         count, (width, numbers, lists) = len(index), self.shape
         columns = {**dict.fromkeys(self.schema.feature_names, pa.nulls(count, pa.string())), **columns}
         ids, scales = np.empty((count, width), np.int32), np.empty((count, lists), np.float32)
+        when = None
+        for column in self.schema.of("timestamp"):
+            if column.name in columns:
+                when = times.seconds_since_1970(columns[column.name], column.unit)
         for field in self.fields:
-            if field.is_list:
+            if field.is_gaps:
+                ids[:, field.start : field.start + field.width] = self._gaps(field, columns, when)
+            elif field.is_list:
                 ids[:, field.start : field.start + field.width], scale = field.items(columns[field.name], outside)
                 if field.scale >= 0:
                     scales[:, field.scale] = scale
@@ -446,10 +481,7 @@ class Encoding:
             labels = label_values(self.schema, columns)
             for each in [column for column in self.schema.of("weight") if column.name in columns]:
                 weights = (parse_floats(columns[each.name]) + zero).astype(np.float32)
-        when = index.astype(np.float64)
-        for column in self.schema.of("timestamp"):
-            if column.name in columns:
-                when = times.seconds_since_1970(columns[column.name], column.unit)
+        when = index.astype(np.float64) if when is None else when
         return Rows(ids, np.nan_to_num(values, copy=False), scales, labels, weights, when, index)
 
 
@@ -463,36 +495,3 @@ def _fill(encoding: Mapping[str, Any]) -> float:
     if encoding["type"] == "steps":
         return float(scaled(encoding, np.array([np.nan]))[0])
     return float(encoding.get("fill", 0))
-
-
-def log1p(numbers: NDArray[np.floating[Any]]) -> Floats:
-    """Computes the logarithm of 1 + max(x, 0) in float32.
-
-    Args:
-        numbers: Any float dtype and shape; NaN remains NaN.
-
-    Returns:
-        New C-contiguous float32 array of the same shape.
-    """
-    with np.errstate(over="ignore"):  # float64 beyond float32 becomes inf
-        values = np.array(numbers, np.float32, order="C")
-    np.maximum(values, 0, out=values)
-    return np.log1p(values, out=values)
-
-
-def log1p_min_max(numbers: NDArray[np.floating[Any]], low: Any, high: Any) -> Floats:
-    """Min-max scaling of logarithms in float32: (clip(log1p(max(x, 0)), low, high) - low) / (high - low).
-
-    Args:
-        numbers: Any float dtype and shape; NaN stays NaN.
-        low: Smallest logarithm, float32, scalar or broadcastable to `numbers`.
-        high: Largest logarithm, the same; where it equals `low`, the divisor is 1.
-
-    Returns:
-        float32 in the shape of `numbers`, 0 to 1.
-    """
-    values = log1p(numbers)
-    np.clip(values, low, high, out=values)
-    values -= low
-    values /= np.where(high > low, high - low, np.float32(1))
-    return values

@@ -228,7 +228,12 @@ class Features(Encoding):
         Raises:
             RequestError: Columns are missing.
         """
-        required = [column.name for column in self.schema.of(*FEATURES) if tower in ("", column.tower)]
+        names = self.schema.feature_names
+        required = [
+            column.name
+            for column in self.schema.columns
+            if column.name in names and tower in ("", "user" if column.kind == "timestamp" else column.tower)
+        ]
         required += [column.name for column in self.schema.of("label", *(("weight",) if weighted else ())) if labelled]
         required += [name for name in keep if name not in required]
         types = dict(log.unread)

@@ -19,6 +19,7 @@ from zoo.recommenders.data.cell_values import LIST, CellForm
 from zoo.recommenders.data.columns.schema_faults import (
     column_faults,
     faults_without_header,
+    gap_faults,
     sharing_faults,
     with_shared_encodings,
 )
@@ -41,6 +42,8 @@ ENCODINGS = {
     "the row of all others is unknown, 0 unless given",
     "id": "the text is the row's number itself; for what is no number from 0 to rows - 1 and for what is missing it is "
     "unknown, 0 unless given",
+    "gaps": "1 + floor(log2(1 + seconds)), at most buckets, of the seconds between the time of a sequence's item and "
+    "that of its row, or that of the newest item in a log without a timestamp; 0 where one is unknown",
     "log1p": "log(1 + x - minimum) / log(1 + maximum - minimum), clipped to 0 to 1",
     "log1p-min-max": "(log(1 + x) - low) / (high - low) in float32, x at least 0, log(1 + x) clipped to low to high; a "
     "missing value becomes fill",
@@ -132,6 +135,12 @@ JSON_SCHEMA: dict[str, Any] = {
                         "minLength": 1,
                         "description": "of a list: the category whose encoding and table are its own, too",
                     },
+                    "gaps_of": {
+                        "type": "string",
+                        "minLength": 1,
+                        "description": "of a list of times: the sequence whose items happened then, one time an item; "
+                        "the length and the pooling are those of the sequence",
+                    },
                     "min_count": {
                         "type": "integer",
                         "minimum": 1,
@@ -155,8 +164,8 @@ JSON_SCHEMA: dict[str, Any] = {
                     },
                     "unit": {
                         "enum": list(UNITS),
-                        "description": "of a timestamp: seconds to nanoseconds since 1970, ISO 8601, or a whole number "
-                        "whose digits are year to second",
+                        "description": "of a timestamp and of times with gaps_of: seconds to nanoseconds since 1970, "
+                        "ISO 8601, or a whole number whose digits are year to second",
                     },
                     "where": {
                         "type": "string",
@@ -193,6 +202,7 @@ class Column:
     pooling: str = ""
     length: int = 0
     shares: str = ""
+    gaps_of: str = ""
     min_count: int = 0
     table: str = ""
     tower: str = ""
@@ -208,7 +218,8 @@ class Column:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, without empty fields."""
-        own = {key: value for key, value in asdict(self).items() if not (key == "encoding" and self.shares)}
+        derived = ("encoding",) * bool(self.shares) + ("pooling", "length") * bool(self.gaps_of)
+        own = {key: value for key, value in asdict(self).items() if key not in derived}
         return {key: value for key, value in own.items() if value or key in ("name", "kind", "distinct", "missing")}
 
 
@@ -244,8 +255,9 @@ class Schema:
 
     @cached_property
     def feature_names(self) -> tuple[str, ...]:
-        """Names of the columns to predict from, in order."""
-        return tuple(column.name for column in self.of(*FEATURES))
+        """Names of the columns to predict from, in order; with the timestamp where time gaps are from it."""
+        timed = ("timestamp",) * any(column.gaps_of for column in self.columns)
+        return tuple(column.name for column in self.of(*FEATURES, *timed))
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
@@ -256,7 +268,7 @@ class Schema:
     def forms(self) -> dict[str, CellForm]:
         """Form of the texts of every column; texts that TensorFlow hashes, and times, are read as they stand."""
         raw = {column.name for column in self.columns if column.encoding.get("type") == "hash-bucket"}
-        raw |= {column.name for column in self.of("timestamp")}
+        raw |= {column.name for column in self.columns if column.kind == "timestamp" or column.gaps_of}
         return {
             column.name: CellForm(column.separator or LIST, self.canonical and column.name not in raw)
             for column in self.columns
@@ -359,6 +371,8 @@ def incomplete(column: Any) -> bool:
         return not column.get("unit")
     if kind not in FEATURES or not isinstance(encoding, dict):
         return False
+    if column.get("gaps_of"):
+        return not all(column.get(name) for name in ("separator", "unit", "encoding"))
     if column.get("shares") and not encoding:
         return not all(column.get(name) for name in OF_A_LIST)
     foreign = encoding.get("type", next(iter(ENCODINGS))) in ENCODINGS and encoding.get("type") not in OF_KINDS[kind]
@@ -377,10 +391,10 @@ def without_foreign_fields(column: Any) -> Any:
     if not isinstance(column, dict) or column.get("kind") not in KINDS:
         return column
     kind = column["kind"]
-    foreign = {*OF_A_LIST, "shares"} if kind != "categories" else set()
+    foreign = {*OF_A_LIST, "shares", "gaps_of"} if kind != "categories" else set()
     foreign |= {"min_count", "table"} if kind not in OF_ROWS else set()
     foreign |= {"encoding"} if kind not in FEATURES else set()
-    foreign |= {"unit"} if kind != "timestamp" else set()
+    foreign |= {"unit"} if kind != "timestamp" and not column.get("gaps_of") else set()
     foreign |= {"tower"} if kind not in FEATURES else set()
     foreign |= {"where"} if kind != "label" else set()
     return {name: value for name, value in column.items() if name not in foreign}
@@ -392,7 +406,7 @@ COLUMNS = ("column", "kind", "values", "missing", "encoding", "why")
 def _encoding_text(column: Column) -> str:
     """Describes the encoding of a column in a few words."""
     encoding = column.encoding
-    size = {"hash": "buckets", "hash-bucket": "buckets", "vocabulary": "values", "id": "rows"}.get(
+    size = {"hash": "buckets", "hash-bucket": "buckets", "vocabulary": "values", "id": "rows", "gaps": "buckets"}.get(
         encoding.get("type", ""), ""
     )
     count = encoding.get(size, 0)
@@ -401,6 +415,8 @@ def _encoding_text(column: Column) -> str:
     if column.kind == "categories":
         pooled = "sequence" if column.pooling == "none" else column.pooling
         parts.append(f"{pooled} of the last {column.length} by {column.separator!r}")
+    if column.gaps_of:
+        return f"{', '.join(parts[:2])} of the times of {column.gaps_of}, {column.unit}"
     if column.shares:
         parts[:-1] = [f"that of {column.shares}"]
     return ", ".join(parts)
@@ -439,7 +455,7 @@ def _faults(value: Any) -> list[str]:
         faults += faults_without_header(sound, POSITIONAL)
     elif any("source" in column for column in sound):
         faults.append("found a column with a source, expected that of rows without a header alone")
-    faults += sharing_faults(sound, OF_LISTS)
+    faults += sharing_faults(sound, OF_LISTS) + gap_faults(sound)
     for column in sound:
         faults += [f"column {column['name']}: {fault}" for fault in column_faults(column, OF_KINDS, OF_A_LIST, OF_ROWS)]
     return faults

@@ -11,6 +11,7 @@ from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from pipelines.core.progress import progress
 from zoo.recommenders.data.columns import names
+from zoo.recommenders.data.columns.gaps import with_gaps
 from zoo.recommenders.data.columns.kinds import column_of, label_of
 from zoo.recommenders.data.columns.labels import LABELS, Leaks, labels_among
 from zoo.recommenders.data.columns.sequences import with_shared_tables
@@ -88,6 +89,7 @@ def infer(
     columns = _only("timestamp", columns, lambda each: (names.is_time(each.name), each.distinct))
     columns = _only("weight", columns, lambda each: len(each.name))  # sample_weight may stand beside the goods' weight
     columns = with_shared_tables(columns, seen, sequences)
+    columns = with_gaps(columns, {name: each for name, each in seen.items() if name not in {*chosen, *kinds}})
     schema = Schema(with_labels(columns, chosen), rows)
     if not schema.of(*FEATURES):
         reasons = ", ".join(f"{each.name}: {each.why}" for each in schema.columns if each.kind != "label")

@@ -86,3 +86,36 @@ def scaled(encoding: Mapping[str, Any], x: Array) -> Floats:
     low, high = encoding["minimum"], encoding["maximum"]
     span = high - low if high > low else 1.0
     return np.asarray((stepped(encoding, x) - np.float32(low)) / np.float32(span))
+
+
+def log1p(numbers: NDArray[np.floating[Any]]) -> Floats:
+    """Computes the logarithm of 1 + max(x, 0) in float32.
+
+    Args:
+        numbers: Any float dtype and shape; NaN remains NaN.
+
+    Returns:
+        New C-contiguous float32 array of the same shape.
+    """
+    with np.errstate(over="ignore"):  # float64 beyond float32 becomes inf
+        values = np.array(numbers, np.float32, order="C")
+    np.maximum(values, 0, out=values)
+    return np.log1p(values, out=values)
+
+
+def log1p_min_max(numbers: NDArray[np.floating[Any]], low: Any, high: Any) -> Floats:
+    """Min-max scaling of logarithms in float32: (clip(log1p(max(x, 0)), low, high) - low) / (high - low).
+
+    Args:
+        numbers: Any float dtype and shape; NaN stays NaN.
+        low: Smallest logarithm, float32, scalar or broadcastable to `numbers`.
+        high: Largest logarithm, the same; where it equals `low`, the divisor is 1.
+
+    Returns:
+        float32 in the shape of `numbers`, 0 to 1.
+    """
+    values = log1p(numbers)
+    np.clip(values, low, high, out=values)
+    values -= low
+    values /= np.where(high > low, high - low, np.float32(1))
+    return values

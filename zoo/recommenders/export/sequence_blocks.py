@@ -37,14 +37,15 @@ def encode(writer: RecommenderWriter, inputs: list[ir.Value], path: str, module:
 
     Args:
         writer: Writer of the graph.
-        inputs: Vectors of the items, float32 [batch, items, size], and their mask, float32 [batch, items].
+        inputs: Vectors of the items, float32 [batch, items, size], their mask, float32 [batch, items], and vectors of
+            time gaps, as those of the items, if there are some.
         path: Path of the module in the network.
         module: The encoder.
 
     Returns:
         float32 [batch, 1, size].
     """
-    x, mask = inputs
+    x, mask, *gaps = inputs
     items = len(module.positions.position)
     first = np.zeros((1, items), np.float32)
     first[0, 0] = 1
@@ -52,6 +53,7 @@ def encode(writer: RecommenderWriter, inputs: list[ir.Value], path: str, module:
     axes = writer.weight("axes12", np.array([1, 2], np.int64))
     mask = writer.add("Unsqueeze", [mask, axes], f"{path}.mask.heads")
     x = writer.add("Mul", [x, writer.constant(f"{path}.root", float(module.size**0.5))], f"{path}.scaled")
+    x = writer.add("Add", [x, *gaps], f"{path}.gaps") if gaps else x
     position = writer.weight(f"{path}.positions.position", module.positions.position.detach().numpy())
     x = writer.add("Add", [x, position], f"{path}.positions")
     for number, block in enumerate(module.blocks):
@@ -66,14 +68,16 @@ def target_transformer(writer: RecommenderWriter, inputs: list[ir.Value], path: 
 
     Args:
         writer: Writer of the graph.
-        inputs: Vectors of the target, [batch, size], and of the items, [batch, items, size], and the mask of these.
+        inputs: Vectors of the target, [batch, size], and of the items, [batch, items, size], the mask of these, and
+            vectors of time gaps, as those of the items, if there are some.
         path: Path of the module in the network.
         module: The layer.
 
     Returns:
         float32 [batch, size].
     """
-    query, keys, mask = inputs
+    query, keys, mask, *gaps = inputs
+    keys = writer.add("Add", [keys, *gaps], f"{path}.gaps") if gaps else keys
     items, size = module.position.shape
     axis1 = writer.weight("axis1", np.array([1], np.int64))
     position = module.position.detach().numpy()

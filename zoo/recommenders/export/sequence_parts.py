@@ -69,7 +69,7 @@ def _activation(writer: RecommenderWriter, x: ir.Value, path: str, module: Any) 
 
 
 def _target_attention(writer: RecommenderWriter, inputs: list[ir.Value], path: str, module: Any) -> ir.Value:
-    query, keys, mask = inputs
+    query, keys, mask, *gaps = inputs
     axis1 = writer.weight("axis1", np.array([1], np.int64))
     axis2 = writer.weight("axis2", np.array([2], np.int64))
 
@@ -84,6 +84,9 @@ def _target_attention(writer: RecommenderWriter, inputs: list[ir.Value], path: s
     x = _activation(writer, x, f"{path}.first", module.first)
     x = _activation(writer, linear(writer, x, f"{path}.hidden", module.hidden), f"{path}.second", module.second)
     scores = linear(writer, x, f"{path}.score", module.score)
+    if gaps:
+        scores = writer.add("Add", [scores, linear(writer, gaps[0], f"{path}.gap", module.gap)], f"{path}.distant")
+        keys = writer.add("Add", [keys, gaps[0]], f"{path}.gaps")
     mask = writer.add("Unsqueeze", [mask, axis2], f"{path}.mask")
     if module.weights == "softmax":
         absent = writer.add("Sub", [mask, writer.constant("one", 1.0)], f"{path}.absent")

@@ -19,7 +19,6 @@ from zoo.recommenders.data.csv_reader import MOST, CsvReader, ParsedRows, RowRea
 from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import Log, open_logs
-from zoo.recommenders.data.schema import FEATURES
 
 INPUTS = ("ids", np.int32), ("numbers", np.float32), ("scales", np.float32)
 
@@ -48,7 +47,10 @@ class Side:
             features: Encoding of all columns.
             item: Whether the items' columns are selected.
         """
-        columns = tuple(each for each in features.schema.of(*FEATURES) if (each.tower == "item") == item)
+        read = features.schema.feature_names
+        columns = tuple(
+            each for each in features.schema.columns if each.name in read and (each.tower == "item") == item
+        )
         names = {column.name for column in columns}
         fields = [field for field in features.fields if field.name in names]
         numbers = [at for at, number in enumerate(features.numbers) if number.name in names]

@@ -64,7 +64,7 @@ class NextItemPipeline(TwoTowerPipeline):
     @cached_property
     def sequence(self) -> Field:
         """The history: the first sequence of the schema."""
-        return next(field for field in self.features.fields if field.is_sequence)
+        return next(field for field in self.features.fields if field.is_sequence and not field.is_gaps)
 
     @property
     def key(self) -> Field:

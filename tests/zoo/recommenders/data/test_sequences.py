@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from datetime import datetime
 
 import numpy as np
 import pandas as pd
@@ -155,3 +156,114 @@ def test_edited_by_hand(tmp_path):
     (history,) = [each for each in load_schema(tmp_path / "schema.json", tmp_path / "log.csv").columns if each.shares]
     assert (history.pooling, history.length, history.separator) == ("none", 5, "|")
     assert history.encoding["type"] == "vocabulary"
+
+
+TIMES = ["100|1100", "", None, "5", "5|7| 9 ||11", "1|2|3", "x|1000"]  # of the items in HISTORIES
+WHEN = [1103, 5, 5, "", 42, 9, 1000]
+GAPS = [[3, 10, 33], [33, 33, 33], [33, 33, 33], [0, 33, 33], [6, 6, 6], [0, 0, 0], [1, 0, 33]]
+WITHOUT_WHEN = [[1, 10, 33], [33, 33, 33], [33, 33, 33], [1, 33, 33], [1, 2, 3], [0, 0, 0], [1, 0, 33]]
+
+
+def gaps_json(timed=True, **changed):
+    gaps = {"name": "times", "kind": "categories", "separator": "|", "gaps_of": "history", "unit": "s"}
+    gaps["encoding"] = {"type": "gaps", "buckets": 32}
+    value = schema_json()
+    when = [{"name": "when", "kind": "timestamp", "unit": "s"}] if timed else []
+    return {**value, "columns": [*when, {**gaps, **changed}, *value["columns"]]}
+
+
+@pytest.fixture
+def timed_sources(tmp_path):
+    frame = pd.DataFrame({"when": [str(each) for each in WHEN], **rows(), "times": TIMES})
+    frame.to_csv(tmp_path / "log.csv", index=False)
+    frame.to_json(tmp_path / "log.jsonl", orient="records", lines=True)
+    frame.to_parquet(tmp_path / "log.parquet")
+    return [tmp_path / "log.csv", tmp_path / "log.jsonl", tmp_path / "log.parquet", frame.to_dict("records")]
+
+
+def test_time_gaps_of_all_sources(timed_sources):
+    """1 + floor(log2(1 + seconds)); 0 is an unknown gap, as in a row with another number of times than of items."""
+    for timed, expected in ((True, GAPS), (False, WITHOUT_WHEN)):
+        features = Features(Schema.from_json(gaps_json(timed)))
+        for source in timed_sources:
+            (batch,) = features.read(source)
+            assert batch.ids[:, :3].tolist() == expected, source
+            assert batch.ids[:, 4:].tolist() == EXPECTED, source
+
+
+def test_gaps_of_skipped_items_are_left_out():
+    value = gaps_json()
+    value["columns"][-2]["encoding"] = {"type": "id", "rows": 9}
+    (batch,) = Features(Schema.from_json(value)).read(
+        [{"when": 100, "item_id": 1, "history": "3|77|4", "times": "99|98|70"}]
+    )
+    assert batch.ids.tolist() == [[5, 2, 33, 1, 4, 3, 0]]
+
+
+def test_gaps_of_texts_and_lists_of_times():
+    value = gaps_json(unit="text")
+    value["columns"][0]["unit"] = "text"
+    row = {"when": "2024-01-01T00:00:05", "item_id": "a", "history": ["a", "b"]}
+    times = [datetime(2023, 12, 31), datetime(2024, 1, 1, 0, 0, 2)]
+    (batch,) = Features(Schema.from_json(value)).read([{**row, "times": times}])
+    assert batch.ids[0, :3].tolist() == [3, 17, 33]
+
+
+def test_the_time_of_the_row_is_required():
+    features = Features(Schema.from_json(gaps_json()))
+    with pytest.raises(RequestError, match="lacks the column when"):
+        list(features.read([{"item_id": "a", "history": "a", "times": "5"}]))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"gaps_of": "films"}, "found gaps_of films .absent., expected a sequence"),
+        ({"gaps_of": "item_id"}, "found gaps_of item_id .category., expected a sequence"),
+        ({"encoding": {"type": "hash", "buckets": 5}}, "found the encoding hash, expected gaps"),
+        ({"length": 9}, "times with gaps_of have no length of their own"),
+        ({"shares": "item_id"}, "times with gaps_of have no shares of their own"),
+        ({"unit": ""}, "unit"),
+        ({"kind": "number"}, "a number has no gaps_of"),
+    ],
+)
+def test_faults_of_time_gaps(changed, words):
+    with pytest.raises(RequestError, match=words):
+        Schema.from_json(gaps_json(**changed))
+
+
+def timed_log(count=300):
+    log = log_of(count)
+    start = 1_700_000_000 + np.arange(count) * 60
+    lengths = [0 if not text else text.count("|") + 1 for text in log.history]
+    return log.assign(
+        timestamp=start,
+        history_at=[
+            "|".join(str(at - 1000 * back) for back in range(n, 0, -1)) for at, n in zip(start, lengths, strict=True)
+        ],
+        shown_at=["|".join([str(at - 5)] * 2) for at in start],
+    )
+
+
+def test_times_beside_a_sequence_are_its_gaps(tmp_path):
+    timed_log().to_csv(tmp_path / "log.csv", index=False)
+    pooled = {each.name: each for each in infer(open_logs(tmp_path / "log.csv")).columns}
+    assert not any(each.gaps_of for each in pooled.values())
+    schema = infer(open_logs(tmp_path / "log.csv"), sequences=True)
+    inferred = {each.name: each for each in schema.columns}
+    assert (inferred["history_at"].gaps_of, inferred["history_at"].unit) == ("history", "s")
+    assert inferred["history_at"].length == inferred["history"].length
+    assert inferred["shown_at"].gaps_of == ""
+    assert Schema.from_json(schema.to_json()) == schema
+    schema.save(tmp_path / "schema.json")
+    value = json.loads((tmp_path / "schema.json").read_text())
+    short = {"name": "history_at", "kind": "categories", "gaps_of": "history"}
+    value["columns"] = [short if each["name"] == "history_at" else each for each in value["columns"]]
+    (tmp_path / "schema.json").write_text(json.dumps(value))
+    columns = {each.name: each for each in load_schema(tmp_path / "schema.json", tmp_path / "log.csv").columns}
+    completed = columns["history_at"]
+    assert (completed.unit, completed.separator, completed.length) == ("s", "|", columns["history"].length)
+    value["columns"] = [{**each, "gaps_of": "history"} if each["name"] == "tags" else each for each in value["columns"]]
+    (tmp_path / "schema.json").write_text(json.dumps(value))
+    with pytest.raises(RequestError):
+        load_schema(tmp_path / "schema.json", tmp_path / "log.csv")

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
-from zoo.recommenders.data.columns import names, times
+from zoo.recommenders.data.cell_values import LIST
+from zoo.recommenders.data.columns import gaps, names, times
 from zoo.recommenders.data.columns.statistics import SEPARATORS, STRAY, ColumnStatistics, Distinct
 from zoo.recommenders.data.schema import FEATURES, Column
 
@@ -81,6 +82,8 @@ def _chosen(seen: ColumnStatistics, kind: str, given: dict[str, Any], common: di
             expected = ", ".join(times.NAMES.values())
             raise RequestError(f"column {seen.name}: found no times in it, expected {expected}")
         return Column(kind=kind, unit=unit, why=f"{why}; {times.NAMES[unit]}", **common)
+    if kind == "categories" and given.get("gaps_of"):
+        return gaps.column_of(seen, given["gaps_of"], given.get("separator") or LIST, given.get("unit", ""))
     if kind == "categories":
         often = max(SEPARATORS, key=lambda each: seen.with_separator[each])
         separator = (

@@ -12,6 +12,7 @@ _NEEDS = {  # of an encoding, besides its type
     "hash-bucket": ("buckets",),
     "vocabulary": ("values",),
     "id": ("rows",),
+    "gaps": ("buckets",),
     "log1p-min-max": ("low", "high", "fill"),
     "log1p": ("minimum", "maximum"),
     "standard": ("mean", "deviation"),
@@ -31,7 +32,7 @@ _MAY = {
 
 
 def with_shared_encodings(columns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Gives the columns that share a table the encoding of that table's column.
+    """Gives the columns that share a table the encoding of that table's column, and time gaps the form of their list.
 
     Args:
         columns: JSON of the columns.
@@ -39,11 +40,16 @@ def with_shared_encodings(columns: Sequence[Mapping[str, Any]]) -> list[dict[str
     Returns:
         The columns with their encodings.
     """
-    encodings = {column["name"]: column.get("encoding", {}) for column in columns}
-    return [
-        {**column, "encoding": encodings.get(column["shares"], {})} if "shares" in column else dict(column)
-        for column in columns
-    ]
+    named = {column["name"]: column for column in columns}
+
+    def derived(column: Mapping[str, Any]) -> dict[str, Any]:
+        if "shares" in column:
+            return {**column, "encoding": named.get(column["shares"], {}).get("encoding", {})}
+        if "gaps_of" in column:
+            return {**column, "pooling": "none", "length": named[column["gaps_of"]]["length"]}
+        return dict(column)
+
+    return [derived(column) for column in columns]
 
 
 def sharing_faults(columns: Sequence[Mapping[str, Any]], encodings: Sequence[str]) -> list[str]:
@@ -68,6 +74,28 @@ def sharing_faults(columns: Sequence[Mapping[str, Any]], encodings: Sequence[str
             )
         if "encoding" in column and column["encoding"] != other.get("encoding"):
             faults.append(f"column {column['name']}: found an encoding, expected none beside that of {name}")
+    return faults
+
+
+def gap_faults(columns: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lists the faults of the columns of times whose gaps are those of a sequence.
+
+    Args:
+        columns: JSON of the columns.
+
+    Returns:
+        One line a fault.
+    """
+    faults, by_name = [], {column["name"]: column for column in columns}
+    for column in columns:
+        if not (name := column.get("gaps_of")):
+            continue
+        other = by_name.get(name, {"kind": "absent"})
+        if other.get("pooling") != "none" or other.get("gaps_of"):
+            found = f"column {column['name']}: found gaps_of {name} ({other['kind']})"
+            faults.append(f'{found}, expected a sequence, "pooling": "none"')
+        if twice := [each["name"] for each in columns if each.get("gaps_of") == name][1:]:
+            faults += [f"column {twice[0]}: found other times of {name}, expected one list"] * (column["name"] in twice)
     return faults
 
 
@@ -125,6 +153,10 @@ def column_faults(
     if column.get("shares") and kind == "categories":
         expected, encoding = (), {}
     faults = []
+    if column.get("gaps_of"):
+        expected, of_a_list = ("gaps",) * (kind == "categories"), ("separator", "unit")
+        foreign = ("shares", "pooling", "length", "min_count", "table")
+        faults += [f"times with gaps_of have no {key} of their own" for key in foreign if column.get(key)]
     if expected and encoding.get("type") not in expected:
         faults.append(f"found the encoding {encoding.get('type', 'none')}, expected {', '.join(expected)} for a {kind}")
     elif expected:
@@ -151,7 +183,7 @@ def column_faults(
     if kind == "categories":
         faults += [f"lacks {key!r}" for key in of_a_list if not column.get(key)]
     else:
-        faults += [f"a {kind} has no {key}" for key in (*of_a_list, "shares") if column.get(key)]
+        faults += [f"a {kind} has no {key}" for key in (*of_a_list, "shares", "gaps_of") if column.get(key)]
     if kind not in of_rows or column.get("shares"):
         whose = "a column that shares a table" if kind in of_rows else f"a {kind}"
         faults += [f"{whose} has no {key}" for key in ("min_count", "table") if column.get(key)]

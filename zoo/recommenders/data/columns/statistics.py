@@ -17,6 +17,7 @@ SKETCH = 4096  # smallest hashes kept to estimate how many values there are: an 
 SAMPLE = 100_000  # numbers kept for means and quantiles, at least, where there are more: drawn at random
 LONGEST = 50  # items of a list that are read, at most
 STRAY = 0.01  # of a column of numbers that may be something else, which counts as missing
+EXAMPLES = 1000  # items of a list that are kept
 SEPARATORS = (LIST, ";", ",", " ")
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _COMMA = r"^[+-]?\d+,\d+$"  # a number as much of Europe writes it
@@ -95,6 +96,7 @@ class ColumnStatistics:
         items: Distinct items by separator.
         with_separator: Number of values with several items, by separator.
         lengths: Histogram of the number of items, by separator.
+        examples: The first items, by separator.
     """
 
     def __init__(self, name: str, rows: int = 0) -> None:
@@ -114,6 +116,7 @@ class ColumnStatistics:
         self.items = {each: Distinct() for each in SEPARATORS}
         self.with_separator = dict.fromkeys(SEPARATORS, 0)
         self.lengths = {each: np.zeros(LONGEST + 1, np.int64) for each in SEPARATORS}
+        self.examples: dict[str, list[str]] = {each: [] for each in SEPARATORS}
 
     @property
     def present(self) -> int:
@@ -179,5 +182,7 @@ class ColumnStatistics:
         self.with_separator[separator] += int((lengths > 1).sum())
         self.lengths[separator] += np.bincount(np.minimum(lengths, LONGEST), minlength=LONGEST + 1)
         if self.with_separator[separator]:
-            items = canonical(pc.utf8_trim_whitespace(lists.flatten()), separator)
-            self.items[separator].add(items.drop_null())
+            items = pc.utf8_trim_whitespace(lists.flatten())
+            examples = self.examples[separator]
+            examples += items.slice(0, EXAMPLES - len(examples)).to_pylist()
+            self.items[separator].add(canonical(items, separator).drop_null())

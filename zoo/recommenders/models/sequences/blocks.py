@@ -167,18 +167,20 @@ class SequenceEncoder(nn.Module):
         )
         self.norm = nn.LayerNorm(size)
 
-    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, mask: torch.Tensor, gaps: torch.Tensor | None = None) -> torch.Tensor:
         """Computes the states.
 
         Args:
             x: Vectors of the items, zero behind them, float32 [n, items, size].
             mask: 1 where there is an item, float32 [n, items].
+            gaps: Vectors of the time gaps, which add to those of the positions, float32 [n, items, size].
 
         Returns:
             States of all positions, or of the newest one, float32 [n, items or 1, size].
         """
         mask = torch.cat([torch.ones_like(mask[:, :1]), mask[:, 1:]], 1)
-        x = functional.dropout(self.positions(x * self.size**0.5), self.dropout, self.training)
+        x = x * self.size**0.5
+        x = functional.dropout(self.positions(x if gaps is None else x + gaps), self.dropout, self.training)
         for number, block in enumerate(self.blocks, 1):
             newest = number == len(self.blocks) and not (self.training and self.every)
             x = block(x, mask, newest=newest)
@@ -207,18 +209,22 @@ class TargetTransformer(nn.Module):
         self.joined, self.inner, self.outer = nn.Linear(size, size), nn.Linear(size, inner), nn.Linear(inner, size)
         self.attention_norm, self.network_norm = nn.LayerNorm(size), nn.LayerNorm(size)
 
-    def forward(self, query: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, query: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor, gaps: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Computes the layer.
 
         Args:
             query: Vectors of the targets, float32 [n, size].
             keys: Vectors of the items, float32 [n, items, size].
             mask: 1 where there is an item, float32 [n, items].
+            gaps: Vectors of the time gaps, which add to those of the positions, float32 [n, items, size].
 
         Returns:
             float32 [n, size].
         """
         n, items, size = keys.shape
+        keys = keys if gaps is None else keys + gaps
         x = torch.cat([query[:, None], keys], 1) + self.position
         mask = functional.pad(mask, (1, 0), value=1.0)
         parts = self.projected(x).view(n, 1 + items, 2, self.heads, size // self.heads)

@@ -35,10 +35,10 @@ class BST(TargetNetwork):
 
     As in the paper, one layer with position vectors. The candidate attends to itself and to the history; the items of
     the history do not attend to the candidate, so that their part is the same for all candidates of a request, and the
-    candidate's own result alone enters the MLP.
+    candidate's own result alone enters the MLP. Vectors of time gaps add to those of the positions.
     """
 
-    def attention(self, field: Field, config: BSTConfig) -> Any:
+    def attention(self, field: Field, config: BSTConfig, gaps: bool) -> Any:
         """See `TargetNetwork`."""
         from zoo.recommenders.models.sequences.blocks import TargetTransformer
 

@@ -36,11 +36,11 @@ class DINConfig(TrainConfig):
 class DIN(TargetNetwork):
     """Deep Interest Network: the history weighted by its relation to the candidate, beside all other columns."""
 
-    def attention(self, field: Field, config: DINConfig) -> Any:
+    def attention(self, field: Field, config: DINConfig, gaps: bool) -> Any:
         """See `TargetNetwork`."""
         from zoo.recommenders.models.sequences.layers import TargetAttention
 
-        return TargetAttention(config.embedding_size, config.attention, config.activation, config.weights)
+        return TargetAttention(config.embedding_size, config.attention, config.activation, config.weights, gaps)
 
     def activation(self, width: int, config: DINConfig) -> Any:
         """See `TargetNetwork`."""

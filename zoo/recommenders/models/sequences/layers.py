@@ -24,13 +24,13 @@ def sequences_of(features: Features) -> list[tuple[Field, Field]]:
         features: Encoding of the log.
 
     Returns:
-        (sequence, category whose table it shares) for every list with the pooling none.
+        (sequence, category whose table it shares) for every list with the pooling none; without time gaps.
 
     Raises:
         RequestError: There is none, or a sequence shares no table.
     """
     fields = {field.name: field for field in features.fields}
-    found = [field for field in features.fields if field.is_sequence]
+    found = [field for field in features.fields if field.is_sequence and not field.is_gaps]
     if not found:
         raise RequestError(
             'the schema has no sequence; give the list of the items clicked before "pooling": "none" and "shares": '
@@ -41,6 +41,16 @@ def sequences_of(features: Features) -> list[tuple[Field, Field]]:
             f'the sequence {alone[0]} shares no table; give it "shares": the name of the item\'s column in the schema'
         )
     return [(field, fields[field.column.shares]) for field in found]
+
+
+def gaps_of(features: Features, sequence: Field) -> Field | None:
+    """Returns the time gaps of a sequence, if its log has some.
+
+    Args:
+        features: Encoding of the log.
+        sequence: The sequence.
+    """
+    return next((field for field in features.fields if field.column.gaps_of == sequence.name), None)
 
 
 class FieldLookup(nn.Module):
@@ -179,16 +189,18 @@ class TargetAttention(nn.Module):
         h = W_k k + W_q q + b + W_p (k * q);  a = w . f(W f(h) + c) + d;  result = sum_i s(a)_i k_i
 
     f is Dice or PReLU; s is the sigmoid, as the paper keeps the sum of the weights as the intensity of an interest, or
-    softmax over the items. The result of an empty sequence is 0.
+    softmax over the items. The result of an empty sequence is 0. With vectors g_i of time gaps, a_i has the summand
+    v . g_i, and k_i + g_i are summed.
 
     Args:
         size: Width of the vectors.
         hidden: Widths of the two hidden layers.
         activation: "dice" or "prelu".
         weights: "sigmoid" or "softmax".
+        gaps: Whether the items have time gaps.
     """
 
-    def __init__(self, size: int, hidden: Sequence[int], activation: str, weights: str) -> None:
+    def __init__(self, size: int, hidden: Sequence[int], activation: str, weights: str, gaps: bool = False) -> None:
         super().__init__()
         first, second = hidden
         self.weights = weights
@@ -197,14 +209,18 @@ class TargetAttention(nn.Module):
         self.product = nn.Linear(size, first, bias=False)
         self.hidden, self.score = nn.Linear(first, second), nn.Linear(second, 1)
         self.first, self.second = activation_of(activation, first), activation_of(activation, second)
+        self.gap = nn.Linear(size, 1, bias=False) if gaps else None
 
-    def forward(self, query: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, query: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor, gaps: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Computes the sums.
 
         Args:
             query: Vectors of the targets, float32 [n, size].
             keys: Vectors of the items, float32 [n, items, size].
             mask: 1 where there is an item, float32 [n, items].
+            gaps: Vectors of the time gaps, float32 [n, items, size].
 
         Returns:
             float32 [n, size].
@@ -212,6 +228,8 @@ class TargetAttention(nn.Module):
         x = self.key(keys) + self.product(keys * query[:, None]) + self.query(query)[:, None]
         x = self.second(self.hidden(self.first(x, mask)), mask)
         scores = self.score(x)[:, :, 0]
+        if self.gap is not None and gaps is not None:
+            scores, keys = scores + self.gap(gaps)[:, :, 0], keys + gaps
         if self.weights == "softmax":
             shares = torch.softmax(scores + (mask - 1) * LARGE, 1)
         else:

@@ -65,7 +65,7 @@ class SASRec(LazyModule):
 
     Both are L2-normalized, so that the index of two-tower models finds the best items. The newest position of a history
     predicts the row's item where its label is 1; with `past` earlier positions predict what followed, too. The
-    probability of a click is a logistic function of the cosine.
+    probability of a click is a logistic function of the cosine. Vectors of time gaps add to those of the positions.
 
     Training from random weights adds the vectors of the items' columns to those of their ids, and predicts the items of
     rows with the label 0 by a layer of their own. The trained table takes the columns in, and the layer is dropped.
@@ -88,12 +88,21 @@ class SASRec(LazyModule):
 
         from zoo.recommenders.models.layers import Embeddings, L2Normalize, RowDot
         from zoo.recommenders.models.sequences.blocks import NewestState, SequenceEncoder
-        from zoo.recommenders.models.sequences.layers import FieldLookup, SequenceLookup, SequenceMask, sequences_of
+        from zoo.recommenders.models.sequences.layers import (
+            FieldLookup,
+            SequenceLookup,
+            SequenceMask,
+            gaps_of,
+            sequences_of,
+        )
 
         super().__init__()
         self.sequence, self.key = sequences_of(features)[0]
         size = self.output_size = config.embedding_size
-        self.embeddings = Embeddings((self.key, self.sequence), size, sequences=True)
+        gaps = gaps_of(features, self.sequence)
+        tables = (self.key, self.sequence) if gaps is None else (self.key, self.sequence, gaps)
+        self.embeddings = Embeddings(tables, size, sequences=True)
+        self.gaps = None if gaps is None else SequenceLookup(self.embeddings, gaps)
         self.items = FieldLookup(self.embeddings, self.key)
         self.history = SequenceLookup(self.embeddings, self.sequence)
         self.mask = SequenceMask(self.sequence)
@@ -173,7 +182,8 @@ class SASRec(LazyModule):
             start = self.sequence.start
             history = self._vectors(ids[:, start : start + self.sequence.width])
             candidate = self._vectors(ids[:, self.key.start])
-        states = self.encoder(history, self.mask(ids))
+        gaps = () if self.gaps is None else (self.gaps(ids),)
+        states = self.encoder(history, self.mask(ids), *gaps)
         user, item = self.unit(self.newest(states)), self.item_unit(candidate)
         results = self.logit(self.dot(user, item)), user, item
         return (*results, states) if self.training else results

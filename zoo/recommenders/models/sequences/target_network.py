@@ -26,7 +26,13 @@ class TargetNetwork(LazyModule):
         from torch import nn
 
         from zoo.recommenders.models.layers import Embeddings, FactorizationMachine, counts
-        from zoo.recommenders.models.sequences.layers import FieldLookup, SequenceLookup, SequenceMask, sequences_of
+        from zoo.recommenders.models.sequences.layers import (
+            FieldLookup,
+            SequenceLookup,
+            SequenceMask,
+            gaps_of,
+            sequences_of,
+        )
 
         super().__init__()
         _, self.numbers = counts(features)
@@ -35,7 +41,10 @@ class TargetNetwork(LazyModule):
         self.queries = nn.ModuleList(FieldLookup(self.embeddings, target) for _, target in pairs)
         self.keys = nn.ModuleList(SequenceLookup(self.embeddings, field) for field, _ in pairs)
         self.masks = nn.ModuleList(SequenceMask(field) for field, _ in pairs)
-        self.interests = nn.ModuleList(self.attention(field, config) for field, _ in pairs)
+        gaps = {str(at): each for at, (field, _) in enumerate(pairs) if (each := gaps_of(features, field)) is not None}
+        self.gaps = nn.ModuleDict({at: SequenceLookup(self.embeddings, each) for at, each in gaps.items()})
+        interests = [self.attention(field, config, str(at) in gaps) for at, (field, _) in enumerate(pairs)]
+        self.interests = nn.ModuleList(interests)
         inputs = self.embeddings.width + len(pairs) * size + self.numbers
         layers: list[nn.Module] = []
         for before, width in zip([inputs, *config.hidden], config.hidden, strict=False):
@@ -43,16 +52,17 @@ class TargetNetwork(LazyModule):
         self.deep = nn.Sequential(*layers, nn.Linear([inputs, *config.hidden][-1], 1))
         self.order2 = FactorizationMachine(len(self.embeddings.pooled) + len(pairs), size)
 
-    def attention(self, field: Field, config: Any) -> Any:
+    def attention(self, field: Field, config: Any, gaps: bool) -> Any:
         """Creates the attention of a candidate to a sequence.
 
         Args:
             field: The sequence.
             config: Training settings.
+            gaps: Whether the items have time gaps.
 
         Returns:
-            Module: vector of the candidate, float32 [n, size], vectors of the items, float32 [n, items, size], and mask
-            of the items, float32 [n, items] -> float32 [n, size].
+            Module: vector of the candidate, float32 [n, size], vectors of the items, float32 [n, items, size], mask of
+            the items, float32 [n, items], and vectors of time gaps as those of the items -> float32 [n, size].
         """
         raise NotImplementedError
 
@@ -82,6 +92,8 @@ class TargetNetwork(LazyModule):
         from zoo.recommenders.models.layers import concat_numbers
 
         flat = self.embeddings(ids, scales)
-        for query, key, mask, interest in zip(self.queries, self.keys, self.masks, self.interests, strict=True):
-            flat = concat_numbers(flat, interest(query(ids), key(ids), mask(ids)), 1)
+        parts = zip(self.queries, self.keys, self.masks, self.interests, strict=True)
+        for at, (query, key, mask, interest) in enumerate(parts):
+            gaps = [self.gaps[str(at)](ids)] if str(at) in self.gaps else []
+            flat = concat_numbers(flat, interest(query(ids), key(ids), mask(ids), *gaps), 1)
         return self.deep(concat_numbers(flat, numbers, self.numbers)) + self.order2(flat)
