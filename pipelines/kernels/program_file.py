@@ -10,6 +10,7 @@ file at that offset. Arrays that share memory share it in the file and after rea
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -27,6 +28,7 @@ from pipelines.core.files import replacing
 from pipelines.kernels.arrays import Array
 
 PAGE, LINE = 4096, 64  # bytes
+HUGE_PAGE = 2**21
 Classes = Mapping[str, type]
 
 
@@ -40,15 +42,19 @@ class MappedFile(mmap.mmap):
     path: Path
 
     @classmethod
-    def opened(cls, path: str | Path) -> MappedFile:
+    def opened(cls, path: str | Path, huge_pages: bool = False) -> MappedFile:
         """Maps a file.
 
         Args:
             path: The file.
+            huge_pages: Asks the system for huge pages, for files that fit into memory.
         """
         with Path(path).open("rb") as file:
             made = cls(file.fileno(), 0, access=mmap.ACCESS_READ)
         made.path = Path(path)
+        if huge_pages and len(made) >= HUGE_PAGE:
+            with contextlib.suppress(OSError, AttributeError):  # of systems without them
+                made.madvise(mmap.MADV_HUGEPAGE)
         return made
 
     def offset(self, array: Array) -> int:
@@ -111,7 +117,9 @@ def save(
             file.write(bytes(-array.nbytes % LINE))
 
 
-def load(path: str | Path, classes: Classes, version: int, outside: Path | None = None) -> tuple[Any, ...]:
+def load(
+    path: str | Path, classes: Classes, version: int, outside: Path | None = None, *, huge_pages: bool = False
+) -> tuple[Any, ...]:
     """Reads programs of `save`; their arrays are read-only views of the file, or of the file `outside`.
 
     Args:
@@ -119,6 +127,7 @@ def load(path: str | Path, classes: Classes, version: int, outside: Path | None 
         classes: Dataclass by name.
         version: Expected version.
         outside: File with further arrays.
+        huge_pages: Asks the system for huge pages for these arrays.
 
     Returns:
         The programs.
@@ -143,7 +152,7 @@ def load(path: str | Path, classes: Classes, version: int, outside: Path | None 
             if "array" in value:
                 dtype, shape, offset = value["array"]
                 if value.get("outside"):
-                    return _view(mapped(outside), shape, dtype, offset)
+                    return _view(mapped(outside, huge_pages), shape, dtype, offset)
                 flat = _view(content, shape, dtype, first + offset)
                 return flat.T if value.get("transposed") else flat
             ((name, arguments),) = value.items()

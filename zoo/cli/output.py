@@ -55,7 +55,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def tree(value: Mapping[str, Any], depth: int = 0) -> None:
-    """Prints names and values, nested values indented.
+    """Prints names and values, nested values indented, a list of records with a line each.
 
     Args:
         value: The values by name.
@@ -65,6 +65,11 @@ def tree(value: Mapping[str, Any], depth: int = 0) -> None:
         if isinstance(each, Mapping) and each:
             click.echo(f"{'  ' * depth}{key}:")
             tree(each, depth + 1)
+        elif isinstance(each, list) and each and all(isinstance(item, Mapping) for item in each):
+            click.echo(f"{'  ' * depth}{key}:")
+            for item in each:
+                facts = [f"{name} {fact}" for name, fact in item.items() if not isinstance(fact, Mapping | list)]
+                click.echo(plain(f"{'  ' * (depth + 1)}{', '.join(facts)}"))
         else:
             text = ", ".join(map(str, each)) if isinstance(each, list | tuple) else str(each)
             click.echo(plain(f"{'  ' * depth}{key}: {text if len(text) < 400 else text[:400] + ' ...'}"))

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 # Bump it when the dataclasses below, those of the kernels, or what is read of a graph change;
 # tests/pipelines/engines/native/test_recommender_files.py fails where that is forgotten.
-VERSION = 6
+VERSION = 7
 SUFFIX = ".zoo"
 
 
@@ -89,8 +89,11 @@ def opened(path: Path) -> Sequence[ClickModel]:
     """
     try:
         kept = derived(path, [path.parent], "clicks", VERSION, store, SUFFIX)
-        with unread_tables() if beyond_memory(path) else contextlib.nullcontext():
-            models: Sequence[ClickModel] = program_file.load(kept, CLASSES, VERSION, mapped(path))
+        beyond = beyond_memory(path)
+        with unread_tables() if beyond else contextlib.nullcontext():
+            models: Sequence[ClickModel] = program_file.load(
+                kept, CLASSES, VERSION, mapped(path), huge_pages=not beyond
+            )
     except ZooError as error:
         models = _models(_graph(path), path)
         logger.warning("%s; until then the graph is read, which takes longer", error)

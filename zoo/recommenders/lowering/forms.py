@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pipelines.kernels.recommenders.program import ClickProgram
-from zoo.recommenders.lowering.quantized_tables import QuantizedTable, tables_report
+from pipelines.kernels.recommenders.steps import Mixed
+from zoo.recommenders.lowering.quantized_tables import LookupTable, tables_report
 
 if TYPE_CHECKING:
     from zoo.recommenders.lowering.plan import Decision
@@ -34,6 +35,7 @@ class Form:
     coarse: bool = False
 
 
+FAR = 4  # groups of four samples between the prefetch of folded rows and their use, in the form "folded-far"
 FORMS = (  # of forms that are as fast the first one runs: it has the finest integers
     Form("folded-int16", "all", wide=True),
     Form("folded", "all"),
@@ -59,6 +61,11 @@ class MadeForm:
     decisions: Mapping[str, Decision]
     change: float = 0.0
 
+    def far(self) -> MadeForm:
+        """Returns the same form with rows of folded tables that are fetched earlier."""
+        steps = [replace(step, ahead=FAR) if isinstance(step, Mixed) else step for step in self.program.steps]
+        return MadeForm(f"{self.name}-far", replace(self.program, steps=tuple(steps)), self.decisions, self.change)
+
     @property
     def megabytes(self) -> float:
         """Size of its tables in 10^6 bytes."""
@@ -77,13 +84,13 @@ class MadeForm:
 
 
 def lowering_report(
-    forms: Sequence[MadeForm], tables: Sequence[QuantizedTable], refused: Mapping[str, str]
+    forms: Sequence[MadeForm], tables: Sequence[LookupTable], refused: Mapping[str, str]
 ) -> dict[str, Any]:
     """Returns the report of a lowered model, see `zoo.recommenders.lowering.lower.lower`.
 
     Args:
         forms: The forms of the model.
-        tables: The quantized tables.
+        tables: Tables that are looked up row by row in the form without folded tables.
         refused: Why forms are left out.
     """
     sizes = ", ".join(f"{each.name} ({each.megabytes:,.1f} MB of tables)" for each in forms)

@@ -44,7 +44,7 @@ from zoo.recommenders.lowering.forms import CHANGE, FORMS, SAMPLES, Form, MadeFo
 from zoo.recommenders.lowering.graph_reader import GraphReader
 from zoo.recommenders.lowering.integer_layers import dense_layer
 from zoo.recommenders.lowering.plan import LayerGroup
-from zoo.recommenders.lowering.quantized_tables import QuantizedTable, QuantizedTables, largest_change
+from zoo.recommenders.lowering.quantized_tables import LookupTable, QuantizedTables, largest_change
 from zoo.recommenders.lowering.sequences.encoder_precision import StateUse, uses_of_states
 from zoo.recommenders.lowering.sequences.expressions import EncodedSequence
 
@@ -74,8 +74,8 @@ def lower(model: ir.Model, table: CalibrationTable, recipe: QuantRecipe) -> tupl
         (model, report). The model is None if the graph has an unsupported operator or the recipe keeps tables float.
         The model has a node of every form, the first one with the model's outputs. The report is {"fold": bool,
         "reason": one line, "forms": [{"form", "megabytes" of its tables, "change" of outputs, "folded": {hidden value:
-        `Decision`}}], "refused": {operator or form: reason}}, and {"tables": [`QuantizedTable`]} if there are
-        quantized tables.
+        `Decision`}}], "refused": {operator or form: reason}, "tables": [`LookupTable`] of the form without
+        folded tables}.
 
     Raises:
         RequestError: The table belongs to another graph.
@@ -113,7 +113,7 @@ def lower(model: ir.Model, table: CalibrationTable, recipe: QuantRecipe) -> tupl
 
 def _forms(
     reader: GraphReader, table: CalibrationTable, recipe: QuantRecipe, outputs: Sequence[Expression], *, coarse: bool
-) -> tuple[list[MadeForm], list[QuantizedTable], dict[str, str]]:
+) -> tuple[list[MadeForm], list[LookupTable], dict[str, str]]:
     """Returns the forms of a model that differ, their quantized tables, and why forms are left out."""
     made: dict[Hashable, MadeForm] = {}
     refused: dict[str, str] = {}
@@ -144,7 +144,9 @@ def _forms(
             kept.append(each)
         else:
             refused[each.name] = f"an output changes by {each.change:.2g}, the bound is {recipe.bound or CHANGE:g}"
-    return kept, quantized.made, refused
+    far = [each.far() for each in kept if each.name == "folded"]
+    unfolded = next((each.program for each in made.values() if each.name == "int16"), program)
+    return [*kept, *far], quantized.tables(unfolded), refused
 
 
 class Compiler(CodeLayers):

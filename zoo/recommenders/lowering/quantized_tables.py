@@ -24,17 +24,17 @@ SPACE = 2**28  # bytes from which a table of lone lookups is quantized: that sav
 
 
 @dataclass(frozen=True)
-class QuantizedTable:
-    """A table of quantized rows in place of int16 rows.
+class LookupTable:
+    """A table that is looked up row by row, with int16 rows or quantized rows in their place.
 
     Attributes:
         column: First column of the ids that select rows.
         rows: Rows of the table.
         width: Columns of the table.
-        bits: Bits of an entry.
+        bits: Bits of an entry, 16 or fewer.
         megabytes: Size in 10^6 bytes.
         int16_megabytes: Size of its int16 rows in 10^6 bytes.
-        change: Largest change of an output on random samples, with the tables quantized before.
+        change: Largest change of an output on random samples, with the tables quantized before; 0 for 16 bits.
     """
 
     column: int
@@ -65,12 +65,25 @@ class QuantizedTables:
     def __init__(self, caches: Mapping[str, int], bound: float = 0.0) -> None:
         self._room, self._bound = caches.get("L3") or LEAST, bound or BOUND
         self._known: dict[int, tuple[Gather, QuantizedGather | None]] = {}  # by the address of the int16 table
-        self._made: dict[int, QuantizedTable] = {}
+        self._made: dict[int, LookupTable] = {}
 
     @property
-    def made(self) -> list[QuantizedTable]:
-        """The quantized tables, in the order of the lookups."""
+    def made(self) -> list[LookupTable]:
+        """The quantized tables, in the order of the columns."""
         return sorted(self._made.values(), key=lambda table: table.column)
+
+    def tables(self, program: ClickProgram) -> list[LookupTable]:
+        """Returns the tables of a program that are looked up row by row, in the order of the columns.
+
+        Args:
+            program: Program of `applied`.
+        """
+        plain = []
+        for step in program.steps:
+            if isinstance(step, Gather) and not step.coarse:
+                size = round(step.table.nbytes / 1e6, 3)
+                plain.append(LookupTable(step.column, step.rows, step.width, 16, size, size, 0.0))
+        return sorted([*plain, *self._made.values()], key=lambda table: table.column)
 
     def applied(self, program: ClickProgram, samples: Samples) -> ClickProgram:
         """Returns a program with quantized tables.
@@ -116,18 +129,19 @@ class QuantizedTables:
                     size, before = (round(array.nbytes / 1e6, 3) for array in (candidate.table, step.table))
                     change = float(f"{change:.2e}")
                     quantized.add(at)
-                    self._made[id(step.table)] = QuantizedTable(
+                    self._made[id(step.table)] = LookupTable(
                         step.column, step.rows, step.width, bits, size, before, change
                     )
         return program
 
 
-def tables_report(tables: Sequence[QuantizedTable]) -> list[str]:
+def tables_report(tables: Sequence[LookupTable]) -> list[str]:
     """Returns the line of a report on quantized tables, if there are any.
 
     Args:
-        tables: The quantized tables.
+        tables: Tables of the model.
     """
+    tables = [table for table in tables if table.bits < 16]
     if not tables:
         return []
     counts = [(bits, sum(table.bits == bits for table in tables)) for bits in BITS]

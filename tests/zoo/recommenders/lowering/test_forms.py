@@ -1,6 +1,7 @@
 """Forms of a native program: the same bits on all instruction sets, errors within the bound, timing and choice."""
 
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pipelines.engines.native import recommender_files
 from pipelines.engines.native.forms import Forms
 from pipelines.engines.timing import Choice
 from pipelines.graph import io
-from pipelines.kernels import extension
+from pipelines.kernels import extension, program_file
 from pipelines.kernels.recommenders import native, reference
 from pipelines.kernels.recommenders.from_graph import click_program
 from pipelines.kernels.recommenders.steps import CodeBytes, Gather, Mixed
@@ -184,3 +185,25 @@ def test_other_weights_take_the_choice_of_the_same_structure(path, tmp_path, mon
     for each in (path, other, wider):
         assert Forms(each).chosen
     assert len(set(seen)) == 2 and seen[0] == seen[3]
+
+
+def test_rows_that_are_fetched_earlier_are_those_of_the_folded_form():
+    _, _, graph, report = lowered("wide-deep", COARSE)
+    near, far = (node for node in graph.graph if node.name in ("folded", "folded-far"))
+    assert list(near.inputs) == list(far.inputs) and "folded-far" in [each["form"] for each in report["forms"]]
+    steps = [[step for step in click_program(node).steps if isinstance(step, Mixed)] for node in (near, far)]
+    assert [step.ahead for step in steps[0]] != [step.ahead for step in steps[1]]
+
+
+@needs_kernels
+def test_tables_lie_in_huge_pages_where_the_system_has_them(tmp_path, monkeypatch):
+    asked: list[int] = []
+    monkeypatch.setenv("ZOO_HOME", str(tmp_path / "home"))
+    path = io.save_mapped(lowered("wide-deep")[2], tmp_path / "native.onnx", 2**10)
+    monkeypatch.setattr(program_file, "HUGE_PAGE", 1)
+    monkeypatch.setattr(program_file.MappedFile, "madvise", lambda _, advice: asked.append(advice), raising=False)
+    recommender_files.opened(path)
+    assert asked == [mmap.MADV_HUGEPAGE]
+    monkeypatch.setattr(recommender_files, "table_memory", lambda: 0)
+    recommender_files.opened(path)
+    assert len(asked) == 1
