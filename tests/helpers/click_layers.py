@@ -105,9 +105,9 @@ def same(found, expected):
         assert each.tobytes() == wanted.tobytes()
 
 
-def ranked(program, isa, shared, arrays, positions):
+def ranked(program, isa, shared, arrays, positions, kept=native.RECORDS):
     """Results of the user of the first row and of precomputed items, those of all rows, at these positions."""
-    made = native.click_program(program, isa, shared, items=True)
+    made = native.click_program(program, isa, shared, items=kept)
     items = made.items(len(arrays[0]))
     user, rows = [None] * len(arrays), [None] * len(arrays)
     for at, (array, columns) in enumerate(zip(arrays, (shared.ids, shared.numbers, shared.scales), strict=True)):
@@ -117,5 +117,5 @@ def ranked(program, isa, shared, arrays, positions):
     middle = len(arrays[0]) // 3
     for first, end in ((0, middle), (middle, len(arrays[0]))):
         made.fill(items, first, *(None if each is None else each[first:end] for each in rows))
-    assert items.nbytes == len(items) * made.item_bytes
+    assert items.nbytes == len(items) * made.item_bytes >= len(items) * made.score_bytes
     return made.rank(items, positions, *user)

@@ -27,6 +27,7 @@ from pipelines.kernels.recommenders.native import SharedInputs
 from pipelines.kernels.recommenders.tables.cached_tables import cached_tables
 
 CHUNK = 64  # minimum samples per thread
+MOST_SCORES = 1 << 30  # bytes; they take some seconds to compute
 
 
 class ProgramGraph:
@@ -57,7 +58,7 @@ class ProgramGraph:
         self.rows = model.program.rows
         self.cached = cached_tables(model.program, recommender_files.table_memory())
         self.program = native.click_program(model.program, cached=self.cached)
-        self._model, self._sharing, self._ranking = model, dict[SharedInputs, Any](), dict[SharedInputs, Any]()
+        self._model, self._sharing = model, dict[SharedInputs, Any]()
         self._pool: ThreadPoolExecutor | None = None
         self.forked()
         forks.tell(self)
@@ -78,15 +79,22 @@ class ProgramGraph:
             made = self._sharing[shared] = native.click_program(self._model.program, shared=shared)
         return made
 
-    def ranking(self, shared: SharedInputs) -> Any:
-        """Returns the program for items, whose inputs are all but the shared ones; it is made once.
+    def ranking(self, shared: SharedInputs, count: int, limit: int) -> Any:
+        """Returns the program for items, whose inputs are all but the shared ones.
 
         Args:
             shared: The other inputs.
+            count: Number of items.
+            limit: Bytes that they may take.
+
+        Returns:
+            The program, with the scores of all pairs if they fit; None if the items do not fit.
         """
-        if (made := self._ranking.get(shared)) is None:
-            made = self._ranking[shared] = native.click_program(self._model.program, shared=shared, items=True)
-        return made
+        for kept in (native.SCORES, native.RECORDS):
+            program = native.click_program(self._model.program, shared=shared, items=kept)
+            if count * program.item_bytes <= limit and count * program.score_bytes <= MOST_SCORES:
+                return program
+        return None
 
     def call(self, batch: Batch, shared: SharedInputs | None = None) -> list[NDArray[Any]]:
         """Runs the program on a batch, split among the threads.
@@ -210,8 +218,8 @@ class ProgramSession(Asynchronous):
 
     def precompute(self, count: int, batches: Iterable[Batch], shared: SharedInputs, limit: int) -> ProgramItems | None:
         """See `Asynchronous.precompute`."""
-        program = self._graph.ranking(shared)
-        if count * program.item_bytes > limit:
+        program = self._graph.ranking(shared, count, limit)
+        if program is None:
             return None
         made, first = ProgramItems(self._graph, program, program.items(count)), 0
         for batch in batches:

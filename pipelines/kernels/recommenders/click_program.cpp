@@ -314,7 +314,7 @@ void bind_click_program(nb::module_ &module) {
         .def("sequence_encoder", &ClickProgram::sequence_encoder, "out"_a, "begin"_a, "count"_a, "padding"_a, "heads"_a, "items"_a,
              "positions"_a, "norms"_a, "epsilon"_a, "layers"_a, "fine"_a)
         .def("share", &ClickProgram::share, "ids"_a, "numbers"_a, "means"_a)
-        .def("keep_items", &ClickProgram::keep_items)
+        .def("keep_items", &ClickProgram::keep_items, "scores"_a)
         .def("cache", &ClickProgram::cache, "path"_a, "tables"_a)
         .def_prop_ro("cached_rows", &ClickProgram::cached_rows)
         .def("outputs", &ClickProgram::outputs, "slots"_a)
@@ -323,5 +323,6 @@ void bind_click_program(nb::module_ &module) {
         .def("fill", &ClickProgram::fill, "items"_a, "first"_a, "ids"_a, "numbers"_a.none(), "scales"_a.none())
         .def("rank", &ClickProgram::rank, "items"_a, "positions"_a, "ids"_a, "numbers"_a.none(), "scales"_a.none())
         .def_prop_ro("item_bytes", &ClickProgram::item_bytes)
+        .def_prop_ro("score_bytes", &ClickProgram::score_bytes)
         .def_prop_ro("isa", &ClickProgram::isa);
 }

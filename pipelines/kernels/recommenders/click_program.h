@@ -12,6 +12,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -56,7 +57,9 @@ struct Block {
     const float *numbers, *means;
     int64_t n;
     bool first;  // of the call
-    uint8_t *const *items;  // the record of every sample's item, or null
+    uint8_t *const *records;  // of every sample's item, or null
+    const class Items *items;
+    const int64_t *places;  // of the samples among the items
     int64_t place = 0;  // of its first sample among the kPart
     template <class T>
     T *at(const Slot &slot) const { return reinterpret_cast<T *>(memory + slot.offset); }
@@ -73,18 +76,23 @@ enum class Reach : uint8_t { kCall, kItem, kSample };
 
 inline Reach joined(std::optional<Reach> a, Reach b) { return a.value_or(b) == b ? b : Reach::kSample; }
 
-// Items and what was computed of them: a record each.
+// Items and what was computed of them: a record each, and scores of pairs with other items: [rows, count] of every step that has some.
 class Items {
   public:
-    Items(int64_t program, int64_t count, int64_t record) : program_(program), count_(count), record_(record) { records_.reserve(count * record); }
+    Items(int64_t program, int64_t count, int64_t record, const std::vector<int64_t> &scored) : program_(program), count_(count), record_(record) {
+        records_.reserve(count * record);
+        for (const int64_t rows : scored) scores_.emplace_back(count * rows), bytes_ += 4 * count * rows;
+    }
 
     int64_t program() const { return program_; }
     int64_t count() const { return count_; }
-    int64_t bytes() const { return count_ * record_; }
+    int64_t bytes() const { return count_ * record_ + bytes_; }
     uint8_t *record(int64_t item) const { return const_cast<uint8_t *>(records_.data()) + item * record_; }
+    float *scores(size_t step) const { return const_cast<float *>(scores_[step].data()); }
 
   private:
-    int64_t program_, count_, record_;  // program: its number
+    int64_t program_, count_, record_, bytes_ = 0;  // program: its number; bytes: of scores
+    std::vector<Buffer<float>> scores_;
     Buffer<uint8_t> records_;
 };
 
@@ -129,11 +137,11 @@ class Program {
         mark(reach_ids_, ids), mark(reach_numbers_, numbers), mark(reach_means_, means);
     }
 
-    // All other columns are those of items; to be told before the first step.
-    void keep_items() {
+    // All other columns are those of items; to be told before the first step. scores: whether those of all pairs are kept.
+    void keep_items(bool scores) {
         require(steps_.empty(), "keep_items");
         for (auto *reach : {&reach_ids_, &reach_numbers_, &reach_means_}) std::replace(reach->begin(), reach->end(), Reach::kSample, Reach::kItem);
-        keeps_items_ = true;
+        keeps_items_ = true, keeps_scores_ = scores;
     }
 
     // To be told before the first step.
@@ -156,11 +164,12 @@ class Program {
         item_ids_ = record_, record_ = round_up(record_ + (reads_ids_ ? 4 * columns() : 0), 64);
     }
 
-    int64_t item_bytes() const { return record_; }
+    int64_t item_bytes() const { return record_ + score_bytes(); }
+    int64_t score_bytes() const { return 4 * std::accumulate(scored_.begin(), scored_.end(), int64_t{0}); }
 
     std::unique_ptr<Items> items(int64_t count) const {
-        require(keeps_items_ && count >= 0 && count <= kMostItemBytes / std::max<int64_t>(record_, 1), "items");
-        return std::make_unique<Items>(number_, count, record_);
+        require(keeps_items_ && count >= 0 && count <= kMostItemBytes / std::max<int64_t>(item_bytes(), 1), "items");
+        return std::make_unique<Items>(number_, count, record_, scored_);
     }
 
     // Computes what depends on items alone, of items from `first` on; the columns that are not theirs must have ids of rows.
@@ -172,11 +181,12 @@ class Program {
         nb::gil_scoped_release unlocked;
         buffers.reserve(size_);
         uint8_t *records[kSamples];
+        int64_t places[kSamples];
         for (int64_t begin = 0; begin < n; begin += kSamples) {
             const int64_t count = std::min(kSamples, n - begin);
             const auto *rows = read_block(ids, begin, count);
-            for (int64_t s = 0; s < count; ++s) records[s] = items.record(first + begin + s);
-            const Block block{buffers.data(), rows, x + begin * numbers_, m + begin * means_, count, begin == 0, records};
+            for (int64_t s = 0; s < count; ++s) places[s] = first + begin + s, records[s] = items.record(places[s]);
+            const Block block{buffers.data(), rows, x + begin * numbers_, m + begin * means_, count, begin == 0, records, &items, places};
             for (const auto &step : item_steps_) step(block);
             for (int64_t s = 0; reads_ids_ && s < count; ++s) std::memcpy(records[s] + item_ids_, rows + s * columns(), static_cast<size_t>(4 * columns()));
         }
@@ -196,10 +206,11 @@ class Program {
             std::copy_n(read_block(ids, 0, 1), row.size(), row.begin());
             auto *rows = reinterpret_cast<uint32_t *>(buffers.data() + ids_offset_);
             uint8_t *records[kSamples];
+            int64_t places[kSamples];
             for (int64_t first = 0; first < n; first += kSamples) {
                 const int64_t count = std::min(kSamples, n - first);
                 for (int64_t s = 0; s < count; ++s) {
-                    const int64_t at = __atomic_load_n(chosen + first + s, __ATOMIC_RELAXED);
+                    const int64_t at = places[s] = __atomic_load_n(chosen + first + s, __ATOMIC_RELAXED);
                     if (at < 0 || at >= items.count()) throw nb::index_error(("found the item " + std::to_string(at) + " among " + std::to_string(items.count())).c_str());
                     records[s] = items.record(at);
                     for (int64_t byte = 0; byte < record_; byte += 64) __builtin_prefetch(records[s] + byte, 0, 2);
@@ -208,7 +219,7 @@ class Program {
                     const auto *own = reinterpret_cast<const uint32_t *>(records[s] + item_ids_);
                     for (size_t c = 0; c < row.size(); ++c) rows[s * columns() + static_cast<int64_t>(c)] = reach_ids_[c] == Reach::kCall ? row[c] : own[c];
                 }
-                const Block block{buffers.data(), rows, x, m, count, first == 0, records};
+                const Block block{buffers.data(), rows, x, m, count, first == 0, records, &items, places};
                 for (const auto &step : steps_) step(block);
                 store(block, first);
             }
@@ -223,7 +234,7 @@ class Program {
             for (int64_t first = 0; first < n; first += kSamples) {
                 const int64_t count = std::min(kSamples, n - first);
                 if (!cached_tables_.empty() && first % kPart == 0) read_rows(ids, first, std::min(kPart, n - first));
-                const Block block{buffers.data(), read_block(ids, first, count), x + first * numbers_, m + first * means_, count, first == 0, nullptr, first % kPart};
+                const Block block{buffers.data(), read_block(ids, first, count), x + first * numbers_, m + first * means_, count, first == 0, nullptr, nullptr, nullptr, first % kPart};
                 for (const auto &step : steps_) step(block);
                 store(block, first);
             }
@@ -310,7 +321,7 @@ class Program {
         std::vector<std::pair<Span, int64_t>> results;
         for (const Span &span : writes) results.emplace_back(span, kept_bytes(span.width * span.slot.size()));
         steps_.push_back([=](const Block &b) {
-            if (b.first) run({b.memory, b.ids, b.numbers, b.means, 1, true, b.items, b.place});
+            if (b.first) run({b.memory, b.ids, b.numbers, b.means, 1, true, b.records, b.items, b.places, b.place});
             for (const auto &[span, kept] : results) {
                 const int64_t size = span.slot.size(), bytes = span.width * size;
                 uint8_t *to = b.memory + span.slot.offset + span.first * size;
@@ -338,7 +349,7 @@ class Program {
                 const int64_t size = at.slot.size();
                 uint8_t *codes = b.memory + at.slot.offset + at.first * size;
                 for (int64_t s = 0; part->read && s < b.n; ++s, codes += at.slot.stride * size) {
-                    uint8_t *own = b.items[s] + part->offset;
+                    uint8_t *own = b.records[s] + part->offset;
                     std::memcpy(keep ? own : codes, keep ? codes : own, static_cast<size_t>(part->bytes));
                 }
             };
@@ -457,9 +468,10 @@ class Program {
     std::vector<std::vector<Reach>> reach_;  // of every buffer: what its columns depend on
     std::vector<Reach> reach_ids_, reach_numbers_, reach_means_;
     const int64_t number_ = ++programs;
-    bool keeps_items_ = false, reads_ids_ = false;  // reads_ids: a step of a call reads ids of items
+    bool keeps_items_ = false, keeps_scores_ = false, reads_ids_ = false;  // reads_ids: a step of a call reads ids of items
     int64_t record_ = 0, item_ids_ = 0;             // bytes of an item's record, and where its ids are in it
     std::vector<std::shared_ptr<Part>> parts_;
+    std::vector<int64_t> scored_;  // rows of the scores of every step that keeps some
     std::vector<std::function<void(const Block &)>> steps_, item_steps_;
     std::vector<Array> kept_;  // tables that lie in a file's mapping
     CachedTables cached_tables_;

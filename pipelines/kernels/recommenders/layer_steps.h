@@ -86,7 +86,7 @@ class LayerSteps : public TableSteps {
             }
             const int32_t *own[kSamples];
             if (step->item) {
-                for (int64_t s = 0; s < block.n; ++s) own[s] = reinterpret_cast<const int32_t *>(block.items[s] + step->sums->offset);
+                for (int64_t s = 0; s < block.n; ++s) own[s] = reinterpret_cast<const int32_t *>(block.records[s] + step->sums->offset);
                 linear.own = own;
             }
             Columns to[kOuts];
@@ -204,7 +204,7 @@ class LayerSteps : public TableSteps {
             sums.reserve(kSamples * stride);
             add_up(*step->item, block, inputs ? block.at<int16_t>(from) + first : nullptr, inputs ? from.stride : 0, block.n, sums.data());
             for (int64_t s = 0; s < block.n; ++s)
-                std::memcpy(block.items[s] + step->sums->offset, sums.data() + s * stride, static_cast<size_t>(4 * stride));
+                std::memcpy(block.records[s] + step->sums->offset, sums.data() + s * stride, static_cast<size_t>(4 * stride));
         });
     }
 

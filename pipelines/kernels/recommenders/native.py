@@ -11,6 +11,8 @@ from pipelines.kernels.extension import required
 from pipelines.kernels.recommenders.program import ClickProgram
 from pipelines.kernels.recommenders.tables.cached_tables import CachedTables
 
+RECORDS, SCORES = "records", "scores"  # what is computed of items
+
 
 @dataclass(frozen=True)
 class SharedInputs:
@@ -31,7 +33,7 @@ def click_program(
     program: ClickProgram,
     isa: str = "",
     shared: SharedInputs | None = None,
-    items: bool = False,
+    items: str = "",
     cached: CachedTables | None = None,
 ) -> Any:
     """Creates the native object of a program.
@@ -55,7 +57,8 @@ def click_program(
         isa: Instruction set of the kernels, one of `pipelines.kernels.extension.isas`; "" for the fastest.
         shared: Inputs that are the same in all samples of a call; those of its first sample count. Numbers and scales
             are left out where the program takes none.
-        items: Whether all other inputs are those of items; there is no call of the object then.
+        items: `RECORDS`: all other inputs are those of items, and there is no call of the object; `SCORES`: besides,
+            target attention computes its scores of every item and all items of its table, `object.score_bytes` each.
         cached: Tables whose rows are read from their file; such a program computes one call at a time.
 
     Returns:
@@ -67,7 +70,7 @@ def click_program(
         numbers, scales = (shared.numbers if program.numbers else ()), (shared.scales if program.means else ())
         made.share(list(shared.ids), list(numbers), list(scales))
     if items:
-        made.keep_items()
+        made.keep_items(items == SCORES)
     if cached is not None:
         made.cache(str(cached.path), list(cached.tables))
     for step in program.steps:

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from helpers.click_layers import ranked
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
-from pipelines.kernels.recommenders import reference, steps
+from pipelines.kernels.recommenders import native, reference, steps
 from pipelines.kernels.recommenders.native import SharedInputs, click_program
 from pipelines.kernels.recommenders.program import ClickProgram
 
@@ -105,13 +106,18 @@ def test_alone_and_with_others(isa):
 def test_one_history_and_many_targets(isa, places, softmax):
     program, ids = program_of(softmax=softmax, places=places), ids_of(130, places=places)
     ids[:, 2:] = ids[5, 2:]  # longer than the number of different items, as the targets are
-    shared = click_program(program, isa, SharedInputs(ids=range(2, 2 + places)))
+    user = SharedInputs(ids=range(2, 2 + places))
+    shared = click_program(program, isa, user)
     for count in (1, 2, 70, 130):
         alone = click_program(program, isa)(ids[:count], None, None)
         for one, other in zip(shared(ids[:count], None, None), alone, strict=True):
             assert one.tobytes() == other.tobytes()
+    alone, last_first = click_program(program, isa)(ids, None, None), np.arange(130)[::-1].copy()
+    for one, other in zip(ranked(program, isa, user, [ids, None, None], last_first, native.SCORES), alone, strict=True):
+        assert one.tobytes() == other[last_first].tobytes()
     ids[:, 2:] = PADDING
     assert not shared(ids, None, None)[0].any()
+    assert not ranked(program, isa, user, [ids, None, None], last_first, native.SCORES)[0].any()
 
 
 def scored(**changed):

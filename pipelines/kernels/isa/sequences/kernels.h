@@ -44,6 +44,12 @@ struct FloatLayer {
 
 struct SequenceKernels {
     void (*attend)(const TargetAttention &attention, const uint32_t *ids, int64_t ids_stride, int64_t n, float *out, int64_t out_stride);
+    // Scores of `count` items and n targets: [count, stride].
+    void (*score)(const TargetAttention &attention, const uint32_t *items, int64_t count, const uint32_t *targets, int64_t n, float *scores,
+                  int64_t stride);
+    // `attend` from the scores [n, stride], whole sixteens, of the items of one sequence.
+    void (*attend_scores)(const TargetAttention &attention, const uint32_t *items, int64_t count, float *scores, int64_t stride, int64_t n,
+                          float *out, int64_t out_stride);
     void (*activate)(const Unit &unit, const float *x, int64_t stride, int64_t width, int64_t n, float *out);
     // n rows, whole fours; residual: added to the result, of its stride, or null
     void (*layer)(const FloatLayer &layer, const float *x, int64_t stride, int64_t n, const float *residual, float *out, int64_t out_stride);

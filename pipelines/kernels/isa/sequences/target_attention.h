@@ -268,39 +268,71 @@ inline int64_t different(const uint32_t *ids, int64_t stride, int64_t count, int
     return total;
 }
 
-// All samples have the sequence of the first: a lane is a target, and repeated items and targets are computed once.
-void attend_one(const TargetAttention &t, const uint32_t *ids, int64_t ids_stride, int64_t n, float *out, int64_t out_stride) {
-    const int64_t words = t.depth / 2, places = round_up(t.count, kLanes);
-    auto *memory = static_cast<uint8_t *>(
-        kernel_scratch(4 * (kRoom * (3 * words + 3 * t.first + t.units / 2 + places) + 5 * places + 3 * kRoom + 4 * kLanes)));
-    auto *rows = reinterpret_cast<int32_t *>(memory), *codes = rows + kRoom * std::max(words, t.first), *products = codes + kRoom * words;
-    auto *queries = products + kRoom * words, *start = queries + kRoom * t.first, *hidden = start + kRoom * t.first;
-    auto *scores = reinterpret_cast<float *>(hidden + kRoom * (t.units / 2)), *weights = scores + kRoom * places;
-    auto *items = reinterpret_cast<uint32_t *>(weights + places), *single = items + places, *targets = single + places;
-    auto *item_at = reinterpret_cast<int32_t *>(targets + kRoom + 4), *target_at = item_at + places;
-    int64_t count = 0;
-    for (int64_t p = 0; p < t.count; ++p)
-        if (const uint32_t id = ids[t.begin + p]; id != t.padding) items[count++] = id;
-    const int64_t distinct = different(items, 1, count, item_at, single);
-    const int64_t candidates = different(ids + t.column, ids_stride, n, target_at, targets), fours = round_up(candidates, 4);
-    for (int64_t i = candidates; i < fours; ++i) targets[i] = targets[0];
+// Words of memory that `score_targets` takes.
+inline int64_t score_room(const TargetAttention &t) {
+    const int64_t words = t.depth / 2;
+    return kRoom * (std::max(words, t.first) + 2 * words + 2 * t.first + t.units / 2);
+}
+
+// A lane is a target: scores [count, stride] of items and up to kRoom targets, readable up to the next four.
+void score_targets(const TargetAttention &t, int32_t *rows, const uint32_t *items, int64_t count, const uint32_t *targets, int64_t n, float *scores,
+                   int64_t stride) {
+    const int64_t words = t.depth / 2, fours = round_up(n, 4), wide = round_up(n, kVecLanes);
+    auto *codes = rows + kRoom * std::max(words, t.first), *products = codes + kRoom * words, *queries = products + kRoom * words;
+    auto *start = queries + kRoom * t.first, *hidden = start + kRoom * t.first;
     for (int64_t i = 0; i < fours; ++i) std::memcpy(rows + i * words, t.codes + int64_t{targets[i]} * t.depth, static_cast<size_t>(words) * 4);
     transpose_words(rows, words, fours, round_up(t.pairs, 4), kRoom, codes);
     for (int64_t i = 0; i < fours; ++i)
         std::memcpy(rows + i * t.first, t.queries + int64_t{targets[i]} * t.first, static_cast<size_t>(t.first) * 4);
     transpose_words(rows, t.first, fours, t.units, kRoom, queries);
-    const int64_t wide = round_up(candidates, kVecLanes);
-    for (int64_t i = 0; i < distinct; ++i) {
-        const int16_t *item = t.codes + int64_t{single[i]} * t.depth;
-        const int32_t *key = t.keys + int64_t{single[i]} * t.first;
+    for (int64_t i = 0; i < count; ++i) {
+        const int16_t *item = t.codes + int64_t{items[i]} * t.depth;
+        const int32_t *key = t.keys + int64_t{items[i]} * t.first;
         for (int64_t k = 0; k < t.pairs; ++k)
             for (int64_t v = 0; v < wide; v += kVecLanes)
                 store_as(products + k * kRoom + v, rounded_products(load_as<Words>(codes + k * kRoom + v), broadcast_pair(item + 2 * k)));
         for (int64_t j = 0; j < t.units; ++j)
             for (int64_t v = 0; v < wide; v += kVecLanes)
                 store_as(start + j * kRoom + v, load_as<IntVec>(queries + j * kRoom + v) + key[j]);
-        score_all(t, products, start, candidates, hidden, scores + i * kRoom);
+        score_all(t, products, start, n, hidden, scores + i * stride);
     }
+}
+
+void score(const TargetAttention &t, const uint32_t *items, int64_t count, const uint32_t *targets, int64_t n, float *scores, int64_t stride) {
+    constexpr int64_t kItems = 32;
+    auto *memory = static_cast<int32_t *>(kernel_scratch(4 * (score_room(t) + (kItems + 1) * kRoom + 4)));
+    auto *found = reinterpret_cast<float *>(memory + score_room(t));
+    auto *padded = reinterpret_cast<uint32_t *>(found + kItems * kRoom);
+    for (int64_t first = 0; first < n; first += kRoom) {
+        const int64_t width = std::min(kRoom, n - first);
+        std::copy_n(targets + first, width, padded), std::fill_n(padded + width, 4, targets[first]);
+        for (int64_t i = 0; i < count; i += kItems) {
+            const int64_t together = std::min(kItems, count - i);
+            score_targets(t, memory, items + i, together, padded, width, found, kRoom);
+            for (int64_t r = 0; r < together; ++r) std::copy_n(found + r * kRoom, width, scores + (i + r) * stride + first);
+        }
+    }
+}
+
+void attend_scores(const TargetAttention &t, const uint32_t *items, int64_t count, float *scores, int64_t stride, int64_t n, float *out,
+                   int64_t out_stride) {
+    for (int64_t s = 0; s < n; ++s) attend_items(t, items, scores + s * stride, count, out + s * out_stride);
+}
+
+// All samples have the sequence of the first: repeated items and targets are computed once.
+void attend_one(const TargetAttention &t, const uint32_t *ids, int64_t ids_stride, int64_t n, float *out, int64_t out_stride) {
+    const int64_t places = round_up(t.count, kLanes);
+    auto *memory = static_cast<int32_t *>(kernel_scratch(4 * (score_room(t) + kRoom * places + 5 * places + 3 * kRoom + 4 * kLanes)));
+    auto *scores = reinterpret_cast<float *>(memory + score_room(t)), *weights = scores + kRoom * places;
+    auto *items = reinterpret_cast<uint32_t *>(weights + places), *single = items + places, *targets = single + places;
+    auto *item_at = reinterpret_cast<int32_t *>(targets + kRoom + 4), *target_at = item_at + places;
+    int64_t count = 0;
+    for (int64_t p = 0; p < t.count; ++p)
+        if (const uint32_t id = ids[t.begin + p]; id != t.padding) items[count++] = id;
+    const int64_t distinct = different(items, 1, count, item_at, single);
+    const int64_t candidates = different(ids + t.column, ids_stride, n, target_at, targets);
+    std::fill_n(targets + candidates, 4, targets[0]);
+    score_targets(t, memory, single, distinct, targets, candidates, scores, kRoom);
     for (int64_t s = 0, seen = 0; s < n; ++s) {
         const int64_t target = target_at[s];
         if (target < seen) {

@@ -79,10 +79,14 @@ class SequenceProgram : public Program {
         t.one_history = alike_ids(begin, count);
         const auto *kernels = &sequence_kernels(isa_.name);
         const int64_t stride = columns();
-        add({}, {whole(to)}, Reach::kSample, [=](const Block &block) {
-            (void)words, (void)floats;
-            kernels->attend(t, block.ids, stride, block.n, block.at<float>(to), to.stride);
-        });
+        if (keeps_scores_ && t.one_history && reach_of(reach_ids_, column, 1) == Reach::kItem) {
+            keep_scores(t, rows, to, [words, floats] {});
+        } else {
+            add({}, {whole(to)}, Reach::kSample, [=](const Block &block) {
+                (void)words, (void)floats;
+                kernels->attend(t, block.ids, stride, block.n, block.at<float>(to), to.stride);
+            });
+        }
         for (Array *each : {&items, &codes, &keys, &queries}) kept_.push_back(std::move(*each));
     }
 
@@ -110,6 +114,36 @@ class SequenceProgram : public Program {
     }
 
   private:
+    // The scores of all items of the table and every item are computed with these; `kept`: what the attention points to.
+    void keep_scores(const TargetAttention &t, int64_t rows, const Slot &to, std::function<void()> kept) {
+        const auto *kernels = &sequence_kernels(isa_.name);
+        const int64_t stride = columns();
+        const size_t step = scored_.size();
+        scored_.push_back(rows);
+        item_steps_.push_back([=](const Block &b) {
+            (void)kept;
+            std::vector<uint32_t> all(static_cast<size_t>(rows)), targets(static_cast<size_t>(b.n));
+            std::iota(all.begin(), all.end(), 0u);
+            for (int64_t s = 0; s < b.n; ++s) targets[static_cast<size_t>(s)] = b.ids[s * stride + t.column];
+            kernels->score(t, all.data(), rows, targets.data(), b.n, b.items->scores(step) + b.places[0], b.items->count());
+        });
+        add_to_samples({}, false, [=](const Block &b) {
+            static thread_local Buffer<float> scores;
+            static thread_local std::vector<uint32_t> items;
+            const int64_t places = round_up(t.count, kScores), all = b.items->count();
+            scores.reserve(kSamples * places);
+            items.clear();
+            for (const uint32_t *id = b.ids + t.begin; id < b.ids + t.begin + t.count; ++id)
+                if (*id != t.padding) items.push_back(*id);
+            for (size_t p = 0; p < items.size(); ++p) {
+                const float *own = b.items->scores(step) + items[p] * all;
+                for (int64_t s = 0; s < b.n; ++s) scores.data()[s * places + static_cast<int64_t>(p)] = own[b.places[s]];
+            }
+            kernels->attend_scores(t, items.data(), static_cast<int64_t>(items.size()), scores.data(), places, b.n, b.at<float>(to), to.stride);
+        });
+    }
+    static constexpr int64_t kScores = 16;  // of a sample: whole vectors
+
     // Weights int16 [inputs, outputs] as words of two inputs: [outputs / 4, inputs / 2, 4], zeros where there are none.
     static const int32_t *word_pairs(const int16_t *weight, int64_t inputs, int64_t outputs, std::vector<Buffer<int32_t>> &kept) {
         const int64_t pairs = round_up(round_up(inputs, 2) / 2, 2), groups = round_up(outputs, 4) / 4;

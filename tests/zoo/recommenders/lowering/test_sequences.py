@@ -154,9 +154,11 @@ def test_one_user_and_many_items(family, seed, tmp_path):
             shared = native.click_program(program, isa, SharedInputs(columns, (), scales))
             results = [tuple_of(made(*arrays_of(fed(program, feeds)))) for made in (plain, shared)]
             positions = np.random.default_rng(seed).permutation(count)
-            items = ranked(program, isa, SharedInputs(columns, (), scales), arrays_of(fed(program, feeds)), positions)
-            for one, other, third in zip(*results, tuple_of(items), strict=True):
-                assert one.tobytes() == other.tobytes() and one[positions].tobytes() == third.tobytes()
+            for kept in (native.RECORDS, native.SCORES):
+                arrays = arrays_of(fed(program, feeds))
+                items = ranked(program, isa, SharedInputs(columns, (), scales), arrays, positions, kept)
+                for one, other, third in zip(*results, tuple_of(items), strict=True):
+                    assert one.tobytes() == other.tobytes() and one[positions].tobytes() == third.tobytes()
 
 
 def test_blocks_of_hstu_have_no_program(tmp_path):

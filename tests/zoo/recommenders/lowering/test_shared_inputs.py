@@ -107,7 +107,7 @@ def test_the_first_sample_speaks_for_all():
 def test_items_belong_to_their_program():
     net, made = program("wide-deep")
     shared = shared_inputs(net, [0, 1], [0])
-    one, other = (native.click_program(made, "", shared, items=True) for _ in range(2))
+    one, other = (native.click_program(made, "", shared, items=native.RECORDS) for _ in range(2))
     feeds = net.feeds(9)
     arrays = [feeds["ids"], feeds["numbers"], feeds.get("scales")]
     user = [None if each is None else each[:1] for each in arrays]
