@@ -118,12 +118,13 @@ class ItemRanker:
 
 def _ids(key: str, values: Any) -> Sequence[str | int]:
     """Ids of a body. Raises RequestError if they are no texts and whole numbers, or an item to rank is named twice."""
-    if not isinstance(values, list) or not {str, int}.issuperset(map(type, values)):
+    kinds = set(map(type, values)) if isinstance(values, list) else {object}
+    if not kinds <= {str, int}:
         rows = ", or all of them objects of their columns" if key == "items" else ""
         raise RequestError(f"{key} must be a list of ids, texts or whole numbers{rows}")
     if key == "items" and not values:
         raise RequestError("items is empty; expected at least one item, or no items for the whole catalogue")
-    if key == "items" and len(set(map(str, values))) < len(values):
+    if key == "items" and len(set(values if len(kinds) == 1 else map(str, values))) < len(values):
         twice, _ = Counter(map(str, values)).most_common(1)[0]
         raise RequestError(f"items has the id {twice[:100]!r} more than once, expected every id once")
     return values
