@@ -106,7 +106,10 @@ class ClickProgram : public LayerSteps {
         const auto *kernels = &kernels_;
         std::vector<Span> reads{whole(from), whole(change)};
         if (!first) reads.push_back(whole(state));
-        add_to_samples(reads, false, [=, keep = weights](const Block &b) {
+        std::vector<Span> writes{whole(state)};
+        if (stores) writes.push_back(whole(words));
+        if (sums) writes.push_back(whole(sum));
+        add_to_samples(reads, writes, false, [=, keep = weights](const Block &b) {
             kernels->cross(c, b.at<int16_t>(from), from.stride, b.at<float>(change), b.at<float>(state), state.stride, b.n,
                            stores ? b.at<int16_t>(words) : nullptr, stores ? words.stride : 0, sums ? b.at<float>(sum) : nullptr,
                            sums ? sum.stride : 0);
@@ -141,7 +144,7 @@ class ClickProgram : public LayerSteps {
                     const int64_t high = std::max<int64_t>(own[static_cast<size_t>(k)], j), low = std::min<int64_t>(own[static_cast<size_t>(k)], j);
                     if (high != low) own_factors->data()[k * columns + j] = values[high * (high - 1) / 2 + low];
                 }
-            add_to_samples(reads, false, [=](const Block &b) {
+            add_to_samples(reads, {{to, position, pairs}}, false, [=](const Block &b) {
                 kernels->dots_of(b.at<int16_t>(from), from.stride, at.data(), count, width, factors->data(), own.data(), owned, own_factors->data(),
                                  b.n, b.at<int16_t>(to) + position, to.stride);
             });

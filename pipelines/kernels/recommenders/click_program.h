@@ -120,6 +120,7 @@ class Program {
             size_ += round_up(kSamples * slot.stride * slot.size() + 64, 64);
             slots_.push_back(slot);
             reach_.emplace_back(static_cast<size_t>(width), Reach::kSample);
+            overwritten_.push_back(false);
         }
         reach_ids_.assign(rows_.size(), Reach::kSample), reach_numbers_.assign(static_cast<size_t>(numbers), Reach::kSample);
         reach_means_.assign(static_cast<size_t>(means), Reach::kSample);
@@ -312,7 +313,7 @@ class Program {
     // for the first sample of a call, whose results become those of all; one whose inputs are those of items runs for these, once.
     void add(const std::vector<Span> &reads, const std::vector<Span> &writes, std::optional<Reach> inputs, std::function<void(const Block &)> run) {
         const Reach reach = joined(inputs, reads);
-        if (reach == Reach::kSample) return add_to_samples(reads, inputs.has_value(), std::move(run));
+        if (reach == Reach::kSample) return add_to_samples(reads, writes, inputs.has_value(), std::move(run));
         for (const Span &span : writes) {
             auto &columns = reach_[static_cast<size_t>(span.slot.index)];
             std::fill_n(columns.begin() + span.first, span.width, reach);
@@ -320,21 +321,23 @@ class Program {
         if (reach == Reach::kItem) return add_to_items(writes, std::move(run));
         std::vector<std::pair<Span, int64_t>> results;
         for (const Span &span : writes) results.emplace_back(span, kept_bytes(span.width * span.slot.size()));
-        steps_.push_back([=](const Block &b) {
+        steps_.push_back([=, this](const Block &b) {
             if (b.first) run({b.memory, b.ids, b.numbers, b.means, 1, true, b.records, b.items, b.places, b.place});
             for (const auto &[span, kept] : results) {
                 const int64_t size = span.slot.size(), bytes = span.width * size;
                 uint8_t *to = b.memory + span.slot.offset + span.first * size;
                 if (b.first) std::memcpy(b.memory + kept, to, static_cast<size_t>(bytes));
+                if (!b.first && !overwritten_[static_cast<size_t>(span.slot.index)]) continue;  // still there
                 for (int64_t s = 0; s < b.n; ++s) std::memcpy(to + s * span.slot.stride * size, b.memory + kept, static_cast<size_t>(bytes));
             }
         });
     }
 
-    // A step that runs for every sample of a call; ids: whether it reads them.
-    void add_to_samples(const std::vector<Span> &reads, bool ids, std::function<void(const Block &)> run) {
+    // A step that runs for every sample of a call; it may write behind its columns. ids: whether it reads them.
+    void add_to_samples(const std::vector<Span> &reads, const std::vector<Span> &writes, bool ids, std::function<void(const Block &)> run) {
         reads_ids_ |= ids;
         for (const Span &span : reads) use(span);
+        for (const Span &span : writes) overwritten_[static_cast<size_t>(span.slot.index)] = true;
         steps_.push_back(std::move(run));
     }
 
@@ -466,6 +469,7 @@ class Program {
     std::vector<int32_t> rows_, last_, read_;  // of every column: its rows, the last of them, all bits where it is read
     std::vector<Slot> slots_, results_;
     std::vector<std::vector<Reach>> reach_;  // of every buffer: what its columns depend on
+    std::vector<bool> overwritten_;          // which buffers a step of every sample writes
     std::vector<Reach> reach_ids_, reach_numbers_, reach_means_;
     const int64_t number_ = ++programs;
     bool keeps_items_ = false, keeps_scores_ = false, reads_ids_ = false;  // reads_ids: a step of a call reads ids of items

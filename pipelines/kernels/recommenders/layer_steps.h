@@ -97,7 +97,7 @@ class LayerSteps : public TableSteps {
             kernels_.mixed(linear, rows_of(step->fields, block, block.n), codes, codes_stride, block.n, to);
         };
         if (splits)
-            add_to_samples(reads, !step->fields.empty(), run);
+            add_to_samples(reads, writes, !step->fields.empty(), run);
         else
             add(reads, writes, reach, run);
     }

@@ -118,8 +118,8 @@ class ItemRanker:
 
 def _ids(key: str, values: Any) -> Sequence[str | int]:
     """Ids of a body. Raises RequestError if they are no texts and whole numbers, or an item to rank is named twice."""
-    kinds = set(map(type, values)) if isinstance(values, list) else {object}
-    if not kinds <= {str, int}:
+    kinds = set(map(type, values)) if isinstance(values, list) else set()
+    if not isinstance(values, list) or not kinds <= {str, int}:
         rows = ", or all of them objects of their columns" if key == "items" else ""
         raise RequestError(f"{key} must be a list of ids, texts or whole numbers{rows}")
     if key == "items" and not values:

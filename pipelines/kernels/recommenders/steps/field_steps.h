@@ -25,7 +25,7 @@ class FieldSteps : public TransformerSteps {
         const Slot from = slot(x, Kind::kWords, "gate_codes"), by = slot(gates, Kind::kFloats, "gate_codes"), to = slot(out, Kind::kWords, "gate_codes");
         require(from.width == to.width && by.width == to.width, "gate_codes");
         const auto *kernels = &kernels_;
-        add_to_samples({whole(from), whole(by)}, false, [=](const Block &b) {
+        add_to_samples({whole(from), whole(by)}, {whole(to)}, false, [=](const Block &b) {
             kernels->gate_codes(b.at<int16_t>(from), from.stride, b.at<float>(by), by.stride, from.width, b.n, b.at<int16_t>(to), to.stride);
         });
     }

@@ -127,7 +127,7 @@ class SequenceProgram : public Program {
             for (int64_t s = 0; s < b.n; ++s) targets[static_cast<size_t>(s)] = b.ids[s * stride + t.column];
             kernels->score(t, all.data(), rows, targets.data(), b.n, b.items->scores(step) + b.places[0], b.items->count());
         });
-        add_to_samples({}, false, [=](const Block &b) {
+        add_to_samples({}, {whole(to)}, false, [=](const Block &b) {
             static thread_local Buffer<float> scores;
             static thread_local std::vector<uint32_t> items;
             const int64_t places = round_up(t.count, kScores), all = b.items->count();
