@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +26,8 @@ def options(quick: bool = False, lean: bool = False, prepack: bool = True) -> or
 
     Args:
         quick: Enable optimizations, for float graphs whose results alone count.
-        lean: Keep no memory beyond what is in use: neither arena nor memory patterns.
+        lean: Take the memory of activations from one arena for all lean sessions, see `shrink_arena`. Arenas of
+            single sessions would add up; without an arena the system clears the pages of every run.
         prepack: Copy weights into the layout of the kernels. False saves the memory of the copies.
     """
     settings = ort.SessionOptions()
@@ -32,12 +35,37 @@ def options(quick: bool = False, lean: bool = False, prepack: bool = True) -> or
     settings.graph_optimization_level = level.ORT_ENABLE_ALL if quick else level.ORT_DISABLE_ALL
     settings.log_severity_level = 4  # errors come as exceptions
     if lean:
-        settings.enable_cpu_mem_arena = settings.enable_mem_pattern = False
+        settings.enable_mem_pattern = False
+        _register_arena()
+        settings.add_session_config_entry("session.use_env_allocators", "1")
+        settings.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     if not prepack:
         settings.add_session_config_entry("session.disable_prepacking", "1")
     # on a busy machine threads would wait for each other
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return settings
+
+
+@functools.cache
+def _register_arena() -> None:
+    """Registers the arena of all lean sessions; it grows by what is asked for."""
+    memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    extend = {"max_mem": 0, "arena_extend_strategy": 1, "initial_chunk_size_bytes": 1 << 16}
+    arena = ort.OrtArenaCfg({**extend, "max_dead_bytes_per_chunk": 1 << 20})
+    with contextlib.suppress(RuntimeError):  # there is one already
+        ort.create_and_register_allocator(memory, arena)
+
+
+def shrink_arena() -> None:
+    """Returns the idle memory of the arena of lean sessions to the system."""
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Neg", ["x"], ["y"])], "shrink", [x], [y])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8)
+    opened = ort.InferenceSession(model.SerializeToString(), options(lean=True), providers=["CPUExecutionProvider"])
+    shrinking = ort.RunOptions()
+    shrinking.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    opened.run(None, {"x": np.zeros(1, np.float32)}, shrinking)
 
 
 class _Session(ort.InferenceSession):  # type: ignore[misc]

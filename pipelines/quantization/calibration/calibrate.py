@@ -21,7 +21,7 @@ from pipelines.core.progress import progress
 from pipelines.core.settings import memory_bytes
 from pipelines.graph import edit, io, large_weights, query, reference_session, sample_axis
 from pipelines.graph.infer import infer_shapes
-from pipelines.quantization.calibration.observers import Histogram, choose
+from pipelines.quantization.calibration.observers import DRAWN, Histogram, choose
 from pipelines.quantization.calibration.table import CalibrationTable, TensorRange
 from pipelines.quantization.recipe import OBSERVERS
 
@@ -46,7 +46,8 @@ class Observation:
             MB; "GiB" is 1024 MiB).
         binned: Tensors whose values are counted in bins; the others get min-max ranges. None: all tensors.
         known: Histograms on the same samples, by tensor, of tensors that are not observed again.
-        quick: Run the model with onnxruntime's optimizations, which change values by their rounding.
+        quick: Run the model with onnxruntime's optimizations, which change values by their rounding, and count at most
+            `DRAWN` values of a tensor and sample in bins.
 
     Attributes:
         samples: Number of samples so far.
@@ -186,6 +187,7 @@ class Observation:
         """Frees the model and its sessions; no more samples can be fed afterwards."""
         del self._model, self._shape_session, self._shared_weights
         self._sessions.clear()
+        reference_session.shrink_arena()
         machine.trim()
 
     def require_samples(self) -> None:
@@ -250,7 +252,8 @@ class Observation:
     def _add(self, arrays: Batch, samples: int) -> None:
         for name, array in arrays.items():
             if name not in self.histograms:
-                self.histograms[name] = Histogram(self._binned is None or name in self._binned)
+                binned = self._binned is None or name in self._binned
+                self.histograms[name] = Histogram(binned, DRAWN if self._quick else None)
             self.histograms[name].add(array, samples if array.ndim and len(array) == samples else 1)
             if name in self._output_names and not self.histograms[name].finite:
                 where = self._named(array, lambda x: ~np.isfinite(x))
@@ -358,7 +361,7 @@ def _session(
         requested = [each.outputs[0] for each in nodes]
     copy.graph.outputs[:] = requested
     RemoveUnusedNodesPass()(copy)
-    options = reference_session.options(quick, lean=True, prepack=False)
+    options = reference_session.options(quick, lean=True, prepack=quick)
     used = [name for name in shared if name in copy.graph.initializers]
     options.add_external_initializers(used, [shared[name] for name in used])
     return reference_session.session(copy, "calibration needs", options)

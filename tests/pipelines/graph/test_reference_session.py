@@ -1,4 +1,7 @@
-"""Reference sessions of ONNX Runtime: fixed batch sizes and errors."""
+"""Reference sessions of ONNX Runtime: fixed batch sizes and errors, memory."""
+
+import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -74,3 +77,26 @@ def test_a_class_token_of_one_sample_fixes_the_batch(rng, token):
         CleanUp()(found)
     assert reference_session.fix_batch(found).startswith("the graph computes only batches of 1 (Concat")
     assert query.dimensions(found.graph.inputs[0]) == [1, 4, 8]
+
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def test_lean_sessions_share_the_memory_of_their_runs():
+    found = model("(float[n,1024] x) => (float[n,1024] y) { a = Exp(x) b = Neg(a) y = Exp(b) }")
+    x = np.zeros((4096, 1024), np.float32)  # 16 MB each
+    sessions = [reference_session.session(found, "", reference_session.options(lean=True)) for _ in range(2)]
+    reference_session.run(sessions[0], {"x": x})
+    before = faults()
+    results = reference_session.run(sessions[1], {"x": x})
+    assert faults() - before < 2000  # of 4 KB; a result alone has 4096
+    assert np.allclose(results[0], np.exp(-1))
+    before = resident()
+    del results, sessions
+    reference_session.shrink_arena()
+    assert before - resident() > 10e6
+
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

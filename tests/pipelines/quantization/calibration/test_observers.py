@@ -70,6 +70,34 @@ def test_histogram_counts_every_value_in_its_bin(x):
         assert BINS / 2 <= float(np.abs(x).max()) / found.width < BINS
 
 
+@pytest.mark.parametrize("cuts", [(0, 24), (0, 1, 9, 24)])
+def test_drawn_values_stand_for_all(rng, cuts):
+    x = rng.standard_normal((24, 3, 7 * 16, 7 * 16)).astype(np.float32)
+    x[:, :, :, 5] *= 4  # one column
+    drawn, every = Histogram(drawn=4096), Histogram()
+    for start, end in itertools.pairwise(cuts):
+        drawn.add(x[start:end], end - start)
+    every.add(x, 24)
+    assert (drawn.low, drawn.high, drawn.count) == (every.low, every.high, every.count)
+    assert drawn.mean_extremes() == pytest.approx(every.mean_extremes())
+    assert drawn.bins.sum() == drawn.counted and 24 * 2048 < drawn.counted < 24 * 5000 and every.counted == x.size
+    for method in ("percentile", "mse"):
+        assert choose(drawn, method)[1:] == pytest.approx(choose(every, method)[1:], rel=0.1), method
+    share = [
+        1 - each.bins[abs(np.arange(-2048, 2048) + 0.5) * each.width < 4].sum() / each.counted
+        for each in (drawn, every)
+    ]
+    assert share[0] == pytest.approx(share[1], rel=0.25)
+
+
+def test_few_values_are_counted_all(rng):
+    x = rng.standard_normal((3, 4096)).astype(np.float32)
+    drawn, every = Histogram(drawn=4096), Histogram()
+    drawn.add(x, 3)
+    every.add(x, 3)
+    assert np.array_equal(drawn.bins, every.bins) and drawn.counted == x.size
+
+
 def test_histogram_grows_by_merging_neighbours():
     fine = histogram(np.linspace(-1, 1, 5000, endpoint=False))
     grown = histogram(np.linspace(-1, 1, 5000, endpoint=False), [100.0])
