@@ -6,7 +6,7 @@ samples that no correction saw. The steps are:
 1. Smoothing of outlier channels (`smooth_channels`) and the observer: the best of all candidates with exact weights,
    because GPTQ makes up for their rounding in the next step (smoothing of BERT: 7 dB without GPTQ, 20 dB with it).
    Where the least squared error per tensor ("auto") keeps outliers that nothing downstream needs, another observer wins
-   by 10 dB (hard-swish networks). Min-max wins where clipping hurts, the mean of the samples' extremes where few
+   by 10 dB (hard-swish networks). Min-max wins where clipping hurts, the typical extremes of samples where few
    samples reach far (2 dB of MobileNet-V2). Ranges that end where a function is flat win 4 dB (YOLO).
    Convolutional networks are smoothed with the best ranges alone.
 2. The corrections (GPTQ, bias correction): both, one of the two, or neither, which is also tried with min-max ranges;
@@ -121,7 +121,7 @@ def auto_calibrate(
     """
     work = effort_of(effort)
     if observation is None:
-        samples = drawn(model, samples, total, work.observed)
+        samples = drawn(model, samples, total, work.observed_of(model))
     clip, factors = search_equalization(model, recipe, samples)[0] if recipe.search else (False, {})
     if observation is None or factors:
         scaled = equalized(model, factors)
@@ -185,7 +185,8 @@ def auto_calibrate(
     fine = not work.thorough and can_be_cut(model)
     parts = [part for batch in held_out for part in cut(batch, PART)] if fine else held_out
     metric = OutputSqnr(model, parts, not work.thorough)
-    fewer = drawn(model, fitting, rest, work.corrected)
+    corrected_samples = work.corrected and work.at_least(work.corrected, _elements(observation))
+    fewer = drawn(model, fitting, rest, corrected_samples)
 
     def corrected(table: CalibrationTable) -> CalibrationTable:
         int8 = judge.int8_models.of(replace(table, bias={}, rounding={}))
@@ -235,12 +236,12 @@ class _Int8Models:
 def _tables(model: ir.Model, recipe: QuantRecipe, observation: Observation) -> list[CalibrationTable]:
     """Returns the tables of all observers that the recipe allows, its own first; then `clip_to_functions` of them.
 
-    "auto" allows the means of the extremes of samples, too.
+    "auto" allows the typical extremes of samples, too.
     """
     observers = OBSERVERS if recipe.observer == "auto" else (recipe.observer,)
     tables = [observation.table(each, symmetric=recipe.symmetric) for each in observers]
     if recipe.observer == "auto":
-        tables.append(observation.table_of_mean_extremes(symmetric=recipe.symmetric))
+        tables.append(observation.table_of_typical_extremes(symmetric=recipe.symmetric))
     if recipe.observer == "auto" and not recipe.symmetric:
         tables += [each for table in tables if (each := clip_to_functions(model, table)).tensors != table.tensors]
     graph = io.digest(model)
@@ -318,7 +319,7 @@ class _Judge:
         self, model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch], observation: Observation, work: Effort
     ) -> None:
         count, self.model, self._recipe, self._work = observation.samples, model, recipe, work
-        judged = stride_of(model, samples, count, work.judged)
+        judged = stride_of(model, samples, count, work.at_least(work.judged, _elements(observation)))
         more = stride_of(model, samples, count, min(work.lowest, _affordable(model, observation, work)))
         batches: dict[bool, list[Batch]] = {True: [], False: []}
         for at, chunk in enumerate(sample_chunks(model, samples)):
@@ -446,11 +447,16 @@ class _Judge:
             candidate.batches = batches
 
 
+def _elements(observation: Observation) -> float:
+    """Returns the number of elements of the activations of one sample."""
+    return sum(each.count for each in observation.histograms.values()) / observation.samples
+
+
 def _affordable(model: ir.Model, observation: Observation, work: Effort) -> int:
     """Returns the number of samples whose results may be kept, and computed unless the work is thorough."""
     counts = {name: each.count / observation.samples for name, each in observation.histograms.items()}
     kept = 4 * sum(counts.get(str(each.name), 0) for each in model.graph.outputs)
-    return int(min(RESULTS / max(kept, 1), np.inf if work.thorough else COMPUTED / max(sum(counts.values()), 1)))
+    return int(min(RESULTS / max(kept, 1), np.inf if work.thorough else COMPUTED / max(_elements(observation), 1)))
 
 
 def _retreat(

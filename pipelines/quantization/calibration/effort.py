@@ -9,10 +9,15 @@ import onnx_ir as ir
 
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError
+from pipelines.graph import query
 from pipelines.quantization.calibration.layerwise import CHUNK, sample_chunks
 from pipelines.quantization.ptq import HELD_OUT
 
 HELD_BACK = 3  # one of three samples is held out, up to HELD_OUT
+CHEAP = (
+    2**22
+)  # elements of activations on all samples of a step, up to which it takes more samples than its effort says
+SMALL = 2**19  # bytes of weights of networks that are observed on all samples
 MOST = 2**23  # maximum input elements of held-out samples
 
 
@@ -21,7 +26,7 @@ class Effort:
     """Work of an automatic calibration.
 
     Attributes:
-        observed: Maximum number of samples that ranges are observed on; None: all.
+        observed: Maximum number of samples that ranges are observed on; None: all, as for networks below `SMALL`.
         judged: Maximum number of samples that candidates of ranges are evaluated on.
         lowest: Maximum number of samples among which the worst ones of close candidates are searched; 0: not searched.
         counted: Maximum number of samples of the statistics of channels, see `channel_statistics`; None: all but the
@@ -41,6 +46,19 @@ class Effort:
     corrected: int | None
     positions: int | None
     thorough: bool
+
+    def at_least(self, most: int, elements: float) -> int:
+        """Returns a maximum number of samples, raised where samples are small, as in networks without positions.
+
+        Args:
+            most: Maximum number of samples; 0: none.
+            elements: Number of elements of the activations of one sample.
+        """
+        return max(most, int(CHEAP / max(elements, 1))) if most else 0
+
+    def observed_of(self, model: ir.Model) -> int | None:
+        """Returns the maximum number of samples that the ranges of a model are observed on; None: all."""
+        return self.observed if query.weight_bytes(model) >= SMALL else None
 
 
 EFFORTS = {

@@ -76,4 +76,4 @@ def test_padding_has_no_part_in_the_choice_of_ranges(width):
     recipe = QuantRecipe(quantize_tables=False)
     int8, _ = quantize(network, recipe, auto_calibrate(network, recipe, samples, 256, effort="default"))
     before, _ = quantize(network, recipe, auto_calibrate(network, recipe, [batch], 256, effort="fast"))
-    assert output_sqnr(network, int8, [batch]) > (30 if width == "t" else output_sqnr(network, before, [batch]) - 2)
+    assert output_sqnr(network, int8, [batch]) > (30 if width == "t" else output_sqnr(network, before, [batch]) - 1)

@@ -218,7 +218,8 @@ def test_outputs_as_many_as_were_found_are_judged_by_what_they_were_chosen_from(
     assert 20 < output_sqnr(found, int8, batches) < 80
 
 
-def test_a_fast_calibration_runs_fewer_samples_and_rounds_weights_to_nearest():
+def test_a_fast_calibration_runs_fewer_samples_and_rounds_weights_to_nearest(monkeypatch):
+    monkeypatch.setattr(effort, "SMALL", 0)
     float_model, batches = mlp(), samples(400)
     fast = auto_calibrate(float_model, QuantRecipe(), batches, 400, effort="fast")
     assert fast.samples == 104 and not fast.rounding and not fast.keep_float
@@ -229,7 +230,7 @@ def test_a_fast_calibration_runs_fewer_samples_and_rounds_weights_to_nearest():
         output_sqnr(float_model, quantize(float_model, QuantRecipe(), table)[0], other)
         for table in (fast, default, auto_calibrate(float_model, QuantRecipe(), batches, 400, effort="best"))
     )
-    assert fast_db > best_db - 8 and default_db > best_db - 1.5
+    assert fast_db > best_db - 8 and default_db > best_db - 1
 
 
 def test_a_fast_calibration_opens_one_session_a_candidate(monkeypatch):
@@ -246,6 +247,7 @@ def test_a_fast_calibration_opens_one_session_a_candidate(monkeypatch):
 
 
 def test_candidates_are_judged_on_a_part_until_they_are_close(monkeypatch):
+    monkeypatch.setattr(effort, "CHEAP", 0)
     judged = []
     errors = module.OutputSqnr.errors
 

@@ -6,7 +6,7 @@ from helpers.arrays import normals
 from helpers.rewriting import mlp, model
 
 from pipelines.graph import reference_session
-from pipelines.quantization.calibration import auto_calibration
+from pipelines.quantization.calibration import auto_calibration, effort
 from pipelines.quantization.calibration.compared_outputs import Errors, OutputSqnr
 from pipelines.quantization.ptq import make_table
 from pipelines.quantization.quantizer import quantize
@@ -78,6 +78,7 @@ def test_none_is_kept_whose_samples_together_have_more_error_than_with_minmax(
 
 def test_the_worst_samples_decide_in_a_calibration(monkeypatch):
     """One sample of 64 has values that the ranges of least mean error clip."""
+    monkeypatch.setattr(effort, "CHEAP", 0)
     normal = normals(5)
     text = "(float[n,16] x) => (float[n,4] y) { h = MatMul(x, w) y = MatMul(h, v) }"
     network = model(text, w=normal(16, 16), v=normal(16, 4))
@@ -96,6 +97,7 @@ def test_the_worst_samples_decide_in_a_calibration(monkeypatch):
 
 
 def test_no_further_samples_are_computed_for_candidates_that_are_far_behind(monkeypatch):
+    monkeypatch.setattr(effort, "CHEAP", 0)
     samples = [{"x": normals(3)(512, 8)}]
     computed = []
     errors = OutputSqnr.errors
