@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
+from pipelines.core.errors import RequestError
 from zoo.training.settings import BELOW_1, FROM_0, SEED, SHARE, Range, require_settings
 
+NEW_IDS = ("unknown", "similar")  # what rows of new ids start from
 FINETUNE_RATE = 0.1  # of the learning rate of a training from random weights
 HELD_OUT = 0.15  # of the rows of a fine-tuning, which may be fewer than training from scratch holds out
 RANGES = {
@@ -45,6 +47,9 @@ class TrainConfig:
         negative_rate: Share of the rows without a click that the log kept, above 0 to 1: the model's probabilities are
             corrected to those of all rows. 0: all, or in fine-tuning the share of the model.
         grow: Fine-tuning gives new ids rows of their own; without it they stay unknown.
+        new_ids: Start of the rows of new ids in fine-tuning: "unknown", the row of unknown values, or "similar", the
+            mean of the ids with the same values in the columns that belong to the id, such as the genres of an item;
+            the row of unknown values where there are none.
         freeze_towers: Fine-tuning trains embedding tables alone.
         evict_after: Fine-tuning evicts the ids that did not occur in this many trainings, itself included; 0: none.
         evict_below: Fine-tuning evicts the ids with fewer occurrences in all trainings, itself included; 0: none.
@@ -81,6 +86,7 @@ class TrainConfig:
     qat: bool = False
     negative_rate: float = 0.0
     grow: bool = True
+    new_ids: str = "unknown"
     freeze_towers: bool = False
     evict_after: int = 0
     evict_below: int = 0
@@ -92,6 +98,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         require_settings(asdict(self), RANGES | self.ranges)
+        if self.new_ids not in NEW_IDS:
+            raise RequestError(f"found new_ids {self.new_ids!r}, expected {' or '.join(NEW_IDS)}")
 
 
 @dataclass(frozen=True)

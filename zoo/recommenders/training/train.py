@@ -56,6 +56,7 @@ FINETUNE_ONLY = ("freeze_towers", "evict_after", "evict_below")  # settings that
 ADDED: dict[str, Any] = {  # settings since version 0.2.0
     "negative_rate": 0.0,
     "grow": True,
+    "new_ids": "unknown",
     "freeze_towers": False,
     "evict_after": 0,
     "evict_below": 0,

@@ -1,13 +1,14 @@
 """Grows the embedding tables of a trained recommender by the ids of a new log, and evicts old ones.
 
-A new id of a vocabulary gets a row at the end of the values, which starts from the row of unknown values. A hash table
+A new id of a vocabulary gets a row at the end of the values, which starts from the row of unknown values, or from the
+mean of similar ids. A hash table
 doubles its buckets when its values fill more than half of them. As h mod 2b is h mod b or that plus b, both rows of a
 bucket start from the old one, and no known id changes its vector.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from zoo.recommenders.models.checkpoints import Build, weights_of
 from zoo.recommenders.models.layers import Embeddings, empty_tables
 from zoo.recommenders.train_config import FINETUNE_RATE
 from zoo.recommenders.training.growth.id_counts import IdCounts, TableCounts
+from zoo.recommenders.training.growth.similar_ids import similar_ids, start_from_means
 from zoo.recommenders.training.growth.survey import Occurrences, row_numbers, survey
 from zoo.recommenders.training.row_store import EarlierIds
 from zoo.training.runs import is_first
@@ -88,14 +90,20 @@ def grown(build: Build, features: Features, config: Any, start: Path, data: Any)
     )
     larger = Features(replace(features.schema, columns=columns))
     moved = {name: plan.rows for name, plan in plans.items()}
-    made = Grown(larger, _moved(build(larger, config), network, state, moved), dict(trained), counts)
+    network_of_all = build(larger, config)
+    made = Grown(larger, _moved(network_of_all, network, state, moved), dict(trained), counts)
+    made.trained |= {name: plan.trained() for name, plan in plans.items()}
+    new = {name: plan.new for name, plan in plans.items()} if config.new_ids == "similar" else {}
+    similar = similar_ids(larger, data, new, made.trained)
+    for name, (_, ids, groups, known) in similar.items():
+        start_from_means(network_of_all, made.state, name, ids, groups, known)
     for name, plan in plans.items():
-        made.trained[name], counts.tables[name] = plan.trained(), plan.counts()
+        counts.tables[name] = plan.counts()
         made.pending[name] = plan.pending
         for column in seen[name].counts:
             made.report[column] = plan.report(column)
             if is_first():
-                print_line(_line(column, plan, made.report[column]))
+                print_line(_line(column, plan, made.report[column], *similar.get(name, ((), ()))[:2]))
     return made
 
 
@@ -245,12 +253,24 @@ class _Plan:
         }
 
 
-def _line(column: str, plan: _Plan, report: Mapping[str, int]) -> str:
-    """Describes what became of the table of a column."""
+def _line(column: str, plan: _Plan, report: Mapping[str, int], sides: Sequence[str], similar: Sized) -> str:
+    """Describes what became of the table of a column.
+
+    Args:
+        column: Name of the column.
+        plan: Rows of its table.
+        report: Numbers of its values.
+        sides: Columns in which similar ids have the same values.
+        similar: New ids that start from the mean of similar ones.
+
+    Returns:
+        A line.
+    """
     text = f"{column}: {report['unknown_before']:,} of {report['values']:,} values unknown before, "
     text += f"{report['unknown_after']:,} after"
     if report["added"]:
         text += f"; {report['added']:,} new ids start from the row of unknown values"
+        text += f", but {len(similar):,} from the mean of ids with the same {' and '.join(sides)}" if sides else ""
     if report["evicted"]:
         text += f"; {report['evicted']:,} ids evicted"
     if len(plan.rows) != plan.owner.rows:

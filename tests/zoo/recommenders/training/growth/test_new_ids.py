@@ -82,6 +82,50 @@ SLOW = ["wide-deep", "dcn-v2", "dlrm", "two-tower", "autoint", "finalmlp", "gdcn
 FAMILIES = ["deepfm", "din", "sasrec", *(pytest.param(family, marks=pytest.mark.slow) for family in SLOW)]
 
 
+def write_films(path, films, rows=300, seed=0):
+    """Writes a log of films with a genre and a column that differs from row to row."""
+    draw = random.Random(seed)
+    lines = ["click,user_id,item_id,genre,item_position"]
+    for _ in range(rows):
+        film = draw.choice(films)
+        genre = "odd" if film % 2 else "even" if film < 40 else "other"
+        lines.append(
+            f"{int(draw.random() < 0.2 + 0.6 * (film % 2))},u{draw.randrange(9)},f{film},{genre},p{draw.randrange(3)}"
+        )
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_new_ids_start_from_the_mean_of_similar_ones(tmp_path, capsys):
+    """Similar are the ids with the same genre; a new genre's film starts from the row of unknown values."""
+    first = write_films(tmp_path / "day0.csv", range(10))
+    second = write_films(tmp_path / "day1.csv", [*range(2, 14), 40, 41], seed=1)
+    value = zoo.schema(first, label="click")["schema"]
+    for column in value["columns"]:
+        if column["name"] in ("genre", "item_position"):
+            column["tower"] = "item"
+    (tmp_path / "schema.json").write_text(json.dumps(value))
+    zoo.train(
+        "deepfm", first, tmp_path / "a", settings=TINY | {"learning_rate": "0.05"}, schema=tmp_path / "schema.json"
+    )
+    still = AGAIN | {"learning_rate": "0.000000001", "ema": "0"}
+    capsys.readouterr()
+    zoo.finetune(tmp_path / "a", second, tmp_path / "b", settings=still | {"new_ids": "similar"})
+    assert "6 new ids start from the row of unknown values, but 5 from the mean of ids with the same genre" in str(
+        capsys.readouterr()
+    )
+    known = {at: vector(tmp_path / "a", "item_id", f"f{at}") for at in range(2, 10)}
+    odd, even = (np.mean([known[at] for at in known if at % 2 == side], axis=0) for side in (1, 0))
+    for film, expected in ((11, odd), (13, odd), (41, odd), (10, even), (12, even)):
+        np.testing.assert_allclose(vector(tmp_path / "b", "item_id", f"f{film}"), expected, atol=1e-5)
+    unknown = vector(tmp_path / "a", "item_id", "nothing")
+    np.testing.assert_allclose(vector(tmp_path / "b", "item_id", "f40"), unknown, atol=1e-5)
+    zoo.finetune(tmp_path / "a", second, tmp_path / "c", settings=still)
+    np.testing.assert_allclose(vector(tmp_path / "c", "item_id", "f11"), unknown, atol=1e-5)
+    with pytest.raises(RequestError, match="found new_ids 'mean', expected unknown or similar"):
+        zoo.finetune(tmp_path / "a", second, tmp_path / "d", settings={"new_ids": "mean"})
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_old_ids_keep_their_rows_and_new_ones_get_theirs(family, days, tmp_path):
     schema = schema_of(tmp_path / "schema.json", days[0], family)
