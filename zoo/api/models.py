@@ -28,8 +28,7 @@ from pipelines.models.family import Lowerable
 from pipelines.models.folder import ModelFolder, open_folder
 from pipelines.models.pipeline import PRECISIONS, graph_file
 from pipelines.models.protocols import RanksItems
-from pipelines.models.record import BUILD_STAGES, QUANTIZATION, SAMPLES, read_record
-from zoo.api.exporting import describe
+from pipelines.models.record import BUILD_STAGES, NATIVE, QUANTIZATION, SAMPLES, read_record
 from zoo.api.paths import Model, as_list, files_of, is_file, require_distinct
 
 logger = logging.getLogger(__name__)
@@ -55,6 +54,8 @@ def info(model: Model) -> dict[str, Any]:
         RequestError: There is no such model, or a file of it is damaged.
     """
     if is_file(model) and Path(model).suffix == SUFFIX:
+        from zoo.api.exporting import describe  # imports onnx, unlike a run of a finished model
+
         with open_delta(Path(model)) as delta:
             changed = {
                 name: sum(piece.data for piece in each.pieces) for name, each in delta.files.items() if each.pieces
@@ -85,6 +86,11 @@ def info(model: Model) -> dict[str, Any]:
             details["built"] = built
         if (path / BUILD_STAGES[1]).is_file() and (path / BUILD_STAGES[2]).is_file():
             details["native"] = stages.native_form(open_folder(path, zoo.entry))
+            if details["native"].get("forms") and (path / NATIVE).is_file() and extension.isas():
+                from pipelines.engines.native.forms import Forms
+
+                with contextlib.suppress(ZooError):  # a damaged file is made anew at its first use
+                    details["native"]["chosen"] = Forms(path / NATIVE).chosen
             if not details["native"] and (path / PRECISIONS["int8"]).is_file() and extension.isas():
                 from pipelines.engines.native import images
 

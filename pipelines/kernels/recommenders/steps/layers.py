@@ -9,7 +9,7 @@ import numpy as np
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array, contiguous, require
-from pipelines.kernels.recommenders.operators import COLUMNS, FIELDS, ZERO, LinearLayer
+from pipelines.kernels.recommenders.operators import COLUMNS, FIELDS, ZERO, LinearLayer, exact_product
 from pipelines.kernels.recommenders.steps.base import (
     AHEAD,
     BYTE,
@@ -121,7 +121,7 @@ class Mixed(Step):
             accumulated += (self.table[rows].astype(np.int64) - zero).sum(axis=1) << self.shift
         if inputs := len(self.weight):
             x = run.buffers[self.x][:, self.first : self.first + inputs]
-            accumulated += x.astype(np.int64) @ self.weight.astype(np.int64)
+            accumulated += exact_product(x, self.weight)
         y = accumulated.astype(np.float32) * self.scale + self.bias
         if self.added >= 0:
             y += run.buffers[self.added]

@@ -71,6 +71,12 @@ def test_a_damaged_build_is_made_anew(shipped, tmp_path):
         assert {each: (path / each).read_bytes() for each in made} == made
 
 
+@needs_kernels
+def test_info_names_the_form_that_runs(shipped):
+    found = zoo.info(shipped.path)["native"]
+    assert found["chosen"] in [each["form"] for each in found["forms"]]
+
+
 def _ensure(path, gate):
     gate.wait()
     zoo.load(path).ensure(NATIVE)
