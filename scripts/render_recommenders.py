@@ -201,8 +201,15 @@ def retrieval(report: Mapping[str, Any], source: str) -> str:
     return (
         f"The best ten of {report['items']:,} items for one user, by `scripts/peers/recommenders/retrieval.py` "
         f"({source}): {report['candidates']:,} candidates by vectors of {report['vector_size']} numbers, ranked by "
-        f"{report['ranker']}. Other processes shared the machine.\n\n" + markdown.table(columns, rows)
+        f"{report['ranker']}. {_shared(report['environment'])}\n\n" + markdown.table(columns, rows)
     )
+
+
+def _shared(environment: Mapping[str, Any]) -> str:
+    """Returns how a comparison shared the machine."""
+    if environment.get("scheduler", "other") == "other":
+        return "Other processes shared the machine."
+    return f"Other processes shared the machine, but not the core (scheduler: {environment['scheduler']})."
 
 
 def _over_best(model: Mapping[str, Any], size: int) -> tuple[float, str]:
