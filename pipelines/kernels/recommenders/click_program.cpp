@@ -299,7 +299,7 @@ void bind_click_program(nb::module_ &module) {
         .def("mixture", &ClickProgram::mixture, "x"_a, "gates"_a, "out"_a)
         .def("gated_sum", &ClickProgram::gated_sum, "x"_a, "gates"_a, "out"_a, "relu"_a)
         .def("product", &ClickProgram::product, "x"_a, "y"_a, "out"_a)
-        .def("dice", &ClickProgram::dice, "x"_a, "out"_a, "scale"_a, "shift"_a, "rise"_a, "slope"_a)
+        .def("dice", &ClickProgram::dice, "x"_a, "out"_a, "scale"_a, "shift"_a, "rise"_a, "slope"_a, "epsilon"_a)
         .def("target_attention", &ClickProgram::target_attention, "out"_a, "column"_a, "begin"_a, "count"_a, "padding"_a, "items"_a, "codes"_a,
              "keys"_a, "queries"_a, "product"_a, "one"_a, "hidden"_a, "bias"_a, "two"_a, "score_bias"_a, "softmax"_a, "raw"_a)
         .def("scored_attention", &ClickProgram::scored_attention, "out"_a, "column"_a, "begin"_a, "count"_a, "padding"_a, "items"_a, "scores"_a,

@@ -19,11 +19,10 @@ from pipelines.graph import edit, query
 from pipelines.graph.infer import infer_shapes
 from zoo.recommenders.data.encoding import Field
 from zoo.recommenders.data.features import Features
-from zoo.recommenders.importers.attention_form import attend
-from zoo.recommenders.importers.attention_units import attention_units
 from zoo.recommenders.importers.batch_axis import Run
 from zoo.recommenders.importers.index_ops import gathered, is_matmul, sliced, transposed
 from zoo.recommenders.importers.inputs import InputSource, known_ids
+from zoo.recommenders.importers.sequences.found import Sequences
 from zoo.recommenders.importers.values import OF_CODES, TINY, Array, Base, Layout, Writer
 
 RUNS = (3, 5)  # batch sizes by which shapes are source
@@ -69,9 +68,8 @@ class Rewriter(Writer):
         """
         codes = {field.start: known_ids(field) for field in self.features.fields}
         self._kept += list(codes.values())
-        numbers = None
-        if "numbers" in self.inputs:
-            numbers = self.base((self.features.shape[1],), lambda: self.inputs["numbers"])
+        width = self.features.shape[1]
+        numbers = self.base((width,), lambda: self.inputs["numbers"]) if "numbers" in self.inputs else None
         for value in self.old.graph.inputs:
             source = self.sources[str(value.name)]
             entries = np.empty(source.columns.shape, np.int64)
@@ -84,13 +82,11 @@ class Rewriter(Writer):
                     assert numbers is not None
                     entries[place] = numbers.first + column
             self.layouts[value] = Layout(entries)
-        units = {unit.pooled: unit for unit in attention_units(self.old)}
-        inner = {node for unit in units.values() for node in unit.nodes}
+        sequences = Sequences(self.old)
         for node in self.old.graph:
-            if (unit := units.get(node.outputs[0])) is not None:
-                keys, target = self.layouts.get(unit.keys), self.layouts.get(unit.target)
-                self.layouts[unit.pooled] = attend(self, unit, keys, target, self.shape(unit.pooled))
-            elif node not in inner:
+            if (layout := sequences.layout(self, node.outputs[0], self.layouts, self.shape)) is not None:
+                self.layouts[node.outputs[0]] = layout
+            elif node not in sequences.inner:
                 self._follow(node)
         layouts = [self.layouts.get(output) for output in outputs]
         columns = [each for x in layouts if isinstance(x, Layout) and not x.batch for each in x.entries.ravel()]

@@ -30,13 +30,13 @@ from zoo.recommenders.lowering.expressions import (
 from zoo.recommenders.lowering.expressions import Field as Lookup
 from zoo.recommenders.lowering.fields.expressions import FieldAttention
 from zoo.recommenders.lowering.graph_reader import GraphReader
-from zoo.recommenders.lowering.sequences.expressions import TargetAttention
+from zoo.recommenders.lowering.sequences.expressions import TargetAttention, TransformedTarget
 
 GENERIC = "ranker"
 FAMILY_OPERATORS = {  # the operators of the families
     *("Gather", "Slice", "Concat", "Reshape", "Gemm", "MatMul", "Add", "Sum", "Relu", "Mul", "Sub", "ReduceSum"),
     *("ReduceMax", "Sigmoid", "Max", "Sqrt", "Div", "Transpose", "Identity", "PRelu", "LeakyRelu", "Tanh", "Softmax"),
-    *("Einsum", "Split", "Squeeze", "Unsqueeze", "Equal", "Not", "Cast"),
+    *("Einsum", "Split", "Squeeze", "Unsqueeze", "Equal", "Not", "Cast", "LayerNormalization", "Pad"),
 }
 
 
@@ -80,6 +80,8 @@ def family_of(model: ir.Model, features: Features) -> tuple[str, str, Features]:
         return "finalmlp", "it joins two networks by a bilinear form", features
     elif TargetAttention in by_type:
         return "din", "its history is weighted by a network on every item and the target", features
+    elif TransformedTarget in by_type:
+        return "bst", "its history and target pass a transformer layer", features
     elif FieldAttention in by_type:
         return "autoint", "its fields attend to each other", features
     elif Dots in by_type:

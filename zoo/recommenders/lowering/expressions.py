@@ -198,10 +198,10 @@ class GatedSum(FloatVector):
 
 @dataclass(frozen=True, eq=False)
 class Dice(FloatVector):
-    """x (slope + rise sigmoid(x scale + shift)): arrays (scale, shift, rise, slope), float32 [width] each."""
+    """A layer with an activation, see `steps.Activation`."""
 
     x: Linear
-    arrays: tuple[Array, ...]
+    activation: steps.Activation
 
     def sources(self) -> list[Expression]:
         """See `FloatVector`."""
@@ -209,8 +209,8 @@ class Dice(FloatVector):
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
         """See `FloatVector`."""
-        scale, shift, rise, slope = (np.ascontiguousarray(each, np.float32) for each in self.arrays)
-        return steps.Dice(sources[0], out, scale, shift, rise, slope)
+        scale, shift, rise, slope = (np.ascontiguousarray(array, np.float32) for array in self.activation[:4])
+        return steps.Dice(sources[0], out, scale, shift, rise, slope, self.activation.epsilon)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,19 +12,49 @@ namespace {
 
 constexpr int64_t kTogether = 4;  // items that pass a layer together
 
+inline Vec gated(const Unit &u, Vec x, Vec standard, int64_t j) {
+    const Vec share = logistic(standard * load_float<Vec>(u.scale + j) + load_float<Vec>(u.shift + j));
+    return x * (share * load_float<Vec>(u.rise + j) + load_float<Vec>(u.slope + j));
+}
+
 inline Vec activated(const Unit &u, Vec x, int64_t j) {
-    const Vec slope = load_float<Vec>(u.slope + j);
-    if (!u.scale) {
-        const Vec scaled = x * slope;
-        return x < Vec{} ? scaled : x;
+    if (u.scale) return gated(u, x, x, j);
+    const Vec scaled = x * load_float<Vec>(u.slope + j);
+    return x < Vec{} ? scaled : x;
+}
+
+// One row, whose sigmoid reads normalized values; the sums are those of layer_norm of vectors/row_kernels.h.
+inline void activate_normalized(const Unit &u, const float *x, int64_t width, float *out) {
+    const int64_t whole = u.units / kLanes * kLanes;
+    const float count = static_cast<float>(u.units);
+    float tail[kLanes];  // of the last sixteen: 1 for columns, 0 for what pads them
+    for (int64_t l = 0; l < kLanes; ++l) tail[l] = whole + l < u.units ? 1.0f : 0.0f;
+    Vec16 total = broadcast<Vec16>(0), squares = total;
+    for (int64_t j = 0; j < whole; j += kLanes) total = total + load_float<Vec16>(x + j);
+    float rest[kLanes] = {};
+    std::copy_n(x + whole, u.units - whole, rest);
+    if (whole < u.units) total = total + load_float<Vec16>(rest);
+    const float mean = reduce_add(total) / count;
+    for (int64_t j = 0; j < u.units; j += kLanes) {
+        Vec16 deviation = (j == whole ? load_float<Vec16>(rest) : load_float<Vec16>(x + j)) - broadcast<Vec16>(mean);
+        if (j == whole) deviation = deviation * load_float<Vec16>(tail);
+        squares = squares + deviation * deviation;
     }
-    const Vec share = logistic(x * load_float<Vec>(u.scale + j) + load_float<Vec>(u.shift + j));
-    return x * (share * load_float<Vec>(u.rise + j) + slope);
+    const float inverse = 1.0f / std::sqrt(reduce_add(squares) / count + u.epsilon);
+    for (int64_t j = 0; j < width; j += kVecLanes) {
+        const Vec values = load_float<Vec>(x + j);
+        store_float(out + j, gated(u, values, (values - mean) * inverse, j));
+    }
 }
 
 void activate(const Unit &unit, const float *x, int64_t stride, int64_t width, int64_t n, float *out) {
-    for (int64_t s = 0; s < n; ++s, x += stride, out += stride)
+    for (int64_t s = 0; s < n; ++s, x += stride, out += stride) {
+        if (unit.epsilon > 0) {
+            activate_normalized(unit, x, width, out);
+            continue;
+        }
         for (int64_t j = 0; j < width; j += kVecLanes) store_float(out + j, activated(unit, load_float<Vec>(x + j), j));
+    }
 }
 
 void layer(const FloatLayer &l, const float *x, int64_t stride, int64_t n, const float *residual, float *out, int64_t out_stride) {

@@ -6,8 +6,11 @@
 namespace zoo {
 
 // x (slope + rise sigmoid(x scale + shift)), or x, times slope below 0, where `scale` is null. Arrays of whole sixteens.
+// With epsilon above 0, the sigmoid reads x less its mean over the `units` columns, divided by its deviation, instead of x.
 struct Unit {
     const float *scale, *shift, *rise, *slope;
+    int64_t units;
+    float epsilon;
 };
 
 constexpr int64_t kSegments = 32;        // of a curve

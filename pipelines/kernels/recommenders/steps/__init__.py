@@ -15,7 +15,14 @@ from pipelines.kernels.recommenders.steps.floats import (
 from pipelines.kernels.recommenders.steps.interactions import Cross, Dots, Factorization
 from pipelines.kernels.recommenders.steps.layers import CodeBytes, Dense, Mixed, Quantize
 from pipelines.kernels.recommenders.steps.lookups import Gather, LookupSum, Numbers, QuantizedGather
-from pipelines.kernels.recommenders.steps.sequences import LANES, SEGMENTS, Dice, ScoredAttention, TargetAttention
+from pipelines.kernels.recommenders.steps.sequences import (
+    LANES,
+    SEGMENTS,
+    Activation,
+    Dice,
+    ScoredAttention,
+    TargetAttention,
+)
 from pipelines.kernels.recommenders.steps.transformers import Rows, SequenceEncoder, TargetTransformer
 
 STEPS: dict[str, type[Step]] = {step.__name__: step for step in Step.__subclasses__()}
@@ -28,6 +35,7 @@ __all__ = [
     "SEGMENTS",
     "SLACK",
     "STEPS",
+    "Activation",
     "CodeBytes",
     "CodeProduct",
     "Cross",

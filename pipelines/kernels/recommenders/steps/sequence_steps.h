@@ -24,13 +24,15 @@ class SequenceProgram : public Program {
   public:
     using Program::Program;
 
-    // out = x with an activation: arrays of `width`; scale, shift and rise are empty for a PReLU.
-    void dice(int x, int out, const Array &scale, const Array &shift, const Array &rise, const Array &slope) {
+    // out = x with an activation: arrays of `width`; scale, shift and rise are empty for a PReLU. epsilon: see Unit.
+    void dice(int x, int out, const Array &scale, const Array &shift, const Array &rise, const Array &slope, float epsilon) {
         const Slot from = slot(x, Kind::kFloats, "dice"), to = slot(out, Kind::kFloats, "dice");
         require(from.width == to.width && static_cast<int64_t>(slope.shape(0)) == from.width, "dice");
+        require(epsilon == 0 || (epsilon > 0 && scale.shape(0) > 0), "dice");
         const int64_t width = round_up(from.width, 16);
         auto kept = std::make_shared<std::vector<Buffer<float>>>();
-        const Unit unit = activation(scale, shift, rise, slope, width, *kept, "dice");
+        Unit unit = activation(scale, shift, rise, slope, width, *kept, "dice");
+        unit.units = from.width, unit.epsilon = epsilon;
         const auto *kernels = &sequence_kernels(isa_.name);
         add({whole(from)}, {whole(to)}, std::nullopt, [=](const Block &b) {
             (void)kept;
@@ -189,7 +191,7 @@ class SequenceProgram : public Program {
             kept.push_back(std::move(made));
             found[i] = kept.back().data();
         }
-        return {plain ? nullptr : found[0], found[1], found[2], found[3]};
+        return {plain ? nullptr : found[0], found[1], found[2], found[3], 0, 0};
     }
 };
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from pipelines.kernels.recommenders.steps.base import (
     require_finite,
     require_fit,
 )
-from pipelines.kernels.transformer.reference import exponential, sigmoid
+from pipelines.kernels.transformer.reference import exponential, layer_norm, sigmoid
 
 if TYPE_CHECKING:
     from pipelines.kernels._native import ClickProgram as NativeProgram
@@ -29,12 +29,29 @@ SEGMENTS = 32  # of the curves of target attention
 ITEM, PRODUCT, HIDDEN = 11585, 4096, 16383  # largest magnitudes of codes; ITEM**2 / 2**15 is PRODUCT
 
 
+class Activation(NamedTuple):
+    """x (slope + rise sigmoid(z scale + shift)), z = x (Dice, Zhou et al. 2018); arrays [width] each.
+
+    Without scale, shift and rise, which are then empty, it is x, times slope where x is below 0.
+
+    Attributes:
+        scale: Factor of z.
+        shift: Added to it.
+        rise: Factor of the sigmoid.
+        slope: Added to it.
+        epsilon: Above 0, z is x normalized over the row: less its mean, divided by the root of variance and epsilon.
+    """
+
+    scale: Array
+    shift: Array
+    rise: Array
+    slope: Array
+    epsilon: float = 0.0
+
+
 @dataclass(frozen=True, eq=False)
 class Dice(Step):
-    """out = x (slope + rise sigmoid(x scale + shift)) (Zhou et al. 2018); float32 [width] each.
-
-    Without scale, shift and rise, which are then empty, out is x, times slope where it is below 0.
-    """
+    """out = `Activation` of x; float32 [width] each."""
 
     x: int
     out: int
@@ -42,20 +59,27 @@ class Dice(Step):
     shift: Array
     rise: Array
     slope: Array
+    epsilon: float = 0.0
+
+    @property
+    def activation(self) -> Activation:
+        """The activation."""
+        return Activation(self.scale, self.shift, self.rise, self.slope, self.epsilon)
 
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
         width = slots.read(self, self.x, "f4")
         require_fit(self, slots.write(self, self.out, "f4") == width)
-        _require_activation(self, (self.scale, self.shift, self.rise, self.slope), width)
+        _require_activation(self, self.activation, width)
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
-        run.buffers[self.out] = activated(run.buffers[self.x], (self.scale, self.shift, self.rise, self.slope))
+        run.buffers[self.out] = activated(run.buffers[self.x], self.activation)
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""
-        program.dice(self.x, self.out, *map(contiguous, (self.scale, self.shift, self.rise, self.slope)))
+        scale, shift, rise, slope = map(contiguous, self.activation[:4])
+        program.dice(self.x, self.out, scale, shift, rise, slope, self.epsilon)
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,26 +314,29 @@ def _curve(x: Array, scale: Array, shift: Array, curve: Array) -> Array:
     return np.asarray(c0 + t * (c1 + t * c2))
 
 
-def activated(x: Array, arrays: tuple[Array, Array, Array, Array]) -> Array:
-    """Applies the activation of `Dice`.
+def activated(x: Array, activation: Activation) -> Array:
+    """Applies an activation.
 
     Args:
-        x: float32 [..., width].
-        arrays: (scale, shift, rise, slope).
+        x: float32 [..., width]; [n, width] for one that normalizes rows.
+        activation: The activation.
 
     Returns:
         float32 of the same shape.
     """
-    scale, shift, rise, slope = arrays
+    scale, shift, rise, slope, epsilon = activation
     if not scale.size:
         return np.asarray(np.where(x < 0, x * slope, x))
-    return np.asarray(x * (sigmoid(x * scale + shift) * rise + slope))
+    standard = layer_norm(x, scale, shift, epsilon) if epsilon else x * scale + shift
+    return np.asarray(x * (sigmoid(standard) * rise + slope))
 
 
-def _require_activation(step: Step, arrays: tuple[Array, Array, Array, Array], width: int) -> None:
+def _require_activation(step: Step, activation: Activation, width: int) -> None:
     """Raises RequestError unless the arrays of an activation fit."""
-    plain = not arrays[0].size
-    for name, array in zip(("scale", "shift", "rise", "slope"), arrays, strict=True):
+    plain = not activation.scale.size
+    for name, array in zip(Activation._fields[:4], activation[:4], strict=True):
         size = 0 if plain and name != "slope" else width
         require(type(step).__name__, name, array, np.float32, (size,))
         require_finite(step, array)
+    require_finite(step, activation.epsilon)
+    require_fit(step, activation.epsilon == 0 or (activation.epsilon > 0 and not plain))

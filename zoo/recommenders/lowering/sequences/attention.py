@@ -12,6 +12,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.graph import query
+from pipelines.kernels.recommenders.steps import Activation
 from zoo.recommenders.lowering.sequences.expressions import TargetAttention
 from zoo.recommenders.lowering.sequences.matcher import (
     Columns,
@@ -25,18 +26,18 @@ from zoo.recommenders.lowering.sequences.matcher import (
 
 Array = NDArray[Any]
 NONE = np.zeros(0, np.float32)
-LINE = (NONE, NONE, NONE, np.ones(1, np.float32))  # the activation x
+LINE = Activation(NONE, NONE, NONE, np.ones(1, np.float32))  # the activation x
 
 
-def dice(matched: Matcher, value: ir.Value | None) -> tuple[ir.Value | None, tuple[Array, ...]]:
-    """Reads Dice, x (slope + rise sigmoid(x scale + shift)), or a PRelu.
+def dice(matched: Matcher, value: ir.Value | None) -> tuple[ir.Value | None, Activation]:
+    """Reads Dice, x (slope + rise sigmoid(z)), z of a Mul and an Add or a LayerNormalization of x, or a PRelu.
 
     Args:
         matched: Matcher.
         value: The result.
 
     Returns:
-        Its input, and (scale, shift, rise, slope), float32 [width] each.
+        Its input, and the activation.
 
     Raises:
         NoMatch: The operators are others.
@@ -44,17 +45,21 @@ def dice(matched: Matcher, value: ir.Value | None) -> tuple[ir.Value | None, tup
     node = value.producer() if value is not None else None
     if node is not None and node.op_type == "PRelu":
         x, slope = matched.with_constant(value, "PRelu")
-        none = np.zeros(0, np.float32)
-        return x, (none, none, none, slope.ravel())
+        return x, Activation(NONE, NONE, NONE, slope.ravel())
     for x, gate in both(matched.up(value, "Mul", 2)):
         if gate is None or gate.producer() is None or gate.producer().op_type != "Add":  # type: ignore[union-attr]
             continue
         risen, slope = matched.with_constant(gate, "Add")
         share, rise = matched.with_constant(risen, "Mul")
-        scaled, shift = matched.with_constant(matched.up(share, "Sigmoid", 1)[0], "Add")
-        source, scale = matched.with_constant(scaled, "Mul")
+        standard, epsilon = matched.up(share, "Sigmoid", 1)[0], 0.0
+        made = standard.producer() if standard is not None else None
+        if made is not None and made.op_type == "LayerNormalization":
+            source, (scale, shift), epsilon = matched.norm(standard)
+        else:
+            scaled, shift = matched.with_constant(standard, "Add")
+            source, scale = matched.with_constant(scaled, "Mul")
         if source is x:
-            return x, tuple(each.ravel() for each in (scale, shift, rise, slope))
+            return x, Activation(scale.ravel(), shift.ravel(), rise.ravel(), slope.ravel(), epsilon)
     raise NoMatch
 
 
@@ -88,7 +93,7 @@ def target_attention(matched: Matcher, value: ir.Value, columns: Columns) -> Tar
     x, score, score_bias = matched.layer(scores)
     x, one = dice(matched, x)
     hidden, bias = score, np.zeros(1, np.float32)
-    two: tuple[Array, ...] = LINE
+    two = LINE
     try:
         x, hidden, bias = matched.layer(x)
         two, score = one, score

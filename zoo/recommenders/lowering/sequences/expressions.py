@@ -27,7 +27,7 @@ class TargetAttention(FloatVector):
         weights: Key [width, first], query [width, first], its bias, product [width, first], hidden [first, second], its
             bias and score [second]; float64.
         score_bias: Bias of the score.
-        activations: (scale, shift, rise, slope) of both hidden layers.
+        activations: Those of both hidden layers.
         softmax: Whether the weights are a softmax.
         raw: Whether the weights are the scores.
     """
@@ -39,7 +39,7 @@ class TargetAttention(FloatVector):
     padding: int
     weights: tuple[Array, ...]
     score_bias: float
-    activations: tuple[tuple[Array, ...], tuple[Array, ...]]
+    activations: tuple[steps.Activation, steps.Activation]
     softmax: bool
     raw: bool = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -65,8 +66,10 @@ class Matcher:
         raise NoMatch
 
     def layer(self, value: ir.Value | None) -> tuple[ir.Value | None, Array, Array]:
-        """Input, weight [inputs, outputs] and bias of a linear layer on the last of three axes."""
-        product, bias = self.with_constant(value, "Add")
+        """Input, weight [inputs, outputs] and bias, 0 without an Add, of a linear layer on the last of three axes."""
+        product, bias = value, np.zeros(1, np.float32)
+        with contextlib.suppress(NoMatch):
+            product, bias = self.with_constant(value, "Add")
         x, weight = self.with_constant(product, "MatMul")
         return x, weight, np.broadcast_to(bias.ravel(), weight.shape[1:])
 

@@ -8,12 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
-from pipelines.kernels.recommenders.steps.sequences import DEPTH, HIDDEN, ITEM, LANES, PRODUCT, SEGMENTS
+from pipelines.kernels.recommenders.steps.sequences import DEPTH, HIDDEN, ITEM, LANES, PRODUCT, SEGMENTS, Activation
 from zoo.recommenders.lowering.integer_layers import positive
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
-Activation = tuple[Array, ...]  # scale, shift, rise, slope, see `steps.Dice`
 
 PAIR_SCORES = 2**24  # bytes of the scores of all pairs that are kept instead of the network
 REACH = 2.0**30  # sums of products and of what is added to them stay below
@@ -36,11 +35,17 @@ def pair_layers(
         Arrays of `steps.TargetAttention`, by their names there.
 
     Raises:
-        RequestError: A value is not finite.
+        RequestError: A value is not finite, or an activation normalizes over the units.
     """
     key, query, query_bias, product, hidden, bias, score = weights
-    if not all(np.isfinite(array).all() for array in (table, *weights, *activations[0], *activations[1])):
+    if not all(np.isfinite(array).all() for array in (table, *weights, *activations[0][:4], *activations[1][:4])):
         raise RequestError("its tables or weights are not finite")
+    if any(activation.epsilon for activation in activations):
+        most = int((PAIR_SCORES // 4) ** 0.5)
+        raise RequestError(
+            f"its attention over {len(table)} items normalizes the units of every pair, which has a native form for up "
+            f"to {most} items"
+        )
     keys, queries = table @ key, table @ query + query_bias
     step = np.array([positive(value) for value in np.abs(table).max(axis=0)]) / ITEM
     codes = np.rint(table / step).astype(np.int16)
@@ -112,10 +117,14 @@ def activated(x: Floats, activation: Activation) -> Floats:
     Returns:
         Same shape as `x`.
     """
-    scale, shift, rise, slope = (array.astype(np.float64) for array in activation)
+    scale, shift, rise, slope = (array.astype(np.float64) for array in activation[:4])
     if not scale.size:
         return np.asarray(np.where(x < 0, x * slope, x))
-    return np.asarray(x * (rise / (1 + np.exp(-np.clip(x * scale + shift, -60, 60))) + slope))
+    standard = x
+    if activation.epsilon:
+        standard = x - x.mean(axis=-1, keepdims=True)
+        standard = standard / np.sqrt(np.square(standard).mean(axis=-1, keepdims=True) + activation.epsilon)
+    return np.asarray(x * (rise / (1 + np.exp(-np.clip(standard * scale + shift, -60, 60))) + slope))
 
 
 def _units(largest: Floats, sums: Floats) -> Floats:
@@ -125,7 +134,7 @@ def _units(largest: Floats, sums: Floats) -> Floats:
 
 def _curves(activation: Activation, unit: Floats, factor: Floats) -> dict[str, Array]:
     """Scale, shift and coefficients of an activation of integers times `unit`; results are multiplied by `factor`."""
-    scale, shift, rise, slope = (array.astype(np.float64) for array in activation)
+    scale, shift, rise, slope = (array.astype(np.float64) for array in activation[:4])
     width, middle = len(unit), SEGMENTS / 2
     curve = np.zeros((width, 3, SEGMENTS))
     if not scale.size:  # a knot at 0

@@ -51,11 +51,11 @@ def sequence_value(
 def _dice(value: ir.Value, read: Callable[[ir.Value | None], Expression], nodes: set[ir.Node]) -> Expression | None:
     matched = Matcher()
     try:
-        x, arrays = dice(matched, value)
+        x, activation = dice(matched, value)
     except NoMatch:
         return None
     layer = read(x)
     if not isinstance(layer, Linear) or layer.relu or layer.width == 1:
         return None
     nodes.update(matched.nodes)
-    return Dice(layer.width, str(value.name), layer, arrays)
+    return Dice(layer.width, str(value.name), layer, activation)

@@ -49,7 +49,7 @@ def transformed_target(matched: Matcher, value: ir.Value, columns: Columns) -> T
     slope = leaky.producer().attributes.get_float("alpha", 0.01)  # type: ignore[union-attr]
     normed, inner = _layer(matched, inner_result)
     attended, first_norm, other_epsilon = matched.norm(x)
-    joined_result, own = matched.sum_of(attended, "Add")
+    joined_result, own = _joined(matched, attended)
     together, joined = _layer(matched, joined_result)
     total = matched.together(together)
     weights, values = matched.up(total, "MatMul", 2)
@@ -170,7 +170,7 @@ class _Block:
                 continue
         else:
             raise NoMatch
-        joined_result, own = self._joined(matched, attended)
+        joined_result, own = _joined(matched, attended)
         together, joined = _layer(matched, joined_result)
         weights, values = matched.up(matched.together(together), "MatMul", 2)
         scores, barred = matched.up(matched.up(weights, "Softmax", 1)[0], "Add", 2)
@@ -209,17 +209,17 @@ class _Block:
         if source is not attended:
             raise NoMatch
 
-    @staticmethod
-    def _joined(matched: Matcher, attended: ir.Value | None) -> tuple[ir.Value | None, ir.Value | None]:
-        """The result of attention and the input, of their sum."""
-        for joined, own in both(matched.up(attended, "Add", 2)):
-            try:
-                x, _ = _layer(matched, joined)
-                matched.together(x)
-                return joined, own
-            except NoMatch:
-                continue
-        raise NoMatch
+
+def _joined(matched: Matcher, attended: ir.Value | None) -> tuple[ir.Value | None, ir.Value | None]:
+    """The result of attention and the input, of their sum."""
+    for joined, own in both(matched.up(attended, "Add", 2)):
+        try:
+            x, _ = _layer(matched, joined)
+            matched.together(x)
+            return joined, own
+        except NoMatch:
+            continue
+    raise NoMatch
 
 
 def _layer(matched: Matcher, value: ir.Value | None) -> tuple[ir.Value | None, Layer]:

@@ -1,12 +1,14 @@
 """Finds target attention (DIN, Zhou et al. 2018) in the graph of an imported ranker, by its structure.
 
 The items of a history are weighted by a network on [q, k, q - k, q * k], its parts in any order, and summed. Its layers
-may be Gemm, or MatMul and Add, with batch normalization; its activations Dice, PReLU or ReLU. The weights are the
-results of the network, their sigmoid or their softmax; a mask may leave out places.
+may be Gemm, or MatMul and Add, with batch normalization; its activations Dice, PReLU or ReLU. Dice may normalize with
+the statistics of training, or over the units of a row (torch-rechub). The weights are the results of the network, their
+sigmoid or their softmax; a mask may leave out places.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +18,12 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.graph import query
+from pipelines.kernels.recommenders.steps import Activation
+from zoo.recommenders.importers.sequences.operators import inner_nodes, layer, normalization, plain, producer
 from zoo.recommenders.lowering.sequences.matcher import NoMatch, both
 
 Array = NDArray[Any]
-Activation = tuple[Array, Array, Array, Array]  # scale, shift, rise, slope, see `steps.Dice`; empty but for a slope
-VIEWS = ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Dropout", "Expand", "Tile")
+NONE = np.zeros(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,31 +73,22 @@ def attention_units(model: ir.Model) -> list[AttentionUnit]:
     return units
 
 
-def _plain(value: ir.Value | None) -> ir.Value:
-    """The value before operators that only move or repeat entries."""
-    while value is not None and (node := value.producer()) is not None:
-        if node.op_type not in VIEWS and not _takes_all(node):
-            break
-        value = node.inputs[0]
-    if value is None:
-        raise NoMatch
-    return value
+def dice_activations(model: ir.Model) -> dict[ir.Value, tuple[ir.Value, Activation]]:
+    """Finds the Dice of layers.
 
+    Args:
+        model: Graph; it is not changed.
 
-def _takes_all(node: ir.Node) -> bool:
-    """Whether an operator joins one value, or takes the first of an axis: the only one, behind one output."""
-    if node.op_type == "Concat":
-        return len(node.inputs) == 1
-    at = query.constant(node.inputs[1]) if node.op_type == "Gather" else None
-    return at is not None and at.size == 1 and not at.any() and query.constant(node.inputs[0]) is None
-
-
-def _up(value: ir.Value | None, *ops: str) -> ir.Node:
-    """The operator that computes a value, of one of these types."""
-    node = _plain(value).producer()
-    if node is None or node.op_type not in ops:
-        raise NoMatch
-    return node
+    Returns:
+        Result of each Dice: its input, and the activation.
+    """
+    found: dict[ir.Value, tuple[ir.Value, Activation]] = {}
+    for node in model.graph:
+        for x in _factors(node.inputs[0]) if node.op_type == "Add" else ():
+            with contextlib.suppress(NoMatch):
+                source, activation = _activation(node.outputs[0], layer(x)[1].shape[1])
+                found[node.outputs[0]] = source, activation
+    return found
 
 
 def _sums(node: ir.Node) -> list[tuple[ir.Value | None, ir.Value | None]]:
@@ -109,13 +103,13 @@ def _sums(node: ir.Node) -> list[tuple[ir.Value | None, ir.Value | None]]:
 
 
 def _unit(pooled: ir.Value, shares: ir.Value | None, items: ir.Value | None) -> AttentionUnit:
-    keys = _plain(items)
+    keys = plain(items)
     x, kind, masked = _weights(shares)
     layers: list[tuple[Array, Array]] = []
     activations: list[Activation] = []
     while True:
-        x, weight, bias = _layer(x)
-        parts = _plain(x).producer()
+        x, weight, bias = layer(x)
+        parts = plain(x).producer()
         layers.insert(0, (weight, bias))
         if parts is not None and parts.op_type == "Concat":
             break
@@ -124,19 +118,19 @@ def _unit(pooled: ir.Value, shares: ir.Value | None, items: ir.Value | None) -> 
     if not activations or layers[-1][0].shape[1] != 1:
         raise NoMatch
     target, first = _first(parts, keys, *layers[0])
-    nodes = _inner_nodes(pooled, {keys, target})
+    nodes = inner_nodes(pooled, {keys, target})
     return AttentionUnit(pooled, keys, target, first, layers[1:], activations, kind, masked, nodes)
 
 
 def _weights(value: ir.Value | None, depth: int = 0) -> tuple[ir.Value, str, bool]:
     """The result of the network, the kind of the weights, and whether they are masked."""
     try:
-        _layer(value)
-        return _plain(value), "raw", False
+        layer(value)
+        return plain(value), "raw", False
     except NoMatch:
         if depth > 6:
             raise
-    node = _up(value, "Softmax", "Sigmoid", "Where", "Mul", "Add", "Sub")
+    node = producer(value, "Softmax", "Sigmoid", "Where", "Mul", "Add", "Sub")
     if node.op_type in ("Softmax", "Sigmoid"):
         x, kind, masked = _weights(node.inputs[0], depth + 1)
         if kind != "raw":
@@ -152,52 +146,9 @@ def _weights(value: ir.Value | None, depth: int = 0) -> tuple[ir.Value, str, boo
     raise NoMatch
 
 
-def _layer(value: ir.Value | None) -> tuple[ir.Value, Array, Array]:
-    """Input, weight [inputs, outputs] and bias of a linear layer, with the batch normalization behind it."""
-    node = _up(value, "Gemm", "MatMul", "Add", "BatchNormalization")
-    if node.op_type == "BatchNormalization":
-        x, weight, bias = _layer(node.inputs[0])
-        scale, shift = _normalization(node)
-        return x, weight * scale, bias * scale + shift
-    if node.op_type == "Add":
-        for product, constant in both(list(node.inputs)):
-            added = query.constant(constant)
-            if added is not None and product is not None:
-                x, weight, none = _layer(product)
-                return x, weight, none + np.broadcast_to(added.ravel().astype(np.float64), none.shape)
-        raise NoMatch
-    matrix = query.constant(node.inputs[1])
-    if matrix is None or matrix.ndim != 2:
-        raise NoMatch
-    weight = matrix.astype(np.float64)
-    bias = np.zeros(1)
-    if node.op_type == "Gemm":
-        if node.attributes.get_int("transA", 0) or any(
-            node.attributes.get_float(a, 1.0) != 1 for a in ("alpha", "beta")
-        ):
-            raise NoMatch
-        weight = weight.T if node.attributes.get_int("transB", 0) else weight
-        given = query.constant(node.inputs[2]) if len(node.inputs) > 2 else bias
-        if given is None:
-            raise NoMatch
-        bias = given
-    return _plain(node.inputs[0]), weight, np.broadcast_to(bias.ravel().astype(np.float64), weight.shape[1:])
-
-
-def _normalization(node: ir.Node) -> tuple[Array, Array]:
-    """Scale and shift of a batch normalization."""
-    arrays = [query.constant(source) for source in node.inputs[1:5]]
-    if len(arrays) < 4 or any(array is None for array in arrays):
-        raise NoMatch
-    scale, bias, mean, variance = (array.astype(np.float64) for array in arrays if array is not None)
-    scale = scale / np.sqrt(variance + node.attributes.get_float("epsilon", 1e-5))
-    return scale, bias - mean * scale
-
-
 def _activation(value: ir.Value | None, units: int) -> tuple[ir.Value, Activation]:
     """Input of an activation, and its arrays."""
-    none = np.zeros(0)
-    node = _up(value, "Relu", "PRelu", "LeakyRelu", "Add")
+    node = producer(value, "Relu", "PRelu", "LeakyRelu", "Add")
     if node.op_type != "Add":
         slope: Array | None = np.zeros(1)
         if node.op_type == "PRelu":
@@ -206,7 +157,7 @@ def _activation(value: ir.Value | None, units: int) -> tuple[ir.Value, Activatio
             slope = np.array([node.attributes.get_float("alpha", 0.01)])
         if slope is None:
             raise NoMatch
-        return _plain(node.inputs[0]), (none, none, none, np.broadcast_to(slope.ravel(), (units,)))
+        return plain(node.inputs[0]), Activation(NONE, NONE, NONE, np.broadcast_to(slope.ravel(), (units,)))
     for gated, rest in both(list(node.inputs)):
         try:
             return _dice(_factors(gated), _factors(rest), units)
@@ -217,14 +168,14 @@ def _activation(value: ir.Value | None, units: int) -> tuple[ir.Value, Activatio
 
 def _factors(value: ir.Value | None) -> list[ir.Value]:
     """The factors of a product."""
-    node = _plain(value).producer()
+    node = plain(value).producer()
     if node is None or node.op_type != "Mul":
-        return [_plain(value)]
+        return [plain(value)]
     return [factor for source in node.inputs for factor in _factors(source)]
 
 
 def _dice(gated: Sequence[ir.Value], rest: Sequence[ir.Value], units: int) -> tuple[ir.Value, Activation]:
-    """Dice, p x + alpha (1 - p) x with p = sigmoid(x scale + shift), from the factors of both summands."""
+    """Dice, p x + alpha (1 - p) x with p the sigmoid of normalized x, from the factors of both summands."""
     shares = [factor for factor in gated if (made := factor.producer()) is not None and made.op_type == "Sigmoid"]
     if len(gated) != 2 or len(shares) != 1 or len(rest) not in (2, 3):
         raise NoMatch
@@ -237,7 +188,7 @@ def _dice(gated: Sequence[ir.Value], rest: Sequence[ir.Value], units: int) -> tu
             alpha = constant
         elif factor is x:
             seen += 1
-        elif made is not None and made.op_type == "Sub" and _plain(made.inputs[1]) is share:
+        elif made is not None and made.op_type == "Sub" and plain(made.inputs[1]) is share:
             one = query.constant(made.inputs[0])
             if one is None or (one != 1).any():
                 raise NoMatch
@@ -246,24 +197,79 @@ def _dice(gated: Sequence[ir.Value], rest: Sequence[ir.Value], units: int) -> tu
             raise NoMatch
     made = share.producer()
     assert made is not None
-    inner = _plain(made.inputs[0])
-    scale, shift = np.ones(1), np.zeros(1)
+    inner = plain(made.inputs[0])
+    scale, shift, epsilon = np.ones(1), np.zeros(1), 0.0
     if inner is not x:
-        normalized = _up(inner, "BatchNormalization")
-        if _plain(normalized.inputs[0]) is not x:
+        normalized = producer(inner, "BatchNormalization", "Div")
+        if normalized.op_type == "Div":
+            ratio, epsilon = _row_normalization(normalized, x, units)
+            scale = np.array([ratio])
+        elif plain(normalized.inputs[0]) is x:
+            scale, shift = normalization(normalized)
+        else:
             raise NoMatch
-        scale, shift = _normalization(normalized)
     if seen != 3:
         raise NoMatch
     alpha = np.broadcast_to(alpha.ravel().astype(np.float64), (units,))
-    return x, (np.broadcast_to(scale, (units,)), np.broadcast_to(shift, (units,)), 1 - alpha, alpha)
+    scale, shift = np.broadcast_to(scale, (units,)), np.broadcast_to(shift, (units,))
+    return x, Activation(scale, shift, 1 - alpha, alpha, epsilon)
+
+
+def _row_normalization(node: ir.Node, x: ir.Value, units: int) -> tuple[float, float]:
+    """Factor and epsilon of (x - mean) / root: factor times x less its mean, divided by sqrt(variance + epsilon).
+
+    The root is that of the sum or mean of the squared deviations; a constant may be added before or after it.
+    """
+    deviation, root = node.inputs
+    if not _is_deviation(deviation, x):
+        raise NoMatch
+    total = producer(producer(root, "Sqrt").inputs[0], "ReduceSum", "ReduceMean", "Add")
+    after = before = 0.0
+    if total.op_type == "Add":
+        summed, after = _with_number(total)
+        total = producer(summed, "ReduceSum", "ReduceMean")
+    squares = producer(total.inputs[0], "Pow", "Mul", "Add")
+    if squares.op_type == "Add":
+        summed, before = _with_number(squares)
+        squares = producer(summed, "Pow", "Mul")
+    if squares.op_type == "Pow" and _with_number(squares)[1] != 2:
+        raise NoMatch
+    factors = squares.inputs[: 1 if squares.op_type == "Pow" else 2]
+    if not _over_units(total) or not all(_is_deviation(factor, x) for factor in factors):
+        raise NoMatch
+    count = units if total.op_type == "ReduceSum" else 1  # so many variances
+    return count**-0.5, (after + before * count) / count
+
+
+def _is_deviation(value: ir.Value | None, x: ir.Value) -> bool:
+    """Whether a value is x less its mean over the units."""
+    node = plain(value).producer()
+    if node is None or node.op_type != "Sub" or plain(node.inputs[0]) is not x:
+        return False
+    mean = plain(node.inputs[1]).producer()
+    return mean is not None and mean.op_type == "ReduceMean" and plain(mean.inputs[0]) is x and _over_units(mean)
+
+
+def _over_units(reduction: ir.Node) -> bool:
+    """Whether an operator reduces the last axis."""
+    axes, rank = query.integers(reduction, "axes", 1), query.rank(reduction.inputs[0])
+    return axes is not None and len(axes) == 1 and axes[0] in (-1, 1 if rank is None else rank - 1)
+
+
+def _with_number(node: ir.Node) -> tuple[ir.Value | None, float]:
+    """The other input, and the constant one, of an operator."""
+    for x, constant in both(list(node.inputs)):
+        array = query.constant(constant)
+        if array is not None and array.size == 1:
+            return x, float(array.item())
+    raise NoMatch
 
 
 def _first(
     parts: ir.Node, keys: ir.Value, weight: Array, bias: Array
 ) -> tuple[ir.Value, tuple[Array, Array, Array, Array]]:
     """The targets, and the first layer on keys, targets and products."""
-    operands = [_plain(part) for part in parts.inputs]
+    operands = [plain(part) for part in parts.inputs]
     targets = {
         operand for operand in operands if operand is not keys and not _is(operand, "Sub") and not _is(operand, "Mul")
     }
@@ -279,7 +285,7 @@ def _first(
             continue
         node = operand.producer()
         assert node is not None
-        pair = [_plain(source) for source in node.inputs]
+        pair = [plain(source) for source in node.inputs]
         if set(pair) != {keys, target}:
             raise NoMatch
         if node.op_type == "Mul":
@@ -293,30 +299,3 @@ def _first(
 def _is(value: ir.Value, op: str) -> bool:
     node = value.producer()
     return node is not None and node.op_type == op
-
-
-def _inner_nodes(pooled: ir.Value, ends: set[ir.Value]) -> set[ir.Node]:
-    """The operators between these values and the result that nothing else reads."""
-    ordered: list[ir.Node] = []
-    waiting = [pooled.producer()]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in ordered:
-            continue
-        ordered.append(node)
-        waiting += [source.producer() for source in node.inputs if source is not None and source not in ends]
-    inner = {node for node in ordered if node is not pooled.producer()}
-    changed = True
-    while changed:
-        read = {
-            node
-            for node in inner
-            if any(
-                use.node not in inner and use.node is not pooled.producer()
-                for out in node.outputs
-                for use in out.uses()
-            )
-            or any(out.is_graph_output() for out in node.outputs)
-        }
-        inner, changed = inner - read, bool(read)
-    return inner

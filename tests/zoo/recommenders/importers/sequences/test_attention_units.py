@@ -42,10 +42,28 @@ class BatchDice(torch.nn.Module):
         return (self.alpha[:, None] * (1 - p) * x + p * x).transpose(1, 2)
 
 
+class RowDice(torch.nn.Module):
+    """p x + alpha (1 - p) x, p the sigmoid of x normalized over its units (torch-rechub)."""
+
+    def __init__(self, mean=False):
+        super().__init__()
+        self.alpha, self.mean = torch.nn.Parameter(torch.zeros(1)), mean
+
+    def forward(self, x):
+        apart = x - x.mean(dim=1).unsqueeze(1)
+        if self.mean:
+            p = torch.sigmoid(apart / torch.sqrt((apart * apart).mean(dim=1, keepdim=True) + 1e-2))
+        else:
+            p = torch.sigmoid(apart / torch.sqrt((apart**2 + 1e-3).sum(dim=1).unsqueeze(1)))
+        return p * x + (1 - p) * self.alpha * x
+
+
 class DIN(torch.nn.Module):
     """A ranker of user, item and history."""
 
-    def __init__(self, hidden=(16, 8), activation="dice", joined=True, weights="raw", mask="times", order=0):
+    def __init__(
+        self, hidden=(16, 8), activation="dice", joined=True, weights="raw", mask="times", order=0, top="relu"
+    ):
         super().__init__()
         self.user, self.item = torch.nn.Embedding(packages.USERS, SIZE), torch.nn.Embedding(packages.ITEMS, SIZE)
         self.joined, self.weights, self.mask, self.order = joined, weights, mask, order
@@ -58,11 +76,18 @@ class DIN(torch.nn.Module):
                     "affine dice": lambda units=units: BatchDice(units, True),
                     "prelu": torch.nn.PReLU,
                     "relu": torch.nn.ReLU,
+                    "row dice": RowDice,
                     "gelu": torch.nn.GELU,
                 }[activation]()
             )
         self.unit = torch.nn.Sequential(*layers, torch.nn.Linear(hidden[-1], 1))
-        self.top = torch.nn.Sequential(torch.nn.Linear(3 * SIZE, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+        tops = {
+            "relu": torch.nn.ReLU,
+            "row dice": RowDice,
+            "mean dice": lambda: RowDice(True),
+            "dice": lambda: BatchDice(16, True),
+        }
+        self.top = torch.nn.Sequential(torch.nn.Linear(3 * SIZE, 16), tops[top](), torch.nn.Linear(16, 1))
 
     def forward(self, user, item, history):
         query, keys = self.item(item), self.item(history)
@@ -146,6 +171,9 @@ FORMS = [
     {"weights": "softmax", "mask": "where", "joined": False},
     {"weights": "sigmoid", "mask": "", "hidden": (9,)},
     {"mask": ""},
+    {"mask": "", "activation": "row dice", "top": "row dice"},
+    {"weights": "softmax", "activation": "row dice", "hidden": (11,), "top": "dice"},
+    {"activation": "prelu", "top": "mean dice"},
 ]
 
 
@@ -163,6 +191,9 @@ def test_forms(form, tmp_path, monkeypatch):
     for most in (pair_layers.PAIR_SCORES, 0):  # the scores of all pairs, and the network on pairs
         monkeypatch.setattr(pair_layers, "PAIR_SCORES", most)
         lowered, report = lower(model, table, QuantRecipe())
+        if not most and form.get("activation") == "row dice":
+            assert lowered is None and "normalizes the units of every pair" in report["reason"]
+            continue
         assert lowered is not None, report["reason"]
         (result,) = reference.run(click_program(lowered.graph[0]), rows["ids"])
         np.testing.assert_allclose(result, truth, atol=0.005)
