@@ -7,15 +7,12 @@ import ctypes
 import functools
 import gc
 import hashlib
-import itertools
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from pipelines.core.batches import whole_number
 from pipelines.core.errors import RequestError
@@ -208,31 +205,9 @@ def return_large_arrays() -> None:
 def single_blas_thread() -> Iterator[None]:
     """Computes numpy's linear algebra in one thread within the context.
 
-    OpenBLAS's idle threads spin for 20 ms after every product, and its sums depend on the number of threads. Other
-    libraries of linear algebra stay as they are.
+    OpenBLAS's idle threads spin for 20 ms after every product, and its sums depend on the number of threads.
     """
-    library = _openblas()
-    if library is None:
-        yield
-        return
-    get, put = library
-    before = get()
-    put(1)
-    try:
-        yield
-    finally:
-        put(before)
+    import threadpoolctl
 
-
-@functools.cache
-def _openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
-    """Returns the functions that get and set the number of threads of the OpenBLAS in numpy's wheel, if it has one."""
-    for path in (Path(np.__file__).parents[1] / "numpy.libs").glob("*openblas*"):
-        with contextlib.suppress(OSError):
-            library = ctypes.CDLL(str(path))  # numpy has loaded it: the same copy
-            for prefix, suffix in itertools.product(("scipy_", ""), ("64_", "")):
-                names = [f"{prefix}openblas_{verb}_num_threads{suffix}" for verb in ("get", "set")]
-                if all(hasattr(library, name) for name in names):
-                    get, put = (getattr(library, name) for name in names)
-                    return get, put
-    return None
+    with threadpoolctl.threadpool_limits(limits=1, user_api="blas"):
+        yield

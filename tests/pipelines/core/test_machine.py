@@ -5,6 +5,7 @@ import os
 import subprocess
 
 import pytest
+import threadpoolctl
 
 from pipelines.core import machine
 
@@ -136,24 +137,14 @@ def test_advice_is_of_what_the_kernels_take(monkeypatch, vnni, kernels, said):
 
 
 def test_linear_algebra_in_one_thread():
-    library = machine._openblas()
-    if library is None:
-        pytest.skip("this numpy has another library of linear algebra")
-    get, put = library
-    before = get()
-    put(2)
-    try:
+    def threads():
+        return [each["num_threads"] for each in threadpoolctl.threadpool_info() if each["user_api"] == "blas"]
+
+    with threadpoolctl.threadpool_limits(limits=2, user_api="blas"):
+        before = threads()
         with machine.single_blas_thread():
-            assert get() == 1
-        assert get() == 2
+            assert set(threads()) <= {1}
+        assert threads() == before
         with pytest.raises(ValueError), machine.single_blas_thread():
             raise ValueError
-        assert get() == 2
-    finally:
-        put(before)
-
-
-def test_another_library_of_linear_algebra_is_left_alone(monkeypatch):
-    monkeypatch.setattr(machine, "_openblas", lambda: None)
-    with machine.single_blas_thread():
-        pass
+        assert threads() == before
