@@ -80,6 +80,7 @@ class Delta:
     removed: tuple[str, ...] = ()
     columns: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     _archive: zipfile.ZipFile | None = field(default=None, repr=False, compare=False)
+    _loaded: dict[str, tuple[Bytes, Rows]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def rows(self) -> int:
@@ -87,7 +88,7 @@ class Delta:
         return sum(counts["new"] + counts["changed"] for counts in self.columns.values())
 
     def content(self, name: str) -> tuple[Bytes, Rows]:
-        """Reads what the delta has of a file.
+        """Reads what the delta has of a file; what was read once can be had again after the delta is closed.
 
         Args:
             name: Name of the file.
@@ -98,10 +99,13 @@ class Delta:
         Raises:
             RequestError: The delta is damaged.
         """
-        assert self._archive is not None
-        with _readable(self.name):
-            data = np.frombuffer(self._archive.read(f"{name}/data"), np.uint8)
-            return data, np.frombuffer(self._archive.read(f"{name}/rows"), "<i8").astype(np.int64, copy=False)
+        if name not in self._loaded:
+            assert self._archive is not None
+            with _readable(self.name):
+                data = np.frombuffer(self._archive.read(f"{name}/data"), np.uint8)
+                rows = np.frombuffer(self._archive.read(f"{name}/rows"), "<i8").astype(np.int64, copy=False)
+            self._loaded[name] = data, rows
+        return self._loaded[name]
 
 
 def model_digest(folder: Path) -> str:

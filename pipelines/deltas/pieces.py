@@ -24,7 +24,7 @@ Rows = NDArray[np.int64]
 BLOCK = 1 << 24  # bytes compared at once
 FEW = 0.5  # share of changed rows up to which rows that moved are not searched
 TEXT = (".json", ".csv", ".tsv", ".txt")
-PAGE = 256  # bytes of a row of files without tables
+PAGE = 64  # bytes of a row of files without tables
 
 
 @dataclass(frozen=True)

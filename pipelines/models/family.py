@@ -260,17 +260,18 @@ class Lowerable(Protocol):
 
     @abc.abstractmethod
     def lower(
-        self, model: ir.Model, table: CalibrationTable, recipe: QuantRecipe
-    ) -> tuple[ir.Model | None, dict[str, Any]]:
+        self, model: ir.Model, table: CalibrationTable, recipe: QuantRecipe, earlier: Mapping[str, Any]
+    ) -> tuple[ir.Model | None, dict[str, Any], Mapping[str, Any]]:
         """Lowers rewritten.onnx for the native kernels.
 
         Args:
             model: Graph of rewritten.onnx.
             table: Calibration table of that graph.
             recipe: Quantization recipe.
+            earlier: Arrays of scales of an earlier model to keep, or {}.
 
         Returns:
-            The lowered model, or None, and a report with the keys "fold" and "reason".
+            The lowered model, or None, a report with the keys "fold" and "reason", and arrays of its scales.
         """
 
 

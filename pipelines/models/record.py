@@ -18,6 +18,8 @@ SAMPLES = "calibration.npz"
 TRAINED = "qat.json"
 # {tensor: largest magnitude} of tensors with ranges that come with the model and override calibration
 RANGES = "ranges.json"
+# ranges of tables and orders of units of an earlier model, which the native form keeps, see `pipelines.deltas.scales`
+SCALES = "scales.npz"
 RECORD = "build.json"
 QUANTIZATION = "quantization.json"
 MAKING = "making"  # key of a stage's record while its file is written

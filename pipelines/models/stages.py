@@ -21,7 +21,7 @@ from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.models import unlisted
 from pipelines.models.family import Freezable, Lowerable, OnnxImportable
-from pipelines.models.npz import read_npz
+from pipelines.models.npz import read_arrays, read_npz
 from pipelines.models.record import (
     BUILD_STAGES,
     HALF,
@@ -30,6 +30,7 @@ from pipelines.models.record import (
     QUANTIZATION,
     RECORD,
     SAMPLES,
+    SCALES,
     STAGES,
     TRAINED,
     recipe_of,
@@ -165,7 +166,7 @@ def _inputs(folder: ModelFolder, stage: str) -> list[str]:
         "rewritten.onnx": ["fp32.onnx"],
         "calibration.json": ["rewritten.onnx", *([TRAINED] if (folder.path / TRAINED).is_file() else [])],
         "int8.onnx": ["rewritten.onnx", "calibration.json"],
-        NATIVE: ["rewritten.onnx", "calibration.json"],
+        NATIVE: ["rewritten.onnx", "calibration.json", *([SCALES] if (folder.path / SCALES).is_file() else [])],
     }[stage]
 
 
@@ -277,7 +278,7 @@ def _native(folder: ModelFolder) -> dict[str, Any]:
         )
     table = _table(folder.path / "calibration.json")
     recipe = folder.recipe
-    model, report = folder.entry.lower(_graph(folder.path / "rewritten.onnx"), table, recipe)
+    model, report, _ = folder.entry.lower(_graph(folder.path / "rewritten.onnx"), table, recipe, scales_of(folder))
     if model is None:
         raise RequestError(
             f"{folder.card.name} does not run in the native kernels: {report['reason']}; it runs in onnxruntime and "
@@ -286,6 +287,15 @@ def _native(folder: ModelFolder) -> dict[str, Any]:
     path = io.save_mapped(model, folder.path / NATIVE)
     digest = files.sha256(files.mapped(path))
     return {"form": NATIVE_FORM, "recipe": recipe.to_json(), "data_sha256": digest, **report}
+
+
+def scales_of(folder: ModelFolder) -> dict[str, Any]:
+    """Returns the scales of an earlier model that the native form keeps, {} for its own.
+
+    Args:
+        folder: Model folder.
+    """
+    return read_arrays(folder.path / SCALES) if (folder.path / SCALES).is_file() else {}
 
 
 def native_form(folder: ModelFolder) -> dict[str, Any]:
@@ -304,7 +314,7 @@ def native_form(folder: ModelFolder) -> dict[str, Any]:
         kept = ("fold", "reason", "forms", "refused", "tables")
         return {key: value for key, value in folder.record.get(NATIVE, {}).items() if key in kept}
     table = _table(folder.verify("calibration.json"))
-    _, report = folder.entry.lower(_graph(folder.verify("rewritten.onnx")), table, folder.recipe)
+    _, report, _ = folder.entry.lower(_graph(folder.verify("rewritten.onnx")), table, folder.recipe, scales_of(folder))
     return {key: value for key, value in report.items() if key != "quantization"}
 
 

@@ -18,6 +18,7 @@ COMPARISONS = {
     "click-models": "recommenders.click_models",
     "ranking": "recommenders.ranking",
     "tables": "recommenders.tables",
+    "deltas": "recommenders.deltas",
     "retrieval": "recommenders.retrieval",
     "runs": "recommenders.runs",
     "log-reading": "recommenders.log_reading",

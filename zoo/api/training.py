@@ -12,11 +12,13 @@ from typing import Any
 import zoo
 from pipelines.core.errors import RequestError
 from pipelines.core.files import require_place, write_bytes
+from pipelines.deltas.scales import keep_scales
 from pipelines.graph import io, query
 from pipelines.models import stages
 from pipelines.models.family import GraphImportable, OnnxImportable, SchemaInferring, Shortlistable, Trainable
 from pipelines.models.folder import ModelFolder
 from pipelines.models.hub import CARD, CardFile
+from zoo.api import exporting
 from zoo.api.models import run_stage
 from zoo.api.paths import Model, as_list, output_path, require_distinct
 from zoo.api.training_settings import configured, finetuned, require_trainable, write_card, write_trained_card
@@ -133,6 +135,7 @@ def finetune(
     prune: str | None = None,
     strategy: Model | None = None,
     drop: float | None = None,
+    delta: Model | None = None,
 ) -> dict[str, Any]:
     """Fine-tunes a model on own data and writes a model folder.
 
@@ -150,6 +153,8 @@ def finetune(
             embedding rows); see `pipelines.compression.strategy.goal`.
         strategy: JSON file with the schedule of distillation, pruning and quantization-aware training.
         drop: Maximum drop of the int8 metric, with `prune` or `strategy`; None for the default of the family.
+        delta: File, folder or URL for the delta from `model`, see `zoo.api.exporting.delta`. The new model keeps the
+            scales of `model` as long as its values fit.
 
     Returns:
         Metrics on the held-out data, and counts; with `prune` or `strategy`, the log of the steps.
@@ -166,6 +171,8 @@ def finetune(
     if prune is not None or strategy is not None:
         from zoo.api import compression
 
+        if delta is not None:
+            raise RequestError("--delta takes neither --prune nor --strategy")
         own = dict(settings or {})
         planned = compression.plan(folder, prune, strategy, drop, own)
         return compression.compress(folder, data, Path(output), planned, settings=own, resume=resume, on_error=on_error)
@@ -180,6 +187,9 @@ def finetune(
         data, Path(output), config=config, resume=resume, start_from=folder.path, on_error=on_error
     )
     write_trained_card(Path(output), entry.name, f"{folder.card.name} fine-tuned by its user")
+    if delta is not None and is_first():
+        widened = keep_scales(zoo.load(output), folder)
+        result = {**result, "delta": {**exporting.delta(folder.path, output, delta), "widened": widened}}
     return result
 
 

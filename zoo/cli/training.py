@@ -86,6 +86,12 @@ def train(family: str, as_json: bool, held_out: float | None, negative_rate: flo
     default=None,
     help="With --prune or --strategy: maximum drop of the int8 metric. [default: .005 top-1, .001 AUC, .3 BLEU]",
 )
+@click.option(
+    "--delta",
+    default=None,
+    metavar="PLACE",
+    help="Also write the delta from MODEL (zoo delta): a file, or a folder or URL of deltas; scales of MODEL are kept.",
+)
 @click.option("--freeze-towers", is_flag=True, help="Recommenders: train embedding tables alone.")
 @click.option(
     "--evict-after",
@@ -112,6 +118,7 @@ def finetune(
     prune: str | None,
     strategy: str | None,
     drop: float | None,
+    delta: str | None,
     freeze_towers: bool,
     evict_after: int | None,
     evict_below: int | None,
@@ -121,7 +128,7 @@ def finetune(
     """Fine-tune MODEL on own data, or compress it with --prune or --strategy."""
     from zoo import api
 
-    given = {"prune": prune, "strategy": strategy, "drop": drop}
+    given = {"prune": prune, "strategy": strategy, "drop": drop, "delta": delta}
     options |= (pruning := {name: each for name, each in given.items() if each is not None})
     if options["on"] and pruning:
         raise click.UsageError(f"--{next(iter(pruning))} runs in one process; leave --on out")

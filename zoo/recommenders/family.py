@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pipelines.models import family
@@ -89,12 +90,18 @@ class RankingFamily(
         return changed_rows(old, new)
 
     def lower(
-        self, model: ir.Model, table: CalibrationTable, recipe: QuantRecipe
-    ) -> tuple[ir.Model | None, dict[str, Any]]:
+        self,
+        model: ir.Model,
+        table: CalibrationTable,
+        recipe: QuantRecipe,
+        earlier: Mapping[str, Any] = MappingProxyType({}),
+    ) -> tuple[ir.Model | None, dict[str, Any], Mapping[str, Any]]:
         """See `Lowerable` and `zoo.recommenders.lowering.lower.lower`."""
         from zoo.recommenders.lowering.lower import lower
+        from zoo.recommenders.lowering.table_scales import TableScales
 
-        return lower(model, table, recipe)
+        scales = TableScales(earlier)
+        return *lower(model, table, recipe, scales), scales.used
 
     def from_onnx(
         self, path: Any, data: Any, output: Path, **options: Any

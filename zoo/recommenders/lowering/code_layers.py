@@ -17,7 +17,7 @@ from pipelines.quantization.qdq.scales import activation_qparams
 from zoo.recommenders.lowering.expressions import Expression, Field, FloatVector, Linear
 from zoo.recommenders.lowering.fields.expressions import FieldAttention
 from zoo.recommenders.lowering.fields.steps import FieldSteps, attention_order
-from zoo.recommenders.lowering.integer_layers import FINEST, dense_layer, largest, mixed_layer, positive
+from zoo.recommenders.lowering.integer_layers import FINEST, dense_layer, mixed_layer, positive
 from zoo.recommenders.lowering.plan import HEADROOM
 
 Array = NDArray[Any]
@@ -102,7 +102,8 @@ class CodeLayers(FieldSteps):
         ]
         added = self._byte_products(slot, read, whole, unit)
         first, matrix = _matrix(rows, whole)
-        made = mixed_layer(matrix, read.folded, whole, fine, self._wide)
+        ranges = self.scales.ranges_of(f"{self.form.name} {layers[0].value}")
+        made = mixed_layer(matrix, read.folded, whole, fine, self._wide, ranges)
         chosen = [
             (part.column, offset, len(part.table)) for (part, _), offset in zip(read.folded, made.offsets, strict=True)
         ]
@@ -134,7 +135,7 @@ class CodeLayers(FieldSteps):
         x, out, at = self._slot("u1", width + len(matrix)), self._slot("f4", weight.shape[1]), 0
         blocks = []
         for part, start in read.direct:
-            step = positive(largest(part.table) / 127)
+            step = positive(self._largest(part) / 127)
             table = np.clip(np.rint(part.table / step), -127, 127).astype(np.int16) + ZERO
             rows, columns = table.shape
             self.steps.append(steps.Gather(x, at, table.astype(np.uint8).ravel(), rows, columns, columns, part.column))

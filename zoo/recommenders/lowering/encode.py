@@ -14,7 +14,7 @@ from pipelines.quantization.calibration.table import CalibrationTable
 from zoo.recommenders.lowering.expressions import Dots, Expression, Field
 from zoo.recommenders.lowering.forms import FORMS, Form
 from zoo.recommenders.lowering.graph_reader import GraphReader
-from zoo.recommenders.lowering.integer_layers import largest, positive
+from zoo.recommenders.lowering.integer_layers import positive
 from zoo.recommenders.lowering.plan import HEADROOM, LoweringPlan
 
 Key = tuple[int, int, str, int]  # column, count, pooling, mean of a field
@@ -118,7 +118,7 @@ class CodeLayout(LoweringPlan):
     def _gather(self, column: int, count: int, pool: str, mean: int, fields: list[Field]) -> None:
         factor = 1.0
         if pool in ("sum", "mean"):  # codes of the table are finer than those of the result
-            factor = max(largest(field.table) / (CODES * self._at[field][1]) for field in fields)
+            factor = max(self._largest(field) / (CODES * self._at[field][1]) for field in fields)
             factor = min(max(factor, 1e-6), 1.0)
         height, width = len(fields[0].table), sum(field.width for field in fields)
         if any(len(field.table) != height for field in fields):

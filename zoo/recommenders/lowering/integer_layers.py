@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,12 @@ class Integers:
 
 
 def mixed_layer(
-    matrix: Floats, folded: Sequence[tuple[Field, int]], weight: Floats, fine: Floats, wide: bool
+    matrix: Floats,
+    folded: Sequence[tuple[Field, int]],
+    weight: Floats,
+    fine: Floats,
+    wide: bool,
+    ranges: Callable[[Floats, Floats], tuple[Floats, Floats]] = lambda low, high: (low, high),
 ) -> Integers:
     """Quantizes linear layers that read codes and folded fields.
 
@@ -60,6 +65,7 @@ def mixed_layer(
         weight: Weights of the folded fields, float64 [inputs, N].
         fine: Smallest useful step of every result, float64 [N].
         wide: Whether rows are int16; else uint8.
+        ranges: Returns the ranges of the rows to use, see `TableScales.ranges`.
 
     Returns:
         Integer rows and weights with their scales.
@@ -76,6 +82,7 @@ def mixed_layer(
         for _, block in products(part, weight[start : start + part.width]):
             low[number] = np.minimum(low[number], block.min(axis=0))
             high[number] = np.maximum(high[number], block.max(axis=0))
+    low, high = ranges(low, high)
     middle, top = (low + high) / 2, (2**15 - 1) // len(folded) if wide else 127
     finest = np.maximum((high - low).max(axis=0) / (2 * top), fine)
     if not np.isfinite(finest).all():

@@ -47,6 +47,7 @@ from zoo.recommenders.lowering.plan import LayerGroup
 from zoo.recommenders.lowering.quantized_tables import LookupTable, QuantizedTables, largest_change
 from zoo.recommenders.lowering.sequences.encoder_precision import StateUse, uses_of_states
 from zoo.recommenders.lowering.sequences.expressions import EncodedSequence
+from zoo.recommenders.lowering.table_scales import TableScales
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -54,7 +55,9 @@ Floats = NDArray[np.float64]
 FLOAT = 1e-9  # the finest step of a result that stays float
 
 
-def lower(model: ir.Model, table: CalibrationTable, recipe: QuantRecipe) -> tuple[ir.Model | None, dict[str, Any]]:
+def lower(
+    model: ir.Model, table: CalibrationTable, recipe: QuantRecipe, scales: TableScales | None = None
+) -> tuple[ir.Model | None, dict[str, Any]]:
     """Lowers a rewritten float model to a `ClickProgram` in several forms, of which a machine times the fastest.
 
     Supports the structures of Wide & Deep, DeepFM, DCN V2, DLRM and two-tower models, see
@@ -69,6 +72,7 @@ def lower(model: ir.Model, table: CalibrationTable, recipe: QuantRecipe) -> tupl
         model: Float32 model after the rewrites. It is not changed.
         table: Activation ranges, calibrated on this graph.
         recipe: Operators to quantize, and whether to quantize tables.
+        scales: Scales of an earlier model to keep; receives those that are used.
 
     Returns:
         (model, report). The model is None if the graph has an unsupported operator or the recipe keeps tables float.
@@ -89,7 +93,8 @@ def lower(model: ir.Model, table: CalibrationTable, recipe: QuantRecipe) -> tupl
             raise RequestError("the recipe keeps tables float")
         outputs = [reader.read(value) for value in shaped.graph.outputs]
         kept = any(recipe.keeps_float(str(node.name or node.outputs[0].name)) for node in reader.nodes)
-        forms, tables, refused = _forms(reader, table, recipe, outputs, coarse=not kept)
+        options = (reader, table, recipe, outputs, scales or TableScales())
+        forms, tables, refused = _forms(*options, coarse=not kept)
     except RequestError as error:
         return None, {"fold": False, "reason": str(error), "forms": [], "refused": {}}
     names = [str(value.name) for value in shaped.graph.outputs]
@@ -112,7 +117,13 @@ def lower(model: ir.Model, table: CalibrationTable, recipe: QuantRecipe) -> tupl
 
 
 def _forms(
-    reader: GraphReader, table: CalibrationTable, recipe: QuantRecipe, outputs: Sequence[Expression], *, coarse: bool
+    reader: GraphReader,
+    table: CalibrationTable,
+    recipe: QuantRecipe,
+    outputs: Sequence[Expression],
+    scales: TableScales,
+    *,
+    coarse: bool,
 ) -> tuple[list[MadeForm], list[LookupTable], dict[str, str]]:
     """Returns the forms of a model that differ, their quantized tables, and why forms are left out."""
     made: dict[Hashable, MadeForm] = {}
@@ -121,7 +132,7 @@ def _forms(
     codes: dict[Hashable, Array] = {}
     quantized = QuantizedTables(machine.caches(), recipe.bound)
     for form in FORMS:
-        compiler = Compiler(reader, table, machine.caches(), coarse, form, codes, orders)
+        compiler = Compiler(reader, table, machine.caches(), coarse, form, codes, orders, scales)
         choices = compiler.choose(outputs)
         if choices in made or (form.fold != "none" and not compiler.folds):
             continue
@@ -129,8 +140,9 @@ def _forms(
         if not made:
             samples = random_samples(program, reader, table)
             if hidden := compiler.hidden():
-                orders = by_activity(program, hidden, samples)
-                compiler = Compiler(reader, table, machine.caches(), coarse, form, codes, orders)
+                found = by_activity(program, hidden, samples)
+                orders = {x: scales.order(x.value, found[x]) for x in hidden}
+                compiler = Compiler(reader, table, machine.caches(), coarse, form, codes, orders, scales)
                 compiler.choose(outputs)
                 program = compiler.compile()
         made[choices] = MadeForm(form.name, quantized.applied(program, samples), compiler.decisions)
@@ -165,8 +177,10 @@ class Compiler(CodeLayers):
         form: Form = FORMS[0],
         tables: dict[Hashable, Array] | None = None,
         orders: Mapping[Expression, Array] = MappingProxyType({}),
+        scales: TableScales | None = None,
     ) -> None:
         super().__init__(reader, table, caches, coarse, form, tables)
+        self.scales = scales or self.scales
         self._orders, self._made = orders, {}
         self._states: dict[Expression, StateUse] = {}
         self._outputs: list[Expression] = []

@@ -34,6 +34,7 @@ from zoo.recommenders.lowering.fields.expressions import FieldAttention, GatedCo
 from zoo.recommenders.lowering.forms import FORMS, Form
 from zoo.recommenders.lowering.graph_reader import GraphReader
 from zoo.recommenders.lowering.integer_layers import largest
+from zoo.recommenders.lowering.table_scales import TableScales
 
 Floats = NDArray[np.float64]
 
@@ -121,6 +122,7 @@ class LoweringPlan:
         self._terms: set[Expression] = set()  # of logits
         self._wide = False  # folded rows are int16
         self._uses: dict[Crossed, set[str]] = {}
+        self.scales = TableScales()
 
     def _widths(self) -> tuple[int, int]:
         """Returns the number of numbers and of scales."""
@@ -348,7 +350,7 @@ class LoweringPlan:
     def _max_magnitude(self, x: Expression) -> float:
         """Returns the largest magnitude that codes of `x` must represent."""
         if isinstance(x, Field):
-            most = largest(x.table)
+            most = self._largest(x)
             if not np.isfinite(most):
                 raise RequestError("its tables or weights are not finite")
             if not x.pool:
@@ -363,6 +365,10 @@ class LoweringPlan:
             return HEADROOM * self._range(str(self.reader.numbers.name)) * float(np.abs(x.factor).max())
         assert isinstance(x, Linear | FloatVector | Dots | Numbers)
         return HEADROOM * self._range(x.value)
+
+    def _largest(self, x: Field) -> float:
+        """Returns the largest magnitude in the table of a field, that of an earlier model if it fits."""
+        return self.scales.largest(f"{x.column} {x.value}", largest(x.table))
 
     def _range(self, value: str) -> float:
         observed = self.table.tensors.get(value)

@@ -74,7 +74,7 @@ def _scratch() -> str:
             except OSError:
                 continue
             shutil.rmtree(folder, ignore_errors=True)
-    scratch = tempfile.mkdtemp(dir=place)
+    scratch = tempfile.mkdtemp(prefix=f"{os.getppid()}-", dir=place)
     fcntl.flock(os.open(f"{scratch}/.lock", os.O_CREAT | os.O_WRONLY), fcntl.LOCK_EX)
     return scratch
 
@@ -88,19 +88,28 @@ def _run(channel: socket.socket, models: Mapping[str, ServedModel], deltas: Mapp
         if not _serve(channel, models[name], each, each.first()):
             return
     os.nice(NICE)
+    for name, each in versions.items():
+        each.prepare()
+        _open(replace(models[name], place=each.spare))  # so that libraries are loaded
     while not select.select([channel], [], [], POLL_SECONDS)[0]:
         for version in changed(versions):
             if not _serve(channel, models[version.model], versions[version.model], version):
                 return
+            versions[version.model].prepare()
+
+
+def _open(model: ServedModel) -> None:
+    """Opens a model and runs it once."""
+    opened = replace(model, _handler=None)
+    opened.prepare()
+    opened.handler()
 
 
 def _serve(channel: socket.socket, model: ServedModel, versions: Versions, version: Version) -> bool:
     """Names a version to the server after it was opened and run here; returns False when the server has ended."""
     if version.place is not None:
         try:
-            opened = replace(model, place=version.place, _handler=None)
-            opened.prepare()
-            opened.handler()
+            _open(replace(model, place=version.place))
         except BaseException as error:  # a panic of a library, too
             versions.served(load_error(error)[0])
             return True

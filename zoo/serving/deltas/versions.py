@@ -6,6 +6,7 @@ gets every delta, one after the other. Requests see the folder whose workers com
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import zoo
 from pipelines.core.errors import ZooError, one_line
 from pipelines.deltas.application import apply_in_place, require_parent
-from pipelines.deltas.delta import SERVED, model_digest, open_delta
+from pipelines.deltas.delta import SERVED, Delta, model_digest, open_delta
 from pipelines.deltas.transport import Transport
 from pipelines.models.hub import CARD
 from pipelines.models.record import NATIVE
@@ -99,7 +100,7 @@ class Versions:
         self._applied: list[Applied] = []
         self._before: set[str] = set()  # deltas that lead to the model itself
         self._faults: set[tuple[str, str, str]] = set()  # see `_fault`
-        self._contents: dict[str, Path | bytes] = {}  # that a slot still lacks
+        self._read: dict[str, Delta] = {}  # deltas that one of the folders may lack
 
     def first(self) -> Version:
         """Returns the version to start with: the model with all deltas that follow it."""
@@ -122,7 +123,7 @@ class Versions:
             return None
         kept = list(self._applied)
         while kept and kept[-1].name not in names:
-            kept.pop()
+            self._read.pop(kept.pop().name, None)
         following = names[names.index(kept[-1].name) + 1 :] if kept else names
         back = len(self._applied) - len(kept)
         if not back and (not following or self._fault(following[0], kept) in self._faults):
@@ -154,8 +155,22 @@ class Versions:
             self._report(fault, new[0] if new else "")
             return
         self._served, self._applied = slot, list(slot.applied or [])
-        names = {each.name for each in self._applied}
-        self._contents = {name: each for name, each in self._contents.items() if name in names}
+
+    @property
+    def spare(self) -> Path:
+        """Folder that is not served."""
+        return next(slot for slot in self._slots if slot is not self._served).path
+
+    def prepare(self) -> None:
+        """Brings the folder that is not served to the served version, so that the next delta finds it ready."""
+        for slot in self._slots:
+            if slot is not self._served:
+                try:
+                    self._bring(slot, self._applied, [])
+                except (OSError, ZooError) as error:
+                    slot.applied = None
+                    self._report(one_line(error))
+        self._read.clear()
 
     def _version(self, applied: list[Applied] | None = None) -> str:
         applied = self._applied if applied is None else applied
@@ -207,15 +222,16 @@ class Versions:
 
     def _apply(self, slot: _Slot, name: str) -> int:
         """Applies a delta to a slot; returns its number of rows."""
-        assert slot.applied is not None
-        applied = slot.applied
-        content = self._contents.get(name) or self._transport.read(name)
-        with open_delta(content, name) as delta:
+        with contextlib.ExitStack() as stack:
+            if (delta := self._read.get(name)) is None:
+                delta = stack.enter_context(open_delta(self._transport.read(name), name))
+            assert slot.applied is not None
+            applied = slot.applied
             require_parent(delta, applied[-1].digest if applied else self._digest, self._model.name)
             slot.applied = None  # until the files are whole
             apply_in_place(delta, slot.path, self._names)
             slot.applied = [*applied, Applied(name, delta.digest)]
-            self._contents[name] = content
+            self._read[name] = delta
             return delta.rows
 
     def _fault(self, name: str, applied: list[Applied] | None) -> tuple[str, str, str]:

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+
 from zoo.serving.workers.channel import pack, receive, unpack
 from zoo.serving.workers.lifetime import end_with_parent, kill
 from zoo.serving.workers.model_loader import ServedModel
@@ -65,6 +67,7 @@ def end(pid: int) -> None:
 
 
 def _run(channel: socket.socket, models: dict[str, ServedModel]) -> None:
+    pa.array([""])  # it imports pandas, where that is installed: once here, and not in every worker
     if not _load(channel, models, models):
         return
     while True:

@@ -92,7 +92,7 @@ def lowered(family, seed, tmp_path, grow=1.0, **settings):
     table = calibrate(model, [feeds_of(features, 300, rng)], "minmax")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pair_layers, "PAIR_SCORES", 0 if (family, seed) == SOME else 2**24)
-        found, report = entry.lower(model, table, QuantRecipe())
+        found, report, _ = entry.lower(model, table, QuantRecipe(), {})
     if found is None:
         raise RequestError(report["reason"])
     return features, path, click_program(found.graph[0])

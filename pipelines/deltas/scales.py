@@ -1,0 +1,49 @@
+"""Scales of an earlier model for a newer one, so that the rows that did not change keep their bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pipelines.graph import io
+from pipelines.models import stages
+from pipelines.models.family import Lowerable
+from pipelines.models.folder import ModelFolder
+from pipelines.models.npz import write_npz
+from pipelines.models.record import SCALES
+from pipelines.quantization.calibration.table import CalibrationTable
+
+ROOM = 1.25  # so many times as wide becomes a range that an earlier one does not hold
+TABLE, GRAPH = "calibration.json", "rewritten.onnx"
+
+
+def keep_scales(folder: ModelFolder, earlier: ModelFolder) -> list[str]:
+    """Builds a model with the scales of an earlier one as long as its values fit, so that equal rows keep their bits.
+
+    A range that no longer fits is widened by `ROOM`, so that those of the next models fit.
+
+    Args:
+        folder: Model folder.
+        earlier: Folder of the earlier model, of the same network.
+
+    Returns:
+        Names of the ranges of activations that were widened.
+    """
+    stages.build(earlier, until=TABLE)
+    stages.build(folder, until=TABLE)
+    table, before = (CalibrationTable.load(each.path / TABLE) for each in (folder, earlier))
+    tensors, widened = dict(table.tensors), []
+    for name, found in table.tensors.items() if table.observer == before.observer else ():
+        if (kept := before.tensors.get(name)) is None or found.method != kept.method:
+            continue
+        if kept.low <= found.low and found.high <= kept.high:
+            tensors[name] = replace(found, low=kept.low, high=kept.high)
+        else:
+            widened.append(name)
+            tensors[name] = replace(found, low=min(kept.low, ROOM * found.low), high=max(kept.high, ROOM * found.high))
+    if not folder.record[TABLE].get("own_data"):
+        stages.set_table(folder, replace(table, tensors=tensors), own_data=False)
+    if isinstance(earlier.entry, Lowerable):
+        graph, kept_scales = io.load(earlier.path / GRAPH), stages.scales_of(earlier)
+        _, _, scales = earlier.entry.lower(graph, before, earlier.recipe, kept_scales)
+        write_npz(folder.path / SCALES, scales)
+    return widened

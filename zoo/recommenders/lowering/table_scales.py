@@ -1,0 +1,84 @@
+"""Scales of a lowered model, which a newer model keeps, so that the rows that did not change keep their bits."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+ROOM = 1.25  # a range that no longer fits becomes so many times as wide, so that the next ones fit
+
+
+class TableScales:
+    """Ranges of tables and orders of units, those of an earlier model as long as the values of this one fit.
+
+    Args:
+        earlier: `used` of the earlier model.
+
+    Attributes:
+        used: Ranges and orders of this model by name.
+    """
+
+    def __init__(self, earlier: Mapping[str, Array] = MappingProxyType({})) -> None:
+        self._earlier = earlier
+        self.used: dict[str, Array] = {}
+
+    def largest(self, field: str, found: float) -> float:
+        """Returns the largest magnitude that codes of a table represent.
+
+        Args:
+            field: Name of the field, other than those of other fields.
+            found: Largest magnitude of the table.
+        """
+        name = f"largest {field}"
+        kept = self._earlier.get(name)
+        if kept is not None and np.isfinite(found):
+            found = float(kept) if found <= float(kept) else found * ROOM
+        self.used[name] = np.array(found)
+        return found
+
+    def ranges_of(self, value: str) -> Callable[[Array, Array], tuple[Array, Array]]:
+        """Returns `ranges` of a layer.
+
+        Args:
+            value: Name of the layer's result.
+        """
+        return functools.partial(self.ranges, value)
+
+    def ranges(self, value: str, low: Array, high: Array) -> tuple[Array, Array]:
+        """Returns the ranges of folded rows.
+
+        Args:
+            value: Name of the layer's result.
+            low: Least values, float64 [fields, units].
+            high: Greatest values, of the same shape.
+        """
+        name = f"ranges {value}"
+        kept = self._earlier.get(name)
+        if kept is not None and kept.shape == (2, *low.shape):
+            if (low >= kept[0]).all() and (high <= kept[1]).all():
+                low, high = kept
+            else:
+                low, high = np.minimum(low, kept[0]), np.maximum(high, kept[1])
+                more = (high - low) * (ROOM - 1) / 2
+                low, high = low - more, high + more
+        self.used[name] = np.stack([low, high])
+        return low, high
+
+    def order(self, value: str, found: Array) -> Array:
+        """Returns the order of the units of a layer.
+
+        Args:
+            value: Name of the layer's result.
+            found: Order by the activity of this model, int64 [units].
+        """
+        name = f"order {value}"
+        kept = self._earlier.get(name)
+        self.used[name] = found if kept is None or kept.shape != found.shape else kept
+        return self.used[name]
