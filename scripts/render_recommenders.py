@@ -15,7 +15,8 @@ def trained(report: Mapping[str, Any], source: str) -> str:
     """Renders quality and speed of trained families: those of one label, of several labels, and of next items.
 
     Args:
-        report: {"data", "models", "deepctr"}, see `scripts/reproduction/recommenders.py`.
+        report: {"data", "models", "deepctr"}, see `scripts/reproduction/recommenders.py`. A model with a "commit" was
+            measured at that one, all others at that of the report.
         source: CPU and link of the report.
 
     Returns:
@@ -30,6 +31,11 @@ def trained(report: Mapping[str, Any], source: str) -> str:
     joint = {name: found["labels"] for name, found in deepctr.items() if "labels" in found}
     said = ", ".join(f"{name} {each['auc']:.4f} / {each['logloss']:.4f}" for name, each in peers.items())
     peer = f" DeepCTR-Torch on the same rows, best of four epochs: {said}." if said else ""
+    earlier: dict[str, list[str]] = {}
+    for each in models:
+        if "commit" in each:
+            earlier.setdefault(each["commit"], []).append(each["model"])
+    peer += "".join(f" Measured at commit {commit}: {', '.join(names)}." for commit, names in earlier.items())
     head = (
         "Trained with the default recipes on a log with user, item and list columns, evaluated on "
         f"{report['data']}; int8 in the native engine, engines interleaved, {source}.{peer}\n\n"

@@ -166,10 +166,12 @@ def test_families_of_several_labels_and_next_items():
         {"model": name, "quality": each, "ratios": ratios}
         for name, each in {"deepfm": quality, "mmoe": joint, "sasrec": following}.items()
     ]
+    models[0]["commit"] = "0123abc"
     deepctr = {"dcn": clicks, "ple": {"labels": {"clicked": {"auc": 0.705}, "loved": {"auc": 0.715}}}}
     text = clicks_tables.trained({"data": "some rows", "models": models, "deepctr": deepctr}, "a CPU")
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "| deepfm | 0.7100 / 0.6200 | +0.00001 | 0.0004 | 2.50x peer | 2.50x peer |" in lines
     assert "| mmoe | 0.7200 / 0.7300 | +0.00001 / +0.00001 | 0.0004 | 2.50x peer | 2.50x peer |" in lines
     assert any(line.startswith("| sasrec | 0.1860 | 0.4900 | 0.0870 | 0.0800 | -0.0002 | 0.0004 |") for line in lines)
+    assert "Measured at commit 0123abc: deepfm." in text
     assert "dcn 0.7100 / 0.6200." in text and "ple 0.7050 / 0.7150." in text and "11,000 clicked rows" in text
