@@ -20,6 +20,7 @@ from pipelines.quantization.recipe import QuantRecipe
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from pipelines.core.batches import Batch
     from pipelines.models.folder import ModelFolder
     from pipelines.models.hub import CardFile
     from pipelines.models.pipeline import Pipeline
@@ -260,7 +261,12 @@ class Lowerable(Protocol):
 
     @abc.abstractmethod
     def lower(
-        self, model: ir.Model, table: CalibrationTable, recipe: QuantRecipe, earlier: Mapping[str, Any]
+        self,
+        model: ir.Model,
+        table: CalibrationTable,
+        recipe: QuantRecipe,
+        earlier: Mapping[str, Any],
+        rows: Batch | None = None,
     ) -> tuple[ir.Model | None, dict[str, Any], Mapping[str, Any]]:
         """Lowers rewritten.onnx for the native kernels.
 
@@ -269,6 +275,7 @@ class Lowerable(Protocol):
             table: Calibration table of that graph.
             recipe: Quantization recipe.
             earlier: Arrays of scales of an earlier model to keep, or {}.
+            rows: Samples whose results may change by the bound of the recipe at most; None: nothing is compared.
 
         Returns:
             The lowered model, or None, a report with the keys "fold" and "reason", and arrays of its scales.

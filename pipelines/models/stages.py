@@ -276,9 +276,7 @@ def _native(folder: ModelFolder) -> dict[str, Any]:
         raise RequestError(
             f"the native kernels do not support {folder.entry.name}; it runs in onnxruntime and openvino"
         )
-    table = _table(folder.path / "calibration.json")
-    recipe = folder.recipe
-    model, report, _ = folder.entry.lower(_graph(folder.path / "rewritten.onnx"), table, recipe, scales_of(folder))
+    model, report, _ = _lowered(folder, folder.entry)
     if model is None:
         raise RequestError(
             f"{folder.card.name} does not run in the native kernels: {report['reason']}; it runs in onnxruntime and "
@@ -286,7 +284,14 @@ def _native(folder: ModelFolder) -> dict[str, Any]:
         )
     path = io.save_mapped(model, folder.path / NATIVE)
     digest = files.sha256(files.mapped(path))
-    return {"form": NATIVE_FORM, "recipe": recipe.to_json(), "data_sha256": digest, **report}
+    return {"form": NATIVE_FORM, "recipe": folder.recipe.to_json(), "data_sha256": digest, **report}
+
+
+def _lowered(folder: ModelFolder, family: Lowerable) -> tuple[ir.Model | None, dict[str, Any], Mapping[str, Any]]:
+    """Returns the native form of rewritten.onnx; that of an imported model is held to the bound on its samples."""
+    samples = _samples(folder)[0][0] if folder.imported and (folder.path / SAMPLES).is_file() else None
+    model, table = _graph(folder.path / "rewritten.onnx"), _table(folder.path / "calibration.json")
+    return family.lower(model, table, folder.recipe, scales_of(folder), samples)
 
 
 def scales_of(folder: ModelFolder) -> dict[str, Any]:
@@ -313,8 +318,9 @@ def native_form(folder: ModelFolder) -> dict[str, Any]:
     if not isinstance(folder.entry, Lowerable) or NATIVE in folder.record:
         kept = ("fold", "reason", "forms", "refused", "tables")
         return {key: value for key, value in folder.record.get(NATIVE, {}).items() if key in kept}
-    table = _table(folder.verify("calibration.json"))
-    _, report, _ = folder.entry.lower(_graph(folder.verify("rewritten.onnx")), table, folder.recipe, scales_of(folder))
+    for name in ("rewritten.onnx", "calibration.json"):
+        folder.verify(name)
+    _, report, _ = _lowered(folder, folder.entry)
     return {key: value for key, value in report.items() if key != "quantization"}
 
 

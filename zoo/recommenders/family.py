@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from torch import nn
 
+    from pipelines.core.batches import Batch
     from pipelines.models.folder import ModelFolder
     from pipelines.models.hub import CardFile
     from pipelines.models.pipeline import Pipeline
@@ -95,13 +96,14 @@ class RankingFamily(
         table: CalibrationTable,
         recipe: QuantRecipe,
         earlier: Mapping[str, Any] = MappingProxyType({}),
+        rows: Batch | None = None,
     ) -> tuple[ir.Model | None, dict[str, Any], Mapping[str, Any]]:
         """See `Lowerable` and `zoo.recommenders.lowering.lower.lower`."""
         from zoo.recommenders.lowering.lower import lower
         from zoo.recommenders.lowering.table_scales import TableScales
 
         scales = TableScales(earlier)
-        return *lower(model, table, recipe, scales), scales.used
+        return *lower(model, table, recipe, scales, rows), scales.used
 
     def from_onnx(
         self, path: Any, data: Any, output: Path, **options: Any

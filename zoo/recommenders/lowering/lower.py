@@ -5,7 +5,7 @@ Linear layers are folded into embedding tables where this saves time; other embe
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +14,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.core import machine
+from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.graph.infer import infer_shapes
 from pipelines.kernels.recommenders import reference, steps
@@ -23,6 +24,7 @@ from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.recommenders.lowering.activity import by_activity, random_samples
 from zoo.recommenders.lowering.algebra import total_of
+from zoo.recommenders.lowering.bound import OverBoundError, changes_on
 from zoo.recommenders.lowering.code_layers import CodeLayers, Inputs
 from zoo.recommenders.lowering.expressions import (
     Crossed,
@@ -56,7 +58,11 @@ FLOAT = 1e-9  # the finest step of a result that stays float
 
 
 def lower(
-    model: ir.Model, table: CalibrationTable, recipe: QuantRecipe, scales: TableScales | None = None
+    model: ir.Model,
+    table: CalibrationTable,
+    recipe: QuantRecipe,
+    scales: TableScales | None = None,
+    rows: Batch | None = None,
 ) -> tuple[ir.Model | None, dict[str, Any]]:
     """Lowers a rewritten float model to a `ClickProgram` in several forms, of which a machine times the fastest.
 
@@ -66,16 +72,19 @@ def lower(
     machines with caches of the same sizes.
 
     A form is left out if it is the same program as one before it, or changes an output on random samples by more than
-    the recipe's bound, or `CHANGE`, compared with the form that multiplies int16 codes.
+    the recipe's bound, or `CHANGE`, compared with the form that multiplies int16 codes; or one of `rows`, compared with
+    the float model, where int16 codes throughout take the place of forms that all are beyond the bound.
 
     Args:
         model: Float32 model after the rewrites. It is not changed.
         table: Activation ranges, calibrated on this graph.
         recipe: Operators to quantize, and whether to quantize tables.
         scales: Scales of an earlier model to keep; receives those that are used.
+        rows: Inputs of the model whose results are held to the bound; None: none are.
 
     Returns:
-        (model, report). The model is None if the graph has an unsupported operator or the recipe keeps tables float.
+        (model, report). The model is None if the graph has an unsupported operator, the recipe keeps tables float, or
+        no form is within the bound.
         The model has a node of every form, the first one with the model's outputs. The report is {"fold": bool,
         "reason": one line, "forms": [{"form", "megabytes" of its tables, "change" of outputs, "folded": {hidden value:
         `Decision`}}], "refused": {operator or form: reason}, "tables": [`LookupTable`] of the form without
@@ -93,8 +102,14 @@ def lower(
             raise RequestError("the recipe keeps tables float")
         outputs = [reader.read(value) for value in shaped.graph.outputs]
         kept = any(recipe.keeps_float(str(node.name or node.outputs[0].name)) for node in reader.nodes)
-        options = (reader, table, recipe, outputs, scales or TableScales())
-        forms, tables, refused = _forms(*options, coarse=not kept)
+        change = None if rows is None else changes_on(rows, shaped, reader)
+        options = (reader, table, recipe, outputs, scales or TableScales(), change)
+        try:
+            forms, tables, refused = _forms(*options, coarse=not kept)
+        except OverBoundError:
+            if kept:
+                raise
+            forms, tables, refused = _forms(*options, coarse=False)
     except RequestError as error:
         return None, {"fold": False, "reason": str(error), "forms": [], "refused": {}}
     names = [str(value.name) for value in shaped.graph.outputs]
@@ -122,6 +137,7 @@ def _forms(
     recipe: QuantRecipe,
     outputs: Sequence[Expression],
     scales: TableScales,
+    change: Callable[[ClickProgram], float] | None,
     *,
     coarse: bool,
 ) -> tuple[list[MadeForm], list[LookupTable], dict[str, str]]:
@@ -151,11 +167,16 @@ def _forms(
     exact = results["int16" if "int16" in results else next(iter(results))]
     kept = []
     for each in made.values():
-        each.change = largest_change(exact, results[each.name])
+        each.change = max(largest_change(exact, results[each.name]), change(each.program) if change else 0.0)
         if each.change <= (recipe.bound or CHANGE):
             kept.append(each)
         else:
             refused[each.name] = f"an output changes by {each.change:.2g}, the bound is {recipe.bound or CHANGE:g}"
+    if not kept:
+        least = min(each.change for each in made.values())
+        raise OverBoundError(
+            f"its forms change an output by {least:.2g} and more, the bound is {recipe.bound or CHANGE:g}"
+        )
     far = [each.far() for each in kept if each.name == "folded"]
     unfolded = next((each.program for each in made.values() if each.name == "int16"), program)
     return [*kept, *far], quantized.tables(unfolded), refused
