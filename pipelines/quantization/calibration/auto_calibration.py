@@ -6,7 +6,7 @@ samples that no correction saw. The steps are:
 1. Smoothing of outlier channels (`smooth_channels`) and the observer: the best of all candidates with exact weights,
    because GPTQ makes up for their rounding in the next step (smoothing of BERT: 7 dB without GPTQ, 20 dB with it).
    Where the least squared error per tensor ("auto") keeps outliers that nothing downstream needs, another observer wins
-   by 10 dB (hard-swish networks). Min-max wins where clipping hurts, the typical extremes of samples where few
+   by 10 dB (hard-swish networks). Min-max wins where clipping hurts, the means of the extremes of samples where few
    samples reach far (2 dB of MobileNet-V2). Ranges that end where a function is flat win 4 dB (YOLO).
    Convolutional networks are smoothed with the best ranges alone.
 2. The corrections (GPTQ, bias correction): both, one of the two, or neither, which is also tried with min-max ranges;
@@ -236,12 +236,12 @@ class _Int8Models:
 def _tables(model: ir.Model, recipe: QuantRecipe, observation: Observation) -> list[CalibrationTable]:
     """Returns the tables of all observers that the recipe allows, its own first; then `clip_to_functions` of them.
 
-    "auto" allows the typical extremes of samples, too.
+    "auto" allows the means of the extremes of samples, too.
     """
     observers = OBSERVERS if recipe.observer == "auto" else (recipe.observer,)
     tables = [observation.table(each, symmetric=recipe.symmetric) for each in observers]
     if recipe.observer == "auto":
-        tables.append(observation.table_of_typical_extremes(symmetric=recipe.symmetric))
+        tables.append(observation.table_of_mean_extremes(symmetric=recipe.symmetric))
     if recipe.observer == "auto" and not recipe.symmetric:
         tables += [each for table in tables if (each := clip_to_functions(model, table)).tensors != table.tensors]
     graph = io.digest(model)

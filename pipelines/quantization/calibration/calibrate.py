@@ -161,8 +161,8 @@ class Observation:
         of_samples = hashlib.sha256(b"".join(sha.digest() for sha in self._input_digests.values())).hexdigest()
         return CalibrationTable(self._graph_digest, observer, self.samples, of_samples, tensors)
 
-    def table_of_typical_extremes(self, *, symmetric: bool = False) -> CalibrationTable:
-        """Returns the table of min-max ranges, with `Histogram.typical_extremes` for the tensors counted in bins.
+    def table_of_mean_extremes(self, *, symmetric: bool = False) -> CalibrationTable:
+        """Returns the table of min-max ranges, with `Histogram.mean_extremes` for the tensors counted in bins.
 
         Args:
             symmetric: Tensors with negatives get the range -high .. high.
@@ -176,11 +176,11 @@ class Observation:
         table = self.table("minmax", symmetric=symmetric)
         tensors = dict(table.tensors)
         for name, observed in tensors.items():
-            low, high = self.histograms[name].typical_extremes()
+            low, high = self.histograms[name].mean_extremes()
             if symmetric and observed.low < 0:
                 low, high = min(low, -high), max(-low, high)
             if self.histograms[name].binned and low < high:
-                tensors[name] = replace(observed, low=low, high=high, method="typical extremes")
+                tensors[name] = replace(observed, low=low, high=high, method="mean of extremes")
         return replace(table, tensors=tensors)
 
     def release(self) -> None:

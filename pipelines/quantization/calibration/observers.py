@@ -22,7 +22,6 @@ BINS = 2048
 KEPT = 0.99  # maximum share of values that kl clips is the rest
 PERCENTILE = 99.99
 SPIKE = 1e-4  # minimum share of values of an outermost bin that is no outlier
-SPREAD = 0.5  # standard deviations beyond the mean extreme of samples
 LEVELS, SYMMETRIC_LEVELS = 256, 128  # quantization levels of kl: u8 over the range, s8 over |x|
 MSE_RATIOS = 128  # fractions of either end that mse tries
 SUMMARY = 64  # maximum bins of a table
@@ -104,7 +103,7 @@ class Histogram:
         finite: False after a NaN or an infinity; the histogram is void then.
         binned: Whether values are counted in bins; without bins, min-max is the only range.
         samples: Number of samples.
-        ends: Sums over the samples of (least value or 0, greatest value or 0), and of their squares, [2, 2].
+        ends: Sums over the samples of (least value or 0, greatest value or 0), [2].
 
     Args:
         binned: See above.
@@ -115,7 +114,7 @@ class Histogram:
         self.binned, self._drawn = binned, drawn
         self._ranges: dict[tuple[str, bool], Range] = {}
         self.low, self.high, self.count, self.finite = np.inf, -np.inf, 0, True
-        self.counted, self.zeros, self.samples, self.ends = 0, 0, 0, np.zeros((2, 2))
+        self.counted, self.zeros, self.samples, self.ends = 0, 0, 0, np.zeros(2)
         self.exponent: int | None = None  # bin width 2**exponent
         self.bins = np.zeros(2 * BINS, np.int64)  # bin i holds [(i - BINS) w, (i - BINS + 1) w)
 
@@ -139,8 +138,7 @@ class Histogram:
         if not self.binned:
             return
         self.samples += samples
-        ends = np.array([np.minimum(lows, 0), np.maximum(highs, 0)], np.float64)
-        self.ends += [ends.sum(axis=1), np.square(ends).sum(axis=1)]
+        self.ends += np.array([np.minimum(lows, 0), np.maximum(highs, 0)], np.float64).sum(axis=1)
         values = rows[:, :: _stride(rows.shape[1], self._drawn)].ravel()
         for part in np.split(values, range(CHUNK, values.size, CHUNK)):
             self._add(part)
@@ -214,15 +212,17 @@ class Histogram:
             self._ranges[key] = RANGES[method](self, symmetric)
         return self._ranges[key]
 
-    def typical_extremes(self) -> Range:
-        """Returns the mean of the least and of the greatest values of samples, and `SPREAD` standard deviations more.
+    def mean_extremes(self) -> Range:
+        """Returns the means of the least and of the greatest values of samples: few reach the ends of all.
 
-        Few samples reach the ends of all; the error of their clipped values is small beside the rounding of all others.
-        The means alone (the default range of NNCF) cost single samples 2 to 5 dB.
+        The bias of the clipped values is small beside the rounding of all others where a few samples reach far (the
+        default range of NNCF).
+
+        Returns:
+            (low, high) in units of the tensor.
         """
-        mean, square = self.ends / max(self.samples, 1)
-        reach = np.abs(mean) + SPREAD * np.sqrt(np.maximum(square - mean**2, 0))
-        return float(max(-reach[0], min(self.low, 0))), float(min(reach[1], max(self.high, 0)))
+        low, high = self.ends / max(self.samples, 1)
+        return float(max(low, min(self.low, 0))), float(min(high, max(self.high, 0)))
 
     def without_bins(self) -> Histogram:
         """Returns the histogram without bins, for a tensor whose range is min-max."""

@@ -79,7 +79,7 @@ def test_drawn_values_stand_for_all(rng, cuts):
         drawn.add(x[start:end], end - start)
     every.add(x, 24)
     assert (drawn.low, drawn.high, drawn.count) == (every.low, every.high, every.count)
-    assert drawn.typical_extremes() == pytest.approx(every.typical_extremes())
+    assert drawn.mean_extremes() == pytest.approx(every.mean_extremes())
     assert drawn.bins.sum() == drawn.counted and 24 * 2048 < drawn.counted < 24 * 5000 and every.counted == x.size
     for method in ("percentile", "mse"):
         assert choose(drawn, method)[1:] == pytest.approx(choose(every, method)[1:], rel=0.1), method
