@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from pipelines.core.batches import Batch
+from pipelines.core.errors import RequestError
+from pipelines.graph import reference_session
+from pipelines.kernels.recommenders import reference
 from pipelines.kernels.recommenders.program import ClickProgram
 from pipelines.kernels.recommenders.steps import Mixed
-from zoo.recommenders.lowering.quantized_tables import LookupTable, tables_report
+from zoo.recommenders.lowering.quantized_tables import LookupTable, largest_change, tables_report
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from zoo.recommenders.lowering.graph_reader import GraphReader
     from zoo.recommenders.lowering.plan import Decision
 
 CHANGE = 3e-3  # largest change of an output by a form, where the recipe has no bound
-SAMPLES = 256  # random ones, on which outputs of forms are compared
+SAMPLES = 256  # random ones, or rows of a log, on which outputs of forms are compared
+
+
+class OverBoundError(RequestError):
+    """No form of a model is within the error bound."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +94,53 @@ class MadeForm:
             "change": float(f"{self.change:.2e}"),
             "folded": folded,
         }
+
+
+def within_bound(made: Collection[MadeForm], bound: float) -> tuple[list[MadeForm], dict[str, str]]:
+    """Selects the forms whose outputs change by the bound at most.
+
+    Args:
+        made: The forms.
+        bound: Largest allowed change of an output; 0: `CHANGE`.
+
+    Returns:
+        (forms, reason by name of each form that is left out).
+
+    Raises:
+        OverBoundError: All forms are beyond the bound.
+    """
+    bound = bound or CHANGE
+    kept = [form for form in made if form.change <= bound]
+    if not kept:
+        least = min(form.change for form in made)
+        raise OverBoundError(f"its forms change an output by {least:.2g} and more, the bound is {bound:g}")
+    beyond = [form for form in made if form.change > bound]
+    return kept, {each.name: f"an output changes by {each.change:.2g}, the bound is {bound:g}" for each in beyond}
+
+
+def changes_on(rows: Batch, model: ir.Model, reader: GraphReader) -> Callable[[ClickProgram], float]:
+    """Computes the results of a float model on rows.
+
+    Args:
+        rows: Inputs of the model, of which the first `SAMPLES` rows are used.
+        model: Float model.
+        reader: Reader of the model.
+
+    Returns:
+        A function to the largest change of a result by a program.
+    """
+    few = {name: array[:SAMPLES] for name, array in rows.items()}
+    opened = reference_session.session(model, "lowering needs")
+    expected = reference_session.run(opened, {str(value.name): few[str(value.name)] for value in model.graph.inputs})
+    inputs = (reader.ids, reader.numbers, reader.scales)
+    ids, numbers, scales = (None if value is None else few.get(str(value.name)) for value in inputs)
+    assert ids is not None
+
+    def change(program: ClickProgram) -> float:
+        means = np.zeros((len(ids), program.means), np.float32) if scales is None else scales
+        return largest_change(expected, reference.run(program, ids, numbers, means))
+
+    return change
 
 
 def lowering_report(

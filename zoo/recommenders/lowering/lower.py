@@ -24,7 +24,6 @@ from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.recommenders.lowering.activity import by_activity, random_samples
 from zoo.recommenders.lowering.algebra import total_of
-from zoo.recommenders.lowering.bound import OverBoundError, changes_on
 from zoo.recommenders.lowering.code_layers import CodeLayers, Inputs
 from zoo.recommenders.lowering.expressions import (
     Crossed,
@@ -42,7 +41,16 @@ from zoo.recommenders.lowering.expressions import (
     parts_of,
 )
 from zoo.recommenders.lowering.fields.expressions import FieldAttention, GatedCodes
-from zoo.recommenders.lowering.forms import CHANGE, FORMS, SAMPLES, Form, MadeForm, lowering_report
+from zoo.recommenders.lowering.forms import (
+    FORMS,
+    SAMPLES,
+    Form,
+    MadeForm,
+    OverBoundError,
+    changes_on,
+    lowering_report,
+    within_bound,
+)
 from zoo.recommenders.lowering.graph_reader import GraphReader
 from zoo.recommenders.lowering.integer_layers import dense_layer
 from zoo.recommenders.lowering.plan import LayerGroup
@@ -71,9 +79,9 @@ def lower(
     program uses int16 codes throughout, also for the rows of folded tables. The same inputs give the same bytes, on
     machines with caches of the same sizes.
 
-    A form is left out if it is the same program as one before it, or changes an output on random samples by more than
-    the recipe's bound, or `CHANGE`, compared with the form that multiplies int16 codes; or one of `rows`, compared with
-    the float model, where int16 codes throughout take the place of forms that all are beyond the bound.
+    A form is left out if it is the same program as one before it, or if it changes an output by more than the bound
+    (`within_bound`): on random samples compared with the form that multiplies int16 codes, on `rows` compared with the
+    float model. If all forms are beyond the bound on `rows`, int16 codes throughout are tried.
 
     Args:
         model: Float32 model after the rewrites. It is not changed.
@@ -84,11 +92,10 @@ def lower(
 
     Returns:
         (model, report). The model is None if the graph has an unsupported operator, the recipe keeps tables float, or
-        no form is within the bound.
-        The model has a node of every form, the first one with the model's outputs. The report is {"fold": bool,
-        "reason": one line, "forms": [{"form", "megabytes" of its tables, "change" of outputs, "folded": {hidden value:
-        `Decision`}}], "refused": {operator or form: reason}, "tables": [`LookupTable`] of the form without
-        folded tables}.
+        no form is within the bound. It has a node of every form, the first one with the model's outputs. The report is
+        {"fold": bool, "reason": one line, "forms": [{"form", "megabytes" of its tables, "change" of outputs, "folded":
+        {hidden value: `Decision`}}], "refused": {operator or form: reason}, "tables": [`LookupTable`] of the form
+        without folded tables}.
 
     Raises:
         RequestError: The table belongs to another graph.
@@ -143,7 +150,6 @@ def _forms(
 ) -> tuple[list[MadeForm], list[LookupTable], dict[str, str]]:
     """Returns the forms of a model that differ, their quantized tables, and why forms are left out."""
     made: dict[Hashable, MadeForm] = {}
-    refused: dict[str, str] = {}
     orders: dict[Expression, Array] = {}
     codes: dict[Hashable, Array] = {}
     quantized = QuantizedTables(machine.caches(), recipe.bound)
@@ -165,18 +171,9 @@ def _forms(
     samples = random_samples(program, reader, table, SAMPLES)
     results = {each.name: reference.run(each.program, *samples) for each in made.values()}
     exact = results["int16" if "int16" in results else next(iter(results))]
-    kept = []
     for each in made.values():
         each.change = max(largest_change(exact, results[each.name]), change(each.program) if change else 0.0)
-        if each.change <= (recipe.bound or CHANGE):
-            kept.append(each)
-        else:
-            refused[each.name] = f"an output changes by {each.change:.2g}, the bound is {recipe.bound or CHANGE:g}"
-    if not kept:
-        least = min(each.change for each in made.values())
-        raise OverBoundError(
-            f"its forms change an output by {least:.2g} and more, the bound is {recipe.bound or CHANGE:g}"
-        )
+    kept, refused = within_bound(made.values(), recipe.bound)
     far = [each.far() for each in kept if each.name == "folded"]
     unfolded = next((each.program for each in made.values() if each.name == "int16"), program)
     return [*kept, *far], quantized.tables(unfolded), refused
