@@ -1,7 +1,6 @@
 """Model families: a small description, and the protocols that say what a family can do.
 
-Callers ask `isinstance(family, Trainable)` and call its methods. Methods import what they need: opening a family loads
-neither torch nor tensorflow.
+Callers ask `isinstance(family, Trainable)`. Methods import torch and tensorflow, which opening a family does not load.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import zoo
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines import catalog, plan
-from pipelines.engines.native import images, recommender_files, recommenders
+from pipelines.engines.native import forms, images, recommender_files
 from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.kernels import program_file as packed_programs
@@ -282,7 +282,7 @@ def test_packed_click_models(packed_click_model, tmp_path, monkeypatch, data):
         with monkeypatch.context() as patch:
             patch.setattr(recommender_files, "derived", lambda *_: tmp_path / "m.zoo")
             patch.setattr(recommender_files, "_graph", refuse)
-            session = recommenders.options(path, 1)["native"].open()
+            session = forms.options(path, 1)["native"].open()
         session.run(feeds)
 
     def refuse(path):

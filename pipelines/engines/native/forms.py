@@ -73,7 +73,8 @@ class Forms:
         openers = {name: functools.partial(self._open, 1, name, timed=True) for name in self.names}
         digest, model = f"forms {_structure(self._models)}", self._models[0]
         try:
-            choices = [choose(digest, openers, random_batch(model, size), finest=self.names) for size in SIZES]
+            with recommender_files.readable(self.path):
+                choices = [choose(digest, openers, random_batch(model, size), finest=self.names) for size in SIZES]
         except ZooError as error:
             logger.warning("the forms of %s are not timed: %s", self.path, error)
             return self.names[0]

@@ -14,9 +14,7 @@ from pipelines.quantization.calibration.layerwise import CHUNK, sample_chunks
 from pipelines.quantization.ptq import HELD_OUT
 
 HELD_BACK = 3  # one of three samples is held out, up to HELD_OUT
-CHEAP = (
-    2**22
-)  # elements of activations on all samples of a step, up to which it takes more samples than its effort says
+CHEAP = 2**22  # elements of activations up to which a step takes more samples than its effort says
 SMALL = 2**19  # bytes of weights of networks that are observed on all samples
 MOST = 2**23  # maximum input elements of held-out samples
 

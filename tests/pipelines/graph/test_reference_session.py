@@ -1,6 +1,8 @@
 """Reference sessions of ONNX Runtime: fixed batch sizes and errors, memory."""
 
+import multiprocessing
 import resource
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +86,12 @@ def faults():
 
 
 def test_lean_sessions_share_the_memory_of_their_runs():
+    """In a process of its own, whose arena no other session uses."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        pool.submit(run_two_lean_sessions).result()
+
+
+def run_two_lean_sessions():
     found = model("(float[n,1024] x) => (float[n,1024] y) { a = Exp(x) b = Neg(a) y = Exp(b) }")
     x = np.zeros((4096, 1024), np.float32)  # 16 MB each
     sessions = [reference_session.session(found, "", reference_session.options(lean=True)) for _ in range(2)]
