@@ -35,9 +35,16 @@ def mirror() -> str | None:
 
 
 def table_memory() -> int | None:
-    """Returns $ZOO_TABLE_MEMORY in bytes; None if it is not set."""
+    """Returns $ZOO_TABLE_MEMORY in bytes; None if it is not set.
+
+    Raises:
+        RequestError: Its value is not a size.
+    """
     text = os.environ.get("ZOO_TABLE_MEMORY", "").strip()
-    return memory_bytes(text) if text else None
+    try:
+        return memory_bytes(text) if text else None
+    except RequestError as error:
+        raise RequestError(f"found ZOO_TABLE_MEMORY={text}, expected a size such as 4GB or 512MB") from error
 
 
 def memory_bytes(text: str | int) -> int:

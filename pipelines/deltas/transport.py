@@ -91,8 +91,11 @@ class Remote:
         with requires(f"reading {url}", "int8-zoo[remote]"):
             import fsspec
         self.url = url
-        with _read(url):
-            self._system, self._path = fsspec.core.url_to_fs(url)
+        try:
+            with _read(url):
+                self._system, self._path = fsspec.core.url_to_fs(url)
+        except ZooError as error:
+            raise RequestError(f"{error}; expected a folder, a URL that fsspec supports, or redis://") from error
 
     def names(self) -> list[str]:
         """See `Transport`."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import click
 
+from pipelines.core import settings
 from pipelines.core.errors import ZooError, plain
 from zoo.cli import clusters, evaluation, inference, models, quantization, training
 from zoo.cli.output import INTERRUPTED, fail
@@ -80,6 +81,7 @@ class _Plain(logging.Formatter):
 @click.version_option(package_name="int8-zoo", prog_name="zoo")
 def cli() -> None:
     """Optimized INT8 models for CPUs. MODEL is a name from `zoo list` or a model folder."""
+    settings.table_memory()  # refuses a wrong value before the work begins
 
 
 for _commands in TOPICS.values():

@@ -81,3 +81,8 @@ def test_deltas_are_numbered_and_follow_each_other(tmp_path: Path) -> None:
     assert transport.Folder(place).names() == ["000001.zoo", "000002.zoo"]
     with open_delta(place / "000002.zoo") as delta:
         assert (delta.parent, delta.digest) == (two.parent, two.digest)
+
+
+def test_a_url_of_an_unknown_protocol_is_a_wrong_request() -> None:
+    with pytest.raises(RequestError, match=r"ftp9://x/y: Protocol not known: ftp9; expected a folder, a URL"):
+        open_transport("ftp9://x/y")

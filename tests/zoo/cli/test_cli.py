@@ -162,6 +162,14 @@ def test_a_wrong_request_gets_one_line_exit_code_2_and_leaves_nothing(
     assert [path.name for path in empty.iterdir()] == ["calibration.npz"]
 
 
+def test_a_wrong_setting_is_refused_before_the_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ZOO_TABLE_MEMORY", "much")
+    code, _, said = call(capsys, "list")
+    assert (code, said) == (2, "zoo: found ZOO_TABLE_MEMORY=much, expected a size such as 4GB or 512MB\n")
+
+
 def test_a_warning_comes_once() -> None:
     once = cli.UniqueMessages()
     records = [logging.makeLogRecord({"msg": "line %d", "args": (number,)}) for number in (1, 2, 1)]

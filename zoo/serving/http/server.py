@@ -203,7 +203,8 @@ class _Server:
         """Returns (name, folder, version, changes) of the next version of a model; None if there will be none."""
         assert self._updates is not None
         if (message := await self._versions.get()) is None:
-            logger.warning("the process that applies deltas died; see the log of the system")
+            if not self._end.is_set():
+                logger.warning("the process that applies deltas died; see the log of the system")
             return None
         kind, *content = message
         if kind == updater.FAILED:

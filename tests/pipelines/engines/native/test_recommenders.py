@@ -110,7 +110,7 @@ def test_the_memory_for_tables(monkeypatch):
     monkeypatch.setenv("ZOO_TABLE_MEMORY", "")
     assert recommender_files.table_memory() == pytest.approx(machine.available_memory() // 2, rel=0.1)
     monkeypatch.setenv("ZOO_TABLE_MEMORY", "much")
-    with pytest.raises(RequestError, match="the memory 'much' is no size; write it like 1GB or 512MB"):
+    with pytest.raises(RequestError, match="found ZOO_TABLE_MEMORY=much, expected a size such as 4GB or 512MB"):
         recommender_files.table_memory()
 
 
