@@ -114,6 +114,11 @@ def table_memory() -> int:
     return settings.table_memory() or machine.available_memory() // 2
 
 
+def rows_memory() -> int:
+    """Returns the bytes of cached rows of a process; without a setting there may be a process on every core."""
+    return settings.table_memory() or table_memory() // machine.cores()
+
+
 def store(source: Path, path: Path) -> None:
     """Writes the click model of a native.onnx, for `opened`.
 

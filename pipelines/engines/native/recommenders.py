@@ -56,7 +56,8 @@ class ProgramGraph:
         self.fed, self.outputs, self.form = model.fed, model.outputs, model.form
         self.steps = [type(step).__name__ for step in model.program.steps]
         self.rows = model.program.rows
-        self.cached = cached_tables(model.program, recommender_files.table_memory())
+        memory, rows_memory = recommender_files.table_memory(), recommender_files.rows_memory()
+        self.cached = cached_tables(model.program, memory, rows_memory)
         self.program = native.click_program(model.program, cached=self.cached)
         self._model, self._sharing = model, dict[SharedInputs, Any]()
         self._pool: ThreadPoolExecutor | None = None

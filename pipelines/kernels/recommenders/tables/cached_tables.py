@@ -28,12 +28,13 @@ class CachedTables:
     tables: tuple[tuple[int, int, int], ...]
 
 
-def cached_tables(program: ClickProgram, memory: int) -> CachedTables | None:
+def cached_tables(program: ClickProgram, memory: int, rows_memory: int | None = None) -> CachedTables | None:
     """Selects the mapped tables of a program if together they exceed the memory for tables.
 
     Args:
         program: Program whose tables are views of a `MappedFile`.
-        memory: Bytes for tables. They are divided in proportion to the sizes of the tables.
+        memory: Bytes for tables.
+        rows_memory: Bytes for cached rows, divided in proportion to the sizes of the tables; None: `memory`.
 
     Returns:
         The tables to cache; None if all of them fit.
@@ -43,7 +44,8 @@ def cached_tables(program: ClickProgram, memory: int) -> CachedTables | None:
     if total <= memory or path is None:
         return None
     places = {step.table.ctypes.data: (file.offset(step.table), step.table.nbytes) for file, step in steps}
-    tables = tuple((address, offset, memory * size // total) for address, (offset, size) in places.items())
+    room = memory if rows_memory is None else rows_memory
+    tables = tuple((address, offset, room * size // total) for address, (offset, size) in places.items())
     return CachedTables(path, tables)
 
 

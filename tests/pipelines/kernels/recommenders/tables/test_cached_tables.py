@@ -91,6 +91,8 @@ def test_tables_that_fit_stay_mapped(stored):
     assert cached_tables(stored, total) is None
     cached = cached_tables(stored, total - 1)
     assert {address for address, _, _ in cached.tables} == set(sizes)
+    halves = cached_tables(stored, total - 1, total // 2).tables
+    assert sum(each[2] for each in halves) == pytest.approx(sum(each[2] for each in cached.tables) / 2, abs=9)
     assert cached_tables(program(), 0) is None  # its tables are in no file
 
 
