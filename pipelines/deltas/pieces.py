@@ -252,10 +252,7 @@ def write(pieces: Sequence[Piece], old: Bytes, new: Bytes, data: Bytes, indices:
     Raises:
         RequestError: The pieces do not fit the files.
     """
-    start = 0
-    for piece, own, numbers in _parts(pieces, len(new), data, indices):
-        target = new[start : start + piece.size]
-        start += piece.size
+    for piece, target, own, numbers in _parts(pieces, new, data, indices):
         if piece.kind == "data":
             target[:] = own
         elif piece.kind == "copy":
@@ -300,10 +297,8 @@ def change(pieces: Sequence[Piece], content: Bytes, data: Bytes, indices: Rows) 
     Raises:
         RequestError: The pieces do not fit the file.
     """
-    start = rows = 0
-    for piece, own, numbers in _parts(pieces, len(content), data, indices):
-        target = content[start : start + piece.size]
-        start += piece.size
+    rows = 0
+    for piece, target, own, numbers in _parts(pieces, content, data, indices):
         if piece.kind == "data":
             target[:] = own
         elif piece.kind == "rows":
@@ -312,15 +307,21 @@ def change(pieces: Sequence[Piece], content: Bytes, data: Bytes, indices: Rows) 
     return rows
 
 
-def _parts(pieces: Sequence[Piece], size: int, data: Bytes, indices: Rows) -> Iterator[tuple[Piece, Bytes, Rows]]:
-    """Yields the pieces with their bytes and whole numbers in the delta. Raises RequestError where they do not fit."""
-    at = first = 0
+def _parts(
+    pieces: Sequence[Piece], content: Bytes, data: Bytes, indices: Rows
+) -> Iterator[tuple[Piece, Bytes, Bytes, Rows]]:
+    """Yields the pieces with their part of the content, and their bytes and whole numbers in the delta.
+
+    Raises RequestError where they do not fit.
+    """
+    start = at = first = 0
     if (
-        sum(piece.size for piece in pieces) != size
+        sum(piece.size for piece in pieces) != len(content)
         or sum(piece.data for piece in pieces) != len(data)
         or sum(piece.indices for piece in pieces) != len(indices)
     ):
         raise RequestError("its pieces do not fit its data; make it again with zoo delta")
     for piece in pieces:
-        yield piece, data[at : at + piece.data], indices[first : first + piece.indices]
-        at, first = at + piece.data, first + piece.indices
+        target = content[start : start + piece.size]
+        yield piece, target, data[at : at + piece.data], indices[first : first + piece.indices]
+        start, at, first = start + piece.size, at + piece.data, first + piece.indices

@@ -10,7 +10,6 @@ import logging
 import os
 import select
 import shutil
-import signal
 import socket
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from pipelines.core import settings
 from pipelines.deltas.transport import open_transport
 from zoo.serving.deltas.versions import Version, Versions, changed
 from zoo.serving.workers.channel import pack, receive
-from zoo.serving.workers.lifetime import end_with_parent
+from zoo.serving.workers.lifetime import fork_process
 from zoo.serving.workers.model_loader import ServedModel
 from zoo.serving.workers.worker import load_error
 
@@ -43,24 +42,18 @@ def start(models: Sequence[ServedModel], deltas: Mapping[str, str]) -> tuple[soc
         (VERSION, name, folder or "", version, changes) of every model at first and then of every change, or (FAILED,
         message, exit code); after a VERSION it waits for (SERVED, fault or "").
     """
-    parent_end, child_end = socket.socketpair()
-    parent = os.getpid()
-    if pid := os.fork():
-        child_end.close()
-        return parent_end, pid
-    end_with_parent(parent)
-    parent_end.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the HTTP server ends it by closing the channel
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    scratch = ""
-    try:
-        scratch = _scratch()
-        _run(child_end, {model.name: model for model in models if model.name in deltas}, deltas, Path(scratch))
-    except BaseException as error:
-        child_end.sendall(pack((FAILED, *load_error(error))))
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        os._exit(0)
+
+    def run(channel: socket.socket) -> None:
+        scratch = ""
+        try:
+            scratch = _scratch()
+            _run(channel, {model.name: model for model in models if model.name in deltas}, deltas, Path(scratch))
+        except BaseException as error:
+            channel.sendall(pack((FAILED, *load_error(error))))
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    return fork_process(run)
 
 
 def _scratch() -> str:

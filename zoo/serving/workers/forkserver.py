@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from zoo.serving.workers.channel import pack, receive, unpack
-from zoo.serving.workers.lifetime import end_with_parent, kill
+from zoo.serving.workers.lifetime import end_with_parent, fork_process, kill
 from zoo.serving.workers.model_loader import ServedModel
 from zoo.serving.workers.worker import load_error, run_process
 
@@ -36,20 +36,12 @@ def start(models: Sequence[ServedModel]) -> tuple[socket.socket, int]:
         The HTTP server's end of the channel, and the process id. Closing the channel ends the fork server, and the end
         of the fork server ends its workers. The first message is LOADED or FAILED.
     """
-    parent_end, child_end = socket.socketpair()
-    parent = os.getpid()
-    if pid := os.fork():
-        child_end.close()
-        return parent_end, pid
-    end_with_parent(parent)
-    parent_end.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the HTTP server ends it by closing the channel
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers are not awaited: their channels close
-    try:
-        _run(child_end, {model.name: model for model in models})
-    finally:
-        os._exit(0)
+
+    def run(channel: socket.socket) -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers are not awaited: their channels close
+        _run(channel, {model.name: model for model in models})
+
+    return fork_process(run)
 
 
 def end(pid: int) -> None:

@@ -1,4 +1,4 @@
-"""The end of the server's processes: none outlives the process that forked it."""
+"""Start and end of the server's processes: none outlives the process that forked it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,36 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
+from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def fork_process(run: Callable[[socket.socket], None]) -> tuple[socket.socket, int]:
+    """Forks a process that ends after `run`. Call it before any thread is started.
+
+    The process ignores SIGINT and SIGTERM: its parent ends it by closing the channel.
+
+    Args:
+        run: Takes the process's end of the channel.
+
+    Returns:
+        The parent's end of the channel, and the process id.
+    """
+    parent_end, child_end = socket.socketpair()
+    parent = os.getpid()
+    if pid := os.fork():
+        child_end.close()
+        return parent_end, pid
+    end_with_parent(parent)
+    parent_end.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        run(child_end)
+    finally:
+        os._exit(0)
 
 
 def end_with_parent(parent: int) -> None:
