@@ -111,6 +111,18 @@ def finest_form(path: Path) -> str:
     return f"native{FORM}{names[0]}" if len(names) > 1 else "native"
 
 
+def chosen_form(path: Path) -> str:
+    """Returns the engine native with the form of a file that runs on this machine; "native" if it has one form.
+
+    Args:
+        path: Model file.
+    """
+    from pipelines.engines.native.forms import Forms
+
+    forms = Forms(path)
+    return f"native{FORM}{forms.chosen}" if len(forms.names) > 1 else "native"
+
+
 def _forms(path: Path) -> list[str]:
     """The names of the forms of a native.onnx; [] for other files."""
     if path.name != NATIVE:

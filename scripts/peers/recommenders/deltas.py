@@ -1,8 +1,10 @@
 """Deltas applied to a served recommender, beside the reload of a whole folder, while clients are answered.
 
-A DeepFM with a table of many simulated ids is served by one worker; server, worker and updater share one core, the
-clients have another. In turn: no change, a delta of new vectors every second, and the newer folder in the place of the
-older every few seconds (`--watch`). Clients send the next request as soon as the last is answered.
+A DeepFM with a table of many simulated ids is served by one worker, which has a core of its own; the clients have the
+other core, and the processes of the server use both. Two servers run in turn: one takes a delta of new vectors every
+second, the other the newer folder in the place of the older every few seconds (`--watch`). Their turns alternate
+between a short time with changes and one without, so that the load of other sessions affects both alike. Clients send
+the next request as soon as the last is answered.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ from scripts.peers.serving import load
 from scripts.peers.serving.server import CORES, CSV, Server, running
 from zoo import api
 
-MODEL, COLUMN, WAYS = "served", "user_id", ("none", "delta", "reload")
-STEP, POLL = 1.0, 0.01  # seconds from a change to the next, and between requests that look for the change
-RELOAD_STEP = 3.0
+MODEL, COLUMN = "served", "user_id"
+STEPS = {"delta": 1.0, "reload": 3.0}  # seconds from a change to the next
+POLL = 0.02  # seconds between requests that look for the change
 GRACE = 30.0
 PRIORITY = "-15"  # of the sessions of server and clients
 
@@ -42,8 +44,9 @@ def options(parser: harness.Parser) -> None:
     parser.count("--rows", 100_000, "changed rows of a delta")
     parser.count("--buckets", 1 << 19, "rows of the large table")
     parser.count("--clients", 64, "clients")
-    parser.count("--rounds", 9, "turns of each way")
-    parser.count("--seconds", 8, "of a turn")
+    parser.count("--rounds", 9, "servers of each way")
+    parser.count("--turns", 3, "turns with changes and without them, of a server")
+    parser.count("--seconds", 6, "of a turn")
     parser.work()
 
 
@@ -57,27 +60,31 @@ def measure(args: Any) -> dict[str, Any]:
         for file, (old, new) in zip(deltas, [models, models[::-1]], strict=True):
             api.delta(old, new, file)
         requests = _requests(work / "log.csv")
-        figures: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
-        for number in range(args.rounds + 1):
-            for way in WAYS:
-                with _served(way, work, models, deltas, requests[0]) as (port, changes):
-                    found = _turn(port, requests, changes, args, STEP if way == "delta" else RELOAD_STEP)
-                if number:  # the first round warms up
-                    figures[way].append(found)
+        figures: dict[str, list[dict[str, float]]] = {way: [] for way in ("none", *STEPS)}
+        pairs: dict[str, list[tuple[float, float]]] = {way: [] for way in STEPS}
+        for way in [way for _ in range(args.rounds) for way in STEPS]:
+            with _served(way, work, models, deltas, requests[0]) as (port, change):
+                _turn(port, requests, None, args)  # warms up
+                for number in range(args.turns):
+                    turns = {}
+                    for changes in (None, change) if number % 2 else (change, None):
+                        turns["none" if changes is None else way] = _turn(port, requests, changes, args, STEPS[way])
+                    pairs[way].append((turns[way]["p99"], turns["none"]["p99"]))
+                    for kind, found in turns.items():
+                        figures[kind].append(found)
         equal = _equal_bits(work, models, deltas, requests[0])
         size = deltas[0].stat().st_size
     ways = [
         {"way": way, **{key: harness.median([each[key] for each in found]) for key in found[0]}}
         for way, found in figures.items()
     ]
-    p99 = {way: [each["p99"] for each in found] for way, found in figures.items()}
     return {
         "clients": args.clients,
         "table_rows": args.buckets + 2,
         "changed_rows": args.rows,
         "delta_bytes": size,
         "ways": ways,
-        "p99_ratio": {way: harness.ratio(p99[way], p99["none"]) for way in WAYS[1:]},
+        "p99_ratio": {way: harness.ratio(*zip(*found, strict=True)) for way, found in pairs.items()},
         "equal_bits": equal,
         "environment": harness.environment(rounds=args.rounds, data="synthetic log, simulated ids", priority=PRIORITY),
     }
@@ -143,7 +150,7 @@ def _requests(log: Path) -> list[load.Request]:
 @contextlib.contextmanager
 def _served(
     way: str, work: Path, models: list[Path], deltas: list[Path], request: load.Request
-) -> Iterator[tuple[int, Callable[[], None] | None]]:
+) -> Iterator[tuple[int, Callable[[], None]]]:
     """Serves the older model; yields the port, and a function that makes the next change."""
     place, live = work / "place", work / "live"
     shutil.rmtree(place, ignore_errors=True)
@@ -161,12 +168,11 @@ def _served(
         (work / "next").symlink_to(models[next(numbers) % 2].resolve())
         (work / "next").replace(live)
 
-    more = {"none": (), "delta": ("--deltas", str(place)), "reload": ("--watch",)}[way]
-    with running(Server(way, "", (str(live), *more), "int8-zoo"), Path(), request, GRACE) as server:
+    more = {"delta": ("--deltas", str(place)), "reload": ("--watch",)}[way]
+    with running(Server(way, "", (str(live), *more), "int8-zoo", False), Path(), request, GRACE) as server:
         _go_first(server.process.pid)
-        change = {"none": None, "delta": delta, "reload": folder}[way]
-        if change is not None:  # the first change loads libraries
-            _until_changed(server.port, request, change)
+        change = {"delta": delta, "reload": folder}[way]
+        _until_changed(server.port, request, change)  # the first change loads libraries
         yield server.port, change
 
 
@@ -177,7 +183,7 @@ def _go_first(pid: int) -> None:
 
 
 def _turn(
-    port: int, requests: list[load.Request], change: Callable[[], None] | None, args: Any, step: float
+    port: int, requests: list[load.Request], change: Callable[[], None] | None, args: Any, step: float = 0.0
 ) -> dict[str, float]:
     """Returns {"rate", "p50", "p99", "until_scored": seconds, "rows_per_second"} of a turn."""
     stop, waits, begin = threading.Event(), list[float](), time.perf_counter()
@@ -228,10 +234,9 @@ def _equal_bits(work: Path, models: list[Path], deltas: list[Path], request: loa
     whole = request._replace(body=lines)
     answers = []
     with _served("delta", work, models, deltas, request) as (port, change):
-        assert change is not None
         _until_changed(port, request, change)  # back at the older model
         _until_changed(port, request, change)
         answers.append(load.ask(port, whole))
-    with _served("none", work, models[::-1], deltas, request) as (port, _):
+    with _served("reload", work, models, deltas, request) as (port, _):  # which a change has left at the newer model
         answers.append(load.ask(port, whole))
     return answers[0] == answers[1] and answers[0][0] == 200

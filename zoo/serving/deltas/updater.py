@@ -20,13 +20,13 @@ from pipelines.core import settings
 from pipelines.deltas.transport import open_transport
 from zoo.serving.deltas.versions import Version, Versions, changed
 from zoo.serving.workers.channel import pack, receive
+from zoo.serving.workers.cpu_scheduling import NICE
 from zoo.serving.workers.lifetime import fork_process
 from zoo.serving.workers.model_loader import ServedModel
 from zoo.serving.workers.worker import load_error
 
 VERSION, FAILED, SERVED = "version", "failed", "served"
 POLL_SECONDS = 0.2
-NICE = 5  # lower priority than that of the workers
 logger = logging.getLogger(__name__)
 
 
@@ -39,8 +39,8 @@ def start(models: Sequence[ServedModel], deltas: Mapping[str, str]) -> tuple[soc
 
     Returns:
         The HTTP server's end of the channel, whose end ends the updater, and the process id. The updater sends
-        (VERSION, name, folder or "", version, changes) of every model at first and then of every change, or (FAILED,
-        message, exit code); after a VERSION it waits for (SERVED, fault or "").
+        (VERSION, name, folder or "", engine, version, changes) of every model at first and then of every change, or
+        (FAILED, message, exit code); after a VERSION it waits for (SERVED, fault or "").
     """
 
     def run(channel: socket.socket) -> None:
@@ -83,7 +83,7 @@ def _run(channel: socket.socket, models: Mapping[str, ServedModel], deltas: Mapp
     os.nice(NICE)
     for name, each in versions.items():
         each.prepare()
-        _open(replace(models[name], place=each.spare))  # so that libraries are loaded
+        _open(replace(models[name], place=each.spare, engine=each.engine))  # so that libraries are loaded
     while not select.select([channel], [], [], POLL_SECONDS)[0]:
         for version in changed(versions):
             if not _serve(channel, models[version.model], versions[version.model], version):
@@ -102,12 +102,12 @@ def _serve(channel: socket.socket, model: ServedModel, versions: Versions, versi
     """Names a version to the server after it was opened and run here; returns False when the server has ended."""
     if version.place is not None:
         try:
-            _open(replace(model, place=version.place))
+            _open(replace(model, place=version.place, engine=version.engine))
         except BaseException as error:  # a panic of a library, too
             versions.served(load_error(error)[0])
             return True
     place = "" if version.place is None else str(version.place)
-    channel.sendall(pack((VERSION, version.model, place, version.version, version.changes)))
+    channel.sendall(pack((VERSION, version.model, place, version.engine, version.version, version.changes)))
     message = receive(channel)
     if message is None:
         return False

@@ -19,6 +19,7 @@ from pipelines.core.errors import ZooError, one_line
 from pipelines.deltas.application import apply_in_place, require_parent
 from pipelines.deltas.delta import SERVED, Delta, model_digest, open_delta
 from pipelines.deltas.transport import Transport
+from pipelines.engines.catalog import base_engine, chosen_form
 from pipelines.models.hub import CARD
 from pipelines.models.record import NATIVE
 from zoo.serving.workers.model_loader import ServedModel
@@ -47,12 +48,14 @@ class Version:
     Attributes:
         model: Public name of the model.
         place: Folder of the version; None for the model itself.
+        engine: Inference engine; all versions run in the form of the model itself.
         version: Number of deltas, and the beginning of the model's digest.
         changes: Message about the deltas that were applied, or taken back.
     """
 
     model: str
     place: Path | None
+    engine: str
     version: str
     changes: str = ""
 
@@ -80,6 +83,10 @@ class Versions:
         transport: Place of its deltas.
         scratch: Folder for the versions.
 
+    Attributes:
+        engine: Engine of all versions; with the form that the model itself runs in, which a later choice may differ
+            from.
+
     Raises:
         ZooError: The model cannot be loaded.
     """
@@ -90,9 +97,11 @@ class Versions:
         opened.prepare()
         folder = zoo.load(model.model)
         self._base, self._family = folder.path, folder.entry
-        self._names = (
-            NATIVE_FILES if opened.is_native else tuple(name for name in SERVED if not name.startswith(NATIVE))
-        )
+        self.engine = model.engine
+        native = opened.is_native and (self._base / NATIVE).is_file()
+        if native and base_engine(model.engine) == model.engine:
+            self.engine = chosen_form(self._base / NATIVE)
+        self._names = NATIVE_FILES if native else tuple(name for name in SERVED if not name.startswith(NATIVE))
         self._digest = model_digest(self._base)
         self._slots = [_Slot(scratch / name) for name in ("first", "second")]
         self._served: _Slot | None = None
@@ -108,7 +117,7 @@ class Versions:
             self._before = self._deltas_before(self._transport.names())
         except ZooError as error:
             self._report(str(error))
-        return self.next() or Version(self._model.name, None, self._version())
+        return self.next() or self._as_version(None, self._applied)
 
     def next(self) -> Version | None:
         """Prepares the version of the deltas that are listed now.
@@ -140,7 +149,7 @@ class Versions:
         assert slot.applied is not None
         new, self._pending = len(slot.applied) - len(kept), slot
         changes = f"{new} deltas with {rows:,} rows applied" if new else f"{back} deltas taken back"
-        return Version(self._model.name, slot.path, self._version(slot.applied), changes)
+        return self._as_version(slot.path, slot.applied, changes)
 
     def served(self, fault: str = "") -> None:
         """Notes the outcome of the version that `next` prepared; no request reads the version before any more.
@@ -171,6 +180,9 @@ class Versions:
                     slot.applied = None
                     self._report(one_line(error))
         self._read.clear()
+
+    def _as_version(self, place: Path | None, applied: list[Applied], changes: str = "") -> Version:
+        return Version(self._model.name, place, self.engine, self._version(applied), changes)
 
     def _version(self, applied: list[Applied] | None = None) -> str:
         applied = self._applied if applied is None else applied

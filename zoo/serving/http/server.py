@@ -160,7 +160,7 @@ class _Server:
         for _ in self.config.deltas:
             if (version := await self._next_version()) is None:
                 return
-            await self._report(await self._load_version(*version[:3]))
+            await self._report(await self._load_version(*version[:4]))
         await self.dispatcher.start()
         while not self.dispatcher.ready:
             await asyncio.sleep(0.005)
@@ -193,14 +193,14 @@ class _Server:
         """Serves the versions of the updater, see `zoo.serving.deltas`."""
         await asyncio.wait([loading])
         while self._updates is not None and (version := await self._next_version()) is not None:
-            fault = await self._load_version(*version[:3])
+            fault = await self._load_version(*version[:4])
             if not fault:
                 await self.dispatcher.retired(await self.dispatcher.start())
-                logger.warning("%s: version %s is served; %s", version[0], version[2], version[3])
+                logger.warning("%s: version %s is served; %s", version[0], *version[3:])
             await self._report(fault)
 
-    async def _next_version(self) -> tuple[str, str, str, str] | None:
-        """Returns (name, folder, version, changes) of the next version of a model; None if there will be none."""
+    async def _next_version(self) -> tuple[str, str, str, str, str] | None:
+        """Returns (name, folder, engine, version, changes) of the next version of a model; None at the end."""
         assert self._updates is not None
         if (message := await self._versions.get()) is None:
             if not self._end.is_set():
@@ -210,12 +210,12 @@ class _Server:
         if kind == updater.FAILED:
             self._fail(*content)
             return None
-        name, place, version, changes = content
-        return name, place, version, changes
+        name, place, engine, version, changes = content
+        return name, place, engine, version, changes
 
-    async def _load_version(self, name: str, place: str, version: str) -> str:
+    async def _load_version(self, name: str, place: str, engine: str, version: str) -> str:
         """Loads a version in the fork server; returns why it cannot be loaded, or ""."""
-        self._forkserver.sendall(b"\0" + pack((forkserver.VERSION, name, place, version)))
+        self._forkserver.sendall(b"\0" + pack((forkserver.VERSION, name, place, engine, version)))
         kind, *content = await self._messages.get()
         return str(content[0]) if kind == forkserver.FAILED else ""
 
@@ -247,7 +247,8 @@ class _Server:
 
     def _fork(self, worker_end: socket.socket, index: int) -> None:
         socket.send_fds(self._forkserver, [b"\0"], [worker_end.fileno()])
-        self._forkserver.sendall(pack((forkserver.FORK, _worker_cpus(index, self.config.threads))))
+        cpus = _worker_cpus(index, self.config.threads)
+        self._forkserver.sendall(pack((forkserver.FORK, cpus, self.dispatcher.replaces)))
 
     async def _receive(self) -> None:
         """Receives the messages of the fork server."""

@@ -244,6 +244,11 @@ class Dispatcher:
         """Whether a worker accepts jobs."""
         return any(connection.ready and not connection.retiring for connection in self.workers)
 
+    @property
+    def replaces(self) -> bool:
+        """Whether workers of an older generation answer requests, which those that are started now replace."""
+        return any(each.ready and each.generation < self._generation for each in self.workers)
+
     def worker_ready(self, connection: WorkerConnection, models: list[dict[str, Any]]) -> None:
         """Registers a worker that has loaded its models.
 

@@ -1,11 +1,13 @@
 """Fork server: a process that loads the models and forks a worker whenever the HTTP server asks for one.
 
-It starts no thread, so that forking is safe; the workers share the memory of its models copy-on-write.
+It forks while it has no other thread, so that forking is safe; the workers share the memory of its models
+copy-on-write.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import signal
@@ -17,7 +19,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from pipelines.kernels.recommenders.steps.base import unread_tables
 from zoo.serving.workers.channel import pack, receive, unpack
+from zoo.serving.workers.cpu_scheduling import NICE, at_low_priority
 from zoo.serving.workers.lifetime import end_with_parent, fork_process, kill
 from zoo.serving.workers.model_loader import ServedModel
 from zoo.serving.workers.worker import load_error, run_process
@@ -74,15 +78,17 @@ def _run(channel: socket.socket, models: dict[str, ServedModel]) -> None:
         if kind == LOAD:
             _reload(channel, models, *content)
         elif kind == VERSION:
-            name, place, version = content
-            _load(channel, models, {name: replace(models[name], place=Path(place) if place else None, version=version)})
+            name, place, engine, version = content
+            changed = replace(models[name], place=Path(place) if place else None, engine=engine, version=version)
+            at_low_priority(functools.partial(_load, channel, models, {name: changed}))
         elif kind == FORK and descriptors:
             worker_end = socket.socket(fileno=descriptors[0])
+            cpus, replaces = content
             gc.freeze()  # garbage collection in workers must not write to shared pages
             own = os.getpid()
             if os.fork() == 0:
                 channel.close()
-                run_process(worker_end, models, content[0], own)
+                run_process(worker_end, models, cpus, replaces, own)
             worker_end.close()
 
 
@@ -92,6 +98,7 @@ def _reload(channel: socket.socket, models: dict[str, ServedModel], names: list[
     own = os.getpid()
     if os.fork() == 0:
         end_with_parent(own)
+        os.nice(NICE)
         fault = b""
         try:
             for name in names:
@@ -110,7 +117,8 @@ def _reload(channel: socket.socket, models: dict[str, ServedModel], names: list[
     elif outcome[0][0] == FAILED:
         channel.sendall(pack(outcome[0]))
     else:
-        _load(channel, models, {name: replace(models[name], version=_next(models[name].version)) for name in names})
+        changed = {name: replace(models[name], version=_next(models[name].version)) for name in names}
+        at_low_priority(functools.partial(_load, channel, models, changed))
 
 
 def _next(version: str) -> str:
@@ -122,7 +130,8 @@ def _load(channel: socket.socket, models: dict[str, ServedModel], changed: Mappi
     try:
         loaded = {name: replace(model, _handler=None) for name, model in changed.items()}
         for model in loaded.values():
-            model.prepare()
+            with unread_tables() if model.place is not None else contextlib.nullcontext():  # the updater has read them
+                model.prepare()
     except BaseException as error:  # a panic of a library, too
         channel.sendall(pack((FAILED, *load_error(error))))
         return False

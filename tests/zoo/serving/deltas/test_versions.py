@@ -7,6 +7,7 @@ import random
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ import zoo
 from pipelines.core.errors import RequestError
 from pipelines.deltas.application import apply_in_place
 from pipelines.deltas.delta import model_digest, open_delta
+from pipelines.deltas.transport import open_transport
+from pipelines.engines.catalog import base_engine, chosen_form
+from zoo.serving.deltas.versions import Versions
+from zoo.serving.workers.model_loader import ServedModel
 
 pytest.importorskip("torch", reason="needs the train extra")
 TINY = {"epochs": "1", "hidden": "8", "embedding_size": "8", "batch_size": "64"}
@@ -167,6 +172,15 @@ def test_a_restart_from_a_later_model_skips_the_deltas_that_lead_to_it(
     assert status == 200 and headers["model-version"] == f"1-{days.digests[2][:12]}"
     assert [np.float32(row["probability"]) for row in json.loads(body)["results"]] == days.expected[2]
     assert server.end() == 0
+
+
+def test_all_versions_run_in_the_form_of_the_model(days: Days, tmp_path: Path) -> None:
+    model = ServedModel("monday", str(days.folder / "monday"))
+    versions = Versions(model, open_transport(tmp_path), tmp_path / "scratch")
+    assert versions.first().engine == chosen_form(days.folder / "monday" / "native.onnx")
+    assert base_engine(versions.engine) == "native" != versions.engine
+    pinned = Versions(replace(model, engine=FORM), open_transport(tmp_path), tmp_path / "scratch")
+    assert pinned.first().engine == FORM
 
 
 def test_versions_leave_no_files(start: Callable[..., Server], home: Path, days: Days, tmp_path: Path) -> None:

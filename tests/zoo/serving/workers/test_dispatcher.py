@@ -141,7 +141,9 @@ def test_an_old_worker_ends_when_the_last_client_of_its_stream_has_left() -> Non
 def test_an_old_worker_that_dies_is_not_replaced_where_newer_ones_open() -> None:
     async def run() -> None:
         async with dispatched(workers=2) as (found, ends):
+            assert not found.replaces  # workers that replace others start at a low priority
             await found.start()
+            assert found.replaces
             ends.channels[0].close()
             await settled()
             for i in (2, 3):
