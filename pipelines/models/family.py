@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from pipelines.core.batches import Batch
+    from pipelines.kernels.recommenders.native import SharedInputs
     from pipelines.models.folder import ModelFolder
     from pipelines.models.hub import CardFile
     from pipelines.models.pipeline import Pipeline
@@ -244,14 +245,7 @@ class Freezable(Protocol):
 
     @abc.abstractmethod
     def freeze(self, folder: Path) -> dict[str, Any]:
-        """Writes fp32.onnx from the checkpoint of a folder.
-
-        Args:
-            folder: Model folder.
-
-        Returns:
-            Statistics of the graph for build.json.
-        """
+        """Writes fp32.onnx from the checkpoint of a model folder; returns statistics of the graph for build.json."""
 
 
 @runtime_checkable
@@ -279,6 +273,10 @@ class Lowerable(Protocol):
         Returns:
             The lowered model, or None, a report with the keys "fold" and "reason", and arrays of its scales.
         """
+
+    def shared_inputs(self, preprocessing: Mapping[str, Any]) -> SharedInputs | None:
+        """Returns the inputs that all samples of a ranking share, by the preprocessing; None if no items are ranked."""
+        return None
 
 
 @runtime_checkable

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 from pipelines.core import files, machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
+from pipelines.kernels import extension
 from pipelines.models import unlisted
 from pipelines.models.family import Freezable, Lowerable, OnnxImportable
+from pipelines.models.hub import CARD
 from pipelines.models.npz import read_arrays, read_npz
 from pipelines.models.record import (
     BUILD_STAGES,
@@ -270,6 +272,8 @@ def _graph(path: Path) -> ir.Model:
 
 
 def _native(folder: ModelFolder) -> dict[str, Any]:
+    from pipelines.engines.native.forms import Forms
+    from pipelines.engines.native.recommender_files import note_shared
     from pipelines.graph import io
 
     if not isinstance(folder.entry, Lowerable):
@@ -282,8 +286,13 @@ def _native(folder: ModelFolder) -> dict[str, Any]:
             f"{folder.card.name} does not run in the native kernels: {report['reason']}; it runs in onnxruntime and "
             "openvino"
         )
+    if (shared := folder.entry.shared_inputs(folder.preprocessing)) is not None:
+        note_shared(model, shared)
     path = io.save_mapped(model, folder.path / NATIVE)
     digest = files.sha256(files.mapped(path))
+    if extension.isas() and folder.fetch is None:  # the card of a shipped model stays as it is
+        form = {"name": Forms(path).chosen, "cpu": machine.environment()["cpu"]}
+        files.write_json(folder.path / CARD, {**folder.card.to_json(), "form": form})
     return {"form": NATIVE_FORM, "recipe": folder.recipe.to_json(), "data_sha256": digest, **report}
 
 

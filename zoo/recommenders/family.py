@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pipelines.core.batches import Batch
+    from pipelines.kernels.recommenders.native import SharedInputs
     from pipelines.models.folder import ModelFolder
     from pipelines.models.hub import CardFile
     from pipelines.models.pipeline import Pipeline
@@ -104,6 +105,14 @@ class RankingFamily(
 
         scales = TableScales(earlier)
         return *lower(model, table, recipe, scales, rows), scales.used
+
+    def shared_inputs(self, preprocessing: Mapping[str, Any]) -> SharedInputs | None:
+        """See `Lowerable`: the inputs of the user and the context."""
+        from zoo.recommenders.data.features import Features
+        from zoo.recommenders.ranking.sides import Sides
+
+        features = Features.from_json(preprocessing)
+        return Sides(features).user.shared if Sides.has_items(features) else None
 
     def from_onnx(
         self, path: Any, data: Any, output: Path, **options: Any

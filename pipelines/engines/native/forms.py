@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, ZooError
@@ -18,9 +21,11 @@ from pipelines.engines.native.recommenders import ProgramGraph, ProgramSession
 from pipelines.engines.quickest import Option
 from pipelines.engines.timing import choose
 from pipelines.kernels import extension
+from pipelines.kernels.recommenders.native import SharedInputs
 
 logger = logging.getLogger(__name__)
 SIZES = (1, 64, 512)  # batch sizes that forms are timed at
+RANKED = 512  # items of a ranking that forms are timed at
 MARGIN = 0.1  # part of the time by which a form may be slower that has finer integers
 
 
@@ -64,9 +69,10 @@ class Forms:
     def chosen(self) -> str:
         """The fastest form by its times at all of `SIZES`, relative to the fastest at that size.
 
-        The first of `names` up to `MARGIN` slower is chosen. Timings are cached and repeated as those of engines are,
-        see `timing.choose`; they hold for all models of the same structure, as for those with other weights. The first
-        form runs where tables lie beyond memory.
+        The times of a model that ranks items include that of `RANKED` items of one user, whose inputs are shared. The
+        first of `names` up to `MARGIN` slower is chosen. Timings are cached and repeated as those of engines are, see
+        `timing.choose`; they hold for all models of the same structure, as for those with other weights. The first form
+        runs where tables lie beyond memory.
         """
         if len(self.names) == 1 or recommender_files.beyond_memory(self.path):
             return self.names[0]
@@ -75,6 +81,12 @@ class Forms:
         try:
             with recommender_files.readable(self.path):
                 choices = [choose(digest, openers, random_batch(model, size), finest=self.names) for size in SIZES]
+                if model.shared is not None:
+                    rankers = {
+                        name: functools.partial(_Ranker, opener, model.shared) for name, opener in openers.items()
+                    }
+                    digest = f"{digest} sharing {model.shared}"
+                    choices.append(choose(digest, rankers, random_batch(model, RANKED), finest=self.names))
         except ZooError as error:
             logger.warning("the forms of %s are not timed: %s", self.path, error)
             return self.names[0]
@@ -97,6 +109,23 @@ class Forms:
         model = next(each for each in self._models if each.form == form)
         with recommender_files.readable(self.path):
             return ProgramSession(ProgramGraph(self.path, threads, model), held=not timed)
+
+
+class _Ranker:
+    """A form that ranks: a session whose batches are items of one user.
+
+    Args:
+        opener: Opens the session.
+        shared: Inputs of the user.
+    """
+
+    def __init__(self, opener: Callable[[], ProgramSession], shared: SharedInputs) -> None:
+        self._session, self._shared = opener(), SharedInputs(*map(tuple, astuple(shared)))
+        self.varied = self._session.varied
+
+    def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """Ranks the items of a batch, see `Asynchronous.run_shared`."""
+        return self._session.run_shared(batch, self._shared)
 
 
 def _structure(models: Sequence[ClickModel]) -> str:

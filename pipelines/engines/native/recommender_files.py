@@ -6,9 +6,10 @@ Large tables stay in native.onnx.data.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from pipelines.core.derived import derived
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.files import mapped
 from pipelines.kernels import program_file
+from pipelines.kernels.recommenders.native import SharedInputs
 from pipelines.kernels.recommenders.operators import DOMAIN, LinearLayer
 from pipelines.kernels.recommenders.program import ClickProgram
 from pipelines.kernels.recommenders.steps import STEPS
@@ -29,7 +31,8 @@ logger = logging.getLogger(__name__)
 
 # Bump it when the dataclasses below, those of the kernels, or what is read of a graph change;
 # tests/pipelines/engines/native/test_recommender_files.py fails where that is forgotten.
-VERSION = 7
+VERSION = 8
+SHARED = "shared_inputs"  # key of the graph's metadata
 SUFFIX = ".zoo"
 
 
@@ -43,6 +46,7 @@ class ClickModel:
         fed: Which of them the program takes as ids, numbers and scales; None where it takes none.
         outputs: Names of the graph's outputs.
         program: What the kernels compute.
+        shared: Inputs that all samples of a ranking share; None for a model that ranks no items.
     """
 
     form: str
@@ -50,9 +54,10 @@ class ClickModel:
     fed: Sequence[str | None]
     outputs: Sequence[str]
     program: ClickProgram
+    shared: SharedInputs | None = None
 
 
-CLASSES = {each.__name__: each for each in (ClickModel, ClickProgram, LinearLayer, *STEPS.values())}
+CLASSES = {each.__name__: each for each in (ClickModel, ClickProgram, LinearLayer, SharedInputs, *STEPS.values())}
 
 
 @contextlib.contextmanager
@@ -119,6 +124,16 @@ def rows_memory() -> int:
     return settings.table_memory() or table_memory() // machine.cores()
 
 
+def note_shared(model: ir.Model, shared: SharedInputs) -> None:
+    """Notes in a native.onnx the inputs that all samples of a ranking share.
+
+    Args:
+        model: The graph.
+        shared: These inputs.
+    """
+    model.metadata_props[SHARED] = json.dumps(asdict(shared))
+
+
 def store(source: Path, path: Path) -> None:
     """Writes the click model of a native.onnx, for `opened`.
 
@@ -155,9 +170,11 @@ def _models(model: ir.Model, path: Path) -> list[ClickModel]:
     with readable(path):
         inputs = [(str(value.name), *_port(value)) for value in model.graph.inputs]
         outputs = [str(value.name) for value in model.graph.outputs]
+        shared = SharedInputs(**json.loads(text)) if (text := model.metadata_props.get(SHARED)) else None
         for node in model.graph:
             if (node.domain, node.op_type) == (DOMAIN, ClickProgram.name):
-                found.append(ClickModel(str(node.name), inputs, _names(node.inputs[:3]), outputs, click_program(node)))
+                fed, program = _names(node.inputs[:3]), click_program(node)
+                found.append(ClickModel(str(node.name), inputs, fed, outputs, program, shared))
             elif (node.domain, node.op_type) == (DOMAIN, parallel_embedding.PARALLEL_EMBEDDING) and not found:
                 program = parallel_embedding.program_of(node)
                 return [ClickModel("folded", inputs, [*_names(node.inputs[:2]), None], outputs, program)]

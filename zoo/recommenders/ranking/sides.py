@@ -188,11 +188,23 @@ class Sides:
     def __init__(self, features: Features) -> None:
         self.features = features
         self.user, self.item = Side.of(features, item=False), Side.of(features, item=True)
-        if not self.item.features.schema.columns or not features.schema.header:
+        if not self.has_items(features):
             raise RequestError(
                 'the schema has no column of items; give them "tower": "item" in the schema (zoo schema LOG -o '
                 "schema.json, then zoo train --schema schema.json)"
             )
+
+    @staticmethod
+    def has_items(features: Features) -> bool:
+        """Whether a model has columns of items.
+
+        Args:
+            features: Encoding of all columns.
+        """
+        names = features.schema.feature_names
+        return features.schema.header and any(
+            each.tower == "item" and each.name in names for each in features.schema.columns
+        )
 
     @cached_property
     def key(self) -> str:

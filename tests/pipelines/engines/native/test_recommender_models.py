@@ -21,6 +21,7 @@ from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.core.files import mapped
 from pipelines.engines.catalog import load
+from pipelines.engines.native.forms import Forms
 from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.kernels.recommenders.from_graph import click_program
@@ -75,6 +76,18 @@ def test_a_damaged_build_is_made_anew(shipped, tmp_path):
 def test_info_names_the_form_that_runs(shipped):
     found = zoo.info(shipped.path)["native"]
     assert found["chosen"] in [each["form"] for each in found["forms"]]
+
+
+@needs_kernels
+def test_the_card_of_a_folder_names_the_form_chosen_at_the_build(shipped, tmp_path):
+    path = tmp_path / "model"
+    shutil.copytree(shipped.path, path, ignore=shutil.ignore_patterns("native*"))
+    before = zoo.load(path).card
+    zoo.load(path).ensure(NATIVE)
+    after = zoo.load(path).card.to_json()
+    assert after.pop("form") == {"name": Forms(path / NATIVE).chosen, "cpu": machine.environment()["cpu"]}
+    assert after == before.to_json()
+    assert "form" not in shipped.card.details
 
 
 def _ensure(path, gate):
