@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pipelines.analysis.metrics import auc
 from pipelines.core.console import print_line
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.progress import progress, silent
@@ -28,6 +29,8 @@ STATE = "checkpoint/state.pt"
 FINISHED = "finished"  # phase of a checkpoint that is no longer needed, and holds no weights
 LARGEST_SHIFT = 40.0  # of a logit: beyond both ends of the clipped logits, -16 to 16, and the logit of any click rate
 SHIFT_STEPS = 100
+AUC_OF_PARTS = "auc_of_parts"
+PARTS = 10  # of the held-out rows
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ class Fitting:
         """Tries the strengths of `l2_embeddings` in order, while the AUC of the held-out rows improves.
 
         A weaker prior makes extreme probabilities, which raise the LogLoss before the order of the rows suffers; so AUC
-        compares trials.
+        compares trials. A later strength has to gain more than one standard error (as in the one-standard-error rule,
+        Breiman et al. 1984): of two equals the first is kept.
 
         Args:
             state: State of the training, updated in place; "winner" is the best trial.
@@ -72,7 +76,11 @@ class Fitting:
             l2 = self.config.l2_embeddings[state["trial"]]
             trainer = self.fit(state, split, self.config.epochs, l2)
             best, winner = state["best"], state["winner"]
-            better = not winner or best["auc"] > winner["auc"] + self.config.min_delta
+            error = max(self.config.min_delta, gain_error(best, winner))
+            better = not winner or best["auc"] > winner["auc"] + error
+            if winner and trainer.group.rank == 0:
+                gain, kept = best["auc"] - winner["auc"], l2 if better else winner["l2"]
+                print_line(f"l2_embeddings {l2:g}: AUC {gain:+.4f} (standard error {error:.4f}); {kept:g} is kept")
             if better:
                 kept = {"l2": l2, "weights": state["best_weights"], "history": state["history"]}
                 state["winner"] = {**best, **kept}  # its weights: the name of their file, or those of an old checkpoint
@@ -112,7 +120,7 @@ class Fitting:
                 metrics |= trainer.own_metrics(self.store.parts(rows, len(self.store)), categories)
                 state["history"].append({"epoch": epoch, "train_logloss": loss, **metrics})
                 if not state["best"] or metrics["shifted"] < state["best"]["shifted"] - config.min_delta:
-                    state["best"] = {"epoch": epoch, **metrics}
+                    state["best"] = {"epoch": epoch, **metrics, AUC_OF_PARTS: auc_of_parts(*held_out)}
                     state["best_weights"] = self._keep(trainer, f"best-{state['trial']}-{epoch}.pt")
                 line += f"  held out {metrics['logloss']:.4f}  AUC {metrics['auc']:.4f}"
                 line += f"  NDCG@10 {metrics['ndcg@10']:.4f}" if "ndcg@10" in metrics else ""
@@ -215,6 +223,49 @@ def held_out_metrics(
     columns = zip(names, labels.T, probabilities.T, strict=True)
     parts = {name: known_rows(label, scores, weights) for name, label, scores in columns}
     return mean_metrics({name: held_out_metrics(*rows, ()) for name, rows in parts.items()})
+
+
+def auc_of_parts(labels: NDArray[Any], probabilities: NDArray[Any], weights: NDArray[Any] | None = None) -> list[float]:
+    """Computes the AUC of consecutive parts of the held-out rows, whose scatter tells how sure a difference of AUC is.
+
+    Args:
+        labels: 0 or 1, [n]; or [n, labels], NaN where missing.
+        probabilities: float64, the same shape.
+        weights: Sample weights, [n]; None: 1.
+
+    Returns:
+        `PARTS` values, means over the labels; NaN for a part without both labels.
+    """
+    columns = zip(np.atleast_2d(labels.T), np.atleast_2d(probabilities.T), strict=True)
+    by_label = []
+    for column, scores in columns:
+        known, found, counts = known_rows(column, scores, weights)
+        parts = np.array_split(np.arange(len(known)), PARTS)
+        by_label.append(
+            [
+                auc(known[part], found[part], None if counts is None else counts[part].astype(np.float64))
+                if len(set(known[part])) > 1
+                else np.nan
+                for part in parts
+            ]
+        )
+    return [float(value) for value in np.mean(by_label, axis=0)]
+
+
+def gain_error(new: Mapping[str, Any], old: Mapping[str, Any]) -> float:
+    """Computes the standard error of the difference of two AUCs from those of the same parts of the held-out rows.
+
+    Args:
+        new: Best epoch of a trial with its `auc_of_parts`.
+        old: The same of another trial.
+
+    Returns:
+        The error, 0 or more; 0 where fewer than two parts have both labels.
+    """
+    unknown = np.full(PARTS, np.nan)  # in older checkpoints
+    gains = np.subtract(new.get(AUC_OF_PARTS, unknown), old.get(AUC_OF_PARTS, unknown))
+    gains = gains[~np.isnan(gains)]
+    return float(np.std(gains, ddof=1) / math.sqrt(len(gains))) if len(gains) > 1 else 0.0
 
 
 def shifted_logloss(
