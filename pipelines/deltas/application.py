@@ -42,9 +42,14 @@ def apply(delta: Delta, old: Path, target: Path) -> None:
         target: Folder of the newer model; it must not exist.
 
     Raises:
-        RequestError: The delta was made from another model, or is damaged.
+        RequestError: The delta was made from another model, is damaged, or has the served files alone.
     """
     require_parent(delta, model_digest(old), str(old))
+    if not delta.whole:
+        raise RequestError(
+            f"{delta.name} has only the files that a server runs, expected all files of the model; make it with: zoo "
+            "delta OLD NEW -o FILE --all"
+        )
     target.mkdir()
     for name, each in delta.files.items():
         if each.old_size >= 0 and (not (old / name).is_file() or files.digest(old / name) != each.old_sha256):
@@ -65,15 +70,20 @@ def apply_in_place(delta: Delta, folder: Path, names: Iterable[str] = SERVED) ->
     Args:
         delta: The delta; its parent must be the model in the folder.
         folder: The folder.
-        names: Files to change, of those in the folder.
+        names: Files to change; other files of the delta are left out.
 
     Returns:
         Number of table rows written in place.
+
+    Raises:
+        RequestError: The delta has not all of these files.
     """
     rows = 0
     for name in names:
         each, path = delta.files.get(name), folder / name
         if each is None:
+            if path.is_file() and name not in delta.removed:
+                raise RequestError(f"{delta.name} has no {name}; make it with: zoo delta OLD NEW -o FILE --all")
             path.unlink(missing_ok=True)
         elif each.is_same:
             continue

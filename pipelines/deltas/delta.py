@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,7 +28,9 @@ from pipelines.models.unlisted import digest as recorded_digest
 FORMAT, VERSION = "int8-zoo delta", 1
 MANIFEST = "manifest.json"
 SUFFIX = ".zoo"
-SERVED = (CARD, "rewritten.onnx", "calibration.json", "int8.onnx", NATIVE, f"{NATIVE}.data")
+NATIVE_FILES = (CARD, NATIVE, f"{NATIVE}.data")  # files that the native engine reads
+STOCK_FILES = (CARD, "rewritten.onnx", "calibration.json", "int8.onnx")  # files of stock engines
+SERVED = (*STOCK_FILES, NATIVE, f"{NATIVE}.data")
 LEFT_OUT = ("*.png", "*.log", "*.clicks-*")  # pictures, and files that are derived from others at first use
 
 
@@ -69,6 +71,7 @@ class Delta:
         family: Family of both models.
         files: Files of the newer model by name.
         removed: Files that the newer model lacks.
+        whole: Whether it has all files of the model, not the served ones alone.
         columns: Of every column of ids, {"new", "changed", "evicted", "rows"}.
     """
 
@@ -78,6 +81,7 @@ class Delta:
     family: str
     files: Mapping[str, Changed]
     removed: tuple[str, ...] = ()
+    whole: bool = True
     columns: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     _archive: zipfile.ZipFile | None = field(default=None, repr=False, compare=False)
     _loaded: dict[str, tuple[Bytes, Rows]] = field(default_factory=dict, repr=False, compare=False)
@@ -114,11 +118,7 @@ def model_digest(folder: Path) -> str:
     Args:
         folder: Model folder.
     """
-    return _combined({name: _sha256(folder, name) for name in SERVED if (folder / name).is_file()})
-
-
-def _combined(digests: Mapping[str, str]) -> str:
-    text = "".join(f"{name} {digests[name]}\n" for name in SERVED if name in digests)
+    text = "".join(f"{name} {_sha256(folder, name)}\n" for name in SERVED if (folder / name).is_file())
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -139,8 +139,22 @@ def _listed(folder: Path) -> list[str]:
     )
 
 
+def served_files(folder: Path) -> tuple[str, ...]:
+    """Returns the files of a built model that servers of int8 run; native kernels need no float graph.
+
+    Args:
+        folder: Model folder.
+    """
+    return (*NATIVE_FILES, "int8.onnx") if (folder / NATIVE).is_file() else STOCK_FILES
+
+
 def write_delta(
-    old: Path, new: Path, output: Path, family: str, columns: Mapping[str, Mapping[str, int]] | None = None
+    old: Path,
+    new: Path,
+    output: Path,
+    family: str,
+    columns: Mapping[str, Mapping[str, int]] | None = None,
+    names: Collection[str] | None = None,
 ) -> Delta:
     """Writes the difference of two model folders.
 
@@ -150,14 +164,15 @@ def write_delta(
         output: File to write.
         family: Family of both models.
         columns: Counts of ids by column, for the manifest.
+        names: Files of the delta; None for all.
 
     Returns:
         The delta, closed.
     """
-    names, before = _listed(new), _listed(old)
+    before, after = ([name for name in _listed(each) if names is None or name in names] for each in (old, new))
     listed: dict[str, Changed] = {}
     with files.replacing(output) as temporary, zipfile.ZipFile(temporary, "w") as archive:
-        for name in names:
+        for name in after:
             own = _sha256(new, name)
             size, former = (old / name).stat().st_size if name in before else -1, ""
             if name in before:
@@ -171,10 +186,11 @@ def write_delta(
             "format": FORMAT,
             "version": VERSION,
             "family": family,
-            "parent": _combined({name: _sha256(old, name) for name in SERVED if name in before}),
-            "digest": _combined({name: each.sha256 for name, each in listed.items()}),
+            "parent": model_digest(old),
+            "digest": model_digest(new),
+            "whole": names is None,
             "columns": columns or {},
-            "removed": sorted({*before} - {*names}),
+            "removed": sorted({*before} - {*after}),
             "files": {name: _to_json(each) for name, each in listed.items()},
         }
         archive.writestr(MANIFEST, json.dumps(manifest, indent=1), zipfile.ZIP_DEFLATED)
@@ -261,6 +277,7 @@ def _of_manifest(name: str, manifest: Mapping[str, Any], archive: zipfile.ZipFil
         str(manifest["family"]),
         listed,
         tuple(map(str, manifest["removed"])),
+        bool(manifest["whole"]),
         manifest["columns"],
         archive,
     )

@@ -15,7 +15,7 @@ import zoo
 from pipelines.core import files
 from pipelines.core.errors import RequestError
 from pipelines.deltas.application import apply
-from pipelines.deltas.delta import Delta, open_delta, write_delta
+from pipelines.deltas.delta import Delta, open_delta, served_files, write_delta
 from pipelines.deltas.transport import is_place, publish
 from pipelines.graph import io, query
 from pipelines.kernels import extension
@@ -108,11 +108,11 @@ def _tables(folder: ModelFolder, to: str, output: Path) -> dict[str, Any]:
     return folder.entry.export_tables(folder, to, output)
 
 
-def delta(old: Model, new: Model, output: Model, *, apply: bool = False) -> dict[str, Any]:
+def delta(old: Model, new: Model, output: Model, *, apply: bool = False, whole: bool = False) -> dict[str, Any]:
     """Writes what changed between two models, for `zoo serve --deltas` and for copies of the older model.
 
     Both models are built first, also for the native kernels where they run there. A delta has the rows of tables that
-    differ in the files that are served, and all other bytes that differ.
+    differ in the files that servers of int8 run, and all other bytes of these files that differ.
 
     Args:
         old: Folder of the older model.
@@ -120,6 +120,7 @@ def delta(old: Model, new: Model, output: Model, *, apply: bool = False) -> dict
         output: File of the delta; or a folder of deltas or a URL (see `pipelines.deltas.transport`), where the delta
             gets the next number. With `apply` the folder of the newer model.
         apply: Apply a delta to the older model instead.
+        whole: Write what changed in all files, also of the float model and its weights, as `apply` needs.
 
     Returns:
         {"path", "parent", "digest", "family", "rows", "columns", "bytes"}; see `describe`.
@@ -144,7 +145,8 @@ def delta(old: Model, new: Model, output: Model, *, apply: bool = False) -> dict
         for folder in (before, after):
             _build_served(folder)
         columns = after.entry.changed_rows(before, after) if isinstance(after.entry, HasTables) else {}
-        made = write_delta(before.path, after.path, path, after.entry.name, columns)
+        names = None if whole else {*served_files(after.path), *after.entry.files}
+        made = write_delta(before.path, after.path, path, after.entry.name, columns, names)
         size = path.stat().st_size
         place = f"{output}/{publish(path, output)}" if published else str(path)
     return {"path": place, **describe(made), "bytes": size}
@@ -162,7 +164,8 @@ def apply_delta(old: Model, source: Model, output: Model) -> dict[str, Any]:
         See `delta`.
 
     Raises:
-        RequestError: The delta was made from another model, is damaged, or `output` holds something else.
+        RequestError: The delta was made from another model, is damaged, has the served files alone, or `output` holds
+            something else.
     """
     folder, target = zoo.load(old), Path(output)
     require_free(target)
@@ -184,14 +187,15 @@ def describe(opened: Delta) -> dict[str, Any]:
         opened: The delta.
 
     Returns:
-        {"parent", "digest": digests of both models, "family", "rows": table rows in the served files, "columns": see
-        `pipelines.models.family.HasTables.changed_rows`}.
+        {"parent", "digest": digests of both models, "family", "whole": whether it has all files of the model, "rows":
+        table rows in the served files, "columns": see `pipelines.models.family.HasTables.changed_rows`}.
     """
     columns = {name: dict(counts) for name, counts in opened.columns.items()}
     return {
         "parent": opened.parent,
         "digest": opened.digest,
         "family": opened.family,
+        "whole": opened.whole,
         "rows": opened.rows,
         "columns": columns,
     }

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import zoo
 from pipelines.core.errors import ZooError, one_line
 from pipelines.deltas.application import apply_in_place, require_parent
-from pipelines.deltas.delta import SERVED, Delta, model_digest, open_delta
+from pipelines.deltas.delta import NATIVE_FILES, STOCK_FILES, Delta, model_digest, open_delta
 from pipelines.deltas.transport import Transport
 from pipelines.engines.catalog import base_engine, chosen_form
 from pipelines.models.hub import CARD
@@ -25,8 +25,6 @@ from pipelines.models.record import NATIVE
 from zoo.serving.workers.model_loader import ServedModel
 
 logger = logging.getLogger(__name__)
-
-NATIVE_FILES = (CARD, NATIVE, f"{NATIVE}.data")  # files that the native engine reads
 
 
 class Applied(NamedTuple):
@@ -101,7 +99,8 @@ class Versions:
         native = opened.is_native and (self._base / NATIVE).is_file()
         if native and base_engine(model.engine) == model.engine:
             self.engine = chosen_form(self._base / NATIVE)
-        self._names = NATIVE_FILES if native else tuple(name for name in SERVED if not name.startswith(NATIVE))
+        stock = (CARD, "int8.onnx") if model.precision == "int8" and model.engine != "auto" else STOCK_FILES
+        self._names = (*(NATIVE_FILES if native else stock), *self._family.files)
         self._digest = model_digest(self._base)
         self._slots = [_Slot(scratch / name) for name in ("first", "second")]
         self._served: _Slot | None = None
@@ -227,7 +226,7 @@ class Versions:
         slot.applied = None
         shutil.rmtree(slot.path, ignore_errors=True)
         slot.path.mkdir(parents=True)
-        for name in (*self._names, *self._family.files):
+        for name in self._names:
             if (self._base / name).is_file():
                 shutil.copyfile(self._base / name, slot.path / name)
         slot.applied = []

@@ -164,7 +164,8 @@ def test_a_restart_from_a_later_model_skips_the_deltas_that_lead_to_it(
 ) -> None:
     place, base = tmp_path / "place", tmp_path / "monday"
     place.mkdir()
-    zoo.api.apply_delta(days.folder / "monday", days.folder / "1.zoo", base)
+    zoo.api.delta(days.folder / "monday", days.folder / "tuesday", tmp_path / "whole.zoo", whole=True)
+    zoo.api.apply_delta(days.folder / "monday", tmp_path / "whole.zoo", base)
     for day in (1, 2):
         shutil.copy(days.folder / f"{day}.zoo", place)
     server = start(base, "--workers", "1", "--deltas", place, "--engine", FORM)
@@ -215,6 +216,18 @@ def test_columns_of_a_delta_count_new_changed_and_evicted_ids(days: Days) -> Non
     assert days.made["columns"]["user_id"]["new"] == 10 and days.made["columns"]["item_id"]["new"] == 0
     assert days.made["columns"]["user_id"]["evicted"] == 0
     assert zoo.api.info(days.folder / "2.zoo")["columns"] == days.made["columns"]
+
+
+def test_a_delta_has_the_files_that_a_server_runs(days: Days, tmp_path: Path) -> None:
+    with open_delta(days.folder / "1.zoo") as delta:
+        assert set(delta.files) == {"card.json", "int8.onnx", "native.onnx", "native.onnx.data"} and not delta.whole
+        shutil.copy(days.folder / "monday" / "rewritten.onnx", tmp_path)
+        with pytest.raises(RequestError, match=r"1\.zoo has no rewritten\.onnx; make it with: .* --all"):
+            apply_in_place(delta, tmp_path, ["rewritten.onnx"])
+    with pytest.raises(RequestError, match="expected all files of the model"):
+        zoo.api.apply_delta(days.folder / "monday", days.folder / "1.zoo", tmp_path / "new")
+    made = zoo.api.delta(days.folder / "monday", days.folder / "tuesday", tmp_path / "all.zoo", whole=True)
+    assert made["whole"] and made["digest"] == days.made["parent"] and made["bytes"] > days.made["bytes"]
 
 
 def test_requests_that_cannot_be_answered(days: Days, tmp_path: Path) -> None:
