@@ -301,9 +301,10 @@ void bind_click_program(nb::module_ &module) {
         .def("product", &ClickProgram::product, "x"_a, "y"_a, "out"_a)
         .def("dice", &ClickProgram::dice, "x"_a, "out"_a, "scale"_a, "shift"_a, "rise"_a, "slope"_a, "epsilon"_a)
         .def("target_attention", &ClickProgram::target_attention, "out"_a, "column"_a, "begin"_a, "count"_a, "padding"_a, "items"_a, "codes"_a,
-             "keys"_a, "queries"_a, "product"_a, "one"_a, "hidden"_a, "bias"_a, "two"_a, "score_bias"_a, "softmax"_a, "raw"_a)
+             "keys"_a, "queries"_a, "product"_a, "one"_a, "hidden"_a, "bias"_a, "two"_a, "score_bias"_a, "softmax"_a, "raw"_a,
+             "gap_begin"_a, "gaps"_a)
         .def("scored_attention", &ClickProgram::scored_attention, "out"_a, "column"_a, "begin"_a, "count"_a, "padding"_a, "items"_a, "scores"_a,
-             "softmax"_a, "raw"_a)
+             "softmax"_a, "raw"_a, "gap_begin"_a, "gaps"_a)
         .def("sigmoid_product", &ClickProgram::sigmoid_product, "x"_a, "gates"_a, "out"_a)
         .def("gate_codes", &ClickProgram::gate_codes, "x"_a, "gates"_a, "out"_a)
         .def("code_product", &ClickProgram::code_product, "x"_a, "y"_a, "out"_a, "scale"_a)
@@ -313,9 +314,10 @@ void bind_click_program(nb::module_ &module) {
         .def("total", &ClickProgram::total, "out"_a, "terms"_a, "bias"_a, "sigmoid"_a)
         .def("rows", &ClickProgram::rows, "out"_a, "column"_a, "table"_a)
         .def("target_transformer", &ClickProgram::target_transformer, "out"_a, "column"_a, "begin"_a, "count"_a, "padding"_a, "heads"_a,
-             "items"_a, "keys_values"_a, "places"_a, "position"_a, "layers"_a, "slope"_a, "norms"_a, "epsilon"_a)
+             "items"_a, "keys_values"_a, "places"_a, "position"_a, "layers"_a, "slope"_a, "norms"_a, "epsilon"_a,
+             "gap_begin"_a, "gaps"_a)
         .def("sequence_encoder", &ClickProgram::sequence_encoder, "out"_a, "begin"_a, "count"_a, "padding"_a, "heads"_a, "items"_a,
-             "positions"_a, "norms"_a, "epsilon"_a, "layers"_a, "fine"_a)
+             "positions"_a, "norms"_a, "epsilon"_a, "layers"_a, "fine"_a, "gap_begin"_a, "gaps"_a)
         .def("share", &ClickProgram::share, "ids"_a, "numbers"_a, "means"_a)
         .def("keep_items", &ClickProgram::keep_items, "scores"_a)
         .def("cache", &ClickProgram::cache, "path"_a, "tables"_a)

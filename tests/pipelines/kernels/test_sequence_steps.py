@@ -10,7 +10,7 @@ from pipelines.kernels.recommenders import native, reference, steps
 from pipelines.kernels.recommenders.native import SharedInputs, click_program
 from pipelines.kernels.recommenders.program import ClickProgram
 
-WIDTH, FIRST, SECOND, ROWS, PLACES = 12, 20, 6, 9, 7
+WIDTH, FIRST, SECOND, ROWS, PLACES, GAPS = 12, 20, 6, 9, 7, 5
 PADDING = ROWS - 1
 ISAS = extension.isas() if extension.native() is not None else []
 
@@ -38,8 +38,27 @@ def curves(rng, units, spread):
     return np.full(units, 30 / spread, np.float32), shift, floats(rng, units, 3, steps.SEGMENTS) * np.float32(50)
 
 
+def gaps_of(rng, places, width):
+    """Arrays of the time gaps of a sequence; those of their ids come last."""
+    scores, items = floats(rng, GAPS), padded(floats(rng, GAPS, width))
+    return {"gap_begin": 2 + places, "gap_items": items, "gap_scores": scores}
+
+
+def rows_of(places, gaps):
+    return np.array([ROWS, 0, *[ROWS] * places, *[GAPS] * (places * gaps)], np.int32)
+
+
 def program_of(
-    seed=0, softmax=False, plain=False, width=WIDTH, first=FIRST, second=SECOND, places=PLACES, epsilon=0.0, **changed
+    seed=0,
+    softmax=False,
+    plain=False,
+    width=WIDTH,
+    first=FIRST,
+    second=SECOND,
+    places=PLACES,
+    epsilon=0.0,
+    gaps=False,
+    **changed,
 ):
     rng = np.random.default_rng(seed)
     codes = np.pad(integers(rng, np.int16, 11585, ROWS, width), ((0, 0), (0, -width % 32)))
@@ -52,27 +71,26 @@ def program_of(
         arrays |= {f"{name}_{part}": values for part, values in parts}
     arrays["two_curve"] /= np.float32(1e4)
     attention = {"out": 0, "column": 0, "begin": 2, "count": places, "padding": PADDING, **arrays}
-    attention |= {"score_bias": 0.25, "softmax": softmax} | changed
+    attention |= {"score_bias": 0.25, "softmax": softmax} | (gaps_of(rng, places, width) if gaps else {}) | changed
     after = steps.Dice(0, 1, *unit(rng, width, plain), epsilon)
-    rows = np.array([ROWS, 0, *[ROWS] * places], np.int32)
     slots = (("f4", width), ("f4", width))
-    return ClickProgram(rows, 0, 0, slots, (steps.TargetAttention(**attention), after), (0, 1))
+    return ClickProgram(rows_of(places, gaps), 0, 0, slots, (steps.TargetAttention(**attention), after), (0, 1))
 
 
-def ids_of(count, seed=1, places=PLACES):
+def ids_of(count, seed=1, places=PLACES, gaps=False):
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, PADDING, (count, 2 + places), np.int32)
     lengths = rng.integers(0, places + 1, count)
     ids[:, 2:][np.arange(places) >= lengths[:, None]] = PADDING
     ids[0, 2:] = PADDING  # an empty sequence
-    return ids
+    return np.hstack([ids, rng.integers(0, GAPS, (count, places * gaps), np.int32)])
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("weights", [{}, {"softmax": True}, {"raw": True}], ids=str)
-@pytest.mark.parametrize("activation", [{}, {"plain": True}, {"epsilon": 1e-3}], ids=str)
+@pytest.mark.parametrize("activation", [{}, {"plain": True}, {"epsilon": 1e-3}, {"gaps": True}], ids=str)
 def test_same_bits(isa, weights, activation):
-    program, ids = program_of(**activation, **weights), ids_of(150)
+    program, ids = program_of(**activation, **weights), ids_of(150, gaps="gaps" in activation)
     expected = reference.run(program, ids)
     found = click_program(program, isa)(ids, None, None)
     for one, other in zip(found, expected, strict=True):
@@ -106,10 +124,12 @@ def test_alone_and_with_others(isa):
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("places", [PLACES, 50])
 @pytest.mark.parametrize("softmax", [False, True])
-def test_one_history_and_many_targets(isa, places, softmax):
-    program, ids = program_of(softmax=softmax, places=places), ids_of(130, places=places)
+@pytest.mark.parametrize("gaps", [False, True])
+def test_one_history_and_many_targets(isa, places, softmax, gaps):
+    program = program_of(softmax=softmax, places=places, gaps=gaps)
+    ids = ids_of(130, places=places, gaps=gaps)
     ids[:, 2:] = ids[5, 2:]  # longer than the number of different items, as the targets are
-    user = SharedInputs(ids=range(2, 2 + places))
+    user = SharedInputs(ids=range(2, ids.shape[1]))
     shared = click_program(program, isa, user)
     for count in (1, 2, 70, 130):
         alone = click_program(program, isa)(ids[:count], None, None)
@@ -118,41 +138,62 @@ def test_one_history_and_many_targets(isa, places, softmax):
     alone, last_first = click_program(program, isa)(ids, None, None), np.arange(130)[::-1].copy()
     for one, other in zip(ranked(program, isa, user, [ids, None, None], last_first, native.SCORES), alone, strict=True):
         assert one.tobytes() == other[last_first].tobytes()
-    ids[:, 2:] = PADDING
+    ids[:, 2 : 2 + places] = PADDING
     assert not shared(ids, None, None)[0].any()
     assert not ranked(program, isa, user, [ids, None, None], last_first, native.SCORES)[0].any()
 
 
-def scored(**changed):
+def scored(gaps=False, **changed):
     rng = np.random.default_rng(2)
     attention = {"out": 0, "column": 0, "begin": 2, "count": PLACES, "padding": PADDING, "softmax": False}
-    attention |= {"items": padded(floats(rng, ROWS, WIDTH)), "scores": floats(rng, ROWS, ROWS)} | changed
-    rows = np.array([ROWS, 0, *[ROWS] * PLACES], np.int32)
-    return ClickProgram(rows, 0, 0, (("f4", WIDTH),), (steps.ScoredAttention(**attention),), (0,))
+    attention |= {"items": padded(floats(rng, ROWS, WIDTH)), "scores": floats(rng, ROWS, ROWS)}
+    attention |= (gaps_of(rng, PLACES, WIDTH) if gaps else {}) | changed
+    return ClickProgram(rows_of(PLACES, gaps), 0, 0, (("f4", WIDTH),), (steps.ScoredAttention(**attention),), (0,))
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("weights", [{}, {"softmax": True}, {"raw": True}], ids=str)
-def test_scores_of_all_pairs(isa, weights):
-    program, ids = scored(**weights), ids_of(150)
+@pytest.mark.parametrize("gaps", [False, True])
+def test_scores_of_all_pairs(isa, weights, gaps):
+    program, ids = scored(gaps, **weights), ids_of(150, gaps=gaps)
     (expected,) = reference.run(program, ids)
     assert click_program(program, isa)(ids, None, None).tobytes() == expected.tobytes()
     assert not expected[0].any() and len(np.unique(expected)) > 100
     ids[:, 2:] = ids[5, 2:]
-    shared = click_program(program, isa, SharedInputs(ids=range(2, 2 + PLACES)))
+    shared = click_program(program, isa, SharedInputs(ids=range(2, ids.shape[1])))
     assert shared(ids, None, None).tobytes() == click_program(program, isa)(ids, None, None).tobytes()
 
 
 @pytest.mark.parametrize(
     "changed",
-    [{"scores": np.zeros((ROWS, ROWS - 1), np.float32)}, {"begin": 3}, {"padding": -1}, {"raw": True, "softmax": True}],
+    [
+        {"scores": np.zeros((ROWS, ROWS - 1), np.float32)},
+        {"begin": 3},
+        {"padding": -1},
+        {"raw": True, "softmax": True},
+        {"gap_begin": 2 + PLACES},
+        {"gap_begin": -2},
+        {"gaps": True, "gap_begin": -1},
+        {"gaps": True, "gap_begin": 3 + PLACES},
+        {"gaps": True, "gap_scores": np.zeros(GAPS - 1, np.float32)},
+        {"gaps": True, "gap_items": np.ones((GAPS, 16), np.float32)},
+    ],
 )
 def test_scores_that_do_not_fit_are_refused(changed):
     with pytest.raises(RequestError, match="ScoredAttention"):
         scored(**changed)
 
 
-def test_gaps_between_items_are_left_out():
+def test_time_gaps_add_to_scores_and_items():
+    program, ids = scored(gaps=True, raw=True), ids_of(1, gaps=True)
+    (step,) = program.steps
+    ids[0, :5], ids[0, 2 + PLACES] = [4, 0, 3, PADDING, PADDING], 2
+    ids[0, 3 : 2 + PLACES] = PADDING
+    expected = (step.items[3] + step.gap_items[2]) * (step.scores[4, 3] + step.gap_scores[2])
+    np.testing.assert_allclose(reference.run(program, ids)[0][0], expected[:WIDTH], rtol=1e-6)
+
+
+def test_empty_places_between_items_are_left_out():
     ids = ids_of(1)
     ids[0, 2:] = [1, PADDING, 2, PADDING, 3, PADDING, PADDING]
     other = ids.copy()

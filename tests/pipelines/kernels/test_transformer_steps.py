@@ -11,7 +11,7 @@ from pipelines.kernels.recommenders import reference, steps
 from pipelines.kernels.recommenders.native import SharedInputs, click_program
 from pipelines.kernels.recommenders.program import ClickProgram
 
-ROWS = 9
+ROWS, GAPS = 9, 5
 PADDING = ROWS - 1
 ISAS = extension.isas() if extension.native() is not None else []
 
@@ -28,7 +28,11 @@ def pairs(rng, count, width, room):
     return padded(floats(rng, count, 2, width), room).reshape(count, 2 * room)
 
 
-def target_transformer(places=7, width=12, heads=3, hidden=20, seed=0, **changed):
+def rows_of(places, gaps):
+    return np.array([ROWS, 0, *[ROWS] * places, *[GAPS] * (places * gaps)], np.int32)
+
+
+def target_transformer(places=7, width=12, heads=3, hidden=20, seed=0, gaps=False, **changed):
     rng = np.random.default_rng(seed)
     room = -(-width // 16) * 16
     arrays = {"items": padded(floats(rng, ROWS, width), room), "keys_values": pairs(rng, ROWS, width, room)}
@@ -37,13 +41,13 @@ def target_transformer(places=7, width=12, heads=3, hidden=20, seed=0, **changed
         arrays |= {name: floats(rng, inputs, outputs), f"{name}_bias": floats(rng, outputs)}
     arrays |= {"outer": floats(rng, hidden, width), "outer_bias": floats(rng, width)}
     arrays |= {"slope": floats(rng, hidden), "norms": floats(rng, 4, width), "epsilon": 1e-5}
+    arrays |= {"gap_begin": 2 + places, "gap_keys_values": pairs(rng, GAPS, width, room)} if gaps else {}
     arrays |= {"out": 0, "column": 0, "begin": 2, "count": places, "padding": PADDING, "heads": heads} | changed
     step = steps.TargetTransformer(**arrays)
-    rows = np.array([ROWS, 0, *[ROWS] * places], np.int32)
-    return ClickProgram(rows, 0, 0, (("f4", width),), (step,), (0,))
+    return ClickProgram(rows_of(places, gaps), 0, 0, (("f4", width),), (step,), (0,))
 
 
-def sequence_encoder(places=7, width=24, heads=2, hidden=40, blocks=2, seed=0, exact=(), **changed):
+def sequence_encoder(places=7, width=24, heads=2, hidden=40, blocks=2, seed=0, exact=(), gaps=False, **changed):
     rng = np.random.default_rng(seed)
     columns = 16 * heads
     arrays = {"items": floats(rng, ROWS, width), "positions": floats(rng, places, width), "epsilon": 1e-5}
@@ -55,17 +59,19 @@ def sequence_encoder(places=7, width=24, heads=2, hidden=40, blocks=2, seed=0, e
     sizes = [width * columns, 2 * width * columns, columns * width, width * hidden, hidden * width]
     fine = floats(rng, sum(sizes[number % 5] for number in exact)) * np.float32(0.2)
     arrays |= {"exact": exact, "fine": fine}
+    arrays |= {"gap_begin": 2 + places, "gap_items": floats(rng, GAPS, width)} if gaps else {}
     arrays |= {"out": 0, "begin": 2, "count": places, "padding": PADDING, "heads": heads} | changed
     step, own = steps.SequenceEncoder(**arrays), steps.Rows(1, 0, floats(rng, ROWS, 5))
-    rows = np.array([ROWS, 0, *[ROWS] * places], np.int32)
-    return ClickProgram(rows, 0, 0, (("f4", width), ("f4", 5)), (step, own), (0, 1))
+    return ClickProgram(rows_of(places, gaps), 0, 0, (("f4", width), ("f4", 5)), (step, own), (0, 1))
 
 
 PROGRAMS = {
     "target": target_transformer,
     "target, one head": lambda: target_transformer(places=50, width=32, heads=1, hidden=64),
     "target, many heads": lambda: target_transformer(places=40, width=32, heads=8, hidden=70),
+    "target, time gaps": lambda: target_transformer(places=20, gaps=True),
     "encoder": sequence_encoder,
+    "encoder, time gaps": lambda: sequence_encoder(places=20, gaps=True),
     "encoder, long": lambda: sequence_encoder(places=50, width=64, heads=1, hidden=64, blocks=2),
     "encoder, float layers": lambda: sequence_encoder(places=21, width=40, heads=3, hidden=70, exact=(0, 2, 4, 6, 8)),
     "encoder, all float": lambda: sequence_encoder(places=50, blocks=2, exact=tuple(range(10))),
@@ -75,13 +81,14 @@ PROGRAMS = {
 
 def ids_of(program, count, seed=1):
     rng = np.random.default_rng(seed)
-    places = program.rows.size - 2
+    places = program.steps[0].count
+    gaps = program.rows.size - 2 - places
     ids = rng.integers(0, PADDING, (count, 2 + places), np.int32)
     ids[:, 2:][np.arange(places) >= rng.integers(0, places + 1, count)[:, None]] = PADDING
     ids[0, 2:] = PADDING  # an empty sequence
     ids[-1, 2:] = rng.integers(0, PADDING, places)  # a full one
-    ids[-2, 2 + rng.integers(0, places, 3)] = PADDING  # one with gaps
-    return ids
+    ids[-2, 2 + rng.integers(0, places, 3)] = PADDING  # one with empty places
+    return np.hstack([ids, rng.integers(0, GAPS, (count, gaps), np.int32)])
 
 
 def results(made, ids):
@@ -148,6 +155,10 @@ def test_padding_is_left_out(name):
         (target_transformer, {"padding": -1}),
         (target_transformer, {"slope": np.zeros(5, np.float32)}),
         (target_transformer, {"epsilon": np.nan}),
+        (target_transformer, {"gaps": True, "gap_begin": 10}),
+        (target_transformer, {"gaps": True, "gap_keys_values": np.zeros((GAPS, 16), np.float32)}),
+        (sequence_encoder, {"gap_begin": 9}),
+        (sequence_encoder, {"gaps": True, "gap_begin": -1}),
         (sequence_encoder, {"padding": -1}),
         (sequence_encoder, {"begin": 3}),
         (sequence_encoder, {"inner": np.zeros((2, 24, 41), np.int8)}),

@@ -32,8 +32,8 @@ class Expression:
     readable: ClassVar[bool] = False
 
     @property
-    def spans(self) -> list[tuple[int, int]]:
-        """(first, count) of the columns of the ids that select rows of its `table`, where it has one."""
+    def spans(self) -> list[tuple[int, int, int]]:
+        """(first, count, rows) of the columns of the ids that select from so many rows of a table."""
         return []
 
 
@@ -73,9 +73,9 @@ class Field(Expression):
     value: str
 
     @property
-    def spans(self) -> list[tuple[int, int]]:
-        """(first, count) of the columns of the ids."""
-        return [(self.column, self.count)]
+    def spans(self) -> list[tuple[int, int, int]]:
+        """See `Expression`."""
+        return [(self.column, self.count, len(self.table))]
 
 
 @dataclass(frozen=True, eq=False)

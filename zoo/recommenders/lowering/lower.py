@@ -230,8 +230,8 @@ class Compiler(CodeLayers):
         slots = [self._output(output) for output in outputs]
         rows = np.zeros(ids.shape[1], np.int32)
         for each in self._seen:
-            for column, count in each.spans:
-                span, height = slice(column, column + count), len(each.table)  # type: ignore[attr-defined]
+            for column, count, height in each.spans:
+                span = slice(column, column + count)
                 rows[span] = np.where(rows[span] == 0, height, np.minimum(rows[span], height))
         return ClickProgram(rows, *self._widths(), tuple(self.slots), tuple(self.steps), tuple(slots))
 

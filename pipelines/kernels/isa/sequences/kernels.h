@@ -37,6 +37,8 @@ struct TargetAttention {
     const float *scores;              // [rows, rows] of target and item, or null: the network computes them
     int64_t rows;
     bool softmax, raw, one_history;   // raw: the weights are the scores; one_history: the sequence of the first sample is that of all
+    int64_t gap_begin;                // of the ids: the time gaps, or -1
+    const float *gap_items, *gap_scores;  // [gaps, size], [gaps]: added to an item and to its score
 };
 
 // A layer of float32, its columns filled up with zeros to whole sixteens: y_j = bias_j + sum_k weight_kj x_k, summed in the order of k.
@@ -50,9 +52,9 @@ struct SequenceKernels {
     // Scores of `count` items and n targets: [count, stride].
     void (*score)(const TargetAttention &attention, const uint32_t *items, int64_t count, const uint32_t *targets, int64_t n, float *scores,
                   int64_t stride);
-    // `attend` from the scores [n, stride], whole sixteens, of the items of one sequence.
-    void (*attend_scores)(const TargetAttention &attention, const uint32_t *items, int64_t count, float *scores, int64_t stride, int64_t n,
-                          float *out, int64_t out_stride);
+    // `attend` from the scores [n, stride], whole sixteens, of the items of one sequence and their time gaps.
+    void (*attend_scores)(const TargetAttention &attention, const uint32_t *items, const uint32_t *gaps, int64_t count, float *scores,
+                          int64_t stride, int64_t n, float *out, int64_t out_stride);
     void (*activate)(const Unit &unit, const float *x, int64_t stride, int64_t width, int64_t n, float *out);
     // n rows, whole fours; residual: added to the result, of its stride, or null
     void (*layer)(const FloatLayer &layer, const float *x, int64_t stride, int64_t n, const float *residual, float *out, int64_t out_stride);

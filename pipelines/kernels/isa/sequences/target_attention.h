@@ -181,53 +181,70 @@ inline void score_all(const TargetAttention &t, const int32_t *products, const i
     for (; at < count; at += kVecLanes) score_pairs<1>(t, products + at, start + at, hidden, scores + at);
 }
 
-// The sum of items with weights, in their order.
-inline void weighted_sum(const float *items, int64_t size, const uint32_t *ids, const float *weights, int64_t count, float *out) {
+// The sum of items, and of their time gaps, with weights, in their order.
+template <bool kGaps>
+inline void weighted_sum(const TargetAttention &t, const uint32_t *ids, const uint32_t *gaps, const float *weights, int64_t count, float *out) {
+    const int64_t size = t.size;
+    const auto item = [&](int64_t p, int64_t j) {
+        const Vec16 own = load_float<Vec16>(t.items + int64_t{ids[p]} * size + j);
+        if constexpr (kGaps) return own + load_float<Vec16>(t.gap_items + int64_t{gaps[p]} * size + j);
+        return own;
+    };
     int64_t j = 0;
     for (; j + 2 * kLanes <= size; j += 2 * kLanes) {
         Vec16 low = broadcast<Vec16>(0.0f), high = low;
         for (int64_t p = 0; p < count; ++p) {
-            const float *item = items + int64_t{ids[p]} * size + j;
             const Vec16 weight = broadcast<Vec16>(weights[p]);
-            low = low + load_float<Vec16>(item) * weight, high = high + load_float<Vec16>(item + kLanes) * weight;
+            low = low + item(p, j) * weight, high = high + item(p, j + kLanes) * weight;
         }
         store_float(out + j, low), store_float(out + j + kLanes, high);
     }
     if (j < size) {
         Vec16 sum = broadcast<Vec16>(0.0f);
-        for (int64_t p = 0; p < count; ++p)
-            sum = sum + load_float<Vec16>(items + int64_t{ids[p]} * size + j) * broadcast<Vec16>(weights[p]);
+        for (int64_t p = 0; p < count; ++p) sum = sum + item(p, j) * broadcast<Vec16>(weights[p]);
         store_float(out + j, sum);
     }
 }
 
+// Items of a sequence that are no padding, and their time gaps; returns their number.
+inline int64_t known_items(const TargetAttention &t, const uint32_t *row, uint32_t *items, uint32_t *gaps) {
+    int64_t count = 0;
+    for (int64_t p = 0; p < t.count; ++p) {
+        const uint32_t id = row[t.begin + p];
+        items[count] = id;
+        if (t.gap_begin >= 0) gaps[count] = row[t.gap_begin + p];
+        count += id != t.padding;
+    }
+    return count;
+}
+
 // Scores to weights, in place, and the sum of their items; there is room for whole sixteens.
-inline void attend_items(const TargetAttention &t, const uint32_t *ids, float *weights, int64_t count, float *out) {
+inline void attend_items(const TargetAttention &t, const uint32_t *ids, const uint32_t *gaps, float *weights, int64_t count, float *out) {
+    for (int64_t p = 0; t.gap_begin >= 0 && p < count; ++p) weights[p] += t.gap_scores[gaps[p]];
     if (t.softmax && count) {
         const float inverse = softmax(weights, count);
         for (int64_t p = 0; p < count; p += kVecLanes) store_float(weights + p, load_float<Vec>(weights + p) * inverse);
     } else if (!t.raw) {
         for (int64_t p = 0; p < count; p += kVecLanes) store_float(weights + p, logistic(load_float<Vec>(weights + p)));
     }
-    weighted_sum(t.items, t.size, ids, weights, count, out);
+    (t.gap_begin >= 0 ? weighted_sum<true> : weighted_sum<false>)(t, ids, gaps, weights, count, out);
 }
 
 // Pairs of all samples, one after the other.
 void attend_all(const TargetAttention &t, const uint32_t *ids, int64_t ids_stride, int64_t n, float *out, int64_t out_stride) {
     const int64_t words = t.depth / 2, places = round_up(t.count, kLanes), most = n * places;
     auto *memory = static_cast<uint8_t *>(
-        kernel_scratch(4 * (kRoom * (2 * words + 2 * t.first + t.units / 2) + 4 * (most + kRoom) + 2 * kLanes)));
+        kernel_scratch(4 * (kRoom * (2 * words + 2 * t.first + t.units / 2) + 5 * (most + kRoom) + 2 * kLanes)));
     auto *rows = reinterpret_cast<int32_t *>(memory), *products = rows + kRoom * std::max(words, t.first), *start = products + kRoom * words;
     auto *hidden = start + kRoom * t.first;
     auto *scores = reinterpret_cast<float *>(hidden + kRoom * (t.units / 2)), *weights = scores + most + kRoom;
-    auto *items = reinterpret_cast<uint32_t *>(weights + places), *targets = items + most + kRoom;
+    auto *items = reinterpret_cast<uint32_t *>(weights + places), *targets = items + most + kRoom, *gaps = targets + most + kRoom;
     int64_t total = 0;
-    for (int64_t s = 0; s < n; ++s)
-        for (int64_t p = 0; p < t.count; ++p) {
-            const uint32_t id = ids[s * ids_stride + t.begin + p];
-            items[total] = id, targets[total] = ids[s * ids_stride + t.column];
-            total += id != t.padding;
-        }
+    for (int64_t s = 0; s < n; ++s) {
+        const int64_t count = known_items(t, ids + s * ids_stride, items + total, gaps + total);
+        std::fill_n(targets + total, count, ids[s * ids_stride + t.column]);
+        total += count;
+    }
     for (int64_t at = 0; at < total; at += kRoom) {
         const int64_t count = std::min(kRoom, total - at), fours = round_up(count, 4);
         for (int64_t i = count; i < fours; ++i) items[at + i] = items[at], targets[at + i] = targets[at];
@@ -250,7 +267,7 @@ void attend_all(const TargetAttention &t, const uint32_t *ids, int64_t ids_strid
         int64_t count = 0;
         for (int64_t p = 0; p < t.count; ++p) count += ids[s * ids_stride + t.begin + p] != t.padding;
         std::copy_n(scores + at, count, weights);
-        attend_items(t, items + at, weights, count, out + s * out_stride);
+        attend_items(t, items + at, gaps + at, weights, count, out + s * out_stride);
         at += count;
     }
 }
@@ -314,9 +331,9 @@ void score(const TargetAttention &t, const uint32_t *items, int64_t count, const
     }
 }
 
-void attend_scores(const TargetAttention &t, const uint32_t *items, int64_t count, float *scores, int64_t stride, int64_t n, float *out,
-                   int64_t out_stride) {
-    for (int64_t s = 0; s < n; ++s) attend_items(t, items, scores + s * stride, count, out + s * out_stride);
+void attend_scores(const TargetAttention &t, const uint32_t *items, const uint32_t *gaps, int64_t count, float *scores, int64_t stride, int64_t n,
+                   float *out, int64_t out_stride) {
+    for (int64_t s = 0; s < n; ++s) attend_items(t, items, gaps, scores + s * stride, count, out + s * out_stride);
 }
 
 // All samples have the sequence of the first: repeated items and targets are computed once.
@@ -324,11 +341,9 @@ void attend_one(const TargetAttention &t, const uint32_t *ids, int64_t ids_strid
     const int64_t places = round_up(t.count, kLanes);
     auto *memory = static_cast<int32_t *>(kernel_scratch(4 * (score_room(t) + kRoom * places + 5 * places + 3 * kRoom + 4 * kLanes)));
     auto *scores = reinterpret_cast<float *>(memory + score_room(t)), *weights = scores + kRoom * places;
-    auto *items = reinterpret_cast<uint32_t *>(weights + places), *single = items + places, *targets = single + places;
+    auto *items = reinterpret_cast<uint32_t *>(weights + places), *gaps = items + places, *single = gaps + places, *targets = single + places;
     auto *item_at = reinterpret_cast<int32_t *>(targets + kRoom + 4), *target_at = item_at + places;
-    int64_t count = 0;
-    for (int64_t p = 0; p < t.count; ++p)
-        if (const uint32_t id = ids[t.begin + p]; id != t.padding) items[count++] = id;
+    const int64_t count = known_items(t, ids, items, gaps);
     const int64_t distinct = different(items, 1, count, item_at, single);
     const int64_t candidates = different(ids + t.column, ids_stride, n, target_at, targets);
     std::fill_n(targets + candidates, 4, targets[0]);
@@ -343,24 +358,20 @@ void attend_one(const TargetAttention &t, const uint32_t *ids, int64_t ids_strid
         }
         ++seen;
         for (int64_t p = 0; p < count; ++p) weights[p] = scores[item_at[p] * kRoom + target];
-        attend_items(t, items, weights, count, out + s * out_stride);
+        attend_items(t, items, gaps, weights, count, out + s * out_stride);
     }
 }
 
 // Scores are looked up.
 void attend_scored(const TargetAttention &t, const uint32_t *ids, int64_t ids_stride, int64_t n, float *out, int64_t out_stride) {
     const int64_t places = round_up(t.count, kLanes);
-    auto *weights = static_cast<float *>(kernel_scratch(8 * places));
-    auto *items = reinterpret_cast<uint32_t *>(weights + places);
+    auto *weights = static_cast<float *>(kernel_scratch(12 * places));
+    auto *items = reinterpret_cast<uint32_t *>(weights + places), *gaps = items + places;
     for (int64_t s = 0; s < n; ++s, ids += ids_stride, out += out_stride) {
         const float *scores = t.scores + int64_t{ids[t.column]} * t.rows;
-        int64_t count = 0;
-        for (int64_t p = 0; p < t.count; ++p) {
-            const uint32_t id = ids[t.begin + p];
-            items[count] = id, weights[count] = scores[id];
-            count += id != t.padding;
-        }
-        attend_items(t, items, weights, count, out);
+        const int64_t count = known_items(t, ids, items, gaps);
+        for (int64_t p = 0; p < count; ++p) weights[p] = scores[items[p]];
+        attend_items(t, items, gaps, weights, count, out);
     }
 }
 

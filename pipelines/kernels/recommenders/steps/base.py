@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ BYTE = 32  # codes of a step of the bytes that replace them
 SLACK = 32  # int16 behind the last row of a table of codes, which kernels may read
 VECTORS = 128  # so many products of two codes an int32 holds the sum of
 MAX_WIDTH = 2**20
+NONE = np.zeros(0, np.float32)  # of optional arrays
 MAX_OUTPUTS = 64  # buffers that one step writes or sums
 KINDS = {"u1": np.uint8, "i2": np.int16, "f4": np.float32}
 
@@ -196,6 +197,50 @@ def require_finite(step: object, *values: float | Array) -> None:
     """
     if not all(np.isfinite(each).all() for each in values):
         raise RequestError(f"{type(step).__name__} has values that are not finite")
+
+
+def require_ids(step: object, program: ClickProgram, first: int, count: int, rows: int) -> None:
+    """Raises RequestError, with the name of the step, unless columns of the ids select from at most `rows` rows.
+
+    Args:
+        step: The step.
+        program: Its program.
+        first: First column.
+        count: Number of columns.
+        rows: Rows of the table.
+
+    Raises:
+        RequestError: They do not.
+    """
+    require_fit(step, count >= 1 and 0 <= first <= program.rows.size - count)
+    limits = program.rows[first : first + count]
+    require_fit(step, limits.min() >= 1 and limits.max() <= rows)
+
+
+def require_gaps(
+    step: object, program: ClickProgram, begin: int, count: int, tables: Mapping[str, tuple[Array, tuple[int, ...]]]
+) -> None:
+    """Raises RequestError, with the name of the step, unless tables of time gaps fit a sequence.
+
+    Args:
+        step: The step.
+        program: Its program.
+        begin: First column of the ids that select their rows; -1 for none, with empty tables.
+        count: Number of columns.
+        tables: (table of float32, shape of its rows) by name.
+
+    Raises:
+        RequestError: They do not.
+    """
+    require_fit(step, begin >= -1)
+    rows = {len(table) for table, _ in tables.values()}
+    require_fit(step, len(rows) == 1 and (begin >= 0 or rows == {0}))
+    if begin < 0:
+        return
+    for name, (table, shape) in tables.items():
+        require(type(step).__name__, name, table, np.float32, (len(table), *shape))
+        require_finite(step, table)
+    require_ids(step, program, begin, count, *rows)
 
 
 def require_vectors(step: object, positions: Array, width: int, room: int) -> None:

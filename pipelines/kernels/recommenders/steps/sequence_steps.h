@@ -43,7 +43,8 @@ class SequenceProgram : public Program {
     // Columns of the ids: the target, and `count` of the sequence from `begin` on. Tables have whole sixteens of columns, codes whole 32.
     void target_attention(int out, int64_t column, int64_t begin, int64_t count, int64_t padding, Array items, Array codes, Array keys,
                           Array queries, const Array &product, const std::vector<Array> &one, const Array &hidden, const Array &bias,
-                          const std::vector<Array> &two, float score_bias, bool softmax, bool raw) {
+                          const std::vector<Array> &two, float score_bias, bool softmax, bool raw, int64_t gap_begin,
+                          const std::vector<Array> &gaps) {
         const Slot to = slot(out, Kind::kFloats, "target_attention");
         TargetAttention t{};
         const int64_t rows = static_cast<int64_t>(items.shape(0));
@@ -60,16 +61,14 @@ class SequenceProgram : public Program {
         const auto alike_rows = [&](const Array &table, int64_t width) {
             return static_cast<int64_t>(table.shape(0)) == rows && static_cast<int64_t>(table.shape(1)) == width;
         };
-        bool fits = rows >= 1 && alike_rows(codes, t.depth) && alike_rows(keys, t.first) && alike_rows(queries, t.first) && t.size % 16 == 0 &&
+        const bool fits = rows >= 1 && alike_rows(codes, t.depth) && alike_rows(keys, t.first) && alike_rows(queries, t.first) && t.size % 16 == 0 &&
                     t.first % 16 == 0 && t.depth % 32 == 0 && t.size >= to.width && t.depth >= to.width && t.size <= to.stride &&
                     static_cast<int64_t>(product.shape(0)) == to.width && static_cast<int64_t>(product.shape(1)) == units && units >= 1 &&
                     units <= t.first && second >= 1 && second <= kWidest && t.first <= kWidest && t.depth <= kWidest &&
-                    static_cast<int64_t>(bias.shape(0)) == second && count >= 1 && begin >= 0 && begin + count <= columns() && column >= 0 &&
-                    column < columns() && padding >= 0 && one.size() == 3 && two.size() == 3;
+                    static_cast<int64_t>(bias.shape(0)) == second && padding >= 0 && one.size() == 3 && two.size() == 3 &&
+                    reads_rows(begin, count, rows) && reads_rows(column, 1, rows);
         require(fits, "target_attention");
-        fits = rows_[static_cast<size_t>(column)] >= 1 && rows_[static_cast<size_t>(column)] <= rows;
-        for (int64_t c = begin; c < begin + count; ++c) fits &= rows_[static_cast<size_t>(c)] >= 1 && rows_[static_cast<size_t>(c)] <= rows;
-        require(fits, "target_attention");
+        time_gaps(t, gap_begin, gaps, "target_attention");
         auto words = std::make_shared<std::vector<Buffer<int32_t>>>();
         auto floats = std::make_shared<std::vector<Buffer<float>>>();
         t.product = word_pairs(p, to.width, units, *words), t.hidden = word_pairs(h, units, second, *words);
@@ -78,7 +77,7 @@ class SequenceProgram : public Program {
         words->push_back(std::move(biases));
         t.bias = words->back().data();
         t.one = curves(one, units, *floats), t.two = curves(two, second, *floats);
-        t.one_history = alike_ids(begin, count);
+        t.one_history = alike_ids(begin, count) && (gap_begin < 0 || alike_ids(gap_begin, count));
         const auto *kernels = &sequence_kernels(isa_.name);
         const int64_t stride = columns();
         if (keeps_scores_ && t.one_history && reach_of(reach_ids_, column, 1) == Reach::kItem) {
@@ -94,20 +93,18 @@ class SequenceProgram : public Program {
 
     // The same from the scores of all pairs, [rows, rows].
     void scored_attention(int out, int64_t column, int64_t begin, int64_t count, int64_t padding, Array items, Array scores, bool softmax,
-                          bool raw) {
+                          bool raw, int64_t gap_begin, const std::vector<Array> &gaps) {
         const Slot to = slot(out, Kind::kFloats, "scored_attention");
         TargetAttention t{};
         t.rows = static_cast<int64_t>(items.shape(0));
         t.items = data_of<float>(items, "items", 2), t.scores = data_of<float>(scores, "scores", 2);
         t.size = static_cast<int64_t>(items.shape(1));
         t.column = column, t.begin = begin, t.count = count, t.padding = static_cast<uint32_t>(padding), t.softmax = softmax, t.raw = raw;
-        bool fits = t.rows >= 1 && static_cast<int64_t>(scores.shape(0)) == t.rows && static_cast<int64_t>(scores.shape(1)) == t.rows &&
-                    t.size % 16 == 0 && t.size >= to.width && t.size <= to.stride && count >= 1 && begin >= 0 && begin + count <= columns() &&
-                    column >= 0 && column < columns() && padding >= 0;
-        require(fits, "scored_attention");
-        fits = rows_[static_cast<size_t>(column)] >= 1 && rows_[static_cast<size_t>(column)] <= t.rows;
-        for (int64_t c = begin; c < begin + count; ++c) fits &= rows_[static_cast<size_t>(c)] >= 1 && rows_[static_cast<size_t>(c)] <= t.rows;
-        require(fits, "scored_attention");
+        require(t.rows >= 1 && static_cast<int64_t>(scores.shape(0)) == t.rows && static_cast<int64_t>(scores.shape(1)) == t.rows &&
+                    t.size % 16 == 0 && t.size >= to.width && t.size <= to.stride && padding >= 0 && reads_rows(begin, count, t.rows) &&
+                    reads_rows(column, 1, t.rows),
+                "scored_attention");
+        time_gaps(t, gap_begin, gaps, "scored_attention");
         const auto *kernels = &sequence_kernels(isa_.name);
         const int64_t stride = columns();
         add({}, {whole(to)}, Reach::kSample,
@@ -115,7 +112,33 @@ class SequenceProgram : public Program {
         kept_.push_back(std::move(items)), kept_.push_back(std::move(scores));
     }
 
+  protected:
+    // Whether these columns of the ids choose among `height` rows.
+    bool reads_rows(int64_t first, int64_t count, int64_t height) const {
+        if (first < 0 || count < 1 || first + count > columns()) return false;
+        return std::all_of(rows_.begin() + first, rows_.begin() + first + count, [&](int32_t each) { return each >= 1 && each <= height; });
+    }
+
+    // The table of time gaps, which `count` columns of the ids from `begin` on select, `width` columns; null for begin -1 and no table.
+    const float *gap_rows(int64_t begin, int64_t count, const std::vector<Array> &gaps, int64_t width, const char *step) {
+        require(begin >= -1 && gaps.empty() == (begin < 0), step);
+        if (begin < 0) return nullptr;
+        const auto *rows = data_of<float>(gaps[0], "gaps", 2);
+        require(static_cast<int64_t>(gaps[0].shape(1)) == width && reads_rows(begin, count, static_cast<int64_t>(gaps[0].shape(0))), step);
+        kept_.push_back(gaps[0]);
+        return rows;
+    }
+
   private:
+    // gaps: what the time gaps add to the items and to their scores.
+    void time_gaps(TargetAttention &t, int64_t begin, const std::vector<Array> &gaps, const char *step) {
+        t.gap_begin = begin, t.gap_items = gap_rows(begin, t.count, gaps, t.size, step);
+        if (begin < 0) return;
+        require(gaps.size() == 2 && gaps[0].shape(0) == gaps[1].shape(0), step);
+        t.gap_scores = data_of<float>(gaps[1], "gaps", 1);
+        kept_.push_back(gaps[1]);
+    }
+
     // The scores of all items of the table and every item are computed with these; `kept`: what the attention points to.
     void keep_scores(const TargetAttention &t, int64_t rows, const Slot &to, std::function<void()> kept) {
         const auto *kernels = &sequence_kernels(isa_.name);
@@ -131,17 +154,21 @@ class SequenceProgram : public Program {
         });
         add_to_samples({}, {whole(to)}, false, [=](const Block &b) {
             static thread_local Buffer<float> scores;
-            static thread_local std::vector<uint32_t> items;
+            static thread_local std::vector<uint32_t> items, gaps;
             const int64_t places = round_up(t.count, kScores), all = b.items->count();
             scores.reserve(kSamples * places);
-            items.clear();
-            for (const uint32_t *id = b.ids + t.begin; id < b.ids + t.begin + t.count; ++id)
-                if (*id != t.padding) items.push_back(*id);
+            items.clear(), gaps.clear();
+            for (int64_t p = 0; p < t.count; ++p) {
+                if (b.ids[t.begin + p] == t.padding) continue;
+                items.push_back(b.ids[t.begin + p]);
+                if (t.gap_begin >= 0) gaps.push_back(b.ids[t.gap_begin + p]);
+            }
             for (size_t p = 0; p < items.size(); ++p) {
                 const float *own = b.items->scores(step) + items[p] * all;
                 for (int64_t s = 0; s < b.n; ++s) scores.data()[s * places + static_cast<int64_t>(p)] = own[b.places[s]];
             }
-            kernels->attend_scores(t, items.data(), static_cast<int64_t>(items.size()), scores.data(), places, b.n, b.at<float>(to), to.stride);
+            kernels->attend_scores(t, items.data(), gaps.data(), static_cast<int64_t>(items.size()), scores.data(), places, b.n, b.at<float>(to),
+                                   to.stride);
         });
     }
     static constexpr int64_t kScores = 16;  // of a sample: whole vectors

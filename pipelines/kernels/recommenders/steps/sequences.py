@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -10,12 +10,15 @@ import numpy as np
 from pipelines.kernels.arrays import Array, contiguous, require
 from pipelines.kernels.recommenders.steps.base import (
     MAX_WIDTH,
+    NONE,
     Run,
     Slots,
     Step,
     lane_sum,
     require_finite,
     require_fit,
+    require_gaps,
+    require_ids,
 )
 from pipelines.kernels.transformer.reference import exponential, layer_norm, sigmoid
 
@@ -92,6 +95,8 @@ class TargetAttention(Step):
         a = score_bias + sum_m f'_m(g_m)                                     float32, added in this order
         out = sum of items[item] w(a), w the sigmoid, the softmax over the items, or a itself
 
+    With time gaps an item is items[item] + gap_items[gap], and gap_scores[gap] is added to its a last.
+
     f and f' are quadratic in t = float32(x) scale + shift between integers, with the coefficients of the segment
     min(max(floor(t), 0), SEGMENTS - 1): f = c0 + t (c1 + t c2). Sums run in the order of the items. Places with the id
     `padding` are left out; the sum of no item is 0.
@@ -118,6 +123,9 @@ class TargetAttention(Step):
         score_bias: Added to a.
         softmax: Whether w is the softmax.
         raw: Whether w is a itself.
+        gap_begin: First column of the ids of the time gaps, as many as places; -1: there are none.
+        gap_items: float32 [gaps, size], zeros behind the width of an item.
+        gap_scores: float32 [gaps].
     """
 
     out: int
@@ -141,6 +149,9 @@ class TargetAttention(Step):
     score_bias: float
     softmax: bool
     raw: bool = False
+    gap_begin: int = -1
+    gap_items: Array = field(default_factory=lambda: NONE)
+    gap_scores: Array = field(default_factory=lambda: NONE)
 
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
@@ -168,12 +179,9 @@ class TargetAttention(Step):
             require_finite(self, getattr(self, name))
         require_fit(self, rows >= 1 and size % LANES == 0 == first % LANES and width <= size < width + LANES)
         require_fit(self, depth % DEPTH == 0 and width <= depth < width + DEPTH and not self.codes[:, width:].any())
-        require_fit(self, 1 <= units <= first <= MAX_WIDTH and second >= 1 and not self.items[:, width:].any())
-        require_fit(self, 0 <= self.column < program.rows.size and 0 <= self.begin <= program.rows.size - self.count)
-        limits = program.rows[[self.column, *range(self.begin, self.begin + self.count)]]
-        require_fit(self, self.count >= 1 and limits.min() >= 1 and limits.max() <= rows and self.padding >= 0)
+        require_fit(self, 1 <= units <= first <= MAX_WIDTH and second >= 1)
+        _require_sequence(self, program, width)
         require_finite(self, self.score_bias)
-        require_fit(self, not (self.softmax and self.raw))
         for scale, shift, curve in (
             (self.one_scale, self.one_shift, self.one_curve),
             (self.two_scale, self.two_shift, self.two_curve),
@@ -198,7 +206,7 @@ class TargetAttention(Step):
         scores = np.full(ids.shape, self.score_bias, np.float32)
         for term in np.moveaxis(_curve(y, self.two_scale, self.two_shift, self.two_curve), 2, 0):
             scores = scores + term
-        run.buffers[self.out] = _weighted_items(self, self.items[:, :width], ids, scores)
+        run.buffers[self.out] = _weighted_items(self, run, width, scores)
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""
@@ -220,6 +228,8 @@ class TargetAttention(Step):
             self.score_bias,
             self.softmax,
             self.raw,
+            self.gap_begin,
+            _gap_tables(self),
         )
 
 
@@ -228,6 +238,8 @@ class ScoredAttention(Step):
     """Weighted sum of the items of a sequence as of `TargetAttention`, from the scores of all pairs.
 
         out = sum of items[item] w(scores[target, item]), w the sigmoid, the softmax over the items, or the score itself
+
+    Time gaps add to items and scores as there.
 
     Attributes:
         out: Buffer "f4" of the width of an item.
@@ -239,6 +251,9 @@ class ScoredAttention(Step):
         scores: float32 [rows, rows].
         softmax: Whether w is the softmax.
         raw: Whether w is the score itself.
+        gap_begin: First column of the ids of the time gaps, as many as places; -1: there are none.
+        gap_items: float32 [gaps, size], zeros behind the width of an item.
+        gap_scores: float32 [gaps].
     """
 
     out: int
@@ -250,6 +265,9 @@ class ScoredAttention(Step):
     scores: Array
     softmax: bool
     raw: bool = False
+    gap_begin: int = -1
+    gap_items: Array = field(default_factory=lambda: NONE)
+    gap_scores: Array = field(default_factory=lambda: NONE)
 
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
@@ -260,16 +278,13 @@ class ScoredAttention(Step):
             require("ScoredAttention", name, getattr(self, name), np.float32, shape)
             require_finite(self, getattr(self, name))
         require_fit(self, rows >= 1 and size % LANES == 0 and width <= size < width + LANES)
-        require_fit(self, not self.items[:, width:].any() and not (self.softmax and self.raw))
-        require_fit(self, 0 <= self.column < program.rows.size and 0 <= self.begin <= program.rows.size - self.count)
-        limits = program.rows[[self.column, *range(self.begin, self.begin + self.count)]]
-        require_fit(self, self.count >= 1 and limits.min() >= 1 and limits.max() <= rows and self.padding >= 0)
+        _require_sequence(self, program, width)
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
         width = run.buffers[self.out].shape[1]
         targets, ids = run.ids[:, self.column], run.ids[:, self.begin : self.begin + self.count]
-        run.buffers[self.out] = _weighted_items(self, self.items[:, :width], ids, self.scores[targets[:, None], ids])
+        run.buffers[self.out] = _weighted_items(self, run, width, self.scores[targets[:, None], ids])
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""
@@ -283,19 +298,41 @@ class ScoredAttention(Step):
             contiguous(self.scores),
             self.softmax,
             self.raw,
+            self.gap_begin,
+            _gap_tables(self),
         )
 
 
-def _weighted_items(step: TargetAttention | ScoredAttention, items: Array, ids: Array, scores: Array) -> Array:
+def _require_sequence(step: TargetAttention | ScoredAttention, program: ClickProgram, width: int) -> None:
+    """Raises RequestError unless items, target, sequence and time gaps fit."""
+    rows, size = step.items.shape
+    require_fit(step, not step.items[:, width:].any() and not (step.softmax and step.raw) and step.padding >= 0)
+    require_ids(step, program, step.column, 1, rows)
+    require_ids(step, program, step.begin, step.count, rows)
+    gaps = {"gap_items": (step.gap_items, (size,)), "gap_scores": (step.gap_scores, ())}
+    require_gaps(step, program, step.gap_begin, step.count, gaps)
+    require_fit(step, step.gap_begin < 0 or not step.gap_items[:, width:].any())
+
+
+def _gap_tables(step: TargetAttention | ScoredAttention) -> list[Array]:
+    return [contiguous(step.gap_items), contiguous(step.gap_scores)] if step.gap_begin >= 0 else []
+
+
+def _weighted_items(step: TargetAttention | ScoredAttention, run: Run, width: int, scores: Array) -> Array:
     """Sums of items with weights that follow from scores, float32 [n, width]."""
-    out = np.zeros((len(ids), items.shape[1]), np.float32)
+    ids = run.ids[:, step.begin : step.begin + step.count]
+    items = step.items[ids, :width]
+    if step.gap_begin >= 0:
+        gaps = run.ids[:, step.gap_begin : step.gap_begin + step.count]
+        items, scores = items + step.gap_items[gaps, :width], scores + step.gap_scores[gaps]
+    out = np.zeros((len(ids), width), np.float32)
     for row, (known, score) in enumerate(zip(ids != step.padding, scores, strict=True)):
         if step.softmax and known.any():
             exponents = exponential(score[known] - score[known].max())
             weights = exponents * (np.float32(1) / lane_sum(exponents[None]))
         else:
             weights = score[known] if step.raw else sigmoid(score[known])
-        for item, weight in zip(items[ids[row, known]], weights, strict=True):
+        for item, weight in zip(items[row, known], weights, strict=True):
             out[row] += item * weight
     return out
 

@@ -31,9 +31,10 @@ class TransformerSteps : public SequenceProgram {
 
     // items, keys_values: tables of whole sixteens of columns; places: what the places add to keys and values, the target's first.
     // layers: weight and bias of query, joined, inner and outer; norms: scale and bias of both layer normalizations.
+    // gaps: what the time gaps of `gap_begin`, if any, add to keys and values.
     void target_transformer(int out, int64_t column, int64_t begin, int64_t count, int64_t padding, int64_t heads, Array items,
                             Array keys_values, const Array &places, const Array &position, const std::vector<Array> &layers, const Array &slope,
-                            const std::vector<Array> &norms, float epsilon) {
+                            const std::vector<Array> &norms, float epsilon, int64_t gap_begin, const std::vector<Array> &gaps) {
         const char *name = "target_transformer";
         const Slot to = slot(out, Kind::kFloats, name);
         auto t = std::make_shared<Target>();
@@ -47,6 +48,7 @@ class TransformerSteps : public SequenceProgram {
                     size(keys_values, 0) == size(items, 0) && size(places, 0) == 1 + count && size(places, 1) == 2 * t->room &&
                     size(position, 0) == t->room && reads_rows(column, 1, size(items, 0)) && reads_rows(begin, count, size(items, 0)),
                 name);
+        t->gap_begin = gap_begin, t->gaps = gap_rows(gap_begin, count, gaps, 2 * t->room, name);
         t->places = copied(*t, added, 1 + count, 2 * t->room), t->position = copied(*t, own, 1, t->room);
         const int64_t inner = size(slope, 0);
         t->stride = round_up(std::max(t->room, inner), kColumns);
@@ -56,7 +58,7 @@ class TransformerSteps : public SequenceProgram {
         for (size_t i = 0; i < 2; ++i) t->norms[i] = layer_norm(*t, norms[2 * i], norms[2 * i + 1], to.width, epsilon, name);
         const auto *kernels = &sequence_kernels(isa_.name);
         const auto *row_kernels = isa_.rows;
-        const bool shared = alike_ids(begin, count);
+        const bool shared = alike_ids(begin, count) && (gap_begin < 0 || alike_ids(gap_begin, count));
         const int64_t kept = shared ? kept_bytes((t->history_size() + 16) * 4) : 0;
         add({}, {whole(to)}, Reach::kSample, [=](const Block &b) {
             static thread_local Buffer<float> memory;
@@ -89,10 +91,11 @@ class TransformerSteps : public SequenceProgram {
     }
 
     // norms: scale and bias of the layer normalizations in order. layers: of every block weight, scale and bias of query, keys and values,
-    // joined, inner and outer. fine: weights of the layers that are float32, by their numbers.
+    // joined, inner and outer. fine: weights of the layers that are float32, by their numbers. gaps: what the time gaps of `gap_begin`, if any,
+    // add to the items.
     void sequence_encoder(int out, int64_t begin, int64_t count, int64_t padding, int64_t heads, Array items, const Array &positions,
                           const std::vector<Array> &norms, float epsilon, const std::vector<Array> &layers,
-                          const std::vector<std::pair<int64_t, Array>> &fine) {
+                          const std::vector<std::pair<int64_t, Array>> &fine, int64_t gap_begin, const std::vector<Array> &gaps) {
         const char *name = "sequence_encoder";
         const Slot to = slot(out, Kind::kFloats, name);
         auto e = std::make_shared<Encoded>();
@@ -105,6 +108,7 @@ class TransformerSteps : public SequenceProgram {
                     heads >= 1 && size(items, 1) == to.width && size(positions, 0) == count && size(positions, 1) == to.width &&
                     reads_rows(begin, count, size(items, 0)),
                 name);
+        e->gap_begin = gap_begin, e->gaps = gap_rows(gap_begin, count, gaps, to.width, name);
         e->positions = copied(*e, added, count, to.width);
         for (size_t i = 0; i < norms.size(); i += 2) e->norms.push_back(layer_norm(*e, norms[i], norms[i + 1], to.width, epsilon, name));
         for (size_t i = 0; i < layers.size(); i += 3) {
@@ -125,7 +129,9 @@ class TransformerSteps : public SequenceProgram {
         e->rectified.slope = filled(*e, nullptr, 0, round_up(e->inner, 16));
         const auto *kernels = &sequence_kernels(isa_.name);
         const auto *row_kernels = isa_.rows;
-        add({}, {whole(to)}, reach_of(reach_ids_, begin, count), [=](const Block &b) {
+        const Reach items_reach = reach_of(reach_ids_, begin, count);
+        const Reach reach = gap_begin < 0 ? items_reach : zoo::joined(items_reach, reach_of(reach_ids_, gap_begin, count));
+        add({}, {whole(to)}, reach, [=](const Block &b) {
             int64_t s = 0;
             while (s < b.n) s = e->run(*kernels, *row_kernels, b, s, b.at<float>(to), to.stride);
         });
@@ -139,8 +145,9 @@ class TransformerSteps : public SequenceProgram {
 
     struct Target : Kept {
         int64_t size, room, stride, heads, column, begin, count, ids;  // room: size in whole sixteens; ids: columns of the ids
+        int64_t gap_begin;
         uint32_t padding;
-        const float *items, *keys_values, *places, *position;
+        const float *items, *keys_values, *places, *position, *gaps;
         FloatLayer layers[4];  // query, joined, inner, outer
         LayerNorm norms[2];
         Unit slope{};
@@ -157,7 +164,9 @@ class TransformerSteps : public SequenceProgram {
             for (int64_t p = 0; p < count; ++p) {
                 const uint32_t id = row[begin + p];
                 if (id == padding) continue;
-                kernels.add(keys_values + id * 2 * room, places + (1 + p) * 2 * room, 2 * room, history + known++ * 2 * room);
+                float *to = history + known++ * 2 * room;
+                kernels.add(keys_values + id * 2 * room, places + (1 + p) * 2 * room, 2 * room, to);
+                if (gaps) kernels.add(to, gaps + row[gap_begin + p] * 2 * room, 2 * room, to);
             }
             const int64_t whole = round_up(known, 16);
             std::memset(history, 0, static_cast<size_t>(2 * room) * 4);
@@ -190,8 +199,9 @@ class TransformerSteps : public SequenceProgram {
 
     struct Encoded : Kept {
         int64_t size, heads, width, inner, begin, count, ids;  // width: of a query, heads of whole sixteens; ids: columns of the ids
+        int64_t gap_begin;
         uint32_t padding;
-        const float *items, *positions;
+        const float *items, *positions, *gaps;
         std::vector<LayerNorm> norms;
         std::vector<EncoderLayer> layers;
         Unit rectified{};  // a ReLU
@@ -241,12 +251,14 @@ class TransformerSteps : public SequenceProgram {
             const Rows x = work.x.rows(), y = work.y.rows(), hidden = work.inner.rows(), attended = work.state.rows();
             int64_t n = 0, next = s;
             for (; next < b.n && n < kRowsTogether; ++next) {
-                const uint32_t *row = b.ids + next * ids + begin;
+                const uint32_t *row = b.ids + next * ids;
                 for (int64_t p = 0; p < count; ++p) {
-                    if (p && row[p] == padding) continue;
-                    const float *item = items + row[p] * size, *position = positions + p * size;
+                    if (p && row[begin + p] == padding) continue;
+                    const float *item = items + row[begin + p] * size, *position = positions + p * size;
                     float *to = x.values + n++ * narrow;
                     for (int64_t j = 0; j < size; ++j) to[j] = item[j] + position[j];
+                    const float *gap = gaps ? gaps + row[gap_begin + p] * size : nullptr;
+                    for (int64_t j = 0; gap && j < size; ++j) to[j] += gap[j];
                     std::fill(to + size, to + narrow, 0.0f);
                 }
                 work.first.push_back(n);
@@ -293,12 +305,6 @@ class TransformerSteps : public SequenceProgram {
             return next;
         }
     };
-
-    // Whether these columns of the ids choose among `height` rows.
-    bool reads_rows(int64_t first, int64_t count, int64_t height) const {
-        if (first < 0 || count < 1 || first + count > columns()) return false;
-        return std::all_of(rows_.begin() + first, rows_.begin() + first + count, [&](int32_t each) { return each >= 1 && each <= height; });
-    }
 
     static const float *copied(Kept &kept, const float *from, int64_t rows, int64_t width) { return filled(kept, from, rows * width, rows * width); }
 

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipelines.kernels.arrays import Array, contiguous, require
-from pipelines.kernels.recommenders.steps.base import Run, Slots, Step, require_finite, require_fit
+from pipelines.kernels.recommenders.steps.base import (
+    NONE,
+    Run,
+    Slots,
+    Step,
+    require_finite,
+    require_fit,
+    require_gaps,
+    require_ids,
+)
 from pipelines.kernels.transformer import reference
 from pipelines.kernels.transformer.operations import RowLinear
 
@@ -38,7 +47,7 @@ class Rows(Step):
         require_fit(self, self.table.ndim == 2)
         require("Rows", "table", self.table, np.float32, (len(self.table), slots.write(self, self.out, "f4")))
         require_finite(self, self.table)
-        _require_ids(self, program, self.column, 1, len(self.table))
+        require_ids(self, program, self.column, 1, len(self.table))
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
@@ -57,8 +66,9 @@ class TargetTransformer(Step):
         [k_p | v_p] = keys_values[id_p] + places_p, p = 0 the target and p = 1, 2, .. the items
         y = norm(x + joined(attention of q to k and v));  out = norm'(y + outer(f(inner(y))))
 
-    f multiplies by `slope` below 0. Places with the id `padding` are left out. Sums run in the order of the inputs,
-    those over the keys in sixteen lanes.
+    With time gaps gap_keys_values[gap_p] is added to keys and values of an item last. f multiplies by `slope` below 0.
+    Places with the id `padding` are left out. Sums run in the order of the inputs, those over the keys in sixteen
+    lanes.
 
     Attributes:
         out: Buffer "f4" of the width d of an item.
@@ -82,6 +92,8 @@ class TargetTransformer(Step):
         slope: float32 [hidden].
         norms: float32 [4, d]: scale and bias of norm, scale and bias of norm'.
         epsilon: Added to the variances.
+        gap_begin: First column of the ids of the time gaps, as many as places; -1: there are none.
+        gap_keys_values: float32 [gaps, 2 D].
     """
 
     out: int
@@ -105,6 +117,8 @@ class TargetTransformer(Step):
     slope: Array
     norms: Array
     epsilon: float
+    gap_begin: int = -1
+    gap_keys_values: Array = field(default_factory=lambda: NONE)
 
     @property
     def layers(self) -> list[tuple[Array, Array]]:
@@ -125,13 +139,15 @@ class TargetTransformer(Step):
         for name, shape in shapes.items():
             require("TargetTransformer", name, getattr(self, name), np.float32, shape)
             require_finite(self, getattr(self, name))
-        parts = (*self.keys_values.reshape(rows, 2, room).swapaxes(0, 1), *self.places.reshape(-1, 2, room))
+        gaps = {"gap_keys_values": (self.gap_keys_values, (2 * room,))}
+        require_gaps(self, program, self.gap_begin, self.count, gaps)
+        parts = [table.reshape(-1, 2, room) for table in (self.keys_values, self.places, self.gap_keys_values)]
         require_fit(self, not any(part[..., width:].any() for part in (self.items, self.position, *parts)))
         require_fit(self, 1 <= self.heads <= width and width % self.heads == 0 and self.padding >= 0)
         require_finite(self, self.epsilon)
         require_fit(self, self.epsilon >= 0)
-        _require_ids(self, program, self.column, 1, rows)
-        _require_ids(self, program, self.begin, self.count, rows)
+        require_ids(self, program, self.column, 1, rows)
+        require_ids(self, program, self.begin, self.count, rows)
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
@@ -145,6 +161,8 @@ class TargetTransformer(Step):
             places = np.concatenate([[0], 1 + np.flatnonzero(items != self.padding)])
             known = np.concatenate([[target], items[items != self.padding]])
             both = self.keys_values[known] + self.places[places]
+            if self.gap_begin >= 0:
+                both[1:] += self.gap_keys_values[run.ids[row, self.gap_begin + places[1:] - 1]]
             keys, values = both[:, :width], both[:, room : room + width]
             attended[row] = _attention(queries[row], keys, values, self.heads)
         first, second, third, fourth = self.norms
@@ -170,6 +188,8 @@ class TargetTransformer(Step):
             contiguous(self.slope),
             [contiguous(array) for array in self.norms],
             self.epsilon,
+            self.gap_begin,
+            [contiguous(self.gap_keys_values)] if self.gap_begin >= 0 else [],
         )
 
 
@@ -177,7 +197,7 @@ class TargetTransformer(Step):
 class SequenceEncoder(Step):
     """State of the newest item of a sequence after B blocks of self-attention (SASRec).
 
-        x_p = items[id_p] + positions_p
+        x_p = items[id_p] + positions_p, with time gaps + gap_items[gap_p]
         x = x + joined(attention(query(norm x), keys_values(norm x)));  x = x + outer(relu(inner(norm x)))
         out = norm x_0
 
@@ -208,6 +228,8 @@ class SequenceEncoder(Step):
         outer_scale: float32 [B, 2, d].
         exact: Numbers of the float32 layers, 5 block + the place in the order above; their int8 weights are not read.
         fine: The float32 weights of these layers, one after the other.
+        gap_begin: First column of the ids of the time gaps, as many as places; -1: there are none.
+        gap_items: float32 [gaps, d].
     """
 
     out: int
@@ -230,7 +252,9 @@ class SequenceEncoder(Step):
     outer: Array
     outer_scale: Array
     exact: tuple[int, ...] = ()
-    fine: Array = field(default_factory=lambda: np.zeros(0, np.float32))
+    fine: Array = field(default_factory=lambda: NONE)
+    gap_begin: int = -1
+    gap_items: Array = field(default_factory=lambda: NONE)
 
     def norm(self, number: int) -> tuple[Array, Array, float]:
         """Returns scale, bias and epsilon of a normalization."""
@@ -270,7 +294,8 @@ class SequenceEncoder(Step):
             require_finite(self, getattr(self, name))
         require_finite(self, self.epsilon)
         require_fit(self, self.epsilon >= 0 and self.padding >= 0)
-        _require_ids(self, program, self.begin, self.count, rows)
+        require_ids(self, program, self.begin, self.count, rows)
+        require_gaps(self, program, self.gap_begin, self.count, {"gap_items": (self.gap_items, (width,))})
         require_fit(self, list(self.exact) == sorted(set(self.exact) & set(range(5 * blocks))))
         sizes = [inputs * outputs for inputs, outputs in layers.values()]
         require("SequenceEncoder", "fine", self.fine, np.float32, (sum(sizes[number % 5] for number in self.exact),))
@@ -278,14 +303,17 @@ class SequenceEncoder(Step):
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
-        ids = run.ids[:, self.begin : self.begin + self.count]
-        run.buffers[self.out] = np.concatenate([self._state(row) for row in ids]) if len(ids) else self.items[:0]
+        states = [self._state(row) for row in run.ids]
+        run.buffers[self.out] = np.concatenate(states) if states else self.items[:0]
 
-    def _state(self, ids: Array) -> Array:
-        """Encodes one sequence: float32 [1, d]."""
+    def _state(self, row: Array) -> Array:
+        """Encodes the sequence of a sample: float32 [1, d]."""
+        ids = row[self.begin : self.begin + self.count]
         known = ids != self.padding
         known[0] = True
         x = self.items[ids[known]] + self.positions[known]
+        if self.gap_begin >= 0:
+            x = x + self.gap_items[row[self.gap_begin : self.gap_begin + self.count][known]]
         exact = self.exact_weights()
         for block in range(len(self.query)):
 
@@ -323,6 +351,8 @@ class SequenceEncoder(Step):
             self.epsilon,
             [array for layer in layers for array in (layer.weight, layer.scale, layer.bias)],
             [(number, contiguous(weight)) for number, weight in self.exact_weights().items()],
+            self.gap_begin,
+            [contiguous(self.gap_items)] if self.gap_begin >= 0 else [],
         )
 
 
@@ -343,10 +373,3 @@ def _layer(x: Array, weight: Array, bias: Array) -> Array:
     for k in range(len(weight)):
         y = y + weight[k] * x[:, k, None]
     return y
-
-
-def _require_ids(step: Step, program: ClickProgram, first: int, count: int, rows: int) -> None:
-    """Raises RequestError unless these columns of the ids select from at most `rows` rows."""
-    require_fit(step, count >= 1 and 0 <= first <= program.rows.size - count)
-    limits = program.rows[first : first + count]
-    require_fit(step, limits.min() >= 1 and limits.max() <= rows)

@@ -29,12 +29,14 @@ pytestmark = [
     pytest.mark.skipif(extension.native() is None, reason=extension.missing()),
 ]
 SETTINGS = {"din": {"attention": (12, 5)}, "bst": {"inner": 24}, "sasrec": {"blocks": 2}}
-SOME = ("din", 3)  # whose items are too many for the scores of all pairs
-CASES = [SOME] + [(family, seed) for family in SETTINGS for seed in range(3)] + [("sasrec", 7)]
+TIMED = 10  # seeds of schemas with time gaps, from it on
+TIMES = [(family, TIMED + seed) for family in SETTINGS for seed in range(2)] + [("din", 13)]
+SOME = [("din", 3), ("din", 13)]  # whose items are too many for the scores of all pairs
+CASES = [("din", 3)] + [(family, seed) for family in SETTINGS for seed in range(3)] + [("sasrec", 7)] + TIMES
 
 
-def features_of(rng):
-    """A random schema: the item, its history, and other columns of both sides."""
+def features_of(rng, timed=False):
+    """A random schema: the item, its history, with time gaps if `timed`, and other columns of both sides."""
 
     def column(name, tower, **options):
         return {"name": name, "tower": tower, "kind": "category", **options}
@@ -45,6 +47,9 @@ def features_of(rng):
     columns = [{"name": "clicked", "kind": "label"}, column("item_id", "item", **hashed())]
     history = {"kind": "categories", "separator": "|", "pooling": "none", "length": int(rng.integers(1, 51))}
     columns.append(column("history", "user", **history, shares="item_id"))
+    times = {"kind": "categories", "separator": "|", "gaps_of": "history", "unit": "s"}
+    gaps = {"encoding": {"type": "gaps", "buckets": 32}}
+    columns += [column("times", "user", **times, **gaps)] if timed else []
     columns += [column(f"u{at}", "user", **hashed()) for at in range(rng.integers(1, 4))]
     columns += [column(f"i{at}", "item", **hashed()) for at in range(rng.integers(0, 3))]
     genres = {"kind": "categories", "separator": "|", "pooling": "mean", "length": 4, **hashed()}
@@ -71,7 +76,7 @@ def lowered(family, seed, tmp_path, grow=1.0, **settings):
     from zoo.recommenders.export.fx_export import export
 
     rng = np.random.default_rng(seed)
-    entry, features = zoo.entry(family), features_of(rng)
+    entry, features = zoo.entry(family), features_of(rng, seed >= TIMED)
     torch.manual_seed(seed)
     size = int(rng.choice([8, 24, 32]))
     own = {
@@ -91,7 +96,7 @@ def lowered(family, seed, tmp_path, grow=1.0, **settings):
     rewrite(model, entry.passes({"schema": {}}))
     table = calibrate(model, [feeds_of(features, 300, rng)], "minmax")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pair_layers, "PAIR_SCORES", 0 if (family, seed) == SOME else 2**24)
+        patch.setattr(pair_layers, "PAIR_SCORES", 0 if (family, seed) in SOME else 2**24)
         found, report, _ = entry.lower(model, table, QuantRecipe(), {})
     if found is None:
         raise RequestError(report["reason"])

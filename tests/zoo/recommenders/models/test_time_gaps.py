@@ -87,9 +87,23 @@ def test_exported_as_trained(models, family):
     np.testing.assert_allclose(scores[2], scores[0], atol=1e-5)
 
 
+@pytest.mark.parametrize("family", OWN)
+def test_native_form(models, family):
+    rows = log_of(60, seed=4).drop(columns="clicked").astype(str).to_dict("records")
+    rows[0] |= {"history": "", "history_times": ""}
+    rows[1] |= {"history_times": ""}
+    native = zoo.pipeline(models / family, engine="native")
+    stock = zoo.pipeline(models / family, precision="fp32", engine="onnxruntime")
+    found, expected = (each.predict(each.preprocess(rows))["probability"] for each in (native, stock))
+    np.testing.assert_allclose(found, expected, atol=0.005)
+    rows[2] |= {"history_times": ""}
+    assert native.predict(native.preprocess(rows))["probability"][2] != found[2]
+
+
+@pytest.mark.parametrize("engine", ["native", "onnxruntime"])
 @pytest.mark.parametrize("family", ["din", "bst"])
-def test_rank_equals_rows(models, family):
-    pipeline = zoo.pipeline(models / family)
+def test_rank_equals_rows(models, family, engine):
+    pipeline = zoo.pipeline(models / family, engine=engine)
     rows = log_of(30, seed=3).drop(columns="clicked").astype(str)
     user = rows.iloc[5][["timestamp", "user_id", "history", "history_times"]].to_dict()
     items = rows[["item_id", "price"]].to_dict("records")
@@ -97,6 +111,10 @@ def test_rank_equals_rows(models, family):
     expected = pipeline.predict(pipeline.preprocess([each | user for each in items]))["probability"].ravel()
     found = {each["row"]: each["probability"] for each in ranked}
     np.testing.assert_array_equal([found[at] for at in range(30)], expected)
+    if engine == "native":
+        first = np.flatnonzero(~rows["item_id"].duplicated())
+        ranked = pipeline.rank(user, pipeline.catalogue([items[at] for at in first]))
+        assert [each["probability"] for each in ranked] == sorted(expected[first], reverse=True)
 
 
 def test_finetuned_with_new_items(models, log, tmp_path):

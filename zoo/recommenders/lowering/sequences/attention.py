@@ -23,6 +23,7 @@ from zoo.recommenders.lowering.sequences.matcher import (
     sequence_columns,
     target_column,
 )
+from zoo.recommenders.lowering.sequences.time_gaps import gaps_of, without_gaps
 
 Array = NDArray[Any]
 NONE = np.zeros(0, np.float32)
@@ -90,6 +91,13 @@ def target_attention(matched: Matcher, value: ir.Value, columns: Columns) -> Tar
         raw = made is not None and made.op_type != "Sigmoid"
         scores = scores if raw else matched.up(scores, "Sigmoid", 1)[0]
     ids, padding = matched.mask(matched.up(mask, "Unsqueeze", 1)[0])
+    keys, gaps = without_gaps(matched, keys)
+    gap_weight = None
+    if gaps is not None:
+        distance, scores = matched.sum_of(scores, "MatMul")
+        distant, gap_weight = matched.with_constant(distance, "MatMul")
+        if distant is not gaps:
+            raise NoMatch
     x, score, score_bias = matched.layer(scores)
     x, one = dice(matched, x)
     hidden, bias = score, np.zeros(1, np.float32)
@@ -129,4 +137,5 @@ def target_attention(matched: Matcher, value: ir.Value, columns: Columns) -> Tar
         (one, two),
         softmax,
         raw,
+        gaps_of(matched, columns, gaps, table.shape[1], count, gap_weight),
     )

@@ -69,6 +69,7 @@ def float_layers(
     heads: int,
     norms: Array,
     epsilon: float,
+    gaps: Array | None = None,
 ) -> tuple[int, ...]:
     """Chooses the layers that stay float32, the most harmful ones first.
 
@@ -84,6 +85,7 @@ def float_layers(
         heads: Number of heads.
         norms: Scale and bias of the normalizations, [2 blocks + 1, 2, width].
         epsilon: Added to the variances.
+        gaps: Vectors of the time gaps, [rows, width], if the items have some.
 
     Returns:
         Numbers of the layers, 5 block + 0 query, 1 keys and values, 2 joined, 3 inner, 4 outer.
@@ -93,6 +95,8 @@ def float_layers(
     lengths = np.where(np.arange(SEQUENCES) % 2, count, rng.integers(1, count + 1, SEQUENCES))
     known = np.arange(count) < lengths[:, None]
     x = table[rng.integers(0, len(table), (SEQUENCES, count))] * factor + position
+    if gaps is not None:
+        x = x + gaps[rng.integers(0, len(gaps), (SEQUENCES, count))]
     vectors = use.vectors[rng.integers(0, len(use.vectors), ITEMS)] * use.factor
 
     def probabilities(exact: Collection[int]) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -12,6 +12,7 @@ from pipelines.kernels.recommenders import steps
 from zoo.recommenders.lowering.expressions import Array, FloatVector
 from zoo.recommenders.lowering.sequences import pair_layers
 from zoo.recommenders.lowering.sequences.encoder_precision import StateUse, float_layers
+from zoo.recommenders.lowering.sequences.time_gaps import Gaps
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +31,7 @@ class TargetAttention(FloatVector):
         activations: Those of both hidden layers.
         softmax: Whether the weights are a softmax.
         raw: Whether the weights are the scores.
+        gaps: Time gaps of the items, if any.
     """
 
     table: Array
@@ -42,11 +44,12 @@ class TargetAttention(FloatVector):
     activations: tuple[steps.Activation, steps.Activation]
     softmax: bool
     raw: bool = False
+    gaps: Gaps | None = None
 
     @property
-    def spans(self) -> list[tuple[int, int]]:
+    def spans(self) -> list[tuple[int, int, int]]:
         """See `Expression`."""
-        return [(self.column, 1), (self.start, self.count)]
+        return _target_spans(self)
 
     @cached_property
     def _scores(self) -> Array:
@@ -55,10 +58,17 @@ class TargetAttention(FloatVector):
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
         """See `FloatVector`; of few items all scores are kept, of many the projections of keys and queries."""
+        made = self._plain_step(out)
+        if self.gaps is None:
+            return made
+        scores = self.gaps.scores.astype(np.float32)
+        return replace(made, gap_begin=self.gaps.start, gap_items=_padded(self.gaps.table), gap_scores=scores)
+
+    def _plain_step(self, out: int) -> steps.ScoredAttention | steps.TargetAttention:
+        """Returns the step without time gaps."""
         if 4 * len(self.table) ** 2 <= pair_layers.PAIR_SCORES:
-            items = np.pad(self.table, ((0, 0), (0, -self.width % steps.LANES))).astype(np.float32)
             columns = (self.column, self.start, self.count, self.padding)
-            return steps.ScoredAttention(out, *columns, items, self._scores, self.softmax, self.raw)
+            return steps.ScoredAttention(out, *columns, _padded(self.table), self._scores, self.softmax, self.raw)
         arrays = pair_layers.pair_layers(self.table.astype(np.float64), self.weights, self.activations)
         return steps.TargetAttention(
             out=out,
@@ -69,6 +79,7 @@ class TargetAttention(FloatVector):
             score_bias=self.score_bias,
             softmax=self.softmax,
             raw=self.raw,
+            gap_begin=-1,
             **arrays,
         )
 
@@ -90,6 +101,7 @@ class TransformedTarget(FloatVector):
         slope: Factor of inner results below 0.
         norms: Scale and bias of both normalizations, float32 [4, width].
         epsilon: Added to the variances.
+        gaps: Time gaps of the items, if any.
     """
 
     table: Array
@@ -104,11 +116,12 @@ class TransformedTarget(FloatVector):
     slope: float
     norms: Array
     epsilon: float
+    gaps: Gaps | None = None
 
     @property
-    def spans(self) -> list[tuple[int, int]]:
+    def spans(self) -> list[tuple[int, int, int]]:
         """See `Expression`."""
-        return [(self.column, 1), (self.start, self.count)]
+        return _target_spans(self)
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
         """See `FloatVector`; keys and values of the items become a table."""
@@ -117,25 +130,22 @@ class TransformedTarget(FloatVector):
             np.ascontiguousarray(array, np.float32) for layer in others for array in layer
         )
 
-        def padded(x: Array) -> Array:
-            return np.pad(x.astype(np.float32), [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % steps.LANES)])
-
         def parts(x: Array) -> Array:
             """Keys and values, each filled up with zeros."""
-            made = padded(x.reshape(len(x), 2, self.width))
+            made = _padded(x.reshape(len(x), 2, self.width))
             return made.reshape(len(x), -1)
 
-        return steps.TargetTransformer(
+        made = steps.TargetTransformer(
             out,
             self.column,
             self.start,
             self.count,
             self.padding,
             self.heads,
-            padded(self.table),
+            _padded(self.table),
             parts(self.table.astype(np.float64) @ projected),
             parts(self.position.astype(np.float64) @ projected + projected_bias),
-            padded(self.position[0]),
+            _padded(self.position[0]),
             (query * self.scale).astype(np.float32),
             (query_bias * self.scale).astype(np.float32),
             joined,
@@ -148,6 +158,10 @@ class TransformedTarget(FloatVector):
             np.ascontiguousarray(self.norms, np.float32),
             self.epsilon,
         )
+        if self.gaps is None:
+            return made
+        gaps = parts(self.gaps.table.astype(np.float64) @ projected)
+        return replace(made, gap_begin=self.gaps.start, gap_keys_values=gaps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +180,7 @@ class EncodedSequence(FloatVector):
             inner and outer; float64.
         norms: Scale and bias of the normalizations, float32 [2 blocks + 1, 2, width].
         epsilon: Added to the variances.
+        gaps: Time gaps of the items, if any.
     """
 
     table: Array
@@ -178,11 +193,13 @@ class EncodedSequence(FloatVector):
     layers: tuple[tuple[tuple[Array, Array], ...], ...]
     norms: Array
     epsilon: float
+    gaps: Gaps | None = None
 
     @property
-    def spans(self) -> list[tuple[int, int]]:
+    def spans(self) -> list[tuple[int, int, int]]:
         """See `Expression`."""
-        return [(self.start, self.count)]
+        gaps = [] if self.gaps is None else self.gaps.spans(self.count)
+        return [(self.start, self.count, len(self.table)), *gaps]
 
     def step(self, sources: Sequence[int], out: int) -> steps.Step:
         """See `FloatVector`; layers become int8."""
@@ -210,9 +227,10 @@ class EncodedSequence(FloatVector):
             quantized[name], quantized[f"{name}_scale"] = _quantized(pairs)
         table = self.table.astype(np.float64)
         own = (self.position.astype(np.float64), self.layers, self.heads, self.norms.astype(np.float64), self.epsilon)
-        exact = () if use is None else float_layers(use, table, self.factor, *own)
+        gap_table = None if self.gaps is None else self.gaps.table.astype(np.float64)
+        exact = () if use is None else float_layers(use, table, self.factor, *own, gap_table)
         fine = [arrays[number % 5][number // 5][0].ravel() for number in exact]
-        return steps.SequenceEncoder(
+        made = steps.SequenceEncoder(
             out=out,
             begin=self.start,
             count=self.count,
@@ -223,14 +241,28 @@ class EncodedSequence(FloatVector):
             norms=np.ascontiguousarray(self.norms, np.float32),
             epsilon=self.epsilon,
             exact=exact,
+            gap_begin=-1,
             fine=np.concatenate([np.zeros(0), *fine]).astype(np.float32),
             **quantized,
         )
+        if self.gaps is None:
+            return made
+        return replace(made, gap_begin=self.gaps.start, gap_items=np.ascontiguousarray(self.gaps.table, np.float32))
 
     def _heads(self, x: Array) -> Array:
         """Fills the columns of every head of [rows, parts * width] up with zeros."""
         apart = x.reshape(len(x), -1, self.width // self.heads)
         return np.pad(apart, ((0, 0), (0, 0), (0, -apart.shape[2] % steps.LANES))).reshape(len(x), -1)
+
+
+def _target_spans(x: TargetAttention | TransformedTarget) -> list[tuple[int, int, int]]:
+    rows = len(x.table)
+    return [(x.column, 1, rows), (x.start, x.count, rows), *([] if x.gaps is None else x.gaps.spans(x.count))]
+
+
+def _padded(x: Array) -> Array:
+    """Fills the last axis up with zeros to whole vectors, float32."""
+    return np.pad(x.astype(np.float32), [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % steps.LANES)])
 
 
 def _quantized(layers: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:

@@ -22,6 +22,7 @@ from zoo.recommenders.lowering.sequences.matcher import (
     sequence_columns,
     target_column,
 )
+from zoo.recommenders.lowering.sequences.time_gaps import gaps_of, without_gaps
 
 Array = NDArray[Any]
 Layer = tuple[Array, Array]
@@ -67,6 +68,7 @@ def transformed_target(matched: Matcher, value: ir.Value, columns: Columns) -> T
     source, layer = _layer(matched, projected)
     joint, position = matched.with_constant(placed, "Add")
     target, items = matched.up(joint, "Concat", 2)
+    items, gaps = without_gaps(matched, items)
     table, sequence = matched.lookup(items)
     same_table, single = matched.lookup(matched.up(target, "Unsqueeze", 1)[0])
     width = table.shape[1]
@@ -93,6 +95,7 @@ def transformed_target(matched: Matcher, value: ir.Value, columns: Columns) -> T
         slope,
         np.concatenate([first_norm, last_norm]),
         epsilon,
+        gaps_of(matched, columns, gaps, table.shape[1], count),
     )
 
 
@@ -120,6 +123,7 @@ def encoded_sequence(matched: Matcher, value: ir.Value, columns: Columns) -> Enc
         if producer is None or producer.op_type != "Add" or any(query.constant(y) is not None for y in producer.inputs):
             break
     scaled, position = matched.with_constant(x, "Add")
+    scaled, gaps = without_gaps(matched, scaled)
     items, factor = matched.with_constant(scaled, "Mul")
     table, sequence = matched.lookup(items)
     norms, heads, masks = [each for block in blocks for each in block.norms], blocks[0].heads, blocks[0].mask
@@ -144,6 +148,7 @@ def encoded_sequence(matched: Matcher, value: ir.Value, columns: Columns) -> Enc
         tuple(block.layers for block in blocks),
         np.stack([*norms, norm]),
         epsilon,
+        gaps_of(matched, columns, gaps, table.shape[1], count),
     )
 
 
