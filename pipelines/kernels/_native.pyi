@@ -262,6 +262,12 @@ class TextEncoder:
 
     def compute(self, tokens: Annotated[NDArray, dict(device='cpu', writable=False)], types: Annotated[NDArray, dict(device='cpu', writable=False)], lengths: Annotated[NDArray, dict(device='cpu', writable=False)], threads: int) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]: ...
 
+def largest(scores: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], count: int) -> NDArray[numpy.int64]:
+    """
+    Positions of the largest of scores (float32 [n]), int64 [count], by falling score, then rising position; NaN counts as -infinity.
+    Raises ValueError for another count than 1 to n.
+    """
+
 def top_k(queries: Annotated[NDArray[numpy.int8], dict(shape=(None, None), order='C', device='cpu', writable=False)], items: Annotated[NDArray[numpy.int8], dict(shape=(None, None), order='C', device='cpu', writable=False)], count: int, isa: str = '') -> tuple[NDArray[numpy.int64], NDArray[numpy.int32]]:
     """
     The rows of items (int8 [m, size]) with the largest dot products with each of queries (int8 [n, size]): (rows int64, products

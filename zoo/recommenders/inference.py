@@ -287,10 +287,12 @@ class ClickPipeline(GraphPipeline):
         Returns:
             As `predict`, bit for bit.
         """
-        parts = [batch] if self._check(batch) <= self.batch_size else cut(batch, self.batch_size)
+        count = self._check(batch)
         if self.engine != "native":
             self._check_ids(batch)
-        return joined([self.session.run_shared(part, shared) for part in parts])
+        if count <= self.batch_size:
+            return self.session.run_shared(batch, shared)
+        return joined([self.session.run_shared(part, shared) for part in cut(batch, self.batch_size)])
 
     def _check_ids(self, batch: Batch) -> None:
         ids, last = batch.get("ids"), self.last_ids

@@ -18,6 +18,7 @@ namespace clicks::logs {
 constexpr size_t PAD = 64; // bytes behind the data that may be read
 constexpr size_t STEP = 32768; // bytes at a time: what is known of them stays in the nearest caches
 constexpr size_t TOGETHER = 16; // rows that loops of vectors take: none is left to be done one by one
+constexpr uint32_t NUMBER = ~uint32_t{0}; // the length of a field that holds a float64 in place of its text
 
 // Texts to ids: hash modulo buckets from 0 or 1 on, or the place in a vocabulary from 1 on, 0 for none of it.
 class Ids {
@@ -305,7 +306,9 @@ ALWAYS_INLINE bool numbers(
         if (!fields.others[i])
             continue;
         double x;
-        if (schema.lines) {
+        if (lengths[i] == NUMBER)
+            std::memcpy(&x, begins[i], sizeof x);
+        else if (schema.lines) {
             float exact;
             if (!exact_number(begins[i], begins[i] + lengths[i], exact))
                 return false;

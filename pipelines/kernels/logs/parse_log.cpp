@@ -145,21 +145,21 @@ class LogParser {
         const size_t count = rows.size();
         if (names.size() != schema_.width || outputs.rows < count)
             throw std::invalid_argument("expected a name for every column, and arrays of as many rows as are given");
-        std::vector<nb::object> own; // keys of the first row: those of the other rows are mostly the same objects, found without comparing texts
-        std::vector<PyObject *> keys;
-        for (const nb::str &name : names) {
-            own.push_back(key_of(count ? PyList_GET_ITEM(rows.ptr(), 0) : Py_None, name));
-            keys.push_back(own.back().ptr());
-        }
+        std::vector<PyObject *> given;
+        for (const nb::str &name : names)
+            given.push_back(name.ptr());
+        Keys keys(count ? PyList_GET_ITEM(rows.ptr(), 0) : Py_None, schema_, given);
         Fields fields(schema_.width, count);
-        std::vector<uint8_t> bytes;
+        const size_t most = std::min(count, fields.most) * schema_.columns.size();
+        Texts texts(most * TYPICAL);
         std::vector<size_t> starts;
-        bytes.reserve(std::min(count, fields.most) * schema_.columns.size() * TYPICAL);
-        starts.reserve(std::min(count, fields.most) * schema_.columns.size() + 1);
+        std::vector<uint32_t> lengths;
+        starts.reserve(most);
+        lengths.reserve(most);
         Parsed out;
         out.reserve(schema_, count, outputs);
         for (size_t begin = 0; begin < count; begin += fields.rows) {
-            if (!fields_of_rows(rows.ptr(), begin, std::min(fields.most, count - begin), schema_, keys, fields, bytes, starts))
+            if (!fields_of_rows(rows.ptr(), begin, std::min(fields.most, count - begin), schema_, keys, fields, texts, starts, lengths))
                 return std::nullopt;
             bool right;
             {
@@ -173,13 +173,6 @@ class LogParser {
     }
 
   private:
-    static nb::object key_of(PyObject *row, const nb::str &name) {
-        PyObject *key, *value;
-        for (Py_ssize_t at = 0; PyDict_CheckExact(row) && PyDict_Next(row, &at, &key, &value);)
-            if (PyUnicode_CheckExact(key) && PyUnicode_Compare(key, name.ptr()) == 0)
-                return nb::borrow(key);
-        return name;
-    }
     Arrays arrays(Parsed &out) const {
         const size_t count = out.count;
         const auto copy = [](const auto &from) {

@@ -1,4 +1,4 @@
-// The best rows of an int8 matrix for an int8 query, by all dot products.
+// The best rows of an int8 matrix for an int8 query, by all dot products, and the largest scores.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -8,7 +8,9 @@
 #endif
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <tuple>
@@ -123,13 +125,14 @@ Dots dots_of(const std::string &isa) { return versions.of(isa); }
 Above above_of(Dots) { return above_portable; }
 #endif
 
-struct Hit {
-    int32_t product;
+template <class T> struct HitOf {
+    T product;
     int64_t item;
 };
+using Hit = HitOf<int32_t>;
 
 // Whether a stands before b: the larger product, of equals the lower row. As a heap's order the worst comes first.
-bool before(const Hit &a, const Hit &b) { return a.product > b.product || (a.product == b.product && a.item < b.item); }
+template <class T> bool before(const HitOf<T> &a, const HitOf<T> &b) { return a.product > b.product || (a.product == b.product && a.item < b.item); }
 
 std::tuple<nb::ndarray<nb::numpy, int64_t>, nb::ndarray<nb::numpy, int32_t>> top_k(Codes queries, Codes items, int64_t count, const std::string &isa) {
     const auto n = static_cast<int64_t>(queries.shape(0)), m = static_cast<int64_t>(items.shape(0));
@@ -159,21 +162,21 @@ std::tuple<nb::ndarray<nb::numpy, int64_t>, nb::ndarray<nb::numpy, int32_t>> top
                     int64_t i = 0;
                     for (; i < here && static_cast<int64_t>(heap.size()) < count; ++i) {
                         heap.push_back({block_products[i], at + i});
-                        std::push_heap(heap.begin(), heap.end(), before);
+                        std::push_heap(heap.begin(), heap.end(), before<int32_t>);
                     }
                     const int64_t found = i == here ? 0 : above(block_products + i, here - i, heap.front().product, positions);
                     for (int64_t k = 0; k < found; ++k) {
                         const Hit hit{block_products[i + positions[k]], at + i + positions[k]};
                         if (hit.product <= heap.front().product)
                             continue; // an equal one comes later and loses
-                        std::pop_heap(heap.begin(), heap.end(), before);
+                        std::pop_heap(heap.begin(), heap.end(), before<int32_t>);
                         heap.back() = hit;
-                        std::push_heap(heap.begin(), heap.end(), before);
+                        std::push_heap(heap.begin(), heap.end(), before<int32_t>);
                     }
                 }
             }
             for (int64_t q = 0; q < queries_here; ++q) {
-                std::sort_heap(heaps[q].begin(), heaps[q].end(), before);
+                std::sort_heap(heaps[q].begin(), heaps[q].end(), before<int32_t>);
                 for (int64_t k = 0; k < count; ++k) {
                     best[(first + q) * count + k] = heaps[q][k].item;
                     scores[(first + q) * count + k] = heaps[q][k].product;
@@ -185,9 +188,44 @@ std::tuple<nb::ndarray<nb::numpy, int64_t>, nb::ndarray<nb::numpy, int32_t>> top
     return {owned(std::move(best), {rows, columns}), owned(std::move(scores), {rows, columns})};
 }
 
+using Scores = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+nb::ndarray<nb::numpy, int64_t> largest(Scores scores, int64_t count) {
+    const auto n = static_cast<int64_t>(scores.shape(0));
+    if (count < 1 || count > n)
+        throw std::invalid_argument("expected 1 to as many results as there are scores");
+    std::unique_ptr<int64_t[]> best(new int64_t[count]);
+    {
+        nb::gil_scoped_release released;
+        const float *const values = scores.data();
+        std::vector<HitOf<float>> heap;
+        heap.reserve(count);
+        for (int64_t i = 0; i < n; ++i) {
+            const float score = std::isnan(values[i]) ? -std::numeric_limits<float>::infinity() : values[i];
+            const bool full = static_cast<int64_t>(heap.size()) == count;
+            if (full && score <= heap.front().product)
+                continue; // an equal one comes later and loses
+            if (full) {
+                std::pop_heap(heap.begin(), heap.end(), before<float>);
+                heap.pop_back();
+            }
+            heap.push_back({score, i});
+            std::push_heap(heap.begin(), heap.end(), before<float>);
+        }
+        std::sort_heap(heap.begin(), heap.end(), before<float>);
+        for (int64_t k = 0; k < count; ++k)
+            best[k] = heap[k].item;
+    }
+    return owned(std::move(best), {static_cast<size_t>(count)});
+}
+
 } // namespace
 
 void bind_top_k(nb::module_ &module) {
+    module.def(
+        "largest", &largest, nb::arg("scores"), nb::arg("count"),
+        "Positions of the largest of scores (float32 [n]), int64 [count], by falling score, then rising position; NaN counts as -infinity.\n"
+        "Raises ValueError for another count than 1 to n.");
     module.def(
         "top_k", &top_k, nb::arg("queries"), nb::arg("items"), nb::arg("count"), nb::arg("isa") = "",
         "The rows of items (int8 [m, size]) with the largest dot products with each of queries (int8 [n, size]): (rows int64, products\n"

@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
+from pipelines.kernels import extension
 from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.ranking.precomputed import Precomputed
 from zoo.recommenders.ranking.sides import Sides
@@ -208,6 +209,8 @@ def best(scores: NDArray[np.float32], top: int | None) -> NDArray[np.int64]:
     """
     if top is None or top >= len(scores):
         return np.argsort(-scores, kind="stable")
+    if (native := extension.native()) is not None:
+        return native.largest(np.ascontiguousarray(scores), top)  # type: ignore[no-any-return]
     least = np.partition(scores, -top)[-top]
     candidates = np.flatnonzero(scores >= least)
     return candidates[np.argsort(-scores[candidates], kind="stable")][:top]

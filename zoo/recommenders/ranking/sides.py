@@ -270,9 +270,7 @@ class Sides:
         one = self._parsed_user(user)
         if one is None:
             return None
-        batch = self._empty(len(items))
-        for name, array in batch.items():
-            array[:] = one[name]
+        batch = {name: row.repeat(len(items), axis=0) for name, row in one.items()}
         return batch if self.item.parse(self.features, items, batch) else None
 
     def user_inputs(self, user: Any) -> dict[str, NDArray[Any]]:

@@ -82,12 +82,15 @@ class ItemRanker:
         items, top, exclude, by, source, candidates = (options.get(key) for key in OPTIONS)
         if not isinstance(user, dict):
             raise RequestError('the body must be {"user": {column: value, ...}, "items": [...]}')
-        request: dict[str, Any] = {"user": user, "exclude": _ids("exclude", [] if exclude is None else exclude)}
+        request: dict[str, Any] = {"user": user, "exclude": ()}
+        if exclude is not None:
+            request["exclude"] = _ids("exclude", exclude, _kinds(exclude))
         if by is not None and not isinstance(by, str):
             raise RequestError(f"by is {str(by)[:40]}, expected a label or a weighted sum of labels as text")
         request["by"] = by
         request["top"] = None if top is None else whole_number("top", top)
-        if isinstance(items, list) and set(map(type, items)) == {dict}:
+        kinds = _kinds(items)
+        if isinstance(items, list) and kinds == {dict}:
             limits.ITEMS.require(len(items), job.received_bytes)
             limits.VALUES.require(len(items) * max(map(len, items)), job.received_bytes)
             return {**request, "items": items}
@@ -95,7 +98,7 @@ class ItemRanker:
             raise RequestError(
                 f"{self.name} has no catalogue (zoo serve --items FILE); expected items as objects of their columns"
             )
-        ids: Iterable[Any] | None = None if items is None else _ids("items", items)
+        ids: Iterable[Any] | None = None if items is None else _ids("items", items, kinds)
         if source is not None or candidates is not None:
             ids = self._retrieved(request, ids, source, candidates)
         return {**request, "items": self.catalogue, "ids": ids}
@@ -116,9 +119,13 @@ class ItemRanker:
         return ids
 
 
-def _ids(key: str, values: Any) -> Sequence[str | int]:
-    """Ids of a body. Raises RequestError if they are no texts and whole numbers, or an item to rank is named twice."""
-    kinds = set(map(type, values)) if isinstance(values, list) else set()
+def _kinds(values: Any) -> set[type]:
+    """Types of the values of a list."""
+    return set(map(type, values)) if isinstance(values, list) else set()
+
+
+def _ids(key: str, values: Any, kinds: set[type]) -> Sequence[str | int]:
+    """Ids of a body, of these types. Raises RequestError for other types, or if an item to rank is named twice."""
     if not isinstance(values, list) or not kinds <= {str, int}:
         rows = ", or all of them objects of their columns" if key == "items" else ""
         raise RequestError(f"{key} must be a list of ids, texts or whole numbers{rows}")

@@ -63,3 +63,11 @@ def test_an_index_finds_a_vector_itself():
     rows, scores = ItemIndex(vectors).top(vectors[:9], 3)
     assert rows[:, 0].tolist() == list(range(9)) and np.abs(scores[:, 0] - 1).max() < 0.01
     assert (np.diff(scores, axis=1) <= 0).all() and quantized(vectors).dtype == np.int8
+
+
+def test_the_largest_scores():
+    scores = np.array([0.5, np.nan, 2, 2, -1, 0.5], np.float32)
+    assert native.largest(scores, 6).tolist() == [2, 3, 0, 5, 4, 1] and native.largest(scores, 3).tolist() == [2, 3, 0]
+    for count in (0, 7):
+        with pytest.raises(ValueError, match="1 to as many"):
+            native.largest(scores, count)

@@ -74,6 +74,15 @@ def test_rows_are_encoded_as_their_texts(rows, data):
     assert_same(features_module.Rows.concatenate(list(features.of_rows(RowReader.of(features, rows, isa)))), expected)
 
 
+@given(st.data())
+def test_rows_with_keys_in_any_order(data):
+    features, rows = Features(SCHEMA), []
+    for at in range(data.draw(st.integers(1, 40))):
+        names = [*data.draw(st.permutations(SCHEMA.feature_names)), *["other", "more"][: data.draw(st.integers(0, 2))]]
+        rows.append({name if at % 2 else "".join(name): f"{at % 3}.5" if name == "price" else at % 9 for name in names})
+    assert_same(features_module.Rows.concatenate(list(features.read(rows))), columns_of(features, rows))
+
+
 def test_plain_rows_take_the_native_reader():
     row = {
         "user": 5,
