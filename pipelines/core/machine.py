@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipelines.core import settings
 from pipelines.core.batches import whole_number
 from pipelines.core.errors import RequestError
 
@@ -126,6 +127,11 @@ def available_memory() -> int:
             for place in (root / folder.strip("/"), root):  # a container may see its own group as the root
                 sizes += [int(text) for text in _lines(place / name) if text.isdigit()]
     return min(sizes)
+
+
+def table_memory() -> int:
+    """Returns the bytes that tables may take in memory: $ZOO_TABLE_MEMORY, or half of what this process may take."""
+    return settings.table_memory() or available_memory() // 2
 
 
 def _lines(path: Path) -> list[str]:

@@ -23,6 +23,7 @@ from pipelines.models.hub import CARD
 if TYPE_CHECKING:
     import torch
 
+TABLE_ROWS = "checkpoint/rows-*"  # rows of tables beyond memory, which are nothing without a checkpoint
 DISTILLATION_TARGETS = "checkpoint/distilled.*"  # cached teacher outputs, costly and reused by a new training
 QAT_FROZEN = 0.3  # last share of the steps of QAT, with frozen ranges and BatchNorm statistics
 QAT_RATE = 0.1  # factor of the learning rate of fine-tuning, if the prediction target is the same
@@ -48,7 +49,7 @@ def require_free(output: Path, allow_targets: bool = False) -> None:
 
 
 def training_files(output: Path) -> list[Path]:
-    """Lists the contents of a training folder, except cached distillation targets and the folder `checkpoint`.
+    """Lists the contents of a training folder, except cached distillation targets, table rows and `checkpoint` itself.
 
     Args:
         output: Folder of a training.
@@ -57,7 +58,8 @@ def training_files(output: Path) -> list[Path]:
         Paths.
     """
     found = (*output.iterdir(), *output.glob("checkpoint/*"))
-    return [each for each in found if each != output / "checkpoint" and not each.match(DISTILLATION_TARGETS)]
+    kept = [each for each in found if each != output / "checkpoint"]
+    return [each for each in kept if not each.match(DISTILLATION_TARGETS) and not each.match(TABLE_ROWS)]
 
 
 def require_output(output: Path, state: str, resume: bool) -> None:

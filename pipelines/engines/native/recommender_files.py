@@ -106,22 +106,17 @@ def opened(path: Path) -> Sequence[ClickModel]:
 
 
 def beyond_memory(path: Path) -> bool:
-    """Whether the tables of a native.onnx may take more than `table_memory`.
+    """Whether the tables of a native.onnx may take more than `machine.table_memory`.
 
     Args:
         path: The native.onnx.
     """
-    return mapped(path).is_file() and mapped(path).stat().st_size > table_memory()
-
-
-def table_memory() -> int:
-    """Returns the bytes that tables may take in memory: $ZOO_TABLE_MEMORY, or half of what this process may take."""
-    return settings.table_memory() or machine.available_memory() // 2
+    return mapped(path).is_file() and mapped(path).stat().st_size > machine.table_memory()
 
 
 def rows_memory() -> int:
     """Returns the bytes of cached rows of a process; without a setting there may be a process on every core."""
-    return settings.table_memory() or table_memory() // machine.cores()
+    return settings.table_memory() or machine.table_memory() // machine.cores()
 
 
 def note_shared(model: ir.Model, shared: SharedInputs) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.core import forks
+from pipelines.core import forks, machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import ZooError, one_line
 from pipelines.engines.contexts import Asynchronous
@@ -33,7 +33,7 @@ MOST_SCORES = 1 << 30  # bytes; they take some seconds to compute
 class ProgramGraph:
     """An open native.onnx with its threads; threads and forked processes may share it.
 
-    Large tables are the memory-mapped file. If together they exceed `recommender_files.table_memory`, rows are read
+    Large tables are the memory-mapped file. If together they exceed `machine.table_memory`, rows are read
     from the file and the often used ones are cached; such a program computes one batch at a time.
 
     Args:
@@ -56,7 +56,7 @@ class ProgramGraph:
         self.fed, self.outputs, self.form = model.fed, model.outputs, model.form
         self.steps = [type(step).__name__ for step in model.program.steps]
         self.rows = model.program.rows
-        memory, rows_memory = recommender_files.table_memory(), recommender_files.rows_memory()
+        memory, rows_memory = machine.table_memory(), recommender_files.rows_memory()
         self.cached = cached_tables(model.program, memory, rows_memory)
         self.program = native.click_program(model.program, cached=self.cached)
         self._model, self._sharing = model, dict[SharedInputs, Any]()

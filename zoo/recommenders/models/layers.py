@@ -5,12 +5,15 @@ A batch consists of `ids`, `numbers` and `scales`, see `zoo.recommenders.data.en
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
@@ -18,7 +21,11 @@ from pipelines.core.errors import RequestError
 from zoo.recommenders.data.encoding import Field
 from zoo.recommenders.data.features import Features
 
+LARGE_ROWS = 2**17  # rows of tables beyond which a training step changes the rows of its batch alone
+BLOCK_ROWS = 2**16  # rows of a large table that are made at once
+
 _RANDOM = ContextVar("_RANDOM", default=True)
+_DEFERRED = ContextVar("_DEFERRED", default=False)
 
 
 @contextmanager
@@ -29,6 +36,30 @@ def empty_tables() -> Iterator[None]:
         yield
     finally:
         _RANDOM.reset(token)
+
+
+@contextmanager
+def deferred_tables() -> Iterator[None]:
+    """Context in which large tables of new networks are on torch's device "meta", which takes no memory."""
+    token = _DEFERRED.set(True)
+    try:
+        yield
+    finally:
+        _DEFERRED.reset(token)
+
+
+class TableRows(Protocol):
+    """Rows of a table that is not in memory."""
+
+    def lookup(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns rows.
+
+        Args:
+            rows: Row numbers, int64 of any shape.
+
+        Returns:
+            float32 [*rows.shape, size].
+        """
 
 
 class Embeddings(nn.Module):
@@ -49,6 +80,8 @@ class Embeddings(nn.Module):
         pooled: Fields without the sequences.
         tables: Names of the fields whose tables these are.
         sparse: Whether gradients are sparse tensors with the rows of the batch only.
+        large: Whether the tables have more than `LARGE_ROWS` rows. Rows of large tables begin as `initial` says.
+        stored: Rows of a table that is not in memory, whose parameter is on the device "meta".
     """
 
     offsets: torch.Tensor
@@ -69,14 +102,24 @@ class Embeddings(nn.Module):
         starts = dict(zip(own, [0, *np.cumsum(self.heights).tolist()], strict=False))
         self.starts: list[int] = [starts[self.owner(field)] for field in fields]
         shape = sum(self.heights), size
-        self.weight = nn.Parameter(torch.randn(shape).mul_(spread) if _RANDOM.get() else torch.empty(shape))
+        self.stored: TableRows | None = None
+        self.large, self.spread = shape[0] > LARGE_ROWS, spread
+        if self.large or not _RANDOM.get():
+            empty = torch.empty(shape, device="meta" if _RANDOM.get() else None)
+            self.weight = nn.Parameter(empty)
+            self.seed = int(torch.randint(2**62, ())) if _RANDOM.get() else 0
+        else:
+            self.weight = nn.Parameter(torch.randn(shape).mul_(spread))
         pooled = [(field, start) for field, start in zip(fields, self.starts, strict=True) if not field.is_sequence]
         nothing = [torch.zeros(0, dtype=torch.long)]
         offsets = nothing + [torch.full((field.width,), start) for field, start in pooled]
         columns = nothing + [torch.arange(field.start, field.start + field.width) for field, _ in pooled]
         self.register_buffer("offsets", torch.cat(offsets), persistent=False)
         self.register_buffer("columns", torch.cat(columns), persistent=False)
-        self.clear()
+        if not self.weight.is_meta:
+            self.clear()
+        elif not _DEFERRED.get():
+            self.materialize()
 
     @property
     def width(self) -> int:
@@ -101,6 +144,49 @@ class Embeddings(nn.Module):
         """Sets the rows of `padding` to zero."""
         self.weight[self.padding] = 0
 
+    @torch.no_grad()
+    def materialize(self) -> None:
+        """Gives a large table of `deferred_tables` its memory and initial values."""
+        weight = torch.empty(self.weight.shape)
+        for first in range(0, len(weight), BLOCK_ROWS):
+            block = weight[first : first + BLOCK_ROWS]
+            block.copy_(self.initial(torch.arange(first, first + len(block))))
+        self.weight = nn.Parameter(weight)
+
+    def initial(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns the initial values of rows of a large table, which depend on their numbers alone.
+
+        Values are sums of four uniform variables (Irwin-Hall distribution), with standard deviation `spread`.
+
+        Args:
+            rows: Row numbers, int64 [n].
+
+        Returns:
+            float32 [n, size], zero for the rows of `padding`.
+        """
+        places = rows.numpy()[:, None] * self.size + np.arange(self.size) + self.seed
+        words = hashed(places.astype(np.uint64))[..., None].view("<u2")
+        factor = np.float32(self.spread * math.sqrt(3) / 2**16)
+        values = (words.sum(axis=-1, dtype=np.int32) - 2 * (2**16 - 1)).astype(np.float32) * factor
+        values[np.isin(rows.numpy(), self.padding)] = 0
+        return torch.from_numpy(values)
+
+    def lookup(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns rows of the parameter.
+
+        Args:
+            rows: Row numbers, int of any shape.
+
+        Returns:
+            float32 [*rows.shape, size].
+        """
+        if self.stored is not None:
+            return self.stored.lookup(rows.long())
+        if self.weight.is_meta:
+            used, places = torch.unique(rows.long(), return_inverse=True)
+            return functional.embedding(places, self.initial(used))
+        return functional.embedding(rows, self.weight, sparse=self.sparse)
+
     def table(self, number: int) -> torch.Tensor:
         """Returns the table of a field.
 
@@ -123,7 +209,7 @@ class Embeddings(nn.Module):
         Returns:
             float32 [n, fields * size].
         """
-        rows = functional.embedding(ids[:, self.columns] + self.offsets, self.weight, sparse=self.sparse)
+        rows = self.lookup(ids[:, self.columns] + self.offsets)
         parts, at = [], 0
         for field in self.pooled:
             embedded = rows[:, at : at + field.width]
@@ -136,6 +222,21 @@ class Embeddings(nn.Module):
                 total = embedded.sum(1)
                 parts.append(total * scales[:, field.scale : field.scale + 1] if field.scale >= 0 else total)
         return torch.cat(parts, 1)
+
+
+def hashed(counters: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Returns random integers of counters: the output function of SplitMix64 (Steele et al. 2014).
+
+    Args:
+        counters: uint64 of any shape.
+
+    Returns:
+        uint64 of the same shape.
+    """
+    mixed = counters * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
 
 
 class FirstOrder(Embeddings):

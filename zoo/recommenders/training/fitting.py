@@ -26,6 +26,7 @@ from zoo.recommenders.training.trainer import Trainer
 from zoo.training.runs import QAT_FROZEN, save_checkpoint
 
 STATE = "checkpoint/state.pt"
+ROWS = "rows"  # start of the names of files beside the checkpoint with the rows of tables beyond memory
 FINISHED = "finished"  # phase of a checkpoint that is no longer needed, and holds no weights
 LARGEST_SHIFT = 40.0  # of a logit: beyond both ends of the clipped logits, -16 to 16, and the logit of any click rate
 SHIFT_STEPS = 100
@@ -42,8 +43,8 @@ class Fitting:
         store: Rows of the log.
         features: Features of the networks.
         config: Training recipe.
-        new_trainer: `new_trainer(rows, l2)` returns the trainer of a new network, for the number of training rows and
-            the strength of the prior of embedding tables.
+        new_trainer: `new_trainer(rows, l2, files)` returns the trainer of a new network, for the number of training
+            rows, the strength of the prior of embedding tables, and the path of its files.
         shares: Share of the categories of every column that training replaces by the unknown category.
         teacher: Teacher of a distillation, or None.
         categories: `categories(rows)` counts the ids of the first rows.
@@ -53,7 +54,7 @@ class Fitting:
     store: RowStore
     features: Features
     config: TrainConfig
-    new_trainer: Callable[[int, float], Trainer]
+    new_trainer: Callable[[int, float, Path], Trainer]
     shares: torch.Tensor
     teacher: Teacher | None
     categories: Callable[[int], CategoryCounts]
@@ -102,7 +103,8 @@ class Fitting:
         Returns:
             The trainer.
         """
-        config, trainer = self.config, self.new_trainer(rows, l2)
+        files = (self.output / STATE).with_name(f"{ROWS}-{state['phase']}-{state['trial']}")
+        config, trainer = self.config, self.new_trainer(rows, l2, files)
         search, group = state["phase"] == "search", trainer.group
         categories = self.categories(rows)
         if state.get("trainer"):
@@ -127,7 +129,7 @@ class Fitting:
             state |= {"epoch": epoch, "trainer": trainer.state()}
             if group.rank == 0:
                 save_checkpoint(self.output / STATE, state)
-                self._remove_weights((state.get("best_weights"), state["winner"].get("weights")))
+                self._remove_weights((state.get("best_weights"), state["winner"].get("weights")), files.name)
                 print_line(line)
             group.checkpointed(self.output)
         return trainer
@@ -137,14 +139,17 @@ class Fitting:
         if self.config.refit:  # which trains new weights
             return ""
         if trainer.group.rank == 0:
-            save_checkpoint((self.output / STATE).with_name(name), {"weights": trainer.snapshot()})
+            path = (self.output / STATE).with_name(name)
+            save_checkpoint(path, {"weights": trainer.snapshot(path)})
         return name
 
-    def _remove_weights(self, kept: Collection[Any]) -> None:
-        """Removes the weights of `_keep` that are not among the names `kept`."""
-        for path in (self.output / STATE).parent.glob("best-*.pt"):
-            if path.name not in kept:
-                path.unlink()
+    def _remove_weights(self, kept: Collection[Any], rows: str = "") -> None:
+        """Removes the weights of `_keep` that are not among the names `kept`, and rows of other trainers."""
+        folder = (self.output / STATE).parent
+        spent = [path for path in folder.glob("best-*.pt*") if f"{path.name.partition('.pt')[0]}.pt" not in kept]
+        spent += [path for path in folder.glob(f"{ROWS}-*") if not rows or not path.name.startswith(f"{rows}-")]
+        for path in spent:
+            path.unlink()
 
     def finish(self, state: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Replaces the checkpoint of a training whose files are written by one that says so.

@@ -25,7 +25,7 @@ from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import open_logs
 from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.data.schema import FEATURES
-from zoo.recommenders.models.layers import Embeddings
+from zoo.recommenders.models.layers import BLOCK_ROWS, Embeddings
 
 BATCH = 8192  # rows read at once
 TIMES = times.NAMES | {"text": "2024-01-31T12:00:00 or the like"}
@@ -214,7 +214,11 @@ class CategoryCounts:
         for part in store.parts(0, stop):
             ids = part["ids"].numpy()
             for each, count in zip(self.fields, self.counts, strict=True):
-                count += np.bincount(ids[:, each.start : each.start + each.width].ravel(), minlength=each.rows)
+                seen = ids[:, each.start : each.start + each.width].ravel()
+                if each.rows > len(seen):
+                    np.add.at(count, seen, 1)
+                else:
+                    count += np.bincount(seen, minlength=each.rows)
         tables = [field.table for field in self.fields]
         shared: dict[str, NDArray[np.int64]] = {}
         for name, count in zip(tables, self.counts, strict=True):
@@ -296,9 +300,26 @@ class CategoryCounts:
         for module in model.modules():
             if isinstance(module, Embeddings):
                 for number, each in enumerate(module.fields):
-                    table = module.table(number)
-                    table[~self.known[self.fields.index(each)]] = table[UNKNOWN].clone()
+                    table, known = module.table(number), self.known[self.fields.index(each)]
+                    unknown = table[UNKNOWN].clone()
+                    for first in range(0, len(table), BLOCK_ROWS):
+                        table[first : first + BLOCK_ROWS][~known[first : first + BLOCK_ROWS]] = unknown
                 module.clear()
+
+    def known_rows(self, module: Embeddings) -> torch.Tensor:
+        """Returns the rows of tables that are neither rare nor new, or that hold the weights of rare and new ids.
+
+        Args:
+            module: Embedding tables.
+
+        Returns:
+            bool [rows].
+        """
+        rows = torch.zeros(len(module.weight), dtype=torch.bool)
+        for each, start in zip(module.fields, module.starts, strict=True):
+            rows[start : start + each.rows] |= self.known[self.fields.index(each)]
+            rows[start + UNKNOWN] = True
+        return rows
 
 
 def _known(table: str, counts: NDArray[np.int64], least: int, earlier: EarlierIds | None) -> NDArray[np.bool_]:

@@ -39,6 +39,7 @@ from zoo.recommenders.training.growth.survey import growing
 from zoo.recommenders.training.growth.vectors import center_priors, digest_of, fill_vectors, with_vectors
 from zoo.recommenders.training.negative_sampling import log_odds, require_one_sampled_label, start_at_all_rows
 from zoo.recommenders.training.row_store import CategoryCounts, RowStore
+from zoo.recommenders.training.tables.networks import new_network, require_in_memory, tables_in_file
 from zoo.recommenders.training.trainer import Trainer
 from zoo.training.runs import (
     fill,
@@ -117,9 +118,13 @@ def train(
             else Features(_schema(data, schema, label, on_error, getattr(build, "sequences", False)))
         )
         require_labels(build, features.schema)
+        if start_from:
+            require_in_memory(build, features, config, "fine-tuning")
         start_model = grown(build, features, config, Path(start_from), data) if start_from else None
         features = features if start_model is None else start_model.features
         features, vectors = with_vectors(features)
+        if vectors:
+            require_in_memory(build, features, config, "training from given vectors")
         if start_model is None and (only := [name for name in FINETUNE_ONLY if getattr(config, name)]):
             raise RequestError(
                 f"found the setting {only[0]} in a training from random weights, expected it in fine-tuning; run: zoo "
@@ -160,9 +165,9 @@ def train(
             shift = log_odds(config.negative_rate)
             teacher = Teacher(config.teacher, features.to_json(), config.distillation, source, shift)
 
-        def new_trainer(rows: int, l2: float) -> Trainer:
+        def new_trainer(rows: int, l2: float, files: Path) -> Trainer:
             torch.manual_seed(config.seed)
-            model = build(features, config)
+            model = new_network(build, features, config, group.count)
             require_one_sampled_label(config.negative_rate, features.schema, parents_of(model))
             if start_model is not None:
                 fill(model, start_model.state, start_from or "")
@@ -176,8 +181,9 @@ def train(
                 inputs = example["ids"], example["numbers"], example["scales"]
                 start_at_all_rows(model, inputs, log_odds(config.negative_rate))
             model = model if quantization is None else quantization.prepare(model)
-            rates = new_row_rates(model, start_model) if start_model is not None and has_new else ()
-            trainer = Trainer(model, replace(config, l2_embeddings=(l2,)), rows, group, *rates)
+            prior = replace(config, l2_embeddings=(l2,))
+            table_rate, row_rates = new_row_rates(model, start_model) if start_model and has_new else (1.0, None)
+            trainer = Trainer(model, prior, rows, group, table_rate, row_rates, files)
             if start_from:
                 trainer.center_priors()
             elif vectors:
@@ -185,6 +191,7 @@ def train(
             if trainer.sparse and not announced and group.rank == 0:
                 heights = ", ".join(f"{len(each.weight):,}" for each in trainer.sparse.values())
                 announced.append(f"tables of {heights} rows: a step changes the rows of its batch alone")
+                announced[0] += f"; trained rows are kept in {files.parent}" if trainer.stored else ""
                 print_line(announced[0])
             return trainer
 
@@ -224,7 +231,7 @@ def train(
                 **({"ids": start_model.report} if start_model is not None and start_model.report else {}),
             }
             categories = categories_of(used)
-            if growing(features):
+            if growing(features) and not trainer.stored:  # tables in files do not grow
                 counts, pending = (None, {}) if start_model is None else (start_model.counts, start_model.pending)
                 counted(features, categories.counts, counts, pending).save(output, features)
             _write(output, data, trainer, categories, store, used, record)
@@ -355,13 +362,15 @@ def _write(
     rows = store.rows(chosen)
     samples: dict[str, Any] = {name: rows[name].numpy() for name in features.inputs}
     trainer.assign(trainer.average)
-    if (end := getattr(trainer.model, "end_training", None)) is not None:
-        end()
-    categories.copy_unknown(trainer.model)
     trained = trainer.model
-    if (sort_neurons := getattr(trained, "sort_neurons", None)) and not record["config"]["freeze_towers"]:
-        sort_neurons(rows)
-    save_weights(output / MODEL, qat.float_weights(trained) if record["config"]["qat"] else trained.state_dict())
+    with tables_in_file(trainer, categories, output / MODEL):
+        if (end := getattr(trained, "end_training", None)) is not None:
+            end()
+        categories.copy_unknown(trained)
+        if (sort_neurons := getattr(trained, "sort_neurons", None)) and not record["config"]["freeze_towers"]:
+            sort_neurons(rows)
+    if not trainer.stored:
+        save_weights(output / MODEL, qat.float_weights(trained) if record["config"]["qat"] else trained.state_dict())
     write_npz(output / "calibration.npz", samples)
     features.schema.save(output / "schema.json")
     loss, auc = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,17 +18,17 @@ from zoo.recommenders.models.multitask.outputs import first_of, label_losses, pa
 from zoo.recommenders.train_config import TrainConfig
 from zoo.recommenders.training.negative_sampling import log_odds, shifted
 from zoo.recommenders.training.row_store import CategoryCounts
-from zoo.recommenders.training.sparse_adam import SparseAdam
+from zoo.recommenders.training.tables.sparse_adam import SparseAdam
+from zoo.recommenders.training.tables.stored_adam import StoredAdam
 from zoo.training.runs import Processes
-
-SPARSE_ROWS = 2**17  # rows of tables beyond which a step changes those of its batch alone
 
 
 class Trainer:
     """A model in training with its optimizer and weight average.
 
     With several processes every process takes a share of each batch, and all apply the same sum of gradients. In tables
-    of more than `SPARSE_ROWS` rows a step changes only the rows of its batch, see `SparseAdam`.
+    of more than `LARGE_ROWS` rows a step changes only the rows of its batch, see `SparseAdam`; those on the device
+    "meta" are trained in files, see `StoredAdam`.
 
     Args:
         model: Network to train.
@@ -36,9 +37,11 @@ class Trainer:
         group: Processes that train together.
         table_rate: Factor of the learning rate of embedding tables.
         row_rates: {id of a table: factor of the learning rate of its rows, float32 [rows, 1]}, besides `table_rate`.
+        files: Path of the files of rows, without the number of the table at the end.
 
     Attributes:
         sparse: {index among the weights: large table}.
+        stored: {index among the weights: table in a file}.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Trainer:
         group: Processes,
         table_rate: float = 1.0,
         row_rates: Mapping[int, torch.Tensor] | None = None,
+        files: Path = Path("rows"),
     ) -> None:
         self.model, self.config, self.group = model, config, group
         tables = {id(m.weight) for m in model.modules() if isinstance(m, Embeddings)}
@@ -56,10 +60,10 @@ class Trainer:
             weight.requires_grad_(id(weight) in tables or not config.freeze_towers)
         self.weights = list(model.parameters())
         self.average = [weight.detach().clone() for weight in self.weights]
-        large = [m for m in model.modules() if isinstance(m, Embeddings) and len(m.weight) > SPARSE_ROWS]
+        large = [m for m in model.modules() if isinstance(m, Embeddings) and m.large]
         for module in large:
             module.sparse = True
-        lazy = {id(m.weight): m.padding for m in large}
+        lazy = {id(m.weight): m for m in large}
         self.start = [torch.zeros(()) if id(weight) in lazy else torch.zeros_like(weight) for weight in self.weights]
         kinds = {
             id(m.weight): config.l2_scalars if isinstance(m, FirstOrder) else config.l2_embeddings[0]
@@ -72,11 +76,15 @@ class Trainer:
             / max(rows, config.fewest)
             for weight in self.weights
         ]
-        self.sparse = {
-            place: SparseAdam(each, config.learning_rate * table_rate, self.strength[place], config.ema, lazy[id(each)])
-            for place, each in enumerate(self.weights)
-            if id(each) in lazy
-        }
+        self.sparse: dict[int, SparseAdam] = {}
+        self.stored: dict[int, StoredAdam] = {}
+        for place, each in enumerate(self.weights):
+            if (table := lazy.get(id(each))) is None:
+                continue
+            recipe = config.learning_rate * table_rate, self.strength[place], config.ema
+            if each.is_meta:
+                self.stored[place] = StoredAdam(table, files.with_name(f"{files.name}-{place}"), *recipe)
+            self.sparse[place] = self.stored.get(place) or SparseAdam(each, *recipe, table.padding)
         trained = [place for place, each in enumerate(self.weights) if each.requires_grad]
         self.dense = [place for place in trained if place not in self.sparse]
         dense = [m for m in model.modules() if isinstance(m, Embeddings) and not m.sparse]
@@ -162,25 +170,40 @@ class Trainer:
         try:
             for weight, average in zip(self.weights, self.average, strict=True):
                 weight.data = average
+            for table in self.stored.values():
+                table.averaged = True
             self.model.eval()
             with torch.inference_mode():
                 yield self.model
         finally:
             for weight, data in zip(self.weights, own, strict=True):
                 weight.data = data
+            for table in self.stored.values():
+                table.averaged = False
 
-    def snapshot(self) -> list[torch.Tensor]:
-        """Returns the averaged weights and the trained int8 ranges, which further steps change."""
-        return [*self.average, *self._ranges()]
+    def snapshot(self, path: Path) -> list[Any]:
+        """Returns the averaged weights and the trained int8 ranges, which further steps change.
+
+        Args:
+            path: Path of copies of tables in files, without the number of the table at the end.
+        """
+        self.catch_up()
+        copies = {at: each.snapshot(path.with_name(f"{path.name}.{at}")) for at, each in self.stored.items()}
+        return [*(copies.get(at, each) for at, each in enumerate(self.average)), *self._ranges()]
 
     @torch.no_grad()
-    def load_snapshot(self, snapshot: Sequence[torch.Tensor]) -> None:
+    def load_snapshot(self, snapshot: Sequence[Any]) -> None:
         """Restores values from `snapshot`.
 
         Args:
             snapshot: Averaged weights, which the trainer takes over, then trained int8 ranges.
         """
-        self.average = list(snapshot[: len(self.average)])
+        for place, table in self.stored.items():
+            table.load_snapshot(snapshot[place])
+        self.average = [
+            own if place in self.stored else each
+            for place, (own, each) in enumerate(zip(self.average, snapshot, strict=False))
+        ]
         for own, each in zip(self._ranges(), snapshot[len(self.average) :], strict=True):
             own.copy_(each)
 
@@ -196,8 +219,9 @@ class Trainer:
         Args:
             values: New values, a tensor per weight in the order of `weights`.
         """
-        for weight, value in zip(self.weights, values, strict=True):
-            weight.copy_(value)
+        for place, value in enumerate(values):
+            if place not in self.stored:
+                self.weights[place].copy_(value)
 
     def predict(self, parts: Iterator[dict[str, torch.Tensor]], categories: CategoryCounts) -> tuple[Any, Any, Any]:
         """Predicts with the averaged weights.
@@ -247,8 +271,8 @@ class Trainer:
         self.catch_up()
         optimizer = self.optimizer.state_dict()
         return {
-            "model": self.model.state_dict(),
-            "average": self.average,
+            "model": {name: each for name, each in self.model.state_dict().items() if not each.is_meta},
+            "average": [None if each.is_meta else each for each in self.average],
             "start": self.start,
             "optimizer": optimizer,
             "steps": self.steps,
@@ -261,8 +285,9 @@ class Trainer:
         Args:
             state: Result of `state`.
         """
-        self.model.load_state_dict(state["model"])
-        self.average, self.start, self.steps = list(state["average"]), list(state["start"]), state["steps"]
+        self.model.load_state_dict(state["model"], strict=not self.stored)
+        self.average = [own if each is None else each for own, each in zip(self.average, state["average"], strict=True)]
+        self.start, self.steps = list(state["start"]), state["steps"]
         self.optimizer.load_state_dict(state["optimizer"])
         for place, rows in self.sparse.items():
             rows.restore(state["lazy"][place])

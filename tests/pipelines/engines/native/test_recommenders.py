@@ -106,13 +106,13 @@ def test_tables_beyond_the_memory_for_tables_give_the_same_bits(tmp_path, monkey
 
 def test_the_memory_for_tables(monkeypatch):
     monkeypatch.setenv("ZOO_TABLE_MEMORY", "2 GiB")
-    assert recommender_files.table_memory() == recommender_files.rows_memory() == 2**31
+    assert machine.table_memory() == recommender_files.rows_memory() == 2**31
     monkeypatch.setenv("ZOO_TABLE_MEMORY", "")
-    assert recommender_files.table_memory() == pytest.approx(machine.available_memory() // 2, rel=0.1)
-    assert recommender_files.rows_memory() <= recommender_files.table_memory() / machine.cores() * 1.1
+    assert machine.table_memory() == pytest.approx(machine.available_memory() // 2, rel=0.1)
+    assert recommender_files.rows_memory() <= machine.table_memory() / machine.cores() * 1.1
     monkeypatch.setenv("ZOO_TABLE_MEMORY", "much")
     with pytest.raises(RequestError, match="found ZOO_TABLE_MEMORY=much, expected a size such as 4GB or 512MB"):
-        recommender_files.table_memory()
+        machine.table_memory()
 
 
 # --- wrong input

@@ -12,6 +12,7 @@ from helpers.click_networks import FAMILIES, Network
 from helpers.clicks_folded import needs_kernels, one_line
 from helpers.rewriting import run
 
+from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.engines.catalog import load, native_candidates
 from pipelines.engines.native import forms as native_forms
@@ -228,6 +229,6 @@ def test_tables_lie_in_huge_pages_where_the_system_has_them(tmp_path, monkeypatc
     monkeypatch.setattr(program_file.MappedFile, "madvise", lambda _, advice: asked.append(advice), raising=False)
     recommender_files.opened(path)
     assert asked == [mmap.MADV_HUGEPAGE]
-    monkeypatch.setattr(recommender_files, "table_memory", lambda: 0)
+    monkeypatch.setattr(machine, "table_memory", lambda: 0)
     recommender_files.opened(path)
     assert len(asked) == 1

@@ -125,7 +125,7 @@ def test_the_int8_model_of_the_road_computes_what_was_trained(tuned, starts, log
 @pytest.mark.parametrize("large", [10**6, 20])  # rows beyond which a step changes those of its batch alone
 def test_tables_of_bytes_are_rounded_as_what_is_looked_up(tmp_path, monkeypatch, large):
     """A log of categories alone: nothing is rounded where the int8 model runs, as tables hold bytes."""
-    monkeypatch.setattr("zoo.recommenders.training.trainer.SPARSE_ROWS", large)
+    monkeypatch.setattr("zoo.recommenders.models.layers.LARGE_ROWS", large)
     random = np.random.default_rng(0)
     a, b = random.integers(0, 30, 1000), random.integers(0, 20, 1000)
     clicks = random.random(1000) < 1 / (1 + np.exp(-np.sin(a) - np.cos(b)))

@@ -82,7 +82,7 @@ class FieldLookup(nn.Module):
         """
         tables = self.embeddings
         rows = ids[:, self.field.start] + self.start
-        return nn.functional.embedding(rows, tables.weight, sparse=tables.sparse)
+        return tables.lookup(rows)
 
 
 class SequenceLookup(FieldLookup):
@@ -99,7 +99,7 @@ class SequenceLookup(FieldLookup):
         """
         tables, field = self.embeddings, self.field
         rows = ids[:, field.start : field.start + field.width] + self.start
-        return nn.functional.embedding(rows, tables.weight, sparse=tables.sparse)
+        return tables.lookup(rows)
 
 
 class SequenceMask(nn.Module):

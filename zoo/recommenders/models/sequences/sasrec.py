@@ -157,11 +157,10 @@ class SASRec(LazyModule):
         import torch
         from torch.nn import functional
 
-        weight, sparse = self.embeddings.weight, self.embeddings.sparse
         if self.columns is None:
-            return functional.embedding(items, weight, sparse=sparse)
+            return self.embeddings.lookup(items)
         rows, places = torch.unique(items, return_inverse=True)
-        vectors = functional.embedding(rows, weight, sparse=sparse) + self.columns(rows)
+        vectors = self.embeddings.lookup(rows) + self.columns(rows)
         return functional.embedding(places, vectors)
 
     def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:

@@ -11,13 +11,13 @@ from helpers.trainings import TwoProcesses, assert_same_weights, weights
 from zoo.training.runs import Processes
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
-sparse_adam = importlib.import_module("zoo.recommenders.training.sparse_adam")
-trainers = importlib.import_module("zoo.recommenders.training.trainer")
+sparse_adam = importlib.import_module("zoo.recommenders.training.tables.sparse_adam")
+layers = importlib.import_module("zoo.recommenders.models.layers")
 training = importlib.import_module("zoo.recommenders.training.train")
 deepfm = importlib.import_module("zoo.recommenders.models.deepfm")
 torch.set_num_threads(1)
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[5]
 RATE, EMA, ROWS, SIZE = 2e-3, 0.99, 40, 4
 CONFIG = deepfm.DeepFMConfig(
     hidden=(16, 8), embedding_size=8, epochs=3, batch_size=128, l2_embeddings=(10.0, 1000.0), patience=1
@@ -92,7 +92,7 @@ def log(tmp_path_factory):
 @pytest.mark.parametrize("at", [2, 5])
 def test_resuming_gives_the_same_weights(log, tmp_path, monkeypatch, at, capsys):
     """Broken off in the search, and in the refit."""
-    monkeypatch.setattr(trainers, "SPARSE_ROWS", 0)
+    monkeypatch.setattr(layers, "LARGE_ROWS", 0)
     whole, broken, saves = tmp_path / "whole", tmp_path / "broken", []
     training.train(deepfm.DeepFM, str(log), whole, config=CONFIG)
     assert capsys.readouterr().err.count("a step changes the rows of its batch alone") == 1
@@ -110,17 +110,22 @@ def test_resuming_gives_the_same_weights(log, tmp_path, monkeypatch, at, capsys)
     assert_same_weights(whole, broken)
 
 
+def dense_deepfm(features, config):
+    model = deepfm.DeepFM(features, config)
+    model.embeddings.large = model.order1.large = False
+    return model
+
+
 def test_dense_and_lazy_tables_learn_the_same(log, tmp_path, monkeypatch):
-    found = []
-    for large in (2**17, 0):
-        monkeypatch.setattr(trainers, "SPARSE_ROWS", large)
-        found.append(training.train(deepfm.DeepFM, str(log), tmp_path / str(large), config=CONFIG))
-    assert found[0] != found[1]
-    assert found[1]["logloss"] == pytest.approx(found[0]["logloss"], abs=0.01)
+    monkeypatch.setattr(layers, "LARGE_ROWS", 0)
+    dense = training.train(dense_deepfm, str(log), tmp_path / "dense", config=CONFIG)
+    lazy = training.train(deepfm.DeepFM, str(log), tmp_path / "lazy", config=CONFIG)
+    assert dense != lazy
+    assert lazy["logloss"] == pytest.approx(dense["logloss"], abs=0.01)
 
 
 def in_processes(data: str, folder: str, *, resume: bool) -> None:
-    trainers.SPARSE_ROWS = 0
+    layers.LARGE_ROWS = 0
     config = deepfm.DeepFMConfig(
         hidden=(8,), embedding_size=4, epochs=3, batch_size=256, l2_embeddings=(10.0,), refit=False, dropout=0.0
     )
@@ -129,8 +134,8 @@ def in_processes(data: str, folder: str, *, resume: bool) -> None:
 
 @pytest.mark.slow
 def test_two_processes_train_what_one_does(log, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainers, "SPARSE_ROWS", 0)
-    TwoProcesses("tests.zoo.recommenders.training.test_sparse_adam", log, tmp_path).train(tmp_path / "two")
+    monkeypatch.setattr(layers, "LARGE_ROWS", 0)
+    TwoProcesses("tests.zoo.recommenders.training.tables.test_sparse_adam", log, tmp_path).train(tmp_path / "two")
     in_processes(str(log), str(tmp_path / "one"), resume=False)
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     for name in one:
@@ -140,7 +145,7 @@ def test_two_processes_train_what_one_does(log, tmp_path, monkeypatch):
 def test_finetuning_pulls_towards_the_weights_before(log, tmp_path, monkeypatch):
     import zoo
 
-    monkeypatch.setattr(trainers, "SPARSE_ROWS", 0)
+    monkeypatch.setattr(layers, "LARGE_ROWS", 0)
     settings = {"hidden": "8", "embedding_size": "4", "epochs": "1", "refit": "false", "batch_size": "256"}
     zoo.train("deepfm", str(log), tmp_path / "model", settings=settings)
     zoo.build(tmp_path / "model")
