@@ -54,8 +54,8 @@ class QuantizedTables:
     """Quantizes the int16 tables of a model's programs, where together they do not fit L3.
 
     Tables get 8 bits, then 4, then 2, the largest table first, as long as no output on the samples differs from the
-    original program's by more than the bound. Maxima and lone lookups of tables below `SPACE` stay int16, and tables
-    that 8 bits change too much. Programs that share a table get the same quantized one.
+    original program's by more than the bound. Lone lookups of tables below `SPACE` stay int16, and tables that 8 bits
+    change too much. Programs that share a table get the same quantized one.
 
     Args:
         caches: Cache sizes in bytes: {"L2", "L3"}.
@@ -154,7 +154,7 @@ def tables_report(tables: Sequence[LookupTable]) -> list[str]:
 
 def _pays(step: Gather, total: int) -> bool:
     size = step.table.nbytes
-    return step.pool != "max" and size * SHARE >= total and (step.count > 1 or size >= SPACE)
+    return size * SHARE >= total and (step.count > 1 or size >= SPACE)
 
 
 def _with(program: ClickProgram, at: int, step: Step) -> tuple[Step, ...]:

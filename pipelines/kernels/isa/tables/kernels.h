@@ -7,13 +7,14 @@ namespace zoo {
 
 constexpr int64_t kRowsAhead = 32;  // rows that are fetched ahead, into L2: L1 waits for few lines at a time
 
-// Rows of a table that a sample pools: out = float(sum_l scale_l codes_l) scale_unit + float(sum_l bias_l) bias_unit, sums in int32.
+// Rows of a table that a sample pools: out = float(sum_l scale_l codes_l) scale_unit + float(sum_l bias_l) bias_unit, sums in int32; or the maximum over l.
 struct QuantizedRows {
     const uint8_t *table;  // [rows, stride]: codes, scale and bias (int16) of a row; 64 bytes behind the last row may be read
     int64_t stride, width, count;
     int bits;
     float scale_unit, bias_unit;
     bool far;  // rows are fetched ahead
+    bool maximum = false;  // int16 codes of the maximum, not of the sum
 };
 
 struct TableKernels {

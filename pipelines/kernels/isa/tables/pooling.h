@@ -113,8 +113,12 @@ inline void fetch(const QuantizedRows &r, uint32_t row) {
     for (int64_t line = 64; line < r.stride - 1; line += 64) __builtin_prefetch(at + line, 0, kIntoL2);
 }
 
+enum class Pooling { kLone, kSum, kMax };
+
+inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+
 // `Count` vectors of the pooled rows of some samples; sums in named variables, since gcc 12 keeps arrays of them in memory. The product of a lone row fits a float.
-template <int Bits, int Width, int Count, bool Lone, class T>
+template <int Bits, int Width, int Count, Pooling P, class T>
 void pass(const QuantizedRows &r, const Samples &samples, int64_t first, const Region &region, T *out, int64_t out_stride) {
     using C = Codes<Bits, Width>;
     const Place p0 = C::place(region, first), p1 = C::place(region, first + kVecLanes), p2 = C::place(region, first + 2 * kVecLanes),
@@ -123,7 +127,27 @@ void pass(const QuantizedRows &r, const Samples &samples, int64_t first, const R
     for (int64_t s = samples.begin; s < samples.end; ++s) {
         Vec a{}, b{}, c{}, d{};
         int32_t bias = 0;
-        if constexpr (Lone) {
+        T *to = out + s * out_stride;
+        const int64_t end = region.end;
+        const Units units(r, samples, s);
+        if constexpr (P == Pooling::kMax) {
+            for (int64_t l = 0; l < r.count; ++l, ++row_of) {
+                if (samples.fetch) fetch(r, row_of[kRowsAhead]);
+                const uint8_t *row = r.table + *row_of * r.stride;
+                const Parameters p = parameters(r, *row_of);
+                const float scale = p.scale, shift = static_cast<float>(p.bias) * units.bias;
+                const auto value = [&](Place place) { return to_float(C::load(row, place)) * scale * units.scale + shift; };
+                a = l ? larger(a, value(p0)) : value(p0);
+                if constexpr (Count > 1) b = l ? larger(b, value(p1)) : value(p1);
+                if constexpr (Count > 2) c = l ? larger(c, value(p2)) : value(p2);
+                if constexpr (Count > 3) d = l ? larger(d, value(p3)) : value(p3);
+            }
+            store(to, first, end, a);
+            if constexpr (Count > 1) store(to, first + kVecLanes, end, b);
+            if constexpr (Count > 2) store(to, first + 2 * kVecLanes, end, c);
+            if constexpr (Count > 3) store(to, first + 3 * kVecLanes, end, d);
+            continue;
+        } else if constexpr (P == Pooling::kLone) {
             if (samples.fetch) fetch(r, row_of[kRowsAhead]);
             const uint8_t *row = r.table + *row_of * r.stride;
             const Parameters p = parameters(r, *row_of++);
@@ -148,10 +172,7 @@ void pass(const QuantizedRows &r, const Samples &samples, int64_t first, const R
             }
             a = to_float(i), b = to_float(j), c = to_float(k), d = to_float(m);
         }
-        const Units units(r, samples, s);
         const float shift = static_cast<float>(bias) * units.bias;
-        T *to = out + s * out_stride;
-        const int64_t end = region.end;
         store(to, first, end, a * units.scale + shift);
         if constexpr (Count > 1) store(to, first + kVecLanes, end, b * units.scale + shift);
         if constexpr (Count > 2) store(to, first + 2 * kVecLanes, end, c * units.scale + shift);
@@ -159,15 +180,15 @@ void pass(const QuantizedRows &r, const Samples &samples, int64_t first, const R
     }
 }
 
-template <int Bits, int Width, bool Lone, class T>
+template <int Bits, int Width, Pooling P, class T>
 void vectors_of(const QuantizedRows &r, Samples &samples, const Region &region, T *out, int64_t out_stride) {
     for (int64_t first = region.entry; first < region.end; first += kPass * kVecLanes, samples.fetch = false) {
         const int64_t vectors = (region.end - first + kVecLanes - 1) / kVecLanes;
         switch (vectors < kPass ? vectors : kPass) {
-            case 1: pass<Bits, Width, 1, Lone>(r, samples, first, region, out, out_stride); break;
-            case 2: pass<Bits, Width, 2, Lone>(r, samples, first, region, out, out_stride); break;
-            case 3: pass<Bits, Width, 3, Lone>(r, samples, first, region, out, out_stride); break;
-            default: pass<Bits, Width, 4, Lone>(r, samples, first, region, out, out_stride);
+            case 1: pass<Bits, Width, 1, P>(r, samples, first, region, out, out_stride); break;
+            case 2: pass<Bits, Width, 2, P>(r, samples, first, region, out, out_stride); break;
+            case 3: pass<Bits, Width, 3, P>(r, samples, first, region, out, out_stride); break;
+            default: pass<Bits, Width, 4, P>(r, samples, first, region, out, out_stride);
         }
     }
 }
@@ -232,7 +253,8 @@ void planes(const QuantizedRows &r, Samples &samples, int64_t offset, int64_t en
 
 template <int Bits, int Width, class T>
 void pool_region(const QuantizedRows &r, Samples &samples, const Region &region, T *out, int64_t out_stride) {
-    if (sizeof(T) == 2 || r.count == 1) return vectors_of<Bits, Width, true>(r, samples, region, out, out_stride);
+    if (sizeof(T) == 2 && r.maximum) return vectors_of<Bits, Width, Pooling::kMax>(r, samples, region, out, out_stride);
+    if (sizeof(T) == 2 || r.count == 1) return vectors_of<Bits, Width, Pooling::kLone>(r, samples, region, out, out_stride);
     if constexpr (sizeof(T) == 4) {
 #if defined(__AVX2__)
         int64_t entry = region.entry, byte = region.byte;
@@ -255,7 +277,7 @@ void pool_region(const QuantizedRows &r, Samples &samples, const Region &region,
             entry += bytes * 8 / Bits, byte += bytes;
         }
 #else
-        vectors_of<Bits, Width, false>(r, samples, region, out, out_stride);
+        vectors_of<Bits, Width, Pooling::kSum>(r, samples, region, out, out_stride);
 #endif
     }
 }
@@ -291,7 +313,7 @@ void pool(const QuantizedRows &r, const uint32_t *rows, const float *factors, in
 }
 
 void pool_codes(const QuantizedRows &r, const uint32_t *rows, const float *factors, int64_t n, int16_t *out, int64_t out_stride) {
-    if (r.count == 1) return pool_rows(r, rows, factors, n, out, out_stride);
+    if (r.count == 1 || r.maximum) return pool_rows(r, rows, factors, n, out, out_stride);
     const int64_t stride = round_up(r.width, kLanes);
     auto *values = static_cast<float *>(kernel_scratch(n * stride * 4));
     pool(r, rows, factors, n, values, stride);

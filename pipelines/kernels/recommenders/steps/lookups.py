@@ -163,8 +163,8 @@ class Gather(Step):
 class QuantizedGather(Step):
     """Codes of quantized table rows, pooled: out[position:position + width] = clip(rint(pooled(ids, factor))).
 
-    `QuantizedRows.pooled` computes the sums, in units of the codes. The factor of a mean is scales[mean] factor; one
-    that is not finite counts as 0.
+    `QuantizedRows.pooled` computes the sums, in units of the codes; a maximum is that of the rows. The factor of a mean
+    is scales[mean] factor; one that is not finite counts as 0.
 
     Attributes:
         out: Buffer "i2" of the codes.
@@ -177,8 +177,8 @@ class QuantizedGather(Step):
         bias_unit: Factor of the rows' biases.
         column: First column of the ids.
         count: Number of columns of the ids.
-        pool: "", "sum" or "mean".
-        factor: Factor of sums.
+        pool: "", "sum", "mean" or "max".
+        factor: Factor of the units.
         mean: Column of the scales for means, else -1.
     """
 
@@ -202,9 +202,10 @@ class QuantizedGather(Step):
 
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
-        require_fit(self, 1 <= self.width <= MAX_WIDTH and self.rows >= 1 and self.pool in ("", "sum", "mean"))
+        require_fit(self, 1 <= self.width <= MAX_WIDTH and self.rows >= 1 and self.pool in POOLS)
+        require_fit(self, 1 <= self.count <= 2**16)
         self.quantized().check(values=reads_tables())
-        self.quantized().check_sums(self.count)
+        self.quantized().check_sums(1 if self.pool == "max" else self.count)
         slots.write_codes(self, self.out, self.position, self.width)
         require_fit(self, self.count == 1 or bool(self.pool))
         require_fit(self, 0 <= self.column <= program.rows.size - self.count)
@@ -219,7 +220,8 @@ class QuantizedGather(Step):
         if self.pool == "mean":
             factor = run.scales[:, self.mean] * factor
             factor = np.where(np.isfinite(factor), factor, np.float32(0))
-        pooled = self.quantized().pooled(run.ids[:, self.column : self.column + self.count], factor)
+        ids, table = run.ids[:, self.column : self.column + self.count], self.quantized()
+        pooled = table.pooled(ids[..., None], factor).max(axis=1) if self.pool == "max" else table.pooled(ids, factor)
         run.buffers[self.out][:, self.position : self.position + self.width] = to_codes(pooled)
 
     def add_to(self, program: NativeProgram) -> None:

@@ -31,7 +31,7 @@ inline QuantizedRows quantized_rows(const Array &table, int64_t rows, int64_t wi
     const int64_t rounded = bits == 2 && tail > 32 ? whole + 16 : codes;
     const int64_t stride = rounded + 4;
     if (static_cast<int64_t>(table.shape(0)) < rows * stride + kSlack) return {};
-    return {data, stride, width, count, bits, scale_unit, bias_unit, rows * stride > kNear};
+    return {data, stride, width, count, bits, scale_unit, bias_unit, rows * stride > kNear, false};
 }
 
 // Brings the first rows of a table into L2; the kernels fetch those behind them.

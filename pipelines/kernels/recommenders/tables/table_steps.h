@@ -14,8 +14,11 @@ class TableSteps : public FieldSteps {
     void quantized_gather(int out, int64_t position, Array table, int64_t height, int64_t width, int bits, float scale_unit, float bias_unit, int64_t column,
                           int64_t count, const std::string &pool, float factor, int64_t mean) {
         const Slot to = slot(out, Kind::kWords, "quantized_gather");
-        QuantizedRows r = quantized_rows(table, height, width, bits, count, scale_unit * (mean < 0 ? factor : 1.0f), bias_unit * (mean < 0 ? factor : 1.0f));
-        require(r.table && position >= 0 && position + width <= to.width && (pool == "" || pool == "sum" || pool == "mean") &&
+        const float units = mean < 0 ? factor : 1.0f;
+        QuantizedRows r = quantized_rows(table, height, width, bits, pool == "max" ? 1 : count, scale_unit * units, bias_unit * units);
+        r.count = count, r.maximum = pool == "max";
+        require(r.table && count >= 1 && count <= kWidest && position >= 0 && position + width <= to.width &&
+                    (pool == "" || pool == "sum" || pool == "mean" || pool == "max") &&
                     (pool == "mean") == (mean >= 0) && mean < means_ && (pool != "" || count == 1) && column >= 0 && column + count <= columns(),
                 "quantized_gather");
         for (int64_t c = column; c < column + count; ++c)

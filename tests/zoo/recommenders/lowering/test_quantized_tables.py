@@ -37,7 +37,8 @@ def test_large_tables_are_quantized_and_outputs_stay(monkeypatch, family):
     tables = [table for table in report["tables"] if table["bits"] < 16]
     assert len(report["tables"]) == len(of(program, QuantizedGather)) + len(of(program, Gather))
     assert len(tables) == len(of(program, QuantizedGather)) >= 2
-    assert all(step.pool == "max" or step.rows == 20 for step in of(program, Gather))
+    assert all(step.rows == 20 for step in of(program, Gather))
+    assert "max" in {step.pool for step in of(program, QuantizedGather)}
     assert all(table["megabytes"] < table["int16_megabytes"] and table["change"] <= 0.01 for table in tables)
     assert "int16 tables of" in report["reason"] and "outputs change by at most" in report["reason"]
     inputs = feeds["ids"], feeds.get("numbers"), feeds.get("scales")
@@ -56,7 +57,7 @@ def test_lone_lookups_are_quantized_to_save_memory_alone(monkeypatch):
         ids, np.zeros((8, program.numbers), np.float32), np.zeros((8, program.means), np.float32)
     )
     program = quantized_tables.QuantizedTables({"L3": 2**10}, 1.0).applied(program, samples)
-    assert {step.count for step in of(program, QuantizedGather)} == {5, 6}
+    assert {step.count for step in of(program, QuantizedGather)} == {4, 5, 6}
 
 
 def test_tables_within_the_caches_stay(monkeypatch):

@@ -28,8 +28,9 @@ def program(width, bits):
         gather(rng, 0, width, bits, 900, 0),
         gather(rng, width, width, bits, 900, 1, 5, "sum", 0.37),
         gather(rng, 2 * width, width + 3, bits, 40, 6, 2, "mean", 0.9, 1),
+        gather(rng, 3 * width + 3, width, bits, 900, 1, 5, "max", 0.7),
     ]
-    codes = 3 * width + 3
+    codes = 4 * width + 3
     weights = [rng.standard_normal(codes).astype(np.float32) for _ in range(3)]
     steps += [Weighted(0, 0, weight, out) for out, weight in enumerate(weights, 1)]
     return ClickProgram(ROWS, 0, 2, (("i2", codes), *[("f4", 1)] * 3), tuple(steps), (1, 2, 3))
@@ -77,7 +78,7 @@ def test_rows_that_all_samples_share_are_read_once():
         {"column": -1},
         {"position": 1},
         {"count": 2},
-        {"pool": "max"},
+        {"count": 0, "pool": "max"},
         {"pool": "mean"},
         {"factor": np.inf},
         {"scale_unit": np.nan},
@@ -91,7 +92,7 @@ def test_steps_that_do_not_fit_are_refused(changes):
 
 
 @needs_kernels
-@pytest.mark.parametrize("changes", [{"rows": 899}, {"width": 200}, {"column": 8}, {"count": 2}, {"pool": "max"}])
+@pytest.mark.parametrize("changes", [{"rows": 899}, {"width": 200}, {"column": 8}, {"count": 2}, {"pool": "mean"}])
 def test_the_native_program_checks_once_more(changes):
     made = extension.required().ClickProgram(ROWS, 0, 2, [("i2", 99)], "")
     with pytest.raises(ValueError, match="quantized_gather"):
