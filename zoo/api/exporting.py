@@ -148,7 +148,7 @@ def delta(old: Model, new: Model, output: Model, *, apply: bool = False, whole: 
         names = None if whole else {*served_files(after.path), *after.entry.files}
         made = write_delta(before.path, after.path, path, after.entry.name, columns, names)
         size = path.stat().st_size
-        place = f"{output}/{publish(path, output)}" if published else str(path)
+        place = f"{str(output).rstrip('/')}/{publish(path, output)}" if published else str(path)
     return {"path": place, **describe(made), "bytes": size}
 
 

@@ -147,7 +147,9 @@ class Versions:
             return None
         assert slot.applied is not None
         new, self._pending = len(slot.applied) - len(kept), slot
-        changes = f"{new} deltas with {rows:,} rows applied" if new else f"{back} deltas taken back"
+        count = new or back
+        deltas = f"{count} delta{'s' * (count > 1)}"
+        changes = f"{deltas} with {rows:,} rows applied" if new else f"{deltas} taken back"
         return self._as_version(slot.path, slot.applied, changes)
 
     def served(self, fault: str = "") -> None:

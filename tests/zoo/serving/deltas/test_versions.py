@@ -97,6 +97,7 @@ def test_deltas_are_applied_in_order_and_taken_back(
         assert engine != FORM or is_served(server, days, day)
     (place / "2.zoo").unlink()
     wait_until(lambda: ask(server, days)[0] == days.version(1), 60)
+    wait_until(lambda: any(each.endswith("1 delta taken back") for each in server.said), 60)
     shutil.copy(days.folder / "2.zoo", place / "2.zoo")
     wait_until(lambda: ask(server, days)[0] == days.version(2), 60)
     for day in (1, 2):
@@ -243,8 +244,8 @@ def test_fine_tuning_writes_a_small_delta_behind_the_last(days: Days, tmp_path: 
     place.mkdir()
     settings = {"epochs": "1", "batch_size": "64", "freeze_towers": "true"}
     log = write(tmp_path / "log.csv", range(4), 7)  # a part of the users
-    made = zoo.finetune(days.folder / "monday", log, tmp_path / "new", settings=settings, delta=place)["delta"]
-    assert made["path"].endswith("place/000001.zoo") and made["columns"]["user_id"]["new"] == 0
+    made = zoo.finetune(days.folder / "monday", log, tmp_path / "new", settings=settings, delta=f"{place}/")["delta"]
+    assert made["path"] == f"{place}/000001.zoo" and made["columns"]["user_id"]["new"] == 0
     again = zoo.finetune(tmp_path / "new", log, tmp_path / "newer", settings=settings, delta=place)["delta"]
     assert again["path"].endswith("place/000002.zoo") and again["parent"] == made["digest"]
     with open_delta(place / "000002.zoo") as delta:
