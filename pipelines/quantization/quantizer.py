@@ -32,7 +32,7 @@ from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.qdq import elementwise, embedding_tables, engine_quirks, layers, weight_only
 from pipelines.quantization.qdq.insertion import QdqInserter
 from pipelines.quantization.qdq.quantize_early import QuantizeEarly
-from pipelines.quantization.qdq.scales import dequantized_qparams
+from pipelines.quantization.qdq.scales import QuantizedWeights, dequantized_qparams
 from pipelines.quantization.recipe import QuantRecipe
 from pipelines.rewrites.driver import CleanUp
 
@@ -117,15 +117,50 @@ def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> t
     """
     io.require_opset(model)
     table.require(model)
-    result = model.clone()
-    graph = result.graph
-    scale_channels(result, table.equalization)
-    split_channels(result, table.splitting)
-    smoothing = smooth_channels(result, table.smoothing)
-    clean_up(result)
+    return _quantize(_Scaled.of(model, table), recipe, table)
+
+
+class Quantizer:
+    """Quantizes a float model by several tables.
+
+    Tables with the same scaled channels share the clean-up of the graph, and the weights that are int8 alike.
+
+    Args:
+        model: Float32 ONNX model, see `quantize`; it is not changed.
+        recipe: Quantization options.
+
+    Attributes:
+        model: See above.
+        recipe: See above.
+    """
+
+    def __init__(self, model: ir.Model, recipe: QuantRecipe) -> None:
+        io.require_opset(model)
+        self.model, self.recipe = model, recipe
+        self._digest = io.digest(model)
+        self._scaled: _Scaled | None = None
+
+    def quantize(self, table: CalibrationTable) -> tuple[ir.Model, QuantReport]:
+        """See `quantize`.
+
+        Args:
+            table: Calibration table of the model.
+
+        Returns:
+            See `quantize`.
+        """
+        table.require_digest(self._digest)
+        if self._scaled is None or self._scaled.key != _Scaled.key_of(table):
+            self._scaled = _Scaled.of(self.model, table)
+        return _quantize(replace(self._scaled, model=self._scaled.model.clone()), self.recipe, table)
+
+
+def _quantize(scaled: _Scaled, recipe: QuantRecipe, table: CalibrationTable) -> tuple[ir.Model, QuantReport]:
+    """Computes `quantize` from its third step on; the scaled model is changed."""
+    result, graph = scaled.model, scaled.model.graph
     require_patterns(graph, recipe)
-    inserter = QdqInserter(graph, recipe, table)
-    inserter.helpers |= smoothing
+    inserter = QdqInserter(graph, recipe, table, scaled.weights)
+    inserter.helpers |= scaled.helpers
     selected, reasons = select_operators(inserter, table.keep_float)
     notes = quantize_dynamically(inserter, selected, reasons)
     notes |= insert_qdq(inserter, selected)
@@ -142,6 +177,38 @@ def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> t
         part.metadata_props.clear()  # an exporter's stack traces can be larger than the weights
     operators = tuple(describe(inserter, reasons, notes))
     return result, QuantReport(operators, replace(recipe, observer=table.observer), table.graph)
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    """A float model with scaled channels, cleaned up.
+
+    Attributes:
+        key: See `key_of`.
+        model: The model.
+        helpers: Names of the operators that scale channels.
+        weights: Weights quantized so far.
+    """
+
+    key: tuple[Any, ...]
+    model: ir.Model
+    helpers: set[str]
+    weights: QuantizedWeights
+
+    @classmethod
+    def of(cls, model: ir.Model, table: CalibrationTable) -> _Scaled:
+        """Scales the channels of a copy of a model by a table."""
+        copy = model.clone()
+        scale_channels(copy, table.equalization)
+        split_channels(copy, table.splitting)
+        helpers = smooth_channels(copy, table.smoothing)
+        clean_up(copy)
+        return cls(cls.key_of(table), copy, helpers, QuantizedWeights())
+
+    @staticmethod
+    def key_of(table: CalibrationTable) -> tuple[Any, ...]:
+        """Returns what the scaled model depends on."""
+        return table.equalization, table.splitting, table.smoothing
 
 
 def clean_up(model: ir.Model) -> None:

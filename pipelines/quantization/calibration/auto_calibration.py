@@ -22,8 +22,9 @@ Nothing here is timed, so the same inputs give the same table.
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -44,6 +45,7 @@ from pipelines.quantization.calibration.effort import (
     Effort,
     drawn,
     effort_of,
+    elements,
     fitting_head,
     split_held_out,
     stride_of,
@@ -61,7 +63,7 @@ from pipelines.quantization.ptq import (
     smoothing_factors,
     splits_and_smoothing,
 )
-from pipelines.quantization.quantizer import correct, quantize
+from pipelines.quantization.quantizer import Quantizer, correct
 from pipelines.quantization.recipe import QuantRecipe
 
 logger = logging.getLogger(__name__)
@@ -73,13 +75,12 @@ BEHIND = 0.3  # dB; candidates farther behind plain min-max ranges in the SQNR o
 CLOSE = 2.0  # dB; candidates farther behind the best on a part of the samples are evaluated on no more
 WORST = 2.0  # weight of the SQNR of the worst samples beside that of all
 FAR = 4.0  # dB of SQNR plus weighted SQNR of the worst samples; as CLOSE, for the choice by the worst samples
-RESULTS = 2**26  # bytes of results of the float model that are kept
-COMPUTED = 2**29  # elements of activations on the samples among which the worst ones are searched
 PART = 4  # held-out samples of a batch; the gain of a layer in float32 is measured on the first batch
 WORST_GAIN = 1.25  # minimum gain in dB of a candidate that is chosen by the weighted sum; less may be noise
 KEPT = 2**29  # bytes of weights of candidates above which their sessions are not kept
 SPLIT_GAIN = 0.2  # minimum gain in dB of split channels, which cost 1 to 2% of the time, and of one more product
 CHANCE = 1.0  # minimum gain of an alternative in dB; less may be noise
+Group = list[CalibrationTable]  # the first, and variants of it
 Lowest = Callable[[list[CalibrationTable]], list[float]]
 Opened = Callable[[CalibrationTable], ort.InferenceSession]
 OBSERVERS = ("auto", "minmax", "percentile", "kl")  # candidates of "auto"
@@ -136,11 +137,11 @@ def auto_calibrate(
     rest = observation.samples - sum(map(length, held_out))
     counted = drawn(model, fitting, rest, work.counted)
 
-    def tables_of(observation: Observation, **scaling: Any) -> list[CalibrationTable]:
-        tables = _tables(model, recipe, observation)
-        return [replace(table, clip=clip, equalization=factors, **scaling) for table in tables]
+    def tables_of(observation: Observation, **scaling: Any) -> list[Group]:
+        groups = _tables(model, recipe, observation)
+        return [[replace(table, clip=clip, equalization=factors, **scaling) for table in group] for group in groups]
 
-    def tables_with(splitting: Splits, smoothing: Factors) -> list[CalibrationTable]:
+    def tables_with(splitting: Splits, smoothing: Factors) -> list[Group]:
         scaled = equalized(model, factors, smoothing, splitting)
         binned = quantized_tensors(scaled, recipe)
         # scaling adds values and leaves all others; copies of channels change how often values occur, not the ends
@@ -163,29 +164,31 @@ def auto_calibrate(
         splitting, smoothing = splits_and_smoothing(equalized(model, factors), recipe, counted)
     elif recipe.correct and is_mostly_linear(model.graph):
         smoothing = smoothing_factors(equalized(model, factors), recipe, counted)
-    tables = tables_of(observation)
+    groups = tables_of(observation)
     last = bool(smoothing) and not work.thorough and not is_mostly_linear(model.graph)
-    tables += tables_with({}, smoothing) if smoothing and not last else []
+    groups += tables_with({}, smoothing) if smoothing and not last else []
     if recipe.search:
-        first, scaled = tables[0], equalized(model, factors)
+        first, scaled = groups[0][0], equalized(model, factors)
         unscaled = replace(first, graph=io.digest(scaled), equalization={})
         searched = search_ranges(scaled, recipe, unscaled, fitting_head(fitting))
-        tables.append(replace(searched, graph=first.graph, equalization=factors))
+        groups.append([replace(searched, graph=first.graph, equalization=factors)])
+    tables = list(itertools.chain(*groups))
     best = tables[0]
     if len(tables) == 1 and not corrects:
         return best
     judge = _Judge(model, recipe, samples, observation, work)
     if len(tables) > 1:
-        best = judge.best_ranges(tables)
+        best = judge.best_ranges(groups)
     if last:  # of convolutional networks with the best ranges alone
-        smoothed, at = tables_with({}, smoothing), next(at for at, each in enumerate(tables) if each is best)
-        best = judge.best_ranges([best, *smoothed[at : at + 1]], SPLIT_GAIN)
+        smoothed = list(itertools.chain(*tables_with({}, smoothing)))
+        at = next(at for at, each in enumerate(tables) if each is best)
+        best = judge.best_ranges([[best], smoothed[at : at + 1]], SPLIT_GAIN)
     if not corrects:
         return judge.with_mean_bias(best, counted) if recipe.correct else best
     fine = not work.thorough and can_be_cut(model)
     parts = [part for batch in held_out for part in cut(batch, PART)] if fine else held_out
     metric = OutputSqnr(model, parts, not work.thorough)
-    corrected_samples = work.corrected and work.at_least(work.corrected, _elements(observation))
+    corrected_samples = work.corrected and work.at_least(work.corrected, elements(observation))
     fewer = drawn(model, fitting, rest, corrected_samples)
 
     def corrected(table: CalibrationTable) -> CalibrationTable:
@@ -198,43 +201,42 @@ def auto_calibrate(
     best, errors = _retreat(corrected(best), tables, metric, judge)
     if splitting:
         smoothing = smoothing_factors(equalized(model, factors, {}, splitting), recipe, counted) if smooth else {}
-        tables = tables_with(splitting, smoothing)
-        split = judge.best_ranges(tables)
-        split, of_split = _retreat(corrected(split), tables, metric, judge)
+        groups = tables_with(splitting, smoothing)
+        split = judge.best_ranges(groups)
+        split, of_split = _retreat(corrected(split), list(itertools.chain(*groups)), metric, judge)
         logger.info("splitting hidden channels: %.1f dB of SQNR, without: %.1f dB", of_split.sqnr, errors.sqnr)
         best, errors = _best([best, split], [errors, of_split], judge.lowest(), SPLIT_GAIN)
     if errors.sqnr < GOAL:
-        return leave_float(model, recipe, best, metric, observation, errors.sqnr, GOAL, work.thorough)
+        return leave_float(judge.quantizer, best, metric, observation, errors.sqnr, GOAL, work.thorough)
     hardest = judge.hardest(best)
     if hardest is None or (sqnr := hardest(judge.int8_models.of(best))) >= TAIL:
         return best
-    return leave_float(model, recipe, best, hardest, observation, sqnr, TAIL, work.thorough, HARDEST // 2)
+    return leave_float(judge.quantizer, best, hardest, observation, sqnr, TAIL, work.thorough, HARDEST // 2)
 
 
 class _Int8Models:
     """Int8 models of tables; tables that differ in corrections alone share the work of quantization.
 
     Args:
-        model: Float model.
-        recipe: Quantization options.
+        quantizer: Quantizer of the float model.
     """
 
-    def __init__(self, model: ir.Model, recipe: QuantRecipe) -> None:
-        self._model, self._recipe = model, recipe
+    def __init__(self, quantizer: Quantizer) -> None:
+        self._quantizer = quantizer
         self._last: tuple[CalibrationTable, ir.Model] | None = None
 
     def of(self, table: CalibrationTable) -> ir.Model:
         """Returns the result of `quantize` with a table."""
         plain = replace(table, bias={}, rounding={}, recipe={})
         if self._last is None or self._last[0] != plain:
-            self._last = plain, quantize(self._model, self._recipe, plain)[0]
+            self._last = plain, self._quantizer.quantize(plain)[0]
         int8 = self._last[1].clone()
-        correct(int8.graph, self._recipe, table, {})
+        correct(int8.graph, self._quantizer.recipe, table, {})
         return int8
 
 
-def _tables(model: ir.Model, recipe: QuantRecipe, observation: Observation) -> list[CalibrationTable]:
-    """Returns the tables of all observers that the recipe allows, its own first; then `clip_to_functions` of them.
+def _tables(model: ir.Model, recipe: QuantRecipe, observation: Observation) -> list[Group]:
+    """Returns the tables of all observers that the recipe allows, its own first, each with `clip_to_functions` of it.
 
     "auto" allows the means of the extremes of samples, too.
     """
@@ -242,10 +244,11 @@ def _tables(model: ir.Model, recipe: QuantRecipe, observation: Observation) -> l
     tables = [observation.table(each, symmetric=recipe.symmetric) for each in observers]
     if recipe.observer == "auto":
         tables.append(observation.table_of_mean_extremes(symmetric=recipe.symmetric))
+    graph, groups = io.digest(model), [[table] for table in tables]
     if recipe.observer == "auto" and not recipe.symmetric:
-        tables += [each for table in tables if (each := clip_to_functions(model, table)).tensors != table.tensors]
-    graph = io.digest(model)
-    return [replace(each, observer=recipe.observer, graph=graph) for each in tables]
+        clipped = [clip_to_functions(model, table) for table in tables]
+        groups = [[a, b] if a.tensors != b.tensors else [a] for a, b in zip(tables, clipped, strict=True)]
+    return [[replace(each, observer=recipe.observer, graph=graph) for each in group] for group in groups]
 
 
 def _best(
@@ -302,6 +305,11 @@ class _Candidate:
     errors: Errors = field(default_factory=Errors)
 
 
+def _rest_of_best(groups: list[list[_Candidate]]) -> Iterator[_Candidate]:
+    """Yields all but the first of the group whose first has the highest SQNR by then."""
+    yield from max(groups, key=lambda group: group[0].errors.sqnr)[1:]
+
+
 class _Judge:
     """Evaluates int8 models on samples of which all counted, or fewer until candidates are close.
 
@@ -319,42 +327,46 @@ class _Judge:
         self, model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch], observation: Observation, work: Effort
     ) -> None:
         count, self.model, self._recipe, self._work = observation.samples, model, recipe, work
-        judged = stride_of(model, samples, count, work.at_least(work.judged, _elements(observation)))
-        more = stride_of(model, samples, count, min(work.lowest, _affordable(model, observation, work)))
+        judged = stride_of(model, samples, count, work.at_least(work.judged, elements(observation)))
+        more = stride_of(model, samples, count, work.lowest_of(model, observation))
         batches: dict[bool, list[Batch]] = {True: [], False: []}
         for at, chunk in enumerate(sample_chunks(model, samples)):
             if (first := at % judged == judged // 2) or (work.lowest and at % more == more // 2):
                 batches[first].append(chunk)
         self._judged, self._batches = len(batches[True]), [*batches[True], *batches[False]]
         self._metric = OutputSqnr(model, self._batches, not work.thorough)
-        self.int8_models = _Int8Models(model, recipe)
+        self._ranged: list[_Candidate] = []  # the last candidates of ranges, if their weights were int8
+        self.quantizer = Quantizer(model, recipe)
+        self.int8_models = _Int8Models(self.quantizer)
 
-    def best_ranges(self, tables: list[CalibrationTable], chance: float = CHANCE) -> CalibrationTable:
+    def best_ranges(self, groups: list[Group], chance: float = CHANCE) -> CalibrationTable:
         """Selects the table of the best ranges; no range was fitted to the outputs.
 
         If the work is not thorough, candidates that are behind by more than `CLOSE` on a quarter of the samples are
-        left out there. chance: see `_best`.
+        left out there, and so are all but the first tables of all groups but the best. chance: see `_best`.
         """
         exact_weights = self._recipe.correct and self._work.corrected != 0
         size = query.weight_bytes(self.model)
-        candidates = [_Candidate(each) for each in tables]
+        waiting = [[_Candidate(each) for each in group] for group in groups if group]
+        candidates = list(itertools.chain(*waiting))
         part = -(-self._judged // 4)
 
         def opened(table: CalibrationTable) -> ort.InferenceSession:
-            int8, _ = quantize(self.model, self._recipe, table)
+            int8, _ = self.quantizer.quantize(table)
             if exact_weights:
                 restore_weights(int8, equalized(self.model, table.equalization, table.smoothing, table.splitting))
             return self._metric.open(int8)
 
         if not self._work.thorough and part < self._judged:
             held: list[_Candidate] = []  # of those evaluated so far, with their sessions, the best first
-            for each in candidates:
+            for each in itertools.chain((group[0] for group in waiting), _rest_of_best(waiting)):
                 self._run(each, part, opened, True)
                 held = sorted([*held, each], key=lambda its: -its.errors.sqnr)
                 while len(held) > 1 and (
                     held[-1].errors.sqnr <= held[0].errors.sqnr - CLOSE or len(held) * size > KEPT
                 ):
                     held.pop().session = None
+            candidates = [each for each in candidates if each.batches]
             least = max(each.errors.sqnr for each in candidates) - CLOSE
             together = max(each.errors.overall for each in candidates) - CLOSE
             candidates = [
@@ -366,7 +378,7 @@ class _Judge:
             ]
         keep = len(candidates) * size < KEPT
         if len(candidates) == 1:
-            return tables[0]
+            return candidates[0].table
         with progress("evaluating", len(candidates)) as advance:
             for each in candidates:
                 self._run(each, self._judged, opened, keep)
@@ -377,6 +389,7 @@ class _Judge:
             return self._worst(chosen, opened, keep)
 
         errors = [each.errors for each in candidates]
+        self._ranged = [] if exact_weights else candidates
         return _best([each.table for each in candidates], errors, lowest if self._work.lowest else None, chance)[0]
 
     def with_mean_bias(self, table: CalibrationTable, samples: Iterable[Batch]) -> CalibrationTable:
@@ -388,10 +401,13 @@ class _Judge:
         bias = mean_shifts(scaled, self.int8_models.of(table), samples)
         if not bias:
             return table
-        tables = [replace(table, bias=bias, recipe=self._recipe.to_json()), table]
-        sqnr = [self._metric(self.int8_models.of(each), self._judged) for each in tables]
+        corrected = replace(table, bias=bias, recipe=self._recipe.to_json())
+        candidates = [_Candidate(corrected), *(each for each in self._ranged if each.table is table), _Candidate(table)]
+        for each in candidates[:2]:
+            self._run(each, self._judged, lambda table: self._metric.open(self.int8_models.of(table)), False)
+        sqnr = [each.errors.sqnr for each in candidates[:2]]
         logger.info("bias correction from mean inputs: %.1f dB of SQNR, without: %.1f dB", *sqnr)
-        return tables[int(np.argmax(sqnr))]
+        return candidates[int(np.argmax(sqnr))].table
 
     def lowest(self, sessions: Mapping[int, ort.InferenceSession] = MappingProxyType({})) -> Lowest | None:
         """Returns the function `lowest` of `_best` for tables with corrections; None if the work has none.
@@ -445,18 +461,6 @@ class _Judge:
             candidate.session = session if keep else None
             candidate.errors.add(self._metric.errors(session, slice(candidate.batches, batches)))
             candidate.batches = batches
-
-
-def _elements(observation: Observation) -> float:
-    """Returns the number of elements of the activations of one sample."""
-    return sum(each.count for each in observation.histograms.values()) / observation.samples
-
-
-def _affordable(model: ir.Model, observation: Observation, work: Effort) -> int:
-    """Returns the number of samples whose results may be kept, and computed unless the work is thorough."""
-    counts = {name: each.count / observation.samples for name, each in observation.histograms.items()}
-    kept = 4 * sum(counts.get(str(each.name), 0) for each in model.graph.outputs)
-    return int(min(RESULTS / max(kept, 1), np.inf if work.thorough else COMPUTED / max(_elements(observation), 1)))
 
 
 def _retreat(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError
 from pipelines.graph import query
+from pipelines.quantization.calibration.calibrate import Observation
 from pipelines.quantization.calibration.layerwise import CHUNK, sample_chunks
 from pipelines.quantization.ptq import HELD_OUT
 
@@ -17,6 +19,8 @@ HELD_BACK = 3  # one of three samples is held out, up to HELD_OUT
 CHEAP = 2**22  # elements of activations up to which a step takes more samples than its effort says
 SMALL = 2**19  # bytes of weights of networks that are observed on all samples
 MOST = 2**23  # maximum input elements of held-out samples
+RESULTS = 2**26  # bytes of results of the float model that are kept
+COMPUTED = 2**29  # elements of activations on the samples among which the worst ones are searched
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,36 @@ class Effort:
         """Returns the maximum number of samples that the ranges of a model are observed on; None: all."""
         return self.observed if query.weight_bytes(model) >= SMALL else None
 
+    def lowest_of(self, model: ir.Model, observation: Observation) -> int:
+        """Returns `lowest`, or fewer: as many samples as results may be kept of, and computed unless it is thorough.
+
+        Args:
+            model: Float model.
+            observation: Observation of the model.
+        """
+        kept = 4 * sum(
+            observation.histograms[str(each.name)].count / observation.samples
+            for each in model.graph.outputs
+            if str(each.name) in observation.histograms
+        )
+        computed = np.inf if self.thorough else COMPUTED / max(elements(observation), 1)
+        return int(min(self.lowest, RESULTS / max(kept, 1), computed))
+
 
 EFFORTS = {
     "fast": Effort(observed=128, judged=16, lowest=0, counted=32, corrected=0, positions=None, thorough=False),
     "default": Effort(observed=None, judged=64, lowest=256, counted=32, corrected=32, positions=2**12, thorough=False),
     "best": Effort(observed=None, judged=128, lowest=1024, counted=None, corrected=None, positions=None, thorough=True),
 }
+
+
+def elements(observation: Observation) -> float:
+    """Returns the number of elements of the activations of one sample.
+
+    Args:
+        observation: Observation of the model.
+    """
+    return sum(each.count for each in observation.histograms.values()) / observation.samples
 
 
 def effort_of(name: str) -> Effort:

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Hashable, Mapping, Set
+from dataclasses import dataclass, field, replace
 
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 
+from pipelines.core.batches import Batch
 from pipelines.core.progress import progress
 from pipelines.graph import edit, query, reference_session
 from pipelines.quantization.algorithms.channel_groups import outputs_first
 from pipelines.quantization.algorithms.weight_rounding import Weights
 from pipelines.quantization.calibration.calibrate import Observation
 from pipelines.quantization.calibration.compared_outputs import OutputSqnr
+from pipelines.quantization.calibration.layerwise import HELD, subgraph
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.ptq import equalized
 from pipelines.quantization.qdq import layers
 from pipelines.quantization.qdq.scales import Array
-from pipelines.quantization.quantizer import quantize
-from pipelines.quantization.recipe import QuantRecipe
+from pipelines.quantization.quantizer import Quantizer
 
 FLOAT_SHARE = 0.25  # maximum share of the multiplications in float32
 SENSITIVE = 0.05  # minimum gain of a layer in float32, in dB
 GAIN = 10.0  # minimum gain in dB for all multiplications; that of a layer is its share
+LAYERS_OF_A_PART = 4  # layers of an int8 model that run in one session
 
 
 def restore_weights(int8: ir.Model, float_model: ir.Model) -> None:
@@ -50,8 +53,10 @@ def restore_weights(int8: ir.Model, float_model: ir.Model) -> None:
 class FloatLayers:
     """Sessions of an int8 model with some layers in float32: their weights, and their inputs where quantized for them.
 
-    The model is serialized once, and a session needs a copy of the protobuf with other inputs of a few nodes.
-    Quantizing anew with `keep_float` gives about the same model, and takes several times as long.
+    The model runs in parts of about `LAYERS_OF_A_PART` layers. Layers in float32 need new sessions of their parts
+    alone, and runs begin at the first of these, from values that the int8 model computed before. A session needs a copy
+    of the protobuf with other inputs of a few nodes. Quantizing anew with `keep_float` gives about the same model, and
+    takes several times as long.
 
     Args:
         metric: SQNR that the sessions are opened for.
@@ -61,14 +66,13 @@ class FloatLayers:
     """
 
     def __init__(self, metric: OutputSqnr, int8: ir.Model, float_model: ir.Model, names: Collection[str]) -> None:
-        cut = metric.cut(int8)
-        self._metric, self._serialized = metric, reference_session.Serialized.of(cut)
+        self._metric, self._model = metric, metric.cut(int8)
         originals = _float_weights(float_model)
-        self._edits: dict[str, dict[int, str | Array]] = {}
-        self._nodes = {node.name: at for at, node in enumerate(self._serialized.proto.graph.node)}
-        for node in cut.graph:
-            if node.name in names:
-                self._edits[str(node.name)] = _float_inputs(node, originals)
+        layers = {str(node.name): node for node in self._model.graph if node.name in names}
+        self._parts = _parts(self._model, {name: _float_inputs(node, originals) for name, node in layers.items()})
+        self._results = [str(each.name) for each in self._model.graph.outputs]
+        self._known: dict[Hashable, list[Batch]] = {}  # what the parts of the int8 model read, by run
+        self._room = HELD
 
     def sqnr(self, kept: Collection[str], batches: slice) -> float:
         """Computes the SQNR with layers in float32.
@@ -80,16 +84,133 @@ class FloatLayers:
         Returns:
             SQNR in dB.
         """
+        changed = {at: part.among(kept) for at, part in enumerate(self._parts)}
+        return self._metric.of(_Chain(self._run, changed, (batches.start, batches.stop)), batches)
+
+    def _run(self, chain: _Chain, run: Hashable, feed: Batch) -> list[Array]:
+        """Computes the compared tensors of one run of a chain."""
+        firsts = [at for at, kept in chain.kept.items() if kept]
+        known = self._known.get(run, [feed])
+        begin = min([*firsts, len(known) - 1])
+        values = known[begin]
+        for at, part in enumerate(self._parts[begin:], begin):
+            if at not in chain.sessions:
+                chain.sessions[at] = part.session(self._metric, self._model, values, chain.kept[at])
+            results = reference_session.run(chain.sessions[at], {str(x.name): values[str(x.name)] for x in part.inputs})
+            computed = zip([str(x.name) for x in part.outputs], results, strict=True)
+            values = {name: array for name, array in {**values, **dict(computed)}.items() if name in part.alive}
+            size = sum(array.nbytes for array in values.values())
+            if not firsts and at + 1 == len(known) < len(self._parts) and size <= self._room:
+                self._known[run] = known = [*known, values]
+                self._room -= size
+        return [values[name] for name in self._results]
+
+
+@dataclass
+class _Chain:
+    """Sessions of the parts of a model, run as one session.
+
+    Attributes:
+        function: Runs them, see `FloatLayers`.
+        kept: Names of the layers in float32, by part.
+        batches: Identity of the batches that it runs in order.
+        sessions: Sessions by part, opened when they are first run.
+        runs: Number of runs.
+    """
+
+    function: Callable[[_Chain, Hashable, Batch], list[Array]]
+    kept: Mapping[int, frozenset[str]]
+    batches: Hashable
+    sessions: dict[int, ort.InferenceSession] = field(default_factory=dict)
+    runs: int = 0
+
+    def run(self, _: None, feed: Batch) -> list[Array]:
+        """See `onnxruntime.InferenceSession`."""
+        self.runs += 1
+        return self.function(self, (self.batches, self.runs), feed)
+
+
+@dataclass
+class _Part:
+    """A part of an int8 model.
+
+    Attributes:
+        inputs: Values that it reads.
+        outputs: Values that it computes for later parts, and results.
+        alive: Names of all values that later parts read, and of results.
+        edits: Float inputs of its layers by layer, see `_float_inputs`.
+        serialized: Its protobuf, made before it first runs.
+        opened: Its session with all layers in int8.
+    """
+
+    inputs: list[ir.Value]
+    outputs: list[ir.Value]
+    alive: frozenset[str]
+    edits: Mapping[str, Mapping[int, str | Array]]
+    serialized: reference_session.Serialized | None = None
+    opened: ort.InferenceSession | None = None
+
+    def among(self, names: Collection[str]) -> frozenset[str]:
+        """Returns the names of the layers of this part among some names."""
+        return frozenset(names) & self.edits.keys()
+
+    def session(self, metric: OutputSqnr, model: ir.Model, values: Batch, kept: Set[str]) -> ort.InferenceSession:
+        """Opens a session of this part of `model`; `values` holds those of `inputs`, `kept` the layers in float32."""
+        if self.serialized is None:
+            part = subgraph(model, self.inputs, self.outputs, [values[str(x.name)] for x in self.inputs])
+            self.serialized = reference_session.Serialized.of(part)
+        if not kept:
+            self.opened = self.opened or metric.session(self.serialized)
+            return self.opened
         proto = onnx.ModelProto()
-        proto.CopyFrom(self._serialized.proto)
-        for name in kept:
-            node = proto.graph.node[self._nodes[name]]
-            for at, x in self._edits[name].items():
+        proto.CopyFrom(self.serialized.proto)
+        for node in proto.graph.node:
+            for at, x in self.edits[node.name].items() if node.name in kept else ():
                 if not isinstance(x, str):
                     proto.graph.initializer.append(onnx.numpy_helper.from_array(x, x := f"{node.output[0]}.exact"))
                 node.input[at] = x
-        session = self._metric.session(reference_session.Serialized(proto, self._serialized.tables))
-        return self._metric.of(session, batches)
+        return metric.session(reference_session.Serialized(proto, self.serialized.tables))
+
+
+def _parts(model: ir.Model, edits: Mapping[str, Mapping[int, str | Array]]) -> list[_Part]:
+    """Divides a model between layers where few values are alive.
+
+    edits: float inputs by layer, which count as read.
+    """
+    nodes = list(model.graph)
+    inputs = [each for each in model.graph.inputs if not each.is_initializer()]
+    varying = {*inputs, *(value for node in query.downstream(model.graph, *inputs) for value in node.outputs)}
+    names = {str(value.name): value for value in varying}
+    alive = [set(model.graph.outputs)]  # before every node, and behind the last
+    reads: list[set[ir.Value]] = []
+    for node in reversed(nodes):
+        floats = (names[x] for x in edits.get(str(node.name), {}).values() if isinstance(x, str))
+        reads.insert(0, varying.intersection((*floats, *query.values_read(node))))
+        alive.insert(0, alive[0].difference(node.outputs) | reads[0])
+    layers = [at for at, node in enumerate(nodes) if str(node.name) in edits]
+    half, bounds = LAYERS_OF_A_PART // 2, [0]
+    for k in range(LAYERS_OF_A_PART, len(layers) - half, LAYERS_OF_A_PART):
+        possible = [
+            at for at in range(layers[k - half] + 1, layers[k + half] + 1) if all(map(query.is_array, alive[at]))
+        ]
+        if possible:  # engines fuse a layer with the QuantizeLinear behind it; its float result may be read, too
+            split = {at: nodes[at].op_type != "QuantizeLinear" for at in possible}
+            bounds.append(min(possible, key=lambda at: (len(alive[at]), split[at], abs(at - layers[k]))))
+    parts = []
+    for begin, end in zip(bounds, [*bounds[1:], len(nodes)], strict=True):
+        part, read = nodes[begin:end], set[ir.Value]().union(*reads[begin:end])
+        made = [value for node in part for value in node.outputs if value in alive[end]]
+        made += [value for value in alive[end] if value.is_initializer() and end == len(nodes)]
+        if made:
+            parts.append(
+                _Part(
+                    [names[name] for name in sorted(str(value.name) for value in alive[begin] & read)],
+                    made,
+                    frozenset(str(value.name) for value in alive[end]),
+                    {str(node.name): edits[str(node.name)] for node in part if str(node.name) in edits},
+                )
+            )
+    return parts
 
 
 def _float_weights(float_model: ir.Model) -> dict[str, ir.Value | None]:
@@ -140,8 +261,7 @@ def multiplications(model: ir.Model, observation: Observation) -> dict[str, int]
 
 
 def leave_float(
-    model: ir.Model,
-    recipe: QuantRecipe,
+    quantizer: Quantizer,
     table: CalibrationTable,
     metric: OutputSqnr,
     observation: Observation,
@@ -156,43 +276,53 @@ def leave_float(
     `GAIN` times its share of the multiplications. The gain of a layer on its own is measured on the first batches.
 
     Args:
-        model: Float model.
-        recipe: Quantization options.
-        table: Calibration table of `model`.
+        quantizer: Quantizer of the float model.
+        table: Calibration table of the model.
         metric: SQNR of int8 models on held-out samples.
-        observation: Observation of `model`, which counts multiplications.
+        observation: Observation of the model, which counts multiplications.
         sqnr: SQNR of `table` by `metric`, in dB.
         goal: SQNR to reach, in dB.
-        thorough: Evaluate every layer with the layers before it on all batches; otherwise only those that also gain on
-            the batches after the first ones.
+        thorough: Evaluate every layer with the layers before it in a model that is quantized anew; otherwise only those
+            that also gain in `FloatLayers`, on the batches after the first ones and on all.
         measured: Number of the first batches.
 
     Returns:
         `table` with `keep_float`.
     """
-    int8, report = quantize(model, recipe, table)
-    scaled = equalized(model, table.equalization, table.smoothing, table.splitting)
-    counted = multiplications(model, observation)
+    int8, report = quantizer.quantize(table)
+    scaled = equalized(quantizer.model, table.equalization, table.smoothing, table.splitting)
+    counted = multiplications(quantizer.model, observation)
     names = [each.name for each in report.operators if each.precision == "int8" and each.name in counted]
     total = sum(counted[each] for each in names)
     trials = FloatLayers(metric, int8, scaled, names)
     first, others = slice(measured), slice(measured, measured + max(measured, 2))
-    second = others if metric.batches > measured else first
+    steps = [others if metric.batches > measured else first, slice(None)]
     base, gains = trials.sqnr((), first), {}
     with progress("measuring layers in int8", len(names)) as advance:
         for name in names:
             gains[name] = trials.sqnr((name,), first) - base
             advance(1)
     kept: dict[str, str] = {}
-    room, before = FLOAT_SHARE * total, trials.sqnr((), second)
+    room = FLOAT_SHARE * total
+    before: dict[int, float] = {}  # SQNR with the layers `kept` by step
+
+    def gains_enough(more: Mapping[str, str], least: float) -> bool:
+        for at, step in enumerate(steps):
+            if at not in before:
+                before[at] = trials.sqnr(kept, step)
+            if trials.sqnr(more, step) < before[at] + least:
+                return False
+        return True
+
     for name in sorted(names, key=lambda each: -gains[each] / counted[each]):
         least = max(SENSITIVE, GAIN * counted[name] / total)
         if gains[name] < least or counted[name] > room or sqnr >= goal:
             continue
         more = kept | {name: f"int8 costs {gains[name]:.1f} dB of SQNR here"}
-        if not thorough and trials.sqnr(more, second) < before + least:
+        if not thorough and not gains_enough(more, least):
             continue
-        found = metric(quantize(model, recipe, replace(table, keep_float=more))[0])
+        found = metric(quantizer.quantize(replace(table, keep_float=more))[0])
         if found > sqnr + least:
-            kept, sqnr, room, before = more, found, room - counted[name], trials.sqnr(more, second)
+            kept, sqnr, room = more, found, room - counted[name]
+            before.clear()
     return replace(table, keep_float=kept)

@@ -96,6 +96,28 @@ def sample_chunks(model: ir.Model, samples: Iterable[Batch], most: int = CHUNK, 
         yield rest[0]
 
 
+def subgraph(
+    model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], fed: Sequence[Array] = ()
+) -> ir.Model:
+    """Copies a subgraph, so that it takes and computes arrays of any shape.
+
+    Args:
+        model: Model that contains the subgraph.
+        inputs: Inputs of the subgraph.
+        outputs: Outputs of the subgraph.
+        fed: Arrays that give the dtypes of `inputs`, if these are not inputs of the graph.
+
+    Returns:
+        The subgraph.
+    """
+    part = edit.extract(model, [str(value.name) for value in inputs], [str(value.name) for value in outputs])
+    for value, array in zip(part.graph.inputs, fed, strict=False):
+        value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
+    for value in (*part.graph.inputs, *part.graph.outputs):
+        value.shape = None  # inference may have guessed
+    return part
+
+
 def subgraph_session(
     model: ir.Model,
     inputs: Sequence[ir.Value],
@@ -106,20 +128,16 @@ def subgraph_session(
     """Opens an onnxruntime session of a subgraph.
 
     Args:
-        model: Model that contains the subgraph.
-        inputs: Inputs of the subgraph.
-        outputs: Outputs of the subgraph.
-        fed: Arrays that give the dtypes of `inputs`, if these are not inputs of the graph.
+        model: See `subgraph`.
+        inputs: See `subgraph`.
+        outputs: See `subgraph`.
+        fed: See `subgraph`.
         quick: See `reference_session.options`.
 
     Returns:
         The session.
     """
-    part = edit.extract(model, [str(value.name) for value in inputs], [str(value.name) for value in outputs])
-    for value, array in zip(part.graph.inputs, fed, strict=False):
-        value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
-    for value in (*part.graph.inputs, *part.graph.outputs):
-        value.shape = None  # inference may have guessed
+    part = subgraph(model, inputs, outputs, fed)
     return reference_session.session(part, "its correction needs", reference_session.options(quick, lean=True))
 
 

@@ -138,7 +138,17 @@ class CalibrationTable:
         Raises:
             RequestError: The table was made for another graph.
         """
-        digest = io.digest(model)
+        self.require_digest(io.digest(model))
+
+    def require_digest(self, digest: str) -> None:
+        """Checks that the table was made for a graph, see `require`.
+
+        Args:
+            digest: Digest of the graph, see `pipelines.graph.io.digest`.
+
+        Raises:
+            RequestError: The table was made for another graph.
+        """
         if digest != self.graph:
             raise RequestError(
                 f"the calibration table was made for the graph {self.graph[:12]}, this one is {digest[:12]}; "

@@ -14,6 +14,7 @@ from pipelines.quantization.qdq.quantize_early import moves
 from pipelines.quantization.qdq.scales import (
     Array,
     QParams,
+    QuantizedWeights,
     activation_qparams,
     dequantized_qparams,
     int8_scale,
@@ -21,7 +22,6 @@ from pipelines.quantization.qdq.scales import (
     quantized_constant,
     saturates,
     uint8_qparams,
-    weight_qparams,
 )
 from pipelines.quantization.recipe import QuantRecipe
 
@@ -35,6 +35,7 @@ class QdqInserter:
         graph: Float graph; it is changed.
         recipe: Quantization options.
         table: Calibration table of the graph.
+        weights: Weights that were quantized before, of graphs that share them.
 
     Attributes:
         ranges: Calibrated ranges, and those of new tensors.
@@ -43,8 +44,11 @@ class QdqInserter:
         taken: Names in use.
     """
 
-    def __init__(self, graph: ir.Graph, recipe: QuantRecipe, table: CalibrationTable) -> None:
+    def __init__(
+        self, graph: ir.Graph, recipe: QuantRecipe, table: CalibrationTable, weights: QuantizedWeights | None = None
+    ) -> None:
         self.graph, self.recipe = graph, recipe
+        self._weights = weights or QuantizedWeights()
         self.ranges = table.tensors.copy()
         self.clip_weights = table.clip
         self.subsampled: dict[engine_quirks.Strided, ir.Value] = {}
@@ -178,7 +182,7 @@ class QdqInserter:
             self._least[str(weight.name)] = self._least_scale(weight)
         # the first reader saw what the others need, but for those whose input was replaced since
         least = np.maximum(self._least[str(weight.name)], _bias_bound(b, x_scale))
-        scale, quantized = weight_qparams(w, axis, self.weight_bits, least, self.clip_weights)
+        scale, quantized = self._weights.of(weight, axis, self.weight_bits, least, self.clip_weights)
         node.replace_input_with(1, self._quantized(node, str(weight.name), quantized, scale, axis))
         if b is not None and bias is not None:
             bias_scale = (np.float32(x_scale) * scale).astype(np.float32)

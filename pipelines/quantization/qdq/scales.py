@@ -127,11 +127,49 @@ def weight_qparams(
     return _weight_qparams(weight, axis, top, least, clip, found)
 
 
+class QuantizedWeights:
+    """Results of `weight_qparams`, for graphs that share tensors of weights."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], tuple[Any, Array, NDArray[np.float32], NDArray[np.int8]]] = {}
+
+    def of(
+        self, weight: ir.Value, axis: int | None, bits: int, least: Array | float, clip: bool
+    ) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
+        """Returns `weight_qparams` of a constant, computed once for all lower bounds below the scales.
+
+        Args:
+            weight: Constant float weight.
+            axis: See `weight_qparams`.
+            bits: See `weight_qparams`.
+            least: See `weight_qparams`.
+            clip: See `weight_qparams`.
+
+        Returns:
+            Scales, and int8 weights, which are not to be changed.
+        """
+        array, tensor = query.constant(weight), weight.const_value
+        assert array is not None
+        key = id(tensor), axis, bits
+        if clip or tensor is None:
+            return weight_qparams(array, axis, bits, least, clip)
+        if key not in self._known:  # with the tensor, so that no other one gets its identity
+            scale, integers = weight_qparams(array, axis, bits)
+            self._known[key] = tensor, np.where(integers.any(axis=_others(array, axis)), scale, 0.0), scale, integers
+        _, most, scale, integers = self._known[key]
+        return (scale, integers) if np.all(least <= most) else weight_qparams(array, axis, bits, least)
+
+
+def _others(weight: Array, axis: int | None) -> tuple[int, ...] | None:
+    """Returns all axes but `axis`; None for all."""
+    return None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
+
+
 def _weight_qparams(
     weight: Array, axis: int | None, top: int, least: Array | float, clip: bool, found: Array | None
 ) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
     """Computes `weight_qparams` with the steps of the channels, in several times the memory of the weight."""
-    others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
+    others = _others(weight, axis)
     largest = np.abs(weight).max(axis=others)
     shape = [1] * weight.ndim
     if axis is not None:

@@ -1,5 +1,7 @@
 """The quantizer against integer arithmetic in numpy, against onnxruntime's own quantizer, and on graphs drawn at random."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -22,9 +24,10 @@ from helpers.rewriting import EXACT, model, ops, run
 from pipelines.core.errors import RequestError
 from pipelines.engines.catalog import load
 from pipelines.graph import io, query
+from pipelines.quantization import quantizer as module
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.calibration.table import CalibrationTable, TensorRange
-from pipelines.quantization.quantizer import quantize
+from pipelines.quantization.quantizer import Quantizer, quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 
@@ -175,6 +178,26 @@ def test_same_inputs_same_bytes(normal, tmp_path):
     again = io.load(io.save(found, tmp_path / "float.onnx"))
     third = io.save(quantize(again, QuantRecipe(), calibrate(again, [{"x": x}]))[0], tmp_path / "2.onnx").read_bytes()
     assert first == second == third
+
+
+def test_one_quantizer_makes_the_models_of_single_ones(normal, monkeypatch):
+    """Candidates of a calibration share the clean-up; narrow ranges raise the scales of weights, by their biases."""
+    found, batches = mlp(normal), [{"x": normal(64, 24)}]
+    table = calibrate(found, batches)
+    narrow = {name: replace(each, low=1e-9 * each.low, high=1e-9 * each.high) for name, each in table.tensors.items()}
+    first = next(str(node.outputs[0].name) for node in found.graph if node.op_type == "Gemm")
+    scaled = replace(table, equalization={first: tuple(np.linspace(0.5, 2, 40).tolist())})
+    quantizer, cleaned = Quantizer(found, QuantRecipe()), []
+    clean_up = module.clean_up
+    for each in (table, replace(table, tensors=narrow), table, scaled, scaled):
+        expected, report = quantize(found, QuantRecipe(), each)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "clean_up", lambda model: (cleaned.append(1), clean_up(model)))
+            int8, same = quantizer.quantize(each)
+        assert io.digest(int8) == io.digest(expected) and same == report
+    assert len(cleaned) == 2
+    with pytest.raises(RequestError, match="made for the graph"):
+        quantizer.quantize(replace(table, graph="other"))
 
 
 def test_a_table_of_another_graph_is_refused(normal):

@@ -18,7 +18,7 @@ from pipelines.quantization.calibration.effort import split_held_out
 from pipelines.quantization.calibration.float_layers import FLOAT_SHARE
 from pipelines.quantization.calibration.range_search import output_sqnr, quantized_tensors
 from pipelines.quantization.ptq import correct_table, equalized, make_table
-from pipelines.quantization.quantizer import quantize
+from pipelines.quantization.quantizer import Quantizer, quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 
@@ -218,6 +218,13 @@ def test_outputs_as_many_as_were_found_are_judged_by_what_they_were_chosen_from(
     assert 20 < output_sqnr(found, int8, batches) < 80
 
 
+def quantized_tables(monkeypatch):
+    """Returns a list that gets the tables of all further int8 models of a calibration."""
+    tables, function = [], Quantizer.quantize
+    monkeypatch.setattr(Quantizer, "quantize", lambda self, table: (tables.append(table), function(self, table))[1])
+    return tables
+
+
 def test_a_fast_calibration_runs_fewer_samples_and_rounds_weights_to_nearest(monkeypatch):
     monkeypatch.setattr(effort, "SMALL", 0)
     float_model, batches = mlp(), samples(400)
@@ -235,14 +242,13 @@ def test_a_fast_calibration_runs_fewer_samples_and_rounds_weights_to_nearest(mon
 
 def test_a_fast_calibration_opens_one_session_a_candidate(monkeypatch):
     """And those of shapes and values, with and without smoothing, a chunk's size, statistics and the float model."""
-    opened, quantized = [], []
+    opened, quantized = [], quantized_tables(monkeypatch)
     session = reference_session.session
     monkeypatch.setattr(
         reference_session, "session", lambda *args, **options: (opened.append(args[1]), session(*args, **options))[1]
     )
-    monkeypatch.setattr(module, "quantize", lambda *args: (quantized.append(1), quantize(*args))[1])
     auto_calibrate(mlp(), QuantRecipe(), samples(400), 400, effort="fast")
-    candidates = 2 * (len(module.OBSERVERS) + 1) + 2  # with and without smoothing; of the best, also corrected biases
+    candidates = 2 * (len(module.OBSERVERS) + 1) + 1  # with and without smoothing; the best, for its corrected biases
     assert len(quantized) <= candidates and len(opened) <= len(quantized) + 10
 
 
@@ -267,16 +273,10 @@ def test_an_unknown_effort_is_named():
 
 
 def test_tables_that_differ_in_corrections_alone_are_quantized_once(monkeypatch):
-    tables = []
-
-    def recorded(model, recipe, table):
-        tables.append(table)
-        return quantize(model, recipe, table)
-
-    monkeypatch.setattr(module, "quantize", recorded)
+    tables = quantized_tables(monkeypatch)
     table = auto_calibrate(mlp(), QuantRecipe(), samples(64), 64)
     assert table.rounding and not any(each.bias or each.rounding for each in tables)
-    shared = module._Int8Models(mlp(), QuantRecipe())
+    shared = module._Int8Models(Quantizer(mlp(), QuantRecipe()))
     for each in (replace(table, bias={}, rounding={}), table, replace(table, bias={})):
         assert io.digest(shared.of(each)) == io.digest(quantize(mlp(), QuantRecipe(), each)[0])
 
@@ -288,9 +288,8 @@ def test_a_convolutional_network_is_smoothed_with_the_best_ranges_alone(monkeypa
         " d = Relu(c) p = GlobalAveragePool(d) f = Flatten(p) y = Gemm(f, u) }",
         w=normal(8, 4, 3, 3), v=normal(8, 8, 3, 3), u=normal(8, 8),
     )  # fmt: skip
-    tried = []
+    tried = quantized_tables(monkeypatch)
     monkeypatch.setattr(module, "splits_and_smoothing", lambda *_: ({}, {"f": (1.0,) * 7 + (0.5,)}))
-    monkeypatch.setattr(module, "quantize", lambda *args: (tried.append(args[2]), quantize(*args))[1])
     auto_calibrate(found, QuantRecipe(), [{"x": normal(96, 4, 6, 6)}], 96, effort="default")
     ranges = [tuple((each.low, each.high) for each in table.tensors.values()) for table in tried if table.smoothing]
     assert len(set(ranges)) == 1

@@ -7,7 +7,7 @@ from helpers.rewriting import model, run
 from pipelines.quantization.calibration.auto_calibration import auto_calibrate
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.calibration.function_ranges import TOLERANCE, clip_to_functions, function_range, read_by
-from pipelines.quantization.quantizer import quantize
+from pipelines.quantization.quantizer import Quantizer, quantize
 from pipelines.quantization.recipe import QuantRecipe
 
 
@@ -73,12 +73,28 @@ def test_what_is_clipped_errs_by_less_than_a_step():
     assert function_range(swish, 2.0, 3.0)[0] <= 2.0
 
 
-def test_a_network_of_silu_loses_less(rng):
-    """The weights are exact in int8, so that the range of `a` decides."""
+def silu(rng):
     weights = {name: rng.choice(np.float32([-1, 1]), (8, 8, 3, 3)) for name in "kl"}
     text = """(float[n,8,h,w] x) => (float[n,8,h,w] y) { a = Conv<pads=[1,1,1,1]>(x, k, c) s = Sigmoid(a) b = Mul(a, s)
         y = Conv<pads=[1,1,1,1]>(b, l) }"""
-    found = model(text, **weights, c=np.full(8, -10, np.float32))
+    return model(text, **weights, c=np.full(8, -10, np.float32))
+
+
+def test_the_best_ranges_alone_are_narrowed_too(rng, monkeypatch):
+    """Every candidate costs a session and its runs."""
+    found = silu(rng)
+    tables, function = [], Quantizer.quantize
+    monkeypatch.setattr(Quantizer, "quantize", lambda self, table: (tables.append(table), function(self, table))[1])
+    batches = [{"x": rng.standard_normal((96, 8, 6, 6)).astype(np.float32)}]
+    best = auto_calibrate(found, QuantRecipe(correct=False), batches, 96, effort="fast")
+    lows = [each.tensors["a"].low for each in tables]
+    assert sum(low > -8 for low in lows) == 1 < sum(low < -12 for low in lows)
+    assert best.tensors["a"].low > -8
+
+
+def test_a_network_of_silu_loses_less(rng):
+    """The weights are exact in int8, so that the range of `a` decides."""
+    found = silu(rng)
     batches = [{"x": rng.standard_normal((16, 8, 6, 6)).astype(np.float32)}]
     recipe = QuantRecipe()
     best = auto_calibrate(found, recipe, batches)
