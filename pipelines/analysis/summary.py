@@ -93,7 +93,7 @@ def summarize(
         "layers": len(layered),
         "int8_layers": len(int8),
         "macs_int8": sum(costs.get(each.name, 0) for each in int8) / macs if macs else None,
-        "sqnr_db": output_sqnr(float_model, int8_model, few, at_once=1, optimized=True) if few else None,
+        "sqnr_db": output_sqnr(float_model, int8_model, few, quick, at_once=1, optimized=True) if few else None,
         "split": {name: len(copies) for name, copies in table.splitting.items()},
         "speed": {},
         "engine": None,

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
-from pipelines.quantization.qdq.scales import uint8_qparams
+from pipelines.quantization.qdq.scales import quantization_errors
 from pipelines.quantization.recipe import OBSERVERS
 
 BINS = 2048
@@ -24,6 +24,7 @@ PERCENTILE = 99.99
 SPIKE = 1e-4  # minimum share of values of an outermost bin that is no outlier
 LEVELS, SYMMETRIC_LEVELS = 256, 128  # quantization levels of kl: u8 over the range, s8 over |x|
 MSE_RATIOS = 128  # fractions of either end that mse tries
+TRIED = 8  # of them at once
 SUMMARY = 64  # maximum bins of a table
 UNBINNED = "observed"  # method of min-max ranges of tensors without bins, which no recipe quantizes
 CHUNK = 1 << 16  # values per count, which fit the cache
@@ -260,38 +261,6 @@ def _coarsen(counts: Counts, first: int, width: float, wider: float) -> tuple[in
     return int(index[0]), sums
 
 
-def errors(
-    edges: Floats, counts: Counts, total: int, low: ArrayLike, high: ArrayLike, symmetric: bool = False
-) -> Floats:
-    """Computes mean squared quantization errors (uint8 and back) of candidate ranges.
-
-    Values are taken as uniform within a bin. With k(x) = clip(round(x / s), -z, 255 - z), the squared error has the
-    antiderivative F(x) = k s^3 / 12 + (x - k s)^3 / 3.
-
-    Args:
-        edges: Bin edges of a `density`, float64 [n + 1].
-        counts: Bin counts of a `density`, int64 [n].
-        total: Number of values, exact zeros included; zeros have no error.
-        low: Lower ends of the ranges, any shape.
-        high: Upper ends of the ranges, the shape of `low`.
-        symmetric: Whether ranges with negatives get zero point 128.
-
-    Returns:
-        Mean squared errors in squared units of the tensor, float64, the shape of `low`.
-    """
-    scales, zeros = uint8_qparams(low, high, symmetric)
-    width = np.diff(edges)
-    point = width == 0
-    weight = counts / np.where(point, 1.0, width)
-    mean_squares = np.empty(scales.shape)
-    for i, s in np.ndenumerate(scales.astype(np.float64)):  # one by one, for the cache's sake
-        level = np.clip(np.rint(edges / s), -zeros[i], 255 - zeros[i])
-        rest = edges - level * s
-        integral = np.diff(level * (s**3 / 12) + rest * rest * rest / 3)
-        mean_squares[i] = np.where(point, rest[1:] ** 2, integral) @ weight
-    return mean_squares / max(total, 1)
-
-
 def minmax_range(histogram: Histogram, symmetric: bool = False) -> Range:
     """Returns the least and the greatest observed value.
 
@@ -435,7 +404,7 @@ def _magnitudes(histogram: Histogram) -> Counts:
 
 
 def mse_range(histogram: Histogram, symmetric: bool = False) -> Range:
-    """Returns the range of least `error`: alternately tries every 1/128 of either observed end.
+    """Returns the range of least `quantization_errors`: alternately tries every 1/128 of either observed end.
 
     Args:
         histogram: Histogram of the tensor.
@@ -444,26 +413,44 @@ def mse_range(histogram: Histogram, symmetric: bool = False) -> Range:
     Returns:
         (low, high) in units of the tensor.
     """
-    density = histogram.density()
+    density, count = histogram.density(), histogram.counted
     fractions = np.arange(MSE_RATIOS, 0, -1) / MSE_RATIOS  # of equal errors the wider range is taken
     if symmetric:
         reach = minmax_range(histogram, True)[1] * fractions
-        best = reach[np.argmin(errors(*density, histogram.counted, -reach, reach, True))]
-        return -float(best), float(best)
+        best = _least_error(density, count, -reach, reach, True)
+        return -float(reach[best]), float(reach[best])
     low, high = minmax_range(histogram)
     for _ in range(4):
         before = low, high
         if histogram.high > 0:
-            high = float(
-                (tried := histogram.high * fractions)[np.argmin(errors(*density, histogram.counted, low, tried))]
-            )
+            tried = histogram.high * fractions
+            high = float(tried[_least_error(density, count, np.full_like(tried, low), tried)])
         if histogram.low < 0:
-            low = float(
-                (tried := histogram.low * fractions)[np.argmin(errors(*density, histogram.counted, tried, high))]
-            )
+            tried = histogram.low * fractions
+            low = float(tried[_least_error(density, count, tried, np.full_like(tried, high))])
         if (low, high) == before or histogram.low >= 0 or histogram.high <= 0:  # one end alone is free
             break
     return low, high
+
+
+def _least_error(density: tuple[Floats, Counts], total: int, low: Floats, high: Floats, symmetric: bool = False) -> int:
+    """Returns the position of the range of least error, the first of equal ones; every range lies in those before.
+
+    What a range clips, every later one clips too, so the search ends where that alone is more than the least error.
+    """
+    edges, counts = density
+    best, least = 0, np.inf
+    for begin in range(0, len(low), TRIED):
+        step = (max(high[begin], 0) - min(low[begin], 0)) / (127 if symmetric else 255)  # zero points are rounded
+        beyond = np.maximum(edges[:-1] - max(high[begin], 0) - step, min(low[begin], 0) - step - edges[1:])
+        if np.square(np.maximum(beyond, 0)) @ counts > least * max(total, 1):
+            break
+        found = quantization_errors(
+            edges, counts, total, low[begin : begin + TRIED], high[begin : begin + TRIED], symmetric
+        )
+        if found.min() < least:
+            best, least = begin + int(found.argmin()), float(found.min())
+    return best
 
 
 RANGES = {"minmax": minmax_range, "percentile": percentile_range, "mse": mse_range, "kl": kl_range}
@@ -475,7 +462,7 @@ def choose(histogram: Histogram, observer: str, symmetric: bool = False) -> tupl
 
     Args:
         histogram: Histogram of the tensor.
-        observer: One of `OBSERVERS`; "auto" takes the method of least `error`.
+        observer: One of `OBSERVERS`; "auto" takes the method of least `quantization_errors`.
         symmetric: A tensor with negatives gets the range -high .. high.
 
     Returns:
@@ -493,7 +480,9 @@ def choose(histogram: Histogram, observer: str, symmetric: bool = False) -> tupl
     ranges = {name: histogram.range_by(name, symmetric) for name in RANGES if observer in (name, "auto")}
     lows, highs = np.array(list(ranges.values())).T
     best = (
-        list(ranges)[int(np.argmin(errors(*histogram.density(), histogram.counted, lows, highs, symmetric)))]
+        list(ranges)[
+            int(np.argmin(quantization_errors(*histogram.density(), histogram.counted, lows, highs, symmetric)))
+        ]
         if len(ranges) > 1
         else observer
     )

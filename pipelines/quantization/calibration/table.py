@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, write_text
 from pipelines.graph import io
-from pipelines.quantization.calibration.observers import UNBINNED, Summary, errors
+from pipelines.quantization.calibration.observers import UNBINNED, Summary
+from pipelines.quantization.qdq.scales import quantization_errors
 
 SEARCHED = ("clip", "equalization", "recipe", "smoothing", "keep_float", "splitting")
 ADJUSTMENTS = (*SEARCHED, "bias", "rounding")  # of a table that has them
@@ -83,7 +84,9 @@ class TensorRange:
             [both] if observer == "minmax" else [both, *((each.low, each.high, each.method) for each in (self, other))]
         )
         lows, highs = np.array([each[:2] for each in candidates]).T
-        low, high, method = candidates[int(np.argmin(errors(*histogram.density(minimum, maximum), count, lows, highs)))]
+        low, high, method = candidates[
+            int(np.argmin(quantization_errors(*histogram.density(minimum, maximum), count, lows, highs)))
+        ]
         return TensorRange(minimum, maximum, low, high, count, method, histogram)
 
     def to_json(self) -> dict[str, Any]:

@@ -71,6 +71,43 @@ def uint8_qparams(
     return scale, np.where(empty, np.float32(0), zero)
 
 
+def quantization_errors(
+    edges: NDArray[np.float64],
+    counts: NDArray[np.int64],
+    total: int,
+    low: ArrayLike,
+    high: ArrayLike,
+    symmetric: bool = False,
+) -> NDArray[np.float64]:
+    """Computes mean squared quantization errors (uint8 and back) of candidate ranges.
+
+    Values are taken as uniform within a bin. With k(x) = clip(round(x / s), -z, 255 - z), the squared error has the
+    antiderivative F(x) = k s^3 / 12 + (x - k s)^3 / 3.
+
+    Args:
+        edges: Bin edges of a histogram, float64 [n + 1].
+        counts: Bin counts without exact zeros, int64 [n].
+        total: Number of values, exact zeros included; zeros have no error.
+        low: Lower ends of the ranges, any shape.
+        high: Upper ends of the ranges, the shape of `low`.
+        symmetric: Whether ranges with negatives get zero point 128.
+
+    Returns:
+        Mean squared errors in squared units of the tensor, float64, the shape of `low`.
+    """
+    scales, zeros = uint8_qparams(low, high, symmetric)
+    width = np.diff(edges)
+    point = width == 0
+    weight, points = counts / np.where(point, 1.0, width), point.any()
+    mean_squares = np.empty(scales.shape)
+    for i, s in np.ndenumerate(scales.astype(np.float64)):  # one by one, for the cache's sake
+        level = np.minimum(np.maximum(np.rint(edges / s), -zeros[i]), 255 - zeros[i])
+        rest = edges - level * s
+        integral = np.diff(level * (s**3 / 12) + rest * rest * rest / 3)
+        mean_squares[i] = (np.where(point, rest[1:] ** 2, integral) if points else integral) @ weight
+    return mean_squares / max(total, 1)
+
+
 def activation_qparams(observed: Interval, symmetric: bool = False) -> tuple[np.float32, np.uint8]:
     """Computes the qparams of a uint8 activation; zero is always represented exactly.
 
