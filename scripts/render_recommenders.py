@@ -150,6 +150,16 @@ WAYS = {
 }
 
 
+MODEL_COLUMNS = ["user's columns", "full rows", "rank", "layers of it, full rows", "layers of it, rank", "speed-up"]
+LOOKUPS = ("Gather", "LookupSum", "Numbers")
+
+
+def _layers(steps: Sequence[Mapping[str, Any]], way: str) -> float:
+    """Returns the share of a program's time that is not spent on lookups."""
+    layers = sum(step[way] for step in steps if step["step"].split()[0] not in LOOKUPS)
+    return layers / sum(step[way] for step in steps)
+
+
 def ranking(report: Mapping[str, Any], source: str) -> str:
     """Renders rankings of one user's candidates compared with full rows.
 
@@ -171,12 +181,25 @@ def ranking(report: Mapping[str, Any], source: str) -> str:
         ]
         for each in models
     ]
+    computed = [
+        [
+            each["model"],
+            f"{each['user_columns']:.0%}",
+            *(f"{each['ms'][way]['median']:.3f}" for way in ("model, full rows", "model, shared")),
+            *(f"{_layers(each['steps'], way):.0%}" for way in ("full rows", "shared")),
+            f"{each['ratios']['model']:.2f}x",
+        ]
+        for each in models
+    ]
     served = [[each["model"], *(f"{each['http_cpu_ms'][way]['median']:.2f}" for way in ways)] for each in models]
     columns = ["family", "user's columns", "full rows", "rank, rows", "rank, ids", "rows: speed-up", "ids: speed-up"]
     return (
         f"One user and {models[0]['candidates']} candidates by `scripts/peers/recommenders/ranking.py` ({source}): CPU "
         "time in ms, in turn, of rows of Python to probabilities, and of `rank` to the best ten items.\n\n"
         f"{markdown.table(columns, inside)}\n"
+        "The model alone, encoded rows to probabilities. Its layers, crosses and attention are computed for every "
+        "candidate, but for the user's part of the first layer, so they bound what a ranking can save.\n\n"
+        f"{markdown.table(['family', *MODEL_COLUMNS], computed)}\n"
         "The same over HTTP, CPU time of the server in ms a request, one client; full rows to `:run` and to the other "
         "engines in the same server.\n\n" + markdown.table(["family", *(WAYS[way] for way in ways)], served)
     )

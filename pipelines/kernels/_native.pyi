@@ -268,6 +268,12 @@ def largest(scores: Annotated[NDArray[numpy.float32], dict(shape=(None,), order=
     Raises ValueError for another count than 1 to n.
     """
 
+def distinct_positions(places: dict, ids: list, count: int) -> NDArray[numpy.int64] | None:
+    """
+    Positions of ids, int64 [n], by the dictionary {id: position} of `count` items. None where an id is no text, is not there, or
+    occurs twice.
+    """
+
 def top_k(queries: Annotated[NDArray[numpy.int8], dict(shape=(None, None), order='C', device='cpu', writable=False)], items: Annotated[NDArray[numpy.int8], dict(shape=(None, None), order='C', device='cpu', writable=False)], count: int, isa: str = '') -> tuple[NDArray[numpy.int64], NDArray[numpy.int32]]:
     """
     The rows of items (int8 [m, size]) with the largest dot products with each of queries (int8 [n, size]): (rows int64, products

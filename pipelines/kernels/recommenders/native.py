@@ -35,6 +35,7 @@ def click_program(
     shared: SharedInputs | None = None,
     items: str = "",
     cached: CachedTables | None = None,
+    steps: int | None = None,
 ) -> Any:
     """Creates the native object of a program.
 
@@ -60,6 +61,7 @@ def click_program(
         items: `RECORDS`: all other inputs are those of items, and there is no call of the object; `SCORES`: besides,
             target attention computes its scores of every item and all items of its table, `object.score_bytes` each.
         cached: Tables whose rows are read from their file; such a program computes one call at a time.
+        steps: Number of steps that are run, to time them; None for all. With fewer there are no outputs.
 
     Returns:
         Native `ClickProgram`.
@@ -73,7 +75,7 @@ def click_program(
         made.keep_items(items == SCORES)
     if cached is not None:
         made.cache(str(cached.path), list(cached.tables))
-    for step in program.steps:
+    for step in program.steps[:steps]:
         step.add_to(made)
-    made.outputs(list(program.outputs))
+    made.outputs(list(program.outputs) if steps is None or steps >= len(program.steps) else [])
     return made

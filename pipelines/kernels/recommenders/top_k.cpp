@@ -1,6 +1,7 @@
-// The best rows of an int8 matrix for an int8 query, by all dot products, and the largest scores.
+// The best rows of an int8 matrix for an int8 query, by all dot products; the largest scores; the positions of ids.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #if defined(__x86_64__)
@@ -12,6 +13,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <tuple>
 #include <vector>
@@ -219,6 +221,27 @@ nb::ndarray<nb::numpy, int64_t> largest(Scores scores, int64_t count) {
     return owned(std::move(best), {static_cast<size_t>(count)});
 }
 
+std::optional<nb::ndarray<nb::numpy, int64_t>> distinct_positions(nb::dict places, nb::list ids, int64_t count) {
+    const size_t n = ids.size();
+    std::unique_ptr<int64_t[]> positions(new int64_t[n]);
+    std::vector<uint64_t> seen(static_cast<size_t>(std::max<int64_t>(count, 0)) / 64 + 1);
+    for (size_t i = 0; i < n; ++i) {
+        PyObject *const id = PyList_GET_ITEM(ids.ptr(), i);
+        PyObject *const place = PyUnicode_CheckExact(id) ? PyDict_GetItemWithError(places.ptr(), id) : nullptr;
+        if (!place || !PyLong_CheckExact(place)) {
+            PyErr_Clear();
+            return std::nullopt;
+        }
+        int overflow = 0;
+        const int64_t at = PyLong_AsLongLongAndOverflow(place, &overflow);
+        if (overflow || at < 0 || at >= count || seen[at / 64] >> at % 64 & 1)
+            return std::nullopt;
+        seen[at / 64] |= uint64_t{1} << at % 64;
+        positions[i] = at;
+    }
+    return owned(std::move(positions), {n});
+}
+
 } // namespace
 
 void bind_top_k(nb::module_ &module) {
@@ -226,6 +249,10 @@ void bind_top_k(nb::module_ &module) {
         "largest", &largest, nb::arg("scores"), nb::arg("count"),
         "Positions of the largest of scores (float32 [n]), int64 [count], by falling score, then rising position; NaN counts as -infinity.\n"
         "Raises ValueError for another count than 1 to n.");
+    module.def(
+        "distinct_positions", &distinct_positions, nb::arg("places"), nb::arg("ids"), nb::arg("count"),
+        "Positions of ids, int64 [n], by the dictionary {id: position} of `count` items. None where an id is no text, is not there, or\n"
+        "occurs twice.");
     module.def(
         "top_k", &top_k, nb::arg("queries"), nb::arg("items"), nb::arg("count"), nb::arg("isa") = "",
         "The rows of items (int8 [m, size]) with the largest dot products with each of queries (int8 [n, size]): (rows int64, products\n"

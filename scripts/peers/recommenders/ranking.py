@@ -2,7 +2,8 @@
 
 The candidates are drawn from the items of a log, the user is one of its rows. In a process, on one thread, in turn:
 full rows in the native kernels and in ONNX Runtime (the float graph), each read and encoded from rows of Python; `rank`
-with the items as rows, and with ids of a catalogue; and the model alone, with and without the user's inputs shared.
+with the items as rows, and with ids of a catalogue; and the model alone, with and without the user's inputs shared,
+also by step: what every candidate needs of it bounds what a ranking can save.
 Over HTTP (loopback, one worker, one client), servers in turn: `:run` with full rows, as JSON and as CSV, by the native
 kernels, by ONNX Runtime in float and by OpenVINO with the model that NNCF quantized (where nncf is installed), all of
 them in the same server; and `:rank` with rows and with ids, JSON. Results are checked first: the native probabilities
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,9 @@ import numpy as np
 import orjson
 
 import zoo
-from pipelines.core.errors import ZooError
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.kernels.recommenders import native
+from pipelines.kernels.recommenders.native import SharedInputs
 from scripts.peers import harness
 from scripts.peers.engines import open_vino
 from scripts.peers.processes import cpu_seconds
@@ -36,6 +40,7 @@ from scripts.peers.serving.load import Request
 from scripts.peers.serving.server import CSV, JSON, Running, Server, running
 
 TURN = 50  # requests of a turn over HTTP
+STEP_ROUNDS = 100
 RANKS = "rank rows", "rank ids"
 
 
@@ -50,7 +55,8 @@ def compare(model: str | Path, log: Path, count: int, rounds: int) -> dict[str, 
 
     Returns:
         {"model", "family", "candidates", "user_columns": share of the columns that are the user's, "ms": medians of a
-        request by way, "http_ms": the same over HTTP, "http_cpu_ms": CPU time of the server for it, "ratios"}.
+        request by way, "steps": `_steps`, "http_ms": the same over HTTP, "http_cpu_ms": CPU time of the server for it,
+        "ratios"}.
 
     Raises:
         ZooError: The ways give other probabilities.
@@ -90,6 +96,7 @@ def compare(model: str | Path, log: Path, count: int, rounds: int) -> dict[str, 
         "candidates": count,
         "user_columns": round(len(names["user"]) / (len(names["user"]) + len(names["item"])), 3),
         "ms": {name: harness.median(each) for name, each in times.items()},
+        "steps": _steps(pipeline, batch, shared),
         "http_ms": {name: harness.median(each) for name, each in http.items()},
         "http_cpu_ms": {name: harness.median(each) for name, each in cpu.items()},
         "ratios": {name: harness.ratio(times[a], times[b]) for name, (a, b) in pairs.items()}
@@ -106,6 +113,31 @@ def compare(model: str | Path, log: Path, count: int, rounds: int) -> dict[str, 
             if way != name
         },
     }
+
+
+def _steps(pipeline: Any, batch: Mapping[str, Any], shared: SharedInputs) -> list[dict[str, Any]]:
+    """CPU time in us of every step of the program: {"step", "full rows", "shared"}, by programs that end behind it."""
+    session = pipeline.session
+    graph = getattr(session, "session", lambda _: session)(batch)._graph
+    program, arrays = graph._model.program, [None if name is None else batch[name] for name in graph.fed]
+    ways = {"full rows": SharedInputs(), "shared": shared}
+    calls = {
+        (way, count): partial(native.click_program(program, shared=inputs, steps=count), *arrays)
+        for way, inputs in ways.items()
+        for count in range(len(program.steps) + 1)
+    }
+    times: dict[tuple[str, int], list[int]] = {key: [] for key in calls}
+    for _ in range(STEP_ROUNDS):
+        for key, call in calls.items():
+            start = time.thread_time_ns()
+            call()
+            times[key].append(time.thread_time_ns() - start)
+    until = {key: float(np.percentile(each, 25)) / 1e3 for key, each in times.items()}
+    return [
+        {"step": " ".join([type(step).__name__, *map(str, np.shape(getattr(step, "weight", None)))])}
+        | {way: round(max(until[way, at + 1] - until[way, at], 0.0), 1) for way in ways}
+        for at, step in enumerate(program.steps)
+    ]
 
 
 def _require_same(pipeline: Any, user: Mapping[str, Any], items: list[Any], batch: Mapping[str, Any]) -> None:
@@ -178,15 +210,22 @@ def _csv(rows: list[dict[str, Any]]) -> bytes:
 def options(parser: harness.Parser) -> None:
     """Adds the options."""
     parser.add_argument("models", nargs="+", help="model folders or names")
-    parser.add_argument("--log", required=True, metavar="FILE", help="log whose rows give the user and the items")
+    help_text = "log whose rows give the user and the items: one of all models, or one a model"
+    parser.add_argument("--log", required=True, nargs="+", metavar="FILE", help=help_text)
     parser.count("--items", 500, "candidates of a request")
     parser.count("--rounds", 15, "turns of each way")
 
 
 def measure(args: Any) -> dict[str, Any]:
     """Returns {"models": [`compare`], "environment"}."""
-    log = harness.log_file(args.log)
+    logs = [*map(harness.log_file, args.log)] * (len(args.models) if len(args.log) == 1 else 1)
+    if len(logs) != len(args.models):
+        raise RequestError(f"found {len(logs)} logs, expected one, or one of each of {len(args.models)} models")
     facts = harness.environment("onnxruntime", "openvino", "nncf", rounds=args.rounds)
     return harness.gather(
-        "models", args.models, lambda model: compare(model, log, args.items, args.rounds), args.output, facts
+        "models",
+        zip(args.models, logs, strict=True),
+        lambda pair: compare(*pair, args.items, args.rounds),
+        args.output,
+        facts,
     )

@@ -118,6 +118,21 @@ class Catalogue:
             )
         return np.array([known[text] for text in texts], np.int64)
 
+    def found(self, ids: Any) -> FoundItems | None:
+        """Finds items whose ids are texts and differ.
+
+        Args:
+            ids: Their ids.
+
+        Returns:
+            The items; None for other values than a list of such ids of the catalogue, and without native kernels.
+        """
+        native = extension.native()
+        if native is None or type(ids) is not list:
+            return None
+        positions = native.distinct_positions(self.places, ids, len(self))
+        return None if positions is None else FoundItems(self, positions)
+
     def _has_ids_of(self, other: Catalogue) -> bool:
         """Whether the items of both catalogues have the same ids in the same order; kept for the last catalogue."""
         if self is other:

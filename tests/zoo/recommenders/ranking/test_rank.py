@@ -200,6 +200,14 @@ def test_best_scores_in_order():
         assert best(scores, top).tolist() == order[:top] and best(scores, None).tolist() == order
 
 
+def test_distinct_texts_are_found_natively(pipeline, request_parts):
+    catalogue = pipeline.catalogue([{**item, "item_id": f"i{at}"} for at, item in enumerate(request_parts[1][:3])])
+    found = catalogue.found(["i2", "i0"])
+    assert found.positions.tolist() == [2, 0] == catalogue.find(["i2", "i0"]).tolist() and list(found) == ["i2", "i0"]
+    for ids in (["i1", "i1"], ["nothing"], [1], ["i1", None], ("i1",), [["i1"]]):
+        assert catalogue.found(ids) is None
+
+
 def test_values_of_any_kind_are_read_as_in_full_rows(pipeline):
     """Plain values go through CSV, others, here beside an unknown column, do not."""
     generator = random.Random(1)
