@@ -33,7 +33,7 @@ def randomize(model: torch.nn.Module) -> None:
     model.eval()
 
 
-def torch_rechub(name: str, path: Path, pool: str = "mean") -> None:
+def torch_rechub(name: str, path: Path, dynamo: bool = False, pool: str = "mean") -> None:
     """ "deepfm", "wide-deep", "dcn", "dcn-v2", "two-tower" (DSSM), and as its examples have it "two-tower-prelu", with a
     pooled list; "deepfm-places": all of its places count, as they do where no row is that of padding.
     """
@@ -62,7 +62,7 @@ def torch_rechub(name: str, path: Path, pool: str = "mean") -> None:
     randomize(model)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ONNXExporter(model).export(str(path), seq_length=LENGTH, onnx_export_kwargs={"dynamo": False})
+        ONNXExporter(model).export(str(path), seq_length=LENGTH, onnx_export_kwargs={"dynamo": dynamo})
 
 
 def deepctr(name: str, path: Path, dynamo: bool = False, pool: str = "mean") -> None:

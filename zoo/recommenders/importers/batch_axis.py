@@ -37,7 +37,8 @@ def batch_first(model: ir.Model, runs: Sequence[Run], sizes: Sequence[int]) -> i
     """
     moved = model.clone()
     shapes = _Shapes(runs, sizes)
-    changed = _separate_rows(moved.graph, shapes)
+    changed = _cancel_views(moved.graph)
+    changed += _separate_rows(moved.graph, shapes)
     changed += _unstack(moved.graph, shapes)
     return moved if changed else model
 
@@ -67,6 +68,23 @@ class _Shapes:
             return None
         count, rest = divmod(a[0], self.sizes[0])
         return (count, *a[1:]) if count > 1 and not rest else None
+
+
+def _cancel_views(graph: ir.Graph) -> int:
+    """Leaves out a Squeeze of the axes that the Unsqueeze before it added; returns the number of pairs."""
+    count = 0
+    for node in list(graph):
+        before = node.inputs[0].producer() if node.op_type == "Squeeze" and node.inputs[0] is not None else None
+        if before is None or before.op_type != "Unsqueeze" or len(node.inputs) < 2:
+            continue
+        removed, added = query.constant(node.inputs[1]), query.constant(before.inputs[1])
+        x = before.inputs[0]
+        if removed is not None and added is not None and x is not None and np.array_equal(removed, added):
+            edit.bypass(node, x)
+            if not before.outputs[0].uses():
+                graph.remove(before)
+            count += 1
+    return count
 
 
 # ------------------------------------------------------------------------------------------------------- joined rows

@@ -21,7 +21,7 @@ from zoo.recommenders.data.encoding import Field
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.importers.batch_axis import Run
 from zoo.recommenders.importers.index_ops import gathered, is_matmul, sliced, transposed
-from zoo.recommenders.importers.inputs import InputSource, known_ids
+from zoo.recommenders.importers.inputs import SUBGRAPHS, InputSource, known_ids
 from zoo.recommenders.importers.sequences.found import Sequences
 from zoo.recommenders.importers.values import OF_CODES, TINY, Array, Base, Layout, Writer
 
@@ -197,8 +197,7 @@ class Rewriter(Writer):
         if any(each is None and value is not None for each, value in zip(known, node.inputs, strict=True)):
             raise RequestError(f"{query.label(node)} ({node.op_type}) computes with the size of the batch")
         outputs = [output for output in node.outputs if output.name]
-        graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-        if any(attribute.type in graphs for attribute in node.attributes.values()):
+        if any(attribute.type in SUBGRAPHS for attribute in node.attributes.values()):
             raise RequestError(f"{query.label(node)} ({node.op_type}) holds a graph of its own")
         made: list[ir.Node] = []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,14 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines.graph import reference_session
+from pipelines.graph import edit, reference_session
+from pipelines.rewrites import driver
+from pipelines.rewrites.remove_dead_branches import RemoveDeadBranches
 from zoo.recommenders.data.encoding import Field
 from zoo.recommenders.data.features import Features
 
 Array = NDArray[Any]
+SUBGRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +77,32 @@ def input_arrays(
             out[(slice(None), *place)] = values
         arrays[name] = out
     return arrays
+
+
+def without_sizes(model: ir.Model, runs: Sequence[Mapping[str, Array]]) -> ir.Model:
+    """Makes constants of values that follow from the sizes of the inputs alone and are the same in all batches.
+
+    Args:
+        model: Graph; it is not changed.
+        runs: Values of the graph for batches of several sizes, {name: array} each.
+
+    Returns:
+        A graph with the same results, for lists of the length of the runs.
+    """
+    made = model.clone()
+    of_rows = set(made.graph.inputs)
+    for node in list(made.graph):
+        captures = any(attribute.type in SUBGRAPHS for attribute in node.attributes.values())
+        if captures or (node.op_type not in ("Shape", "Size") and not of_rows.isdisjoint(node.inputs)):
+            of_rows.update(node.outputs)
+            continue
+        for value in node.outputs:
+            arrays = [run.get(str(value.name)) for run in runs]
+            if value.is_graph_output() or any(x is None or not np.array_equal(x, arrays[0]) for x in arrays):  # type: ignore[arg-type]
+                continue
+            value.replace_all_uses_with(edit.initializer(made.graph, f"{value.name}.constant", np.array(arrays[0])))
+    driver.rewrite(made, [RemoveDeadBranches()])
+    return made
 
 
 def run(model: ir.Model, batch: Mapping[str, Array]) -> dict[str, Array]:

@@ -36,7 +36,7 @@ from zoo.recommenders.importers.batch_axis import batch_first
 from zoo.recommenders.importers.canonicalize import RUNS, Rewriter
 from zoo.recommenders.importers.expert_layers import MergeExperts
 from zoo.recommenders.importers.families import GENERIC, family_of
-from zoo.recommenders.importers.inputs import Array, InputSource, input_arrays, known_ids, run
+from zoo.recommenders.importers.inputs import Array, InputSource, input_arrays, known_ids, run, without_sizes
 
 RANKER = "ranker.onnx"
 PROBABILITY = "probability"  # the output of one label; of several, those of this prefix
@@ -342,9 +342,8 @@ def _written(
     try:
         batches = [input_arrays(sources, {name: x[:n] for name, x in few.items()}, features) for n in RUNS]
         runs = [run(model, batch) for batch in batches]
-        first = batch_first(model, runs, RUNS)
-        if first is not model:
-            runs = [run(first, batch) for batch in batches]
+        first = batch_first(without_sizes(model, runs), runs, RUNS)
+        runs = [run(first, batch) for batch in batches]
         rewriter = Rewriter(first, features, sources, runs)
         made = rewriter.rewrite(list(first.graph.outputs), names)
         driver.rewrite(made, [FoldConstants(), FoldBatchNorm(), FuseLinear(), MergeExperts()])

@@ -95,9 +95,10 @@ class Writer:
     """
 
     def __init__(self, features: Features, opsets: dict[str, int]) -> None:
-        self.features, self.opset = features, opsets.get("", OPSET)
+        version = opsets.get("", OPSET)
+        self.features, self.opset = features, 17 if 13 <= version < 17 else version  # LayerNormalization is the change
         self.pools: dict[str, set[str]] = {}  # what is written of each list: "sum", "max" of its items, or else
-        self.main = ir.Graph([], [], nodes=[], opset_imports=opsets, name="ranker")
+        self.main = ir.Graph([], [], nodes=[], opset_imports={**opsets, "": self.opset}, name="ranker")
         self.inputs: dict[str, ir.Value] = {}
         for name, (dtype, shape) in features.inputs.items():
             kind = ir.TensorType(ir.DataType.from_numpy(dtype))

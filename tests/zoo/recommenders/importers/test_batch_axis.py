@@ -30,6 +30,13 @@ class Heads(nn.Module):
         return torch.relu(joined + torch.tensordot(x, self.r, dims=([-1], [0])))
 
 
+class Unsqueezed(Heads):
+    """The same as the exporter on torch.export writes it: what is squeezed was unsqueezed before."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.squeeze(torch.unsqueeze(super().forward(x), 0), 0)
+
+
 class Rows(nn.Module):
     """A network on every field, which sees a matrix of all fields of all samples."""
 
@@ -57,7 +64,7 @@ def exported(network: nn.Module, path) -> ir.Model:
     return io.load(path)
 
 
-@pytest.mark.parametrize(("network", "moves"), [(Heads, True), (Rows, True), (AcrossRows, False)])
+@pytest.mark.parametrize(("network", "moves"), [(Heads, True), (Unsqueezed, True), (Rows, True), (AcrossRows, False)])
 def test_the_batch_is_first_and_the_results_are_the_same(network, moves, tmp_path, rng):
     model = exported(network(), tmp_path / "model.onnx")
     x = {n: rng.normal(size=(n, FIELDS, SIZE)).astype(np.float32) for n in (*RUNS, 1, 7)}

@@ -206,12 +206,15 @@ def test_exports_of_no_family_say_why(export: Callable[..., None], name: str, st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("export", [packages.deepctr, packages.fuxictr], ids=["deepctr", "fuxictr"])
-def test_the_other_exporter_of_torch_gives_the_same(export: Callable[..., None], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("package", "export", "name"), EXPORTS, ids=lambda x: x if isinstance(x, str) else "")
+def test_the_other_exporter_of_torch_gives_the_same(
+    package: str, export: Callable[..., None], name: str, tmp_path: Path
+) -> None:
     pytest.importorskip("onnxscript")
-    export("deepfm", tmp_path / "model.onnx", dynamo=True)
+    export(name, tmp_path / "model.onnx", dynamo=True)
     found = read(tmp_path / "model.onnx", packages.rows(50), saved(tmp_path, schema()))
-    assert (found.family, found.difference <= TOLERANCE) == ("deepfm", True)
+    assert (found.family, found.difference <= TOLERANCE) == (FAMILY.get(name, name), True)
+    assert moved(found) <= 0.002
 
 
 # --- the same forms without the packages

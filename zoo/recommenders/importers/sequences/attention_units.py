@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 
 from pipelines.graph import query
 from pipelines.kernels.recommenders.steps import Activation
-from zoo.recommenders.importers.sequences.operators import inner_nodes, layer, normalization, plain, producer
+from zoo.recommenders.importers.sequences.operators import (
+    inner_nodes,
+    layer,
+    normalization,
+    plain,
+    producer,
+    row_normalization,
+)
 from zoo.recommenders.lowering.sequences.matcher import NoMatch, both
 
 Array = NDArray[Any]
@@ -202,7 +209,7 @@ def _dice(gated: Sequence[ir.Value], rest: Sequence[ir.Value], units: int) -> tu
     if inner is not x:
         normalized = producer(inner, "BatchNormalization", "Div")
         if normalized.op_type == "Div":
-            ratio, epsilon = _row_normalization(normalized, x, units)
+            ratio, epsilon = row_normalization(normalized, x, units)
             scale = np.array([ratio])
         elif plain(normalized.inputs[0]) is x:
             scale, shift = normalization(normalized)
@@ -213,56 +220,6 @@ def _dice(gated: Sequence[ir.Value], rest: Sequence[ir.Value], units: int) -> tu
     alpha = np.broadcast_to(alpha.ravel().astype(np.float64), (units,))
     scale, shift = np.broadcast_to(scale, (units,)), np.broadcast_to(shift, (units,))
     return x, Activation(scale, shift, 1 - alpha, alpha, epsilon)
-
-
-def _row_normalization(node: ir.Node, x: ir.Value, units: int) -> tuple[float, float]:
-    """Factor and epsilon of (x - mean) / root: factor times x less its mean, divided by sqrt(variance + epsilon).
-
-    The root is that of the sum or mean of the squared deviations; a constant may be added before or after it.
-    """
-    deviation, root = node.inputs
-    if not _is_deviation(deviation, x):
-        raise NoMatch
-    total = producer(producer(root, "Sqrt").inputs[0], "ReduceSum", "ReduceMean", "Add")
-    after = before = 0.0
-    if total.op_type == "Add":
-        summed, after = _with_number(total)
-        total = producer(summed, "ReduceSum", "ReduceMean")
-    squares = producer(total.inputs[0], "Pow", "Mul", "Add")
-    if squares.op_type == "Add":
-        summed, before = _with_number(squares)
-        squares = producer(summed, "Pow", "Mul")
-    if squares.op_type == "Pow" and _with_number(squares)[1] != 2:
-        raise NoMatch
-    factors = squares.inputs[: 1 if squares.op_type == "Pow" else 2]
-    if not _over_units(total) or not all(_is_deviation(factor, x) for factor in factors):
-        raise NoMatch
-    count = units if total.op_type == "ReduceSum" else 1  # so many variances
-    return count**-0.5, (after + before * count) / count
-
-
-def _is_deviation(value: ir.Value | None, x: ir.Value) -> bool:
-    """Whether a value is x less its mean over the units."""
-    node = plain(value).producer()
-    if node is None or node.op_type != "Sub" or plain(node.inputs[0]) is not x:
-        return False
-    mean = plain(node.inputs[1]).producer()
-    return mean is not None and mean.op_type == "ReduceMean" and plain(mean.inputs[0]) is x and _over_units(mean)
-
-
-def _over_units(reduction: ir.Node) -> bool:
-    """Whether an operator reduces the last axis."""
-    axes, rank = query.integers(reduction, "axes", 1), query.rank(reduction.inputs[0])
-    return axes is not None and len(axes) == 1 and axes[0] in (-1, 1 if rank is None else rank - 1)
-
-
-def _with_number(node: ir.Node) -> tuple[ir.Value | None, float]:
-    """The other input, and the constant one, of an operator."""
-    for x, constant in both(list(node.inputs)):
-        array = query.constant(constant)
-        if array is not None and array.size == 1:
-            return x, float(array.item())
-    raise NoMatch
 
 
 def _first(

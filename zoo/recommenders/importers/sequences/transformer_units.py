@@ -7,13 +7,14 @@ behind every sum; the place of the target is read. A mask may leave out places.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import query
-from zoo.recommenders.importers.sequences.operators import Array, inner_nodes, layer, plain, producer
+from zoo.recommenders.importers.sequences.operators import Array, inner_nodes, layer, plain, producer, row_normalization
 from zoo.recommenders.lowering.sequences.matcher import NoMatch, both
 
 Layer = tuple[Array, Array]  # weight [inputs, outputs] and bias, float64
@@ -84,13 +85,13 @@ def _unit(taken: ir.Node) -> TransformerUnit:
     if place is None or place.size != 1:
         raise NoMatch
     summed, last_norm, epsilon = _norm(taken.inputs[0])
-    x, network = _sum(summed, "LayerNormalization")
+    x, network = _sum(summed, _norm)
     activated, *outer = layer(network)
     activation = producer(activated, "Relu", "LeakyRelu")
     slope = activation.attributes.get_float("alpha", 0.01) if activation.op_type == "LeakyRelu" else 0.0
     normed, *inner = layer(activation.inputs[0])
     attended, first_norm, other_epsilon = _norm(x)
-    placed, joined_result = _sum(attended, "Add", by_constant=True)
+    placed, joined_result = _sum(attended, _placed)
     total, *joined = layer(joined_result)
     shares, values = producer(total, "MatMul").inputs
     scores, factor, masked = _scores(producer(shares, "Softmax").inputs[0])
@@ -124,29 +125,42 @@ def _unit(taken: ir.Node) -> TransformerUnit:
 
 def _norm(value: ir.Value | None) -> tuple[ir.Value, Array, float]:
     """Input, scale and bias [2, size] and epsilon of a layer normalization."""
-    node = producer(value, "LayerNormalization")
+    node = producer(value, "LayerNormalization", "Add")
+    if node.op_type == "Add":
+        return _norm_of_operators(node)
     arrays = [query.constant(source) for source in node.inputs[1:3]]
     if len(arrays) < 2 or any(array is None or array.ndim != 1 for array in arrays):
         raise NoMatch
     return plain(node.inputs[0]), np.stack(arrays), node.attributes.get_float("epsilon", 1e-5)  # type: ignore[arg-type]
 
 
-def _sum(value: ir.Value, op: str, by_constant: bool = False) -> tuple[ir.Value, ir.Value]:
-    """The summand that an operator of this type computes, which may have to add a constant; and the other one."""
+def _norm_of_operators(node: ir.Node) -> tuple[ir.Value, Array, float]:
+    """The same of (x - mean) / root * scale + bias, as in exports before opset 17."""
+    scaled, bias = _with_constant(node)
+    standard, scale = _with_constant(producer(scaled, "Mul"))
+    division = producer(standard, "Div")
+    x = plain(producer(division.inputs[0], "Sub").inputs[0])
+    factor, epsilon = row_normalization(division, x, scale.size)
+    if factor != 1 or bias.ndim != 1 or scale.shape != bias.shape:
+        raise NoMatch
+    return x, np.stack([scale, bias]), epsilon
+
+
+def _sum(value: ir.Value, require: Callable[[ir.Value], object]) -> tuple[ir.Value, ir.Value]:
+    """The summand for which `require` raises no NoMatch, and the other one."""
     for one, other in both([plain(source) for source in producer(value, "Add").inputs]):
         assert one is not None and other is not None
-        node = one.producer()
-        if node is None or node.op_type != op:
-            continue
-        if not by_constant or (producer(one, op) and _is_placed(node)):
+        with contextlib.suppress(NoMatch):
+            require(one)
             return one, other
     raise NoMatch
 
 
-def _is_placed(node: ir.Node) -> bool:
-    """Whether an Add adds the vectors of places."""
-    arrays = [query.constant(source) for source in node.inputs]
-    return any(array is not None and array.ndim in (2, 3) for array in arrays)
+def _placed(value: ir.Value) -> None:
+    """Raises NoMatch unless an Add adds the vectors of places."""
+    _, constant = _with_constant(producer(value, "Add"))
+    if constant.ndim not in (2, 3):
+        raise NoMatch
 
 
 def _with_constant(node: ir.Node) -> tuple[ir.Value, Array]:

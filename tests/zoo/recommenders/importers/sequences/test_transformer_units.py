@@ -58,11 +58,11 @@ class OwnLayer(torch.nn.Module):
 class BST(torch.nn.Module):
     """A ranker of user, item and history."""
 
-    def __init__(self, heads=2, own=False, layers=1, norm_first=False, target_first=False, masked=True):
+    def __init__(self, heads=2, own=False, layers=1, norm_first=False, target_first=False, masked=True, sizes=False):
         super().__init__()
         self.user, self.item = torch.nn.Embedding(packages.USERS, SIZE), torch.nn.Embedding(packages.ITEMS, SIZE)
         self.place = torch.nn.Embedding(LENGTH + 1, SIZE)
-        self.target_first, self.masked = target_first, masked
+        self.target_first, self.masked, self.sizes = target_first, masked, sizes
         options = {"activation": torch.nn.LeakyReLU(0.2), "batch_first": True, "norm_first": norm_first}
         whole = torch.nn.TransformerEncoderLayer(SIZE, heads, 16, **options)
         self.layers = OwnLayer(heads) if own else torch.nn.TransformerEncoder(whole, layers, enable_nested_tensor=False)
@@ -74,13 +74,16 @@ class BST(torch.nn.Module):
         parts, absent = [items, target[:, None]], [empty, never]
         if self.target_first:
             parts, absent = parts[::-1], absent[::-1]
-        x = torch.cat(parts, 1) + self.place(torch.arange(LENGTH + 1))[None]
+        if self.sizes:  # as torch-rechub: places and mask by the sizes of the inputs
+            absent[absent[0] is never] = torch.ones(items.shape[0], items.shape[1], dtype=torch.bool) & empty
+        x = torch.cat(parts, 1)
+        x = x + self.place(torch.arange(x.shape[1] if self.sizes else LENGTH + 1))[None]
         mask = torch.cat(absent, 1) if self.masked else None
         state = self.layers(x, src_key_padding_mask=mask)[:, 0 if self.target_first else -1]
         return torch.sigmoid(self.top(torch.cat([state, target, self.user(user)], 1)))
 
 
-def ranker_of(tmp_path, **settings):
+def ranker_of(tmp_path, opset=17, **settings):
     torch.manual_seed(1)
     model = BST(**settings)
     packages.randomize(model)
@@ -88,10 +91,12 @@ def ranker_of(tmp_path, **settings):
     example = (torch.ones(2, dtype=torch.long),) * 2 + (torch.ones(2, LENGTH, dtype=torch.long),)
     for name in [*names, "y"]:
         axes[name] = {0: "batch"}
+    if settings.get("sizes"):
+        axes["history"][1] = "places"
     path = tmp_path / "bst.onnx"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        options = {"input_names": names, "output_names": ["y"], "dynamic_axes": axes, "opset_version": 17}
+        options = {"input_names": names, "output_names": ["y"], "dynamic_axes": axes, "opset_version": opset}
         torch.onnx.export(model.eval(), example, str(path), dynamo=False, **options)
 
     def column(name, rows, kind="category", **more):
@@ -114,9 +119,11 @@ def fed():
     return feeds
 
 
-@pytest.mark.parametrize(
-    "form", [{}, {"heads": 4}, {"own": True}, {"own": True, "target_first": True}, {"masked": False}], ids=str
-)
+FORMS = [{}, {"heads": 4}, {"own": True}, {"own": True, "target_first": True}, {"masked": False}]
+FORMS += [{"opset": 14}, {"sizes": True}, {"sizes": True, "opset": 14, "target_first": True}]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
 def test_forms(form, tmp_path):
     path, ranker = ranker_of(tmp_path, **form)
     assert ranker.family == "bst" and ranker.difference <= 1e-5, ranker.why
