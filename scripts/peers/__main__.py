@@ -18,6 +18,7 @@ COMPARISONS = {
     "click-models": "recommenders.click_models",
     "ranking": "recommenders.ranking",
     "tables": "recommenders.tables",
+    "beyond-memory": "recommenders.beyond_memory",
     "deltas": "recommenders.deltas",
     "retrieval": "recommenders.retrieval",
     "runs": "recommenders.runs",

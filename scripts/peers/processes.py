@@ -96,6 +96,64 @@ def reset_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
+CGROUPS = Path("/sys/fs/cgroup")
+GROUP = "zoo-peers-"
+
+
+def _memory_groups() -> tuple[Path, str, str]:
+    """Returns the folder of memory cgroups, and the names of the files with a limit and with the peak."""
+    if (CGROUPS / "memory").is_dir():
+        return CGROUPS / "memory", "memory.limit_in_bytes", "memory.max_usage_in_bytes"
+    return CGROUPS, "memory.max", "memory.peak"
+
+
+def limit_memory(megabytes: int, name: str) -> Path:
+    """Limits the memory of this process, with the page cache that it fills.
+
+    Args:
+        megabytes: Limit, in 10^6 bytes.
+        name: Name of its cgroup, for `remove_limits`.
+
+    Returns:
+        The cgroup, for `peak_mb`.
+
+    Raises:
+        ZooError: The system refuses.
+    """
+    folder, limit, _ = _memory_groups()
+    group = folder / f"{GROUP}{name}"
+    try:
+        group.mkdir(exist_ok=True)
+        (group / limit).write_text(str(megabytes * 10**6))
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError as error:
+        raise ZooError(
+            f"cannot limit memory in {group} ({error.strerror}); run as root, or within "
+            f"systemd-run --scope -p MemoryMax={megabytes}M with no limit here"
+        ) from error
+    return group
+
+
+def peak_mb(group: Path) -> float:
+    """Returns the largest memory of a cgroup in MB (10^6 bytes).
+
+    Args:
+        group: Result of `limit_memory`.
+    """
+    return round(int((group / _memory_groups()[2]).read_text()) / 1e6, 1)
+
+
+def remove_limits(prefix: str) -> None:
+    """Removes the cgroups of ended processes.
+
+    Args:
+        prefix: Beginning of their names.
+    """
+    for group in _memory_groups()[0].glob(f"{GROUP}{prefix}*"):
+        with contextlib.suppress(OSError):
+            group.rmdir()
+
+
 def session_members(session: int) -> list[int]:
     """Returns the live processes of a session."""
     found = []

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import zoo
 from pipelines.models.family import network_of
 from scripts.peers import processes
-from scripts.peers.engines import onnx_runtime, open_vino, pytorch
+from scripts.peers.engines import fbgemm, onnx_runtime, open_vino, pytorch
 
 Array = NDArray[Any]
 Batch = dict[str, Array]
@@ -30,7 +30,7 @@ COMPARED_ROWS = 2048  # rows of a pool whose probabilities are compared
 CALIBRATION_BATCH, CALIBRATION_BATCHES = 256, 8  # rows of a batch, batches of each kind of ids
 ZIPF = 1.1
 REFERENCE = "onnxruntime-fp32"
-PACKAGES = ("torch", "torchao", "zentorch", "tensorflow-cpu", "tensorflow", "nncf")
+PACKAGES = ("torch", "torchao", "zentorch", "fbgemm_gpu-cpu", "tensorflow-cpu", "tensorflow", "nncf")
 
 
 # -------------------------------------------------------------------------------------------------------------- inputs
@@ -215,6 +215,12 @@ def zentorch_int8(inputs: Inputs) -> Opened:
     return torch_int8(inputs, "zentorch")
 
 
+def fbgemm_int8(inputs: Inputs) -> Opened:
+    """Compiles the network in float by Inductor, its embeddings in FBGEMM's int8 bags."""
+    pytorch.use_one_thread()
+    return _compiled(inputs, fbgemm.replace_embeddings(inputs.torch_network()), "inductor")
+
+
 def _compiled(inputs: Inputs, network: Any, backend: str) -> Opened:
     import torch
 
@@ -309,6 +315,7 @@ ENGINES: dict[str, Callable[[Any], Opened]] = {
     "torch-int8": torch_int8,
     "zentorch-fp32": zentorch_fp32,
     "zentorch-int8": zentorch_int8,
+    "fbgemm-int8": fbgemm_int8,
     "tensorflow-fp32": tensorflow_fp32,
     "zoo-onnxruntime": _zoo("onnxruntime"),
     "zoo-openvino": _zoo("openvino"),

@@ -23,6 +23,7 @@ from pipelines.core.errors import RequestError, ZooError
 from pipelines.kernels.recommenders.tables.embedding_bags import Bag, embedding_bags
 from pipelines.kernels.recommenders.tables.quantized_rows import QuantizedRows, quantize, row_bytes
 from scripts.peers import harness, processes
+from scripts.peers.engines.fbgemm import open_bags
 
 Array = NDArray[Any]
 Look = Callable[[Array], Any]  # ids [n, features, pooling] -> a call without arguments
@@ -107,16 +108,8 @@ def _tensors(case: Case, rows: Array) -> list[Any]:
 def fbgemm(case: Case, content: Content) -> Look:
     """Opens FBGEMM's table-batched bags, which read all ids of a table before those of the next."""
     import torch
-    from fbgemm_gpu.split_embedding_configs import SparseType
-    from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation
-    from fbgemm_gpu.split_table_batched_embeddings_ops_inference import IntNBitTableBatchedEmbeddingBagsCodegen
 
-    kind = {8: SparseType.INT8, 4: SparseType.INT4, 2: SparseType.INT2}[case.bits]
-    specs = [("", case.rows, case.width, kind, EmbeddingLocation.HOST)] * case.features
-    bags = IntNBitTableBatchedEmbeddingBagsCodegen(
-        specs, device="cpu", bounds_check_mode=BoundsCheckMode.NONE, output_dtype=SparseType.FP32
-    )
-    bags.initialize_weights()
+    bags = open_bags([(case.rows, case.width)] * case.features, case.bits)
     if case.huge_pages:
         bags.weights_host = torch.from_numpy(np.empty(bags.weights_host.numel(), np.uint8))
     rows = np.concatenate([_parameters(content, np.float16), packed(content.codes, case.bits)], axis=1)

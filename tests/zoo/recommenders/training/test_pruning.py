@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,11 @@ FAMILIES = {
     "deepfm": (DeepFM, OfDeepFM, {"embeddings", "deep.0", "deep.3"}),
     "dcn-v2": (DCNv2, OfDCN, {"embeddings", "cross.0.v", "deep.0", "deep.3"}),
     "dlrm": (DLRM, OfDLRM, {"embeddings", "bottom.0", "top.0", "top.3"}),
+    "dlrm with cross layers": (
+        DLRM,
+        partial(OfDLRM, layers=2, rank=24),
+        {"embeddings", "bottom.0", "cross.0.v", "top.0", "top.3"},
+    ),
     "autoint": (AutoInt, AutoIntConfig, {"deep.0", "deep.3"}),
     "finalmlp": (
         FinalMLP,
