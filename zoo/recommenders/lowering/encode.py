@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels.recommenders import steps
 from pipelines.kernels.recommenders.steps import CODES, SLACK
-from pipelines.quantization.calibration.table import CalibrationTable
 from zoo.recommenders.lowering.expressions import Dots, Expression, Field
-from zoo.recommenders.lowering.forms import FORMS, Form
-from zoo.recommenders.lowering.graph_reader import GraphReader
 from zoo.recommenders.lowering.integer_layers import positive
-from zoo.recommenders.lowering.plan import HEADROOM, LoweringPlan
+from zoo.recommenders.lowering.plan import HEADROOM, LoweringOptions, LoweringPlan
 
 Key = tuple[int, int, str, int]  # column, count, pooling, mean of a field
 
@@ -24,12 +20,7 @@ class CodeLayout(LoweringPlan):
     """Lowering plan with the buffers (`slots`) and first steps of its program.
 
     Args:
-        reader: Reader of the graph.
-        table: Activation ranges.
-        caches: Cache sizes in bytes: {"L2", "L3"}.
-        coarse: Whether large layers and tables may use bytes.
-        form: Form of the program.
-        tables: Tables of codes that programs of the model share, by what they hold; tables made here are added.
+        options: Graph and form.
 
     Attributes:
         slots: (kind, width) of every buffer.
@@ -40,17 +31,9 @@ class CodeLayout(LoweringPlan):
         RequestError: An expression is not supported.
     """
 
-    def __init__(
-        self,
-        reader: GraphReader,
-        table: CalibrationTable,
-        caches: Mapping[str, int],
-        coarse: bool = True,
-        form: Form = FORMS[0],
-        tables: dict[Hashable, NDArray[np.int16]] | None = None,
-    ) -> None:
-        super().__init__(reader, table, caches, coarse, form)
-        self._tables = {} if tables is None else tables
+    def __init__(self, options: LoweringOptions) -> None:
+        super().__init__(options)
+        self._tables = options.tables
         self.slots: list[tuple[str, int]] = []
         self.steps: list[steps.Step] = []
         self._at: dict[Expression, tuple[int, float]] = {}  # (position, scale) among the codes

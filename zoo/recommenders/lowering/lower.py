@@ -5,8 +5,8 @@ Linear layers are folded into embedding tables where this saves time; other embe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,6 @@ from zoo.recommenders.lowering.fields.expressions import FieldAttention, GatedCo
 from zoo.recommenders.lowering.forms import (
     FORMS,
     SAMPLES,
-    Form,
     MadeForm,
     OverBoundError,
     changes_on,
@@ -53,7 +52,7 @@ from zoo.recommenders.lowering.forms import (
 )
 from zoo.recommenders.lowering.graph_reader import GraphReader
 from zoo.recommenders.lowering.integer_layers import dense_layer
-from zoo.recommenders.lowering.plan import LayerGroup
+from zoo.recommenders.lowering.plan import LayerGroup, LoweringOptions
 from zoo.recommenders.lowering.quantized_tables import LookupTable, QuantizedTables, largest_change
 from zoo.recommenders.lowering.sequences.encoder_precision import StateUse, uses_of_states
 from zoo.recommenders.lowering.sequences.expressions import EncodedSequence
@@ -110,13 +109,13 @@ def lower(
         outputs = [reader.read(value) for value in shaped.graph.outputs]
         kept = any(recipe.keeps_float(str(node.name or node.outputs[0].name)) for node in reader.nodes)
         change = None if rows is None else changes_on(rows, shaped, reader)
-        options = (reader, table, recipe, outputs, scales or TableScales(), change)
+        options = LoweringOptions(reader, table, machine.caches(), scales or TableScales(), coarse=not kept)
         try:
-            forms, tables, refused = _forms(*options, coarse=not kept)
+            forms, tables, refused = _forms(options, outputs, recipe.bound, change)
         except OverBoundError:
             if kept:
                 raise
-            forms, tables, refused = _forms(*options, coarse=False)
+            forms, tables, refused = _forms(replace(options, coarse=False), outputs, recipe.bound, change)
     except RequestError as error:
         return None, {"fold": False, "reason": str(error), "forms": [], "refused": {}}
     names = [str(value.name) for value in shaped.graph.outputs]
@@ -139,22 +138,19 @@ def lower(
 
 
 def _forms(
-    reader: GraphReader,
-    table: CalibrationTable,
-    recipe: QuantRecipe,
+    options: LoweringOptions,
     outputs: Sequence[Expression],
-    scales: TableScales,
+    bound: float,
     change: Callable[[ClickProgram], float] | None,
-    *,
-    coarse: bool,
 ) -> tuple[list[MadeForm], list[LookupTable], dict[str, str]]:
     """Returns the forms of a model that differ, their quantized tables, and why forms are left out."""
     made: dict[Hashable, MadeForm] = {}
-    orders: dict[Expression, Array] = {}
-    codes: dict[Hashable, Array] = {}
-    quantized = QuantizedTables(machine.caches(), recipe.bound)
+    options = replace(options, tables={})
+    reader, table, scales = options.reader, options.table, options.scales
+    quantized = QuantizedTables(options.caches, bound)
     for form in FORMS:
-        compiler = Compiler(reader, table, machine.caches(), coarse, form, codes, orders, scales)
+        options = replace(options, form=form)
+        compiler = Compiler(options)
         choices = compiler.choose(outputs)
         if choices in made or (form.fold != "none" and not compiler.folds):
             continue
@@ -163,8 +159,8 @@ def _forms(
             samples = random_samples(program, reader, table)
             if hidden := compiler.hidden():
                 found = by_activity(program, hidden, samples)
-                orders = {x: scales.order(x.value, found[x]) for x in hidden}
-                compiler = Compiler(reader, table, machine.caches(), coarse, form, codes, orders, scales)
+                options = replace(options, orders={x: scales.order(x.value, found[x]) for x in hidden})
+                compiler = Compiler(options)
                 compiler.choose(outputs)
                 program = compiler.compile()
         made[choices] = MadeForm(form.name, quantized.applied(program, samples), compiler.decisions)
@@ -173,7 +169,7 @@ def _forms(
     exact = results["int16" if "int16" in results else next(iter(results))]
     for each in made.values():
         each.change = max(largest_change(exact, results[each.name]), change(each.program) if change else 0.0)
-    kept, refused = within_bound(made.values(), recipe.bound)
+    kept, refused = within_bound(made.values(), bound)
     far = [each.far() for each in kept if each.name == "folded"]
     unfolded = next((each.program for each in made.values() if each.name == "int16"), program)
     return [*kept, *far], quantized.tables(unfolded), refused
@@ -182,24 +178,16 @@ def _forms(
 class Compiler(CodeLayers):
     """Compiles expressions to a `ClickProgram`.
 
-    Arguments are those of `CodeLayout`, and `orders`: the orders of the units of hidden layers in their buffers. Raises
-    RequestError for an expression without a step.
+    Args:
+        options: Graph and form.
+
+    Raises:
+        RequestError: An expression has no step.
     """
 
-    def __init__(
-        self,
-        reader: GraphReader,
-        table: CalibrationTable,
-        caches: Mapping[str, int],
-        coarse: bool = True,
-        form: Form = FORMS[0],
-        tables: dict[Hashable, Array] | None = None,
-        orders: Mapping[Expression, Array] = MappingProxyType({}),
-        scales: TableScales | None = None,
-    ) -> None:
-        super().__init__(reader, table, caches, coarse, form, tables)
-        self.scales = scales or self.scales
-        self._orders, self._made = orders, {}
+    def __init__(self, options: LoweringOptions) -> None:
+        super().__init__(options)
+        self._orders, self._made = options.orders, {}
         self._states: dict[Expression, StateUse] = {}
         self._outputs: list[Expression] = []
 

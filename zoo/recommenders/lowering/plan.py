@@ -80,29 +80,49 @@ class LayerGroup:
     folded: list[Field] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class LoweringOptions:
+    """Input of the lowering of a graph to one form.
+
+    Attributes:
+        reader: Reader of the graph.
+        table: Activation ranges.
+        caches: Cache sizes in bytes: {"L2", "L3"}.
+        scales: Scales of tables to keep; receives those that are used.
+        coarse: Whether large layers and tables may use bytes.
+        form: Form of the program.
+        tables: Tables of codes that programs of the model share, by content; new tables are added.
+        orders: Orders of the units of hidden layers in their buffers.
+    """
+
+    reader: GraphReader
+    table: CalibrationTable
+    caches: Mapping[str, int]
+    scales: TableScales
+    coarse: bool = True
+    form: Form = FORMS[0]
+    tables: dict[Hashable, NDArray[np.int16]] = field(default_factory=dict)
+    orders: Mapping[Expression, NDArray[Any]] = field(default_factory=dict)
+
+
 class LoweringPlan:
     """Number formats of all values of a program, and the fields to fold into tables.
 
     Args:
-        reader: Reader of the graph.
-        table: Activation ranges.
-        caches: Cache sizes in bytes: {"L2", "L3"}.
-        coarse: Whether large layers and tables may use bytes.
-        form: Form of the program.
+        options: Graph and form.
 
     Raises:
         RequestError: An expression is not supported.
     """
 
-    def __init__(
-        self,
-        reader: GraphReader,
-        table: CalibrationTable,
-        caches: Mapping[str, int],
-        coarse: bool = True,
-        form: Form = FORMS[0],
-    ) -> None:
-        self.reader, self.table, self.caches, self.coarse, self.form = reader, table, caches, coarse, form
+    def __init__(self, options: LoweringOptions) -> None:
+        self.reader, self.table, self.caches, self.scales = (
+            options.reader,
+            options.table,
+            options.caches,
+            options.scales,
+        )
+        self.coarse, self.form = options.coarse, options.form
         self.decisions: dict[str, Decision] = {}
         self.groups: dict[tuple[int, ...], LayerGroup] = {}
         self.forms: dict[Expression, set[str]] = {}  # how a layer's result is read: "u1", "i2", "f4", "piece"
@@ -122,7 +142,6 @@ class LoweringPlan:
         self._terms: set[Expression] = set()  # of logits
         self._wide = False  # folded rows are int16
         self._uses: dict[Crossed, set[str]] = {}
-        self.scales = TableScales()
 
     def _widths(self) -> tuple[int, int]:
         """Returns the number of numbers and of scales."""
