@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +65,18 @@ def apply(delta: Delta, old: Path, target: Path) -> None:
         _adopt(record)
 
 
-def apply_in_place(delta: Delta, folder: Path, names: Iterable[str] = SERVED) -> int:
+def apply_in_place(
+    delta: Delta, folder: Path, names: Iterable[str] = SERVED, maps: MutableMapping[str, Any] | None = None
+) -> int:
     """Changes the files of a folder to those of the newer model; files whose layout changes are written anew.
+
+    A page of a file is slow to write for the first time in a map, so that a map is kept for the next delta.
 
     Args:
         delta: The delta; its parent must be the model in the folder.
         folder: The folder.
         names: Files to change; other files of the delta are left out.
+        maps: Maps of the files of the folder by name; new maps are added.
 
     Returns:
         Number of table rows written in place.
@@ -78,18 +84,23 @@ def apply_in_place(delta: Delta, folder: Path, names: Iterable[str] = SERVED) ->
     Raises:
         RequestError: The delta has not all of these files.
     """
-    rows = 0
+    rows, maps = 0, {} if maps is None else maps
     for name in names:
         each, path = delta.files.get(name), folder / name
         if each is None:
             if path.is_file() and name not in delta.removed:
                 raise RequestError(f"{delta.name} has no {name}; make it with: zoo delta OLD NEW -o FILE --all")
             path.unlink(missing_ok=True)
+            maps.pop(name, None)
         elif each.is_same:
             continue
         elif path.is_file() and path.stat().st_size and pieces.keeps_places(each.pieces, each.old_size):
-            rows += pieces.change(each.pieces, np.memmap(path, np.uint8, "r+"), *delta.content(name))
+            if name not in maps:
+                maps[name] = np.memmap(path, np.uint8, "r+")
+            with _fitting(delta, path):
+                rows += pieces.change(each.pieces, maps[name], *delta.content(name))
         else:
+            maps.pop(name, None)
             with files.replacing(path) as temporary:
                 _write(delta, each, path, temporary)
     return rows
@@ -106,11 +117,18 @@ def _write(delta: Delta, each: Changed, old: Path, target: Path) -> None:
         return
     new: Any = np.memmap(target, np.uint8, "r+")
     before: Any = np.memmap(old, np.uint8, "r") if each.old_size > 0 else np.zeros(0, np.uint8)
-    try:
+    with _fitting(delta, old):
         pieces.write(each.pieces, before, new, data, indices)
+    new.flush()
+
+
+@contextlib.contextmanager
+def _fitting(delta: Delta, old: Path) -> Iterator[None]:
+    """Converts the exceptions of pieces that do not fit the older file to RequestError."""
+    try:
+        yield
     except (ValueError, IndexError) as error:
         raise RequestError(f"{delta.name} does not fit {old.name}; copy it again") from error
-    new.flush()
 
 
 def _adopt(record: Path) -> None:

@@ -302,7 +302,8 @@ def change(pieces: Sequence[Piece], content: Bytes, data: Bytes, indices: Rows) 
         if piece.kind == "data":
             target[:] = own
         elif piece.kind == "rows":
-            target.reshape(piece.rows, piece.row_bytes)[numbers] = own.reshape(-1, piece.row_bytes)
+            row = np.dtype((np.void, piece.row_bytes))  # copied as a whole
+            target.view(row)[numbers] = own.view(row)
             rows += len(numbers)
     return rows
 

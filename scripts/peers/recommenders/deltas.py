@@ -34,7 +34,7 @@ from zoo import api
 
 MODEL, COLUMN = "served", "user_id"
 STEPS = {"delta": 1.0, "reload": 3.0}  # seconds from a change to the next
-POLL = 0.02  # seconds between requests that look for the change
+POLL = 0.1  # seconds between requests that look for the change
 GRACE = 30.0
 PRIORITY = "-15"  # of the sessions of server and clients
 

@@ -3,6 +3,7 @@
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,6 +42,24 @@ def test_a_delta_gives_the_newer_model_byte_for_byte(made: tuple[Path, Path, Pat
     names = {path.name for path in (tmp_path / "target").iterdir()}
     assert names == {path.name for path in new.iterdir()} - {"curve.png"}
     assert all((tmp_path / "target" / name).read_bytes() == (new / name).read_bytes() for name in names)
+
+
+def test_maps_of_a_folder_serve_several_deltas(made: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    old, new, file = made
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "int8.onnx").write_bytes(b"shorter")
+    write_delta(new, old, tmp_path / "back.zoo", "toy")
+    write_delta(old, tmp_path / "other", tmp_path / "third.zoo", "toy")
+    target, maps = tmp_path / "target", dict[str, Any]()
+    target.mkdir()
+    (target / "int8.onnx").write_bytes((old / "int8.onnx").read_bytes())
+    for name, expected in (("d.zoo", new), ("back.zoo", old), ("third.zoo", tmp_path / "other")):
+        with open_delta(tmp_path / name) as delta:
+            apply_in_place(delta, target, ["int8.onnx"], maps)
+        assert (target / "int8.onnx").read_bytes() == (expected / "int8.onnx").read_bytes()
+        assert list(maps) == ([] if name == "third.zoo" else ["int8.onnx"])
+    with open_delta(file) as delta, pytest.raises(RequestError, match=r"d\.zoo does not fit int8\.onnx"):
+        apply_in_place(delta, target, ["int8.onnx"], {"int8.onnx": np.zeros(9, np.uint8)})
 
 
 def test_another_model_and_damaged_deltas_are_refused(made: tuple[Path, Path, Path], tmp_path: Path) -> None:

@@ -116,13 +116,8 @@ class LoweringPlan:
     """
 
     def __init__(self, options: LoweringOptions) -> None:
-        self.reader, self.table, self.caches, self.scales = (
-            options.reader,
-            options.table,
-            options.caches,
-            options.scales,
-        )
-        self.coarse, self.form = options.coarse, options.form
+        self.reader, self.table, self.caches = options.reader, options.table, options.caches
+        self.scales, self.coarse, self.form = options.scales, options.coarse, options.form
         self.decisions: dict[str, Decision] = {}
         self.groups: dict[tuple[int, ...], LayerGroup] = {}
         self.forms: dict[Expression, set[str]] = {}  # how a layer's result is read: "u1", "i2", "f4", "piece"

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import zoo
 from pipelines.core.errors import ZooError, one_line
@@ -66,11 +66,13 @@ class _Slot:
 
     Attributes:
         applied: Deltas that were applied; None if the folder has to be copied from the model.
+        maps: Maps of its files by name.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.applied: list[Applied] | None = None
+        self.maps: dict[str, Any] = {}
 
 
 class Versions:
@@ -226,6 +228,7 @@ class Versions:
     def _copy(self, slot: _Slot) -> None:
         """Makes a slot a copy of the model."""
         slot.applied = None
+        slot.maps.clear()
         shutil.rmtree(slot.path, ignore_errors=True)
         slot.path.mkdir(parents=True)
         for name in self._names:
@@ -242,7 +245,7 @@ class Versions:
             applied = slot.applied
             require_parent(delta, applied[-1].digest if applied else self._digest, self._model.name)
             slot.applied = None  # until the files are whole
-            apply_in_place(delta, slot.path, self._names)
+            apply_in_place(delta, slot.path, self._names, slot.maps)
             slot.applied = [*applied, Applied(name, delta.digest)]
             self._read[name] = delta
             return delta.rows

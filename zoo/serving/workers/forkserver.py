@@ -19,7 +19,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipelines.kernels.recommenders.steps.base import unread_tables
 from zoo.serving.workers.channel import pack, receive, unpack
 from zoo.serving.workers.cpu_scheduling import NICE, at_low_priority
 from zoo.serving.workers.lifetime import end_with_parent, fork_process, kill
@@ -130,8 +129,7 @@ def _load(channel: socket.socket, models: dict[str, ServedModel], changed: Mappi
     try:
         loaded = {name: replace(model, _handler=None) for name, model in changed.items()}
         for model in loaded.values():
-            with unread_tables() if model.place is not None else contextlib.nullcontext():  # the updater has read them
-                model.prepare()
+            model.prepare()
     except BaseException as error:  # a panic of a library, too
         channel.sendall(pack((FAILED, *load_error(error))))
         return False

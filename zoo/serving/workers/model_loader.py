@@ -12,6 +12,7 @@ import zoo
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.engines.catalog import base_engine
+from pipelines.kernels.recommenders.steps.base import unread_tables
 from pipelines.models.family import Servable
 from pipelines.models.folder import ModelFolder, open_folder
 from pipelines.models.hub import CARD, Card
@@ -98,7 +99,8 @@ class ServedModel:
         if self.place is None:
             return zoo.pipeline(self.model, self.precision, engine, self.threads)
         folder = FixedFolder.open(self.place)
-        return folder.entry.pipeline()(folder, self.precision, engine, self.threads)
+        with unread_tables():  # which were checked as the models of the deltas were built
+            return folder.entry.pipeline()(folder, self.precision, engine, self.threads)
 
     def handler(self) -> Handler:
         """Returns the handler of the model, warmed up in the calling process."""
