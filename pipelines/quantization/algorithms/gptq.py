@@ -194,7 +194,8 @@ def _im2col(layer: ir.Node, weights: Array, x: Array, most: int) -> Array:
     spatial, kernel = x.ndim - 2, weights.shape[2:]
     strides, dilations = (layer.attributes.get_ints(name, [1] * spatial) for name in ("strides", "dilations"))
     pads = layer.attributes.get_ints("pads", [0] * 2 * spatial)
-    x = np.pad(x, ((0, 0), (0, 0), *zip(pads[:spatial], pads[spatial:], strict=True)))
+    if any(pads):  # without, it would copy them all
+        x = np.pad(x, ((0, 0), (0, 0), *zip(pads[:spatial], pads[spatial:], strict=True)))
     reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
     windows = np.lib.stride_tricks.sliding_window_view(x, reach, tuple(range(2, x.ndim)))
     windows = windows[

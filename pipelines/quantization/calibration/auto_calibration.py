@@ -76,7 +76,7 @@ CLOSE = 2.0  # dB; candidates farther behind the best on a part of the samples a
 WORST = 2.0  # weight of the SQNR of the worst samples beside that of all
 FAR = 4.0  # dB of SQNR plus weighted SQNR of the worst samples; as CLOSE, for the choice by the worst samples
 PART = 4  # held-out samples of a batch; the gain of a layer in float32 is measured on the first batch
-WORST_GAIN = 1.25  # minimum gain in dB of a candidate that is chosen by the weighted sum; less may be noise
+WORST_GAIN = 1.25  # minimum gain in dB of a candidate chosen by the weighted sum; less may be noise
 KEPT = 2**29  # bytes of weights of candidates above which their sessions are not kept
 SPLIT_GAIN = 0.2  # minimum gain in dB of split channels, which cost 1 to 2% of the time, and of one more product
 CHANCE = 1.0  # minimum gain of an alternative in dB; less may be noise
@@ -198,12 +198,12 @@ def auto_calibrate(
         )
 
     smooth = bool(best.smoothing)
-    best, errors = _retreat(corrected(best), tables, metric, judge)
+    best, errors = _retreat(corrected(best), tables, metric, judge, work.thorough)
     if splitting:
         smoothing = smoothing_factors(equalized(model, factors, {}, splitting), recipe, counted) if smooth else {}
         groups = tables_with(splitting, smoothing)
         split = judge.best_ranges(groups)
-        split, of_split = _retreat(corrected(split), list(itertools.chain(*groups)), metric, judge)
+        split, of_split = _retreat(corrected(split), list(itertools.chain(*groups)), metric, judge, work.thorough)
         logger.info("splitting hidden channels: %.1f dB of SQNR, without: %.1f dB", of_split.sqnr, errors.sqnr)
         best, errors = _best([best, split], [errors, of_split], judge.lowest(), SPLIT_GAIN)
     if errors.sqnr < GOAL:
@@ -285,16 +285,6 @@ def _best(
     return tables[best], errors[best]
 
 
-def _evaluated(tables: list[CalibrationTable], evaluate: Callable[[CalibrationTable], Errors]) -> list[Errors]:
-    """Returns the errors of every table."""
-    errors = []
-    with progress("evaluating", len(tables)) as advance:
-        for table in tables:
-            errors.append(evaluate(table))
-            advance(1)
-    return errors
-
-
 @dataclass(eq=False)
 class _Candidate:
     """A calibration table, a session of its int8 model, and its errors on the first `batches` batches."""
@@ -303,6 +293,23 @@ class _Candidate:
     session: ort.InferenceSession | None = None
     batches: int = 0
     errors: Errors = field(default_factory=Errors)
+
+    def run(self, metric: OutputSqnr, batches: int, opened: Opened, keep: bool) -> None:
+        """Adds the errors up to a number of batches; `opened` opens a session, which is kept if `keep`."""
+        if self.batches < batches:
+            session = self.session or opened(self.table)
+            self.session = session if keep else None
+            self.errors.add(metric.errors(session, slice(self.batches, batches)))
+            self.batches = batches
+
+
+def _close(candidates: list[_Candidate]) -> list[_Candidate]:
+    """Leaves out candidates that are behind by more than `CLOSE`; the first stays, and min-max ranges close to any."""
+    least = max(each.errors.sqnr for each in candidates) - CLOSE
+    close = [each for each in candidates if each is candidates[0] or each.errors.sqnr > least]
+    together = min(each.errors.overall for each in close) - CLOSE
+    plain = [each for each in candidates if _is_plain(each.table) and each.errors.overall > together]
+    return [each for each in candidates if each in close or each in plain]
 
 
 def _rest_of_best(groups: list[list[_Candidate]]) -> Iterator[_Candidate]:
@@ -342,8 +349,8 @@ class _Judge:
     def best_ranges(self, groups: list[Group], chance: float = CHANCE) -> CalibrationTable:
         """Selects the table of the best ranges; no range was fitted to the outputs.
 
-        If the work is not thorough, candidates that are behind by more than `CLOSE` on a quarter of the samples are
-        left out there, and so are all but the first tables of all groups but the best. chance: see `_best`.
+        Unless the work is thorough, candidates behind by more than `CLOSE` on a quarter of the samples are left out
+        there, and so are all but the first tables of all groups but the best. chance: see `_best`.
         """
         exact_weights = self._recipe.correct and self._work.corrected != 0
         size = query.weight_bytes(self.model)
@@ -360,37 +367,28 @@ class _Judge:
         if not self._work.thorough and part < self._judged:
             held: list[_Candidate] = []  # of those evaluated so far, with their sessions, the best first
             for each in itertools.chain((group[0] for group in waiting), _rest_of_best(waiting)):
-                self._run(each, part, opened, True)
+                each.run(self._metric, part, opened, True)
                 held = sorted([*held, each], key=lambda its: -its.errors.sqnr)
                 while len(held) > 1 and (
                     held[-1].errors.sqnr <= held[0].errors.sqnr - CLOSE or len(held) * size > KEPT
                 ):
                     held.pop().session = None
-            candidates = [each for each in candidates if each.batches]
-            least = max(each.errors.sqnr for each in candidates) - CLOSE
-            together = max(each.errors.overall for each in candidates) - CLOSE
-            candidates = [
-                each
-                for each in candidates
-                if each is candidates[0]
-                or each.errors.sqnr > least
-                or (_is_plain(each.table) and each.errors.overall > together)
-            ]
+            candidates = _close([each for each in candidates if each.batches])
         keep = len(candidates) * size < KEPT
         if len(candidates) == 1:
             return candidates[0].table
         with progress("evaluating", len(candidates)) as advance:
             for each in candidates:
-                self._run(each, self._judged, opened, keep)
+                each.run(self._metric, self._judged, opened, keep)
                 advance(1)
 
         def lowest(close: list[CalibrationTable]) -> list[float]:
             chosen = [each for table in close for each in candidates if each.table is table]
             return self._worst(chosen, opened, keep)
 
-        errors = [each.errors for each in candidates]
+        tried, errors = [each.table for each in candidates], [each.errors for each in candidates]
         self._ranged = [] if exact_weights else candidates
-        return _best([each.table for each in candidates], errors, lowest if self._work.lowest else None, chance)[0]
+        return _best(tried, errors, lowest if self._work.lowest else None, chance)[0]
 
     def with_mean_bias(self, table: CalibrationTable, samples: Iterable[Batch]) -> CalibrationTable:
         """Adds the bias correction of `mean_shifts` to a table, unless that lowers the SQNR on the judged samples.
@@ -404,10 +402,14 @@ class _Judge:
         corrected = replace(table, bias=bias, recipe=self._recipe.to_json())
         candidates = [_Candidate(corrected), *(each for each in self._ranged if each.table is table), _Candidate(table)]
         for each in candidates[:2]:
-            self._run(each, self._judged, lambda table: self._metric.open(self.int8_models.of(table)), False)
+            each.run(self._metric, self._judged, self._open, False)
         sqnr = [each.errors.sqnr for each in candidates[:2]]
         logger.info("bias correction from mean inputs: %.1f dB of SQNR, without: %.1f dB", *sqnr)
         return candidates[int(np.argmax(sqnr))].table
+
+    def _open(self, table: CalibrationTable) -> ort.InferenceSession:
+        """Opens a session of the int8 model of a table."""
+        return self._metric.open(self.int8_models.of(table))
 
     def lowest(self, sessions: Mapping[int, ort.InferenceSession] = MappingProxyType({})) -> Lowest | None:
         """Returns the function `lowest` of `_best` for tables with corrections; None if the work has none.
@@ -416,8 +418,7 @@ class _Judge:
         """
 
         def lowest(tables: list[CalibrationTable]) -> list[float]:
-            candidates = [_Candidate(each, sessions.get(id(each))) for each in tables]
-            return self._worst(candidates, lambda table: self._metric.open(self.int8_models.of(table)), True)
+            return self._worst([_Candidate(each, sessions.get(id(each))) for each in tables], self._open, True)
 
         return lowest if self._work.lowest else None
 
@@ -429,7 +430,7 @@ class _Judge:
         candidate = _Candidate(table)
         if not can_be_cut(self.model):
             return None
-        self._run(candidate, self._metric.batches, lambda table: self._metric.open(self.int8_models.of(table)), False)
+        candidate.run(self._metric, self._metric.batches, self._open, False)
         samples = [sample for batch in self._batches for sample in cut(batch, 1)]
         single = candidate.errors.single
         if len(single) != len(samples) or candidate.errors.worst >= TAIL:
@@ -443,32 +444,28 @@ class _Judge:
         If the work is not thorough, those that are behind by `FAR` on the judged samples get -inf.
         """
         for each in candidates:
-            self._run(each, self._judged, opened, keep)
+            each.run(self._metric, self._judged, opened, keep)
         value = [each.errors.sqnr + WORST * each.errors.worst for each in candidates]
         least = -np.inf if self._work.thorough else max(value) - FAR
         close = [each for each, its in zip(candidates, value, strict=True) if its > least]
         if len(close) > 1:
             with progress("evaluating the worst samples", len(close)) as advance:
                 for each in close:
-                    self._run(each, self._metric.batches, opened, keep)
+                    each.run(self._metric, self._metric.batches, opened, keep)
                     advance(1)
         return [each.errors.worst if each in close else -np.inf for each in candidates]
 
-    def _run(self, candidate: _Candidate, batches: int, opened: Opened, keep: bool) -> None:
-        """Adds the errors of a candidate up to a number of batches."""
-        if candidate.batches < batches:
-            session = candidate.session or opened(candidate.table)
-            candidate.session = session if keep else None
-            candidate.errors.add(self._metric.errors(session, slice(candidate.batches, batches)))
-            candidate.batches = batches
-
 
 def _retreat(
-    corrected: CalibrationTable, tables: list[CalibrationTable], metric: OutputSqnr, judge: _Judge
+    corrected: CalibrationTable,
+    tables: list[CalibrationTable],
+    metric: OutputSqnr,
+    judge: _Judge,
+    thorough: bool,
 ) -> tuple[CalibrationTable, Errors]:
     """Drops corrections that lower the SQNR on held-out samples, or falls back to min-max; returns table and errors.
 
-    tables: those without corrections.
+    tables: those without corrections. Unless `thorough`, candidates far behind on a quarter of the samples go there.
     """
     tried = [corrected]
     if corrected.bias and corrected.rounding:
@@ -477,16 +474,17 @@ def _retreat(
         tried.append(replace(corrected, bias={}, rounding={}))
     plain = [each for each in tables if _is_plain(each)]
     tried += [replace(each, recipe=corrected.recipe) for each in plain]
+    candidates = [_Candidate(each) for each in tried]
     small = len(tried) * query.weight_bytes(judge.model) < KEPT
-    sessions: dict[int, ort.InferenceSession] = {}  # by the identity of the table; of small models
-
-    def evaluate(table: CalibrationTable) -> Errors:
-        session = metric.open(judge.int8_models.of(table))
-        if small:
-            sessions[id(table)] = session
-        return metric.errors(session, slice(None))
-
-    best, errors = _best(tried, _evaluated(tried, evaluate), judge.lowest(sessions))
+    for batches in (-(-metric.batches // 4), metric.batches) if small and not thorough else (metric.batches,):
+        with progress("evaluating", len(candidates)) as advance:
+            for each in candidates:
+                each.run(metric, batches, lambda table: metric.open(judge.int8_models.of(table)), small)
+                advance(1)
+        candidates = _close(candidates) if batches < metric.batches else candidates
+    sessions = {id(each.table): each.session for each in candidates if each.session is not None}
+    tried, evaluated = [each.table for each in candidates], [each.errors for each in candidates]
+    best, errors = _best(tried, evaluated, judge.lowest(sessions))
     if best is not corrected:
         kept = [name for name, each in (("GPTQ", best.rounding), ("bias correction", best.bias)) if each]
         logger.info("on the held-out samples, the best choice is %s", f"only {kept[0]}" if kept else "no correction")

@@ -79,7 +79,7 @@ class Effort:
 
 
 EFFORTS = {
-    "fast": Effort(observed=128, judged=16, lowest=0, counted=32, corrected=0, positions=None, thorough=False),
+    "fast": Effort(observed=64, judged=16, lowest=0, counted=32, corrected=0, positions=None, thorough=False),
     "default": Effort(observed=None, judged=64, lowest=256, counted=32, corrected=32, positions=2**12, thorough=False),
     "best": Effort(observed=None, judged=128, lowest=1024, counted=None, corrected=None, positions=None, thorough=True),
 }

@@ -229,7 +229,7 @@ def test_a_fast_calibration_runs_fewer_samples_and_rounds_weights_to_nearest(mon
     monkeypatch.setattr(effort, "SMALL", 0)
     float_model, batches = mlp(), samples(400)
     fast = auto_calibrate(float_model, QuantRecipe(), batches, 400, effort="fast")
-    assert fast.samples == 104 and not fast.rounding and not fast.keep_float
+    assert fast.samples == 64 and not fast.rounding and not fast.keep_float
     default = auto_calibrate(float_model, QuantRecipe(), batches, 400, effort="default")
     assert default.samples == 400 and default.rounding
     other = samples(64, 5)
