@@ -16,6 +16,7 @@ from scripts.peers import harness  # noqa: E402
 COMPARISONS = {
     "wide-deep": "recommenders.wide_deep",
     "click-models": "recommenders.click_models",
+    "dlrm-v2": "recommenders.dlrm_v2",
     "ranking": "recommenders.ranking",
     "tables": "recommenders.tables",
     "beyond-memory": "recommenders.beyond_memory",

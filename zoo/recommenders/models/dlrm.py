@@ -95,7 +95,7 @@ class DLRM(LazyModule):
 DLRM_FAMILY = TrainableRankingFamily(
     name="dlrm",
     title="DLRM (Naumov et al. 2019): click-through rate from the columns of any log",
-    recipe=replace(RECIPE, keep_float=(r"dots.*|cross\.[1-9]\.v",)),
+    recipe=replace(RECIPE, keep_float=(r"dots.*|cross\.0\.mul",)),
     build=DLRM,
     config=DLRMConfig(),
 )

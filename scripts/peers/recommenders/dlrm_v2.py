@@ -1,0 +1,149 @@
+"""A model with the shapes of MLPerf's DLRM-v2: pairs of a user and an item a second on one core.
+
+26 lists of 1 to 100 ids, vectors of 128, a bottom network 13-512-256-128, three cross layers of rank 512 on 3,456
+columns, and a top network 1024-1024-512-256-1. Tables have --rows rows instead of up to 40,000,000, and weights are
+those of one epoch on random rows. It is this project's family `dlrm` with cross layers, which adds a first-order
+weight for each id. As in MLPerf, a sample is one user with 100 to 700 items, here drawn uniformly: every pair is a row
+of its own (`pairs`), or the columns of the user, the second half of the lists and the numbers, are shared (`rank`).
+Stock engines run the same graph at --batch-size rows, see `click-models`. One pinned core, in turn, CPU time.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import zoo
+from scripts.peers import harness, processes
+from scripts.peers.recommenders import click_models
+from zoo.recommenders.data.schema import Column
+
+# Lists of the reference model (mlcommons/inference, recommendation/dlrm_v2: --multi_hot_sizes).
+LISTS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+NUMBERS, ITEM_LISTS = 13, 13
+SETTINGS = {
+    "embedding_size": "128",
+    "bottom": "512,256",
+    "layers": "3",
+    "rank": "512",
+    "hidden": "1024,1024,512,256",
+    "dropout": "0",
+    "epochs": "1",
+    "batch_size": "512",
+    "l2_embeddings": "10",
+    "refit": "false",
+}
+LOG_ROWS = 1500
+PAIRS = 100, 700  # of a sample
+SAMPLES = 16  # of a call
+# Samples a second and core of the best CPU submission (closed division, offline), a Xeon 6980P with AMX; not run here.
+MLPERF = {"samples_per_second_a_core": 73, "cpu": "Xeon 6980P", "pairs_a_sample": "100 to 700"}
+PEERS = ("onnxruntime-fp32", "onnxruntime-int8", "openvino-nncf", "zoo-native")
+
+
+def build(folder: Path, rows: int) -> Path:
+    """Trains and quantizes the model, unless the folder has it.
+
+    Args:
+        folder: Folder of the log and the model.
+        rows: Rows of each table.
+
+    Returns:
+        The model folder.
+    """
+    model = folder / f"dlrm-v2-{rows}"
+    if (model / "int8.onnx").is_file():
+        return model
+    from zoo.recommenders.data.logs import open_logs
+    from zoo.recommenders.data.schema_inference import infer
+
+    random, log = np.random.default_rng(0), folder / "log.csv"
+    lists = [f"list_{at}" for at in range(len(LISTS))]
+    with log.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["click", *(f"number_{at}" for at in range(NUMBERS)), *lists])
+        for _ in range(LOG_ROWS):
+            ids = ["|".join(f"v{each}" for each in random.integers(0, rows, size)) for size in LISTS]
+            writer.writerow([random.integers(2), *random.random(NUMBERS).round(4), *ids])
+    schema = infer(open_logs(log)[0], None)
+    columns = tuple(
+        _list(each, lists.index(each.name), rows) if each.name in lists else each for each in schema.columns
+    )
+    replace(schema, columns=columns).save(folder / "schema.json")
+    zoo.train("dlrm", str(log), model, settings=SETTINGS, schema=folder / "schema.json", label="click")
+    zoo.build(model)
+    return model
+
+
+def _list(column: Column, number: int, rows: int) -> Column:
+    """Returns the column of a list, of hashed ids; lists of one id are categories."""
+    column = replace(
+        column, shares="", encoding={"type": "hash", "buckets": rows}, tower="item" if number < ITEM_LISTS else "user"
+    )
+    if LISTS[number] == 1:
+        return replace(column, kind="category")
+    return replace(column, kind="categories", separator="|", pooling="sum", length=LISTS[number])
+
+
+def pairs_a_second(model: Path, rounds: int) -> dict[str, Any]:
+    """Measures samples of one user and many items, in the native kernels.
+
+    Args:
+        model: The model folder.
+        rounds: Turns of each way.
+
+    Returns:
+        {"way": {"pairs_per_second", "samples_per_second"}}.
+    """
+    pipeline: Any = zoo.pipeline(model, engine="native", threads=1, batch_size=PAIRS[1])
+    counts = np.random.default_rng(0).integers(PAIRS[0], PAIRS[1] + 1, SAMPLES)
+    with np.load(model / "calibration.npz") as kept:
+        columns = {name: kept[name] for name in kept.files}
+    shared = pipeline.sides.user.shared
+    samples = []
+    for number, count in enumerate(counts.tolist()):
+        drawn = np.random.default_rng(number).integers(0, len(columns["ids"]), count)
+        batch = {name: np.ascontiguousarray(column[drawn]) for name, column in columns.items()}
+        for name, places in (("ids", shared.ids), ("numbers", shared.numbers), ("scales", shared.scales)):
+            if places and name in batch:
+                batch[name][:, list(places)] = batch[name][:1, list(places)]
+        samples.append(batch)
+    calls = {
+        "pairs": lambda: [pipeline.predict(each) for each in samples],
+        "rank": lambda: [pipeline.predict_shared(each, shared) for each in samples],
+    }
+    times = harness.in_turn(calls, rounds)
+    return {
+        way: {
+            "pairs_per_second": harness.median([counts.sum() / each * 1e3 for each in taken], 0),
+            "samples_per_second": harness.median([SAMPLES / each * 1e3 for each in taken], 2),
+        }
+        for way, taken in times.items()
+    }
+
+
+def options(parser: harness.Parser) -> None:
+    """Adds the options."""
+    parser.count("--rows", 10_000, "rows of a table")
+    parser.numbers("--batch-size", "400", "batch sizes of the stock engines")
+    parser.names("--peers", "engine", click_models.ENGINES, PEERS)
+    parser.count("--rounds", 9, "turns of each engine")
+    parser.work()
+
+
+def measure(args: Any) -> dict[str, Any]:
+    """Returns {"native": `pairs_a_second`, "mlperf", "engines": [`click_models.compare`], "environment"}."""
+    facts = harness.environment(*click_models.PACKAGES, rounds=args.rounds, table_rows=args.rows, clock="CPU time")
+    with harness.folder(args.work) as folder:
+        model = build(folder, args.rows)
+        native = processes.on_one_core(pairs_a_second, model, args.rounds, cores={processes.last_core()})
+
+        def one(model: Path) -> dict[str, Any]:
+            return click_models.compare(model, args.batch_size, args.peers, args.rounds)
+
+        report = harness.gather("engines", [model], one, None, facts)
+    return {"native": native, "mlperf": MLPERF, **report}
