@@ -43,7 +43,7 @@ def apply(delta: Delta, old: Path, target: Path) -> None:
         target: Folder of the newer model; it must not exist.
 
     Raises:
-        RequestError: The delta was made from another model, is damaged, or has the served files alone.
+        RequestError: The delta was made from another model, is damaged, or has only the served files.
     """
     require_parent(delta, model_digest(old), str(old))
     if not delta.whole:
@@ -68,7 +68,7 @@ def apply(delta: Delta, old: Path, target: Path) -> None:
 def apply_in_place(
     delta: Delta, folder: Path, names: Iterable[str] = SERVED, maps: MutableMapping[str, Any] | None = None
 ) -> int:
-    """Changes the files of a folder to those of the newer model; files whose layout changes are written anew.
+    """Changes the files of a folder to the newer model's; a file with another layout is written anew.
 
     A page of a file is slow to write for the first time in a map, so that a map is kept for the next delta.
 
@@ -132,7 +132,7 @@ def _fitting(delta: Delta, old: Path) -> Iterator[None]:
 
 
 def _adopt(record: Path) -> None:
-    """Gives the files of a build record the times of those in the folder, whose digests were checked."""
+    """Replaces the times of a build record by the times of the folder's files, after their digests were checked."""
     content: Any = files.read_json(record)
     for stage in content.values():
         for name, identity in stage.get("files", {}).items() if isinstance(stage, dict) else ():

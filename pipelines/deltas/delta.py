@@ -71,7 +71,7 @@ class Delta:
         family: Family of both models.
         files: Files of the newer model by name.
         removed: Files that the newer model lacks.
-        whole: Whether it has all files of the model, not the served ones alone.
+        whole: Whether it has all files of the model, not only the served files.
         columns: Of every column of ids, {"new", "changed", "evicted", "rows"}.
     """
 
@@ -198,7 +198,7 @@ def write_delta(
 
 
 def _store(archive: zipfile.ZipFile, name: str, made: FileDelta) -> None:
-    """Adds the bytes of a file; those of text are compressed, rows of weights would not get smaller."""
+    """Adds the bytes of a file. Text is compressed; rows of weights would not get smaller."""
     kind = zipfile.ZIP_DEFLATED if Path(name).suffix in (".json", ".csv", ".tsv", ".txt") else zipfile.ZIP_STORED
     for part, arrays in (("data", made.data), ("rows", made.indices)):
         info = zipfile.ZipInfo(f"{name}/{part}")

@@ -19,7 +19,7 @@ TABLE, GRAPH = "calibration.json", "rewritten.onnx"
 def keep_scales(folder: ModelFolder, earlier: ModelFolder) -> list[str]:
     """Builds a model with the scales of an earlier one as long as its values fit, so that equal rows keep their bits.
 
-    A range that no longer fits is widened by `ROOM`, so that those of the next models fit.
+    A range that no longer fits is widened by `ROOM`, so that the ranges of the next models fit.
 
     Args:
         folder: Model folder.

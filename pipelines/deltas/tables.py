@@ -79,7 +79,7 @@ def tables_of(path: Path) -> list[Table]:
 
 
 def _table(tensor: _Tensor, width: int) -> Table | None:
-    """Returns the rows of a tensor; None for a small one, and for a flat one whose `width` in bytes is not known."""
+    """Returns the rows of a tensor; None for a small tensor, and for a flat one without a known `width` in bytes."""
     if tensor.offset < 0 or tensor.size < LEAST:
         return None
     if len(tensor.dims) > 1 and tensor.dims[0]:
@@ -124,7 +124,7 @@ def _tensor(content: mmap.mmap, start: int, end: int) -> _Tensor:
 
 
 def _numbers(content: mmap.mmap, first: int, last: int) -> Iterator[int]:
-    """Yields a repeated number: packed, or one of them, whose value is `first` and whose `last` is -1."""
+    """Yields a repeated number: packed values from `first` to `last`, or the value `first` where `last` is -1."""
     if last < 0:
         yield first
         return

@@ -1,7 +1,7 @@
 """Where deltas are published: a folder, a URL that fsspec supports, or a list in Redis.
 
-Names of files order the deltas of a folder; files whose names begin with . or _ are left out. In Redis, the names are a
-list at KEY and the contents a hash at KEY:content, for redis://HOST:PORT/DB#KEY; the key is "deltas" if none is given.
+Names of files order the deltas of a folder; files with names that begin with . or _ are left out. In Redis, the names
+are a list at KEY and the contents a hash at KEY:content, for redis://HOST:PORT/DB#KEY; the key is "deltas" by default.
 """
 
 from __future__ import annotations

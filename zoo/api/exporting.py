@@ -164,7 +164,7 @@ def apply_delta(old: Model, source: Model, output: Model) -> dict[str, Any]:
         See `delta`.
 
     Raises:
-        RequestError: The delta was made from another model, is damaged, has the served files alone, or `output` holds
+        RequestError: The delta was made from another model, is damaged, has only the served files, or `output` holds
             something else.
     """
     folder, target = zoo.load(old), Path(output)

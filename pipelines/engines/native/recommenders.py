@@ -74,7 +74,7 @@ class ProgramGraph:
         Args:
             shared: These inputs; None for the plain program.
         """
-        if shared is None or self.cached:  # whose cached rows are in memory once
+        if shared is None or self.cached:  # cached rows are in memory once
             return self.program
         if (made := self._sharing.get(shared)) is None:
             made = self._sharing[shared] = native.click_program(self._model.program, shared=shared)
@@ -153,7 +153,7 @@ class ProgramGraph:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Errors of the kernels are those of a batch."""
+        """Converts the errors of the kernels to errors of a batch."""
         try:
             yield
         except IndexError as error:
@@ -258,7 +258,7 @@ class ProgramSession(Asynchronous):
 
 @dataclass(frozen=True, eq=False)
 class ProgramItems:
-    """Items of which a program has computed what depends on them alone, see `PrecomputedItems`.
+    """Items with everything that a program computes from them without a user, see `PrecomputedItems`.
 
     Attributes:
         graph: Graph of the program.

@@ -22,6 +22,7 @@ from pipelines.kernels.recommenders.steps import Activation
 from zoo.recommenders.importers.sequences.operators import (
     inner_nodes,
     layer,
+    matches,
     normalization,
     plain,
     producer,
@@ -69,15 +70,7 @@ def attention_units(model: ir.Model) -> list[AttentionUnit]:
     Returns:
         The units, in the order of their results.
     """
-    units = []
-    for node in model.graph:
-        for shares, keys in _sums(node):
-            try:
-                units.append(_unit(node.outputs[0], shares, keys))
-                break
-            except NoMatch:
-                continue
-    return units
+    return matches(model, _pooled)
 
 
 def dice_activations(model: ir.Model) -> dict[ir.Value, tuple[ir.Value, Activation]]:
@@ -89,13 +82,23 @@ def dice_activations(model: ir.Model) -> dict[ir.Value, tuple[ir.Value, Activati
     Returns:
         Result of each Dice: its input, and the activation.
     """
-    found: dict[ir.Value, tuple[ir.Value, Activation]] = {}
-    for node in model.graph:
-        for x in _factors(node.inputs[0]) if node.op_type == "Add" else ():
-            with contextlib.suppress(NoMatch):
-                source, activation = _activation(node.outputs[0], layer(x)[1].shape[1])
-                found[node.outputs[0]] = source, activation
-    return found
+    return dict(matches(model, _dice_at))
+
+
+def _dice_at(node: ir.Node) -> tuple[ir.Value, tuple[ir.Value, Activation]]:
+    """Returns the result of Dice, its input and the activation; `node` is its last operator."""
+    for x in _factors(node.inputs[0]) if node.op_type == "Add" else ():
+        with contextlib.suppress(NoMatch):
+            return node.outputs[0], _activation(node.outputs[0], layer(x)[1].shape[1])
+    raise NoMatch
+
+
+def _pooled(node: ir.Node) -> AttentionUnit:
+    """Returns the target attention whose last operator is `node`."""
+    for shares, keys in _sums(node):
+        with contextlib.suppress(NoMatch):
+            return _unit(node.outputs[0], shares, keys)
+    raise NoMatch
 
 
 def _sums(node: ir.Node) -> list[tuple[ir.Value | None, ir.Value | None]]:

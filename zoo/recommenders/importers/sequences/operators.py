@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -12,7 +14,25 @@ from pipelines.graph import query
 from zoo.recommenders.lowering.sequences.matcher import NoMatch, both
 
 Array = NDArray[Any]
+T = TypeVar("T")
 VIEWS = ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Dropout", "Expand", "Tile")
+
+
+def matches(model: ir.Model, read: Callable[[ir.Node], T]) -> list[T]:
+    """Reads a structure at all operators of a graph.
+
+    Args:
+        model: Graph.
+        read: Reads the structure whose last operator is given; raises NoMatch for another operator.
+
+    Returns:
+        The structures, in the order of their results.
+    """
+    found = []
+    for node in model.graph:
+        with contextlib.suppress(NoMatch):
+            found.append(read(node))
+    return found
 
 
 def plain(value: ir.Value | None) -> ir.Value:

@@ -14,7 +14,15 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import query
-from zoo.recommenders.importers.sequences.operators import Array, inner_nodes, layer, plain, producer, row_normalization
+from zoo.recommenders.importers.sequences.operators import (
+    Array,
+    inner_nodes,
+    layer,
+    matches,
+    plain,
+    producer,
+    row_normalization,
+)
 from zoo.recommenders.lowering.sequences.matcher import NoMatch, both
 
 Layer = tuple[Array, Array]  # weight [inputs, outputs] and bias, float64
@@ -70,17 +78,12 @@ def transformer_units(model: ir.Model) -> list[TransformerUnit]:
     Returns:
         The units, in the order of their results.
     """
-    units = []
-    for node in model.graph:
-        if node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 1:
-            try:
-                units.append(_unit(node))
-            except NoMatch:
-                continue
-    return units
+    return matches(model, _unit)
 
 
 def _unit(taken: ir.Node) -> TransformerUnit:
+    if taken.op_type != "Gather" or taken.attributes.get_int("axis", 0) != 1:
+        raise NoMatch
     place = query.constant(taken.inputs[1])
     if place is None or place.size != 1:
         raise NoMatch
