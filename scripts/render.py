@@ -285,6 +285,7 @@ def serving() -> str:
             f"({memory['slope_per_minute']:+.1f} MB/minute), {descriptors['least']} to {descriptors['most']} descriptors "
             f"({source}).\n"
         )
+    parts += [_deltas(found, source) for found, source in compared("deltas")]
     return section("Serving", [SERVING + "\n".join(parts)] if parts else [])
 
 
@@ -337,6 +338,26 @@ def clusters() -> str:
 
 def _tail(found: Mapping[str, Any]) -> str:
     return f"{found['p99']['median']:.1f} ms, {found['p99_by_median']['median']:.1f}x the median"
+
+
+DELTAS = """Deltas of {changed_rows:,} changed rows of a table of {table_rows:,} rows, one a second, beside a reload of the
+whole folder every three seconds, by `scripts/peers/recommenders/deltas.py`: one worker on a core of its own, {clients}
+clients, turns with changes and without them alternate. p99 with changes over p99 without: deltas {delta:.2f}, reload
+{reload:.2f}. {bits} ({source}):
+"""
+
+
+def _deltas(found: Mapping[str, Any], source: str) -> str:
+    rows = []
+    for each in found["ways"]:
+        numbers = [each.get(key, {}).get("median") for key in ("rate", "p50", "p99", "until_scored", "rows_per_second")]
+        formats = (",.0f", ".1f", ".1f", ".2f", ",.0f")
+        cells = ["" if n is None else format(n, form) for n, form in zip(numbers, formats, strict=True)]
+        rows.append([each["way"], *cells])
+    bits = "The results have the same bits after both" if found["equal_bits"] else "The results differ"
+    title = DELTAS.format(**{**found, **found["p99_ratio"]}, bits=bits, source=source)
+    columns = ["changes", "requests/s", "p50, ms", "p99, ms", "until a changed row is scored, s", "changed rows/s"]
+    return title + "\n" + markdown.table(columns, rows)
 
 
 def _ended(code: int | None) -> str:
