@@ -222,8 +222,8 @@ struct ClickKernels {
                          float *out, int64_t out_stride);
     // x_j sigmoid(gates_j)
     void (*sigmoid_product)(const float *x, const float *gates, int64_t stride, int64_t width, int64_t n, float *out);
-    void (*gate_codes)(const int16_t *x, int64_t x_stride, const float *gates, int64_t gates_stride, int64_t width, int64_t n, int16_t *out,
-                       int64_t out_stride);
+    void (*gate_codes)(const int16_t *x, int64_t x_stride, const float *gates, int64_t gates_stride, const float *curve, float scale,
+                       int64_t width, int64_t n, int16_t *out, int64_t out_stride);
     void (*field_attention)(const FieldAttention &, const int16_t *x, int64_t x_stride, int64_t n, int16_t *out, int64_t out_stride);
 };
 

@@ -86,19 +86,6 @@ inline Words rounded_products(Words a, Words b) {
 #endif
 }
 
-// The entry of a segment in every lane, of kSegments floats.
-inline Vec entries(const float *table, IntVec segment) {
-#if defined(__AVX512F__)
-    return _mm512_permutex2var_ps(_mm512_loadu_ps(table), reinterpret_cast<__m512i>(segment), _mm512_loadu_ps(table + 16));
-#elif defined(__AVX2__)
-    return _mm256_i32gather_ps(table, reinterpret_cast<__m256i>(segment), 4);
-#else
-    Vec v;
-    for (int64_t l = 0; l < kVecLanes; ++l) v[l] = table[segment[l]];
-    return v;
-#endif
-}
-
 inline Vec curve_of(const Curves &c, int64_t unit, IntVec x) {
     const Vec t = to_float(x) * c.scale[unit] + c.shift[unit];
     constexpr auto kLast = static_cast<float>(kSegments - 1);

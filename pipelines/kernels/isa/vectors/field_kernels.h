@@ -18,11 +18,22 @@ void sigmoid_product(const float *x, const float *gates, int64_t stride, int64_t
             store_float(out + j, load_float<Vec>(x + j) * sigmoid_of(load_float<Vec>(gates + j)));
 }
 
-void gate_codes(const int16_t *x, int64_t x_stride, const float *gates, int64_t gates_stride, int64_t width, int64_t n, int16_t *out,
-                int64_t out_stride) {
+// The sigmoid, quadratic in |x| times `scale` between integers; curve: c0, c1 and c2 of 32 segments, of which the last is from 31 on.
+inline Vec sigmoid_by(const float *curve, float scale, Vec x) {
+    const Vec t = (x < Vec{} ? -x : x) * scale;
+    const Vec clipped = t < 31.0f ? t : broadcast<Vec>(31.0f);
+    const IntVec segment = __builtin_convertvector(clipped, IntVec);
+    const Vec y = entries(curve, segment) + clipped * (entries(curve + 32, segment) + clipped * entries(curve + 64, segment));
+    return x < Vec{} ? 1.0f - y : y;
+}
+
+void gate_codes(const int16_t *x, int64_t x_stride, const float *gates, int64_t gates_stride, const float *curve, float scale, int64_t width,
+                int64_t n, int16_t *out, int64_t out_stride) {
     for (int64_t s = 0; s < n; ++s, x += x_stride, gates += gates_stride, out += out_stride)
-        for (int64_t j = 0; j < width; j += kVecLanes)
-            store_words(out + j, round_clipped(to_float(load_words(x + j)) * sigmoid_of(load_float<Vec>(gates + j)), -kCodeLimit, kCodeLimit));
+        for (int64_t j = 0; j < width; j += kVecLanes) {
+            const Vec gate = sigmoid_by(curve, scale, load_float<Vec>(gates + j));
+            store_words(out + j, round_clipped(to_float(load_words(x + j)) * gate, -kCodeLimit, kCodeLimit));
+        }
 }
 
 constexpr int64_t kMostVectors = 128 / kVecLanes;  // of the lanes of all fields

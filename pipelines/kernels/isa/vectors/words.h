@@ -64,5 +64,18 @@ inline IntVec lane_numbers() {
     return v;
 }
 
+// The entry of a segment in every lane, of 32 floats.
+inline Vec entries(const float *table, IntVec segment) {
+#if defined(__AVX512F__)
+    return _mm512_permutex2var_ps(_mm512_loadu_ps(table), reinterpret_cast<__m512i>(segment), _mm512_loadu_ps(table + 16));
+#elif defined(__AVX2__)
+    return _mm256_i32gather_ps(table, reinterpret_cast<__m256i>(segment), 4);
+#else
+    Vec v;
+    for (int64_t l = 0; l < kVecLanes; ++l) v[l] = table[segment[l]];
+    return v;
+#endif
+}
+
 }  // namespace
 }  // namespace zoo

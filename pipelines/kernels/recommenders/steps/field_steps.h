@@ -21,13 +21,16 @@ class FieldSteps : public TransformerSteps {
         });
     }
 
-    void gate_codes(int x, int gates, int out) {
+    void gate_codes(int x, int gates, int out, Array curve, float scale) {
         const Slot from = slot(x, Kind::kWords, "gate_codes"), by = slot(gates, Kind::kFloats, "gate_codes"), to = slot(out, Kind::kWords, "gate_codes");
-        require(from.width == to.width && by.width == to.width, "gate_codes");
+        const auto *values = data_of<float>(curve, "curve", 2);
+        require(from.width == to.width && by.width == to.width && curve.shape(0) == 3 && curve.shape(1) == 32 && scale > 0, "gate_codes");
         const auto *kernels = &kernels_;
         add_to_samples({whole(from), whole(by)}, {whole(to)}, false, [=](const Block &b) {
-            kernels->gate_codes(b.at<int16_t>(from), from.stride, b.at<float>(by), by.stride, from.width, b.n, b.at<int16_t>(to), to.stride);
+            kernels->gate_codes(b.at<int16_t>(from), from.stride, b.at<float>(by), by.stride, values, scale, from.width, b.n, b.at<int16_t>(to),
+                                to.stride);
         });
+        kept_.push_back(std::move(curve));
     }
 
     void code_product(int x, int y, int out, float scale) {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,7 @@ from pipelines.kernels.recommenders.steps.base import (
     to_codes,
     vectors,
 )
+from pipelines.kernels.recommenders.steps.sequences import SEGMENTS
 from pipelines.kernels.transformer.reference import exponential, sigmoid
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from pipelines.kernels.recommenders.program import ClickProgram
 
 WEIGHTS = (2**31 - 1) // CODES  # the sum of the integer weights of all fields, so that sums fit int32
+GATE_SCALE = 3.0  # segments of the curve of gates within 1
 MAX_SIZE = 64  # of a head: differences of two scores fit int32
 
 
@@ -54,27 +57,56 @@ class SigmoidProduct(Step):
         program.sigmoid_product(self.x, self.gates, self.out)
 
 
+@functools.cache
+def gate_curve() -> Array:
+    """Returns the sigmoid in quadratic pieces, see `GateCodes`: float32 [3, SEGMENTS], within 3e-5."""
+    curve = np.zeros((3, SEGMENTS))
+    for segment in range(SEGMENTS - 1):
+        t = segment + 0.5 + np.cos(np.pi * np.array([5, 3, 1]) / 6) / 2  # nodes of Chebyshev
+        curve[:, segment] = np.linalg.solve(np.vander(t, 3, increasing=True), 1 / (1 + np.exp(-t / GATE_SCALE)))
+    curve[0, -1] = 1
+    return curve.astype(np.float32)
+
+
 @dataclass(frozen=True, eq=False)
 class GateCodes(Step):
-    """Codes times their gates: out_j = clip(rint(x_j sigmoid(gates_j)), -CODES, CODES)."""
+    """Codes times their gates: out_j = clip(rint(x_j s_j), -CODES, CODES), s_j near sigmoid(gates_j).
+
+        t = min(|gates_j| GATE_SCALE, SEGMENTS - 1);  y = c0 + t (c1 + t c2), c = curve[:, floor(t)];  s_j = y
+        s_j = 1 - y for gates below 0
+
+    Attributes:
+        x: Buffer "i2" of the codes.
+        gates: Buffer "f4" of the gates.
+        out: Buffer "i2".
+        curve: Coefficients of the pieces, float32 [3, SEGMENTS].
+    """
 
     x: int
     gates: int
     out: int
+    curve: Array = field(default_factory=gate_curve)
 
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
         width = slots.read(self, self.gates, "f4")
         require_fit(self, slots.read(self, self.x, "i2") == width == slots.write(self, self.out, "i2"))
+        require("GateCodes", "curve", self.curve, np.float32, (3, SEGMENTS))
+        require_finite(self, self.curve)
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
-        gates = sigmoid(run.buffers[self.gates])
-        run.buffers[self.out] = to_codes(run.buffers[self.x].astype(np.float32) * gates)
+        gates = run.buffers[self.gates]
+        t = np.abs(gates) * np.float32(GATE_SCALE)
+        t = np.where(t < SEGMENTS - 1, t, np.float32(SEGMENTS - 1))  # also for NaN
+        c0, c1, c2 = self.curve[:, t.astype(np.int64)]
+        y = c0 + t * (c1 + t * c2)
+        shares = np.where(gates < 0, 1 - y, y)
+        run.buffers[self.out] = to_codes(run.buffers[self.x].astype(np.float32) * shares)
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""
-        program.gate_codes(self.x, self.gates, self.out)
+        program.gate_codes(self.x, self.gates, self.out, contiguous(self.curve), GATE_SCALE)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from pipelines.kernels.recommenders import native, reference
 from pipelines.kernels.recommenders.from_graph import click_program
 from pipelines.kernels.recommenders.program import ClickProgram
 from pipelines.kernels.recommenders.steps import (
+    CODES,
     CodeProduct,
     FieldAttention,
     GateCodes,
@@ -21,6 +22,7 @@ from pipelines.kernels.recommenders.steps import (
     SigmoidProduct,
     Weighted,
 )
+from pipelines.kernels.recommenders.steps.base import Run
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.recommenders.lowering.lower import lower
@@ -154,3 +156,12 @@ def test_layouts_of_exporters_become_the_same_steps(family, options):
     assert kinds.count("GateCodes") == 2 * (family == "finalmlp" and options.get("layout") != "constant")
     (found,) = reference.run(program, feeds["ids"], feeds.get("numbers"), feeds.get("scales"))
     assert np.abs(found - run(net.model, **feeds)["probability"]).max() <= 0.005
+
+
+def test_gates_are_near_the_sigmoid():
+    gates = np.concatenate([np.linspace(-12, 12, 4001), [-1e9, 1e9]]).astype(np.float32)[:, None]
+    codes = np.full(gates.shape, CODES, np.int16)
+    run = Run(np.zeros((len(gates), 1), np.int32), None, None, [codes, gates, codes])
+    GateCodes(0, 1, 2).compute(run)
+    expected = CODES / (1 + np.exp(-gates.astype(np.float64).clip(-60, 60)))
+    np.testing.assert_allclose(run.buffers[2], expected, atol=0.63)  # half a code, and 3e-5 of CODES
