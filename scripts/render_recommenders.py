@@ -191,7 +191,11 @@ def ranking(report: Mapping[str, Any], source: str) -> str:
         ]
         for each in models
     ]
-    served = [[each["model"], *(f"{each['http_cpu_ms'][way]['median']:.2f}" for way in ways)] for each in models]
+    served = [
+        [each["model"], *(f"{each['http_cpu_ms'][way]['median']:.2f}" for way in ways)]
+        for each in models
+        if each["http_cpu_ms"]
+    ]
     columns = ["family", "user's columns", "full rows", "rank, rows", "rank, ids", "rows: speed-up", "ids: speed-up"]
     return (
         f"One user and {models[0]['candidates']} candidates by `scripts/peers/recommenders/ranking.py` ({source}): CPU "

@@ -44,7 +44,7 @@ STEP_ROUNDS = 100
 RANKS = "rank rows", "rank ids"
 
 
-def compare(model: str | Path, log: Path, count: int, rounds: int) -> dict[str, Any]:
+def compare(model: str | Path, log: Path, count: int, rounds: int, served: bool) -> dict[str, Any]:
     """Measures one model.
 
     Args:
@@ -52,6 +52,7 @@ def compare(model: str | Path, log: Path, count: int, rounds: int) -> dict[str, 
         log: Log of raw rows.
         count: Number of candidates.
         rounds: Turns of each way.
+        served: Whether it is measured over HTTP, too.
 
     Returns:
         {"model", "family", "candidates", "user_columns": share of the columns that are the user's, "ms": medians of a
@@ -83,7 +84,7 @@ def compare(model: str | Path, log: Path, count: int, rounds: int) -> dict[str, 
         "model, shared": lambda: pipeline.predict_shared(batch, shared),
     }
     times = harness.in_turn(calls, rounds)
-    http, cpu = _over_http(str(model), user, items, full, ids, rounds)
+    http, cpu = _over_http(str(model), user, items, full, ids, rounds) if served else ({}, {})
     pairs = {
         "rank rows": ("full rows", "rank rows"),
         "rank ids": ("full rows", "rank ids"),
@@ -212,6 +213,7 @@ def options(parser: harness.Parser) -> None:
     parser.add_argument("models", nargs="+", help="model folders or names")
     help_text = "log whose rows give the user and the items: one of all models, or one a model"
     parser.add_argument("--log", required=True, nargs="+", metavar="FILE", help=help_text)
+    parser.add_argument("--in-process", nargs="+", default=[], metavar="MODEL", help="models not measured over HTTP")
     parser.count("--items", 500, "candidates of a request")
     parser.count("--rounds", 15, "turns of each way")
 
@@ -225,7 +227,7 @@ def measure(args: Any) -> dict[str, Any]:
     return harness.gather(
         "models",
         zip(args.models, logs, strict=True),
-        lambda pair: compare(*pair, args.items, args.rounds),
+        lambda pair: compare(*pair, args.items, args.rounds, pair[0] not in args.in_process),
         args.output,
         facts,
     )
