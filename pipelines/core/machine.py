@@ -7,16 +7,22 @@ import ctypes
 import functools
 import gc
 import hashlib
+import math
 import os
 import platform
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.core import settings
 from pipelines.core.batches import whole_number
 from pipelines.core.errors import RequestError
+from pipelines.core.files import FULL, DiskFull
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike, NDArray
 
 THREADS = 1024  # maximum number of threads
 ISA = ("avx2", "avx512f", "avx512bw", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
@@ -132,6 +138,34 @@ def available_memory() -> int:
 def table_memory() -> int:
     """Returns the bytes that tables may take in memory: $ZOO_TABLE_MEMORY, or half of what this process may take."""
     return settings.table_memory() or available_memory() // 2
+
+
+def large_zeros(shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
+    """Returns an array of zeros; above a quarter of `table_memory`, it is mapped from an unnamed file.
+
+    The file is in the folder of temporary files ($TMPDIR). The system keeps as much of it in memory as it has.
+
+    Args:
+        shape: Shape of the array.
+        dtype: Type of its elements.
+
+    Raises:
+        DiskFull: The disk has no room for the file.
+    """
+    import numpy as np
+
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if size <= table_memory() // 4:
+        return np.zeros(shape, dtype)
+    folder = tempfile.gettempdir()
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, size)  # a disk that is full later would end the process
+            return np.asarray(np.memmap(file, dtype, "r+", shape=tuple(shape)))
+    except OSError as error:
+        if error.errno in FULL:
+            raise DiskFull(f"an array of {size:,} bytes to {folder} ($TMPDIR)", error) from error
+        raise
 
 
 def _lines(path: Path) -> list[str]:

@@ -72,6 +72,8 @@ def load(path: str | Path) -> ir.Model:
             raise ValueError(fault)
         if proto.functions:
             proto = onnx.inliner.inline_local_functions(proto, convert_version=True)
+        elif not arrays and opset >= OPSET:
+            arrays = large_weights.take_external(proto, path.parent)
         onnx.load_external_data_for_model(proto, str(path.parent))
         if repaired and not arrays and proto.ByteSize() < WHOLE:
             onnx.checker.check_model(repairs.with_ranks(proto))

@@ -6,6 +6,7 @@ tables as numpy arrays beside a small protobuf, and write or read the same bytes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -36,6 +37,15 @@ class StackedTensor(ir.LazyTensor):
         shape = ir.Shape([sum(map(len, self.parts)), *self.parts[0].shape[1:]])
         dtype = ir.DataType.from_numpy(self.parts[0].dtype)
         super().__init__(lambda: ir.Tensor(np.concatenate(self.parts), name=name), dtype, shape, name=name)
+
+    def tofile(self, file: Any) -> None:
+        """Writes the elements to a file.
+
+        Args:
+            file: Open file.
+        """
+        for part in self.parts:
+            file.write(part.reshape(-1).view(np.uint8).data)
 
 
 def take_apart(model: ir.Model, names: Collection[str] | None = None) -> tuple[onnx.ModelProto, dict[str, Array]]:
@@ -192,6 +202,31 @@ def read(path: Path) -> tuple[onnx.ModelProto, dict[str, Array]] | None:
             return _read(file, path.stat().st_size)
     except (ValueError, EOFError, IndexError):
         return None
+
+
+def take_external(proto: onnx.ModelProto, folder: Path) -> dict[str, Array]:
+    """Removes the references of large initializers to files, and maps the files instead.
+
+    Args:
+        proto: Protobuf of a model whose files and sizes were checked; it changes.
+        folder: Folder of the files.
+
+    Returns:
+        {name: read-only array} of the initializers that lack their data, for `put_together`.
+    """
+    arrays = {}
+    for tensor in proto.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL or tensor.data_type not in _TYPES:
+            continue
+        told = onnx.external_data_helper.ExternalDataInfo(tensor)
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+        offset, shape = int(told.offset or 0), tuple(tensor.dims)
+        if math.prod(shape) * dtype.itemsize < LEAST or offset % dtype.itemsize:
+            continue
+        arrays[tensor.name] = np.asarray(np.memmap(folder / told.location, dtype, "r", offset, shape))
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
+    return arrays
 
 
 def _read(file: BinaryIO, size: int) -> tuple[onnx.ModelProto, dict[str, Array]] | None:

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import ArrayLike, NDArray
 
+from pipelines.core import machine
 from pipelines.graph import query
 
 Array = NDArray[Any]
@@ -155,7 +156,7 @@ def weight_qparams(
     if axis == 0 and not clip and weight.nbytes > BLOCK:
         count = max(1, BLOCK * len(weight) // weight.nbytes)
         lower = np.broadcast_to(least, len(weight))
-        scales, integers = np.empty(len(weight), np.float32), np.empty(weight.shape, np.int8)
+        scales, integers = np.empty(len(weight), np.float32), machine.large_zeros(weight.shape, np.int8)
         for begin in range(0, len(weight), count):
             part = slice(begin, begin + count)
             step = None if found is None else found[part]

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.kernels.recommenders import steps
 from pipelines.kernels.recommenders.steps import CODES, SLACK
 from zoo.recommenders.lowering.expressions import Dots, Expression, Field
-from zoo.recommenders.lowering.integer_layers import positive
+from zoo.recommenders.lowering.integer_layers import BLOCK_ROWS, positive
 from zoo.recommenders.lowering.plan import HEADROOM, LoweringOptions, LoweringPlan
 
 Key = tuple[int, int, str, int]  # column, count, pooling, mean of a field
@@ -109,10 +110,13 @@ class CodeLayout(LoweringPlan):
         units = [self._at[field][1] * factor for field in fields]
         key = tuple(zip(map(id, fields), units, strict=True))
         if (table := self._tables.get(key)) is None:
-            table = np.zeros(height * width + SLACK, np.int16)
+            table = machine.large_zeros((height * width + SLACK,), np.int16)
             codes, start = table[: height * width].reshape(height, width), 0
             for field, unit in zip(fields, units, strict=True):
-                codes[:, start : start + field.width] = np.clip(np.rint(field.table / unit), -CODES, CODES)
+                for first in range(0, height, BLOCK_ROWS):
+                    rows = field.table[first : first + BLOCK_ROWS]
+                    block = codes[first : first + BLOCK_ROWS, start : start + field.width]
+                    block[:] = np.clip(np.rint(rows / unit), -CODES, CODES)
                 start += field.width
             self._tables[key] = table
         self.steps.append(

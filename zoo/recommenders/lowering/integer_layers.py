@@ -18,6 +18,7 @@ from zoo.recommenders.lowering.expressions import Field
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
+BLOCK_ROWS = 2**16  # rows of a table that are read at once
 BLOCK = 8192  # table rows multiplied at once, in float64
 FINEST = 1 / 64  # table scales below this part of a layer's scale gain nothing
 MOST = 2**31 * 0.99  # what sums of weights may reach, so that rounding them does not overflow
@@ -158,7 +159,8 @@ def largest(table: Array) -> float:
     Returns:
         Largest absolute value.
     """
-    return float(max(table.max(), -table.min()))
+    blocks = [table[first : first + BLOCK_ROWS] for first in range(0, len(table), BLOCK_ROWS)]
+    return float(max(max(block.max(), -block.min()) for block in blocks))
 
 
 def positive(scale: float) -> float:

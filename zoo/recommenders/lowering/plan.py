@@ -33,7 +33,6 @@ from zoo.recommenders.lowering.expressions import (
 from zoo.recommenders.lowering.fields.expressions import FieldAttention, GatedCodes
 from zoo.recommenders.lowering.forms import FORMS, Form
 from zoo.recommenders.lowering.graph_reader import GraphReader
-from zoo.recommenders.lowering.integer_layers import largest
 from zoo.recommenders.lowering.table_scales import TableScales
 
 Floats = NDArray[np.float64]
@@ -382,7 +381,7 @@ class LoweringPlan:
 
     def _largest(self, x: Field) -> float:
         """Returns the largest magnitude in the table of a field, that of an earlier model if it fits."""
-        return self.scales.largest(f"{x.column} {x.value}", largest(x.table))
+        return self.scales.largest(f"{x.column} {x.value}", self.scales.magnitude(x.table))
 
     def _range(self, value: str) -> float:
         observed = self.table.tensors.get(value)

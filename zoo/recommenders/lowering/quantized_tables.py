@@ -13,7 +13,7 @@ from pipelines.core.errors import RequestError
 from pipelines.kernels.recommenders import reference
 from pipelines.kernels.recommenders.program import ClickProgram
 from pipelines.kernels.recommenders.steps import Gather, QuantizedGather, Step
-from pipelines.kernels.recommenders.tables.quantized_rows import quantize
+from pipelines.kernels.recommenders.tables.quantized_rows import Extent, quantize
 from zoo.recommenders.lowering.activity import Samples
 
 BITS = (8, 4, 2)  # tried in this order
@@ -112,26 +112,26 @@ class QuantizedTables:
 
     def _quantized(self, program: ClickProgram, large: Mapping[int, Gather], samples: Samples) -> ClickProgram:
         expected = reference.run(program, *samples)
-        quantized: set[int] = set()
+        chosen: dict[int, tuple[int, float]] = {}  # bits and change by step
+        tried = program  # with the rows that samples read
+        extents = {at: Extent.of(_rows(step)) for at, step in large.items()}
         for bits in BITS:
             for at, step in sorted(large.items(), key=lambda item: -item[1].table.nbytes):
-                if bits < BITS[0] and at not in quantized:
+                if bits < BITS[0] and at not in chosen:
                     continue
                 used = np.unique(samples.ids[:, step.column : step.column + step.count])
                 try:
-                    changed = replace(program, steps=_with(program, at, _quantized(step, bits, used)))
+                    changed = replace(tried, steps=_with(tried, at, _quantized(step, bits, extents[at], used)))
                 except RequestError:  # too long a list
                     continue
                 change = largest_change(expected, reference.run(changed, *samples))
                 if change <= self._bound:
-                    candidate = _quantized(step, bits)
-                    program = replace(program, steps=_with(program, at, candidate))
-                    size, before = (round(array.nbytes / 1e6, 3) for array in (candidate.table, step.table))
-                    change = float(f"{change:.2e}")
-                    quantized.add(at)
-                    self._made[id(step.table)] = LookupTable(
-                        step.column, step.rows, step.width, bits, size, before, change
-                    )
+                    tried, chosen[at] = changed, (bits, float(f"{change:.2e}"))
+        for at, (bits, change) in chosen.items():
+            step, made = large[at], _quantized(large[at], bits, extents[at])
+            program = replace(program, steps=_with(program, at, made))
+            size, before = (round(array.nbytes / 1e6, 3) for array in (made.table, step.table))
+            self._made[id(step.table)] = LookupTable(step.column, step.rows, step.width, bits, size, before, change)
         return program
 
 
@@ -161,9 +161,12 @@ def _with(program: ClickProgram, at: int, step: Step) -> tuple[Step, ...]:
     return (*program.steps[:at], step, *program.steps[at + 1 :])
 
 
-def _quantized(step: Gather, bits: int, used: NDArray[Any] | None = None) -> QuantizedGather:
-    rows = step.table[: step.rows * step.stride].reshape(step.rows, step.stride)[:, : step.width]
-    table = quantize(rows, bits, used)
+def _rows(step: Gather) -> NDArray[Any]:
+    return step.table[: step.rows * step.stride].reshape(step.rows, step.stride)[:, : step.width]
+
+
+def _quantized(step: Gather, bits: int, extent: Extent, used: NDArray[Any] | None = None) -> QuantizedGather:
+    table = quantize(_rows(step), bits, used, extent)
     return QuantizedGather(
         step.out,
         step.position,

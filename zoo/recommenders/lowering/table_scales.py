@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zoo.recommenders.lowering.integer_layers import largest
+
 Array = NDArray[Any]
 
 ROOM = 1.25  # a range that no longer fits becomes so many times as wide, so that the next ones fit
@@ -28,6 +30,17 @@ class TableScales:
     def __init__(self, earlier: Mapping[str, Array] = MappingProxyType({})) -> None:
         self._earlier = earlier
         self.used: dict[str, Array] = {}
+        self._magnitudes: dict[int, tuple[Array, float]] = {}  # of tables by their address
+
+    def magnitude(self, table: Array) -> float:
+        """Returns the largest magnitude in a table, which is read once.
+
+        Args:
+            table: Table of any shape.
+        """
+        if id(table) not in self._magnitudes:
+            self._magnitudes[id(table)] = table, largest(table)
+        return self._magnitudes[id(table)][1]
 
     def largest(self, field: str, found: float) -> float:
         """Returns the largest magnitude that codes of a table represent.

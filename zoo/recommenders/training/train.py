@@ -5,6 +5,7 @@ All embedding tables of a log are one parameter; a step reads, decays and averag
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -151,6 +152,7 @@ def train(
         _require_both_labels(store, split, features.schema.labels)
         earlier = None if start_model is None else start_model.earlier
 
+        @functools.lru_cache(maxsize=1)
         def categories_of(rows: int) -> CategoryCounts:
             return CategoryCounts(features, store, rows, config.min_count, earlier)
 

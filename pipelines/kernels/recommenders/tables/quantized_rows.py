@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array, require
 
@@ -161,7 +162,40 @@ class QuantizedRows:
         return np.asarray(scaled + biases.astype(np.float32) * (np.float32(self.bias_unit) * factors), np.float32)
 
 
-def quantize(table: Array, bits: int, rows: Array | None = None) -> QuantizedRows:
+@dataclass(frozen=True)
+class Extent:
+    """Ranges of the rows of a table.
+
+    Attributes:
+        magnitude: Largest magnitude of an entry.
+        range: Largest range of a row.
+    """
+
+    magnitude: float
+    range: float
+
+    @classmethod
+    def of(cls, table: Array) -> Extent:
+        """Reads a table in blocks.
+
+        Args:
+            table: float32 or int16 [rows, width], finite.
+
+        Raises:
+            RequestError: The table is not finite.
+        """
+        magnitude = widest = 0.0
+        step = max(BLOCK // table.shape[1], 1)
+        for first in range(0, len(table), step):
+            block = table[first : first + step]
+            low, high = _ends(block[_starts(block)])
+            if not np.isfinite([low, high]).all():
+                raise RequestError("found values that are not finite in a table; expected finite ones")
+            magnitude, widest = max(magnitude, -low.min(), high.max()), max(widest, (high - low).max())
+        return cls(float(magnitude), float(widest))
+
+
+def quantize(table: Array, bits: int, rows: Array | None = None, extent: Extent | None = None) -> QuantizedRows:
     """Quantizes the rows of a table.
 
     The range of a row is [bias, bias + (2^bits - 1) scale], rounded so that it covers the row. Below 8 bits, narrower
@@ -171,6 +205,7 @@ def quantize(table: Array, bits: int, rows: Array | None = None) -> QuantizedRow
         table: float32 or int16 [rows, width], finite.
         bits: 8, 4 or 2.
         rows: Numbers of the rows to quantize, all others are zero; None: all.
+        extent: Ranges of the rows; None: they are read.
 
     Returns:
         The quantized table.
@@ -184,21 +219,32 @@ def quantize(table: Array, bits: int, rows: Array | None = None) -> QuantizedRow
         )
     height, width = table.shape
     stride, levels = row_bytes(width, bits), 2**bits - 1
-    low, high = (np.asarray(end, np.float64) for end in (table.min(axis=1), table.max(axis=1)))
-    if not np.isfinite([low, high]).all():
-        raise RequestError("found values that are not finite in a table; expected finite ones")
-    bias_unit = np.float32(max(np.abs(low).max(), np.abs(high).max()) / (MAX_BIAS - 1))
-    scale_unit = np.float32(((high - low).max() + bias_unit) / levels / (MAX_SCALE - 1))
+    extent = extent or Extent.of(table)
+    bias_unit = np.float32(extent.magnitude / (MAX_BIAS - 1))
+    scale_unit = np.float32((extent.range + bias_unit) / levels / (MAX_SCALE - 1))
     units = tuple(unit if unit >= SMALLEST else SMALLEST for unit in (scale_unit, bias_unit))
-    data = np.zeros(height * stride + SLACK, np.uint8)  # numpy asks for huge pages
+    data = machine.large_zeros((height * stride + SLACK,), np.uint8)  # numpy asks for huge pages
     matrix = data[: height * stride].reshape(height, stride)
     step = max(BLOCK // width, 1)
     for first in range(0, height if rows is None else len(rows), step):
         block: Any = slice(first, first + step) if rows is None else rows[first : first + step]
-        codes, parameters = _best_range(table[block], low[block], high[block], bits, units)
-        matrix[block, :-4] = codes if bits == 8 else _packed(codes, bits)
-        matrix[block, -4:] = parameters.view(np.uint8)
+        values = table[block]
+        starts = _starts(values)
+        distinct = values[starts]
+        codes, parameters = _best_range(distinct, *_ends(distinct), bits, units)
+        packed = np.concatenate([codes if bits == 8 else _packed(codes, bits), parameters.view(np.uint8)], axis=1)
+        matrix[block] = np.repeat(packed, np.diff(starts, append=len(values)), axis=0)
     return QuantizedRows(data, height, width, bits, *map(float, units))
+
+
+def _starts(rows: Array) -> NDArray[np.int64]:
+    """Returns the first row of every run of equal rows: many rows of a large table are those of unknown values."""
+    return np.concatenate([[0], 1 + np.flatnonzero((rows[1:] != rows[:-1]).any(axis=1))])
+
+
+def _ends(rows: Array) -> tuple[Floats, Floats]:
+    """Returns the least and the greatest value of every row, float64 [n]."""
+    return rows.min(axis=1).astype(np.float64), rows.max(axis=1).astype(np.float64)
 
 
 def _best_range(
