@@ -274,11 +274,11 @@ def digest(path: Path) -> str:
         path: File.
     """
     now = path.stat()
-    return _digest(path.resolve(), now.st_size, now.st_mtime_ns)
+    return _digest(path.resolve(), now.st_ino, now.st_size, now.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=64)
-def _digest(path: Path, _size: int, _modified: int) -> str:
+def _digest(path: Path, _inode: int, _size: int, _modified: int) -> str:
     return sha256(path)
 
 
@@ -288,7 +288,7 @@ def identity(path: Path) -> dict[str, Any]:
     Args:
         path: File.
     """
-    return {"bytes": path.stat().st_size, "modified": path.stat().st_mtime_ns, "sha256": sha256(path)}
+    return {"bytes": path.stat().st_size, "modified": path.stat().st_mtime_ns, "sha256": digest(path)}
 
 
 def same(path: Path, was: Mapping[str, Any]) -> bool:
@@ -299,7 +299,7 @@ def same(path: Path, was: Mapping[str, Any]) -> bool:
         was: Result of `identity`.
     """
     now = path.stat()
-    return bool(now.st_size == was["bytes"] and (now.st_mtime_ns == was["modified"] or sha256(path) == was["sha256"]))
+    return bool(now.st_size == was["bytes"] and (now.st_mtime_ns == was["modified"] or digest(path) == was["sha256"]))
 
 
 def starts_with(path: Path, magic: bytes) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from pipelines.core import machine
 from pipelines.core.errors import RequestError, requires
 from pipelines.core.files import replacing
 from pipelines.graph import edit, io, query
@@ -22,6 +23,7 @@ from zoo.recommenders.data.encoding import Field as IdField
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.lowering.graph_reader import GraphReader
 
+BLOCK_ROWS = 2**16  # rows of tables that are compared at once
 METADATA = "metadata"  # array of an .npz that holds the metadata as JSON text
 
 
@@ -61,6 +63,11 @@ def export_tables(folder: ModelFolder, to: str, output: Path) -> dict[str, Any]:
         }
         if field.table != field.name:
             continue
+        if (size := sum(weight.nbytes for weight in tables.values())) > machine.table_memory():
+            raise RequestError(
+                f"found tables of {size // 10**6:,} MB for {field.name}, expected at most the memory for tables, "
+                f"{machine.table_memory() // 10**6:,} MB; set ZOO_TABLE_MEMORY where there is more, or read fp32.onnx"
+            )
         for part, weight in tables.items():
             table = np.ascontiguousarray(weight, np.float32)
             scale = np.abs(table).max(axis=1) / np.float32(127)
@@ -109,8 +116,12 @@ def changed_rows(old: ModelFolder, new: ModelFolder) -> dict[str, dict[str, int]
         changed = np.zeros(len(here), bool)
         for part, table in tables.items():
             other = former_tables.get(part)
-            same_width = other is not None and other.shape[1:] == table.shape[1:]
-            changed |= (other[here] != table[there]).any(1) if other is not None and same_width else True
+            if other is None or other.shape[1:] != table.shape[1:]:
+                changed[:] = True
+                continue
+            for first in range(0, len(here), BLOCK_ROWS):
+                rows = slice(first, first + BLOCK_ROWS)
+                changed[rows] |= (other[here[rows]] != table[there[rows]]).any(1)
         counts[field.name] = {
             "new": field.rows - len(there),
             "changed": int(np.count_nonzero(changed)),

@@ -153,3 +153,12 @@ def test_unusable_vectors_are_refused(log, tmp_path):
         with pytest.raises(RequestError, match=message):
             zoo.train("deepfm", log, tmp_path / f"{number}", settings=TINY, schema=path)
         assert not (tmp_path / f"{number}").exists()
+
+
+def test_tables_beyond_memory_are_refused(log, tmp_path, monkeypatch):
+    zoo.train("deepfm", log, tmp_path / "a", settings={**TINY, "embedding_size": "16"})
+    zoo.build(tmp_path / "a")
+    monkeypatch.setenv("ZOO_TABLE_MEMORY", "500B")
+    with pytest.raises(RequestError, match="found tables of .* expected at most the memory for tables"):
+        api.export(tmp_path / "a", "npz", tmp_path / "tables.npz")
+    assert not (tmp_path / "tables.npz").exists()
