@@ -198,12 +198,12 @@ def auto_calibrate(
         )
 
     smooth = bool(best.smoothing)
-    best, errors = _retreat(corrected(best), tables, metric, judge, work.thorough)
+    best, errors = _retreat(corrected(best), tables, metric, judge)
     if splitting:
         smoothing = smoothing_factors(equalized(model, factors, {}, splitting), recipe, counted) if smooth else {}
         groups = tables_with(splitting, smoothing)
         split = judge.best_ranges(groups)
-        split, of_split = _retreat(corrected(split), list(itertools.chain(*groups)), metric, judge, work.thorough)
+        split, of_split = _retreat(corrected(split), list(itertools.chain(*groups)), metric, judge)
         logger.info("splitting hidden channels: %.1f dB of SQNR, without: %.1f dB", of_split.sqnr, errors.sqnr)
         best, errors = _best([best, split], [errors, of_split], judge.lowest(), SPLIT_GAIN)
     if errors.sqnr < GOAL:
@@ -461,11 +461,10 @@ def _retreat(
     tables: list[CalibrationTable],
     metric: OutputSqnr,
     judge: _Judge,
-    thorough: bool,
 ) -> tuple[CalibrationTable, Errors]:
     """Drops corrections that lower the SQNR on held-out samples, or falls back to min-max; returns table and errors.
 
-    tables: those without corrections. Unless `thorough`, candidates far behind on a quarter of the samples go there.
+    tables: those without corrections.
     """
     tried = [corrected]
     if corrected.bias and corrected.rounding:
@@ -476,15 +475,12 @@ def _retreat(
     tried += [replace(each, recipe=corrected.recipe) for each in plain]
     candidates = [_Candidate(each) for each in tried]
     small = len(tried) * query.weight_bytes(judge.model) < KEPT
-    for batches in (-(-metric.batches // 4), metric.batches) if small and not thorough else (metric.batches,):
-        with progress("evaluating", len(candidates)) as advance:
-            for each in candidates:
-                each.run(metric, batches, lambda table: metric.open(judge.int8_models.of(table)), small)
-                advance(1)
-        candidates = _close(candidates) if batches < metric.batches else candidates
+    with progress("evaluating", len(candidates)) as advance:
+        for each in candidates:
+            each.run(metric, metric.batches, lambda table: metric.open(judge.int8_models.of(table)), small)
+            advance(1)
     sessions = {id(each.table): each.session for each in candidates if each.session is not None}
-    tried, evaluated = [each.table for each in candidates], [each.errors for each in candidates]
-    best, errors = _best(tried, evaluated, judge.lowest(sessions))
+    best, errors = _best(tried, [each.errors for each in candidates], judge.lowest(sessions))
     if best is not corrected:
         kept = [name for name, each in (("GPTQ", best.rounding), ("bias correction", best.bias)) if each]
         logger.info("on the held-out samples, the best choice is %s", f"only {kept[0]}" if kept else "no correction")

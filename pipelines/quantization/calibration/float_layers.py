@@ -283,7 +283,7 @@ def leave_float(
         sqnr: SQNR of `table` by `metric`, in dB.
         goal: SQNR to reach, in dB.
         thorough: Evaluate every layer with the layers before it in a model that is quantized anew; otherwise only those
-            that also gain in `FloatLayers`, on the batches after the first ones and on all.
+            that also gain in `FloatLayers` on the batches after the first ones.
         measured: Number of the first batches.
 
     Returns:
@@ -296,7 +296,7 @@ def leave_float(
     total = sum(counted[each] for each in names)
     trials = FloatLayers(metric, int8, scaled, names)
     first, others = slice(measured), slice(measured, measured + max(measured, 2))
-    steps = [others if metric.batches > measured else first, slice(None)]
+    checked = others if metric.batches > measured else first
     base, gains = trials.sqnr((), first), {}
     with progress("measuring layers in int8", len(names)) as advance:
         for name in names:
@@ -304,25 +304,16 @@ def leave_float(
             advance(1)
     kept: dict[str, str] = {}
     room = FLOAT_SHARE * total
-    before: dict[int, float] = {}  # SQNR with the layers `kept` by step
-
-    def gains_enough(more: Mapping[str, str], least: float) -> bool:
-        for at, step in enumerate(steps):
-            if at not in before:
-                before[at] = trials.sqnr(kept, step)
-            if trials.sqnr(more, step) < before[at] + least:
-                return False
-        return True
-
+    before = trials.sqnr(kept, checked)
     for name in sorted(names, key=lambda each: -gains[each] / counted[each]):
         least = max(SENSITIVE, GAIN * counted[name] / total)
         if gains[name] < least or counted[name] > room or sqnr >= goal:
             continue
         more = kept | {name: f"int8 costs {gains[name]:.1f} dB of SQNR here"}
-        if not thorough and not gains_enough(more, least):
+        if not thorough and trials.sqnr(more, checked) < before + least:
             continue
         found = metric(quantizer.quantize(replace(table, keep_float=more))[0])
         if found > sqnr + least:
             kept, sqnr, room = more, found, room - counted[name]
-            before.clear()
+            before = trials.sqnr(kept, checked)
     return replace(table, keep_float=kept)
