@@ -112,7 +112,7 @@ class Forms:
 
 
 class _Ranker:
-    """A form that ranks: a session whose batches are items of one user.
+    """A session of a form for rankings: all samples of a batch are items of one user.
 
     Args:
         opener: Opens the session.

@@ -313,7 +313,7 @@ def _close(candidates: list[_Candidate]) -> list[_Candidate]:
 
 
 def _rest_of_best(groups: list[list[_Candidate]]) -> Iterator[_Candidate]:
-    """Yields all but the first of the group whose first has the highest SQNR by then."""
+    """Yields the group with the highest SQNR of a first candidate by then, without that candidate."""
     yield from max(groups, key=lambda group: group[0].errors.sqnr)[1:]
 
 
@@ -457,10 +457,7 @@ class _Judge:
 
 
 def _retreat(
-    corrected: CalibrationTable,
-    tables: list[CalibrationTable],
-    metric: OutputSqnr,
-    judge: _Judge,
+    corrected: CalibrationTable, tables: list[CalibrationTable], metric: OutputSqnr, judge: _Judge
 ) -> tuple[CalibrationTable, Errors]:
     """Drops corrections that lower the SQNR on held-out samples, or falls back to min-max; returns table and errors.
 

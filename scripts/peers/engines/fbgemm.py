@@ -9,7 +9,7 @@ from pipelines.core.errors import ZooError
 
 
 def open_bags(shapes: Sequence[tuple[int, int]], bits: int, features: Sequence[int] | None = None) -> Any:
-    """Opens bags of tables whose rows are still to be written.
+    """Opens bags of tables with rows that are still to be written.
 
     Args:
         shapes: Rows and columns of every table.

@@ -22,8 +22,8 @@ from zoo.recommenders.data.encoding import UNKNOWN
 from zoo.recommenders.data.encoding import Field as IdField
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.lowering.graph_reader import GraphReader
+from zoo.recommenders.lowering.integer_layers import BLOCK_ROWS
 
-BLOCK_ROWS = 2**16  # rows of tables that are compared at once
 METADATA = "metadata"  # array of an .npz that holds the metadata as JSON text
 
 

@@ -119,7 +119,7 @@ class Catalogue:
         return np.array([known[text] for text in texts], np.int64)
 
     def found(self, ids: Any) -> FoundItems | None:
-        """Finds items whose ids are texts and differ.
+        """Finds items by different ids, given as texts.
 
         Args:
             ids: Their ids.

@@ -231,7 +231,7 @@ def held_out_metrics(
 
 
 def auc_of_parts(labels: NDArray[Any], probabilities: NDArray[Any], weights: NDArray[Any] | None = None) -> list[float]:
-    """Computes the AUC of consecutive parts of the held-out rows, whose scatter tells how sure a difference of AUC is.
+    """Computes the AUC of consecutive parts of the held-out rows, from which `gain_error` takes its standard error.
 
     Args:
         labels: 0 or 1, [n]; or [n, labels], NaN where missing.

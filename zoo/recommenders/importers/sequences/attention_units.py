@@ -94,7 +94,7 @@ def _dice_at(node: ir.Node) -> tuple[ir.Value, tuple[ir.Value, Activation]]:
 
 
 def _pooled(node: ir.Node) -> AttentionUnit:
-    """Returns the target attention whose last operator is `node`."""
+    """Returns the target attention that ends at `node`."""
     for shares, keys in _sums(node):
         with contextlib.suppress(NoMatch):
             return _unit(node.outputs[0], shares, keys)

@@ -1,4 +1,4 @@
-"""New networks whose large tables are in memory or in files, and the file of weights of a trained one."""
+"""New networks with large tables in memory or in files, and the file of weights of a trained one."""
 
 from __future__ import annotations
 

@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import distributed, nn
 
+from zoo.recommenders.models.layers import BLOCK_ROWS
 from zoo.training.runs import Processes
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Adam's
 GROWTH = 1 / math.sqrt(BETA2)  # of the learning rate of an idle row, a step
 RATIO = BETA1 * GROWTH  # of an idle row's steps, one to the next
 MAX_LOG_GROWTH = 40.0  # logarithm of a growth beyond which nothing is left to shrink
-BLOCK_ROWS = 1 << 16  # rows settled at once
 
 
 @dataclass
@@ -63,9 +63,8 @@ class SparseAdam:
         self.row_rates: torch.Tensor | None = None  # factor of the learning rate of every row, [rows, 1]
         self.padding = torch.tensor(padding, dtype=torch.int64)
         self.first, self.second = torch.zeros_like(weight).detach(), torch.zeros_like(weight).detach()
-        self.last_steps = torch.zeros(
-            len(weight), dtype=torch.int64, device=weight.device
-        )  # the step that a row is made up to
+        # the step that a row is made up to
+        self.last_steps = torch.zeros(len(weight), dtype=torch.int64, device=weight.device)
 
     def state(self) -> dict[str, torch.Tensor]:
         """State for a checkpoint."""
