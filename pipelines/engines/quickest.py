@@ -36,11 +36,12 @@ class Option(NamedTuple):
 
 
 class QuickestSession(Asynchronous):
-    """Times its options on the first batch of every size class and remembers the choice, see `timing.choose`.
+    """Times its options on a batch of every size class and remembers the choice, see `timing.choose`.
 
-    A batch smaller than those before it runs in the engine of the next larger size class, so the last batch of a stream
-    is not timed. If an option cannot be opened, the next fastest takes its place. Options whose names end in `FLOAT`
-    compute the float model of an int8 file; where one of them is the fastest, a warning says so. Threads may share it.
+    The first batch that is smaller than those before it runs in the engine of the next larger size class, so the last
+    batch of a stream is not timed; the second one of its class is. If an option cannot be opened, the next fastest
+    takes its place. Options whose names end in `FLOAT` compute the float model of an int8 file; where one of them is
+    the fastest, a warning says so. Threads may share it.
 
     Args:
         digest: Digest of the model that all options compute.
@@ -55,6 +56,9 @@ class QuickestSession(Asynchronous):
         self.threads = threads
         self._digest, self._options = digest, dict(options)
         self._chosen: dict[int, str] = {}  # size class -> name of an option
+        self._borrowed: dict[
+            int, str
+        ] = {}  # as `_chosen`: classes of which one batch ran in the engine of a larger one
         self._sessions: dict[str, Session] = {}
         self._only: Session | None = None  # session for all batch sizes, if there is one option
         self._engine = "auto"
@@ -111,7 +115,8 @@ class QuickestSession(Asynchronous):
         if found is None:
             with self._lock:
                 found = self._choose(size, batch)
-        self._engine = found.engine + FLOAT * self._chosen[size].endswith(FLOAT)
+        name = self._chosen.get(size) or self._borrowed[size]
+        self._engine = found.engine + FLOAT * name.endswith(FLOAT)
         return found
 
     def leave_out_float(self) -> None:
@@ -126,11 +131,13 @@ class QuickestSession(Asynchronous):
         return other
 
     def _choose(self, size: int, batch: Batch) -> Session:
+        """Opens the session for a batch whose size class has no choice yet."""
         while True:
             usable = [name for name, option in self._options.items() if length(batch) >= option.smallest]
-            larger = min((each for each in self._chosen if each >= size), default=0)
-            if self._chosen.get(larger) in usable:
-                name = self._chosen[larger]
+            larger = min((each for each in self._chosen if each >= size), default=size)
+            known, borrows = self._chosen.get(larger, ""), larger > size and size not in self._borrowed
+            if known in usable and (larger == size or borrows):
+                name = known
             elif len(usable) == 1:
                 name = usable[0]
             else:
@@ -147,7 +154,7 @@ class QuickestSession(Asynchronous):
                 logger.warning("the engine %s is left out: %s", name, error)
                 del self._options[name]
                 continue
-            self._chosen[size] = name
+            (self._borrowed if borrows and name == known else self._chosen)[size] = name
             if [option.smallest for option in self._options.values()] == [0]:
                 self._only = session
             # frees sessions that were only timed

@@ -48,13 +48,28 @@ def options(**smallest):
     return {name: Option(lambda name=name: Fake(name), least) for name, least in smallest.items()}
 
 
-def test_each_size_class_is_timed_once_and_shorter_batches_take_the_next_larger(asked):
+def test_each_size_class_is_timed_once_and_the_first_shorter_batch_takes_the_next_larger(asked):
     session = QuickestSession("m", options(b=1, c=1))
     assert session.engine == "auto" and session.inputs == PORTS
     for count in (64, 60, 3, 128, 100):
         np.testing.assert_array_equal(session.run(feeds(count))["y"], feeds(count)["x"])
     assert asked == [(64, ["b", "c"]), (128, ["b", "c"])] and session.engine == "b"
     assert session.executed(feeds(3)) == ["b"]
+    assert asked[2:] == [(3, ["b", "c"])]
+
+
+def test_single_rows_after_a_large_batch_run_in_the_engine_that_is_faster_for_them(monkeypatch, caplog):
+    def choose(digest, candidates, batch, threads):
+        best = "a" if len(batch["x"]) > 8 else "a+fp32"
+        return timing.Choice(best, threads, timing.size_class(batch), dict.fromkeys(candidates, 1.0), "")
+
+    monkeypatch.setattr(quickest, "choose", choose)
+    session = QuickestSession("m", {"a": Option(lambda: Fake("a")), "a+fp32": Option(lambda: Fake("a"))})
+    found = []
+    for count in (512, 1, 1, 1, 512):
+        session.run(feeds(count))
+        found.append(session.engine)
+    assert found == ["a", "a", "a+fp32", "a+fp32", "a"]
 
 
 def test_an_option_is_not_tried_below_its_smallest_batch(asked):
