@@ -172,11 +172,11 @@ class Question(NamedTuple):
     expected: list[dict[str, Any]]
 
 
-def at_once(server: Server, questions: list[Question]) -> None:
-    """Each gets its own answer, where 64 clients ask before any worker goes on."""
+def at_once(server: Server, questions: list[Question], key: str = "results") -> None:
+    """Each gets its own answer, where 64 clients ask before any worker goes on. key: of the rows in an answer."""
 
     def ask(each: Question) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = server.json(each.path, each.body, each.kind)["results"]
+        found: list[dict[str, Any]] = server.json(each.path, each.body, each.kind)[key]
         return found
 
     with concurrent.futures.ThreadPoolExecutor(CLIENTS) as clients:

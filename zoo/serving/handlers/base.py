@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import orjson
@@ -34,6 +34,36 @@ Send = Callable[[list[JobResult]], None]
 
 class Overloaded(ZooError):
     """Too many requests are in progress; a valid request may be sent again later."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+
+
+class Api(Protocol):
+    """Requests and responses of another API than this server's own, for one model."""
+
+    def parse(self, job: Job) -> tuple[Batch, Any]:
+        """Parses the body of a job.
+
+        Args:
+            job: The job.
+
+        Returns:
+            Model inputs, {} if the response needs no model; and the context of `encode`.
+
+        Raises:
+            RequestError: The body is invalid; the HTTP status is its attribute `status`, if any, else 400.
+        """
+
+    def encode(self, context: Any, outputs: Batch) -> bytes:
+        """Encodes the response.
+
+        Args:
+            context: Context of `parse`.
+            outputs: Outputs of the model.
+
+        Returns:
+            The response body, JSON.
+        """
 
 
 def text_lines(job: Job, most: int, name: str) -> list[str]:
@@ -91,7 +121,7 @@ def json_value(job: Job, key: str) -> Any:
         RequestError: The body is no JSON.
         ContentTooLarge: It holds too many values.
     """
-    content = _json(job)
+    content = parse_json(job)
     return content.get(key) if isinstance(content, dict) else content
 
 
@@ -110,7 +140,7 @@ def json_options(job: Job, key: str, options: Sequence[str]) -> tuple[Any, dict[
         RequestError: The body is no JSON, or the object has another key.
         ContentTooLarge: It holds too many values.
     """
-    content = _json(job)
+    content = parse_json(job)
     if not isinstance(content, dict):
         return content, {}
     if unknown := next((name for name in content if name not in (key, *options)), None):
@@ -118,7 +148,19 @@ def json_options(job: Job, key: str, options: Sequence[str]) -> tuple[Any, dict[
     return content.pop(key, None), content
 
 
-def _json(job: Job) -> Any:
+def parse_json(job: Job) -> Any:
+    """Parses a JSON body.
+
+    Args:
+        job: The job.
+
+    Returns:
+        The value.
+
+    Raises:
+        RequestError: The body is no JSON.
+        ContentTooLarge: It holds too many values.
+    """
     limits.require_json(job.body, job.received_bytes)
     try:
         return orjson.loads(job.body)
@@ -157,6 +199,7 @@ class Handler:
         response_types: Media types of the responses of `run`.
         max_batch_samples: Number of samples up to which requests are computed together; 1 if results could depend on
             the other samples of the batch.
+        apis: Other APIs that the model answers, by verb (see `zoo.serving.protocol.text_apis`).
     """
 
     content_types: ClassVar[tuple[str, ...]] = ()
@@ -166,6 +209,7 @@ class Handler:
         self.name, self.version, self.pipeline = name, version, pipeline
         self._outputs: dict[str, tuple[np.dtype[Any], Sequence[int | None]]] = {}
         self.max_batch_samples = 1
+        self.apis: dict[str, Api] = {}
 
     # ---------------------------------------------------------------------------------------------- overridden by tasks
 
@@ -215,6 +259,17 @@ class Handler:
             The columns.
         """
         raise NotImplementedError
+
+    def compute(self, batches: Sequence[Batch]) -> Batch:
+        """Computes the inputs of several jobs in one call.
+
+        Args:
+            batches: Inputs of every job, with the same names.
+
+        Returns:
+            Outputs of the model for the samples of all jobs.
+        """
+        return self.pipeline.predict(batches[0] if len(batches) == 1 else joined(batches))
 
     def sample_batch(self) -> Batch:
         """Returns model inputs of one sample, for the warm-up."""
@@ -285,6 +340,7 @@ class Handler:
             "example": self.example_text(),
             "gathers": self.max_batch_samples,
             "streams": self.streams,
+            "apis": list(self.apis),
             **self.extra_description(),
         }
 
@@ -313,7 +369,7 @@ class Handler:
         groups: list[list[ParsedJob]] = []
         free = 0
         for parsed in parsed_jobs:
-            if parsed.samples <= free and groups[-1][0].batch.keys() == parsed.batch.keys():
+            if groups and parsed.samples <= free and groups[-1][0].batch.keys() == parsed.batch.keys():
                 groups[-1].append(parsed)
                 free -= parsed.samples
             else:
@@ -324,9 +380,7 @@ class Handler:
     def _compute(self, group: list[ParsedJob], parse_seconds: float) -> list[JobResult]:
         begin = time.perf_counter()
         try:
-            outputs = self.pipeline.predict(
-                group[0].batch if len(group) == 1 else joined([parsed.batch for parsed in group])
-            )
+            outputs = self.compute([parsed.batch for parsed in group]) if group[0].batch else {}
         except BaseException as error:  # a panic of a library, too
             if len(group) > 1:  # one by one, so that only the faulty job fails
                 return [result for parsed in group for result in self._compute([parsed], parse_seconds)]
@@ -342,13 +396,16 @@ class Handler:
 
     def _parse(self, job: Job) -> ParsedJob:
         try:
+            if (api := self.apis.get(job.verb)) is not None:
+                batch, context = api.parse(job)
+                return ParsedJob(job, batch, len(next(iter(batch.values()))) if batch else 0, context)
             if job.verb not in (INFER, RUN):
                 raise RequestError(f"{self.name} supports {RUN} and {INFER}, not {job.verb}")
             if job.options:
                 raise RequestError(f"there is no option {next(iter(job.options))[:40]!r}; {self.name} takes none")
             if job.verb == INFER:
                 request = open_inference.parse_request(job.body, job.json_length, job.received_bytes)
-                batch: Batch = request.inputs
+                batch = request.inputs
                 open_inference.require_finite(batch)
                 return ParsedJob(job, batch, self.pipeline._check(batch), request)
             responses.negotiate(job.accept, self.response_types)  # fails before anything is computed
@@ -362,7 +419,9 @@ class Handler:
     ) -> JobResult:
         begin, json_length = time.perf_counter(), -1
         try:
-            if parsed.job.verb == INFER:
+            if (api := self.apis.get(parsed.job.verb)) is not None:
+                media_type, body = responses.JSON, api.encode(parsed.context, outputs)
+            elif parsed.job.verb == INFER:
                 body, json_length = open_inference.encode_response(parsed.context, self.name, self.version, outputs)
                 media_type = responses.JSON if json_length < 0 else responses.BINARY
             else:
@@ -384,16 +443,11 @@ def error_result(job: Job, error: BaseException) -> JobResult:
         error: The exception.
 
     Returns:
-        Status 413 for `ContentTooLarge`, 400 for another RequestError, 503 for `Overloaded`, else 500; the body has the
-        message in one line.
+        Status of the error's attribute `status`, as of `ContentTooLarge`; 400 for another RequestError, else 500. The
+        body has the message in one line.
     """
-    status = HTTPStatus.INTERNAL_SERVER_ERROR
-    if isinstance(error, limits.ContentTooLarge):
-        status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-    elif isinstance(error, RequestError):
-        status = HTTPStatus.BAD_REQUEST
-    elif isinstance(error, Overloaded):
-        status = HTTPStatus.SERVICE_UNAVAILABLE
+    failed = HTTPStatus.BAD_REQUEST if isinstance(error, RequestError) else HTTPStatus.INTERNAL_SERVER_ERROR
+    status = getattr(error, "status", failed) if isinstance(error, ZooError) else failed
     if isinstance(error, ZooError):
         message = re.sub(r" \(--[^()]*\)$", "", one_line(error))  # without a hint at command-line options
     else:

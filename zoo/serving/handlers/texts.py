@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,12 +10,15 @@ import numpy as np
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from zoo.serving.handlers.base import Handler, ParsedJob, json_options, require_count, text_lines
-from zoo.serving.protocol import limits, responses
+from zoo.serving.handlers.text_apis import cohere, openai, tei
+from zoo.serving.handlers.text_apis.api import TextApi, flat
+from zoo.serving.protocol import limits, responses, text_apis
+from zoo.serving.protocol.text_apis import MAX_TEXTS
 from zoo.serving.workers.channel import Job
+from zoo.texts.data.tokenizer import Tokens
 from zoo.texts.text_pipeline import TextPipeline
 
 EXAMPLE_TEXTS = 5
-MAX_TEXTS = 4096  # of one request
 OPTIONS = ("prompt", "max_length", "on_error")  # keys of a JSON body beside "texts", as of `TextPipeline.__call__`
 
 
@@ -30,8 +34,67 @@ class TextHandler(Handler):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self.apis: dict[str, TextApi] = {  # type: ignore[assignment]
+            verb: api_type(self.name, self.pipeline) for verb, api_type in self.api_types.items()
+        }
         if self.pipeline.TEXTS_PER_ROW == 1:  # CSV has no vectors
             self.response_types = (responses.JSON, responses.JSON_LINES, responses.ARROW)
+
+    @property
+    def api_types(self) -> Mapping[str, type[TextApi]]:
+        """Types of the APIs that the model answers, by verb."""
+        tokens = {text_apis.TOKENIZE: tei.Tokenize, text_apis.DECODE: tei.Decode}
+        if self.pipeline.TEXTS_PER_ROW == 1:
+            return {
+                text_apis.EMBEDDINGS: openai.Embeddings,
+                text_apis.EMBED: tei.Embed,
+                text_apis.SIMILARITY: tei.Similarity,
+                text_apis.COHERE_EMBED: cohere.Embed,
+                text_apis.COHERE_EMBED_V1: cohere.EmbedV1,
+                **tokens,
+            }
+        if self.pipeline.config.labels > 1:
+            return {text_apis.PREDICT: tei.Predict, **tokens}
+        return {
+            text_apis.RERANK: tei.Rerank,
+            text_apis.COHERE_RERANK: cohere.Rerank,
+            text_apis.PREDICT: tei.Predict,
+            **tokens,
+        }
+
+    def connect(self, handlers: Mapping[str, Handler]) -> None:
+        """See `Handler.connect`.
+
+        Args:
+            handlers: Handlers of the worker by public name.
+        """
+        for api in self.apis.values():
+            api.others = {*handlers} - {self.name}
+
+    def compute(self, batches: Sequence[Batch]) -> Batch:
+        """Computes the inputs of several jobs without padding: tokens of `flat`, or padded ids and masks.
+
+        Args:
+            batches: Inputs of every job, with the same names.
+
+        Returns:
+            Outputs of the model for the samples of all jobs.
+        """
+        if "lengths" not in batches[0]:
+            return super().compute(batches)
+        return {
+            self.pipeline.OUTPUT: self.pipeline.compute(Tokens.concatenated([Tokens(**batch) for batch in batches]))
+        }
+
+    def extra_description(self) -> dict[str, Any]:
+        """Returns the model's part of `/info` of text-embeddings-inference."""
+        labels = dict(enumerate(tei.label_names(self.pipeline)))
+        kind: dict[str, Any] = {"embedding": {"pooling": self.pipeline.config.pooling}}
+        if labels:
+            names = {str(i): name for i, name in labels.items()}
+            ids = {name: i for i, name in labels.items()}
+            kind = {"reranker" if len(labels) == 1 else "classifier": {"id2label": names, "label2id": ids}}
+        return {"info": {"model_type": kind, "max_input_length": self.pipeline.max_length}}
 
     def example_text(self) -> str:
         """Returns example texts or pairs, one per line."""
@@ -45,7 +108,7 @@ class TextHandler(Handler):
             job: The job.
 
         Returns:
-            Padded token ids and masks of the valid texts; and the error of each text ("" for none) and whether each
+            Tokens of the valid texts; and the error of each text ("" for none) and whether each
             valid text is truncated.
 
         Raises:
@@ -67,7 +130,7 @@ class TextHandler(Handler):
         tokens = self.pipeline.tokenize(
             [texts for texts, error in zip(samples, errors, strict=True) if not error], **text_options
         )
-        return tokens.padded(self.pipeline.config.inputs), (errors, tokens.truncated)
+        return flat(tokens), (errors, tokens.truncated)
 
     def table(self, parsed: ParsedJob, outputs: Batch) -> responses.Columns:
         """Returns the columns of `zoo run`: row, and embedding or scores; cut, and error if a text is invalid.

@@ -24,10 +24,12 @@ from zoo.serving.http import static_files
 from zoo.serving.http.access_log import AccessLog
 from zoo.serving.http.http_types import BodyTooLarge, ClientDisconnect, HTTPException, Request, Response
 from zoo.serving.http.request_context import RequestContext
+from zoo.serving.http.text_routes import Choose, TextRoutes
 from zoo.serving.metrics import CONTENT_TYPE, STAGES, Metrics
 from zoo.serving.protocol import openapi
 from zoo.serving.protocol.content_encoding import ACCEPTED, ENCODINGS, decompress
 from zoo.serving.protocol.responses import JSON, error_body
+from zoo.serving.protocol.text_apis import HEALTH
 from zoo.serving.workers.channel import Job
 from zoo.serving.workers.dispatcher import Dispatcher, QueueFull
 
@@ -69,7 +71,8 @@ class Router:
         self.access_log = AccessLog()
         self.closing = False
         self._held_bytes = 0  # of request bodies in memory
-        self._public = {"/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs", *static_files.FILES}
+        self._public = {"/v2/health/live", "/v2/health/ready", HEALTH, "/openapi.json", "/docs", *static_files.FILES}
+        self._texts = TextRoutes(config, models, lambda: dispatcher.models)
         self._routes: dict[str, dict[str, Endpoint]] = {
             "/v2/health/live": {"GET": self._live},
             "/v2/health/ready": {"GET": self._ready},
@@ -77,6 +80,7 @@ class Router:
             "/v2/repository/index": {"POST": self._repository_index},
             "/v1/models": {"GET": self._list_models},
             "/metrics": {"GET": self._metrics},
+            HEALTH: {"GET": self._health},
             "/openapi.json": {"GET": self._openapi},
             "/docs": {"GET": self._docs},
             **{path: {"GET": _static(path)} for path in static_files.FILES},
@@ -90,6 +94,10 @@ class Router:
                 f"/v2/models/{name}/ready": {"GET": self._model_ready(name)},
                 f"/v2/models/{name}/infer": {"POST": self._inference(name, INFER)},
             }
+        for path, choose in self._texts.targets().items():
+            self._routes.setdefault(path, {})["POST"] = self._inference("", "", choose)
+        for path, info in self._texts.infos().items():
+            self._routes[path] = {"GET": _computed(info)}
 
     # --------------------------------------------------------------------------------------------------------- requests
 
@@ -112,6 +120,8 @@ class Router:
             logger.exception("a request for %s failed", request.path)
             response = Response(500, JSON, error_body("the server failed"))
             self.metrics.rejected[500] += 1
+        if response.status >= 400:
+            response = self._texts.error(request.method, request.path, response)
         if self.config.cors_origins:
             response = self._with_cors(request, response)
         if not self.config.access_log:
@@ -143,7 +153,7 @@ class Router:
         methods = self._routes.get(request.path) or self._match(request.path)
         if self.config.cors_origins and request.method == "OPTIONS" and methods:
             return Response(204, JSON, b"")
-        if self.config.api_keys and request.path not in self._public:
+        if self.config.api_keys and (request.path not in self._public or request.method == "POST"):
             self._authenticate(request)
         if methods is None:
             raise HTTPException(404, self._not_found(request.path))
@@ -212,13 +222,14 @@ class Router:
 
     # -------------------------------------------------------------------------------------------------------- inference
 
-    def _inference(self, model: str, verb: str) -> Endpoint:
-        """Endpoint of requests that a worker computes."""
-        series = self.metrics.series(model, verb)
+    def _inference(self, name: str, kind: str, choose: Choose | None = None) -> Endpoint:
+        """Endpoint of requests that a worker computes, for a model and a verb, or those that `choose` returns."""
         submit, clock = self.dispatcher.submit, time.perf_counter
+        if name:
+            self.metrics.series(name, kind)  # shown from the start
 
         async def endpoint(request: Request) -> Response:
-            begin = clock()
+            begin, model, verb = clock(), name, kind
             held_bytes, context = 0, None
             try:
                 held_bytes = self._hold_body(request)
@@ -230,6 +241,8 @@ class Router:
                     body = await self._decompress(body, encoding.strip().lower())
                     held_bytes += self._hold(len(body))
                 read = clock() - begin
+                if choose is not None:
+                    model, verb = choose(body, received or len(body))
                 job = _job(request, verb, body, received)
                 try:
                     pending = submit(model, job, context.deliver)
@@ -238,7 +251,9 @@ class Router:
                     raise HTTPException(429, message, ("retry-after", "1")) from None
                 result = await context.result(pending)
             except HTTPException as error:
-                series.add(error.response.status, clock() - begin, (), 0, 0)
+                if not model:
+                    raise
+                self.metrics.series(model, verb).add(error.response.status, clock() - begin, (), 0, 0)
                 return await self._drain(request, error.response)
             finally:
                 self._held_bytes -= held_bytes
@@ -254,7 +269,10 @@ class Router:
                 headers.append(("server-timing", ", ".join(stages)))
             if result.status == 503:
                 headers.append(("retry-after", "1"))
-            series.add(result.status, clock() - begin, stage_seconds, result.samples, result.batch_size)
+            seconds = clock() - begin
+            self.metrics.series(model, verb).add(
+                result.status, seconds, stage_seconds, result.samples, result.batch_size
+            )
             chunks = None if result.last else context.chunks(result)
             return Response(result.status, result.content_type, result.body, headers, chunks)
 
@@ -324,6 +342,10 @@ class Router:
         self._require_ready()
         return _json({"ready": True})
 
+    async def _health(self, request: Request) -> Response:
+        self._require_ready()
+        return Response(200, JSON, b"")
+
     def _model_ready(self, name: str) -> Endpoint:
         async def endpoint(request: Request) -> Response:
             self._require_ready()
@@ -353,11 +375,13 @@ class Router:
         return [self.dispatcher.models.get(name) or {"name": name} for name in self.names]
 
     async def _list_models(self, request: Request) -> Response:
-        return _json({"models": self._descriptions()})
+        descriptions = self._descriptions()
+        return _json({"object": "list", "data": [*map(self._texts.listed, descriptions)], "models": descriptions})
 
     def _description(self, name: str) -> Endpoint:
         async def endpoint(request: Request) -> Response:
-            return _json(self._loaded(name))
+            description = self._loaded(name)
+            return _json({**self._texts.listed(description), **description})
 
         return endpoint
 
@@ -428,6 +452,13 @@ def _parse_digits(text: str) -> int | None:
 
 def _json(value: Any) -> Response:
     return Response(200, JSON, orjson.dumps(value))
+
+
+def _computed(value: Callable[[], Any]) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
+        return _json(value())
+
+    return endpoint
 
 
 def _static(path: str) -> Endpoint:

@@ -6,13 +6,16 @@ because each value takes a byte or more; compressed bodies, encoded tables and i
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import NamedTuple
 
 from pipelines.core.errors import RequestError
 
 
 class ContentTooLarge(RequestError):
-    """A body holds more than its limit; the status is 413."""
+    """A body holds more than its limit."""
+
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
 
 class Limit(NamedTuple):

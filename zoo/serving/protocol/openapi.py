@@ -7,7 +7,7 @@ import importlib.metadata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zoo.serving.protocol import responses
+from zoo.serving.protocol import responses, text_apis
 
 VERSION = importlib.metadata.version("int8-zoo")
 _ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
@@ -24,6 +24,8 @@ _ERRORS = {
     411: "The request has a body without Content-Length.",
     413: "The body is too large.",
     415: "The Content-Encoding is neither gzip nor deflate.",
+    422: "A field of a text-embeddings-inference request is invalid.",
+    424: "The model does not compute what a text-embeddings-inference request asks for.",
     429: "The queue is full; Retry-After says when to try again.",
     500: "The server failed.",
     503: "The models are not loaded, the worker died twice, or too many sets of options are in use; try again.",
@@ -76,8 +78,17 @@ def document(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "/v1/models": {"get": _get("Descriptions of all models.")},
         "/metrics": {"get": _get("Prometheus metrics.", media_type="text/plain")},
     }
+    verbs = {verb for model in models for verb in model.get("apis", ())}
+    paths |= {path: {"post": _text_api(path)} for path, verb in text_apis.PATHS.items() if verb in verbs}
+    if verbs:
+        paths[text_apis.INFO] = {"get": _get("The text model of the server (text-embeddings-inference).", 422, 424)}
+        paths[text_apis.HEALTH] = {"get": _get("Readiness of all models.", 503)}
     for model in models:
         name = model["name"]
+        for verb in model.get("apis", ()):
+            if verb in text_apis.TEI_VERBS:
+                path = f"/{verb.partition('.')[2]}"
+                paths[f"/v1/models/{name}{path}"] = {"post": _text_api(path, name)}
         if model.get("run"):
             paths[f"/v1/models/{name}:run"] = {"post": _run(model)}
         if "items" in model:
@@ -140,7 +151,8 @@ tr:has(th), td:empty {{ display: none }} td[data-name]::before {{ content: attr(
 <h1>Routes</h1><p>OpenAPI document: <a href="/openapi.json">/openapi.json</a>.</p>
 <table><tr><th>route</th><th></th><th>request</th><th>response</th></tr>{"".join(rows)}</table>
 <h2>Headers</h2><table>{headers}</table>
-<h2>Errors</h2><p>The body of an error is <code>{{"error": "message in one line"}}</code>.</p><table>{errors}</table>
+<h2>Errors</h2><p>The body of an error is <code>{{"error": "message in one line"}}</code>; text APIs of others have
+their own.</p><table>{errors}</table>
 </body></html>
 """.encode()
 
@@ -176,6 +188,18 @@ def _run(model: Mapping[str, Any]) -> dict[str, Any]:
     ]
     content: dict[str, Any] = {media_type: {} for media_type in model["run"]}
     return {**operation, "requestBody": {"required": True, "content": content}}
+
+
+def _text_api(path: str, model: str = "") -> dict[str, Any]:
+    """An operation of a text API, of a model or of that which its body names."""
+    summary, required, optional = text_apis.FIELDS[text_apis.PATHS[path]]
+    schema = {
+        "type": "object",
+        "properties": {name: {} for name in (*required, *optional)},
+        "required": list(required),
+    }
+    operation = _inference(f"{summary}{f' by {model}' if model else ''}.", [responses.JSON])
+    return {**operation, "requestBody": {"required": True, "content": {responses.JSON: {"schema": schema}}}}
 
 
 def _rank(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +39,18 @@ class Tokens(NamedTuple):
     types: Ints
     lengths: NDArray[np.int64]
     truncated: NDArray[np.bool_]
+
+    @classmethod
+    def concatenated(cls, parts: Sequence[Tokens]) -> Tokens:
+        """Concatenates the tokens of several groups of texts.
+
+        Args:
+            parts: Tokens, at least one group.
+
+        Returns:
+            The tokens of all texts in order.
+        """
+        return parts[0] if len(parts) == 1 else cls(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
     def first(self, count: int) -> Tokens:
         """Returns the tokens of the first texts.
@@ -142,12 +156,71 @@ class Tokenizer:
             raise RequestError(f"found max length {length!r:.40}; expected {least} to {self._max_length} tokens")
         return length
 
-    def __call__(self, texts: Sequence[str] | Sequence[tuple[str, str]], max_length: int | None = None) -> Tokens:
+    @functools.cached_property
+    def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ids of the special tokens before and behind every single text."""
+        encoding = self.encode("a")
+        inner = [i for i, special in enumerate(encoding.special_tokens_mask) if not special] or [0]
+        return tuple(encoding.ids[: inner[0]]), tuple(encoding.ids[inner[-1] + 1 :])
+
+    def encode(self, text: str, special_tokens: bool = True) -> Any:
+        """Tokenizes one text without truncation.
+
+        Args:
+            text: The text; the caller bounds its length.
+            special_tokens: Whether to add the special tokens of the model.
+
+        Returns:
+            `tokenizers.Encoding`, with the offsets of its tokens in characters.
+
+        Raises:
+            RequestError: The tokenizer fails, because its file is damaged.
+        """
+        with self._unlimited() as tokenizer:
+            return tokenizer.encode(text.lower() if self._lower else text, add_special_tokens=special_tokens)
+
+    def decode(self, texts: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
+        """Converts token ids to texts.
+
+        Args:
+            texts: Token ids of every text; unknown ids are left out.
+            skip_special_tokens: Whether to leave out special tokens.
+
+        Returns:
+            The texts.
+
+        Raises:
+            RequestError: The tokenizer fails, because its file is damaged.
+        """
+        with self._unlimited() as tokenizer:
+            decoded: list[str] = tokenizer.decode_batch(texts, skip_special_tokens=skip_special_tokens)
+            return decoded
+
+    @contextlib.contextmanager
+    def _unlimited(self) -> Iterator[Any]:
+        """The library's tokenizer without truncation, for this thread alone."""
+        try:
+            with catch_panics(), self._lock:
+                self._tokenizer.no_truncation()
+                yield self._tokenizer
+        except Panic as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: BaseException) -> RequestError:
+        return RequestError(f"{self._path} fails ({one_line(error)}); copy it from the model again")
+
+    def __call__(
+        self,
+        texts: Sequence[str] | Sequence[tuple[str, str]],
+        max_length: int | None = None,
+        direction: str | None = None,
+    ) -> Tokens:
         """Tokenizes texts, or pairs of texts, of which the longer text is truncated first.
 
         Args:
             texts: Texts, or pairs of texts.
             max_length: Maximum number of tokens, special tokens included; None for that of the model.
+            direction: End at which texts are truncated, "left" or "right"; None for that of the model.
 
         Returns:
             The tokens.
@@ -155,47 +228,48 @@ class Tokenizer:
         Raises:
             RequestError: The tokenizer fails, because its file is damaged.
         """
-        most = max_length or self._max_length
+        most, end = max_length or self._max_length, direction or self._direction
         try:
             with catch_panics(), self._lock:  # the library keeps the maximum as a state
-                self._tokenizer.enable_truncation(most, direction=self._direction)
-                encodings = self._encode(texts, most)
+                self._tokenizer.enable_truncation(most, direction=end)
+                encodings = self._encode(texts, most, end)
         except Panic as error:
-            raise RequestError(f"{self._path} fails ({one_line(error)}); copy it from the model again") from error
+            raise self._failure(error) from error
         lengths = np.array([len(encoding.ids) for encoding in encodings], np.int64)
         count = int(lengths.sum())
         ids: NDArray[Any] = np.fromiter((i for encoding in encodings for i in encoding.ids), np.int32, count)
         types: NDArray[Any] = np.fromiter((i for encoding in encodings for i in encoding.type_ids), np.int32, count)
         size = FACTORS[-1] * MAX_TOKEN_CHARACTERS * most
         truncated = [
-            bool(encoding.overflowing) or self._has_more(text, size)
+            bool(encoding.overflowing) or self._has_more(text, size, end)
             for encoding, text in zip(encodings, texts, strict=True)
         ]
         return Tokens(ids, types, lengths, np.array(truncated, np.bool_))
 
-    def _encode(self, texts: Sequence[Any], most: int) -> list[Any]:
+    def _encode(self, texts: Sequence[Any], most: int, end: str) -> list[Any]:
         """Encodes texts by the characters at the kept end, and by more of them where these gave too few tokens."""
         encodings: list[Any] = [None] * len(texts)
         rows = list(range(len(texts)))
         for factor in FACTORS:
             size = factor * MAX_TOKEN_CHARACTERS * most
-            found = self._tokenizer.encode_batch([self._truncate(texts[i], size) for i in rows])
+            found = self._tokenizer.encode_batch([self._truncate(texts[i], size, end) for i in rows])
             for i, encoding in zip(rows, found, strict=True):
                 encodings[i] = encoding
-            rows = [i for i in rows if not encodings[i].overflowing and self._has_more(texts[i], size)]
+            rows = [i for i in rows if not encodings[i].overflowing and self._has_more(texts[i], size, end)]
             if not rows:
                 break
         return encodings
 
-    def _truncate(self, text: str | tuple[str, str], size: int) -> str | tuple[str, str]:
+    def _truncate(self, text: str | tuple[str, str], size: int, end: str) -> str | tuple[str, str]:
         """Truncates by characters, which bounds the time of a very long text."""
         if not isinstance(text, str):
-            return tuple(self._truncate(part, size) for part in text)  # type: ignore[return-value]
-        text = text[: size + 1] if self._direction == "right" else text[-size - 1 :]
+            return tuple(self._truncate(part, size, end) for part in text)  # type: ignore[return-value]
+        text = text[: size + 1] if end == "right" else text[-size - 1 :]
         return text.lower() if self._lower else text
 
-    def _has_more(self, text: str | Sequence[str], size: int) -> bool:
+    @staticmethod
+    def _has_more(text: str | Sequence[str], size: int, end: str) -> bool:
         """Returns whether a text has more than whitespace beyond the characters of `_truncate`."""
-        beyond = slice(size + 1, None) if self._direction == "right" else slice(-size - 1)
+        beyond = slice(size + 1, None) if end == "right" else slice(-size - 1)
         parts = [text] if isinstance(text, str) else text
         return any(len(part) > size and bool(part[beyond].strip()) for part in parts)

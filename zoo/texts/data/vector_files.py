@@ -17,6 +17,7 @@ from pipelines.core.files import replacing
 
 FORMATS = (".npy", ".parquet", ".jsonl")
 DTYPES = ("float32", "float16", "int8", "binary")
+PRECISIONS = ("float", "int8", "uint8", "binary", "ubinary")  # of embeddings over HTTP, as Cohere and Voyage name them
 Array = NDArray[Any]
 Write = Callable[[Array, NDArray[np.int64]], None]
 
@@ -62,6 +63,42 @@ def convert(vectors: NDArray[np.float32], dtype: str) -> Array:
     factor = np.divide(127, largest, out=np.zeros_like(largest), where=largest > 0)
     rounded: Array = np.rint(vectors * factor).astype(np.int8)
     return rounded
+
+
+def quantize(vectors: NDArray[np.float32], precision: str) -> Array:
+    """Converts vectors to a precision of the embedding APIs.
+
+    int8 and ubinary are those of `convert`; uint8 is int8 + 128, binary is ubinary - 128 as int8.
+
+    Args:
+        vectors: float32 [n, w].
+        precision: One of `PRECISIONS`.
+
+    Returns:
+        float32, int8 or uint8 [n, w]; int8 or uint8 [n, ceil(w / 8)] for "binary" and "ubinary".
+    """
+    if precision == "float":
+        return vectors
+    if precision == "int8":
+        return convert(vectors, "int8")
+    if precision == "uint8":
+        return convert(vectors, "int8").view(np.uint8) ^ np.uint8(128)
+    bits = convert(vectors, "binary")
+    return bits if precision == "ubinary" else (bits ^ np.uint8(128)).view(np.int8)
+
+
+def normalize(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Divides vectors by their L2 norm; zeros stay.
+
+    Args:
+        vectors: float32 [n, w].
+
+    Returns:
+        float32 [n, w], contiguous.
+    """
+    norms = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+    normalized: NDArray[np.float32] = (vectors / np.maximum(norms, 1e-12)).astype(np.float32)
+    return normalized
 
 
 def similarities(vectors: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:
