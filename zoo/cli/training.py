@@ -211,7 +211,9 @@ def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> 
     help="Translation: parallel text (SOURCE,TARGET or a file of source TAB target) to build a lexical shortlist of; "
     "the speedup grows with the vocabulary.",
 )
-@click.option("--pooling", default=None, help="Sentence encoders without a pooling configuration: mean, cls or max.")
+@click.option(
+    "--pooling", default=None, help="Sentence encoders without a pooling configuration: mean, cls, max, last, ..."
+)
 @click.option(
     "--normalize",
     is_flag=True,

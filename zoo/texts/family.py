@@ -88,8 +88,9 @@ class TextFamily(
         return report_sections
 
 
-# attention products, and a head that computes one row per pair, are too small to gain from int8
+# attention products, and layers that compute one row per text, are too small to gain from int8
 ATTENTION, HEAD = r".*\.(products|found)", r"(dense|classifier)(\..*)?|scores"
+POOLED = r"dense\.\d+(\..*)?"  # after the pooling
 
 MAX_LENGTH = RunOption(
     "max_length", int, None, "Maximum number of tokens; longer texts are truncated and counted. [default: the model's]"
@@ -100,7 +101,7 @@ SENTENCE_ENCODER = TextFamily(  # Reimers and Gurevych 2019, "Sentence-BERT"
     title="Sentence encoder: texts to vectors, BERT, RoBERTa, DistilBERT or MPNet",
     task="embedding",
     cross_encoder=False,
-    recipe=QuantRecipe(keep_float=(ATTENTION,), smooth=True),
+    recipe=QuantRecipe(keep_float=(f"{ATTENTION}|{POOLED}",), smooth=True),
     run_options=(
         RunOption(
             "column", str, None, "Column with the texts in CSV, TSV, JSON lines or Parquet. [default: text, ...]"

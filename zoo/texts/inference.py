@@ -99,7 +99,7 @@ class SentencePipeline(TextPipeline):
 
     @contextlib.contextmanager
     def _writer(self, output: str | Path) -> Iterator[Write]:
-        with vector_files.vector_writer(output, self.config.width, self.output_dtype) as write:
+        with vector_files.vector_writer(output, self.config.output_size, self.output_dtype) as write:
 
             def write_converted(results: Floats, rows: NDArray[np.int64]) -> None:
                 write(vector_files.convert(results, self.output_dtype), rows)

@@ -388,10 +388,10 @@ def damaged(folder, what):
         case "no pooling":
             (folder / "1_Pooling" / "config.json").unlink()
             return r"no 1_Pooling/config.json.*--pooling"
-        case "two poolings":
-            about = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}
+        case "another pooling":
+            about = {"pooling_mode_median_tokens": True, "pooling_mode_mean_tokens": True}
             (folder / "1_Pooling" / "config.json").write_text(json.dumps(about))
-            return "its pooling is cls and mean"
+            return "its pooling is mean and pooling_mode_median_tokens"
         case "prompts that are left out":
             about = {"pooling_mode": "mean", "include_prompt": False}
             (folder / "1_Pooling" / "config.json").write_text(json.dumps(about))
@@ -422,9 +422,9 @@ def damaged(folder, what):
             why = "its positions are relative_key"
         case _:
             modules = json.loads((folder / "modules.json").read_text())
-            modules.append({"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"})
+            modules.append({"idx": 3, "name": "3", "path": "3_CNN", "type": "sentence_transformers.models.CNN"})
             (folder / "modules.json").write_text(json.dumps(modules))
-            return "its module Dense is not supported"
+            return "its module CNN is not supported"
     (folder / "config.json").write_text(json.dumps(config))
     return why
 
@@ -433,7 +433,7 @@ def damaged(folder, what):
     "what",
     [
         "no pooling",
-        "two poolings",
+        "another pooling",
         "prompts that are left out",
         "a layer more",
         "another tokenizer",
@@ -487,7 +487,6 @@ def test_a_folder_that_says_nothing_of_length_is_told_it(tmp_path):
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        ({"model_type": "modernbert", "architectures": ["ModernBertModel"]}, "modernbert has rotary positions.*GeGLU"),
         ({"model_type": "new", "architectures": ["NewModel"]}, "new has rotary positions.*GeGLU"),
         ({"model_type": "other", "architectures": ["OtherModel"]}, "other has unsupported parts; known are bert"),
         ({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}, "qwen3 has .*grouped-query attention"),

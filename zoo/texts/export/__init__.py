@@ -1,1 +1,1 @@
-"""Export of BERT-shaped networks to fp32.onnx, and their graph rewrites."""
+"""Export of text encoders to fp32.onnx, and their graph rewrites."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,47 +14,34 @@ from pipelines.models.family import Importer
 from pipelines.models.hub import CARD, CardFile
 from zoo.texts.data import tokenizer
 from zoo.texts.data.tokenizer import Tokenizer
+from zoo.texts.importers import sentence_modules
+from zoo.texts.importers.sentence_modules import CONFIG, MODULES, SETTINGS
+from zoo.texts.importers.sentence_modules import read_object as _json
 from zoo.texts.models import weights
-from zoo.texts.models.config import POOLINGS, ModelConfig
+from zoo.texts.models.architectures import MODEL_TYPES
+from zoo.texts.models.architectures.base import ConfigFile
+from zoo.texts.models.config import ModelConfig
 
 INDEX = ".index.json"  # suffix of the index of sharded weights
-CONFIG, MODULES, PICKLED = "config.json", "modules.json", "pytorch_model.bin"
-SETTINGS = "config_sentence_transformers.json"  # prompts; activation of a cross-encoder
-ARCHITECTURES = {  # by model type of transformers
-    "bert": "bert",
-    "roberta": "roberta",
-    "xlm-roberta": "roberta",
-    "camembert": "roberta",
-    "data2vec-text": "roberta",
-    "electra": "electra",
-    "ernie": "ernie",
-    "distilbert": "distilbert",
-    "mpnet": "mpnet",
-}
-UNSUPPORTED = {  # unsupported parts of other encoders
-    "modernbert": "rotary positions, sliding-window attention, and a gated feed-forward (GeGLU)",
+PICKLED = "pytorch_model.bin"
+UNSUPPORTED = {  # unsupported parts of other networks
     "nomic_bert": "rotary positions and a gated feed-forward (SwiGLU)",
     "deberta-v2": "disentangled attention over content and relative position",
     "new": "rotary positions and a gated feed-forward (GeGLU)",  # gte-v1.5
     "qwen2": "rotary positions, grouped-query attention and a gated feed-forward (SwiGLU)",
     "qwen3": "rotary positions, grouped-query attention and a gated feed-forward (SwiGLU)",
     "gemma3_text": "rotary positions, sliding-window attention and a gated feed-forward (GeGLU)",
-}
-SEQUENCE_TO_SEQUENCE = {  # unsupported parts of networks that translation models have, too
     "t5": "relative positions in every layer and RMS normalization",
     "bart": "an encoder and a decoder",
 }
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_fast": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "swish",
-    "swish": "swish",
-}
-PATTERNS = ("*.json", "*/config.json", "model.safetensors", PICKLED)
+PATTERNS = (
+    "*.json",
+    "*/config.json",
+    "model.safetensors",
+    PICKLED,
+    "*_Dense*/model.safetensors",
+    f"*_Dense*/{PICKLED}",
+)
 ENCODERS = ("Model", "ForMaskedLM", "ForPreTraining", "ForNextSentencePrediction")  # ends of architectures
 HEADS = {  # what other architectures do, by the end of their name
     "ForTokenClassification": "it labels tokens",
@@ -69,7 +57,6 @@ NORMALIZER = {  # keys of tokenizer_config.json, by those of a BertNormalizer
     "handle_chinese_chars": "tokenize_chinese_chars",
 }
 IDENTITY, SIGMOID = "identity", "sigmoid"  # activations of a cross-encoder
-POOLING_MODES = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}  # keys of a pooling's config.json
 
 
 def is_cross_encoder(config: Mapping[str, Any]) -> bool:
@@ -89,7 +76,7 @@ def importer(cross_encoder: bool) -> Importer:
     """
     name = "cross-encoder" if cross_encoder else "sentence-transformers"
     kind = "cross-encoder" if cross_encoder else "sentence encoder"
-    description = f"a {kind} in a folder of Hugging Face ({', '.join(ARCHITECTURES)})"
+    description = f"a {kind} in a folder of Hugging Face ({', '.join(MODEL_TYPES)})"
 
     def recognize(path: Path) -> str:
         network = _network_folder(path)
@@ -99,7 +86,7 @@ def importer(cross_encoder: bool) -> Importer:
         if not isinstance(config, dict) or not config.get("model_type"):
             return ""
         known = (
-            config["model_type"] in {*ARCHITECTURES, *UNSUPPORTED}
+            config["model_type"] in {*MODEL_TYPES, *UNSUPPORTED}
             or (path / MODULES).is_file()
             or is_cross_encoder(config)
             or (_is_encoder(_architecture(config)) and not config.get("is_encoder_decoder"))
@@ -133,9 +120,11 @@ def _write(
         errors.append(str(error))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         errors.append(f"its configuration is not as transformers writes it ({one_line(error)})")
-    sources: list[Path] = []
+    sources: dict[Path, str] = {}
     try:
-        sources = _weight_files(network)
+        sources = dict.fromkeys(_weight_files(network), "")
+        dense = [] if cross_encoder else sentence_modules.dense_folders(path)
+        sources |= {file: f"dense.{i}." for i, folder in enumerate(dense) for file in _weight_files(folder)}
     except RequestError as error:
         errors.append(str(error))
     if not (network / tokenizer.FILE).is_file():
@@ -152,12 +141,13 @@ def _write(
     names = (CARD, weights.FILE, tokenizer.FILE, CONFIG)
     for name in names:
         require_place(output / name)
-    whole = sources == [network / weights.FILE]
-    convert = None if whole else _converter(sources[0].name)  # raises without torch, before anything is written
+    first, *more = sources
+    whole = not more and first == network / weights.FILE
+    convert = None if whole else _converter(first.name)  # raises without torch, before anything is written
     output.mkdir(parents=True, exist_ok=True)
     with replacing(output / weights.FILE) as temporary:
         if convert is None:
-            shutil.copyfile(sources[0], temporary)
+            shutil.copyfile(first, temporary)
         else:
             convert(sources, temporary)
         weights.load_weights(model_config, temporary, path)  # raises for another configuration
@@ -189,67 +179,39 @@ def read_features(
         RequestError: The architecture, or a part of it, is not supported.
     """
     kind = str(config["model_type"])
-    if kind not in ARCHITECTURES:
-        parts = (UNSUPPORTED | SEQUENCE_TO_SEQUENCE).get(kind, "unsupported parts")
+    if kind not in MODEL_TYPES:
+        parts = UNSUPPORTED.get(kind, "unsupported parts")
         named = f"found {architecture}: " if (architecture := _architecture(config)) else ""
-        raise RequestError(f"{named}{kind} has {parts}; known are {', '.join(ARCHITECTURES)}")
-    roberta = ARCHITECTURES[kind] in ("roberta", "mpnet")
+        raise RequestError(f"{named}{kind} has {parts}; known are {', '.join(MODEL_TYPES)}")
     if not cross_encoder:
         _require_encoder(path, config)
-
-    def number(*keys: str, default: Any = None) -> Any:
-        return next((config[key] for key in keys if config.get(key) is not None), default)
-
-    if (config.get("position_embedding_type") or "absolute") != "absolute":
-        raise RequestError(f"its positions are {config['position_embedding_type']}; expected absolute positions")
-    if config.get("is_decoder"):
-        raise RequestError(
-            f"it is a decoder (is_decoder in {CONFIG}): a token reads only those before it; expected an encoder"
-        )
-    activation = str(number("hidden_act", "activation", default="gelu"))
-    if activation not in ACTIVATIONS:
-        raise RequestError(f"its activation is {activation}; known are {', '.join(ACTIVATIONS)}")
-    modules = _modules(path)
-    transformer = _json(path / _module_folder(modules, "Transformer") / "sentence_bert_config.json")
+    architecture = MODEL_TYPES[kind]
+    network = architecture.read(ConfigFile(config))
+    modules = sentence_modules.read_modules(path)
+    transformer = _json(path / sentence_modules.folder_of(modules, "Transformer") / "sentence_bert_config.json")
     settings = _json(path / SETTINGS)
     prompts = _prompts(settings)
-    if (size := settings.get("truncate_dim")) is not None and not cross_encoder:
-        raise RequestError(
-            f"its embeddings are cut to {size!r} components (truncate_dim in {SETTINGS}), expected none; import it "
-            "without this key, and use the first components of its embeddings"
-        )
-    width = number("hidden_size", "dim", default=256 if kind == "electra" else 768)
-    labels, embedding = 0, number("embedding_size", default=128)
+    changes: dict[str, Any] = {"pooling": "cls"}
     if cross_encoder:
-        labels = len(config.get("id2label") or {}) or int(number("num_labels", default=2))
-        mode, normalized = "cls", False
+        if not architecture.head:
+            raise RequestError(f"{kind} with a classification head is not supported; expected a sentence encoder")
+        changes["labels"] = len(config.get("id2label") or {}) or int(config.get("num_labels") or 2)
     else:
-        mode, normalized = _pooling(path, modules, pooling, any(prompts.values()))
-    model_config = ModelConfig(
-        kind="bert" if kind == "ernie" and not config.get("use_task_id") else ARCHITECTURES[kind],
-        layers=number("num_hidden_layers", "n_layers", default=6 if kind == "distilbert" else 12),
-        width=width,
-        heads=number("num_attention_heads", "n_heads", default=4 if kind == "electra" else 12),
-        hidden=number("intermediate_size", "hidden_dim", default=1024 if kind == "electra" else 3072),
-        vocabulary=number("vocab_size", default={"mpnet": 30527, "roberta": 50265}.get(kind, 30522)),
-        positions=number("max_position_embeddings", default=512),
-        first_position=int(number("pad_token_id", default=1)) + 1 if roberta else 0,
-        types=0 if kind in ("distilbert", "mpnet") else number("type_vocab_size", default=2),
-        activation=ACTIVATIONS[activation],
-        epsilon=float(number("layer_norm_eps", default=1e-12)),
-        buckets=number("relative_attention_num_buckets", default=32) if kind == "mpnet" else 0,
-        pooling=mode,
-        normalize=normalized or (normalize and not cross_encoder),
-        labels=labels,
-        embedding=0 if kind != "electra" or embedding == width else embedding,
-    )
+        embedding = sentence_modules.read_embedding(path, modules, pooling, any(prompts.values()))
+        size = sentence_modules.truncate_dim(settings)
+        changes = {**embedding, "truncate_dim": size, "renormalize": bool(size and normalize)}
+        changes["normalize"] = embedding["normalize"] or (normalize and not size)
+    max_length = _max_length(_network_folder(path), network, transformer)
+    if not network.absolute:  # without a position embedding, the limit of the folder is that of the tables
+        changes["positions"] = max_length
+    model_config = dataclasses.replace(network, **changes)
     features = {
         "form": model_config.to_json(),
-        "max_length": _max_length(_network_folder(path), model_config, transformer),
+        "max_length": max_length,
         "lower": bool(transformer.get("do_lower_case", False)),
     }
     if cross_encoder:
-        features["activation"] = _activation(config, settings, labels)
+        features["activation"] = _activation(config, settings, model_config.labels)
         features["names"] = [
             str(label) for _, label in sorted((config.get("id2label") or {}).items(), key=lambda x: int(x[0]))
         ]
@@ -296,7 +258,7 @@ def _network_folder(path: Path) -> Path:
     if _json(path / CONFIG).get("model_type") or not (path / MODULES).is_file():
         return path
     try:
-        network = path / _module_folder(_modules(path), "Transformer")
+        network = path / sentence_modules.folder_of(sentence_modules.read_modules(path), "Transformer")
     except RequestError:
         return path
     return network if (network / CONFIG).is_file() else path
@@ -315,7 +277,7 @@ def _weight_files(network: Path) -> list[Path]:
             if missing := [shard for shard in shards if not (network / shard).is_file()]:
                 raise RequestError(f"there is no {missing[0]}, which {name}{INDEX} names")
             return [network / shard for shard in shards]
-    raise RequestError(f"there is no {weights.FILE}, nor {PICKLED}")
+    raise RequestError(f"there is no {weights.FILE}, nor {PICKLED}, in {network.name}")
 
 
 def _require_encoder(path: Path, config: Mapping[str, Any]) -> None:
@@ -336,92 +298,6 @@ def _architecture(config: Mapping[str, Any]) -> str:
 def _is_encoder(name: str) -> bool:
     """Returns whether an architecture is a network without the head of another task."""
     return name.endswith(ENCODERS) and not name.endswith((*HEADS, "EncoderDecoderModel"))
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object; {} for a missing file."""
-    content = read_json(path) if path.is_file() else {}
-    return content if isinstance(content, dict) else {}
-
-
-def _modules(path: Path) -> list[tuple[str, str]]:
-    """Returns (type, folder) of the modules of a sentence-transformers folder; [] for other folders."""
-    modules = read_json(path / MODULES) if (path / MODULES).is_file() else []
-    try:
-        found = [(str(module["type"]).rsplit(".", 1)[-1], str(module["path"])) for module in modules]
-    except (KeyError, TypeError) as error:
-        raise RequestError(f"{MODULES} is no list of modules ({error!r})") from error
-    for _, folder in found:
-        if Path(folder).is_absolute() or ".." in Path(folder).parts:
-            raise RequestError(f"{MODULES} names the folder {folder}; expected one in the model's folder")
-    return found
-
-
-def _module_folder(modules: list[tuple[str, str]], kind: str) -> str:
-    return next((folder for name, folder in modules if name == kind), "")
-
-
-def _pooling(path: Path, modules: list[tuple[str, str]], option: str, has_prompts: bool) -> tuple[str, bool]:
-    """Returns the pooling, and whether embeddings are normalized. option: --pooling, or ""."""
-    if option and option not in POOLINGS:
-        raise RequestError(f"pooling is {option!r}; choose {', '.join(POOLINGS)}")
-    if unknown := [kind for kind, _ in modules if kind not in ("Transformer", "Pooling", "Normalize")]:
-        raise RequestError(f"its module {unknown[0]} is not supported; known are Transformer, Pooling and Normalize")
-    kinds = [kind for kind, _ in modules if kind != "Transformer"]
-    if "Normalize" in kinds and "Pooling" in kinds[kinds.index("Normalize") :]:
-        raise RequestError(
-            f"its module Normalize is before Pooling ({MODULES}); expected Transformer, Pooling, Normalize"
-        )
-    normalize = "Normalize" in kinds
-    folder = _module_folder(modules, "Pooling") or "1_Pooling"
-    config = _json(path / folder / CONFIG)
-    for kind, other in modules:  # of several the last one makes the embedding, unless it makes something else
-        found = _json(path / other / CONFIG) if kind == "Pooling" else {}
-        if found and found.get("output_key", "sentence_embedding") == "sentence_embedding":
-            folder, config = other, found
-    if has_prompts and config.get("include_prompt") is False:
-        raise RequestError(
-            f"its pooling leaves prompts out (include_prompt in {folder}/{CONFIG}), and it has prompts ({SETTINGS}); "
-            "expected a pooling of all tokens, or no prompts"
-        )
-    if option:
-        return option, normalize
-    if not config:
-        raise RequestError(f"there is no {folder}/{CONFIG}, which says how tokens are pooled; name it with --pooling")
-    mode = config.get("pooling_mode")
-    modes = [mode] if mode else [key.removeprefix("pooling_mode_") for key, value in config.items() if value is True]
-    names = [POOLING_MODES.get(str(name), str(name)) for name in modes if name != "include_prompt"]
-    if len(names) != 1 or names[0] not in POOLINGS:
-        raise RequestError(f"its pooling is {' and '.join(names) or 'none'}; expected one of {', '.join(POOLINGS)}")
-    return names[0], normalize
-
-
-def write_modules(folder: Path, config: ModelConfig, features: Mapping[str, Any]) -> None:
-    """Writes the files of sentence-transformers: modules, pooling, and prompts.
-
-    Args:
-        folder: Folder of the model.
-        config: Configuration of the network.
-        features: Features of its card.
-    """
-    kinds = [
-        ("", "Transformer"),
-        ("1_Pooling", "Pooling"),
-        *([("2_Normalize", "Normalize")] if config.normalize else []),
-    ]
-    modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (path, kind) in enumerate(kinds)
-    ]
-    (folder / "1_Pooling").mkdir(parents=True, exist_ok=True)
-    pooling: dict[str, Any] = {"word_embedding_dimension": config.width}
-    pooling |= {f"pooling_mode_{key}": config.pooling == mode for key, mode in POOLING_MODES.items()}
-    write_json(folder / "1_Pooling" / CONFIG, pooling)
-    transformer = {"max_seq_length": features["max_length"], "do_lower_case": bool(features.get("lower"))}
-    write_json(folder / "sentence_bert_config.json", transformer)
-    write_json(folder / MODULES, modules)
-    if prompts := features.get("prompts"):
-        write_json(folder / SETTINGS, {"prompts": prompts, "default_prompt_name": features.get("prompt") or None})
 
 
 def _max_length(path: Path, config: ModelConfig, transformer: Mapping[str, Any]) -> int:
@@ -445,23 +321,27 @@ def _activation(config: Mapping[str, Any], settings: Mapping[str, Any], labels: 
     return kind
 
 
-def _converter(name: str) -> Callable[[Sequence[Path], Path], None]:
-    """Returns a function that joins shards or pickled weights as safetensors; nothing in them is executed."""
+def _converter(name: str) -> Callable[[Mapping[Path, str], Path], None]:
+    """Returns a function that joins weights as safetensors, given the files, and the new names' prefix of each file.
+
+    Files are shards, pickled, or Dense layers, whose names get a prefix; nothing in them is executed.
+    """
     with requires(f"importing {name}", "int8-zoo[import]"):
         import torch
         from safetensors.torch import load_file, save_file
 
-    def convert(paths: Sequence[Path], target: Path) -> None:
+    def convert(sources: Mapping[Path, str], target: Path) -> None:
         state: dict[str, Any] = {}
-        for path in paths:
+        for path, prefix in sources.items():
             try:
                 pickled = path.suffix != ".safetensors"
-                state |= torch.load(path, map_location="cpu", weights_only=True) if pickled else load_file(path)
+                tensors = torch.load(path, map_location="cpu", weights_only=True) if pickled else load_file(path)
+                state |= {prefix + (key.removeprefix("linear.") if prefix else key): tensors[key] for key in tensors}
             except Exception as error:  # classes of pickle and torch
                 raise RequestError(f"cannot read the weights in {path} ({one_line(error)}); copy them again") from error
         try:
             save_file({name: tensor.contiguous().clone() for name, tensor in state.items()}, target)
         except Exception as error:  # values that are no tensors
-            raise RequestError(f"cannot read the weights in {paths[0]} ({one_line(error)})") from error
+            raise RequestError(f"cannot read the weights in {next(iter(sources))} ({one_line(error)})") from error
 
     return convert

@@ -1,1 +1,1 @@
-"""BERT-shaped networks: configuration, and weights under the names of several architectures."""
+"""Description of text encoders, their architectures, and their weights under shared names."""

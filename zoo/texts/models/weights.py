@@ -1,98 +1,30 @@
-"""Weights of BERT-shaped networks in safetensors files, under names that all architectures share.
+"""Weights of text encoders in safetensors files, under names that all architectures share.
 
-    token, position, type, embedding_norm; projection: of ELECTRA's embeddings
-    layers.N: query, key, value, output, attention_norm, up, down, norm
-    relative: MPNet's relative position bias; dense, classifier: head of a cross-encoder
+    token, position, type, embedding_norm; projection: of embeddings with fewer columns (ELECTRA)
+    layers.N: query, key, value, output, up, gate (of a gated feed-forward), down; query_norm, key_norm: of each head
+    layers.N: attention_norm, norm: after attention and feed-forward ("post") or before them; attention_out_norm,
+        out_norm: after them too ("sandwich")
+    final_norm; relative: bias of relative positions (MPNet)
+    dense, classifier: head of a cross-encoder; dense.N: layers after the pooling
 
-Each is a linear layer (`.weight` [outputs, inputs], `.bias`), a layer normalization or an embedding (`.weight`).
+Each is a linear layer (`.weight` [outputs, inputs], `.bias`), a norm or an embedding (`.weight`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError, one_line, requires
+from zoo.texts.models.architectures import ARCHITECTURES
+from zoo.texts.models.architectures.base import Floats, Rows
 from zoo.texts.models.config import ModelConfig
 
-Floats = NDArray[np.float32]
 FILE = "model.safetensors"
-_EMBEDDINGS = {
-    "token": "embeddings.word_embeddings",
-    "position": "embeddings.position_embeddings",
-    "type": "embeddings.token_type_embeddings",
-    "embedding_norm": "embeddings.LayerNorm",
-}
-_BERT = {
-    "query": "attention.self.query",
-    "key": "attention.self.key",
-    "value": "attention.self.value",
-    "output": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "up": "intermediate.dense",
-    "down": "output.dense",
-    "norm": "output.LayerNorm",
-}
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """Parameter names of an architecture in transformers.
-
-    Attributes:
-        layer: Prefix of a layer's parameters, a format string of its index.
-        parts: Name within a layer by shared name.
-        head: Full name of the head's layers by shared name.
-        activation: Activation between the two layers of the head, "tanh", "relu" or "gelu".
-    """
-
-    layer: str
-    parts: Mapping[str, str]
-    head: Mapping[str, str]
-    activation: str = "tanh"
-
-
-_ROBERTA_HEAD = {"dense": "classifier.dense", "classifier": "classifier.out_proj"}
-ARCHITECTURES = {
-    "bert": Architecture("encoder.layer.{}", _BERT, {"dense": "bert.pooler.dense", "classifier": "classifier"}),
-    "roberta": Architecture("encoder.layer.{}", _BERT, _ROBERTA_HEAD),
-    "electra": Architecture("encoder.layer.{}", _BERT, _ROBERTA_HEAD, "gelu"),
-    "ernie": Architecture("encoder.layer.{}", _BERT, {"dense": "ernie.pooler.dense", "classifier": "classifier"}),
-    "distilbert": Architecture(
-        "transformer.layer.{}",
-        {
-            "query": "attention.q_lin",
-            "key": "attention.k_lin",
-            "value": "attention.v_lin",
-            "output": "attention.out_lin",
-            "attention_norm": "sa_layer_norm",
-            "up": "ffn.lin1",
-            "down": "ffn.lin2",
-            "norm": "output_layer_norm",
-        },
-        {"dense": "pre_classifier", "classifier": "classifier"},
-        "relu",
-    ),
-    "mpnet": Architecture(
-        "encoder.layer.{}",
-        {
-            **_BERT,
-            "query": "attention.attn.q",
-            "key": "attention.attn.k",
-            "value": "attention.attn.v",
-            "output": "attention.attn.o",
-            "attention_norm": "attention.LayerNorm",
-        },
-        _ROBERTA_HEAD,
-    ),
-}
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
-_TOKEN_WEIGHT = f"{_EMBEDDINGS['token']}.weight"
 
 
 def read_safetensors(path: Path) -> dict[str, Floats]:
@@ -127,13 +59,63 @@ def _float32(tensor: Mapping[str, Any]) -> Floats:
     return array.reshape(tensor["shape"])
 
 
+def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of every weight of a network by shared name.
+
+    Args:
+        config: Description of the network.
+    """
+    columns, width, norm = config.embedding or config.width, config.width, config.norm
+    queries, keys = config.heads * config.head_size, config.key_heads * config.head_size
+    linear = {"query": (queries, width), "key": (keys, width), "value": (keys, width), "output": (width, queries)}
+    linear |= {"gate": (config.hidden, width)} if config.gated else {}
+    linear |= {"up": (config.hidden, width), "down": (width, config.hidden)}
+    norms = ["attention_norm", "norm", *(["attention_out_norm", "out_norm"] if norm.place == "sandwich" else [])]
+    head_norms = ("query_norm", "key_norm") if config.attention.norm else ()
+
+    def parts() -> Iterator[tuple[str, tuple[int, ...], bool]]:
+        """Yields name, shape and whether there is a bias."""
+        tables = {"token": config.vocabulary, "position": config.positions * config.absolute, "type": config.types}
+        yield from ((name, (rows, columns), False) for name, rows in tables.items() if rows)
+        has_bias = norm.bias and norm.kind == "layer"
+        if norm.embedding:
+            yield "embedding_norm", (columns,), has_bias
+        if config.embedding:
+            yield "projection", (width, columns), True
+        for i in range(config.distinct_layers or config.layers):
+            for name, shape in linear.items():
+                yield f"layers.{i}.{name}", shape, name not in config.unbiased
+            for name in norms:
+                if i or norm.first or name != "attention_norm":
+                    yield f"layers.{i}.{name}", (width,), has_bias
+            yield from ((f"layers.{i}.{name}", (config.head_size,), False) for name in head_norms)
+        if norm.final:
+            yield "final_norm", (width,), has_bias
+        if config.buckets:
+            yield "relative", (config.buckets, config.heads), False
+        if config.labels:
+            yield "dense", (width, width), True
+            yield "classifier", (config.labels, width), True
+        inputs = width * len(config.poolings)
+        for i, dense in enumerate(config.dense):
+            yield f"dense.{i}", (dense.outputs, inputs), dense.bias
+            inputs = dense.outputs
+
+    result: dict[str, tuple[int, ...]] = {}
+    for name, shape, bias in parts():
+        result[f"{name}.weight"] = shape
+        if bias:
+            result[f"{name}.bias"] = shape[:1]
+    return result
+
+
 def load_weights(config: ModelConfig, path: Path, source: Path | None = None) -> dict[str, Floats]:
     """Reads the weights of a network under the shared names.
 
     Old parameter names (gamma, beta) are translated; tensors that the network does not use are ignored.
 
     Args:
-        config: Configuration of the network.
+        config: Description of the network.
         path: Safetensors file.
         source: File or folder named in errors; default: `path`.
 
@@ -148,49 +130,37 @@ def load_weights(config: ModelConfig, path: Path, source: Path | None = None) ->
         name.replace(".gamma", ".weight").replace(".beta", ".bias"): tensor
         for name, tensor in read_safetensors(path).items()
     }
-    prefix = next((name.removesuffix(_TOKEN_WEIGHT) for name in tensors if name.endswith(_TOKEN_WEIGHT)), "")
+    token = f"{architecture.names['token']}.weight"
+    prefix = next((name.removesuffix(token) for name in tensors if name.endswith(token)), "")
     weights: dict[str, Floats] = {}
     errors: list[str] = []
 
-    def take(shared: str, original: str, *shape: int) -> None:
-        array = tensors.get(original)
+    def original(shared: str) -> tuple[str, int, int]:
+        """Returns the name in the file, and which of how many layers below each other it is."""
+        if shared in architecture.head:
+            return architecture.head[shared].format(prefix=prefix), 0, 1
+        if shared in architecture.names:
+            return prefix + architecture.names[shared], 0, 1
+        group, i, name = (*shared.split("."), "", "")[:3]
+        if group != "layers":
+            return shared, 0, 1  # of modules after the pooling
+        rows = architecture.parts[name]
+        rows = rows if isinstance(rows, Rows) else Rows(rows, 0, 1)
+        return f"{prefix}{architecture.layer.format(i)}.{rows.name}", rows.index, rows.count
+
+    for shared, shape in shapes(config).items():
+        base, _, suffix = shared.rpartition(".")
+        name, index, count = original(base)
+        name = f"{name}.{suffix}"
+        expected = (count * shape[0], *shape[1:])
+        array = tensors.get(name)
         if array is None:
-            errors.append(f"no {original}")
-        elif array.shape != shape:
-            errors.append(f"{original} {list(array.shape)}, expected {list(shape)}")
+            errors.append(f"no {name}")
+        elif array.shape != expected:
+            errors.append(f"{name} {list(array.shape)}, expected {list(expected)}")
         else:
-            weights[shared] = array
-
-    def layer(shared: str, original: str, outputs: int, inputs: int = 0) -> None:
-        take(f"{shared}.weight", f"{original}.weight", *((outputs, inputs) if inputs else (outputs,)))
-        take(f"{shared}.bias", f"{original}.bias", outputs)
-
-    for name, rows in (("token", config.vocabulary), ("position", config.positions), ("type", config.types)):
-        if rows:
-            take(f"{name}.weight", f"{prefix}{_EMBEDDINGS[name]}.weight", rows, config.embedding or config.width)
-    layer("embedding_norm", prefix + _EMBEDDINGS["embedding_norm"], config.embedding or config.width)
-    if config.embedding:
-        layer("projection", f"{prefix}embeddings_project", config.width, config.embedding)
-    if config.kind == "ernie" and "position.weight" in weights:  # all texts have the first task
-        task = tensors.get(f"{prefix}embeddings.task_type_embeddings.weight")
-        if task is None or task.shape[1:] != (config.width,):
-            errors.append(f"no {prefix}embeddings.task_type_embeddings.weight of {config.width} columns")
-        else:
-            weights["position.weight"] = weights["position.weight"] + task[0]
-    feed_forward = {"up": (config.hidden, config.width), "down": (config.width, config.hidden)}
-    for i in range(config.layers):
-        for shared, original in architecture.parts.items():
-            square = (config.width, config.width)
-            sizes = (config.width,) if shared.endswith("norm") else feed_forward.get(shared, square)
-            layer(f"layers.{i}.{shared}", f"{prefix}{architecture.layer.format(i)}.{original}", *sizes)
-    if config.buckets:
-        take("relative.weight", f"{prefix}encoder.relative_attention_bias.weight", config.buckets, config.heads)
-    if config.labels:
-        pooler = architecture.head["dense"]
-        if config.kind == "bert" and prefix:  # ERNIE without tasks is a BERT of another name
-            pooler = pooler.replace("bert.", prefix, 1)
-        layer("dense", pooler, config.width, config.width)
-        layer("classifier", architecture.head["classifier"], config.labels, config.width)
+            weights[shared] = array[index * shape[0] : (index + 1) * shape[0]]
+    errors = list(dict.fromkeys(errors)) or architecture.adapt(config, weights, tensors, prefix)
     if errors:
         more = f", and {len(errors) - 3} more" if len(errors) > 3 else ""
         raise RequestError(

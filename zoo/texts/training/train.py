@@ -28,7 +28,7 @@ from pipelines.models.record import SAMPLES
 from zoo.texts.data import text_files, tokenizer
 from zoo.texts.data.prompts import ROLES, Prompts
 from zoo.texts.data.tokenizer import Tokenizer
-from zoo.texts.importers.huggingface import CONFIG, write_modules
+from zoo.texts.importers.sentence_modules import CONFIG, write_modules
 from zoo.texts.models.config import IDS, MASK, TYPES, ModelConfig
 from zoo.texts.models.weights import FILE
 from zoo.texts.text_pipeline import CALIBRATION_LENGTH
@@ -39,6 +39,7 @@ STATE = "checkpoint/state.pt"
 COPIED_FILES = (tokenizer.FILE, CONFIG)  # from the start model
 CALIBRATION_ROWS = 256
 MAX_GRADIENT_NORM = 1.0
+POOLINGS = ("mean", "cls", "max")
 Pairs = list[tuple[str, str]]
 
 
@@ -79,6 +80,9 @@ def train(
     require_output(output, STATE, resume)
     features = read_json(start_from / CARD)["preprocessing"]
     model_config = ModelConfig.from_json(features["form"])
+    if model_config.dense or model_config.pooling not in POOLINGS:
+        found = "Dense layers" if model_config.dense else f"the pooling {model_config.pooling}"
+        raise RequestError(f"a model with {found} cannot be fine-tuned; expected the pooling {', '.join(POOLINGS)}")
     columns = [name for name in config.columns.split(",") if name]
     prompts = training_prompts(config.prompts, Prompts(features), bool(model_config.labels))
     pairs, labels = read_pairs(data, model_config.labels, on_error, columns)

@@ -183,7 +183,8 @@ MODULE = "sentence_transformers.models."
     ("name", "values", "found"),
     [
         ("config.json", {"is_decoder": True}, "it is a decoder (is_decoder in config.json)"),
-        (SETTINGS, {"truncate_dim": 8}, "its embeddings are cut to 8 components (truncate_dim in"),
+        (SETTINGS, {"truncate_dim": 0}, "its truncate_dim is 0 (config_sentence_transformers.json)"),
+        (SETTINGS, {"truncate_dim": 99}, "embeddings are truncated to 99 components; expected at most their 32"),
         (SETTINGS, {"prompts": {"query": "q: "}, "default_prompt_name": "nope"}, "its default prompt is 'nope'"),
         (SETTINGS, {"prompts": {"query": ["q"]}}, "its prompts are {'query': ['q']}"),
         (SETTINGS, {"prompts": "q"}, "its prompts are 'q'"),

@@ -1,0 +1,402 @@
+"""Layers of text encoders as operators of an ONNX graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from zoo.texts.export.positions import MASKED, distance_bias, rotary_angles
+from zoo.texts.models.architectures.base import Floats
+from zoo.texts.models.config import ModelConfig
+from zoo.training.onnx_builder import Writer
+
+HIDDEN = "hidden"
+INT64, FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
+
+
+class NetworkWriter(Writer):
+    """Appends the layers of a network to a graph.
+
+    Args:
+        main: Graph to extend.
+        config: Description of the network.
+        weights: Weights by shared name.
+    """
+
+    def __init__(self, main: ir.Graph, config: ModelConfig, weights: Mapping[str, Floats]) -> None:
+        super().__init__(main)
+        self.config, self.weights = config, weights
+        self.cached: dict[str, ir.Value] = {}
+
+    # ------------------------------------------------------------------------------------------------------- primitives
+
+    def tokens(self, name: str) -> ir.Value:
+        """Adds an input, int64 [batch, tokens]."""
+        self.taken.add(name)
+        value = ir.Value(name=name, type=ir.TensorType(INT64), shape=ir.Shape(["batch", "tokens"]))
+        self.main.inputs.append(value)
+        return value
+
+    def parameter(self, name: str, transposed: bool = False) -> ir.Value:
+        """Returns a weight of the network.
+
+        Args:
+            name: Shared name.
+            transposed: Whether it is transposed.
+        """
+        array = self.weights[name]
+        return self.weight(name, np.ascontiguousarray(array.T) if transposed else array)
+
+    def linear(self, x: ir.Value, path: str, result: str = "") -> ir.Value:
+        """Appends a linear layer over the last axis.
+
+        Args:
+            x: Input.
+            path: Shared name of the layer.
+            result: Name of the output; default: from `path`.
+
+        Returns:
+            Output, without a bias where the layer has none.
+        """
+        biased = f"{path}.bias" in self.weights
+        name = path if biased else result or path
+        y = self.add("MatMul", [x, self.parameter(f"{path}.weight", transposed=True)], name)
+        return self.add("Add", [y, self.parameter(f"{path}.bias")], result or f"{path}.biased") if biased else y
+
+    def norm(self, x: ir.Value, path: str, result: str = "") -> ir.Value:
+        """Appends a norm over the last axis.
+
+        Args:
+            x: Input.
+            path: Shared name of the norm.
+            result: Name of the output; default: `path`.
+
+        Returns:
+            Output, of the shape of the input.
+        """
+        if self.config.norm.kind == "rms":
+            return self.rms_norm(x, path, result)
+        size = len(self.weights[f"{path}.weight"])
+        biased = f"{path}.bias" in self.weights
+        weights = [
+            self.parameter(f"{path}.weight"),
+            self.parameter(f"{path}.bias") if biased else self.constant(f"zeros.{size}", np.zeros(size, np.float32)),
+        ]
+        return self.add("LayerNormalization", [x, *weights], result or path, axis=-1, epsilon=self.config.epsilon)
+
+    def rms_norm(self, x: ir.Value, path: str, result: str = "") -> ir.Value:
+        """Appends the division by the root of the mean square (Zhang and Sennrich 2019), and a weight.
+
+        Args:
+            x: Input.
+            path: Shared name of the norm.
+            result: Name of the output; default: `path`.
+
+        Returns:
+            Output, of the shape of the input.
+        """
+        square = self.add("Mul", [x, x], f"{path}.square")
+        mean = self.add("ReduceMean", [square, self.constant("last", [-1])], f"{path}.mean", keepdims=1)
+        mean = self.add("Add", [mean, self.constant("epsilon", float(self.config.epsilon))], f"{path}.mean.epsilon")
+        unit = self.add("Div", [x, self.add("Sqrt", [mean], f"{path}.root")], f"{path}.unit")
+        return self.add("Mul", [unit, self.parameter(f"{path}.weight")], result or path)
+
+    def activate(self, x: ir.Value, path: str, kind: str = "") -> ir.Value:
+        """Appends an activation.
+
+        Args:
+            x: Input.
+            path: Prefix of the names.
+            kind: See `Writer.activation`; default: that of feed-forward blocks.
+
+        Returns:
+            Output, of the shape of the input.
+        """
+        kind = kind or self.config.activation
+        for name, value in {"one": 1.0, "half": 0.5}.items():  # first, as in the graphs of shipped tables
+            self.constant(name, value)
+        return self.activation(x, path, kind)
+
+    def slice(self, x: ir.Value, name: str, start: int, end: int, axis: int = -1) -> ir.Value:
+        """Appends a slice of an axis.
+
+        Args:
+            x: Input.
+            name: Name of the output.
+            start: First index.
+            end: Index after the last one.
+            axis: The axis.
+
+        Returns:
+            Output.
+        """
+        bounds = [self.constant(f"index.{i}", [i]) for i in (start, end, axis)]
+        return self.add("Slice", [x, *bounds], name)
+
+    # -------------------------------------------------------------------------------------------------------- positions
+
+    def _length(self, ids: ir.Value) -> ir.Value:
+        return self.add("Shape", [ids], "length", dtype=INT64, start=1, end=2)
+
+    def _distance(self, ids: ir.Value) -> ir.Value:
+        """Appends the distance of each key from each query, plus max_tokens - 1: int64 [tokens, tokens]."""
+        if "distance" not in self.cached:
+            count = self.add("Squeeze", [self._length(ids)], "count", dtype=INT64)
+            bounds = [self.constant("zero.int", np.array(0)), count, self.constant("one.int", np.array(1))]
+            keys = self.add("Range", bounds, "places", dtype=INT64)
+            queries = self.add("Unsqueeze", [keys, self.constant("columns", [1])], "place", dtype=INT64)
+            ahead = self.add("Sub", [keys, queries], "ahead", dtype=INT64)
+            offset = self.constant("furthest", np.array(self.config.max_tokens - 1))
+            self.cached["distance"] = self.add("Add", [ahead, offset], "distance", dtype=INT64)
+        return self.cached["distance"]
+
+    def attention_bias(self, ids: ir.Value, mask: ir.Value, local: bool) -> ir.Value:
+        """Appends the bias of attention scores: `MASKED` at padding, plus a function of the distance.
+
+        Args:
+            ids: Token ids.
+            mask: Attention mask.
+            local: Whether for the layers with sliding-window attention.
+
+        Returns:
+            float32 [batch, 1 or heads, 1 or tokens, tokens].
+        """
+        if "padding" not in self.cached:
+            is_token = self.add("Cast", [mask], "given", to=int(FLOAT))
+            missing = self.add("Sub", [self.constant("one", 1.0), is_token], "missing")
+            scores = self.add("Mul", [missing, self.constant("nowhere", MASKED)], "padding")
+            self.cached["padding"] = self.add("Unsqueeze", [scores, self.constant("heads_queries", [1, 2])], "mask")
+        padding = self.cached["padding"]
+        bias = distance_bias(self.config, self.weights, local)
+        if bias is None:
+            return padding
+        name = "local" if local else "relative"
+        index = self._distance(ids)
+        rows = self.add("Gather", [self.weight(name, bias), index], f"{name}.gathered")
+        rows = self.add("Transpose", [rows], f"{name}.heads", perm=[2, 0, 1])
+        return self.add("Add", [padding, rows], f"{name}.mask")
+
+    def rotations(self, ids: ir.Value, local: bool) -> tuple[ir.Value, ir.Value] | None:
+        """Appends cosine and sine of the angles of rotary positions, float32 [tokens, size] each.
+
+        Args:
+            ids: Token ids.
+            local: Whether for the layers with sliding-window attention.
+
+        Returns:
+            The values; None for a network without rotary positions.
+        """
+        if self.config.rotary is None:
+            return None
+        angles, name = rotary_angles(self.config, local), "local." if local else ""
+        cosine, sine = (
+            self.add(
+                "Slice",
+                [self.weight(name + key, table), self.constant("index.0", [0]), self._length(ids)],
+                f"{name}{key}.sliced",
+            )
+            for key, table in (("cosine", np.cos(angles)), ("sine", np.sin(angles)))
+        )
+        return cosine, sine
+
+    def rotate(self, x: ir.Value, rotations: tuple[ir.Value, ir.Value], path: str) -> ir.Value:
+        """Appends the rotation of the pairs of columns (i, i + size / 2) of each head.
+
+        Args:
+            x: Queries or keys, float32 [batch, heads, tokens, head size].
+            rotations: Cosine and sine.
+            path: Prefix of the names.
+
+        Returns:
+            Output, of the shape of the input.
+        """
+        assert self.config.rotary is not None
+        size, head_size = self.config.rotary.size, self.config.head_size
+        part = x if size == head_size else self.slice(x, f"{path}.part", 0, size)
+        first = self.slice(part, f"{path}.first", 0, size // 2)
+        second = self.add("Neg", [self.slice(part, f"{path}.second", size // 2, size)], f"{path}.negated")
+        turned = self.add("Concat", [second, first], f"{path}.turned", axis=-1)
+        cosine, sine = (
+            self.add("Mul", pair, f"{path}.{name}")
+            for name, pair in (("cosine", [part, rotations[0]]), ("sine", [turned, rotations[1]]))
+        )
+        result = self.add("Add", [cosine, sine], f"{path}.rotated")
+        if size == head_size:
+            return result
+        return self.add("Concat", [result, self.slice(x, f"{path}.rest", size, head_size)], f"{path}.joined", axis=-1)
+
+    # ----------------------------------------------------------------------------------------------------------- layers
+
+    def hidden(self, ids: ir.Value, mask: ir.Value, types: ir.Value | None) -> ir.Value:
+        """Appends the network without its head.
+
+        Args:
+            ids: Token ids.
+            mask: Attention mask.
+            types: Token types, or None for the first type.
+
+        Returns:
+            Value `HIDDEN`, float32 [batch, tokens, width].
+        """
+        config = self.config
+        x = self.embed(ids, types)
+        kinds = [i in config.attention.local for i in range(config.layers)]
+        biases = {local: self.attention_bias(ids, mask, local) for local in sorted(set(kinds))}
+        rotations = {local: self.rotations(ids, local) for local in sorted(set(kinds))}
+        for i, local in enumerate(kinds):
+            x = self.encoder_layer(x, i, biases[local], rotations[local])
+        return x
+
+    def embed(self, ids: ir.Value, types: ir.Value | None) -> ir.Value:
+        """Appends the sum of token, position and type embeddings, and their norm: float32 [batch, tokens, width].
+
+        Args:
+            ids: Token ids.
+            types: Token types, or None for the first type.
+
+        Returns:
+            The embeddings.
+        """
+        config = self.config
+        table = self.weights["token.weight"]
+        if config.types and types is None and not config.absolute:
+            table = table + self.weights["type.weight"][0]
+        x = self.add("Gather", [self.weight("token.weight", table), ids], "tokens")
+        if config.embedding_scale != 1:
+            x = self.add("Mul", [x, self.constant("embedding.scale", config.embedding_scale)], "tokens.scaled")
+        if config.absolute:
+            offsets = self._positions(ids, types)
+            x = self.add("Add", [x, offsets], "embedded")
+        elif types is not None:
+            x = self.add("Add", [x, self.add("Gather", [self.parameter("type.weight"), types], "types")], "embedded")
+        if config.norm.embedding:
+            x = self.norm(x, "embedding_norm")
+        return self.linear(x, "projection") if config.embedding else x
+
+    def _positions(self, ids: ir.Value, types: ir.Value | None) -> ir.Value:
+        """Appends position and type embeddings, float32 [tokens, width] or [batch, tokens, width]."""
+        first = self.config.first_position
+        table = self.weights["position.weight"][first:]
+        if self.config.types and types is None:
+            table = table + self.weights["type.weight"][0]
+        offsets = self.add(
+            "Slice",
+            [self.weight("positions", table), self.constant("first", [0]), self._length(ids)],
+            "positions.sliced",
+        )
+        if types is None:
+            return offsets
+        type_rows = self.add("Gather", [self.parameter("type.weight"), types], "types")
+        return self.add("Add", [type_rows, offsets], "places")
+
+    def encoder_layer(
+        self, x: ir.Value, i: int, bias: ir.Value, rotations: tuple[ir.Value, ir.Value] | None
+    ) -> ir.Value:
+        """Appends a layer: self-attention, then feed-forward.
+
+        Args:
+            x: Output of the previous layer.
+            i: Index of the layer.
+            bias: Bias of attention scores, see `attention_bias`.
+            rotations: See `rotations`.
+
+        Returns:
+            Output, float32 [batch, tokens, width]; that of the last layer is `HIDDEN`.
+        """
+        config = self.config
+        path = f"layers.{i * (config.distinct_layers or config.layers) // config.layers}"
+        last, place = i == config.layers - 1, config.norm.place
+        if place == "post":
+            x = self.add("Add", [x, self.attention(x, path, bias, rotations)], f"{path}.sum")
+            x = self.norm(x, f"{path}.attention_norm")
+            x = self.add("Add", [x, self.feed_forward(x, path)], f"{path}.feed.sum")
+            return self.norm(x, f"{path}.norm", HIDDEN if last and not config.norm.final else "")
+        y = self.norm(x, f"{path}.attention_norm") if i or config.norm.first else x
+        y = self.attention(y, path, bias, rotations)
+        if place == "sandwich":
+            y = self.norm(y, f"{path}.attention_out_norm")
+        x = self.add("Add", [x, y], f"{path}.sum")
+        y = self.feed_forward(self.norm(x, f"{path}.norm"), path)
+        if place == "sandwich":
+            y = self.norm(y, f"{path}.out_norm")
+        if not last or not config.norm.final:
+            return self.add("Add", [x, y], HIDDEN if last else f"{path}.feed.sum")
+        return self.norm(self.add("Add", [x, y], f"{path}.feed.sum"), "final_norm", HIDDEN)
+
+    def attention(
+        self, x: ir.Value, path: str, bias: ir.Value, rotations: tuple[ir.Value, ir.Value] | None
+    ) -> ir.Value:
+        """Appends self-attention.
+
+        Args:
+            x: Input, float32 [batch, tokens, width].
+            path: Prefix of the layer's names.
+            bias: Bias of attention scores.
+            rotations: See `rotations`.
+
+        Returns:
+            Output, float32 [batch, tokens, width].
+        """
+        config = self.config
+        heads = self.constant("heads", [0, 0, config.heads, -1])
+        key_heads = (
+            heads if config.key_heads == config.heads else self.constant("heads.key", [0, 0, config.key_heads, -1])
+        )
+
+        def split(kind: str, order: list[int]) -> ir.Value:
+            shape = heads if kind == "query" else key_heads
+            parts = self.add("Reshape", [self.linear(x, f"{path}.{kind}"), shape], f"{path}.{kind}.heads")
+            if config.attention.norm and kind != "value":
+                parts = self.rms_norm(parts, f"{path}.{kind}_norm")
+            parts = self.add("Transpose", [parts], f"{path}.{kind}.split", perm=order)
+            if rotations and kind != "value":
+                parts = self.rotate(parts, rotations, f"{path}.{kind}")
+            if kind != "query" and config.key_heads != config.heads:
+                parts = self._repeat(parts, f"{path}.{kind}")
+            return parts
+
+        direct = not rotations and config.key_heads == config.heads  # keys are split and transposed in one step
+        key_order = [0, 2, 3, 1] if direct else [0, 2, 1, 3]
+        queries, keys, values = (
+            split(kind, order) for kind, order in (("query", [0, 2, 1, 3]), ("key", key_order), ("value", [0, 2, 1, 3]))
+        )
+        if not direct:
+            keys = self.add("Transpose", [keys], f"{path}.key.transposed", perm=[0, 1, 3, 2])
+        scores = self.add("MatMul", [queries, keys], f"{path}.products")
+        scale = config.attention.scale or math.sqrt(config.head_size)
+        if scale != 1:
+            scores = self.add("Div", [scores, self.constant("attention.scale", scale)], f"{path}.scaled")
+        scores = self.add("Add", [scores, bias], f"{path}.masked")
+        weights = self.add("Softmax", [scores], f"{path}.weights", axis=-1)
+        context = self.add("MatMul", [weights, values], f"{path}.found")
+        context = self.add("Transpose", [context], f"{path}.found.split", perm=[0, 2, 1, 3])
+        joined = self.constant("joined", [0, 0, config.heads * config.head_size])
+        context = self.add("Reshape", [context, joined], f"{path}.joined")
+        return self.linear(context, f"{path}.output")
+
+    def _repeat(self, x: ir.Value, path: str) -> ir.Value:
+        """Appends the repetition of grouped heads: [batch, key heads, tokens, size] to [batch, heads, tokens, size]."""
+        config = self.config
+        x = self.add("Unsqueeze", [x, self.constant("index.2", [2])], f"{path}.grouped")
+        group = self.constant("group", [1, 1, config.heads // config.key_heads, 1, 1])
+        x = self.add("Expand", [x, group], f"{path}.expanded")
+        shape = self.constant("heads.repeated", [0, config.heads, -1, config.head_size])
+        return self.add("Reshape", [x, shape], f"{path}.repeated")
+
+    def feed_forward(self, x: ir.Value, path: str) -> ir.Value:
+        """Appends a feed-forward block.
+
+        Args:
+            x: Input, float32 [batch, tokens, width].
+            path: Prefix of the layer's names.
+
+        Returns:
+            Output, float32 [batch, tokens, width].
+        """
+        if not self.config.gated:
+            return self.linear(self.activate(self.linear(x, f"{path}.up"), path), f"{path}.down")
+        gate = self.activate(self.linear(x, f"{path}.gate"), path)
+        return self.linear(self.add("Mul", [gate, self.linear(x, f"{path}.up")], f"{path}.gated"), f"{path}.down")

@@ -1,0 +1,122 @@
+"""Outputs of text encoders as operators of an ONNX graph: embeddings, and scores of a cross-encoder."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from zoo.texts.export.network import FLOAT, INT64, NetworkWriter
+from zoo.texts.export.positions import MASKED
+from zoo.texts.models.architectures import ARCHITECTURES
+from zoo.texts.models.config import EMBEDDING, SCORES
+
+MIN_NORM = 1e-12  # of an embedding, before L2 normalization
+
+
+class OutputWriter(NetworkWriter):
+    """Appends a network and its output to a graph."""
+
+    def embedding(self, x: ir.Value, mask: ir.Value) -> ir.Value:
+        """Appends pooling, Dense layers, L2 normalization and truncation: float32 [batch, components].
+
+        Args:
+            x: Output of the last layer.
+            mask: Attention mask.
+
+        Returns:
+            Value `EMBEDDING`.
+        """
+        config = self.config
+        steps = ["pool", *(f"dense.{i}" for i in range(len(config.dense)))]
+        steps += ["normalize"] * config.normalize + ["truncate"] * bool(config.truncate_dim)
+        steps += ["renormalize"] * config.renormalize
+        for step in steps:
+            result = EMBEDDING if step == steps[-1] else ""
+            if step == "pool":
+                x = self.pool(x, mask, result or "pooled")
+            elif step == "truncate":
+                x = self.slice(x, result or "truncated", 0, config.truncate_dim)
+            elif step in ("normalize", "renormalize"):
+                x = self._normalize(x, result or step)
+            else:
+                kind = config.dense[int(step.partition(".")[2])].activation
+                x = self.linear(x, step, result if kind == "identity" else "")
+                x = self._dense_activation(x, step, kind, result)
+        return x
+
+    def _normalize(self, x: ir.Value, result: str) -> ir.Value:
+        norm = self.add("ReduceL2", [x, self.constant("row_axis", [1])], "size", keepdims=1)
+        norm = self.add("Max", [norm, self.constant("shortest", MIN_NORM)], "size.clipped")
+        return self.add("Div", [x, norm], result)
+
+    def _dense_activation(self, x: ir.Value, path: str, kind: str, result: str) -> ir.Value:
+        if kind == "identity":
+            return x
+        if kind == "gelu":
+            x = self.activate(x, path, kind)
+            return self.add("Identity", [x], result) if result else x
+        return self.add(kind.capitalize(), [x], result or f"{path}.activated")
+
+    def pool(self, x: ir.Value, mask: ir.Value, result: str) -> ir.Value:
+        """Appends pooling.
+
+        Args:
+            x: Output of the last layer.
+            mask: Attention mask.
+            result: Name of the output.
+
+        Returns:
+            float32 [batch, width of each pooling].
+        """
+        modes = self.config.poolings
+        if len(modes) == 1:
+            return self._pool(x, mask, modes[0], result)
+        parts = [self._pool(x, mask, mode, f"pooled.{mode}") for mode in modes]
+        return self.add("Concat", parts, result, axis=-1)
+
+    def _pool(self, x: ir.Value, mask: ir.Value, mode: str, result: str) -> ir.Value:
+        """Appends one pooling. Padding may be on either side, except for "cls", the first column."""
+        if mode == "cls":
+            return self.add("Gather", [x, self.constant("zero.int", np.array(0))], result, axis=1)
+        tokens = self.constant("token_axis", [1])
+        if mode == "last":
+            number = self._numbers(mask)
+            last = self.add("ArgMax", [number], "last_token", dtype=INT64, axis=1, keepdims=1)
+            return self.add("GatherND", [x, last], result, batch_dims=1)
+        numbers = self._numbers(mask) if mode == "weighted_mean" else mask
+        is_token = self.add("Cast", [numbers], "counted", to=int(FLOAT))
+        is_token = self.add("Unsqueeze", [is_token, self.constant("last_axis", [2])], "weights")
+        if mode == "max":
+            missing = self.add("Sub", [self.constant("one", 1.0), is_token], "left_out")
+            low = self.add("Mul", [missing, self.constant("nowhere", MASKED)], "lowered")
+            return self.add("ReduceMax", [self.add("Add", [x, low], "chosen"), tokens], result, keepdims=0)
+        total = self.add("ReduceSum", [self.add("Mul", [x, is_token], "chosen"), tokens], "total", keepdims=0)
+        count = self.add("ReduceSum", [is_token, tokens], "number", keepdims=0)
+        if mode == "mean_sqrt_len":
+            count = self.add("Sqrt", [count], "number.root")
+        return self.add("Div", [total, count], result)
+
+    def _numbers(self, mask: ir.Value) -> ir.Value:
+        """Appends the number of each token from 1, and 0 at padding: int64 [batch, tokens]."""
+        if "numbers" not in self.cached:
+            counted = self.add("CumSum", [mask, self.constant("one.int", np.array(1))], "numbered", dtype=INT64)
+            self.cached["numbers"] = self.add("Mul", [counted, mask], "numbers", dtype=INT64)
+        return self.cached["numbers"]
+
+    def head(self, x: ir.Value) -> ir.Value:
+        """Appends the classification head over the first token: float32 [batch, labels].
+
+        Args:
+            x: Output of the last layer.
+
+        Returns:
+            Value `SCORES`.
+        """
+        row = self.add("Gather", [x, self.constant("zero.int", np.array(0))], "first_row", axis=1)
+        row = self.linear(row, "dense")
+        kind = ARCHITECTURES[self.config.kind].head_activation
+        if kind == "gelu":
+            row = self.activate(row, "dense", kind)
+        else:
+            row = self.add("Tanh" if kind == "tanh" else "Relu", [row], "dense.activated")
+        return self.linear(row, "classifier", SCORES)

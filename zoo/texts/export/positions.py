@@ -1,0 +1,91 @@
+"""Constant tables of positions: rotations, and biases of attention by the distance of two tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from zoo.texts.models.architectures.base import Floats
+from zoo.texts.models.config import ModelConfig
+
+MASKED = -1e9  # added to attention scores that a token must not see: their softmax is 0
+MAX_DISTANCE = 128  # tokens, from which on MPNet's relative positions share a bucket
+
+
+def distance_bias(config: ModelConfig, weights: Mapping[str, Floats], local: bool) -> Floats | None:
+    """Returns the bias of attention scores by the distance of the key from the query.
+
+    It is the sum of a bias of relative positions, of `MASKED` at later keys of causal attention, and of `MASKED`
+    outside the window of local layers.
+
+    Args:
+        config: Description of the network.
+        weights: Weights by shared name.
+        local: Whether for the layers with sliding-window attention.
+
+    Returns:
+        float32 [2 max_tokens - 1, heads or 1], the distance -(max_tokens - 1) first; None for no bias.
+    """
+    ahead = np.arange(-(config.max_tokens - 1), config.max_tokens)
+    hidden = np.zeros(len(ahead), np.bool_)
+    if config.attention.causal:
+        hidden |= ahead > 0
+    if local:
+        hidden |= np.abs(ahead) > config.attention.window
+    mask: Floats | None = np.where(hidden, np.float32(MASKED), np.float32(0))[:, None] if hidden.any() else None
+    if not config.buckets:
+        return mask
+    relative = relative_bias(config, weights["relative.weight"])
+    return relative if mask is None else relative + mask
+
+
+def relative_bias(config: ModelConfig, table: Floats) -> Floats:
+    """Expands a relative position bias from buckets to distances (Raffel et al. 2020, "T5", section 2.1).
+
+    Half of the buckets are of keys before the query, half of keys after it; in each half, one half of the buckets is
+    one distance each, the other half grows logarithmically up to `MAX_DISTANCE`.
+
+    Args:
+        config: Configuration of the network.
+        table: Bias by bucket, float32 [buckets, heads].
+
+    Returns:
+        Bias by distance of the key from the query, -(max_tokens - 1) first, float32 [2 max_tokens - 1, heads].
+    """
+    ahead = np.arange(-(config.max_tokens - 1), config.max_tokens)
+    half = config.buckets // 2
+    exact = half // 2
+    distance = np.abs(ahead)
+    large = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact)) / math.log(MAX_DISTANCE / exact)
+    large = np.minimum(exact + (large * (half - exact)).astype(np.int64), half - 1)
+    rows: Floats = table[np.where(ahead > 0, half, 0) + np.where(distance < exact, distance, large)]
+    return rows
+
+
+def rotary_angles(config: ModelConfig, local: bool) -> Floats:
+    """Returns the angles of rotary positions (Su et al. 2021, "RoFormer", equation 15), in halves.
+
+    With the scaling "ntk", the base is multiplied by the factor f and all frequencies are divided by f^(2 / size), as
+    in GTE 1.5; with "linear" they are divided by f.
+
+    Args:
+        config: Description of the network.
+        local: Whether for the layers with sliding-window attention.
+
+    Returns:
+        float32 [max_tokens, size]; column i and column i + size / 2 have the same angle.
+    """
+    rotary = config.rotary
+    assert rotary is not None
+    is_local = local and bool(rotary.local_theta)
+    theta, size = rotary.local_theta if is_local else rotary.theta, rotary.size
+    scaling = "" if is_local else rotary.scaling
+    exponents = (np.arange(0, size, 2, dtype=np.float32) / np.float32(size)).astype(np.float64)
+    base = theta * rotary.factor if scaling == "ntk" else theta
+    frequencies = np.float32(1) / np.power(base, exponents).astype(np.float32)  # of float32, as those of the training
+    if scaling:
+        frequencies /= np.float32(rotary.factor ** (2 / size) if scaling == "ntk" else rotary.factor)
+    angles = np.arange(config.max_tokens, dtype=np.float32)[:, None] * frequencies
+    return np.concatenate([angles, angles], axis=1)

@@ -1,0 +1,199 @@
+"""Modules of sentence-transformers after the network: pooling, Dense layers, normalization, and truncation."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.errors import RequestError
+from pipelines.core.files import read_json, write_json
+from zoo.texts.models.config import POOLINGS, Dense, ModelConfig
+
+CONFIG, MODULES = "config.json", "modules.json"
+SETTINGS = "config_sentence_transformers.json"  # prompts and truncation; activation of a cross-encoder
+SENTENCE = "sentence_embedding"  # what modules hand on
+POOLING_MODES = {  # by the keys of a pooling's config.json, in the order in which several are concatenated
+    "cls_token": "cls",
+    "max_tokens": "max",
+    "mean_tokens": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean_tokens": "weighted_mean",
+    "lasttoken": "last",
+}
+NAMES = {**POOLING_MODES, "weightedmean": "weighted_mean"}  # older and newer names
+AFTER_POOLING = ("Dense", "Normalize")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Reads a JSON object; {} for a missing file.
+
+    Args:
+        path: The file.
+    """
+    content = read_json(path) if path.is_file() else {}
+    return content if isinstance(content, dict) else {}
+
+
+def read_modules(path: Path) -> list[tuple[str, str]]:
+    """Returns (type, folder) of the modules of a sentence-transformers folder; [] for other folders.
+
+    Args:
+        path: Folder of the model.
+
+    Raises:
+        RequestError: modules.json is no list of modules, or one lies outside the folder.
+    """
+    modules = read_json(path / MODULES) if (path / MODULES).is_file() else []
+    try:
+        found = [(str(module["type"]).rsplit(".", 1)[-1], str(module["path"])) for module in modules]
+    except (KeyError, TypeError) as error:
+        raise RequestError(f"{MODULES} is no list of modules ({error!r})") from error
+    for _, folder in found:
+        if Path(folder).is_absolute() or ".." in Path(folder).parts:
+            raise RequestError(f"{MODULES} names the folder {folder}; expected one in the model's folder")
+    return found
+
+
+def folder_of(modules: list[tuple[str, str]], kind: str) -> str:
+    """Returns the folder of the first module of a type; "" if there is none.
+
+    Args:
+        modules: See `read_modules`.
+        kind: The type.
+    """
+    return next((folder for name, folder in modules if name == kind), "")
+
+
+def dense_folders(path: Path) -> list[Path]:
+    """Returns the folders of the Dense layers, in order.
+
+    Args:
+        path: Folder of the model.
+    """
+    return [path / folder for kind, folder in read_modules(path) if kind == "Dense"]
+
+
+def read_embedding(path: Path, modules: list[tuple[str, str]], option: str, has_prompts: bool) -> dict[str, Any]:
+    """Reads how the last layer becomes an embedding.
+
+    Args:
+        path: Folder of the model.
+        modules: Its modules.
+        option: --pooling, or "".
+        has_prompts: Whether the model has prompts.
+
+    Returns:
+        The fields pooling, dense and normalize of `ModelConfig`.
+
+    Raises:
+        RequestError: A module or its place is not supported.
+    """
+    if option and option not in POOLINGS:
+        raise RequestError(f"pooling is {option!r}; choose {', '.join(POOLINGS)}")
+    kinds = [kind for kind, _ in modules if kind != "Transformer"]
+    known = ("Pooling", *AFTER_POOLING)
+    if unknown := [kind for kind in kinds if kind not in known]:
+        raise RequestError(f"its module {unknown[0]} is not supported; known are Transformer, {', '.join(known)}")
+    order = [known.index(kind) for kind in kinds]
+    if order != sorted(order):
+        after, before = next((known[b], known[a]) for a, b in itertools.pairwise(order) if a > b)
+        raise RequestError(
+            f"its module {before} is before {after} ({MODULES}); expected Transformer, {', '.join(known)}"
+        )
+    return {
+        "pooling": _pooling(path, modules, option, has_prompts),
+        "dense": tuple(_dense(folder) for folder in dense_folders(path)),
+        "normalize": "Normalize" in kinds,
+    }
+
+
+def truncate_dim(settings: Mapping[str, Any]) -> int:
+    """Returns the number of leading components of embeddings that are kept; 0 for all.
+
+    Args:
+        settings: Content of config_sentence_transformers.json.
+
+    Raises:
+        RequestError: It is no whole number above 0.
+    """
+    size = settings.get("truncate_dim")
+    if size is not None and (type(size) is not int or size < 1):
+        raise RequestError(f"its truncate_dim is {size!r:.40} ({SETTINGS}); expected a whole number above 0")
+    return size or 0
+
+
+def _pooling(path: Path, modules: list[tuple[str, str]], option: str, has_prompts: bool) -> str:
+    """Returns the pooling of the folder, or that of the option."""
+    folder = folder_of(modules, "Pooling") or "1_Pooling"
+    config = read_object(path / folder / CONFIG)
+    for kind, other in modules:  # of several the last one makes the embedding, unless it makes something else
+        found = read_object(path / other / CONFIG) if kind == "Pooling" else {}
+        if found and found.get("output_key", SENTENCE) == SENTENCE:
+            folder, config = other, found
+    if has_prompts and config.get("include_prompt") is False:
+        raise RequestError(
+            f"its pooling leaves prompts out (include_prompt in {folder}/{CONFIG}), and it has prompts ({SETTINGS}); "
+            "expected a pooling of all tokens, or no prompts"
+        )
+    if option:
+        return option
+    if not config:
+        raise RequestError(f"there is no {folder}/{CONFIG}, which says how tokens are pooled; name it with --pooling")
+    mode = config.get("pooling_mode") or [key for key in POOLING_MODES if config.get(f"pooling_mode_{key}") is True]
+    modes = [mode] if isinstance(mode, str) else list(mode)
+    modes += [  # of unknown names
+        key
+        for key, value in config.items()
+        if value is True and key.startswith("pooling_mode_") and key.removeprefix("pooling_mode_") not in POOLING_MODES
+    ]
+    names = [NAMES.get(str(name), str(name)) for name in modes]
+    if not names or not set(names) <= set(POOLINGS):
+        raise RequestError(f"its pooling is {' and '.join(names) or 'none'}; expected one of {', '.join(POOLINGS)}")
+    return "+".join(names)
+
+
+def _dense(folder: Path) -> Dense:
+    """Reads the config.json of a Dense layer."""
+    config, place = read_object(folder / CONFIG), f"{folder.name}/{CONFIG}"
+    for key, expected in (("module_input_name", SENTENCE), ("module_output_name", SENTENCE), ("use_residual", False)):
+        if (value := config.get(key)) is not None and value != expected:
+            raise RequestError(f"its Dense layer has the {key} {value!r:.40} ({place}); expected {expected!r}")
+    activation = str(config.get("activation_function") or "torch.nn.modules.activation.Tanh")
+    return Dense(
+        outputs=int(config["out_features"]),
+        activation=activation.rpartition(".")[2].lower(),
+        bias=bool(config.get("bias", True)),
+    )
+
+
+def write_modules(folder: Path, config: ModelConfig, features: Mapping[str, Any]) -> None:
+    """Writes the files of sentence-transformers: modules, pooling, prompts and truncation.
+
+    Args:
+        folder: Folder of the model.
+        config: Configuration of the network, without Dense layers.
+        features: Features of its card.
+    """
+    kinds = [
+        ("", "Transformer"),
+        ("1_Pooling", "Pooling"),
+        *([("2_Normalize", "Normalize")] if config.normalize else []),
+    ]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(kinds)
+    ]
+    (folder / "1_Pooling").mkdir(parents=True, exist_ok=True)
+    pooling: dict[str, Any] = {"word_embedding_dimension": config.width}
+    pooling |= {f"pooling_mode_{key}": mode in config.poolings for key, mode in POOLING_MODES.items()}
+    write_json(folder / "1_Pooling" / CONFIG, pooling)
+    transformer = {"max_seq_length": features["max_length"], "do_lower_case": bool(features.get("lower"))}
+    write_json(folder / "sentence_bert_config.json", transformer)
+    write_json(folder / MODULES, modules)
+    settings: dict[str, Any] = {"truncate_dim": config.truncate_dim} if config.truncate_dim else {}
+    if prompts := features.get("prompts"):
+        settings |= {"prompts": prompts, "default_prompt_name": features.get("prompt") or None}
+    if settings:
+        write_json(folder / SETTINGS, settings)

@@ -1,0 +1,154 @@
+"""What an architecture declares: how its config.json describes the network, and what its weights are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+from zoo.texts.models.config import SCALINGS, ModelConfig, Rotary
+
+Floats = NDArray[np.float32]
+GLOBAL, LOCAL = "full_attention", "sliding_attention"  # kinds of layers in config.json
+ACTIVATIONS = {  # by the names in config.json
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_fast": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "swish",
+    "swish": "swish",
+}
+
+
+class ConfigFile:
+    """Content of a config.json, read by key with the defaults of an architecture.
+
+    Attributes:
+        values: The content.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+
+    def get(self, *keys: str, default: Any = None) -> Any:
+        """Returns the value of the first key that has one.
+
+        Args:
+            *keys: Names of one setting.
+            default: Value where none of them is set.
+        """
+        return next((self.values[key] for key in keys if self.values.get(key) is not None), default)
+
+    def activation(self, *keys: str, default: str = "gelu") -> str:
+        """Returns an activation, one of `zoo.texts.models.config.ACTIVATIONS`.
+
+        Args:
+            *keys: Names of the setting.
+            default: Activation in config.json's words where none of them is set.
+
+        Raises:
+            RequestError: It is not supported.
+        """
+        name = str(self.get(*keys, default=default))
+        if name not in ACTIVATIONS:
+            raise RequestError(f"its activation is {name}; known are {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS[name]
+
+    def require(self, key: str, *expected: Any) -> None:
+        """Raises RequestError for another value of a setting than the supported ones; a missing one is supported.
+
+        Args:
+            key: Name of the setting.
+            *expected: Supported values.
+        """
+        if (value := self.values.get(key)) is not None and value not in expected:
+            raise RequestError(f"its {key} is {value!r:.60}; expected {' or '.join(map(repr, expected))}")
+
+    def rotary(self, size: int, theta: float, local_theta: float = 0.0) -> Rotary:
+        """Returns the rotary positions, from the keys of transformers 5 (`rope_parameters`) or of earlier versions.
+
+        Args:
+            size: Columns of a head.
+            theta: Base of the wavelengths where none is given.
+            local_theta: The same of layers with sliding-window attention; 0: there are no such layers.
+
+        Raises:
+            RequestError: The scaling is not supported.
+        """
+        parameters: Mapping[str, Any] = self.get("rope_parameters", default={})
+        local: Mapping[str, Any] = {}
+        if local_theta:
+            parameters, local = parameters.get(GLOBAL) or {}, parameters.get(LOCAL) or {}
+        scaling = {**parameters, **self.get("rope_scaling", default={})}
+        kind, factor = _scaling(scaling)
+        if _scaling(local)[0] or not isinstance(factor, int | float) or factor <= 0:
+            raise RequestError(f"its rotary positions are {scaling!r:.80}; expected a factor, and none of local layers")
+        share = float(scaling.get("partial_rotary_factor") or self.get("partial_rotary_factor", default=1.0))
+        return Rotary(
+            theta=float(parameters.get("rope_theta") or self.get("rope_theta", default=theta)),
+            size=int(size * share),
+            local_theta=float(local.get("rope_theta") or local_theta),
+            scaling=kind,
+            factor=float(factor),
+        )
+
+
+def _scaling(parameters: Mapping[str, Any]) -> tuple[str, Any]:
+    """Returns the scaling of rotary positions and its factor; a dynamic one begins beyond the network's positions."""
+    kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
+    if kind in ("default", "dynamic"):
+        return "", 1.0
+    if kind not in SCALINGS:
+        raise RequestError(f"its rotary positions are scaled by {kind}; known are linear, ntk and dynamic")
+    return kind, parameters.get("factor")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One of several layers that a file stores as one, below each other.
+
+    Attributes:
+        name: Name in the file.
+        index: Position of the layer.
+        count: Number of layers, all of one size.
+    """
+
+    name: str
+    index: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An architecture of transformers.
+
+    Attributes:
+        name: Name, `ModelConfig.kind`.
+        model_types: Values of `model_type` in config.json.
+        read: Describes the network of a config.json; pooling, labels and what follows are the importer's.
+        names: Name in the file by shared name (see `zoo.texts.models.weights`), of what is outside the layers.
+        layer: Prefix of a layer's names, a format string of its index.
+        parts: Name within a layer by shared name.
+        head: Name of a cross-encoder's layers by shared name; "{prefix}" is that of the network. Empty: not supported.
+        head_activation: Activation between the two layers of the head, "tanh", "relu" or "gelu".
+        adapt: Changes the weights in place, given the configuration, the tensors of the file, and the prefix of their
+            names; returns errors.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    read: Callable[[ConfigFile], ModelConfig]
+    names: Mapping[str, str]
+    layer: str
+    parts: Mapping[str, str | Rows]
+    head: Mapping[str, str] = field(default_factory=dict)
+    head_activation: str = "tanh"
+    adapt: Callable[[ModelConfig, dict[str, Floats], Mapping[str, Floats], str], list[str]] = (
+        lambda config, weights, tensors, prefix: []
+    )
