@@ -44,6 +44,7 @@ def keep_scales(folder: ModelFolder, earlier: ModelFolder) -> list[str]:
         stages.set_table(folder, replace(table, tensors=tensors), own_data=False)
     if isinstance(earlier.entry, Lowerable):
         graph, kept_scales = io.load(earlier.path / GRAPH), stages.scales_of(earlier)
-        _, _, scales = earlier.entry.lower(graph, before, earlier.recipe, kept_scales)
+        rows = stages.rows_of(earlier)
+        _, _, scales = earlier.entry.lower(graph, before, earlier.recipe, kept_scales, rows, earlier.imported)
         write_npz(folder.path / SCALES, scales)
     return widened

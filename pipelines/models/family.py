@@ -260,6 +260,7 @@ class Lowerable(Protocol):
         recipe: QuantRecipe,
         earlier: Mapping[str, Any],
         rows: Batch | None = None,
+        held: bool = True,
     ) -> tuple[ir.Model | None, dict[str, Any], Mapping[str, Any]]:
         """Lowers rewritten.onnx for the native kernels.
 
@@ -268,7 +269,8 @@ class Lowerable(Protocol):
             table: Calibration table of that graph.
             recipe: Quantization recipe.
             earlier: Arrays of scales of an earlier model to keep, or {}.
-            rows: Samples whose results may change by the bound of the recipe at most; None: nothing is compared.
+            rows: Samples of the model's inputs, or None.
+            held: Whether the results of `rows` may change by the bound of the recipe at most.
 
         Returns:
             The lowered model, or None, a report with the keys "fold" and "reason", and arrays of its scales.

@@ -298,9 +298,13 @@ def _native(folder: ModelFolder) -> dict[str, Any]:
 
 def _lowered(folder: ModelFolder, family: Lowerable) -> tuple[ir.Model | None, dict[str, Any], Mapping[str, Any]]:
     """Returns the native form of rewritten.onnx; that of an imported model is held to the bound on its samples."""
-    samples = _samples(folder)[0][0] if folder.imported and (folder.path / SAMPLES).is_file() else None
     model, table = _graph(folder.path / "rewritten.onnx"), _table(folder.path / "calibration.json")
-    return family.lower(model, table, folder.recipe, scales_of(folder), samples)
+    return family.lower(model, table, folder.recipe, scales_of(folder), rows_of(folder), folder.imported)
+
+
+def rows_of(folder: ModelFolder) -> Batch | None:
+    """Returns calibration samples of a model folder, None if it has none."""
+    return _samples(folder)[0][0] if (folder.path / SAMPLES).is_file() else None
 
 
 def scales_of(folder: ModelFolder) -> dict[str, Any]:

@@ -98,13 +98,14 @@ class RankingFamily(
         recipe: QuantRecipe,
         earlier: Mapping[str, Any] = MappingProxyType({}),
         rows: Batch | None = None,
+        held: bool = True,
     ) -> tuple[ir.Model | None, dict[str, Any], Mapping[str, Any]]:
         """See `Lowerable` and `zoo.recommenders.lowering.lower.lower`."""
         from zoo.recommenders.lowering.lower import lower
         from zoo.recommenders.lowering.table_scales import TableScales
 
         scales = TableScales(earlier)
-        return *lower(model, table, recipe, scales, rows), scales.used
+        return *lower(model, table, recipe, scales, rows, held), scales.used
 
     def shared_inputs(self, preprocessing: Mapping[str, Any]) -> SharedInputs | None:
         """See `Lowerable`: the inputs of the user and the context."""

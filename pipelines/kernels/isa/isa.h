@@ -159,12 +159,13 @@ struct WordRows {
     bool far;      // rows are fetched ahead
 };
 
-// One layer of a cross network, in units of the codes k of x_0: x_l = k g_l.
+// One layer of a cross network, in units of the codes k of x_0: x_l = k g_l. Arrays are padded to whole 64.
 struct Cross {
     int64_t width;
-    bool first;           // g_0 is 1
-    float factor;         // of the codes of x_l
-    const float *weight;  // [width padded to whole 64] or null
+    bool first;            // g_0 is 1
+    float factor;          // of the codes of x_l
+    const float *factors;  // [width] of the bytes of x_l, or null
+    const float *weight;   // [width] or null
 };
 
 // Multi-head attention of every field of a sample to all of them, see `FieldAttention` in steps/fields.py.
@@ -192,11 +193,13 @@ struct ClickKernels {
                          int64_t out_stride);
     // the eight higher bits of codes: clip(((x_j + 16) >> 5) + 128, 0, 255)
     void (*code_bytes)(const int16_t *x, int64_t x_stride, int64_t width, int64_t n, uint8_t *out, int64_t out_stride);
+    // codes by column: clip(rint(x_j factor_j), -128, 127) + 128; whole 64 of factors are read and of bytes written
+    void (*column_bytes)(const int16_t *x, int64_t x_stride, const float *factor, int64_t width, int64_t n, uint8_t *out, int64_t out_stride);
     // 0.5 scale^2 (|sum_f k_f|^2 - sum_f |k_f|^2) of the int16 vectors at `at`
     void (*factorization)(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t fields, int64_t width, float scale, int64_t n,
                           float *out, int64_t out_stride);
     void (*cross)(const Cross &, const int16_t *x, int64_t x_stride, const float *u, float *g, int64_t stride, int64_t n, int16_t *out,
-                  int64_t out_stride, float *total, int64_t total_stride);
+                  int64_t out_stride, uint8_t *bytes, int64_t bytes_stride, float *total, int64_t total_stride);
     // dots of the int16 vectors at `at`, i > j, times `factor` each (readable for 16 more), as int16
     void (*dots)(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t vectors, int64_t width, const float *factor, int64_t n, int16_t *out,
                  int64_t out_stride);

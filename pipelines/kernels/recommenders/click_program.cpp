@@ -89,30 +89,28 @@ class ClickProgram : public LayerSteps {
         });
     }
 
-    void cross(int x, int u, int g, bool first, float factor, std::optional<int> out, std::optional<int> total,
-               const std::optional<Array> &weight) {
+    void cross(int x, int u, int g, bool first, float factor, std::optional<int> out, std::optional<int> total, const std::optional<Array> &weight,
+               std::optional<int> bytes, const std::optional<Array> &factors) {
         const Slot from = slot(x, Kind::kWords, "cross"), change = slot(u, Kind::kFloats, "cross"), state = slot(g, Kind::kFloats, "cross");
-        require(change.width == state.width && from.width == change.width && weight.has_value() == total.has_value(), "cross");
-        const Slot words = out ? slot(*out, Kind::kWords, "cross") : Slot{}, sum = total ? slot(*total, Kind::kFloats, "cross") : Slot{};
-        require(!out || words.width == from.width, "cross");
-        auto weights = std::make_shared<Buffer<float>>(state.stride);
-        if (weight) {
-            const auto *values = data_of<float>(*weight, "weight", 1);
-            require(static_cast<int64_t>(weight->shape(0)) == state.width, "cross");
-            std::fill_n(weights->data(), state.stride, 0.0f), std::copy_n(values, state.width, weights->data());
-        }
-        const Cross c{state.width, first, factor, weight ? weights->data() : nullptr};
-        const bool stores = out.has_value(), sums = total.has_value();
+        require(change.width == state.width && from.width == change.width && weight.has_value() == total.has_value() && factors.has_value() == bytes.has_value(),
+                "cross");
+        const Slot words = out ? slot(*out, Kind::kWords, "cross") : Slot{}, sum = total ? slot(*total, Kind::kFloats, "cross") : Slot{},
+                   coarse = bytes ? slot(*bytes, Kind::kBytes, "cross") : Slot{};
+        require((!out || words.width == from.width) && (!bytes || coarse.width == from.width), "cross");
+        const auto weights = weight ? padded(*weight, state.width, "cross") : nullptr, units = factors ? padded(*factors, state.width, "cross") : nullptr;
+        const Cross c{state.width, first, factor, units ? units->data() : nullptr, weights ? weights->data() : nullptr};
+        const bool stores = out.has_value(), sums = total.has_value(), stores_bytes = bytes.has_value();
         const auto *kernels = &kernels_;
         std::vector<Span> reads{whole(from), whole(change)};
         if (!first) reads.push_back(whole(state));
         std::vector<Span> writes{whole(state)};
         if (stores) writes.push_back(whole(words));
+        if (stores_bytes) writes.push_back(whole(coarse));
         if (sums) writes.push_back(whole(sum));
-        add_to_samples(reads, writes, false, [=, keep = weights](const Block &b) {
+        add_to_samples(reads, writes, false, [=, keep = std::pair(weights, units)](const Block &b) {
             kernels->cross(c, b.at<int16_t>(from), from.stride, b.at<float>(change), b.at<float>(state), state.stride, b.n,
-                           stores ? b.at<int16_t>(words) : nullptr, stores ? words.stride : 0, sums ? b.at<float>(sum) : nullptr,
-                           sums ? sum.stride : 0);
+                           stores ? b.at<int16_t>(words) : nullptr, stores ? words.stride : 0, stores_bytes ? b.at<uint8_t>(coarse) : nullptr,
+                           stores_bytes ? coarse.stride : 0, sums ? b.at<float>(sum) : nullptr, sums ? sum.stride : 0);
         });
     }
 
@@ -166,10 +164,8 @@ class ClickProgram : public LayerSteps {
 
     void leaky(int x, int out, const Array &slope) {
         const Slot from = slot(x, Kind::kFloats, "leaky"), to = slot(out, Kind::kFloats, "leaky");
-        const auto *values = data_of<float>(slope, "slope", 1);
-        require(from.width == to.width && static_cast<int64_t>(slope.shape(0)) == from.width, "leaky");
-        auto slopes = std::make_shared<Buffer<float>>(from.stride);
-        std::fill_n(slopes->data(), from.stride, 0.0f), std::copy_n(values, from.width, slopes->data());
+        require(from.width == to.width, "leaky");
+        const auto slopes = padded(slope, from.width, "leaky");
         const auto *kernels = &kernels_;
         add({whole(from)}, {whole(to)}, std::nullopt, [=](const Block &b) {
             kernels->leaky(b.at<float>(from), from.stride, slopes->data(), from.width, b.n, b.at<float>(to));
@@ -290,7 +286,9 @@ void bind_click_program(nb::module_ &module) {
         .def("code_bytes", &ClickProgram::code_bytes, "x"_a, "first"_a, "out"_a, "position"_a, "width"_a)
         .def("quantize", &ClickProgram::quantize, "x"_a, "out"_a, "position"_a, "factor"_a, "relu"_a)
         .def("factorization", &ClickProgram::factorization, "x"_a, "out"_a, "positions"_a, "width"_a, "scale"_a)
-        .def("cross", &ClickProgram::cross, "x"_a, "u"_a, "g"_a, "first"_a, "factor"_a, "out"_a.none(), "total"_a.none(), "weight"_a.none())
+        .def("column_bytes", &ClickProgram::column_bytes, "x"_a, "first"_a, "out"_a, "factor"_a)
+        .def("cross", &ClickProgram::cross, "x"_a, "u"_a, "g"_a, "first"_a, "factor"_a, "out"_a.none(), "total"_a.none(), "weight"_a.none(),
+             "bytes"_a.none(), "factors"_a.none())
         .def("dots", &ClickProgram::dots, "x"_a, "out"_a, "position"_a, "positions"_a, "width"_a, "factor"_a)
         .def("weighted", &ClickProgram::weighted, "x"_a, "first"_a, "weight"_a, "out"_a)
         .def("normalize", &ClickProgram::normalize, "x"_a, "out"_a, "epsilon"_a, "least"_a, "relu"_a)

@@ -404,6 +404,15 @@ class Program {
         return {at, at + count};
     }
 
+    // A factor of every column, padded with zeros to whole 64.
+    static std::shared_ptr<Buffer<float>> padded(const Array &array, int64_t width, const char *step) {
+        const auto *values = data_of<float>(array, "factor", 1);
+        require(static_cast<int64_t>(array.shape(0)) == width, step);
+        auto made = std::make_shared<Buffer<float>>(round_up(width, kColumns));
+        std::fill_n(made->data(), round_up(width, kColumns), 0.0f), std::copy_n(values, width, made->data());
+        return made;
+    }
+
     const float *floats(const std::optional<Array> &array, const char *name, int64_t n, int64_t width) const {
         static const float none = 0;
         const float *found = array ? data_of<float>(*array, name, 2) : &none;

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.core.batches import Batch
 from pipelines.kernels.recommenders import reference
 from pipelines.kernels.recommenders.program import ClickProgram
 from pipelines.quantization.calibration.table import CalibrationTable
@@ -44,6 +45,21 @@ def random_samples(
         low, high = (0.0, 1.0) if seen is None else (seen.low, seen.high)
         numbers = generator.uniform(low, high, (count, program.numbers)).astype(np.float32)
     return Samples(ids, numbers, generator.uniform(0, 1, (count, program.means)).astype(np.float32))
+
+
+def samples_of(program: ClickProgram, reader: GraphReader, rows: Batch, count: int) -> Samples:
+    """Returns the first rows as samples of a program.
+
+    Args:
+        program: The program.
+        reader: Reader of the graph.
+        rows: Inputs of the graph.
+        count: Number of rows at most.
+    """
+    inputs = (reader.ids, reader.numbers, reader.scales)
+    ids, numbers, scales = (None if value is None else rows[str(value.name)][:count] for value in inputs)
+    assert ids is not None
+    return Samples(ids, numbers, np.zeros((len(ids), program.means), np.float32) if scales is None else scales)
 
 
 def by_activity(

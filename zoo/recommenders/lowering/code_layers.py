@@ -18,7 +18,7 @@ from zoo.recommenders.lowering.expressions import Expression, Field, FloatVector
 from zoo.recommenders.lowering.fields.expressions import FieldAttention
 from zoo.recommenders.lowering.fields.steps import FieldSteps, attention_order
 from zoo.recommenders.lowering.integer_layers import FINEST, dense_layer, mixed_layer, positive
-from zoo.recommenders.lowering.plan import HEADROOM
+from zoo.recommenders.lowering.plan import HEADROOM, SIGNED
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -34,11 +34,15 @@ class _Result(NamedTuple):
     form: str
     weight: Floats
     bias: Floats
-    unit: float
+    unit: float | Floats
 
     @property
     def padding(self) -> int:
         return -self.bias.size % COLUMNS
+
+    def padded(self, values: float | Floats) -> Floats:
+        """Returns a value of every column, the last one again in the padding."""
+        return np.pad(np.broadcast_to(values, self.bias.shape), (0, self.padding), mode="edge")
 
 
 @dataclass
@@ -75,7 +79,7 @@ class CodeLayers(FieldSteps):
 
     def _layers(self, layers: Sequence[Linear], slot: int, read: Inputs) -> None:
         """Adds the steps of layers with the same inputs, those that need no fine codes as bytes if the form says so."""
-        if self.form.coarse and self.coarse:
+        if self._reads_bytes(layers):
             self._mixed(layers, slot, read)
         else:
             self._mixed(layers, slot, Inputs(read.codes + read.coarse, folded=read.folded))
@@ -89,13 +93,9 @@ class CodeLayers(FieldSteps):
             np.concatenate(padded, axis=1),
             np.concatenate([np.pad(each.bias, (0, each.padding)) for each in results]),
         )
-        unit, fine = (
-            np.concatenate([np.full(each.bias.size + each.padding, value) for each, value in values])
-            for values in (
-                [(each, each.unit) for each in results],
-                [(each, FLOAT if each.form == "f4" else FINEST * each.unit) for each in results],
-            )
-        )
+        unit = np.concatenate([each.padded(each.unit) for each in results])
+        fine = np.concatenate([each.padded(FLOAT if each.form == "f4" else FINEST * each.unit) for each in results])
+        zero = np.concatenate([each.padded(ZERO if each.form == "s1" else 0) for each in results])
         outs = [
             (self._made[each.layer, each.form][0], each.bias.size, each.layer.relu and each.form != "f4")
             for each in results
@@ -114,7 +114,7 @@ class CodeLayers(FieldSteps):
                 first,
                 made.weight,
                 (made.scale / unit).astype(np.float32),
-                ((bias + made.centre) / unit).astype(np.float32),
+                ((bias + made.centre) / unit + zero).astype(np.float32),
                 tuple(outs),
                 columns,
                 offsets,
@@ -159,7 +159,8 @@ class CodeLayers(FieldSteps):
                 if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
                     raise RequestError("its tables or weights are not finite")
                 unit = self._unit(layer, form)
-                self._made[layer, form] = (self._slot(form, bias.size), unit)
+                slot = self._slot("u1" if form == "s1" else form, bias.size)
+                self._made[layer, form] = (slot, unit if isinstance(unit, float) else 1.0)
                 results.append(_Result(layer, form, weight, bias, unit))
         return results
 
@@ -168,8 +169,10 @@ class CodeLayers(FieldSteps):
         order = attention_order(x) if isinstance(x, FieldAttention) else self._orders.get(x)
         return np.arange(x.width) if order is None else order
 
-    def _unit(self, x: Linear | FloatVector, form: str) -> float:
-        """Returns the scale of the result of a layer in a form."""
+    def _unit(self, x: Linear | FloatVector, form: str) -> Any:
+        """Returns the scale of the result of a layer in a form; float64 [width] for "s1"."""
+        if form == "s1":
+            return self.ranges[x] / SIGNED
         if form == "u1":
             observed = self.table.tensors.get(x.value)
             if observed is None or observed.low < 0:

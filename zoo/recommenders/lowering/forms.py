@@ -6,14 +6,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.graph import reference_session
 from pipelines.kernels.recommenders import reference
 from pipelines.kernels.recommenders.program import ClickProgram
 from pipelines.kernels.recommenders.steps import Mixed
+from zoo.recommenders.lowering.activity import samples_of
 from zoo.recommenders.lowering.quantized_tables import LookupTable, largest_change, tables_report
 
 if TYPE_CHECKING:
@@ -132,13 +131,9 @@ def changes_on(rows: Batch, model: ir.Model, reader: GraphReader) -> Callable[[C
     few = {name: array[:SAMPLES] for name, array in rows.items()}
     opened = reference_session.session(model, "lowering needs")
     expected = reference_session.run(opened, {str(value.name): few[str(value.name)] for value in model.graph.inputs})
-    inputs = (reader.ids, reader.numbers, reader.scales)
-    ids, numbers, scales = (None if value is None else few.get(str(value.name)) for value in inputs)
-    assert ids is not None
 
     def change(program: ClickProgram) -> float:
-        means = np.zeros((len(ids), program.means), np.float32) if scales is None else scales
-        return largest_change(expected, reference.run(program, ids, numbers, means))
+        return largest_change(expected, reference.run(program, *samples_of(program, reader, few, SAMPLES)))
 
     return change
 

@@ -132,7 +132,7 @@ def dense_layer(
         bias: float64 [N].
         scale: Scale of the inputs.
         unit: Scale of the result, or of every column.
-        form: Format of the result; "f4" is float32 without a ReLU.
+        form: Format of the result; "f4" is float32 without a ReLU, "s1" has the zero point 128.
         zero_point: Zero point of the inputs.
 
     Returns:
@@ -146,7 +146,7 @@ def dense_layer(
     whole = np.rint(bias / factor) - zero_point * codes.sum(axis=0, dtype=np.int64)
     if not np.abs(whole).max() < 2**31 - 255 * 127 * len(weight):
         raise RequestError("a linear layer can overflow 32 bits")
-    zero = None if form == "f4" else 0
+    zero = None if form == "f4" else ZERO if form == "s1" else 0
     return LinearLayer(codes, whole.astype(np.int32), (factor / unit).astype(np.float32), zero, 0)
 
 
@@ -161,6 +161,19 @@ def largest(table: Array) -> float:
     """
     blocks = [table[first : first + BLOCK_ROWS] for first in range(0, len(table), BLOCK_ROWS)]
     return float(max(max(block.max(), -block.min()) for block in blocks))
+
+
+def largest_columns(table: Array) -> Floats:
+    """Returns the largest magnitude in each column of a table.
+
+    Args:
+        table: Array [rows, width].
+
+    Returns:
+        float64 [width].
+    """
+    blocks = [table[first : first + BLOCK_ROWS] for first in range(0, len(table), BLOCK_ROWS)]
+    return np.asarray(np.max([np.maximum(block.max(axis=0), -block.min(axis=0)) for block in blocks], axis=0), float)
 
 
 def positive(scale: float) -> float:

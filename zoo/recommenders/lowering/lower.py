@@ -19,12 +19,14 @@ from pipelines.core.errors import RequestError
 from pipelines.graph.infer import infer_shapes
 from pipelines.kernels.recommenders import reference, steps
 from pipelines.kernels.recommenders.from_graph import program_node
+from pipelines.kernels.recommenders.operators import ZERO
 from pipelines.kernels.recommenders.program import ClickProgram
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.recipe import QuantRecipe
-from zoo.recommenders.lowering.activity import by_activity, random_samples
+from zoo.recommenders.lowering.activity import Samples, by_activity, random_samples, samples_of
 from zoo.recommenders.lowering.algebra import total_of
-from zoo.recommenders.lowering.code_layers import CodeLayers, Inputs
+from zoo.recommenders.lowering.code_layers import Inputs
+from zoo.recommenders.lowering.crosses.steps import CrossSteps
 from zoo.recommenders.lowering.expressions import (
     Crossed,
     Dots,
@@ -40,7 +42,7 @@ from zoo.recommenders.lowering.expressions import (
     Total,
     parts_of,
 )
-from zoo.recommenders.lowering.fields.expressions import FieldAttention, GatedCodes
+from zoo.recommenders.lowering.fields.expressions import FieldAttention
 from zoo.recommenders.lowering.forms import (
     FORMS,
     SAMPLES,
@@ -52,7 +54,7 @@ from zoo.recommenders.lowering.forms import (
 )
 from zoo.recommenders.lowering.graph_reader import GraphReader
 from zoo.recommenders.lowering.integer_layers import dense_layer
-from zoo.recommenders.lowering.plan import LayerGroup, LoweringOptions
+from zoo.recommenders.lowering.plan import LoweringOptions
 from zoo.recommenders.lowering.quantized_tables import LookupTable, QuantizedTables, largest_change
 from zoo.recommenders.lowering.sequences.encoder_precision import StateUse, uses_of_states
 from zoo.recommenders.lowering.sequences.expressions import EncodedSequence
@@ -61,6 +63,7 @@ from zoo.recommenders.lowering.table_scales import TableScales
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
+RANGE_SAMPLES = 1024  # rows of a log that show the ranges of columns
 FLOAT = 1e-9  # the finest step of a result that stays float
 
 
@@ -70,24 +73,26 @@ def lower(
     recipe: QuantRecipe,
     scales: TableScales | None = None,
     rows: Batch | None = None,
+    held: bool = True,
 ) -> tuple[ir.Model | None, dict[str, Any]]:
     """Lowers a rewritten float model to a `ClickProgram` in several forms, of which a machine times the fastest.
 
     Supports the structures of Wide & Deep, DeepFM, DCN V2, DLRM and two-tower models, see
-    `zoo.recommenders.lowering.graph_reader`. If the recipe keeps an operator float because 8 bits are too coarse, the
-    program uses int16 codes throughout, also for the rows of folded tables. The same inputs give the same bytes, on
-    machines with caches of the same sizes.
+    `zoo.recommenders.lowering.graph_reader`. If the recipe keeps an operator float because 8 bits are too coarse, all
+    forms but `int8` use int16 codes throughout, also for the rows of folded tables; `int8` does so for that operator.
+    The same inputs give the same bytes, on machines with caches of the same sizes.
 
     A form is left out if it is the same program as one before it, or if it changes an output by more than the bound
-    (`within_bound`): on random samples compared with the form that multiplies int16 codes, on `rows` compared with the
-    float model. If all forms are beyond the bound on `rows`, int16 codes throughout are tried.
+    (`within_bound`): on random samples and `rows` compared with the form that multiplies int16 codes, on `rows` that
+    are `held` compared with the float model. If all forms are beyond the bound there, int16 codes throughout are tried.
 
     Args:
         model: Float32 model after the rewrites. It is not changed.
         table: Activation ranges, calibrated on this graph.
         recipe: Operators to quantize, and whether to quantize tables.
         scales: Scales of an earlier model to keep; receives those that are used.
-        rows: Inputs of the model whose results are held to the bound; None: none are.
+        rows: Inputs of the model, for the ranges of states of cross networks too; None: random samples alone.
+        held: Whether results of `rows` are held to the bound.
 
     Returns:
         (model, report). The model is None if the graph has an unsupported operator, the recipe keeps tables float, or
@@ -107,15 +112,15 @@ def lower(
         if not recipe.quantize_tables:
             raise RequestError("the recipe keeps tables float")
         outputs = [reader.read(value) for value in shaped.graph.outputs]
-        kept = any(recipe.keeps_float(str(node.name or node.outputs[0].name)) for node in reader.nodes)
-        change = None if rows is None else changes_on(rows, shaped, reader)
-        options = LoweringOptions(reader, table, machine.caches(), scales or TableScales(), coarse=not kept)
+        kept = _kept(shaped.graph, reader, recipe)
+        change = None if rows is None or not held else changes_on(rows, shaped, reader)
+        options = LoweringOptions(reader, table, machine.caches(), scales or TableScales(), not kept, kept)
         try:
-            forms, tables, refused = _forms(options, outputs, recipe.bound, change)
+            forms, tables, refused = _forms(options, outputs, recipe.bound, rows, change)
         except OverBoundError:
             if kept:
                 raise
-            forms, tables, refused = _forms(replace(options, coarse=False), outputs, recipe.bound, change)
+            forms, tables, refused = _forms(replace(options, coarse=False), outputs, recipe.bound, rows, change)
     except RequestError as error:
         return None, {"fold": False, "reason": str(error), "forms": [], "refused": {}}
     names = [str(value.name) for value in shaped.graph.outputs]
@@ -137,10 +142,23 @@ def lower(
     return ir.Model(graph, ir_version=model.ir_version), lowering_report(forms, tables, refused)
 
 
+def _kept(graph: ir.Graph, reader: GraphReader, recipe: QuantRecipe) -> frozenset[str]:
+    """Returns the values of operators that the recipe keeps float, also after the sums and ReLUs that follow."""
+    kept: set[str] = set()
+    for node in graph:
+        follows = node.op_type in ("Add", "Relu") and any(
+            each is not None and each.name in kept for each in node.inputs
+        )
+        if node in reader.nodes and (follows or recipe.keeps_float(str(node.name or node.outputs[0].name))):
+            kept.add(str(node.outputs[0].name))
+    return frozenset(kept)
+
+
 def _forms(
     options: LoweringOptions,
     outputs: Sequence[Expression],
     bound: float,
+    rows: Batch | None,
     change: Callable[[ClickProgram], float] | None,
 ) -> tuple[list[MadeForm], list[LookupTable], dict[str, str]]:
     """Returns the forms of a model that differ, their quantized tables, and why forms are left out."""
@@ -163,19 +181,33 @@ def _forms(
                 compiler = Compiler(options)
                 compiler.choose(outputs)
                 program = compiler.compile()
+        if form.name == "int16" and compiler.crossed:
+            many = _samples(program, reader, table, rows, RANGE_SAMPLES)
+            options = replace(options, ranges=compiler.column_ranges(program, many))
         made[choices] = MadeForm(form.name, quantized.applied(program, samples), compiler.decisions)
-    samples = random_samples(program, reader, table, SAMPLES)
-    results = {each.name: reference.run(each.program, *samples) for each in made.values()}
-    exact = results["int16" if "int16" in results else next(iter(results))]
-    for each in made.values():
-        each.change = max(largest_change(exact, results[each.name]), change(each.program) if change else 0.0)
+    for some in _samples(program, reader, table, rows, SAMPLES):
+        results = {each.name: reference.run(each.program, *some) for each in made.values()}
+        exact = results["int16" if "int16" in results else next(iter(results))]
+        for each in made.values():
+            each.change = max(each.change, largest_change(exact, results[each.name]))
+    if change is not None:
+        for each in made.values():
+            each.change = max(each.change, change(each.program))
     kept, refused = within_bound(made.values(), bound)
     far = [each.far() for each in kept if each.name == "folded"]
     unfolded = next((each.program for each in made.values() if each.name == "int16"), program)
     return [*kept, *far], quantized.tables(unfolded), refused
 
 
-class Compiler(CodeLayers):
+def _samples(
+    program: ClickProgram, reader: GraphReader, table: CalibrationTable, rows: Batch | None, count: int
+) -> list[Samples]:
+    """Returns random samples, and the first rows of a log if there are any."""
+    found = [random_samples(program, reader, table, SAMPLES)]
+    return found if rows is None else [*found, samples_of(program, reader, rows, count)]
+
+
+class Compiler(CrossSteps):
     """Compiles expressions to a `ClickProgram`.
 
     Args:
@@ -378,7 +410,7 @@ class Compiler(CodeLayers):
         elif (x, form) not in self._made and isinstance(x, Linear):
             parts = parts_of(x.x)
             single = parts[0] if len(parts) == 1 else None
-            if isinstance(single, Linear) and single.relu and self._coarse(x):
+            if isinstance(single, Linear) and self._read_as(x, single) in ("u1", "s1"):
                 self._dense(x, single, form)
             elif isinstance(single, Linear | FloatVector | FieldAttention):
                 slot, scale = self._result(single, "i2")
@@ -403,17 +435,24 @@ class Compiler(CodeLayers):
         return {x: self._made[x, form][0] for x, form in own.items()}
 
     def _dense(self, x: Linear, hidden: Linear, form: str) -> None:
-        slot, scale = self._result(hidden, "u1")
+        unit = self._unit(x, form)
         if form == "i2":
-            floats, unit, out = self._result(x, "f4")[0], self._unit(x, form), self._slot(form, x.width)
+            floats, out = self._result(x, "f4")[0], self._slot(form, x.width)
             self.steps.append(steps.Quantize(floats, out, 0, 1 / unit, x.relu))
             self._made[x, form] = (out, unit)
             return
-        unit = self._unit(x, form)
-        out = self._slot(form, x.width)
-        weight, order = x.weight[self._order(hidden)], self._order(x)
-        self.steps.append(steps.Dense(slot, out, dense_layer(weight[:, order], x.bias[order], scale, unit, form)))
-        self._made[x, form] = (out, unit)
+        read = self._read_as(x, hidden)
+        slot, scale = self._result(hidden, read)
+        weight, bias = x.weight[:, self._order(x)], x.bias[self._order(x)]
+        if x in self.multiplied:
+            weight, bias = self._like_codes(x)
+        weight = weight[self._order(hidden)]
+        if read == "s1":
+            weight = weight * self._unit(hidden, read)[:, None]
+        out = self._slot("u1" if form == "s1" else form, bias.size)
+        layer = dense_layer(weight, bias, scale, unit, form, ZERO if read == "s1" else 0)
+        self.steps.append(steps.Dense(slot, out, layer))
+        self._made[x, form] = (out, unit if isinstance(unit, float) else 1.0)
 
     def _hidden_term(self, part: Linear | FloatVector | FieldAttention, rows: Floats) -> int:
         """Returns the buffer of the contribution of a hidden layer to the logit."""
@@ -425,64 +464,3 @@ class Compiler(CodeLayers):
         out = self._slot("f4", 1)
         self.steps.append(steps.Dense(slot, out, dense_layer(rows[:, None], np.zeros(1), scale, 1.0, "f4")))
         return out
-
-    # --- cross networks
-
-    def _cross(self, x: Crossed, total: Floats | None = None) -> tuple[int, float]:
-        """Returns (buffer of x_l's codes or -1, their scale); `total` has the weights of x_l in the logit."""
-        if (x, "cross") in self._made:
-            return self._made[x, "cross"]
-        before = self.crossed.get(tuple(map(id, x.changes[:-1])))
-        if before is not None:
-            self._cross(before)
-        elif len(x.changes) > 1:
-            raise RequestError("a cross network without its inner layers")
-        change = self._floats(x.changes[-1])
-        first = len(x.changes) == 1
-        state = self._slot("f4", self._codes_width) if first else self._made[x.x, "state"][0]
-        self._made[x.x, "state"] = (state, 1.0)
-        grown = 1 + sum(self._range(each.value) for each in x.changes if isinstance(each, Linear | FloatVector))
-        uses = self._uses.get(x, set())
-        out = self._slot("i2", self._codes_width) if "codes" in uses else None
-        weight = slot = None
-        if "total" in uses:
-            if total is None:
-                raise RequestError("a cross network's last result is read early")
-            weight, slot = np.zeros(self._codes_width, np.float32), self._slot("f4", 1)
-            start = 0
-            for part in parts_of(x.x):
-                for at, scale, row in self._code_positions(part, own=True):
-                    weight[at] += total[start + row] * scale
-                start += part.width
-        self.steps.append(steps.Cross(self.x, change, state, first, 1 / grown, out, slot, weight))
-        self._made[x, "total"] = (-1 if slot is None else slot, 1.0)
-        self._made[x, "cross"] = (-1 if out is None else out, grown)
-        return self._made[x, "cross"]
-
-    def _cross_total(self, x: Crossed, rows: Floats) -> int:
-        self._cross(x, rows)
-        return self._made.pop((x, "total"))[0]
-
-    # --- layers on codes
-
-    def _group(self, group: LayerGroup) -> None:
-        gates = [self._gated(part) for part in group.parts if isinstance(part, GatedCodes)]
-        slot, factor = gates[0] if gates else (self.x, 1.0)
-        read, start = Inputs(), 0
-        for part in group.parts:
-            if isinstance(part, Crossed):
-                slot, factor = self._cross(part)
-            inner = start
-            for each in parts_of(part.x) if isinstance(part, GatedCodes | Crossed) else [part]:
-                if each is not part:
-                    codes = self._code_positions(each, True)
-                    read.add(each, [(at, scale * factor, inner + row) for at, scale, row in codes])
-                elif isinstance(part, Field) and part in group.folded:
-                    read.folded.append((part, start))
-                elif isinstance(part, Field) and part in self.direct:
-                    read.direct.append((part, start))
-                else:
-                    read.add(part, [(at, scale, start + row) for at, scale, row in self._code_positions(part)])
-                inner += each.width
-            start += part.width
-        self._layers(group.layers, slot, read)

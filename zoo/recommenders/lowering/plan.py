@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -40,6 +40,7 @@ Floats = NDArray[np.float64]
 LIMIT = 2**28  # bytes of all folded tables: they are kept in a file and in memory for as long as the model is
 HEADROOM = 1.5  # codes reach so many times the range that calibration saw
 NEAR = 2**20  # bytes of the tables of a form that is to stay in L2, where its size is not known
+SIGNED = 127  # steps from zero to the largest magnitude of bytes with zero point 128
 FINE = 2**16  # layers of fewer products read codes, larger ones bytes: half the time, a part of the precision
 
 
@@ -88,10 +89,13 @@ class LoweringOptions:
         table: Activation ranges.
         caches: Cache sizes in bytes: {"L2", "L3"}.
         scales: Scales of tables to keep; receives those that are used.
-        coarse: Whether large layers and tables may use bytes.
+        coarse: Whether large layers and tables may use bytes in all forms, not only in a coarse one.
+        kept: Names of the values of layers that the recipe keeps float: these read codes in all forms. Layers on states
+            of cross networks may read bytes even so, which have a scale of each column there.
         form: Form of the program.
         tables: Tables of codes that programs of the model share, by content; new tables are added.
         orders: Orders of the units of hidden layers in their buffers.
+        ranges: Largest magnitudes by column of what large layers may read as bytes with zero point 128.
     """
 
     reader: GraphReader
@@ -99,9 +103,11 @@ class LoweringOptions:
     caches: Mapping[str, int]
     scales: TableScales
     coarse: bool = True
+    kept: Set[str] = frozenset()
     form: Form = FORMS[0]
     tables: dict[Hashable, NDArray[np.int16]] = field(default_factory=dict)
     orders: Mapping[Expression, NDArray[Any]] = field(default_factory=dict)
+    ranges: Mapping[Expression, Floats] = field(default_factory=dict)
 
 
 class LoweringPlan:
@@ -116,10 +122,11 @@ class LoweringPlan:
 
     def __init__(self, options: LoweringOptions) -> None:
         self.reader, self.table, self.caches = options.reader, options.table, options.caches
-        self.scales, self.coarse, self.form = options.scales, options.coarse, options.form
+        self.scales, self.form, self.kept, self.ranges = options.scales, options.form, options.kept, options.ranges
+        self.coarse = options.coarse or options.form.coarse
         self.decisions: dict[str, Decision] = {}
         self.groups: dict[tuple[int, ...], LayerGroup] = {}
-        self.forms: dict[Expression, set[str]] = {}  # how a layer's result is read: "u1", "i2", "f4", "piece"
+        self.forms: dict[Expression, set[str]] = {}  # how a layer's result is read: "u1", "s1", "i2", "f4", "piece"
         self.raw: dict[Field, None] = {}  # whose codes are needed, in order
         self.direct: dict[Field, None] = {}  # whose rows are bytes that one group of layers reads
         self.summed: dict[Field, None] = {}  # terms of logits
@@ -264,7 +271,7 @@ class LoweringPlan:
                 self.readers.setdefault(part, []).append(x.weight[start : start + part.width])
                 hidden = part.relu and (single is part or term)
                 own = hidden or (single is part and not term)
-                form = "piece" if not own else "u1" if hidden and self._coarse(x) else "i2"
+                form = self._read_as(x, part) if own else "piece"
                 self.forms.setdefault(part, set()).add(form)
             if form == "piece":
                 self.pieces[part] = None
@@ -313,7 +320,7 @@ class LoweringPlan:
             others = [each for other in self.groups.values() if other is not group for each in other.parts]
             for part in fields:
                 small = part.table.size <= LIMIT
-                if self.form.coarse and self.coarse and small and not part.pool and part not in (*self.raw, *others):
+                if self._reads_bytes(group.layers) and small and not part.pool and part not in (*self.raw, *others):
                     self.direct[part] = None
                 elif part not in group.folded:
                     self.raw[part] = None
@@ -329,12 +336,21 @@ class LoweringPlan:
     def choices(self) -> Hashable:
         """What distinguishes the programs of forms, after `_decide`."""
         folded = tuple((at, part) for at, group in enumerate(self.groups.values()) for part in group.folded)
-        parts = [part for group in self.groups.values() for part in group.parts if part not in group.folded]
-        inner = [
-            each for part in parts for each in (parts_of(part.x) if isinstance(part, GatedCodes | Crossed) else [part])
-        ]
-        coarse = self.form.coarse and self.coarse and any(isinstance(part, Field) for part in inner)
-        return folded, bool(folded) and self._wide, coarse
+        return folded, bool(folded) and self._wide, self._coarse_reads()
+
+    def _coarse_reads(self) -> Hashable:
+        """Returns which layers read bytes, after `_decide`."""
+        read = []
+        for group in self.groups.values():
+            parts = [part for part in group.parts if part not in group.folded]
+            inner = [
+                each
+                for part in parts
+                for each in (parts_of(part.x) if isinstance(part, GatedCodes | Crossed) else [part])
+            ]
+            fields = self._reads_bytes(group.layers) and any(isinstance(part, Field) for part in inner)
+            read.append((fields, self._in_bytes(group)))
+        return tuple(read), tuple((x, tuple(sorted(forms))) for x, forms in self.forms.items())
 
     def _decision(self, group: LayerGroup, fields: int) -> Decision:
         line, width = self._row(group) * (1 + self._wide), sum(layer.width for layer in group.layers)
@@ -352,9 +368,30 @@ class LoweringPlan:
         """Returns the columns of the folded table."""
         return sum(-(-layer.width // COLUMNS) * COLUMNS * self._outs(layer) for layer in group.layers)
 
+    def _reads_bytes(self, layers: Sequence[Linear]) -> bool:
+        """Whether layers with the same inputs read the codes of fields as bytes."""
+        return self.form.coarse and not any(layer.value in self.kept for layer in layers)
+
+    def _in_bytes(self, group: LayerGroup) -> bool:
+        """Whether the layers of a group read a state of a cross network, or x_0, as bytes."""
+        if not self.form.coarse or sum(layer.weight.size for layer in group.layers) <= FINE:
+            return False
+        first = group.parts[0]
+        if isinstance(first, Crossed):
+            return first in self.ranges
+        return any(parts_of(x.x) == group.parts for x in self.crossed.values())
+
+    def _read_as(self, layer: Linear, hidden: Linear) -> str:
+        """Returns how a layer reads its only input: "u1", "s1" (zero point 128 and a scale of each column) or "i2"."""
+        if hidden.relu:
+            return "u1" if self._coarse(layer) else "i2"
+        signed = self.form.coarse and hidden in self.ranges and layer.value not in self.kept
+        return "s1" if signed and layer.weight.size > FINE else "i2"
+
     def _coarse(self, layer: Linear) -> bool:
         """Whether a layer reads bytes."""
-        return self.coarse and layer.weight.size > FINE and layer not in self.multiplied
+        fits = layer.weight.size > FINE and layer not in self.multiplied and layer.value not in self.kept
+        return self.coarse and fits
 
     def _outs(self, layer: Linear) -> int:
         forms = {"f4" if form == "piece" else form for form in self.forms.get(layer, ())}

@@ -54,8 +54,9 @@ class QuantizedTables:
     """Quantizes the int16 tables of a model's programs, where together they do not fit L3.
 
     Tables get 8 bits, then 4, then 2, the largest table first, as long as no output on the samples differs from the
-    original program's by more than the bound. Lone lookups of tables below `SPACE` stay int16, and tables that 8 bits
-    change too much. Programs that share a table get the same quantized one.
+    original program's by more than half of the bound: the rest is for other rows and for the integers of layers. Lone
+    lookups of tables below `SPACE` stay int16, and tables that 8 bits change too much. Programs that share a table get
+    the same quantized one.
 
     Args:
         caches: Cache sizes in bytes: {"L2", "L3"}.
@@ -63,7 +64,7 @@ class QuantizedTables:
     """
 
     def __init__(self, caches: Mapping[str, int], bound: float = 0.0) -> None:
-        self._room, self._bound = caches.get("L3") or LEAST, bound or BOUND
+        self._room, self._bound = caches.get("L3") or LEAST, (bound or BOUND) / 2
         self._known: dict[int, tuple[Gather, QuantizedGather | None]] = {}  # by the address of the int16 table
         self._made: dict[int, LookupTable] = {}
 

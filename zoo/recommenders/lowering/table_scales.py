@@ -42,6 +42,20 @@ class TableScales:
             self._magnitudes[id(table)] = table, largest(table)
         return self._magnitudes[id(table)][1]
 
+    def columns(self, value: str, found: Array) -> Array:
+        """Returns the largest magnitudes by column that bytes of a value represent.
+
+        Args:
+            value: Name of the value, other than those of other values.
+            found: Largest magnitudes of this model, float64 [width].
+        """
+        name = f"columns {value}"
+        kept = self._earlier.get(name)
+        if kept is not None and kept.shape == found.shape:
+            found = kept if (found <= kept).all() else np.maximum(found, kept)
+        self.used[name] = found
+        return found
+
     def largest(self, field: str, found: float) -> float:
         """Returns the largest magnitude that codes of a table represent.
 

@@ -88,6 +88,16 @@ void code_bytes(const int16_t *x, int64_t x_stride, int64_t width, int64_t n, ui
         }
 }
 
+inline void store_signed(uint8_t *at, Vec value) {
+    store_as(at, __builtin_convertvector(round_clipped(value, -128, 127) + 128, QuarterBytes));
+}
+
+void column_bytes(const int16_t *x, int64_t x_stride, const float *factor, int64_t width, int64_t n, uint8_t *out, int64_t out_stride) {
+    for (int64_t s = 0; s < n; ++s, x += x_stride, out += out_stride)
+        for (int64_t j = 0; j < width; j += kVecLanes)
+            store_signed(out + j, to_float(load_words(x + j)) * load_float<Vec>(factor + j));
+}
+
 template <int Size>
 inline void copy_bytes(const uint8_t *from, uint8_t *to, int64_t width, int64_t &j) {
     for (; j + Size <= width; j += Size) std::memcpy(to + j, from + j, Size);
@@ -135,7 +145,7 @@ void factorization(const int16_t *x, int64_t x_stride, const int32_t *at, int64_
 }
 
 void cross(const Cross &c, const int16_t *x, int64_t x_stride, const float *u, float *g, int64_t stride, int64_t n, int16_t *out,
-           int64_t out_stride, float *total, int64_t total_stride) {
+           int64_t out_stride, uint8_t *bytes, int64_t bytes_stride, float *total, int64_t total_stride) {
     for (int64_t s = 0; s < n; ++s, x += x_stride, u += stride, g += stride) {
         Lanes sums{};
         for (int64_t j = 0; j < c.width; j += kVecLanes) {
@@ -143,6 +153,7 @@ void cross(const Cross &c, const int16_t *x, int64_t x_stride, const float *u, f
             const Vec value = to_float(load_words(x + j)) * grown;
             store_float(g + j, grown);
             if (out) store_words(out + s * out_stride + j, round_clipped(value * c.factor, -kCodeLimit, kCodeLimit));
+            if (bytes) store_signed(bytes + s * bytes_stride + j, value * load_float<Vec>(c.factors + j));
             if (c.weight) {
                 const Vec weight = load_float<Vec>(c.weight + j);
                 sums.part[j / kVecLanes % kParts] += weight == Vec{} ? Vec{} : value * weight;
@@ -340,6 +351,7 @@ constexpr ClickKernels kClickKernels = {
     .quantize = quantize,
     .gather_bytes = gather_bytes,
     .code_bytes = code_bytes,
+    .column_bytes = column_bytes,
     .factorization = factorization,
     .cross = cross,
     .dots = dots,

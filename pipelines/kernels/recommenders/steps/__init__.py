@@ -13,7 +13,7 @@ from pipelines.kernels.recommenders.steps.floats import (
     Weighted,
 )
 from pipelines.kernels.recommenders.steps.interactions import Cross, Dots, Factorization
-from pipelines.kernels.recommenders.steps.layers import CodeBytes, Dense, Mixed, Quantize
+from pipelines.kernels.recommenders.steps.layers import CodeBytes, ColumnBytes, Dense, Mixed, Quantize
 from pipelines.kernels.recommenders.steps.lookups import Gather, LookupSum, Numbers, QuantizedGather
 from pipelines.kernels.recommenders.steps.sequences import (
     LANES,
@@ -38,6 +38,7 @@ __all__ = [
     "Activation",
     "CodeBytes",
     "CodeProduct",
+    "ColumnBytes",
     "Cross",
     "Dense",
     "Dice",

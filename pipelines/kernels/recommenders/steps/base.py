@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array, require
+from pipelines.kernels.recommenders.operators import ZERO
 from pipelines.kernels.transformer.reference import exponential
 
 if TYPE_CHECKING:
@@ -306,6 +307,19 @@ def to_codes(values: NDArray[np.float32]) -> NDArray[np.int16]:
     """
     known = np.where(np.isnan(values), np.float32(-CODES), values)
     return np.asarray(np.rint(np.clip(known, -CODES, CODES)), np.int16)
+
+
+def to_bytes(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Rounds floats to signed bytes with zero point 128, ties to even.
+
+    Args:
+        values: float32 array; NaN becomes the lowest byte.
+
+    Returns:
+        uint8 array of the same shape.
+    """
+    known = np.where(np.isnan(values), np.float32(-ZERO), values)
+    return np.asarray(np.rint(np.clip(known, -ZERO, 255 - ZERO)) + ZERO, np.uint8)
 
 
 def vectors(x: NDArray[np.int16], positions: NDArray[Any], width: int) -> NDArray[np.int32]:

@@ -16,6 +16,7 @@ from pipelines.kernels.recommenders.steps.base import (
     require_finite,
     require_fit,
     require_vectors,
+    to_bytes,
     to_codes,
     vectors,
 )
@@ -62,6 +63,7 @@ class Cross(Step):
     g     = g + u                                        1 + u where `first`
     out   = clip(rint((k g) factor), -CODES, CODES)      the codes of x_{l+1}, unless out is None
     total = sum_j (k g)_j weight_j                       unless total is None; weight: float32
+    bytes = clip(rint((k g) factors), -128, 127) + 128   x_{l+1} with a scale of each column, unless bytes is None
     """
 
     x: int
@@ -72,6 +74,8 @@ class Cross(Step):
     out: int | None = None
     total: int | None = None
     weight: Array | None = None
+    bytes: int | None = None
+    factors: Array | None = None
 
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
@@ -84,6 +88,11 @@ class Cross(Step):
             require_fit(self, slots.write(self, self.total, "f4") == 1)
             require("Cross", "weight", self.weight, np.float32, (width,))
             require_finite(self, self.weight)
+        require_fit(self, (self.bytes is None) == (self.factors is None))
+        if self.bytes is not None and self.factors is not None:
+            require_fit(self, slots.write(self, self.bytes, "u1") == width)
+            require("Cross", "factors", self.factors, np.float32, (width,))
+            require_finite(self, self.factors)
         require_finite(self, self.factor)
 
     def compute(self, run: Run) -> None:
@@ -92,14 +101,18 @@ class Cross(Step):
         run.buffers[self.g], value = g, run.buffers[self.x].astype(np.float32) * g
         if self.out is not None:
             run.buffers[self.out] = to_codes(value * np.float32(self.factor))
+        if self.bytes is not None and self.factors is not None:
+            run.buffers[self.bytes] = to_bytes(value * self.factors)
         if self.total is not None and self.weight is not None:
             weighted = np.where(self.weight == 0, np.float32(0), value * self.weight)
             run.buffers[self.total][:, 0] = lane_sum(weighted)
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""
-        weight = None if self.weight is None else contiguous(self.weight)
-        program.cross(self.x, self.u, self.g, self.first, self.factor, self.out, self.total, weight)
+        weight, factors = (None if each is None else contiguous(each) for each in (self.weight, self.factors))
+        program.cross(
+            self.x, self.u, self.g, self.first, self.factor, self.out, self.total, weight, self.bytes, factors
+        )
 
 
 @dataclass(frozen=True, eq=False)

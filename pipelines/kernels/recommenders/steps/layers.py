@@ -22,6 +22,7 @@ from pipelines.kernels.recommenders.steps.base import (
     Step,
     require_finite,
     require_fit,
+    to_bytes,
     to_codes,
 )
 
@@ -231,3 +232,32 @@ class CodeBytes(Step):
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""
         program.code_bytes(self.x, self.first, self.out, self.position, self.width)
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnBytes(Step):
+    """Codes as bytes with zero point 128 and a scale of each column: out_j = clip(rint(x[first + j] factor_j)) + 128.
+
+    factor: float32 [width of out].
+    """
+
+    x: int
+    first: int
+    out: int
+    factor: Array
+
+    def check(self, program: ClickProgram, slots: Slots) -> None:
+        """See `Step`."""
+        width = slots.write(self, self.out, "u1")
+        require_fit(self, 0 <= self.first <= slots.read(self, self.x, "i2") - width)
+        require("ColumnBytes", "factor", self.factor, np.float32, (width,))
+        require_finite(self, self.factor)
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        codes = run.buffers[self.x][:, self.first : self.first + self.factor.size]
+        run.buffers[self.out] = to_bytes(codes.astype(np.float32) * self.factor)
+
+    def add_to(self, program: NativeProgram) -> None:
+        """See `Step`."""
+        program.column_bytes(self.x, self.first, self.out, contiguous(self.factor))

@@ -58,6 +58,16 @@ class TableSteps : public FieldSteps {
         });
     }
 
+    void column_bytes(int x, int64_t first, int out, const Array &factor) {
+        const Slot from = slot(x, Kind::kWords, "column_bytes"), to = slot(out, Kind::kBytes, "column_bytes");
+        require(first >= 0 && first + to.width <= from.width, "column_bytes");
+        const auto factors = padded(factor, to.width, "column_bytes");
+        const auto *kernels = &kernels_;
+        add({{from, first, to.width}}, {whole(to)}, std::nullopt, [=](const Block &b) {
+            kernels->column_bytes(b.at<int16_t>(from) + first, from.stride, factors->data(), to.width, b.n, b.at<uint8_t>(to), to.stride);
+        });
+    }
+
   protected:
     // `gather` of a table of bytes, a row a sample.
     void gather_bytes(int out, int64_t position, Array table, int64_t rows, int64_t stride, int64_t width, int64_t column, int64_t count,

@@ -18,6 +18,7 @@ from pipelines.kernels.recommenders.steps import (
     CODES,
     SLACK,
     CodeBytes,
+    ColumnBytes,
     Cross,
     Dense,
     Dots,
@@ -345,6 +346,31 @@ def test_crosses(rng, isa, width):
     )
     for count in (0, 1, 6, 65):
         check(program(slots, steps, [4, 5]), isa, *feeds(rng, count))
+
+
+@needs_kernels
+@pytest.mark.parametrize("width", [2, 16, 23])
+def test_bytes_of_crosses_and_of_codes_have_a_scale_of_each_column(rng, isa, width):
+    total = 3 + 4 * width
+    whole = LinearLayer(
+        codes(rng, total, total, most=127).astype(np.int8),
+        codes(rng, total).astype(np.int32),
+        floats(rng, total, scale=1e-5).ravel(),
+    )
+    factors = np.where(np.arange(total) % 5 == 0, np.float32(3e38), floats(rng, total, scale=0.05).ravel())
+    slots, steps = looked_up(
+        rng,
+        width,
+        ColumnBytes(0, 0, 1, floats(rng, total, scale=0.05).ravel()),
+        Dense(1, 2, whole),
+        Cross(0, 2, 3, True, bytes=4, factors=factors),
+        Dense(4, 2, whole),
+        Cross(0, 2, 3, False, 0.3, 5, 6, floats(rng, total), 4, floats(rng, total, scale=0.05).ravel()),
+        Dense(4, 2, whole),
+        extra=[("u1", total), ("f4", total), ("f4", total), ("u1", total), ("i2", total), ("f4", 1)],
+    )
+    for count in (0, 1, 6, 65):
+        check(program(slots, steps, [2, 6]), isa, *feeds(rng, count))
 
 
 @needs_kernels

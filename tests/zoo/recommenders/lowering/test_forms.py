@@ -23,7 +23,7 @@ from pipelines.graph import io
 from pipelines.kernels import extension, program_file
 from pipelines.kernels.recommenders import native, reference
 from pipelines.kernels.recommenders.from_graph import click_program
-from pipelines.kernels.recommenders.steps import CodeBytes, Gather, Mixed
+from pipelines.kernels.recommenders.steps import CodeBytes, Dense, Gather, Mixed
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.recommenders.lowering.lower import lower
@@ -95,11 +95,41 @@ def test_a_form_beyond_the_bound_is_left_out_and_named():
     assert all("the bound is 1e-07" in reason for reason in report["refused"].values())
 
 
-def test_a_recipe_that_keeps_a_layer_float_has_no_form_of_bytes():
-    _, _, graph, _ = lowered("wide-deep", QuantRecipe(keep_float=("h0",)))
-    assert "int8" not in forms(graph)
-    folded = [each for each in forms(graph)["folded-int16"].steps if isinstance(each, Mixed) and each.table is not None]
+def test_a_layer_that_the_recipe_keeps_float_reads_codes_in_all_forms():
+    recipe = QuantRecipe(keep_float=("h0",), bound=0.05)
+    assert "int8" not in forms(lowered("wide-deep", recipe)[2])  # its other layers are small
+    _, _, graph, _ = lowered("wide-deep", recipe, hidden=(300, 300, 300))
+    found = forms(graph)
+    folded = [each for each in found["folded-int16"].steps if isinstance(each, Mixed) and each.table is not None]
     assert folded and all(each.table.dtype == np.int16 for each in folded)
+    assert [dense_layers(found[name]) for name in ("int16", "int8")] == [[], [(300, 300), (300, 300)]]
+
+
+def dense_layers(program):
+    """Shapes of the layers that read bytes."""
+    return [each.layer.weight.shape for each in program.steps if isinstance(each, Dense)]
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("family", "options", "layers"),
+    [
+        ("dcn-v2", {"rank": 192}, [192, 386, 192, 386]),
+        ("dcn-v2", {"rank": 0}, [386, 386]),
+        ("gdcn", {}, [386] * 4),
+    ],
+)
+def test_large_cross_layers_read_bytes(family, options, layers):
+    kept = QuantRecipe(keep_float=(r"x\d|p\d",), bound=0.02)
+    net, feeds, graph, _ = lowered(family, kept, width=64, **options)
+    program, arrays = forms(graph)["int8"], (feeds["ids"], feeds.get("numbers"), feeds.get("scales"))
+    assert [columns for _, columns in dense_layers(program) if columns > 48] == layers
+    wanted, expected = run(net.model, **feeds), reference.run(program, *arrays)
+    for each, exact in zip(expected, wanted.values(), strict=True):
+        assert np.abs(each - exact).max() <= BOUND
+    made = [native.click_program(program, isa)(*arrays) for isa in extension.isas()]
+    np.testing.assert_allclose(made[0], expected[0], rtol=1e-6)
+    assert all(each.tobytes() == made[0].tobytes() for each in made)
 
 
 @pytest.fixture

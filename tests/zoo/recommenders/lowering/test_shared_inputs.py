@@ -31,14 +31,14 @@ def random_fields(generator):
     return tuple((int(generator.integers(3, 900)), *kind) for kind in chosen)
 
 
-def program(family, fields=FIELDS, **options):
-    """(network, its program)."""
+def program(family, fields=FIELDS, form="", **options):
+    """(network, its program in a form, or in the first one)."""
     net = Network(family, fields=fields, numbers=3, users=4, **options)
     net.model = net.model.clone()
     rewrite(net.model, passes({"schema": {}}))
-    result, report = lower(net.model, calibrate(net.model, [net.feeds(400)], "minmax"), QuantRecipe())
+    result, report = lower(net.model, calibrate(net.model, [net.feeds(400)], "minmax"), QuantRecipe(bound=0.02))
     assert result is not None, report["reason"]
-    return net, click_program(result.graph[0])
+    return net, click_program(next(node for node in result.graph if form in ("", node.name)))
 
 
 def shared_inputs(net, fields, numbers):
@@ -92,6 +92,14 @@ def test_same_bits_with_and_without_folded_tables(level, isa, monkeypatch):
     monkeypatch.setattr(machine, "caches", lambda: {"L2": 2**30, "L3": 2**31} if level == "L2" else {"L2": 1, "L3": 1})
     net, made = program("deepfm", width=16, hidden=(130, 20))
     check(net, made, shared_inputs(net, [0, 2, 3], [0]), isa)
+
+
+@pytest.mark.parametrize("isa", extension.isas())
+@pytest.mark.parametrize(("family", "options"), [("dcn-v2", {"rank": 192}), ("dcn-v2", {"rank": 0}), ("gdcn", {})])
+def test_same_bits_of_crosses_in_bytes(family, options, isa):
+    net, made = program(family, form="int8", width=64, **options)
+    for fields, numbers in (((0, 2, 4), (0,)), ((), (0, 1)), (range(6), ()), (range(6), (0, 1))):
+        check(net, made, shared_inputs(net, list(fields), list(numbers)), isa)
 
 
 def test_the_first_sample_speaks_for_all():
