@@ -1,5 +1,7 @@
 """Protocols of pipelines that do more than run: split their input for other processes, or rank items.
 
+The last one is of families, as those of `pipelines.models.family`.
+
 `Pipeline.PARTS` names the kind of the parts. A pipeline whose parts are "rows" is a `ShardableRows`, one whose parts
 are "files" a `ShardableFiles`.
 """
@@ -8,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pipelines.core.errors import RequestError
 from pipelines.data.text import TextForm
+
+if TYPE_CHECKING:
+    from pipelines.models.folder import ModelFolder
 
 
 class NoRow(RequestError):
@@ -207,4 +212,25 @@ class RanksItems(Protocol):
         Returns:
             {"row": positions, "item": ids if there are any, "probability" (of several labels one column each)}, the
             best first.
+        """
+
+
+@runtime_checkable
+class ModulesExportable(Protocol):
+    """Models that sentence-transformers can run, as a module of its own: `zoo export --to sentence-transformers`."""
+
+    def export_modules(self, folder: ModelFolder, output: Path, precision: str, threads: int) -> dict[str, Any]:
+        """Writes a folder for `SentenceTransformer`.
+
+        Args:
+            folder: Model folder.
+            output: Folder to make.
+            precision: "int8" or "fp32".
+            threads: Number of intra-op threads.
+
+        Returns:
+            {"path", "files": {name: bytes}}.
+
+        Raises:
+            RequestError: The model embeds no texts.
         """

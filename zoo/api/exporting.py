@@ -22,11 +22,13 @@ from pipelines.kernels import extension
 from pipelines.models.family import HasTables, Lowerable
 from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import PRECISIONS
+from pipelines.models.protocols import ModulesExportable
 from pipelines.models.record import NATIVE
 from zoo.api.paths import Model
 from zoo.training.runs import require_free
 
 TO = ("triton", "ovms")
+MODULES = "sentence-transformers"  # a folder that SentenceTransformer opens
 TABLES = ("npz", "safetensors")  # files of embedding tables
 MAX_BATCH = 64  # maximum dynamic batch size of Triton, in requests
 GATHER_US = 100  # maximum queue delay of Triton, in microseconds
@@ -50,23 +52,25 @@ TRITON = {
 
 
 def export(model: Model, to: str, output: str | Path, *, precision: str = "int8", threads: int = 1) -> dict[str, Any]:
-    """Exports a model to a model repository of NVIDIA Triton or the OpenVINO Model Server (OVMS), or its tables.
+    """Exports a model to NVIDIA Triton, the OpenVINO Model Server (OVMS) or sentence-transformers, or its tables.
 
     Writes the ONNX file to output/NAME/VERSION/, with output/NAME/config.pbtxt for Triton, or an entry in
     output/config.json for OVMS. VERSION is the highest existing version plus one; if the highest version holds the same
     file, it is reused. With "npz" and "safetensors" the embedding tables of a recommender are written to the file
     `output`, float32 and int8, with what maps values to rows (see `zoo.recommenders.export.tables.export_tables`).
+    "sentence-transformers" writes a sentence encoder as a new folder, which
+    `SentenceTransformer(output, trust_remote_code=True)` runs on the native kernels.
 
     Args:
         model: Name of a pretrained model, or path of a model folder.
-        to: "triton" or "ovms"; or "npz" or "safetensors" for embedding tables.
-        output: Folder of the model repository, whose other contents are kept; or file of the tables.
+        to: "triton", "ovms" or "sentence-transformers"; or "npz" or "safetensors" for embedding tables.
+        output: Folder of the model repository, whose other contents are kept; or a new folder, or file of the tables.
         precision: "int8" or "fp32".
-        threads: Number of intra-op threads; written for Triton.
+        threads: Number of intra-op threads; written for Triton and sentence-transformers.
 
     Returns:
         {"model", "to", "path", "version", "config"}; for tables {"model", "to", "path", "columns": {column: rows},
-        "bytes"}.
+        "bytes"}; for sentence-transformers {"model", "to", "path", "files": {name: bytes}}.
 
     Raises:
         RequestError: The model has no such tables, server or precision is unknown, the model's name is no valid folder
@@ -74,11 +78,18 @@ def export(model: Model, to: str, output: str | Path, *, precision: str = "int8"
     """
     if to in TABLES:
         return _tables(zoo.load(model), to, Path(output))
-    if to not in TO:
-        raise RequestError(f"unknown server {to!r}; choose {', '.join(TO)} or, for tables, {' or '.join(TABLES)}")
+    if to not in (*TO, MODULES):
+        raise RequestError(
+            f"unknown target {to!r}; choose {', '.join((*TO, MODULES))} or, for tables, {' or '.join(TABLES)}"
+        )
     if precision not in ("int8", "fp32"):
         raise RequestError(f"found the precision {precision!r}; expected int8 or fp32")
     folder = zoo.load(model)
+    if to == MODULES:
+        if not isinstance(folder.entry, ModulesExportable):
+            raise RequestError(f"{folder.card.name} embeds no texts; expected a sentence encoder")
+        report = folder.entry.export_modules(folder, Path(output), precision, threads)
+        return {"model": folder.card.name, "to": to, **report}
     name, source = folder.card.name, folder.ensure(PRECISIONS[precision])
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise RequestError(f"{name!r} is no valid folder name in a model repository; change the name in the card")

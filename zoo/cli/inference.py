@@ -180,21 +180,27 @@ def rank(model: str, output: str, as_json: bool, **options: Any) -> None:
 @click.option(
     "--to",
     required=True,
-    type=click.Choice(["triton", "ovms", "npz", "safetensors"]),
-    help="Target model server; npz or safetensors: a file of a recommender's embedding tables.",
+    type=click.Choice(["triton", "ovms", "sentence-transformers", "npz", "safetensors"]),
+    help="Target model server; sentence-transformers: a folder for SentenceTransformer; npz or safetensors: a file of "
+    "a recommender's embedding tables.",
 )
 @click.option(
-    "-o", "--output", required=True, help="Folder of the model repository, whose other contents are kept; or the file."
+    "-o",
+    "--output",
+    required=True,
+    help="Folder of the model repository, whose other contents are kept; or the new folder or file.",
 )
 @combined(precision, threads)
 @as_json
 def export(model: str, as_json: bool, **options: Any) -> None:
-    """Export MODEL to a model repository of NVIDIA Triton or the OpenVINO Model Server, or its tables to a file."""
+    """Export MODEL to NVIDIA Triton, the OpenVINO Model Server or sentence-transformers, or its tables to a file."""
     from zoo import api
 
     report = api.export(model, **options)
     rows = ", ".join(f"{name} {count:,}" for name, count in report.get("columns", {}).items())
-    emit(report, as_json, lambda: click.echo(f"{report['path']} ({report.get('config') or f'rows: {rows}'})"))
+    files = f"{len(report.get('files', ()))} files"
+    about = report.get("config") or (f"rows: {rows}" if rows else files)
+    emit(report, as_json, lambda: click.echo(f"{report['path']} ({about})"))
 
 
 @click.command()

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.models import family
 from pipelines.models.family import RunOption
+from pipelines.models.protocols import ModulesExportable
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.texts.train_config import TrainConfig
 
 if TYPE_CHECKING:
+    from pipelines.models.folder import ModelFolder
     from pipelines.models.pipeline import Pipeline
     from pipelines.rewrites.driver import Rewrite
     from zoo.serving.handlers.base import Handler
@@ -20,7 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TextFamily(
-    family.Family, family.Trainable, family.Freezable, family.Importable, family.Servable, family.Reported
+    family.Family,
+    family.Trainable,
+    family.Freezable,
+    family.Importable,
+    family.Servable,
+    family.Reported,
+    ModulesExportable,
 ):
     """BERT-shaped networks of Hugging Face.
 
@@ -74,6 +82,12 @@ class TextFamily(
         from zoo.texts.importers.huggingface import importer
 
         return importer(self.cross_encoder)
+
+    def export_modules(self, folder: ModelFolder, output: Path, precision: str, threads: int) -> dict[str, Any]:
+        """See `ModulesExportable` and `zoo.texts.export.modules`."""
+        from zoo.texts.export.modules import export_modules
+
+        return export_modules(folder, output, precision, threads)
 
     def handler(self) -> type[Handler]:
         """See `Servable`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,10 +15,11 @@ from pipelines.data.tables import writing
 from zoo.texts.data import vector_files
 from zoo.texts.importers.huggingface import SIGMOID
 from zoo.texts.models.config import EMBEDDING, SCORES
-from zoo.texts.text_pipeline import Floats, TextPipeline, Write
+from zoo.texts.sentence_encoder import PairRanker, SentenceEncoder
+from zoo.texts.text_pipeline import Floats, Write
 
 
-class SentencePipeline(TextPipeline):
+class SentencePipeline(SentenceEncoder):
     """Computes embeddings of texts; see `zoo.pipeline`.
 
     Attributes:
@@ -75,28 +76,6 @@ class SentencePipeline(TextPipeline):
         self.output_dtype = vector_files.require_dtype(output_dtype)
         return self._run(inputs, output, on_error, self.parse_columns(column), prompt, max_length)
 
-    def encode_query(self, texts: Sequence[str]) -> Floats:
-        """Computes embeddings of queries, as sentence-transformers does.
-
-        Args:
-            texts: The queries.
-
-        Returns:
-            float32 [n, width], with the prompt of `Prompts.role`.
-        """
-        return self.compute_texts([(text,) for text in texts], self.prompts.role("query"))
-
-    def encode_document(self, texts: Sequence[str]) -> Floats:
-        """Computes embeddings of documents, as sentence-transformers does.
-
-        Args:
-            texts: The documents.
-
-        Returns:
-            float32 [n, width], with the prompt of `Prompts.role`.
-        """
-        return self.compute_texts([(text,) for text in texts], self.prompts.role("document"))
-
     @contextlib.contextmanager
     def _writer(self, output: str | Path) -> Iterator[Write]:
         with vector_files.vector_writer(output, self.config.output_size, self.output_dtype) as write:
@@ -107,7 +86,7 @@ class SentencePipeline(TextPipeline):
             yield write_converted
 
 
-class RankingPipeline(TextPipeline):
+class RankingPipeline(PairRanker):
     """Scores pairs of texts; see `zoo.pipeline`.
 
     Attributes:

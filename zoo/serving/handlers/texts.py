@@ -96,6 +96,12 @@ class TextHandler(Handler):
             kind = {"reranker" if len(labels) == 1 else "classifier": {"id2label": names, "label2id": ids}}
         return {"info": {"model_type": kind, "max_input_length": self.pipeline.max_length}}
 
+    def warm_up(self) -> None:
+        """See `Handler.warm_up`; the native engine computes texts of several requests together."""
+        super().warm_up()
+        if self.pipeline.engine == "native":
+            self.max_batch_samples = MAX_TEXTS
+
     def example_text(self) -> str:
         """Returns example texts or pairs, one per line."""
         examples = self.pipeline.example(EXAMPLE_TEXTS)

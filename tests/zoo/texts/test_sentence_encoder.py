@@ -1,0 +1,118 @@
+"""The methods of sentence-transformers, on tiny random models; beside the library itself where it is installed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="needs the train extra")
+pytest.importorskip("transformers", reason="needs the test extra")
+from helpers.text_models import PAIRS, TEXTS, built
+
+import zoo
+from pipelines.core.errors import RequestError
+from zoo.texts.sentence_encoder import quantized
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return [built(tmp_path_factory.mktemp("texts"), labels) for labels in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def encoder(folders: list[Path]):
+    return zoo.pipeline(folders[0], engine="native")
+
+
+def test_encode_returns_one_array(encoder) -> None:
+    rows = [(text,) for text in TEXTS]
+    found = encoder.encode(TEXTS)
+    assert np.array_equal(found, encoder.compute_texts(rows)) and found.dtype == np.float32
+    assert np.array_equal(encoder.encode(TEXTS[0]), found[0]) and encoder.encode([]).shape == (0, 32)
+    assert np.array_equal(encoder.encode(TEXTS, prompt="a "), encoder.compute_texts(rows, "a "))
+    assert encoder.encode([""]).shape == (1, 32)  # of the special tokens
+    assert encoder.get_sentence_embedding_dimension() == 32 and encoder.max_seq_length == 80
+    tensor = encoder.encode(TEXTS, convert_to_tensor=True)
+    assert np.array_equal(tensor.numpy(), found)
+    listed = encoder.encode(TEXTS, convert_to_numpy=False)
+    assert type(listed) is list and np.array_equal(listed[1].numpy(), found[1])
+
+
+def test_truncation_precision_and_similarity(encoder) -> None:
+    full = encoder.encode(TEXTS)
+    short = encoder.encode(TEXTS, truncate_dim=5)
+    assert np.array_equal(short, full[:, :5])
+    unit = encoder.encode(TEXTS, truncate_dim=5, normalize_embeddings=True)
+    assert np.abs(unit - short / np.linalg.norm(short, axis=1, keepdims=True)).max() < 1e-6
+    assert np.array_equal(encoder.encode(TEXTS, precision="ubinary"), np.packbits(full > 0, axis=1))
+    binary = encoder.encode(TEXTS, precision="binary")
+    assert np.array_equal(binary, (np.packbits(full > 0, axis=1).astype(int) - 128).astype(np.int8))
+    codes = encoder.encode(TEXTS, precision="uint8")
+    assert codes.dtype == np.uint8 and codes.min(axis=0).max() == 0 and codes.max(axis=0).min() >= 254
+    assert np.array_equal(encoder.encode(TEXTS, precision="int8").astype(int) + 128, codes)
+    assert np.array_equal(quantized(np.ones((2, 3), np.float32), "uint8"), np.zeros((2, 3)))
+    assert quantized(np.ones((0, 3), np.float32), "int8").shape == (0, 3)
+    similarities = encoder.similarity(full, full[:2])
+    assert similarities.shape == (len(TEXTS), 2) and np.abs(similarities - full @ full[:2].T).max() < 1e-6
+    assert np.abs(encoder.similarity(full[0], list(full)) - full[:1] @ full.T).max() < 1e-6
+    assert np.abs(encoder.similarity_pairwise(full, full) - 1).max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"output_value": "token_embeddings"},
+        {"precision": "int4"},
+        {"precision": "int8", "inputs": "one"},
+        {"device": "cuda"},
+        {"truncate_dim": 0},
+        {"prompt_name": "query"},
+        {"inputs": ["a", None]},
+        {"inputs": [0]},
+    ],
+)
+def test_what_is_not_supported_is_refused(encoder, options) -> None:
+    with pytest.raises(RequestError, match="expected|the model has none"):
+        encoder.encode(**{"inputs": TEXTS, **options})
+
+
+def test_rank_orders_documents(folders: list[Path]) -> None:
+    ranker = zoo.pipeline(folders[1], engine="native")
+    documents = [pair[0] for pair in PAIRS]
+    scores = [row["score"] for row in ranker([("the cat", text) for text in documents])]
+    found = ranker.rank("the cat", documents, return_documents=True)
+    assert [row["corpus_id"] for row in found] == np.argsort(-np.array(scores), kind="stable").tolist()
+    assert all(row["score"] == scores[row["corpus_id"]] for row in found)
+    assert all(row["text"] == documents[row["corpus_id"]] for row in found)
+    assert ranker.rank("the cat", documents, top_k=2) == [
+        {key: row[key] for key in ("corpus_id", "score")} for row in found[:2]
+    ]
+
+
+def test_results_are_those_of_sentence_transformers(folders: list[Path]) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    theirs = library.SentenceTransformer(str(folders[0].parent / "theirs"), device="cpu")
+    ours = zoo.pipeline(folders[0], "fp32")
+    texts = [*TEXTS, "", " the cat ", "zoo " * 100]
+    for options in (
+        {},
+        {"normalize_embeddings": True, "truncate_dim": 7},
+        {"prompt": "the "},
+        {"precision": "binary"},
+        {"precision": "ubinary"},
+    ):
+        found, expected = ours.encode(texts, **options), theirs.encode(texts, **options)
+        assert found.dtype == expected.dtype and found.shape == expected.shape
+        assert np.abs(found.astype(float) - expected.astype(float)).max() < 1e-5, options
+    vectors = theirs.encode(texts)
+    for precision in ("int8", "uint8"):
+        expected = library.util.quantize_embeddings(vectors, precision)
+        assert np.array_equal(quantized(vectors, precision), expected)
+    assert np.abs(ours.similarity(vectors, vectors) - theirs.similarity(vectors, vectors).numpy()).max() < 1e-6
+    pairs = library.CrossEncoder(str(folders[1].parent / "theirs"), device="cpu")
+    ranker, documents = zoo.pipeline(folders[1], "fp32"), [pair[0] for pair in PAIRS]
+    for found, expected in zip(
+        ranker.rank("the cat", documents), pairs.rank("the cat", documents, return_documents=False), strict=True
+    ):
+        assert found["corpus_id"] == expected["corpus_id"]
+        assert found["score"] == pytest.approx(expected["score"], abs=1e-5)
