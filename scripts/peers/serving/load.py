@@ -1,6 +1,6 @@
 """Requests at a rate, by clients or one by one; as a script the same work in a process, without a server.
 
-python scripts/peers/serving/load.py run|alone|translate MODEL FILE
+python scripts/peers/serving/load.py run|alone|texts MODEL FILE
 """
 
 from __future__ import annotations

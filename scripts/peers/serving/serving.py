@@ -4,8 +4,9 @@ ENVIRONMENTS is a folder with a Python environment for each server, as they conf
 "layers", one native session behind each HTTP layer; "peers", int8.onnx in onnxruntime behind KServe, LitServe, Ray
 Serve and MLServer beside `zoo serve`, one row a request; "rows", 500 rows a request as TSV beside `zoo run`'s rate in a
 process; "lone", what a server adds to one row and one photo; "sentences", 32 clients of a translation model beside
-batches in a process; "workers", the memory of one to four of them. Load comes from wrk (Debian's package) or, where a
-rate or single times count, from `load.py`, on the other core. `servers/` has the code of each server.
+batches in a process; "embeddings", 64 clients of an encoder's /v1/embeddings likewise; "workers", the memory of one to
+four of them. Load comes from wrk (Debian's package) or, where a rate or single times count, from `load.py`, on the
+other core. `servers/` has the code of each server.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from scripts.peers.serving import load
 from scripts.peers.serving.load import Request
 from scripts.peers.serving.server import CLICKS, CORES, CSV, JSON, TEXT, TSV, Running, Server, running, wrk
 
-PHOTOS, TRANSLATION = "mobilenet-v2-imagenet", "multi30k-en-de"
+PHOTOS, TRANSLATION, ENCODER = "mobilenet-v2-imagenet", "multi30k-en-de", "minilm-l6"
 LOAD = [sys.executable, str(Path(load.__file__))]
 REQUIREMENTS = {
     "uvicorn": ["starlette", "uvicorn", "httptools", "uvloop"],
@@ -251,22 +252,43 @@ def sentences(environments: Path, rounds: int, seconds: float) -> dict[str, Any]
     """Measures 32 clients with a sentence a request beside batches in a process, and a single sentence."""
     texts = list(zoo.pipeline(TRANSLATION, engine="native").example(512))
     requests = [run_request(TRANSLATION, TEXT, text.encode()) for text in texts]
-    server = dataclasses.replace(ZOO, arguments=(TRANSLATION,))
+    return _texts(TRANSLATION, texts, requests, 32, environments, rounds, seconds)
+
+
+def embeddings(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
+    """Measures 64 clients of OpenAI's API with a text a request beside batches in a process, and a single text."""
+    texts = list(zoo.pipeline(ENCODER, engine="native").example(512))
+    bodies = [{"input": text, "model": ENCODER, "encoding_format": "base64"} for text in texts]
+    requests = [Request("/v1/embeddings", JSON, json.dumps(body).encode()) for body in bodies]
+    return _texts(ENCODER, texts, requests, 64, environments, rounds, seconds)
+
+
+def _texts(
+    model: str,
+    texts: Sequence[str],
+    requests: Sequence[Request],
+    clients: int,
+    environments: Path,
+    rounds: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """Measures clients with a text a request beside batches of them in a process, and a single text."""
+    server = dataclasses.replace(ZOO, arguments=(model,))
     inside, served, tails, single, first = [], [], [], [], []
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "text"
         file.write_text("\n".join(texts))
         for _ in range(rounds):
-            rate, alone = _pinned([*LOAD, "translate", TRANSLATION, str(file)]).split()
+            rate, alone = _pinned([*LOAD, "texts", model, str(file)]).split()
             inside.append(float(rate))
             single.append(float(alone))
             with running(server, environments, requests[0]) as live:
-                many = load.clients(live.port, requests, 32, 2 * seconds, CORES[-1])
+                many = load.clients(live.port, requests, clients, 2 * seconds, CORES[-1])
                 served.append(many["rate"])
                 tails.append(many["p99"])
                 first.append(load.alone(live.port, requests[0], seconds, CORES[-1]))
     return {
-        "clients": 32,
+        "clients": clients,
         "in_process_per_second": median(inside, 1),
         "served_per_second": median(served, 1),
         "share": round(median(served)["median"] / median(inside)["median"], 3),
@@ -298,6 +320,7 @@ PARTS: dict[str, Callable[[Path, int, float], Any]] = {
     "rows": rows,
     "lone": lone,
     "sentences": sentences,
+    "embeddings": embeddings,
     "workers": workers,
 }
 
