@@ -105,7 +105,8 @@ def save(
         if isinstance(value, list | tuple):
             return [encoded(item) for item in value]
         if type(value).__name__ in classes:
-            return {type(value).__name__: {field.name: encoded(getattr(value, field.name)) for field in fields(value)}}
+            members = [field.name for field in fields(value) if field.init]
+            return {type(value).__name__: {name: encoded(getattr(value, name)) for name in members}}
         return value
 
     header = json.dumps({"version": version, "programs": encoded(programs)}).encode()

@@ -51,7 +51,7 @@ struct Rows {
 
 constexpr float kSmallestAbsMax = 1e-30f;  // a row whose max|x| is smaller counts as a row of zeros
 
-// Layer normalization over `width` columns; scale and bias are padded with zeros to whole 64.
+// Layer normalization over `width` columns, or, without a bias, RMS normalization; scale and bias are padded with zeros to whole 64.
 struct LayerNorm {
     int64_t width;
     const float *scale, *bias;
@@ -77,7 +77,20 @@ struct KeysValues {
     int64_t count, stride, next;
 };
 
-enum class Activation { kSwish, kGelu, kTanh };
+enum class Activation { kSwish, kGelu, kGeluTanh, kTanh };
+
+// Self-attention in integers, `QuantizedAttention` of transformer/operations: rows of `heads` queries, then `key_heads` keys, then as many
+// values, of `size` columns each. Pointers are null where there is no such thing.
+struct QuantizedAttention {
+    int64_t heads, key_heads, size;
+    int64_t before, after;                 // so many keys before and after its own a query attends to
+    const float *bias;                     // [heads, bias_stride], the middle of each row for the query's own key
+    int64_t bias_stride;
+    const float *query_norm, *key_norm;    // [size], of RMS normalization
+    float epsilon;
+    const float *cos, *sin;                // [positions, turned]
+    int64_t turned;                        // columns of a half that rotary positions turn
+};
 
 // The kernels of vectors/row_kernels.h, lowered for one instruction set.
 struct RowKernels {
@@ -95,10 +108,8 @@ struct RowKernels {
     // n queries, the newest first, each over its own key and value and those behind it.
     void (*causal_attention)(const float *q, int64_t q_stride, int64_t n, const KeysValues<float> &, int64_t heads, int64_t size, float *out,
                              int64_t out_stride);
-    // Self-attention in integers of a text of n tokens, rows [query | key | value]; a score gets bias[head * bias_stride + key - query], if
-    // there are any.
-    void (*quantized_attention)(const float *x, int64_t stride, int64_t n, int64_t heads, int64_t size, const float *bias,
-                                int64_t bias_stride, float *out, int64_t out_stride);
+    // Of a text of n tokens.
+    void (*quantized_attention)(const QuantizedAttention &, const float *x, int64_t stride, int64_t n, float *out, int64_t out_stride);
     // Updates `TopK` by logits [n, stride] of tokens [first, first + count).
     void (*top_k)(const float *logits, int64_t stride, int64_t first, int64_t count, const TopK &, int64_t n);
     float (*sum_lanes)(const float *sums);
@@ -107,6 +118,8 @@ struct RowKernels {
     void (*recurrence)(const float *gates, int64_t width, const float *before, const float *residual, float *after, float *out);
     // A row of whole sixteens.
     void (*activate)(Activation, const float *x, int64_t count, float *out);
+    // activation(gate) up
+    void (*activate_gate)(Activation, const float *gate, const float *up, int64_t count, float *out);
 };
 
 // Scratch memory of this thread for one call of a kernel, aligned to cache lines. It is allocated in dispatch.cpp, since a template of the

@@ -13,13 +13,16 @@ from pipelines.kernels.transformer.operations import (
     Attention,
     CrossAttention,
     Embedding,
+    GatedActivation,
     LayerNorm,
     Linear,
     QuantizedAttention,
     Recurrence,
+    RMSNorm,
     RowLinear,
     Scale,
     SelfAttention,
+    Sum,
     Vocabulary,
 )
 from pipelines.kernels.transformer.program import DecoderProgram, EncoderProgram
@@ -58,12 +61,15 @@ def compile_program(
                     None if shared else _contiguous(operation.table)[0],
                     other,
                     *_contiguous(operation.scale, operation.positions),
+                    operation.longest or 0,
                     operation.out,
                 )
             case LayerNorm():
                 native.layer_norm(
                     operation.input, *_contiguous(operation.scale, operation.bias), operation.epsilon, operation.out
                 )
+            case RMSNorm():
+                native.rms_norm(operation.input, *_contiguous(operation.scale), operation.epsilon, operation.out)
             case Linear():
                 residual = -1 if operation.residual is None else operation.residual
                 native.linear(
@@ -71,6 +77,10 @@ def compile_program(
                 )
             case Activation():
                 native.activation(operation.input, operation.kind, operation.out)
+            case GatedActivation():
+                native.gated_activation(operation.input, operation.kind, operation.out)
+            case Sum():
+                native.sum(operation.input, operation.residual, operation.out)
             case Scale():
                 native.scale(operation.input, *_contiguous(operation.factors), operation.out)
             case Recurrence():
@@ -79,8 +89,7 @@ def compile_program(
             case Attention():
                 native.attention(operation.input, operation.heads, operation.out)
             case QuantizedAttention():
-                bias = None if operation.bias is None else _contiguous(operation.bias)[0]
-                native.quantized_attention(operation.input, operation.heads, bias, operation.out)
+                _add_attention(native, operation)
             case SelfAttention():
                 native.self_attention(operation.input, operation.heads, operation.out)
             case CrossAttention():
@@ -113,6 +122,24 @@ def compile_texts(program: TextProgram, isa: str = "") -> Any:
     for layer in program.head:
         native.dense(*_contiguous(layer.weight, layer.bias), layer.activation)
     return native
+
+
+def _add_attention(native: Any, operation: QuantizedAttention) -> None:
+    """Adds attention in integers to a native encoder."""
+    bias = None if operation.bias is None else _contiguous(operation.bias)[0]
+    norm, rotary = operation.norm, operation.rotary
+    before, after = (-1 if side is None else side for side in (operation.before, operation.after))
+    native.quantized_attention(
+        operation.input,
+        operation.heads,
+        operation.key_heads or operation.heads,
+        before,
+        after,
+        bias,
+        None if norm is None else (*_contiguous(norm.query, norm.key), norm.epsilon),
+        None if rotary is None else tuple(_contiguous(rotary.cos, rotary.sin)),
+        operation.out,
+    )
 
 
 def _contiguous(*arrays: Array) -> list[Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -17,19 +17,23 @@ from pipelines.kernels.transformer.operations import (
     Attention,
     CrossAttention,
     Embedding,
+    GatedActivation,
     LayerNorm,
     Linear,
     Operation,
     QuantizedAttention,
     Recurrence,
+    RMSNorm,
     Scale,
     SelfAttention,
     StaticQParams,
+    Sum,
     Vocabulary,
 )
 
-ENCODER_OPERATIONS = (LayerNorm, Linear, Activation, Scale, Attention, QuantizedAttention)
-DECODER_OPERATIONS = (LayerNorm, Linear, Activation, Scale, SelfAttention, Recurrence, CrossAttention)
+ROW_OPERATIONS = (LayerNorm, RMSNorm, Linear, Activation, GatedActivation, Scale, Sum)
+ENCODER_OPERATIONS = (*ROW_OPERATIONS, Attention, QuantizedAttention)
+DECODER_OPERATIONS = (*ROW_OPERATIONS, SelfAttention, Recurrence, CrossAttention)
 
 
 class _Program:
@@ -46,7 +50,7 @@ class _Program:
     @property
     def positions(self) -> int:
         """The most tokens of a sentence."""
-        return len(self.embedding.positions)
+        return self.embedding.longest or len(self.embedding.positions)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,21 +97,27 @@ class EncoderProgram(_Program):
 
     Attributes:
         operations: The operations, in order.
+        width: Columns of the result.
 
     Raises:
         RequestError: An operation does not fit those before it, or has no native kernel; the message names it.
     """
 
     operations: Sequence[Operation]
+    width: int = field(init=False)
 
     def __post_init__(self) -> None:
-        _check_operations("an encoder", self.operations, ENCODER_OPERATIONS, 0)
+        object.__setattr__(self, "width", _check_operations("an encoder", self.operations, ENCODER_OPERATIONS, 0))
 
 
 def _check_operations(
     what: str, operations: Sequence[Operation], kinds: tuple[type[Any], ...], memory_width: int
-) -> None:
-    """Raise RequestError where an operation does not fit those before it. memory_width: 0 of an encoder."""
+) -> int:
+    """Returns the columns of the last result. memory_width: 0 of an encoder.
+
+    Raises:
+        RequestError: An operation does not fit those before it.
+    """
     widths = {MEMORY: memory_width} if memory_width else {}
     quantized: dict[int, StaticQParams | None] = {}  # how each register that a layer reads, or MEMORY, is quantized
     if not operations or not isinstance(operations[0], Embedding):
@@ -120,9 +130,9 @@ def _check_operations(
             and not (isinstance(operation, Vocabulary) and number == len(operations) - 1 and memory_width)
         ):
             raise RequestError(f"{where} stands where it cannot in {what}, which begins with an embedding")
-        for field in fields(operation):
-            value = getattr(operation, field.name)
-            if field.name in ("input", "residual") and value is not None and (value not in widths or value == MEMORY):
+        for member in fields(operation):
+            value = getattr(operation, member.name)
+            if member.name in ("input", "residual") and value is not None and (value not in widths or value == MEMORY):
                 raise RequestError(f"{where} reads register {value}, which holds nothing yet")
         width = operation.check(where, widths)
         if isinstance(operation, Linear | CrossAttention | Vocabulary):
@@ -141,3 +151,4 @@ def _check_operations(
                 )
             widths[operation.out] = width
             quantized.pop(operation.out, None)
+    return width

@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
+import typing
 from pathlib import Path
 from typing import Any
 
 from pipelines.kernels import program_file
-from pipelines.kernels.transformer.operations import (
-    Activation,
-    Attention,
-    CrossAttention,
-    Embedding,
-    LayerNorm,
-    Linear,
-    QuantizedAttention,
-    Recurrence,
-    RowLinear,
-    Scale,
-    SelfAttention,
-    StaticQParams,
-    Vocabulary,
-)
+from pipelines.kernels.transformer.operations import HeadNorm, Operation, Rotary, RowLinear, StaticQParams
 from pipelines.kernels.transformer.program import DecoderProgram, EncoderProgram
 from pipelines.kernels.transformer.text.program import Dense, TextProgram
 
 # The key under which programs are cached. Bump it when the layout of this file, the dataclasses of `operations` or what
 # `from_graph` makes of a graph change; tests/pipelines/kernels/transformer/test_program_file.py fails where that is
 # forgotten.
-VERSION = 3
+VERSION = 4
 SUFFIX = ".zoo"
-_OPERATIONS = (
-    Embedding,
-    LayerNorm,
-    Linear,
-    Activation,
-    Scale,
-    Attention,
-    QuantizedAttention,
-    SelfAttention,
-    Recurrence,
-    CrossAttention,
-    Vocabulary,
-)
-_PARTS = (EncoderProgram, DecoderProgram, TextProgram, RowLinear, StaticQParams, Dense)
-CLASSES = {each.__name__: each for each in (*_PARTS, *_OPERATIONS)}
+_PARTS = (EncoderProgram, DecoderProgram, TextProgram, RowLinear, StaticQParams, HeadNorm, Rotary, Dense)
+CLASSES = {each.__name__: each for each in (*_PARTS, *typing.get_args(Operation))}
 
 
 def save(path: Path, programs: tuple[EncoderProgram, DecoderProgram] | tuple[TextProgram]) -> None:

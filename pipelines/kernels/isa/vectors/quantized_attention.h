@@ -1,4 +1,4 @@
-// Self-attention of an encoder in integers, `QuantizedAttention` of transformer/operations.py: queries, keys, values and weights are codes of 8 bits.
+// Self-attention of an encoder in integers, `QuantizedAttention` of transformer/operations: queries, keys, values and weights are codes of 8 bits.
 // Written once and lowered for each instruction set, of which only the product of codes differs: integers are exact in any order.
 #pragma once
 #include <cmath>
@@ -70,47 +70,63 @@ inline void column_scales(const float *x, int64_t stride, int64_t n, int64_t siz
     }
 }
 
-// What a head needs of one text; pointers into scratch memory.
+// 1 / sqrt(mean of squares + epsilon) of a row whose columns behind `width` are 0 up to whole sixteens.
+inline float inverse_rms(const float *x, int64_t width, float epsilon) {
+    Vec16 squares = broadcast<Vec16>(0);
+    for (int64_t j = 0; j < width; j += kLanes) squares = squares + load_float<Vec16>(x + j) * load_float<Vec16>(x + j);
+    return 1.0f / std::sqrt(reduce_add(squares) / static_cast<float>(width) + epsilon);
+}
+
+// A query or key of a head at a position: normalized by `norm`, if there is one, then turned. Returns x itself where nothing changes it.
+inline const float *positioned(const QuantizedAttention &a, const float *x, const float *norm, int64_t position, float *out) {
+    if (!norm && !a.cos) return x;
+    if (norm) {
+        const float inverse = inverse_rms(x, a.size, a.epsilon);
+        for (int64_t j = 0; j < a.size; ++j) out[j] = (x[j] * inverse) * norm[j];
+    } else {
+        std::memcpy(out, x, static_cast<size_t>(a.size) * 4);
+    }
+    if (!a.cos) return out;
+    const float *cos = a.cos + position * a.turned, *sin = a.sin + position * a.turned;
+    for (int64_t j = 0; j < a.turned; ++j) {
+        const float low = out[j], high = out[a.turned + j];
+        out[j] = low * cos[j] - high * sin[j], out[a.turned + j] = high * cos[j] + low * sin[j];
+    }
+    return out;
+}
+
+// What a head of keys needs of one text; pointers into scratch memory.
 struct Head {
     int64_t n, size, room;                     // room: n rounded up to whole sixteens
     float *key_scale, *value_scale, *inverse;  // [size]
     Code *row;                                 // [size]
-    float *factor;                             // [n]: of a query's products, to exponents of 2
+    float *factor;                             // [4]: of a query's products, to exponents of 2
     int32_t *offsets;                          // [room]: what takes the zero point of queries out of a key's products
-    Code *queries;                             // [n, size]
+    Code *queries;                             // [4, size]
     int32_t *keys, *values;                    // words of codes, [size / kTerms, room] and [room / kTerms, size]
     float *scores;                             // [4, room]
     Code *weights;                             // [4, room]
+    float *positioned;                         // keys, [n, size]; later queries, [4, size]
 };
 
-inline void pack_head(const float *query, const float *key, const float *value, int64_t stride, const Head &head) {
+inline void pack_head(const QuantizedAttention &a, const float *key, const float *value, int64_t stride, const Head &head) {
     const int64_t n = head.n, size = head.size, room = head.room, groups = size / kTerms;
-    column_scales(key, stride, n, size, head.key_scale, head.inverse);
+    int64_t key_stride = stride;
+    if (a.key_norm || a.cos) {
+        for (int64_t t = 0; t < n; ++t) positioned(a, key + t * stride, a.key_norm, t, head.positioned + t * size);
+        key = head.positioned, key_stride = size;
+    }
+    column_scales(key, key_stride, n, size, head.key_scale, head.inverse);
     for (int64_t t = 0; t < room; ++t) {
         if (t < n)
             for (int64_t j = 0; j < size; j += kVecLanes)
-                store_codes(head.row + j, rounded(load_float<Vec>(key + t * stride + j) * load_float<Vec>(head.inverse + j)));
+                store_codes(head.row + j, rounded(load_float<Vec>(key + t * key_stride + j) * load_float<Vec>(head.inverse + j)));
         for (int64_t g = 0; g < groups; ++g) head.keys[g * room + t] = t < n ? packed(head.row + g * kTerms) : 0;
     }
     for (int64_t t = 0; t < room; t += kVecLanes) {
         IntVec offset{};
         for (int64_t g = 0; g < groups; ++g) add_products(offset, kMiddles, load_int(head.keys + g * room + t));
         store_int(head.offsets + t, -offset);
-    }
-    for (int64_t i = 0; i < n; ++i) {
-        const float *row = query + i * stride;
-        IntVec largest{};
-        for (int64_t j = 0; j < size; j += kVecLanes)
-            largest = larger(largest, magnitude_bits(load_float<Vec>(row + j) * load_float<Vec>(head.key_scale + j)));
-        const int32_t bits = reduce_max<int32_t>(largest);
-        float magnitude;
-        std::memcpy(&magnitude, &bits, 4);
-        const bool zero = magnitude < kSmallestAbsMax;
-        head.factor[i] = (zero ? 1.0f : magnitude / kLevels) * kLog2E;
-        const float inverse = zero ? 0.0f : kLevels / magnitude;
-        for (int64_t j = 0; j < size; j += kVecLanes)
-            store_codes(head.queries + i * size + j,
-                        rounded((load_float<Vec>(row + j) * load_float<Vec>(head.key_scale + j)) * inverse) + kMiddle);
     }
     column_scales(value, stride, n, size, head.value_scale, head.inverse);
     for (int64_t t = 0; t < room; t += kTerms)
@@ -122,6 +138,22 @@ inline void pack_head(const float *query, const float *key, const float *value, 
             }
             store_int(head.values + t / kTerms * size + j, codes);
         }
+}
+
+// Codes and factor of the query of row `i` among the queries that are computed together.
+inline void pack_query(const float *query, int64_t i, const Head &head) {
+    const int64_t size = head.size;
+    IntVec largest{};
+    for (int64_t j = 0; j < size; j += kVecLanes)
+        largest = larger(largest, magnitude_bits(load_float<Vec>(query + j) * load_float<Vec>(head.key_scale + j)));
+    const int32_t bits = reduce_max<int32_t>(largest);
+    float magnitude;
+    std::memcpy(&magnitude, &bits, 4);
+    const bool zero = magnitude < kSmallestAbsMax;
+    head.factor[i] = (zero ? 1.0f : magnitude / kLevels) * kLog2E;
+    const float inverse = zero ? 0.0f : kLevels / magnitude;
+    for (int64_t j = 0; j < size; j += kVecLanes)
+        store_codes(head.queries + i * size + j, rounded((load_float<Vec>(query + j) * load_float<Vec>(head.key_scale + j)) * inverse) + kMiddle);
 }
 
 // Products of Count rows of codes with Wide vectors of packed columns, from `start` on (null: 0); then(row, part, sums) takes them.
@@ -148,15 +180,16 @@ inline void product_tile(const Code *x, int64_t x_stride, int64_t groups, const 
     if constexpr (Count > 2 && Wide > 1) then(2, 1, s21), then(3, 1, s31);
 }
 
-// `product_tile` over `columns`, whole sixteens; then(row, column, sums).
+// `product_tile` over `columns`, whole sixteens, of packed rows [groups, stride]; then(row, column, sums).
 template <int Count, class Then>
-inline void product_rows(const Code *x, int64_t x_stride, int64_t groups, const int32_t *w, int64_t columns, const int32_t *start, Then then) {
+inline void product_rows(const Code *x, int64_t x_stride, int64_t groups, const int32_t *w, int64_t stride, int64_t columns,
+                         const int32_t *start, Then then) {
     int64_t at = 0;
     const auto take = [&](int row, int part, IntVec sums) { then(row, at + part * kVecLanes, sums); };
     for (; at + 2 * kVecLanes <= columns; at += 2 * kVecLanes)
-        product_tile<Count, 2>(x, x_stride, groups, w + at, columns, start ? start + at : nullptr, take);
+        product_tile<Count, 2>(x, x_stride, groups, w + at, stride, start ? start + at : nullptr, take);
     for (; at < columns; at += kVecLanes)
-        product_tile<Count, 1>(x, x_stride, groups, w + at, columns, start ? start + at : nullptr, take);
+        product_tile<Count, 1>(x, x_stride, groups, w + at, stride, start ? start + at : nullptr, take);
 }
 
 // rint(255 2^x) for x <= 0, to .03 before it is rounded, 0 from -16 down.
@@ -182,26 +215,37 @@ inline float weight_codes(float *scores, int64_t n, int64_t room, Code *codes) {
     return static_cast<float>(reduce<int32_t, kVecLanes>(total, [](auto a, auto b) { return a + b; }));
 }
 
+// Count queries from `first` on, rows of x, over the keys that any of them attends to. bias: that of the first query's own key, or null.
 template <int Count>
-void attend(const Head &head, int64_t first, const float *bias, float *out, int64_t out_stride) {
-    const int64_t room = head.room, size = head.size;
-    product_rows<Count>(head.queries + first * size, size, size / kTerms, head.keys, room, head.offsets, [&](int row, int64_t at, IntVec sums) {
-        store_float(head.scores + row * room + at, __builtin_convertvector(sums, Vec) * head.factor[first + row]);
+void attend(const QuantizedAttention &a, const Head &head, const float *x, int64_t stride, int64_t first, const float *bias, float *out,
+            int64_t out_stride) {
+    const int64_t n = head.n, room = head.room, size = head.size;
+    const int64_t begin = first > a.before ? (first - a.before) / kLanes * kLanes : 0;
+    const int64_t end = n - first - Count > a.after ? first + Count + a.after : n, columns = round_up(end - begin, kLanes);
+    for (int row = 0; row < Count; ++row)
+        pack_query(positioned(a, x + row * stride, a.query_norm, first + row, head.positioned + row * size), row, head);
+    product_rows<Count>(head.queries, size, size / kTerms, head.keys + begin, room, columns, head.offsets + begin, [&](int row, int64_t at, IntVec sums) {
+        store_float(head.scores + row * room + at, __builtin_convertvector(sums, Vec) * head.factor[row]);
     });
     float share[Count];
     for (int row = 0; row < Count; ++row) {
-        float *scores = head.scores + row * room, factor = head.factor[first + row];
-        for (int64_t t = 0; bias && t < head.n; ++t) scores[t] = scores[t] + bias[t - row] * kLog2E;
-        share[row] = 1.0f / weight_codes(scores, head.n, room, head.weights + row * room) + (factor - factor);  // NaN of what is not finite
+        float *scores = head.scores + row * room - begin, factor = head.factor[row];
+        const int64_t own = first + row;
+        for (int64_t t = begin; bias && t < end; ++t) scores[t] = scores[t] + bias[t - own] * kLog2E;
+        for (int64_t t = begin; t < own - a.before; ++t) scores[t] = -INFINITY;
+        const int64_t last = end - own > a.after ? own + a.after + 1 : end;
+        share[row] = 1.0f / weight_codes(scores + begin, last - begin, columns, head.weights + row * room) + (factor - factor);  // NaN of what is not finite
     }
-    product_rows<Count>(head.weights, room, round_up(head.n, kTerms) / kTerms, head.values, size, nullptr, [&](int row, int64_t at, IntVec sums) {
+    product_rows<Count>(head.weights, room, round_up(end - begin, kTerms) / kTerms, head.values + begin / kTerms * size, size, size, nullptr,
+                        [&](int row, int64_t at, IntVec sums) {
         store_float(out + row * out_stride + at, (__builtin_convertvector(sums, Vec) * share[row]) * load_float<Vec>(head.value_scale + at));
     });
 }
 
-void quantized_attention(const float *x, int64_t stride, int64_t n, int64_t heads, int64_t size, const float *bias, int64_t bias_stride,
-                         float *out, int64_t out_stride) {
-    const int64_t room = round_up(n, kLanes), parts[] = {size, size, size, size, room, room, n * size, size * room, size * room, 4 * room, 4 * room};
+void quantized_attention(const QuantizedAttention &a, const float *x, int64_t stride, int64_t n, float *out, int64_t out_stride) {
+    const int64_t size = a.size, room = round_up(n, kLanes), group = a.heads / a.key_heads;
+    const int64_t parts[] = {size, size, size, size, kLanes, room, 4 * size, size * room, size * room, 4 * room, 4 * room,
+                             a.key_norm || a.cos ? size * (n < 4 ? 4 : n) : 0};
     constexpr int kParts = sizeof(parts) / sizeof(parts[0]);
     int64_t all = 0;
     for (const int64_t each : parts) all += each;
@@ -210,11 +254,16 @@ void quantized_attention(const float *x, int64_t stride, int64_t n, int64_t head
     for (int i = 0; i < kParts; ++i) at[i] = memory, memory += parts[i];
     const auto floats = [&](int i) { return reinterpret_cast<float *>(at[i]); };
     const auto codes = [&](int i) { return reinterpret_cast<Code *>(at[i]); };
-    const Head head{n, size, room, floats(0), floats(1), floats(2), codes(3), floats(4), at[5], codes(6), at[7], at[8], floats(9), codes(10)};
-    for (int64_t h = 0; h < heads; ++h, bias = bias ? bias + bias_stride : nullptr) {
-        const float *query = x + h * size;
-        pack_head(query, query + heads * size, query + 2 * heads * size, stride, head);
-        const auto run = [&](auto function, int64_t i) { function(head, i, bias ? bias - i : nullptr, out + i * out_stride + h * size, out_stride); };
+    const Head head{n, size, room, floats(0), floats(1), floats(2), codes(3), floats(4), at[5], codes(6), at[7], at[8], floats(9), codes(10), floats(11)};
+    for (int64_t h = 0; h < a.heads; ++h) {
+        if (h % group == 0) {
+            const float *key = x + (a.heads + h / group) * size;
+            pack_head(a, key, key + a.key_heads * size, stride, head);
+        }
+        const float *bias = a.bias ? a.bias + h * a.bias_stride + a.bias_stride / 2 : nullptr;
+        const auto run = [&](auto function, int64_t i) {
+            function(a, head, x + i * stride + h * size, stride, i, bias, out + i * out_stride + h * size, out_stride);
+        };
         int64_t i = 0;
         for (; i + 4 <= n; i += 4) run(attend<4>, i);
         for (; i + 2 <= n; i += 2) run(attend<2>, i);

@@ -60,7 +60,19 @@ void quantize_rows(const Rows &rows, int64_t stride, const QParams &qparams, int
         quantize_row(rows.values + r * rows.stride, stride, qparams, rows.quantized + r * rows.stride, rows.scale + r);
 }
 
+void rms_norm(const LayerNorm &norm, const float *x, int64_t x_stride, const Rows &out, int64_t n) {
+    const int64_t stride = round_up(norm.width, kColumns);
+    auto *spare = static_cast<float *>(kernel_scratch(stride * 4));
+    for (int64_t r = 0; r < n; ++r, x += x_stride) {
+        float *y = out.values ? out.values + r * out.stride : spare;
+        const Vec16 inverse = broadcast<Vec16>(inverse_rms(x, norm.width, norm.epsilon));
+        for (int64_t j = 0; j < stride; j += kLanes) store_float(y + j, (load_float<Vec16>(x + j) * inverse) * load_float<Vec16>(norm.scale + j));
+        if (out.quantized) quantize_row(y, stride, norm.qparams, out.quantized + r * out.stride, out.scale + r);
+    }
+}
+
 void layer_norm(const LayerNorm &norm, const float *x, int64_t x_stride, const Rows &out, int64_t n) {
+    if (!norm.bias) return rms_norm(norm, x, x_stride, out, n);
     const int64_t width = norm.width, stride = round_up(width, kColumns), whole = width / kLanes * kLanes;
     const float count = static_cast<float>(width);
     float tail[kLanes];  // 1 for the columns of the last sixteen, 0 for what pads them
@@ -296,15 +308,29 @@ inline Vec tanh(Vec x) {
     return x < 0 ? -y : y;
 }
 
+// x (1 + tanh(u)) / 2 = x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3).
+inline Vec gelu_tanh(Vec x) { return x * sigmoid(x * ((x * x) * 0.07135481f + 1.5957691f)); }
+
+// then(j, activation of x from j on)
+template <class Then>
+inline void activated(Activation kind, const float *x, int64_t count, Then then) {
+    const auto each = [&](auto function) {
+        for (int64_t j = 0; j < count; j += kVecLanes) then(j, function(load_float<Vec>(x + j)));
+    };
+    switch (kind) {
+        case Activation::kSwish: return each([](Vec v) { return v * sigmoid(v); });
+        case Activation::kGelu: return each([](Vec v) { return gelu(v); });
+        case Activation::kGeluTanh: return each([](Vec v) { return gelu_tanh(v); });
+        case Activation::kTanh: return each([](Vec v) { return tanh(v); });
+    }
+}
+
 void activate(Activation kind, const float *x, int64_t count, float *out) {
-    if (kind == Activation::kTanh) {
-        for (int64_t j = 0; j < count; j += kVecLanes) store_float(out + j, tanh(load_float<Vec>(x + j)));
-        return;
-    }
-    for (int64_t j = 0; j < count; j += kVecLanes) {
-        const Vec v = load_float<Vec>(x + j);
-        store_float(out + j, kind == Activation::kSwish ? v * sigmoid(v) : gelu(v));
-    }
+    activated(kind, x, count, [&](int64_t j, Vec y) { store_float(out + j, y); });
+}
+
+void activate_gate(Activation kind, const float *gate, const float *up, int64_t count, float *out) {
+    activated(kind, gate, count, [&](int64_t j, Vec y) { store_float(out + j, y * load_float<Vec>(up + j)); });
 }
 
 constexpr RowKernels kRowKernels = {
@@ -320,6 +346,7 @@ constexpr RowKernels kRowKernels = {
     .sum_lanes = sum_lanes,
     .recurrence = recurrence,
     .activate = activate,
+    .activate_gate = activate_gate,
 };
 
 }  // namespace

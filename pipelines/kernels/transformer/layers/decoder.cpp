@@ -172,7 +172,7 @@ void Decoder::step(Workspace &work, const std::vector<Beam> &beams) const {
         for (int64_t r = 0; r < n; ++r) {
             const Beam &beam = beams[static_cast<size_t>(r)];
             const int64_t now = beam.sentence->position;
-            embed_row(beam.sentence->tokens[static_cast<size_t>(now * work.beam + beam.slot)], now, out.values + r * out.stride);
+            embed_row(beam.sentence->tokens[static_cast<size_t>(now * work.beam + beam.slot)], by_position_ ? now : 0, out.values + r * out.stride);
         }
     });
     const Rows rows = work.registers[static_cast<size_t>(last_)].rows();

@@ -6,18 +6,58 @@ namespace zoo {
 
 void Encoder::attention(int64_t in, int64_t heads, int64_t out) { Layers::attention(Kind::kAttention, in, 3, heads, out, "attention"); }
 
-void Encoder::quantized_attention(int64_t in, int64_t heads, const std::optional<Array> &bias, int64_t out) {
-    Operation &operation = Layers::attention(Kind::kQuantizedAttention, in, 3, heads, out, "attention");
+namespace {
+
+std::string text(int64_t value) { return std::to_string(value); }
+
+// Finite float32 [rows, columns].
+const float *table(const Array &array, const char *name, int64_t rows, int64_t columns) {
+    const auto *values = data_of<float>(array, name, 2);
+    if (static_cast<int64_t>(array.shape(0)) != rows || static_cast<int64_t>(array.shape(1)) != columns)
+        refuse("attention", std::string(name) + " has another shape than " + text(rows) + " x " + text(columns));
+    if (!std::all_of(values, values + rows * columns, [](float x) { return std::isfinite(x); })) refuse("attention", std::string(name) + " is not finite");
+    return values;
+}
+
+}  // namespace
+
+void Encoder::quantized_attention(int64_t in, int64_t heads, int64_t key_heads, int64_t before, int64_t after, const std::optional<Array> &bias,
+                                  const std::optional<std::tuple<Array, Array, float>> &norm,
+                                  const std::optional<std::pair<Array, Array>> &rotary, int64_t out) {
+    require_open("attention");
+    const int64_t columns = read(in, "attention").width, parts = heads + 2 * key_heads;
+    if (heads < 1 || key_heads < 1 || heads > columns || key_heads > heads || heads % key_heads || columns % (16 * parts))
+        refuse("attention", text(heads) + " heads of queries and " + text(key_heads) + " of keys on " + text(columns) + " columns; a head has a multiple of 16");
     if (positions_ > kMostCodes) refuse("attention", "its sums can overflow 32 bits");
-    if (!bias) return;
-    const auto *values = data_of<float>(*bias, "bias", 2);
-    const auto rows = static_cast<int64_t>(bias->shape(0)), width = static_cast<int64_t>(bias->shape(1));
-    if (rows != heads || !(width % 2)) refuse("attention", "its bias has other heads, or no middle");
-    if (!std::all_of(values, values + rows * width, [](float x) { return std::isfinite(x); })) refuse("attention", "its bias is not finite");
-    biases_.emplace_back(rows * width);
-    std::copy_n(values, rows * width, biases_.back().data());
-    operation.factors = biases_.back().data(), operation.layer = width / 2 + 1;
-    reach_ = std::min(reach_, operation.layer);
+    const int64_t size = columns / parts;
+    zoo::QuantizedAttention attention{};
+    attention.heads = heads, attention.key_heads = key_heads, attention.size = size;
+    attention.before = before < 0 ? kMostCodes : before, attention.after = after < 0 ? kMostCodes : after;
+    const auto keep = [&](const Array &array) { kept_.push_back(array); };
+    const auto limit = [&](int64_t tokens) { reach_ = std::min(reach_, tokens); };
+    if (bias) {
+        attention.bias_stride = bias->ndim() == 2 ? static_cast<int64_t>(bias->shape(1)) : 0;
+        if (attention.bias_stride % 2 == 0) refuse("attention", "its bias has no middle");
+        attention.bias = table(*bias, "bias", heads, attention.bias_stride), keep(*bias);
+        limit(attention.bias_stride / 2 + 1);
+    }
+    if (norm) {
+        const auto &[query, key, epsilon] = *norm;
+        if (!(epsilon >= 0) || !std::isfinite(epsilon)) refuse("attention", "epsilon is negative or no number");
+        if (static_cast<int64_t>(query.size()) != size || static_cast<int64_t>(key.size()) != size) refuse("attention", "its norms are of other columns than a head's");
+        attention.query_norm = data_of<float>(query, "query", 1), attention.key_norm = data_of<float>(key, "key", 1), attention.epsilon = epsilon;
+        keep(query), keep(key);
+    }
+    if (rotary) {
+        const Array &cos = rotary->first, &sin = rotary->second;
+        const int64_t rows = cos.ndim() == 2 ? static_cast<int64_t>(cos.shape(0)) : 0;
+        attention.turned = rows ? static_cast<int64_t>(cos.shape(1)) : 0;
+        if (!attention.turned || 2 * attention.turned > size) refuse("attention", "it turns other columns than a head's");
+        attention.cos = table(cos, "cos", rows, attention.turned), attention.sin = table(sin, "sin", rows, attention.turned);
+        keep(cos), keep(sin), limit(rows);
+    }
+    append(Kind::kQuantizedAttention, in, out, heads * size).layer = static_cast<int64_t>(attentions_.size());
+    attentions_.push_back(attention);
 }
 
 void Encoder::finish(int64_t in) {
@@ -36,14 +76,15 @@ Rows Encoder::encode(Encoding &work, const int32_t *tokens, const int64_t *first
             const int64_t begin = first[sentence] - first[0], rows = first[sentence + 1] - first[sentence];
             float *to = out.values + begin * out.stride;
             if (operation.kind == Kind::kEmbed) {
-                for (int64_t i = 0; i < rows; ++i) embed_row(tokens[begin + i], i + (types ? types[begin + i] * longest : 0), to + i * out.stride);
+                for (int64_t i = 0; i < rows; ++i) {
+                    const int64_t type = types ? types[begin + i] : 0;
+                    embed_row(tokens[begin + i], by_position_ ? i + type * longest : type, to + i * out.stride);
+                }
                 continue;
             }
             const float *from = in.values + begin * in.stride;
             if (operation.kind == Kind::kQuantizedAttention) {
-                const int64_t reach = operation.layer;  // tokens that a bias is of
-                isa_.rows->quantized_attention(from, in.stride, rows, operation.heads, operation.size,
-                                               operation.factors ? operation.factors + reach - 1 : nullptr, 2 * reach - 1, to, out.stride);
+                isa_.rows->quantized_attention(attentions_[static_cast<size_t>(operation.layer)], from, in.stride, rows, to, out.stride);
                 continue;
             }
             work.keys.reserve(operation.width * round_up(rows, 16));

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <deque>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "transformer/layers/layers.h"
@@ -31,22 +33,25 @@ class Encoder : public Layers {
     using Layers::Layers;
     // Operations, see `Layers`: self-attention over all tokens of a sentence.
     void attention(int64_t in, int64_t heads, int64_t out);
-    // The same in integers. bias: float32 [heads, 2 positions - 1] or none, added to the score of a key by its distance behind the query,
-    // the furthest before it first.
-    void quantized_attention(int64_t in, int64_t heads, const std::optional<Array> &bias, int64_t out);
+    // The same in integers, see `QuantizedAttention`. before, after: -1 for all keys. norm: scales of queries and of keys, and epsilon;
+    // rotary: cos and sin. Their arrays are kept, not copied.
+    void quantized_attention(int64_t in, int64_t heads, int64_t key_heads, int64_t before, int64_t after, const std::optional<Array> &bias,
+                             const std::optional<std::tuple<Array, Array, float>> &norm, const std::optional<std::pair<Array, Array>> &rotary,
+                             int64_t out);
     // The register `in` is the result; no operation follows.
     void finish(int64_t in);
     // tokens: of `count` sentences, one after the other; first [count + 1]: where each begins, and the end. Returns float32 rows, one a
     // token, which hold until the next call with this workspace.
-    // types: of the tokens, each with a table of `longest` positions of its own; or null.
+    // types: of the tokens, each with a table of `longest` positions of its own, or with a row for all positions; or null.
     Rows encode(Encoding &work, const int32_t *tokens, const int64_t *first, int64_t count, const int32_t *types = nullptr,
                 int64_t longest = 0) const;
     // In place; count: whole sixteens.
     void tanh(float *x, int64_t count) const { isa_.rows->activate(zoo::Activation::kTanh, x, count, x); }
-    int64_t reach() const { return reach_; }  // tokens of a text, at most, that all biases are of
+    int64_t reach() const { return reach_; }  // tokens of a text, at most, that all tables of attention are of
 
   private:
-    std::deque<Buffer<float>> biases_;
+    std::deque<zoo::QuantizedAttention> attentions_;
+    std::deque<Array> kept_;
     int64_t reach_ = INT64_MAX;
 };
 

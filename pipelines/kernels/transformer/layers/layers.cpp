@@ -27,6 +27,13 @@ Buffer<float> padded(const Array &array, const char *name, int64_t count, const 
     return values;
 }
 
+Activation activation_of(const std::string &kind) {
+    if (kind == "swish") return Activation::kSwish;
+    if (kind == "gelu") return Activation::kGelu;
+    if (kind != "gelu_tanh") refuse("activation", "there is no " + kind);
+    return Activation::kGeluTanh;
+}
+
 }  // namespace
 
 RowLinear::RowLinear(const Isa &isa, const Array &weight, const Array &scale, const Array &bias, const StaticQParams &qparams,
@@ -154,7 +161,7 @@ const RowLinear *Layers::add_linear(const Array &weight, const Array &scale, con
     return &linears_.back();
 }
 
-void Layers::embedding(std::optional<Array> table, const Layers *shared, const Array &scale, const Array &positions, int64_t out) {
+void Layers::embedding(std::optional<Array> table, const Layers *shared, const Array &scale, const Array &positions, int64_t longest, int64_t out) {
     if (positions_) refuse("embedding", "there is one already");
     if (shared && (table || !shared->complete_ || !shared->vocabulary_)) refuse("embedding", "there is no vocabulary that it shares");
     const auto *rows = table ? data_of<int8_t>(*table, "table", 2) : nullptr;
@@ -174,7 +181,9 @@ void Layers::embedding(std::optional<Array> table, const Layers *shared, const A
     position_rows_ = parameters_.back().data();
     std::copy_n(position, size(positions, 0) * width, parameters_.back().data());
     append(Kind::kEmbed, -1, out, width);
-    tokens_ = tokens, width_ = width, positions_ = size(positions, 0);
+    if (longest < 0 || longest > INT32_MAX) refuse("embedding", "it takes " + text(longest) + " tokens");
+    tokens_ = tokens, width_ = width, places_ = size(positions, 0);
+    positions_ = longest ? longest : places_, by_position_ = !longest;
     table_ = std::move(table), table_rows_ = rows, vocabulary_ = shared ? shared->vocabulary_ : nullptr;
 }
 
@@ -186,6 +195,14 @@ void Layers::layer_norm(int64_t in, const Array &scale, const Array &bias, float
     const LayerNorm norm{width, scales.data(), biases.data(), epsilon, {}};
     append(Kind::kLayerNorm, in, out, width).norm = norm;
     parameters_.push_back(std::move(scales)), parameters_.push_back(std::move(biases));
+}
+
+void Layers::rms_norm(int64_t in, const Array &scale, float epsilon, int64_t out) {
+    require_open("norm");
+    const int64_t width = read(in, "norm").width;
+    if (!(epsilon >= 0) || !std::isfinite(epsilon)) refuse("norm", "epsilon is negative or no number");
+    parameters_.push_back(padded(scale, "scale", width, "norm"));
+    append(Kind::kLayerNorm, in, out, width).norm = {width, parameters_.back().data(), nullptr, epsilon, {}};
 }
 
 void Layers::linear(int64_t in, const Array &weight, const Array &scale, const Array &bias, const StaticQParams &qparams, bool relu,
@@ -201,9 +218,23 @@ void Layers::linear(int64_t in, const Array &weight, const Array &scale, const A
 
 void Layers::activation(int64_t in, const std::string &kind, int64_t out) {
     require_open("activation");
-    if (kind != "swish" && kind != "gelu") refuse("activation", "there is no " + kind);
-    append(Kind::kActivation, in, out, read(in, "activation").width).activation =
-        kind == "swish" ? Activation::kSwish : Activation::kGelu;
+    const Activation activation = activation_of(kind);
+    append(Kind::kActivation, in, out, read(in, "activation").width).activation = activation;
+}
+
+void Layers::gated_activation(int64_t in, const std::string &kind, int64_t out) {
+    require_open("activation");
+    const Activation activation = activation_of(kind);
+    const int64_t columns = read(in, "activation").width;
+    if (columns % 32) refuse("activation", "gates of " + text(columns) + " columns, expected twice a multiple of 16");
+    append(Kind::kGated, in, out, columns / 2).activation = activation;
+}
+
+void Layers::sum(int64_t in, int64_t residual, int64_t out) {
+    require_open("sum");
+    const int64_t width = read(in, "sum").width;
+    if (read(residual, "sum").width != width) refuse("sum", "of " + text(width) + " and " + text(read(residual, "sum").width) + " columns");
+    append(Kind::kSum, in, out, width).residual = residual;
 }
 
 void Layers::scale(int64_t in, const Array &factors, int64_t out) {
@@ -248,8 +279,26 @@ void Layers::close(int64_t last, const RowLinear *reader) {
     last_ = last, complete_ = true;
 }
 
-void Layers::embed_row(int64_t token, int64_t position, float *to) const {
-    const float *position_row = position_rows_ + position * width_, scale = row_scale_[token];
+void Layers::run_rows(const Operation &operation, const Rows &in, const Rows &residual, const Rows &out, int64_t n) const {
+    const int64_t stride = out.stride, width = operation.width;
+    for (int64_t r = 0; r < n; ++r) {
+        const float *from = in.values + r * in.stride;
+        const Rows row{out.values + (operation.float_output ? r : 0) * stride, out.quantized + r * stride, out.scale + r, stride};
+        if (operation.kind == Kind::kActivation) {
+            isa_.rows->activate(operation.activation, from, stride, row.values);
+        } else if (operation.kind == Kind::kGated) {
+            isa_.rows->activate_gate(operation.activation, from, from + width, width, row.values);
+            std::fill(row.values + width, row.values + stride, 0.0f);
+        } else {
+            const float *other = operation.kind == Kind::kScale ? operation.factors : residual.values + r * residual.stride;
+            for (int64_t j = 0; j < stride; ++j) row.values[j] = operation.kind == Kind::kScale ? from[j] * other[j] : from[j] + other[j];
+        }
+        if (operation.quantized_output) isa_.rows->quantize_rows(row, stride, operation.qparams, 1);
+    }
+}
+
+void Layers::embed_row(int64_t token, int64_t place, float *to) const {
+    const float *position_row = position_rows_ + place * width_, scale = row_scale_[token];
     const int8_t *row = table_rows_ ? table_rows_ + token * width_ : nullptr;
     if (!row) {
         auto *column = static_cast<int8_t *>(kernel_scratch(width_));

@@ -80,22 +80,29 @@ class Layers {
     // Each appends an operation. Raises ValueError for one that does not fit those before.
     // table: int8 [tokens, width]; without one the embedding is tied: the weight columns of the vocabulary projection, that of `shared` or
     // one that follows.
-    void embedding(std::optional<Array> table, const Layers *shared, const Array &scale, const Array &positions, int64_t out);
+    // longest: the most tokens where a row of `positions` is added at all positions alike; 0: a row a position.
+    void embedding(std::optional<Array> table, const Layers *shared, const Array &scale, const Array &positions, int64_t longest, int64_t out);
     void layer_norm(int64_t in, const Array &scale, const Array &bias, float epsilon, int64_t out);
+    void rms_norm(int64_t in, const Array &scale, float epsilon, int64_t out);
     void linear(int64_t in, const Array &weight, const Array &scale, const Array &bias, const StaticQParams &qparams, bool relu,
                 int64_t residual, int64_t out);
-    void activation(int64_t in, const std::string &kind, int64_t out);  // "swish" or "gelu"
+    void activation(int64_t in, const std::string &kind, int64_t out);        // "swish", "gelu" or "gelu_tanh"
+    void gated_activation(int64_t in, const std::string &kind, int64_t out);  // of [gate | up]
+    void sum(int64_t in, int64_t residual, int64_t out);
     void scale(int64_t in, const Array &factors, int64_t out);          // of each column
     const char *isa() const { return isa_.name; }
 
     bool complete() const { return complete_; }
     int64_t tokens() const { return tokens_; }
-    int64_t positions() const { return positions_; }
+    int64_t positions() const { return positions_; }      // the most tokens
+    int64_t places() const { return places_; }            // rows of the table of positions
+    bool by_position() const { return by_position_; }     // else a row of it is added at all positions alike
     int64_t width() const { return register_values_[static_cast<size_t>(last_)].width; }  // of the result
     std::vector<Register> registers(int64_t rows) const;
 
   protected:
-    enum class Kind { kEmbed, kLayerNorm, kLinear, kActivation, kAttention, kQuantizedAttention, kSelfAttention, kCrossAttention, kRecurrence, kScale };
+    enum class Kind { kEmbed, kLayerNorm, kLinear, kActivation, kAttention, kQuantizedAttention, kSelfAttention, kCrossAttention, kRecurrence, kScale,
+                      kGated, kSum };
     struct Operation {
         Kind kind;
         int64_t in, out, residual = -1, layer = 0, heads = 0, size = 0, width = 0;
@@ -122,12 +129,15 @@ class Layers {
     // All operations on n rows; `compute` those of embeddings and attention.
     template <class Compute>
     void run(std::vector<Register> &registers, int64_t n, Compute compute) const;
+    // An operation on one row at a time; a row that is read quantized alone is stored nowhere else.
+    void run_rows(const Operation &operation, const Rows &in, const Rows &residual, const Rows &out, int64_t n) const;
     bool tied_embedding() const { return !table_rows_; }
-    void embed_row(int64_t token, int64_t position, float *to) const;
+    // place: row of the table of positions.
+    void embed_row(int64_t token, int64_t place, float *to) const;
 
     const Isa &isa_;
-    int64_t positions_ = 0, tokens_ = 0, last_ = 0;  // last_: a register
-    bool complete_ = false;
+    int64_t positions_ = 0, places_ = 0, tokens_ = 0, last_ = 0;  // last_: a register
+    bool complete_ = false, by_position_ = true;
     const RowLinear *vocabulary_ = nullptr;  // also where it is that of `shared`
     std::vector<Value> register_values_;
     std::vector<int64_t> register_widths_;  // the widest value of each
@@ -157,16 +167,11 @@ void Layers::run(std::vector<Register> &registers, int64_t n, Compute compute) c
             isa_.rows->layer_norm(operation.norm, at(operation.in).values.data(), at(operation.in).stride, rows, n);
             continue;
         }
-        if (operation.kind == Kind::kActivation) {
-            const Rows in = at(operation.in).rows();
-            for (int64_t r = 0; r < n; ++r)
-                isa_.rows->activate(operation.activation, in.values + r * in.stride, rows.stride, rows.values + r * rows.stride);
-        } else if (operation.kind == Kind::kScale) {
-            const Rows in = at(operation.in).rows();
-            for (int64_t r = 0; r < n; ++r)
-                for (int64_t j = 0; j < rows.stride; ++j)
-                    rows.values[r * rows.stride + j] = in.values[r * in.stride + j] * operation.factors[j];
-        } else if (operation.kind == Kind::kLinear) {
+        if (operation.kind == Kind::kActivation || operation.kind == Kind::kScale || operation.kind == Kind::kGated || operation.kind == Kind::kSum) {
+            run_rows(operation, at(operation.in).rows(), operation.residual < 0 ? Rows{} : at(operation.residual).rows(), rows, n);
+            continue;
+        }
+        if (operation.kind == Kind::kLinear) {
             const float *residual = operation.residual < 0 ? nullptr : at(operation.residual).values.data();
             operation.linear->run(at(operation.in).rows(), n, operation.relu, residual, out.stride, rows.values, rows.stride);
         } else {

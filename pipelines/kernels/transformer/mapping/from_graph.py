@@ -32,11 +32,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from pipelines.graph import edit, query, reference_session
+from pipelines.graph import query
 from pipelines.kernels.transformer import reference
 from pipelines.kernels.transformer.mapping.registers import allocate_registers, unify_qparams
 from pipelines.kernels.transformer.mapping.scans import GraphScans
-from pipelines.kernels.transformer.mapping.values import PROBE, Array, EmbeddingTable, Heads, LinearLayer
+from pipelines.kernels.transformer.mapping.values import PROBE, Array, EmbeddingTable, Heads, LinearLayer, concatenate
 from pipelines.kernels.transformer.operations import (
     ACTIVATIONS,
     GRAPH_ACTIVATIONS,
@@ -199,8 +199,6 @@ class GraphMapper(GraphScans):
             self.refuse(last, "found no embedding of the source tokens before it")
         return EncoderProgram(allocate_registers(unify_qparams(self.operations)))
 
-    # ------------------------------------------------------------------------------------------------------ operations
-
     def _pad_inputs(self, layer: LinearLayer) -> LinearLayer:
         """Returns the layer with rows of zeros for the columns that pad its input's heads."""
         heads = self.heads.get(self._register(layer.x))
@@ -286,9 +284,8 @@ class GraphMapper(GraphScans):
     def _add(self, value: ir.Value, node: ir.Node) -> int:
         """Appends an Add: token plus position embedding, or a linear layer (with ReLU) plus a residual."""
         inputs = [self.skip_qdq(summand) for summand in node.inputs]
-        for one, other in (inputs, inputs[::-1]):
-            if (table := self._embedding_table(one)) is not None:
-                return self._embedding(value, table, other)
+        if (embedded := self._embedding_sum(value, inputs)) is not None:
+            return embedded
         for one, other in (inputs, inputs[::-1]):
             if (parts := self._recurrence_parts(one)) is not None:
                 return self._recurrence(value, *parts, residual=self._unpadded_register(value, other))
@@ -297,9 +294,7 @@ class GraphMapper(GraphScans):
             layer = self._linear_layer(self.skip_qdq(before.inputs[0]) if relu and before is not None else one)
             if layer is not None:
                 return self._linear(layer, relu, self._unpadded_register(value, other))
-        if self.for_kernels:
-            self.refuse(value, "a sum of which no part is a linear layer or an embedding")
-        for one, other in (inputs, inputs[::-1]):
+        for one, other in () if self.for_kernels else (inputs, inputs[::-1]):
             if (gate := self._gate_parts(one)) is not None:
                 gated, residual = self._register(gate[0]), self._register(other)
                 return self._append(Gate, gated, self._linear(gate[1]), residual=residual)
@@ -307,39 +302,47 @@ class GraphMapper(GraphScans):
 
     def _activation(self, value: ir.Value) -> int:
         """Appends an activation of one value, identified by its results."""
-        source: set[ir.Value] = set()
+        sources = self._activation_sources(value)
+        if len(sources) != 1:
+            self.refuse(value, f"no step of the {self.what} computes this")
+        (x,) = sources
+        return self._append(Activation, self._unpadded_register(value, x), self._activation_kind(value, x))
+
+    def _activation_sources(self, value: ir.Value) -> set[ir.Value]:
+        """Returns the values from which elementwise operators compute `value`."""
+        sources: set[ir.Value] = set()
         waiting = [value]
         while waiting:
-            each = self.skip_qdq(waiting.pop())
-            node = each.producer()
-            if self.constant(each) is not None:
+            part = self.skip_qdq(waiting.pop())
+            node = part.producer()
+            if self.constant(part) is not None:
                 continue
-            if node is not None and query.is_op(node, *ELEMENTWISE) and self._linear_layer(each) is None:
+            if node is not None and query.is_op(node, *ELEMENTWISE) and self._linear_layer(part) is None:
                 waiting += [x for x in node.inputs if x is not None]
             else:
-                source.add(each)
-        if len(source) != 1 or (width := (query.dimensions(x := source.pop()) or [None])[-1]) is None:
+                sources.add(part)
+        return sources
+
+    def _activation_kind(self, value: ir.Value, x: ir.Value) -> str:
+        """Returns the activation that computes `value` from `x`."""
+        width = (query.dimensions(x) or [None])[-1]
+        if width is None:
             self.refuse(value, f"no step of the {self.what} computes this")
         points = np.linspace(-8, 8, width, dtype=np.float32)
-        part = edit.extract(self.model, [str(x.name)], [str(value.name)])
-        for node in list(part.graph):  # what it computes between is rounded in the graph, and float here
-            before = node.inputs[0].producer() if query.is_op(node, "DequantizeLinear") and node.inputs[0] else None
-            if before is not None and query.is_op(before, "QuantizeLinear") and before.inputs[0] is not None:
-                node.outputs[0].replace_all_uses_with(before.inputs[0])
         feed = {str(x.name): points.reshape([1] * ((query.rank(x) or 1) - 1) + [width])}
-        (found,) = reference_session.run(reference_session.session(part, "mapping it needs"), feed)
+        found = self._run(self._float_part([str(x.name)], value), feed)
         kinds = ACTIVATIONS if self.for_kernels else GRAPH_ACTIVATIONS
         errors = {kind: np.abs(found.ravel() - reference.activate(kind, points)).max() for kind in kinds}
         kind = min(errors, key=errors.__getitem__)
         if not errors[kind] < ALIKE:
             self.refuse(value, f"it is neither {' nor '.join(kinds)}")
-        return self._append(Activation, self._unpadded_register(value, x), kind)
+        return kind
 
     def _recurrence(self, value: ir.Value, forget: LinearLayer, layer: LinearLayer, residual: int | None = None) -> int:
         """Appends a `Recurrence` with merged gates."""
         if not self.memory:
             self.refuse(value, "a recurrence in an encoder")
-        return self._append(Recurrence, self._linear(_concatenate(forget, layer)), residual=residual)
+        return self._append(Recurrence, self._linear(concatenate(forget, layer)), residual=residual)
 
     def _last_token(self, value: ir.Value, node: ir.Node) -> int:
         """Returns the register of all rows where an operator picks the last token's, which a decoding step computes."""
@@ -402,6 +405,13 @@ class GraphMapper(GraphScans):
             self.refuse(value, "its table is no constant matrix")
         return table
 
+    def _embedding_sum(self, value: ir.Value, summands: list[ir.Value]) -> int | None:
+        """Appends a token embedding plus the rows of a constant table of positions; None for another sum."""
+        for one, other in (summands, summands[::-1]):
+            if (table := self._embedding_table(one)) is not None:
+                return self._embedding(value, table, other)
+        return None
+
     def _embedding(self, value: ir.Value, table: EmbeddingTable, positions: ir.Value) -> int:
         """Appends a token embedding plus `positions`, the rows of a constant table."""
         width = table.weight.shape[1]
@@ -418,10 +428,47 @@ class GraphMapper(GraphScans):
         rows = np.ascontiguousarray(rows.reshape(longest, -1), np.float32)
         return self._append(Embedding, table.weight, table.scale, rows)
 
-    # ------------------------------------------------------------------------------------------------------- attention
-
     def _attention(self, value: ir.Value, node: ir.Node) -> int:
         """Appends multi-head attention, matched from the Reshape that joins its heads back to Q, K and V."""
+        scores, score_scale, masks, weighted = self._attention_parts(value, node)
+        queries, heads, query_scale = self.projection(scores.inputs[0], [0, 2, 1, 3])
+        keys, key_heads, key_scale = self.projection(scores.inputs[1], [0, 2, 3, 1])
+        values, value_heads, value_scale = self.projection(weighted, [0, 2, 1, 3])
+        if not heads == key_heads == value_heads or value_scale != 1:
+            self.refuse(value, "queries, keys and values have other heads than each other")
+        queries = heads.pad_outputs(queries, score_scale * query_scale * key_scale)
+        keys, values = heads.pad_outputs(keys), heads.pad_outputs(values)
+        is_self = keys.x is values.x and keys.x is queries.x
+        self._check_mask(value, masks, causal=is_self and bool(self.memory))
+        if is_self:
+            merged = self._linear(concatenate(queries, keys, values))
+            out = self._append(SelfAttention if self.memory else Attention, merged, heads.count)
+        elif keys.x is values.x and self.memory and keys.x.name == self.memory:
+            layer = concatenate(keys, values).row_linear()
+            if self.memory_width not in (0, layer.inputs):
+                self.refuse(value, f"it takes a memory of width {layer.inputs}, others {self.memory_width}")
+            self.memory_width = layer.inputs
+            out = self._append(CrossAttention, self._linear(queries), layer, heads.count)
+        else:
+            self.refuse(
+                value, f"its keys and values come neither from its queries' input nor from {self.memory or 'elsewhere'}"
+            )
+        if heads.padded_size != heads.size:
+            self.heads[out] = heads
+        return out
+
+    def _attention_parts(
+        self, value: ir.Value, node: ir.Node
+    ) -> tuple[ir.Node, float, list[ir.Value | None], ir.Value | None]:
+        """Matches Softmax(scores) V before the Reshape that joins heads.
+
+        Args:
+            value: The joined heads.
+            node: The Reshape.
+
+        Returns:
+            The product of queries and keys, its scale, the additive masks, and the values in heads.
+        """
         product = self._before_transpose(value, self.skip_qdq(node.inputs[0]), [0, 2, 1, 3]).producer()
         softmax = None
         if product is not None and query.is_op(product, "MatMul"):
@@ -437,32 +484,7 @@ class GraphMapper(GraphScans):
                 f"no step of the {self.what} reshapes, but attention that joins heads: Softmax, MatMul, Transpose, "
                 "Reshape",
             )
-        scores, score_scale, masks = self._scores(softmax)
-        queries, heads, query_scale = self.projection(scores.inputs[0], [0, 2, 1, 3])
-        keys, key_heads, key_scale = self.projection(scores.inputs[1], [0, 2, 3, 1])
-        values, value_heads, value_scale = self.projection(product.inputs[1], [0, 2, 1, 3])
-        if not heads == key_heads == value_heads or value_scale != 1:
-            self.refuse(value, "queries, keys and values have other heads than each other")
-        queries = heads.pad_outputs(queries, score_scale * query_scale * key_scale)
-        keys, values = heads.pad_outputs(keys), heads.pad_outputs(values)
-        is_self = keys.x is values.x and keys.x is queries.x
-        self._check_mask(value, masks, causal=is_self and bool(self.memory))
-        if is_self:
-            merged = self._linear(_concatenate(queries, keys, values))
-            out = self._append(SelfAttention if self.memory else Attention, merged, heads.count)
-        elif keys.x is values.x and self.memory and keys.x.name == self.memory:
-            layer = _concatenate(keys, values).row_linear()
-            if self.memory_width not in (0, layer.inputs):
-                self.refuse(value, f"it takes a memory of width {layer.inputs}, others {self.memory_width}")
-            self.memory_width = layer.inputs
-            out = self._append(CrossAttention, self._linear(queries), layer, heads.count)
-        else:
-            self.refuse(
-                value, f"its keys and values come neither from its queries' input nor from {self.memory or 'elsewhere'}"
-            )
-        if heads.padded_size != heads.size:
-            self.heads[out] = heads
-        return out
+        return *self._scores(softmax), product.inputs[1]
 
     def _check_mask(self, value: ir.Value, masks: list[ir.Value | None], causal: bool) -> None:
         """Refuses masks that hide other tokens than the later ones (causal), or any token (not causal)."""
@@ -474,14 +496,3 @@ class GraphMapper(GraphScans):
             self.refuse(
                 value, "its mask lets it look at later tokens" if causal else "its mask hides tokens of the source"
             )
-
-
-def _concatenate(*parts: LinearLayer) -> LinearLayer:
-    """Linear layers of the same input as one, such as merged QKV; float where one of them is."""
-    if len({part.weight.dtype for part in parts}) > 1:
-        parts = tuple(part.dequantized() for part in parts)
-    weight, scale, bias = (
-        np.concatenate([getattr(part, name) for part in parts], -1) for name in ("weight", "scale", "bias")
-    )
-    qparams = parts[0].qparams if len({part.qparams for part in parts}) == 1 else None
-    return LinearLayer(parts[0].x, weight, scale, bias, qparams)

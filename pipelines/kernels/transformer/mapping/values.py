@@ -63,6 +63,24 @@ class LinearLayer:
         return RowLinear(np.ascontiguousarray(layer.weight), layer.scale, layer.bias, layer.qparams)
 
 
+def concatenate(*parts: LinearLayer) -> LinearLayer:
+    """Joins the columns of linear layers of one input, such as merged QKV; float where one of them is.
+
+    Args:
+        *parts: The layers.
+
+    Returns:
+        One layer.
+    """
+    if len({part.weight.dtype for part in parts}) > 1:
+        parts = tuple(part.dequantized() for part in parts)
+    weight, scale, bias = (
+        np.concatenate([getattr(part, name) for part in parts], -1) for name in ("weight", "scale", "bias")
+    )
+    qparams = parts[0].qparams if len({part.qparams for part in parts}) == 1 else None
+    return LinearLayer(parts[0].x, weight, scale, bias, qparams)
+
+
 @dataclass(frozen=True)
 class EmbeddingTable:
     """Token embeddings, weight * scale.
@@ -365,6 +383,19 @@ class GraphValues:
             str(x.name): self._probe(str(x.name), length, token).astype(ir.DataType(x.dtype or 7).numpy())
             for x in part.graph.inputs
         }
+        return self._run(part, feed)
+
+    def _float_part(self, inputs: list[str], output: ir.Value) -> ir.Model:
+        """Returns the graph from some values to another, without the rounding of Q/DQ pairs between them."""
+        part = edit.extract(self.model, inputs, [str(output.name)])
+        for node in list(part.graph):
+            before = node.inputs[0].producer() if query.is_op(node, "DequantizeLinear") and node.inputs[0] else None
+            if before is not None and query.is_op(before, "QuantizeLinear") and before.inputs[0] is not None:
+                node.outputs[0].replace_all_uses_with(before.inputs[0])
+        return part
+
+    def _run(self, part: ir.Model, feed: dict[str, Array]) -> Array:
+        """Computes the only output of a part of the graph."""
         return reference_session.run(reference_session.session(part, "mapping it needs"), feed)[0]
 
     def _probe(self, name: str, length: int, token: int) -> Array:
@@ -427,7 +458,17 @@ class GraphValues:
             and list(node.attributes.get_ints("perm", [])) == [0, 1, 3, 2]
         ):
             value, perm = self.skip_qdq(node.inputs[0]), [0, 2, 1, 3]
-        reshaped = self._before_transpose(value, value, perm)
+        return *self.heads_of(self._before_transpose(value, value, perm)), scale
+
+    def heads_of(self, reshaped: ir.Value) -> tuple[LinearLayer, Heads]:
+        """Matches linear layer -> Reshape into heads.
+
+        Args:
+            reshaped: The result, [batch, tokens, heads, size].
+
+        Returns:
+            The linear layer and its heads.
+        """
         reshape, shape, layer = reshaped.producer(), None, None
         if reshape is not None and query.is_op(reshape, "Reshape"):
             shape = query.shape_elements(reshape.inputs[1])
@@ -446,4 +487,4 @@ class GraphValues:
             or (isinstance(size, int) and size not in (-1, width // count))
         ):
             self.refuse(reshaped, f"it shapes {width} columns into heads {shape[2:]}")
-        return layer, Heads(count, width // count, LANES if self.for_kernels else 1), scale
+        return layer, Heads(count, width // count, LANES if self.for_kernels else 1)

@@ -374,16 +374,20 @@ void bind_transformer(nb::module_ &module) {
     using namespace zoo;
     nb::class_<Layers>(module, "Layers")
         .def("embedding", &Layers::embedding, nb::keep_alive<1, 3>(), "table"_a.none(), "shared"_a.none(), "scale"_a, "positions"_a,
-             "out"_a)
+             "longest"_a, "out"_a)
         .def("layer_norm", &Layers::layer_norm, "input"_a, "scale"_a, "bias"_a, "epsilon"_a, "out"_a)
+        .def("rms_norm", &Layers::rms_norm, "input"_a, "scale"_a, "epsilon"_a, "out"_a)
         .def("linear", &Layers::linear, "input"_a, "weight"_a, "scale"_a, "bias"_a, "qparams"_a.none(), "relu"_a, "residual"_a, "out"_a)
         .def("activation", &Layers::activation, "input"_a, "kind"_a, "out"_a)
+        .def("gated_activation", &Layers::gated_activation, "input"_a, "kind"_a, "out"_a)
+        .def("sum", &Layers::sum, "input"_a, "residual"_a, "out"_a)
         .def("scale", &Layers::scale, "input"_a, "factors"_a, "out"_a)
         .def_prop_ro("isa", &Layers::isa);
     nb::class_<Encoder, Layers>(module, "Encoder")
         .def(nb::init<const std::string &>(), "isa"_a)
         .def("attention", &Encoder::attention, "input"_a, "heads"_a, "out"_a)
-        .def("quantized_attention", &Encoder::quantized_attention, "input"_a, "heads"_a, "bias"_a.none(), "out"_a)
+        .def("quantized_attention", &Encoder::quantized_attention, "input"_a, "heads"_a, "key_heads"_a, "before"_a,
+             "after"_a, "bias"_a.none(), "norm"_a.none(), "rotary"_a.none(), "out"_a)
         .def("finish", &Encoder::finish, "input"_a)
         .def("encode", &encode, "tokens"_a, "lengths"_a);
     nb::class_<Decoder, Layers>(module, "Decoder")

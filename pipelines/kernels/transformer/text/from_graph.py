@@ -1,10 +1,12 @@
-"""Maps the frozen graph of a text encoder to a `TextProgram`: BERT-shaped networks, post- or pre-LN.
+"""Maps the frozen graph of a text encoder to a `TextProgram`.
 
-The graph is matched by structure as in `mapping.from_graph`, from the value `hidden`, the rows of the last layer, back
-to the tokens. In addition:
+The graph is matched by structure as in `mapping.from_graph` and `text.attention`, from the value `hidden`, the rows of
+the last layer, back to the tokens. In addition:
 
-    embedding    Gather(table, tokens) + (rows of a constant table of positions [+ Gather(table, types)])
-    smoothing    Mul by a constant row before linear layers, folded into the LayerNormalization before it
+    embedding    Gather(table, tokens) [* scale] [+ rows of a constant table of positions] [+ Gather(table, types)]
+    RMS norm     x / Sqrt(ReduceMean(x x) + epsilon) * scale over the last axis
+    gated unit   activation(linear layer) * linear layer, both of one value
+    smoothing    Mul by a constant row before linear layers, folded into the normalization or gated unit before it
     pooling      one row of `hidden`, identified by its results: mean, maximum or first row, L2-normalized or not
     head         linear layers of the first row, with Tanh or Relu between
 
@@ -14,6 +16,7 @@ those of fp32, with the graph's static qparams 95.2%. Weights, smoothing and GPT
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,9 +24,19 @@ import onnx_ir as ir
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, query, reference_session
-from pipelines.kernels.transformer.mapping.from_graph import MASKED, GraphMapper
-from pipelines.kernels.transformer.mapping.values import Array, EmbeddingTable
-from pipelines.kernels.transformer.operations import Attention, Embedding, LayerNorm, QuantizedAttention, Scale
+from pipelines.kernels.transformer.mapping.values import PROBE, Array, EmbeddingTable, Heads, concatenate
+from pipelines.kernels.transformer.operations import (
+    LANES,
+    Embedding,
+    GatedActivation,
+    LayerNorm,
+    Linear,
+    QuantizedAttention,
+    RMSNorm,
+    Scale,
+)
+from pipelines.kernels.transformer.program import EncoderProgram
+from pipelines.kernels.transformer.text.attention import LONGEST, AttentionMapper
 from pipelines.kernels.transformer.text.program import POOLINGS, SHORTEST, Dense, TextProgram
 
 IDS, MASK, TYPES, HIDDEN = "input_ids", "attention_mask", "token_type_ids", "hidden"
@@ -43,14 +56,14 @@ def text_program(model: ir.Model) -> TextProgram:
         RequestError: An operator cannot be mapped; the message names it and the reason.
     """
     mapper = _TextMapper(model)
-    encoder = mapper.encoder(HIDDEN)
+    encoder = mapper.text_encoder(HIDDEN)
     result = model.graph.outputs[0]
     head = _head(mapper, result)
     pooling, normalize = ("cls", False) if head is not None else _pooling(mapper, result)
     return TextProgram(encoder, mapper.types, pooling, normalize, head or ())
 
 
-class _TextMapper(GraphMapper):
+class _TextMapper(AttentionMapper):
     """Maps the values of a text encoder."""
 
     def __init__(self, model: ir.Model) -> None:
@@ -59,7 +72,34 @@ class _TextMapper(GraphMapper):
             raise RequestError(f"the graph takes {', '.join(map(str, given))}; expected {IDS} and {MASK}")
         super().__init__(model, tuple(name for name in (MASK, TYPES, IDS) if name in given), "")
         self.types, self.type = 1, 0  # how many, and the one that is probed
-        self.mask: ir.Value | None = None  # of the attention that is being mapped
+
+    def text_encoder(self, hidden: str) -> EncoderProgram:
+        """Maps the encoder, and limits texts without a table of positions by the tables of attention.
+
+        Args:
+            hidden: Name of the encoder's result.
+
+        Returns:
+            The program of the encoder.
+
+        Raises:
+            RequestError: An operator cannot be mapped; the message names it and the reason.
+        """
+        program = self.encoder(hidden)
+        if program.embedding.longest is None:
+            return program
+        embedding = replace(program.embedding, longest=self._longest())
+        return EncoderProgram([embedding, *program.operations[1:]])
+
+    def _longest(self) -> int:
+        """See `AttentionMapper._longest`."""
+        first, lengths = self.operations[0], [LONGEST]
+        if isinstance(first, Embedding) and first.longest is None:
+            return len(first.positions) // self.types
+        for operation in self.operations:
+            if isinstance(operation, QuantizedAttention) and operation.longest is not None:
+                lengths.append(operation.longest)
+        return min(lengths[1:] or lengths)
 
     def _probe(self, name: str, length: int, token: int) -> Array:
         """See `GraphValues._probe`: nothing is masked, and all tokens have one type."""
@@ -72,87 +112,114 @@ class _TextMapper(GraphMapper):
     def _map_value(self, value: ir.Value) -> int:
         """See `GraphMapper._map_value`."""
         node = value.producer()
+        if (norm := self.rms_norm_parts(value)) is not None:
+            x, scale, epsilon = norm
+            return self._append(RMSNorm, self._unpadded_register(value, x), scale, epsilon)
+        if (table := self._embedding_table(value)) is not None:
+            return self._embedding_of(value, table, [])
         if node is not None and query.is_op(node, "Mul"):
             for one, other in (node.inputs, node.inputs[::-1]):
                 factors = self.constant(other)
                 if factors is not None and factors.ndim == 1 and factors.size > 1:
                     return self._scaled(self.skip_qdq(one), factors.astype(np.float32))
+            if (gated := self._gated(value, node)) is not None:
+                return gated
         return super()._map_value(value)
 
+    def _gated(self, value: ir.Value, node: ir.Node) -> int | None:
+        """Appends a `GatedActivation` where `value` is one; else returns None."""
+        factors = [self.skip_qdq(factor) for factor in node.inputs]
+        for activated, up in (factors, factors[::-1]):
+            up_layer = self._linear_layer(up)
+            sources = self._activation_sources(activated) if up_layer is not None else set()
+            if up_layer is None or len(sources) != 1:
+                continue
+            (gate,) = sources
+            gate_layer = self._linear_layer(gate)
+            if gate_layer is None or gate is up or gate is activated or gate_layer.x is not up_layer.x:
+                continue
+            kind = self._activation_kind(activated, gate)
+            width = Heads(1, len(up_layer.scale), LANES)
+            merged = self._linear(concatenate(*(width.pad_outputs(layer) for layer in (gate_layer, up_layer))))
+            out = self._append(GatedActivation, merged, kind)
+            if width.padded_size != width.size:
+                self.heads[out] = width
+            return out
+        return None
+
     def _scaled(self, x: ir.Value, factors: Array) -> int:
-        """Appends the product of columns and factors; folds it into a LayerNormalization that computes `x`."""
+        """Appends the product of columns and factors; folds it into a normalization or gated unit that computes `x`."""
         before = self._register(x)
         operation = self.operations[before]
         if isinstance(operation, LayerNorm):
             scale, bias = (each * factors for each in (operation.scale, operation.bias))
             return self._append(LayerNorm, operation.input, scale, bias, operation.epsilon)
+        if isinstance(operation, RMSNorm):
+            return self._append(RMSNorm, operation.input, operation.scale * factors, operation.epsilon)
         heads = self.heads.get(before)
+        if isinstance(operation, GatedActivation) and len(list(x.uses())) == 1:
+            linear = self.operations[operation.input]
+            assert isinstance(linear, Linear)
+            up = factors if heads is None else heads.pad(factors)
+            both = np.concatenate([np.ones_like(up), up])
+            layer = replace(linear.layer, scale=linear.layer.scale * both, bias=linear.layer.bias * both)
+            self.operations[operation.input] = replace(linear, layer=layer)
+            return before
         out = self._append(Scale, before, factors if heads is None else heads.pad(factors))
         if heads is not None:
             self.heads[out] = heads
         return out
 
-    def _attention(self, value: ir.Value, node: ir.Node) -> int:
-        """See `GraphMapper._attention`: optionally with a bias by the distance of tokens."""
-        self.mask = None
-        out = super()._attention(value, node)
-        found = self.operations[out]
-        assert isinstance(found, Attention)
-        bias = None if self.mask is None else self._by_distance(value, self.mask)
-        self.operations[out] = QuantizedAttention(found.input, found.heads, out, bias)
-        return out
+    def _embedding_sum(self, value: ir.Value, summands: list[ir.Value]) -> int | None:
+        """See `GraphMapper._embedding_sum`: of rows by position, by type, or both; a residual is no such sum."""
+        for one, other in (summands, summands[::-1]):
+            before = one.producer()
+            nested = [self.skip_qdq(x) for x in before.inputs] if query.is_op(before, "Add") and before else []
+            orders = (nested, nested[::-1]) if nested else ()
+            for first, rest in ((one, [other]), *((x, [y, other]) for x, y in orders)):
+                table = self._embedding_table(first)
+                parts = [row for x in rest if table is not None for row in self._summed(x)]
+                if table is not None and all(self._rows_of_table(x, table.weight.shape[1]) is not None for x in parts):
+                    return self._embedding_of(value, table, parts)
+        return None
 
-    def _check_mask(self, value: ir.Value, masks: list[ir.Value | None], causal: bool) -> None:
-        """See `GraphMapper._check_mask`: masks that hide tokens are refused, a bias of the scores becomes `mask`."""
-        for mask in masks:
-            few = self._evaluate(value, mask)
-            if not few.any():
-                continue
-            if few.ndim != 4 or few.shape[-1] != few.shape[-2] or self.mask is not None or few.min() < MASKED:
-                self.refuse(value, "its mask hides tokens, or is of more than their distance")
-            self.mask = mask
+    def _summed(self, value: ir.Value) -> list[ir.Value]:
+        """Returns the two values whose sum `value` is, or itself."""
+        node = value.producer()
+        return [self.skip_qdq(x) for x in node.inputs] if query.is_op(node, "Add") and node is not None else [value]
 
-    def _by_distance(self, value: ir.Value, mask: ir.Value) -> Array:
-        """Returns the bias [heads, 2 P - 1] of a mask that depends only on the distance of two tokens."""
-        embedded = self.operations[0]
-        assert isinstance(embedded, Embedding)
-        length = len(embedded.positions) // self.types
-        square = self._evaluate(value, mask, length)[0]
-        bias = np.concatenate([square[:, :0:-1, 0], square[:, 0, :]], axis=1)
-        distances = np.arange(length) - np.arange(length)[:, None] + length - 1
-        if not np.array_equal(bias[:, distances], square):
-            self.refuse(value, "its mask is of more than the distance of tokens")
-        return np.ascontiguousarray(bias, np.float32)
+    def _rows_of_table(self, value: ir.Value, width: int) -> Array | None:
+        """Returns the constant table [rows, width] whose rows `value` is; None for another value."""
+        source = value.producer()
+        table = self.constant(source.inputs[0]) if source is not None and source.inputs else None
+        return table if table is not None and table.ndim == 2 and table.shape[1] == width else None
 
-    def _embedding(self, value: ir.Value, table: EmbeddingTable, positions: ir.Value) -> int:
-        """See `GraphMapper._embedding`: positions are rows of constant tables, by position and by type."""
+    def _embedding_of(self, value: ir.Value, table: EmbeddingTable, parts: list[ir.Value]) -> int:
+        """Appends the embedding of tokens plus rows of constant tables, by position and by type."""
         width = table.weight.shape[1]
-        node = positions.producer()
-        parts = [positions] if node is None or not query.is_op(node, "Add") else [self.skip_qdq(x) for x in node.inputs]
         longest = 0
         for part in parts:
-            source = part.producer()
-            array = self.constant(source.inputs[0]) if source is not None else None
-            if source is None or array is None or array.ndim != 2 or array.shape[1] != width:
-                self.refuse(value, "what is added to the embeddings are no rows of constant tables")
-            if query.is_op(source, "Gather"):
-                if source.inputs[1] is None or self.skip_qdq(source.inputs[1]).name != TYPES:
-                    self.refuse(value, "its rows are gathered otherwise than by tokens and types")
-                self.types = len(array)
+            source, rows = part.producer(), self._rows_of_table(part, width)
+            assert source is not None and rows is not None
+            if not query.is_op(source, "Gather"):
+                longest = len(rows)
+            elif source.inputs[1] is None or self.skip_qdq(source.inputs[1]).name != TYPES:
+                self.refuse(value, "its rows are gathered otherwise than by tokens and types")
             else:
-                longest = len(array)
-        if not longest:
-            self.refuse(value, "no table of positions is added to the embeddings")
+                self.types = len(rows)
         tables = []
         for kind in range(self.types):
             self.type = kind
-            rows = self._evaluate(value, positions, longest)
-            if rows.size != longest * width or not np.array_equal(rows, self._evaluate(value, positions, longest, 1)):
-                self.refuse(value, "what is added to the embeddings is more than the rows of its position and type")
-            tables.append(rows.reshape(longest, width))
+            rows = np.zeros((longest or PROBE, width), np.float32)
+            for part in parts:
+                found = [self._evaluate(value, part, len(rows), token) for token in (0, 1)]
+                if found[0].size not in (rows.size, width) or not np.array_equal(found[0], found[1]):
+                    self.refuse(value, "what is added to the embeddings is more than the rows of its position and type")
+                rows = rows + found[0].reshape(-1, width)
+            tables.append(rows if longest else rows[:1])
         self.type = 0
         rows = np.ascontiguousarray(np.concatenate(tables), np.float32)
-        return self._append(Embedding, table.weight, table.scale, rows)
+        return self._append(Embedding, table.weight, table.scale, rows, longest=None if longest else LONGEST)
 
 
 def _head(mapper: _TextMapper, value: ir.Value) -> list[Dense] | None:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array, require
-from pipelines.kernels.transformer.operations import Vocabulary
 from pipelines.kernels.transformer.program import EncoderProgram
 
 POOLINGS = ("mean", "cls", "max")
@@ -65,12 +65,13 @@ class TextProgram:
     head: Sequence[Dense] = ()
 
     def __post_init__(self) -> None:
-        if self.pooling not in POOLINGS or self.types < 1 or self.encoder.positions % self.types:
+        rows = len(self.encoder.embedding.positions)
+        if self.pooling not in POOLINGS or self.types < 1 or rows % self.types:
             raise RequestError(
-                f"texts are pooled by {self.pooling!r}, with {self.encoder.positions} positions of {self.types} types; "
+                f"texts are pooled by {self.pooling!r}, with {rows} positions of {self.types} types; "
                 f"expected {', '.join(POOLINGS)}, and as many positions for each type"
             )
-        width = self.encoder_width
+        width = self.encoder.width
         for layer in self.head:
             if layer.weight.shape[1] != width:
                 raise RequestError(f"a head takes {layer.weight.shape[1]} numbers and is given {width}")
@@ -79,16 +80,18 @@ class TextProgram:
     @property
     def longest(self) -> int:
         """Maximum number of tokens of a text."""
-        return self.encoder.positions // self.types
-
-    @property
-    def encoder_width(self) -> int:
-        """Columns of the encoder's result."""
-        last = self.encoder.operations[-1]
-        assert not isinstance(last, Vocabulary)
-        return int(self.encoder.embedding.table.shape[1])
+        embedding = self.encoder.embedding
+        return embedding.longest or len(embedding.positions) // self.types
 
     @property
     def width(self) -> int:
         """Columns of the result of a text."""
-        return int(self.head[-1].weight.shape[0]) if self.head else self.encoder_width
+        return int(self.head[-1].weight.shape[0]) if self.head else self.encoder.width
+
+    def position_rows(self, types: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the rows of the table of positions that are added to the tokens of a text.
+
+        Args:
+            types: Token types, int64 [n].
+        """
+        return types if self.encoder.embedding.longest else np.arange(len(types)) + types * self.longest

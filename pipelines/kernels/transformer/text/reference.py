@@ -50,7 +50,7 @@ def compute(program: TextProgram, tokens: NDArray[np.int64], types: NDArray[np.i
     Returns:
         float32 [width].
     """
-    rows = encode(program.encoder, tokens, np.arange(len(tokens)) + types * program.longest)
+    rows = encode(program.encoder, tokens, program.position_rows(types))
     x = rows[0]
     for row in rows[1:] if program.pooling != "cls" else ():
         x = x + row if program.pooling == "mean" else np.maximum(row, x)

@@ -42,11 +42,11 @@ float dot(const float *x, const float *y, int64_t width) {
 TextEncoder::TextEncoder(const Encoder &encoder, int64_t types, const std::string &pooling, bool normalize)
     : encoder_(encoder), types_(types), longest_(0), normalize_(normalize) {
     if (!encoder.complete()) refuse("texts", "the encoder has no result yet");
-    if (types < 1 || types > encoder.positions() || encoder.positions() % types)
-        refuse("texts", text(encoder.positions()) + " positions are not " + text(types) + " tables of them");
+    const int64_t places = encoder.places();
+    if (types < 1 || types > places || places % types) refuse("texts", text(places) + " positions are not " + text(types) + " tables of them");
     if (pooling != "mean" && pooling != "cls" && pooling != "max") refuse("texts", "there is no pooling " + pooling);
     pooling_ = pooling == "mean" ? Pooling::kMean : pooling == "cls" ? Pooling::kCls : Pooling::kMax;
-    longest_ = encoder.positions() / types;
+    longest_ = encoder.by_position() ? places / types : encoder.positions();
     if (encoder.reach() < longest_) refuse("texts", "a bias of attention is of " + text(encoder.reach()) + " tokens, positions of " + text(longest_));
 }
 

@@ -131,7 +131,7 @@ def test_attention_of_any_length_has_the_bits_of_the_reference(rng, isa, size, s
 
 def test_attention_in_integers_is_close_to_that_in_floats(rng):
     rows = rng.standard_normal((180, 3 * 64)).astype(np.float32)
-    found = reference.quantized_attention(rows, 2)
+    found = reference.quantized_attention(rows, QuantizedAttention(0, 2, 1))
     wanted = reference.attention(*np.split(rows, 3, axis=1), 2)
     assert 0 < np.linalg.norm(found - wanted) < 0.03 * np.linalg.norm(wanted)
 

@@ -1,0 +1,146 @@
+"""Attention in floats and in integers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipelines.kernels.transformer.operations import QuantizedAttention
+from pipelines.kernels.transformer.reference.rows import (
+    LOG2_E,
+    SMALLEST_ABS_MAX,
+    Floats,
+    exponential,
+    rms_norm,
+    sum_lanes,
+)
+
+
+def self_attention(query: Floats, keys: Floats, values: Floats, heads: int) -> Floats:
+    """Computes self-attention of one decoder token; q . k has the order of `sum_lanes`.
+
+    Args:
+        query: float32 [W].
+        keys: float32 [t, W].
+        values: float32 [t, W].
+        heads: Number of heads.
+
+    Returns:
+        float32 [W].
+    """
+    scores = sum_lanes(query.reshape(heads, -1) * keys.reshape(len(keys), heads, -1)).T
+    return _softmax_weighted(scores, values)
+
+
+def attention(queries: Floats, keys: Floats, values: Floats, heads: int, causal: bool = False) -> Floats:
+    """Computes attention of several queries over the same keys; q . k is summed column by column.
+
+    Args:
+        queries: float32 [n, W].
+        keys: float32 [t, W].
+        values: float32 [t, W].
+        heads: Number of heads.
+        causal: Whether query i attends to the keys from i on, as in a sequence with the newest item first.
+
+    Returns:
+        float32 [n, W].
+    """
+    out = np.zeros_like(queries)
+    split = keys.reshape(len(keys), heads, -1).transpose(2, 1, 0)  # [size, heads, t]
+    for at, (query, row) in enumerate(zip(queries, out, strict=True)):
+        scores = np.zeros((heads, len(keys)), np.float32)
+        for factor, column in zip(query.reshape(heads, -1).T, split, strict=True):
+            scores = scores + factor[:, None] * column
+        scores[:, : at * causal] = -np.inf
+        row[:] = _softmax_weighted(scores, values)
+    return out
+
+
+def quantized_attention(x: Floats, operation: QuantizedAttention) -> Floats:
+    """Computes `QuantizedAttention` of one sentence.
+
+    Args:
+        x: [query | key | value], float32 `[n, (heads + 2 key_heads) size]`.
+        operation: The operation.
+
+    Returns:
+        float32 [n, heads size].
+    """
+    n, heads = len(x), operation.heads
+    key_heads = operation.key_heads or heads
+    split = x.reshape(n, heads + 2 * key_heads, -1)
+    queries, keys, values = np.split(split, [heads, heads + key_heads], axis=1)
+    queries = positioned(queries, operation, None if operation.norm is None else operation.norm.query)
+    keys = positioned(keys, operation, None if operation.norm is None else operation.norm.key)
+    key_scale, key_inverse = _code_scales(keys, 0)
+    value_scale, value_inverse = _code_scales(values, 0)
+    groups = heads // key_heads
+    key_codes, value_codes, key_scale, value_scale = (
+        np.repeat(part, groups, axis=1)
+        for part in (np.rint(keys * key_inverse), np.rint(values * value_inverse), key_scale, value_scale)
+    )
+    scaled = queries * key_scale
+    scale, inverse = _code_scales(scaled, 2)
+    factor = (scale * LOG2_E).transpose(1, 0, 2)  # [heads, n, 1]
+    sums = np.einsum("ihd,thd->hit", np.rint(scaled * inverse), key_codes, dtype=np.float64)  # exact: below 2^53
+    scores = sums.astype(np.float32) * factor
+    distances = np.arange(n) - np.arange(n)[:, None]
+    if operation.bias is not None:
+        scores = scores + operation.bias[:, distances + operation.bias.shape[1] // 2] * LOG2_E
+    before, after = (n if side is None else side for side in (operation.before, operation.after))
+    scores = np.where((distances >= -before) & (distances <= after), scores, np.float32(-np.inf))
+    codes = _weight_codes(scores - scores.max(axis=2, keepdims=True))
+    totals = np.einsum("hit,thd->ihd", codes, value_codes, dtype=np.float64).astype(np.float32)
+    share = np.float32(1) / codes.sum(axis=2, dtype=np.float64).astype(np.float32)
+    found: Floats = ((totals * share.T[:, :, None]) * value_scale).reshape(n, -1)
+    return found
+
+
+def positioned(x: Floats, operation: QuantizedAttention, scale: Floats | None) -> Floats:
+    """Normalizes queries or keys, and turns them by their positions.
+
+    Args:
+        x: float32 [n, heads, size].
+        operation: The operation with `norm` and `rotary`.
+        scale: Scale of the normalization, float32 [size], or None.
+
+    Returns:
+        float32 [n, heads, size].
+    """
+    if operation.norm is not None and scale is not None:
+        x = rms_norm(x, scale, operation.norm.epsilon)
+    if operation.rotary is None:
+        return x
+    cos, sin = (table[: len(x), None] for table in (operation.rotary.cos, operation.rotary.sin))
+    turned = cos.shape[-1]
+    low, high, rest = np.split(x, [turned, 2 * turned], axis=2)
+    return np.concatenate([low * cos - high * sin, high * cos + low * sin, rest], axis=2)
+
+
+def _code_scales(x: Floats, axis: int) -> tuple[Floats, Floats]:
+    """Scales of codes -127 to 127, by the range along `axis`, and their inverses."""
+    largest = np.abs(x).max(axis=axis, keepdims=True)
+    nonzero, levels = largest >= SMALLEST_ABS_MAX, np.float32(127)
+    divisor = np.where(nonzero, largest, np.float32(1))
+    return np.where(nonzero, largest / levels, np.float32(1)), np.where(nonzero, levels / divisor, np.float32(0))
+
+
+def _weight_codes(x: Floats) -> Floats:
+    """rint(255 2^x) for x <= 0, to .03 before it is rounded, 0 from -16 down."""
+    x = np.maximum(x, np.float32(-16))
+    n = np.rint(x)
+    f = x - n
+    p = np.full_like(f, 14.027278)
+    for each in (61.763796, 176.78715, 255):
+        p = p * f + np.float32(each)
+    codes: Floats = np.rint(np.ldexp(p, n.astype(np.int32)))
+    return codes
+
+
+def _softmax_weighted(scores: Floats, values: Floats) -> Floats:
+    """Values [t, W] weighted by the softmax of their scores [heads, t]: [W]."""
+    weights = exponential(scores - scores.max(axis=1, keepdims=True))
+    total = np.zeros((len(scores), values.shape[1] // len(scores)), np.float32)
+    for weight, value in zip(weights.T, values, strict=True):
+        total = total + weight[:, None] * value.reshape(len(scores), -1)
+    normalized: Floats = (total * (np.float32(1) / sum_lanes(weights))[:, None]).ravel()
+    return normalized

@@ -1,0 +1,381 @@
+"""Maps attention of text encoders: normalized and rotated heads, grouped keys, windows and biases by distance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines.graph import edit, query
+from pipelines.kernels.transformer.mapping.from_graph import MASKED, GraphMapper
+from pipelines.kernels.transformer.mapping.values import PROBE, Array, Heads, LinearLayer, concatenate
+from pipelines.kernels.transformer.operations import HeadNorm, QuantizedAttention, Rotary
+
+ROTATION = ("Add", "Sub", "Mul", "Neg", "Concat", "Slice", "Split")  # operators of rotary positions
+LONGEST = 8192  # tokens, where no table of the graph limits a text
+CHECKED = 300  # tokens for which a mask is compared with its function of distance
+ALIKE = 1e-4  # how far rotated columns may be from `Rotary`
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """Queries, keys or values of attention.
+
+    Attributes:
+        layer: The linear layer that computes them.
+        heads: Its heads.
+        scale: Multiplier of all heads.
+        norm: Scale [size] and epsilon of the RMS normalization of a head, or None.
+        rotary: Rotary positions, or None.
+    """
+
+    layer: LinearLayer
+    heads: Heads
+    scale: float
+    norm: tuple[Array, float] | None
+    rotary: Rotary | None
+
+
+class AttentionMapper(GraphMapper):
+    """Maps attention to `QuantizedAttention`."""
+
+    def __init__(self, model: ir.Model, names: tuple[str, ...], memory: str) -> None:
+        super().__init__(model, names, memory)
+        self._by_tokens: dict[ir.Value, bool] = {}
+        self._rotaries: dict[tuple[ir.Value, ...], Rotary] = {}
+        self._masks: dict[tuple[ir.Value, ...], tuple[int | None, int | None, Array | None]] = {}
+
+    def _attention(self, value: ir.Value, node: ir.Node) -> int:
+        """See `GraphMapper._attention`."""
+        scores, scale, masks, weighted = self._attention_parts(value, node)
+        queries, keys = self._operand(value, scores.inputs[0]), self._operand(value, scores.inputs[1], transposed=True)
+        values = self._operand(value, weighted)
+        heads, key_heads = queries.heads, keys.heads
+        if key_heads != values.heads or heads.size != key_heads.size or heads.count % key_heads.count:
+            self.refuse(value, "queries, keys and values have other heads than each other")
+        if values.scale != 1 or values.norm is not None or values.rotary is not None:
+            self.refuse(value, "its values are scaled, normalized or rotated")
+        if not keys.layer.x is values.layer.x is queries.layer.x:
+            self.refuse(value, "its queries, keys and values read different values")
+        if (queries.norm is None) != (keys.norm is None) or queries.rotary is not keys.rotary:
+            self.refuse(value, "its queries and keys are normalized or rotated differently")
+        factor = scale * queries.scale * keys.scale
+        norm = None
+        if queries.norm is not None and keys.norm is not None:
+            norm, factor = self._head_norm(value, heads, queries.norm, keys.norm, factor), 1.0
+        layers = (heads.pad_outputs(queries.layer, factor), *(key_heads.pad_outputs(x.layer) for x in (keys, values)))
+        merged = self._linear(concatenate(*layers))
+        longest = self._longest() if queries.rotary is None else len(queries.rotary.cos)
+        before, after, bias = self._by_distance(value, masks, heads.count, longest)
+        out = self._append(
+            QuantizedAttention,
+            merged,
+            heads.count,
+            bias=bias,
+            key_heads=None if key_heads.count == heads.count else key_heads.count,
+            before=before,
+            after=after,
+            norm=norm,
+            rotary=queries.rotary,
+        )
+        if heads.padded_size != heads.size:
+            self.heads[out] = heads
+        return out
+
+    def _head_norm(
+        self,
+        value: ir.Value,
+        heads: Heads,
+        query_norm: tuple[Array, float],
+        key_norm: tuple[Array, float],
+        factor: float,
+    ) -> HeadNorm:
+        """Returns the normalization of padded heads; the scale of the products is folded into that of the queries."""
+        (query_scale, epsilon), (key_scale, key_epsilon) = query_norm, key_norm
+        if epsilon != key_epsilon or not query_scale.size == key_scale.size == heads.size:
+            self.refuse(value, "its queries and keys are normalized differently")
+        share = np.float32(heads.size / heads.padded_size)  # the mean of squares is of the padded columns
+        epsilon = float(np.float32(epsilon * share))
+
+        def padded(row: Array) -> Array:
+            return np.pad(row * np.sqrt(share), [(0, heads.padded_size - heads.size)]).astype(np.float32)
+
+        return HeadNorm(padded(query_scale * np.float32(factor)), padded(key_scale), epsilon)
+
+    # -------------------------------------------------------------------------------------------------------- operands
+
+    def _operand(self, reader: ir.Value, value: ir.Value | None, transposed: bool = False) -> _Operand:
+        """Matches linear layer -> Reshape into heads, with RMSNorm, Transpose, rotary positions and repeated heads.
+
+        Args:
+            reader: The value that is mapped.
+            value: Queries, keys or values, in heads.
+            transposed: Whether the last two axes are swapped, as those of keys are.
+
+        Returns:
+            The operand.
+        """
+        value, scale, by_heads = self.skip_qdq(value), 1.0, False
+        norm: tuple[Array, float] | None = None
+        rotary: Rotary | None = None
+        source: ir.Value | None
+        while (node := value.producer()) is not None:
+            if query.is_op(node, "Mul", "Div") and (factor := self.scalar(node.inputs[1])):
+                scale, source = (scale * factor if node.op_type == "Mul" else scale / factor), node.inputs[0]
+            elif query.is_op(node, "Transpose"):
+                perm = list(node.attributes.get_ints("perm", []))
+                expected = [[0, 1, 3, 2], [0, 2, 3, 1]] if transposed else [[0, 2, 1, 3]]
+                if perm not in expected or (by_heads and perm != [0, 1, 3, 2]):
+                    self.refuse(reader, f"expected a Transpose of the heads before it, found {perm}")
+                by_heads, transposed, source = by_heads or perm != [0, 1, 3, 2], False, node.inputs[0]
+            elif norm is None and (parts := self.rms_norm_parts(value)) is not None:
+                source, norm = parts[0], parts[1:]
+            elif not by_heads and query.is_op(node, "Reshape") and (repeated := self._repeated(node)) is not None:
+                source = repeated
+            elif rotary is None and not transposed and (rotated := self._rotated(value)) is not None:
+                source, rotary = rotated
+            else:
+                break
+            value = self.skip_qdq(source)
+        if transposed or not by_heads:
+            self.refuse(reader, "expected a Transpose of the heads before it")
+        return _Operand(*self.heads_of(value), scale, norm, rotary)
+
+    def rms_norm_parts(self, value: ir.Value) -> tuple[ir.Value, Array, float] | None:
+        """Matches x / sqrt(mean(x^2) + epsilon) * scale over the last axis.
+
+        Args:
+            value: The value that it computes.
+
+        Returns:
+            x, the scale, float32 [columns], and epsilon; None where something else computes `value`.
+        """
+        node = value.producer()
+        if node is None or not query.is_op(node, "Mul"):
+            return None
+        for normalized, factors in (node.inputs, node.inputs[::-1]):
+            scale, divide = self.constant(factors), self.skip_qdq(normalized).producer()
+            if scale is None or scale.size < 2 or scale.size != scale.shape[-1] or not query.is_op(divide, "Div"):
+                continue
+            assert divide is not None
+            root = self.skip_qdq(divide.inputs[1]).producer()
+            shifted = (
+                self.skip_qdq(root.inputs[0]).producer() if root is not None and query.is_op(root, "Sqrt") else None
+            )
+            if shifted is None or not query.is_op(shifted, "Add"):
+                continue
+            epsilon, mean = self.scalar(shifted.inputs[1]), self.skip_qdq(shifted.inputs[0]).producer()
+            if epsilon is None or mean is None or not query.is_op(mean, "ReduceMean"):
+                continue
+            x, square = self.skip_qdq(divide.inputs[0]), self.skip_qdq(mean.inputs[0]).producer()
+            axes, last = query.integers(mean, "axes", 1), (query.rank(x) or 0) - 1
+            if square is None or axes not in ([-1], [last]):
+                continue
+            bases = [self.skip_qdq(each) for each in square.inputs]
+            if (query.is_op(square, "Mul") and bases == [x, x]) or (
+                query.is_op(square, "Pow") and bases[0] is x and self.scalar(bases[1]) == 2
+            ):
+                return x, scale.ravel().astype(np.float32), float(np.float32(epsilon))
+        return None
+
+    def _repeated(self, reshape: ir.Node) -> ir.Value | None:
+        """Returns the heads that Unsqueeze, Expand and a Reshape repeat in place; None for another Reshape."""
+        expand = self.skip_qdq(reshape.inputs[0]).producer()
+        if expand is None or not query.is_op(expand, "Expand"):
+            return None
+        unsqueeze = self.skip_qdq(expand.inputs[0]).producer()
+        if unsqueeze is None or not query.is_op(unsqueeze, "Unsqueeze"):
+            return None
+        return unsqueeze.inputs[0] if query.integers(unsqueeze, "axes", 1) == [2] else None
+
+    def _of_tokens(self, value: ir.Value) -> bool:
+        """Returns whether a value is computed from constants and the shape of the tokens alone."""
+        if value not in self._by_tokens:
+            node = value.producer()
+            if self.constant(value) is not None or node is None:
+                found = node is not None or value.name in self.names or self.constant(value) is not None
+            elif query.is_op(node, "Gather") and self._gathered_table(value) is not None:
+                found = False
+            else:
+                found = not query.is_op(node, "MatMul", "Gemm") and all(
+                    self._of_tokens(x) for x in node.inputs if x is not None
+                )
+            self._by_tokens[value] = found
+        return self._by_tokens[value]
+
+    def _rotated(self, value: ir.Value) -> tuple[ir.Value, Rotary] | None:
+        """Identifies rotary positions by their results.
+
+        Args:
+            value: Queries or keys, [batch, heads, tokens, size].
+
+        Returns:
+            The value before them, and their tables; None where something else computes `value`.
+        """
+        sources, tables, waiting = set[ir.Value](), dict[ir.Value, None](), [value]
+        while waiting:
+            part = self.skip_qdq(waiting.pop())
+            node = part.producer()
+            if self._of_tokens(part):
+                tables[part] = None
+            elif node is not None and query.is_op(node, *ROTATION) and self.rms_norm_parts(part) is None:
+                waiting += [x for x in node.inputs if x is not None and self.constant(x) is None]
+            else:
+                sources.add(part)
+        size = (query.dimensions(value) or [None])[-1]
+        if len(sources) != 1 or not tables or size is None:
+            return None
+        (x,) = sources
+        key = tuple(sorted(tables, key=lambda each: str(each.name)))
+        model = self._float_part([*self.names, str(x.name)], value)
+        for given in model.graph.inputs:
+            given.shape = None
+
+        def rotated(rows: Array, length: int) -> Array:
+            feed = {name: self._probe(name, length, 0) for name in self.names}
+            feed[str(x.name)] = np.broadcast_to(rows, (1, 1, length, size)).astype(np.float32)
+            result: Array = self._run(model, {str(one.name): feed[str(one.name)] for one in model.graph.inputs})[0, 0]
+            return result
+
+        columns = np.arange(size)
+        turned = int(np.argmax(np.abs(rotated((columns == 0) * 1.0, PROBE))[1:, 1:].max(axis=0))) + 1
+        rotary = self._rotaries.get(key)
+        if rotary is None:
+            length = min(self._rows_of(key), default=LONGEST)
+            table = rotated((columns < turned) * 1.0, length)[:, : 2 * turned]
+            rotary = Rotary(*(np.ascontiguousarray(half, np.float32) for half in np.split(table, 2, axis=1)))
+        random = np.random.default_rng(0).standard_normal((PROBE, size)).astype(np.float32)
+        low, high, rest = np.split(random, [turned, 2 * turned], axis=1)
+        cos, sin = rotary.cos[:PROBE], rotary.sin[:PROBE]
+        if cos.shape[1] != turned or not np.allclose(
+            rotated(random, PROBE),
+            np.concatenate([low * cos - high * sin, high * cos + low * sin, rest], axis=1),
+            rtol=0,
+            atol=ALIKE * max(1.0, float(np.abs(cos).max())),
+        ):
+            self.refuse(value, "it is no rotation of two halves of the columns by their positions")
+        self._rotaries[key] = rotary
+        return x, rotary
+
+    def _rows_of(self, values: Sequence[ir.Value]) -> Iterator[int]:
+        """Yields the number of rows of each constant table from which values are computed."""
+        waiting, seen = list(values), set[ir.Value]()
+        while waiting:
+            value = waiting.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            array = self.constant(value)
+            if array is not None:
+                if array.ndim > 1:
+                    yield array.shape[-2]
+            elif (node := value.producer()) is not None:
+                waiting += [x for x in node.inputs if x is not None]
+
+    # ----------------------------------------------------------------------------------------------------------- masks
+
+    def _by_distance(
+        self, value: ir.Value, masks: list[ir.Value | None], heads: int, longest: int
+    ) -> tuple[int | None, int | None, Array | None]:
+        """Reads masks that depend on the distance of a key from a query alone.
+
+        Args:
+            value: The value that is mapped.
+            masks: What is added to the scores.
+            heads: Number of heads.
+            longest: Maximum number of tokens.
+
+        Returns:
+            Keys before and after a query that it attends to, None for all; the bias [heads, 2 P - 1] or None.
+        """
+        key = tuple(mask for mask in masks if mask is not None)
+        if key not in self._masks:
+            rows: list[Array] = []
+            for mask in key:
+                if (row := self._distance_row(value, mask, longest)) is not None:
+                    rows.append(row)
+            shortest = min((len(row[0]) for row in rows), default=0)
+            rows = [row[:, (len(row[0]) - shortest) // 2 :][:, :shortest] for row in rows]
+            self._masks[key] = self._window(value, rows, heads)
+        return self._masks[key]
+
+    def _window(self, value: ir.Value, rows: list[Array], heads: int) -> tuple[int | None, int | None, Array | None]:
+        """Splits a bias by distance into a window and what is added within it."""
+        if not rows:
+            return None, None, None
+        total = np.asarray(sum(rows), np.float32)
+        most = total.shape[1] // 2
+        hidden = total.max(axis=0) <= MASKED
+        before = int(np.argmax(hidden[most::-1])) - 1 if hidden[: most + 1].any() else most
+        after = int(np.argmax(hidden[most:])) - 1 if hidden[most:].any() else most
+        visible = slice(most - before, most + after + 1)
+        if (
+            min(before, after) < 0
+            or hidden.sum() != total.shape[1] - before - after - 1
+            or (total[:, visible] <= MASKED).any()
+        ):
+            self.refuse(value, "its mask hides tokens otherwise than by a window around a query")
+        bias = None
+        if total[:, visible].any():
+            bias = np.zeros((heads, total.shape[1]), np.float32)
+            bias[:, visible] = total[:, visible]
+        return None if before == most else before, None if after == most else after, bias
+
+    def _distance_row(self, value: ir.Value, mask: ir.Value, longest: int) -> Array | None:
+        """Returns the bias [heads or 1, 2 P - 1] of a mask that depends only on the distance of two tokens, or None.
+
+        It is computed for all distances at once, not for all pairs of P tokens: what computes key - query is fed.
+        """
+        distances = dict(self._distances(value, mask))
+        if not distances:
+            if self._evaluate(value, mask).any():
+                self.refuse(value, "its mask hides tokens, or is of more than their distance")
+            return None
+        # a table by distance, from the furthest key before a query to the furthest after it
+        tables = [(rows + 1) // 2 for rows in self._rows_of([mask]) if rows % 2]
+        length = min([longest, *tables])
+        part = edit.extract(
+            self.model, [*self.names, *(str(each.name) for each in distances)], [str(self.skip_qdq(mask).name)]
+        )
+        ahead = np.arange(1 - length, length)
+        feed = {name: self._probe(name, len(ahead), 0) for name in self.names}
+        for distance, sign in distances.items():
+            shape = [1] * ((query.rank(distance) or 2) - 1) + [-1]
+            kind = ir.DataType(distance.dtype or ir.DataType.INT64).numpy()
+            feed[str(distance.name)] = (sign * ahead).reshape(shape).astype(kind)
+        for given in part.graph.inputs:
+            given.shape = None
+        found = self._run(part, {str(one.name): feed[str(one.name)] for one in part.graph.inputs})
+        row = found.reshape(-1, len(ahead))
+        few = min(length, CHECKED)
+        square = self._evaluate(value, mask, few).reshape(-1, few, few)
+        if not np.array_equal(row[:, np.arange(few) - np.arange(few)[:, None] + length - 1], square):
+            self.refuse(value, "its mask is of more than the distance of tokens")
+        return row
+
+    def _distances(self, value: ir.Value, mask: ir.Value) -> Iterator[tuple[ir.Value, int]]:
+        """Yields the values before a mask that are the distances of all keys from all queries, with their sign."""
+        expected = np.arange(PROBE) - np.arange(PROBE)[:, None]
+        waiting, seen = [mask], set[ir.Value]()
+        while waiting:
+            part = self.skip_qdq(waiting.pop())
+            node = part.producer()
+            if part in seen or node is None or self.constant(part) is not None:
+                continue
+            seen.add(part)
+            if query.is_op(node, "Sub"):
+                found = np.squeeze(self._evaluate(value, part))
+                for sign in (1, -1):
+                    if np.array_equal(sign * found, expected):
+                        yield part, sign
+                        break
+                else:
+                    waiting += [x for x in node.inputs if x is not None]
+                continue
+            waiting += [x for x in node.inputs if x is not None]
+
+    def _longest(self) -> int:
+        """Returns the maximum number of tokens by the tables that were mapped so far."""
+        raise NotImplementedError

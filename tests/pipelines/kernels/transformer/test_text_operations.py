@@ -1,0 +1,175 @@
+"""Operations of encoders since 2020: RMS norms, gates, rotary positions, grouped heads, windows. All have the reference's bits."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from helpers.arrays import floats
+
+from pipelines.core.errors import RequestError
+from pipelines.kernels import extension
+from pipelines.kernels.transformer import native as programs
+from pipelines.kernels.transformer import program_file, reference
+from pipelines.kernels.transformer.operations import (
+    Embedding,
+    GatedActivation,
+    HeadNorm,
+    Linear,
+    QuantizedAttention,
+    RMSNorm,
+    Rotary,
+    RowLinear,
+    Sum,
+)
+from pipelines.kernels.transformer.program import EncoderProgram
+from pipelines.kernels.transformer.text import reference as text_reference
+from pipelines.kernels.transformer.text.program import TextProgram
+
+pytestmark = pytest.mark.skipif(not extension.isas(), reason="there are no kernels")
+LONGEST = 300
+
+
+def linear(rng, inputs, outputs):
+    weight = rng.integers(-127, 128, (inputs, outputs)).astype(np.int8)
+    scale = rng.uniform(0.5, 1.5, outputs).astype(np.float32) * np.float32(1 / (73 * inputs**0.5))
+    return RowLinear(weight, scale, floats(rng, outputs, scale=0.1))
+
+
+def rotary(size, turned, theta=100.0):
+    angles = np.outer(np.arange(LONGEST), theta ** (-np.arange(turned) / turned))
+    return Rotary(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
+
+
+def program(rng, size=32, heads=4, width=48, hidden=80, types=1, activation="gelu", norm=False, turned=0, **attention):
+    """A pre-norm layer with sandwich norms, of random weights, without a table of positions."""
+    table = rng.integers(-127, 128, (64, width)).astype(np.int8)
+    key_heads = attention.get("key_heads") or heads
+
+    def rms(register, out, columns=width):
+        return RMSNorm(register, floats(rng, columns, scale=0.2) + np.float32(1), 1e-6, out)
+
+    if norm:
+        attention["norm"] = HeadNorm(floats(rng, size) + np.float32(1), floats(rng, size) + np.float32(1), 1e-6)
+    if turned:
+        attention["rotary"] = rotary(size, turned)
+    steps = [
+        Embedding(table, np.full(64, 1 / 73, np.float32), floats(rng, types, width), 0, LONGEST),
+        rms(0, 1),
+        Linear(1, linear(rng, width, (heads + 2 * key_heads) * size), 2),
+        QuantizedAttention(2, heads, 3, **attention),
+        Linear(3, linear(rng, heads * size, width), 1),
+        rms(1, 2),
+        Sum(2, 0, 1),
+        rms(1, 0),
+        Linear(0, linear(rng, width, 2 * hidden), 2),
+        GatedActivation(2, activation, 3),
+        Linear(3, linear(rng, hidden, width), 0, residual=1),
+        rms(0, 1),
+    ]
+    return TextProgram(EncoderProgram(steps), types, "mean", True)
+
+
+CASES = {
+    "modernbert": {"turned": 16, "before": 20, "after": 20},
+    "qwen3": {"heads": 4, "key_heads": 2, "norm": True, "turned": 16, "after": 0, "activation": "swish"},
+    "gemma": {
+        "heads": 3,
+        "key_heads": 1,
+        "norm": True,
+        "turned": 16,
+        "before": 9,
+        "after": 9,
+        "activation": "gelu_tanh",
+    },
+    "part of a head turned": {"size": 48, "turned": 5, "types": 2},
+    "causal window": {"before": 33, "after": 0},
+    "later keys alone": {"before": 0, "after": 17},
+    "own key alone": {"before": 0, "after": 0, "size": 16},
+}
+LENGTHS = [1, 2, 3, 15, 16, 17, 40, 67, 130, LONGEST]
+
+
+@pytest.mark.parametrize("isa", extension.isas())
+@pytest.mark.parametrize("case", CASES)
+def test_every_instruction_set_returns_the_bits_of_the_reference(rng, case, isa):
+    made = program(rng, **CASES[case])
+    encoder = programs.compile_texts(made, isa)
+    ids = rng.integers(0, 64, sum(LENGTHS)).astype(np.int32)
+    types = rng.integers(0, made.types, len(ids)).astype(np.int32)
+    found = encoder.compute(ids, types, np.array(LENGTHS), 1)
+    ends = np.cumsum(LENGTHS)
+    for length, end, row in zip(LENGTHS, ends, found, strict=True):
+        expected = text_reference.compute(made, ids[end - length : end], types[end - length : end])
+        assert row.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("isa", extension.isas())
+def test_a_bias_by_distance_within_a_window(rng, isa):
+    bias = rng.standard_normal((4, 2 * LONGEST - 1)).astype(np.float32)
+    made = program(rng, bias=bias, before=25, after=40)
+    ids = rng.integers(0, 64, 203).astype(np.int32)
+    found = programs.compile_texts(made, isa).compute(ids, np.zeros_like(ids), np.array([len(ids)]), 1)[0]
+    assert found.tobytes() == text_reference.compute(made, ids, np.zeros_like(ids)).tobytes()
+
+
+def test_a_window_equals_attention_to_the_keys_in_it(rng):
+    x = floats(rng, 50, 8 * 32)
+    seen = reference.quantized_attention(x, QuantizedAttention(0, 4, 1, key_heads=2, before=50, after=50))
+    assert np.array_equal(seen, reference.quantized_attention(x, QuantizedAttention(0, 4, 1, key_heads=2)))
+    own = reference.quantized_attention(x, QuantizedAttention(0, 4, 1, key_heads=2, before=0, after=0))
+    values = np.repeat(x[:, 6 * 32 :].reshape(50, 2, 32), 2, axis=1).reshape(50, -1)
+    assert np.abs(own - values).max() < 0.02 * np.abs(values).max()
+
+
+def test_rotary_positions_leave_products_of_equal_distance_alike(rng):
+    query, key = floats(rng, 32), floats(rng, 32)
+    row = np.concatenate([query, key, key])
+    turned = QuantizedAttention(0, 1, 1, rotary=rotary(32, 16))
+    positions = reference.positioned(np.tile(row[None, :64], (40, 1)).reshape(40, 2, 32), turned, None)
+    products = positions[:, 0] @ positions[:, 1].T
+    assert np.allclose(np.diagonal(products, 3), products[0, 3], atol=1e-3)
+    assert not np.allclose(products[0, 3], products[0, 9], atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["gelu_tanh", "swish"])
+def test_activations_are_near_their_definition(kind):
+    x = np.concatenate([np.linspace(-9, 9, 4001), [-1e30, -100, 100, 1e30]]).astype(np.float32)
+    wide = x.astype(np.float64)
+    if kind == "swish":
+        exact = wide * np.exp(-np.logaddexp(0, -wide))
+    else:
+        exact = wide * np.exp(-np.logaddexp(0, -2 * (2 / np.pi) ** 0.5 * (wide + 0.044715 * wide**3)))
+    assert (np.abs(reference.activate(kind, x) - exact) < 1e-6 + 1e-6 * np.abs(wide)).all()
+
+
+def test_stored_programs_have_the_same_results(rng, tmp_path):
+    made = program(rng, **CASES["gemma"])
+    program_file.save(tmp_path / "model.zoo", (made,))
+    (found,) = program_file.load(tmp_path / "model.zoo")
+    ids = rng.integers(0, 64, 60).astype(np.int32)
+    none = np.zeros_like(ids)
+    assert np.array_equal(text_reference.compute(made, ids, none), text_reference.compute(found, ids, none))
+    assert found.longest == LONGEST
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"heads": 3, "key_heads": 2}, "3 heads of queries for 2 of keys"),
+        ({"before": -1}, "attends to -1 keys before"),
+        ({"turned": 17}, "turns heads of 32 columns"),
+        ({"size": 8}, "a head has a multiple of 16"),
+        ({"activation": "tanh"}, "computes 'tanh'"),
+        ({"hidden": 40}, "twice a multiple of 16"),
+    ],
+)
+def test_what_has_no_kernel_is_refused(rng, change, why):
+    with pytest.raises(RequestError, match=why):
+        program(rng, **change)
+
+
+def test_texts_longer_than_the_rotary_table_are_refused(rng):
+    made = program(rng, turned=16)
+    steps = [dataclasses.replace(made.encoder.operations[0], longest=LONGEST + 1), *made.encoder.operations[1:]]
+    with pytest.raises(ValueError, match=f"of {LONGEST} tokens, positions of {LONGEST + 1}"):
+        programs.compile_texts(dataclasses.replace(made, encoder=EncoderProgram(steps)))
