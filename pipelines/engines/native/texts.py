@@ -43,6 +43,7 @@ class NativeTexts:
     Attributes:
         longest: Largest number of tokens of a text.
         width: Number of values of a result.
+        by_token: Whether each token has a result, instead of each text.
 
     Raises:
         RequestError: The graph cannot be mapped, or the kernels are missing.
@@ -55,6 +56,7 @@ class NativeTexts:
         else:
             program = _mapped(path)
         self.threads, self.longest, self.width = threads, program.longest, program.width
+        self.by_token = not program.poolings
         self._types = program.types
         self._encoder = native.compile_texts(program, isa)
 
@@ -69,7 +71,7 @@ class NativeTexts:
             lengths: int64 [texts], 1 to `longest`.
 
         Returns:
-            float32 [texts, width].
+            float32 [texts, width], or [n, width] where each token has a result.
 
         Raises:
             RequestError: Tokens, types or lengths are out of range.
@@ -104,7 +106,12 @@ def unheld(path: Path, threads: int, output: str, ids: str, mask: str, types: st
     def run(batch: Batch) -> dict[str, NDArray[Any]]:
         chosen = batch[mask] != 0
         kinds = batch.get(types, np.zeros_like(batch[ids]))[chosen]
-        return {output: native.compute(batch[ids][chosen], kinds, chosen.sum(axis=1))}
+        found = native.compute(batch[ids][chosen], kinds, chosen.sum(axis=1))
+        if native.by_token:
+            rows = np.zeros((*chosen.shape, native.width), np.float32)
+            rows[chosen] = found
+            found = rows
+        return {output: found}
 
     return run
 

@@ -1,5 +1,5 @@
 // The interface between the layers and their kernels, one table of functions (`Isa`) an instruction set. The arithmetic is defined in
-// recommenders/steps/, images/steps/, images/operators.py and transformer/operations.py, with the same in numpy.
+// recommenders/steps/, images/steps/, images/operators.py and transformer/operations/, with the same in numpy.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -77,7 +77,7 @@ struct KeysValues {
     int64_t count, stride, next;
 };
 
-enum class Activation { kSwish, kGelu, kGeluTanh, kTanh };
+enum class Activation { kNone, kSwish, kGelu, kGeluTanh, kTanh, kSigmoid, kRelu };
 
 // Self-attention in integers, `QuantizedAttention` of transformer/operations: rows of `heads` queries, then `key_heads` keys, then as many
 // values, of `size` columns each. Pointers are null where there is no such thing.

@@ -26,7 +26,7 @@ from pipelines.kernels.transformer.operations import (
     Vocabulary,
 )
 from pipelines.kernels.transformer.program import DecoderProgram, EncoderProgram
-from pipelines.kernels.transformer.text.program import TextProgram
+from pipelines.kernels.transformer.text.program import Dense, L2Norm, RowNorm, TextProgram, Truncation
 
 
 def compile_program(
@@ -118,9 +118,17 @@ def compile_texts(program: TextProgram, isa: str = "") -> Any:
         ValueError: An operation does not fit those before it.
     """
     encoder = compile_program(program.encoder, isa)
-    native = required().TextEncoder(encoder, program.types, program.pooling, program.normalize)
-    for layer in program.head:
-        native.dense(*_contiguous(layer.weight, layer.bias), layer.activation)
+    native = required().TextEncoder(encoder, program.types, list(program.poolings))
+    for step in program.steps:
+        match step:
+            case Dense():
+                native.dense(*_contiguous(step.weight, step.bias), step.activation)
+            case RowNorm():
+                native.layer_norm(*_contiguous(step.scale, step.bias), step.epsilon)
+            case Truncation():
+                native.truncate(step.components)
+            case L2Norm():
+                native.normalize()
     return native
 
 

@@ -9,15 +9,15 @@ from typing import Any
 from pipelines.kernels import program_file
 from pipelines.kernels.transformer.operations import HeadNorm, Operation, Rotary, RowLinear, StaticQParams
 from pipelines.kernels.transformer.program import DecoderProgram, EncoderProgram
-from pipelines.kernels.transformer.text.program import Dense, TextProgram
+from pipelines.kernels.transformer.text.program import HeadStep, TextProgram
 
 # The key under which programs are cached. Bump it when the layout of this file, the dataclasses of `operations` or what
 # `from_graph` makes of a graph change; tests/pipelines/kernels/transformer/test_program_file.py fails where that is
 # forgotten.
 VERSION = 4
 SUFFIX = ".zoo"
-_PARTS = (EncoderProgram, DecoderProgram, TextProgram, RowLinear, StaticQParams, HeadNorm, Rotary, Dense)
-CLASSES = {each.__name__: each for each in (*_PARTS, *typing.get_args(Operation))}
+_PARTS = (EncoderProgram, DecoderProgram, TextProgram, RowLinear, StaticQParams, HeadNorm, Rotary)
+CLASSES = {each.__name__: each for each in (*_PARTS, *typing.get_args(Operation), *typing.get_args(HeadStep))}
 
 
 def save(path: Path, programs: tuple[EncoderProgram, DecoderProgram] | tuple[TextProgram]) -> None:

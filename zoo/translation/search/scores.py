@@ -93,7 +93,7 @@ def _round_tables(model: ir.Model) -> None:
 
 def _skip_qdq(model: ir.Model) -> None:
     """Removes Q/DQ pairs within activations that are written as several operators, as `GraphMapper` does."""
-    from pipelines.kernels.transformer.mapping.from_graph import ELEMENTWISE
+    from pipelines.kernels.transformer.mapping.activations import ELEMENTWISE
 
     for node in list(model.graph):
         if node.op_type != "DequantizeLinear" or node.inputs[0] is None:

@@ -1,5 +1,5 @@
 // The kernels of a Transformer that work row by row: quantization, layer normalization, attention, top-k. Written once and lowered for each
-// instruction set (see lanes.h); transformer/operations.py defines what they compute. Rows are padded with zeros to whole cache lines.
+// instruction set (see lanes.h); transformer/operations/ defines what they compute. Rows are padded with zeros to whole cache lines.
 #pragma once
 #include <cmath>
 
@@ -322,6 +322,9 @@ inline void activated(Activation kind, const float *x, int64_t count, Then then)
         case Activation::kGelu: return each([](Vec v) { return gelu(v); });
         case Activation::kGeluTanh: return each([](Vec v) { return gelu_tanh(v); });
         case Activation::kTanh: return each([](Vec v) { return tanh(v); });
+        case Activation::kSigmoid: return each([](Vec v) { return sigmoid(v); });
+        case Activation::kRelu: return each([](Vec v) { return v < 0 ? Vec{} : v; });
+        case Activation::kNone: return each([](Vec v) { return v; });
     }
 }
 

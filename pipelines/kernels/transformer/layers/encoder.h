@@ -46,7 +46,11 @@ class Encoder : public Layers {
     Rows encode(Encoding &work, const int32_t *tokens, const int64_t *first, int64_t count, const int32_t *types = nullptr,
                 int64_t longest = 0) const;
     // In place; count: whole sixteens.
-    void tanh(float *x, int64_t count) const { isa_.rows->activate(zoo::Activation::kTanh, x, count, x); }
+    void activate(zoo::Activation kind, float *x, int64_t count) const { isa_.rows->activate(kind, x, count, x); }
+    // Of one row, padded with zeros to whole 64; to another one.
+    void normalize(const zoo::LayerNorm &norm, const float *x, float *out) const {
+        isa_.rows->layer_norm(norm, x, round_up(norm.width, kColumns), {out, nullptr, nullptr, round_up(norm.width, kColumns)}, 1);
+    }
     int64_t reach() const { return reach_; }  // tokens of a text, at most, that all tables of attention are of
 
   private:

@@ -1,4 +1,4 @@
-// Python bindings of the row kernels (isa/vectors/row_kernels.h) and of RowLinear alone: the tests compare them with transformer/reference.py.
+// Python bindings of the row kernels (isa/vectors/row_kernels.h) and of RowLinear alone: the tests compare them with transformer/reference/.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>

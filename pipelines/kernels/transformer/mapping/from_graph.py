@@ -33,13 +33,10 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import query
-from pipelines.kernels.transformer import reference
+from pipelines.kernels.transformer.mapping.activations import GraphActivations
 from pipelines.kernels.transformer.mapping.registers import allocate_registers, unify_qparams
-from pipelines.kernels.transformer.mapping.scans import GraphScans
 from pipelines.kernels.transformer.mapping.values import PROBE, Array, EmbeddingTable, Heads, LinearLayer, concatenate
 from pipelines.kernels.transformer.operations import (
-    ACTIVATIONS,
-    GRAPH_ACTIVATIONS,
     LANES,
     Activation,
     Attention,
@@ -58,8 +55,6 @@ from pipelines.kernels.transformer.operations import (
 from pipelines.kernels.transformer.program import DecoderProgram, EncoderProgram
 from pipelines.quantization.qdq.scales import weight_qparams
 
-ELEMENTWISE = ("Mul", "Div", "Add", "Sub", "Sigmoid", "Erf", "Tanh", "Pow")  # of which activations are made
-ALIKE = 0.02  # how far an activation may be from what it is taken for, on -8 to 8: quantization's rounding
 MASKED = -1e4  # a mask adds at most this where attention is hidden
 
 
@@ -118,7 +113,7 @@ def programs(model: ir.Model) -> tuple[EncoderProgram, DecoderProgram]:
     return encoder, decoder
 
 
-class GraphMapper(GraphScans):
+class GraphMapper(GraphActivations):
     """Maps values of a graph to operations on demand: each value once, after the values that it reads.
 
     Attributes:
@@ -302,41 +297,11 @@ class GraphMapper(GraphScans):
 
     def _activation(self, value: ir.Value) -> int:
         """Appends an activation of one value, identified by its results."""
-        sources = self._activation_sources(value)
+        sources = self.activation_sources(value)
         if len(sources) != 1:
             self.refuse(value, f"no step of the {self.what} computes this")
         (x,) = sources
-        return self._append(Activation, self._unpadded_register(value, x), self._activation_kind(value, x))
-
-    def _activation_sources(self, value: ir.Value) -> set[ir.Value]:
-        """Returns the values from which elementwise operators compute `value`."""
-        sources: set[ir.Value] = set()
-        waiting = [value]
-        while waiting:
-            part = self.skip_qdq(waiting.pop())
-            node = part.producer()
-            if self.constant(part) is not None:
-                continue
-            if node is not None and query.is_op(node, *ELEMENTWISE) and self._linear_layer(part) is None:
-                waiting += [x for x in node.inputs if x is not None]
-            else:
-                sources.add(part)
-        return sources
-
-    def _activation_kind(self, value: ir.Value, x: ir.Value) -> str:
-        """Returns the activation that computes `value` from `x`."""
-        width = (query.dimensions(x) or [None])[-1]
-        if width is None:
-            self.refuse(value, f"no step of the {self.what} computes this")
-        points = np.linspace(-8, 8, width, dtype=np.float32)
-        feed = {str(x.name): points.reshape([1] * ((query.rank(x) or 1) - 1) + [width])}
-        found = self._run(self._float_part([str(x.name)], value), feed)
-        kinds = ACTIVATIONS if self.for_kernels else GRAPH_ACTIVATIONS
-        errors = {kind: np.abs(found.ravel() - reference.activate(kind, points)).max() for kind in kinds}
-        kind = min(errors, key=errors.__getitem__)
-        if not errors[kind] < ALIKE:
-            self.refuse(value, f"it is neither {' nor '.join(kinds)}")
-        return kind
+        return self._append(Activation, self._unpadded_register(value, x), self.activation_kind(value, x))
 
     def _recurrence(self, value: ir.Value, forget: LinearLayer, layer: LinearLayer, residual: int | None = None) -> int:
         """Appends a `Recurrence` with merged gates."""

@@ -7,8 +7,7 @@ the last layer, back to the tokens. In addition:
     RMS norm     x / Sqrt(ReduceMean(x x) + epsilon) * scale over the last axis
     gated unit   activation(linear layer) * linear layer, both of one value
     smoothing    Mul by a constant row before linear layers, folded into the normalization or gated unit before it
-    pooling      one row of `hidden`, identified by its results: mean, maximum or first row, L2-normalized or not
-    head         linear layers of the first row, with Tanh or Relu between
+    output       the rows of `hidden` or a pooling of them, and layers behind it: `text.outputs`
 
 All linear layers quantize their inputs dynamically, whatever the graph does: 96.3% of MiniLM's ten nearest texts equal
 those of fp32, with the graph's static qparams 95.2%. Weights, smoothing and GPTQ's rounding are the graph's.
@@ -17,13 +16,12 @@ those of fp32, with the graph's static qparams 95.2%. Weights, smoothing and GPT
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from pipelines.core.errors import RequestError
-from pipelines.graph import edit, query, reference_session
+from pipelines.graph import query
 from pipelines.kernels.transformer.mapping.values import PROBE, Array, EmbeddingTable, Heads, concatenate
 from pipelines.kernels.transformer.operations import (
     LANES,
@@ -37,10 +35,10 @@ from pipelines.kernels.transformer.operations import (
 )
 from pipelines.kernels.transformer.program import EncoderProgram
 from pipelines.kernels.transformer.text.attention import LONGEST, AttentionMapper
-from pipelines.kernels.transformer.text.program import POOLINGS, SHORTEST, Dense, TextProgram
+from pipelines.kernels.transformer.text.outputs import MASK, OutputMapper
+from pipelines.kernels.transformer.text.program import L2Norm, TextProgram
 
-IDS, MASK, TYPES, HIDDEN = "input_ids", "attention_mask", "token_type_ids", "hidden"
-ALIKE = 0.05  # how far a pooled row may be from what it is taken for: quantization's rounding
+IDS, TYPES = "input_ids", "token_type_ids"
 
 
 def text_program(model: ir.Model) -> TextProgram:
@@ -56,11 +54,10 @@ def text_program(model: ir.Model) -> TextProgram:
         RequestError: An operator cannot be mapped; the message names it and the reason.
     """
     mapper = _TextMapper(model)
-    encoder = mapper.text_encoder(HIDDEN)
-    result = model.graph.outputs[0]
-    head = _head(mapper, result)
-    pooling, normalize = ("cls", False) if head is not None else _pooling(mapper, result)
-    return TextProgram(encoder, mapper.types, pooling, normalize, head or ())
+    output = OutputMapper(mapper, model.graph.outputs[0])
+    normalize = bool(output.head) and isinstance(output.head[-1], L2Norm)
+    head = output.head[:-1] if normalize else output.head
+    return TextProgram(mapper.text_encoder(str(output.rows.name)), mapper.types, output.pooling, normalize, tuple(head))
 
 
 class _TextMapper(AttentionMapper):
@@ -131,14 +128,14 @@ class _TextMapper(AttentionMapper):
         factors = [self.skip_qdq(factor) for factor in node.inputs]
         for activated, up in (factors, factors[::-1]):
             up_layer = self._linear_layer(up)
-            sources = self._activation_sources(activated) if up_layer is not None else set()
+            sources = self.activation_sources(activated) if up_layer is not None else set()
             if up_layer is None or len(sources) != 1:
                 continue
             (gate,) = sources
             gate_layer = self._linear_layer(gate)
             if gate_layer is None or gate is up or gate is activated or gate_layer.x is not up_layer.x:
                 continue
-            kind = self._activation_kind(activated, gate)
+            kind = self.activation_kind(activated, gate)
             width = Heads(1, len(up_layer.scale), LANES)
             merged = self._linear(concatenate(*(width.pad_outputs(layer) for layer in (gate_layer, up_layer))))
             out = self._append(GatedActivation, merged, kind)
@@ -220,81 +217,3 @@ class _TextMapper(AttentionMapper):
         self.type = 0
         rows = np.ascontiguousarray(np.concatenate(tables), np.float32)
         return self._append(Embedding, table.weight, table.scale, rows, longest=None if longest else LONGEST)
-
-
-def _head(mapper: _TextMapper, value: ir.Value) -> list[Dense] | None:
-    """Returns the layers that compute `value` from the first row of each text; None for another value."""
-    layers: list[Dense] = []
-    activation = ""
-    value = mapper.skip_qdq(value)
-    while (node := value.producer()) is not None:
-        if query.is_op(node, "Gather") and node.attributes.get_int("axis", 0) == 1:
-            first = mapper.scalar(node.inputs[1]) == 0 and mapper.skip_qdq(node.inputs[0]).name == HIDDEN
-            return layers[::-1] if first and not activation else None
-        bias = None
-        if query.is_op(node, "Tanh", "Relu"):
-            activation, value = node.op_type.lower(), mapper.skip_qdq(node.inputs[0])
-            continue
-        if query.is_op(node, "Add"):
-            bias = mapper.constant(node.inputs[1])
-            product = mapper.skip_qdq(node.inputs[0])
-            node = product.producer()
-            if bias is None or node is None:
-                return None
-        weight = mapper.constant(node.inputs[1]) if query.is_op(node, "MatMul", "Gemm") else None
-        if weight is None or weight.ndim != 2:
-            return None
-        if node.attributes.get_int("transB", 0) == 0:
-            weight = weight.T
-        if query.is_op(node, "Gemm") and len(node.inputs) > 2:
-            bias = mapper.constant(node.inputs[2])
-        offset = np.zeros(len(weight), np.float32) if bias is None else np.asarray(bias, np.float32).ravel()
-        activation_after, activation, value = activation, "", mapper.skip_qdq(node.inputs[0])
-        before = value.producer()
-        if before is not None and query.is_op(before, "Mul"):  # smoothing, of a constant row
-            factors = mapper.constant(before.inputs[1])
-            if factors is None or factors.shape != weight.shape[1:]:
-                return None
-            weight, value = weight * factors, mapper.skip_qdq(before.inputs[0])
-        layers.append(Dense(np.ascontiguousarray(weight, np.float32), offset, activation_after))
-    return None
-
-
-def _pooling(mapper: _TextMapper, result: ir.Value) -> tuple[str, bool]:
-    """Identifies pooling, and L2 normalization, by the result for random rows."""
-    hidden = mapper.value(HIDDEN)
-    width = (query.dimensions(hidden) or [None])[-1]
-    if width is None:
-        mapper.refuse(hidden, "its width is not known")
-    rows = np.random.default_rng(0).standard_normal((1, 7, width)).astype(np.float32)
-    inputs = [HIDDEN, *([MASK] if _reads(mapper, result) else [])]
-    part = edit.extract(mapper.model, inputs, [str(result.name)])
-    feed: dict[str, Any] = {HIDDEN: rows, MASK: np.ones((1, 7), np.int64)}
-    session = reference_session.session(part, "mapping it needs")
-    (found,) = reference_session.run(session, {str(x.name): feed[str(x.name)] for x in part.graph.inputs})
-    if found.shape != (1, width):
-        mapper.refuse(result, f"it has the shape {list(found.shape)}, expected [1, {width}]: a row of those before it")
-    errors = {}
-    for pooling, row in zip(POOLINGS, (rows.mean(axis=1), rows[:, 0], rows.max(axis=1)), strict=True):
-        errors[pooling, False] = float(np.abs(found - row).max() / np.abs(row).max())
-        unit = row / max(float(np.linalg.norm(row)), SHORTEST)
-        errors[pooling, True] = float(np.abs(found - unit).max() / np.abs(unit).max())
-    best = min(errors, key=errors.__getitem__)
-    if not errors[best] < ALIKE:
-        mapper.refuse(result, f"it is neither of {', '.join(POOLINGS)} of the rows before it")
-    return best
-
-
-def _reads(mapper: _TextMapper, result: ir.Value) -> bool:
-    """Returns whether `result` depends on the mask."""
-    waiting, seen = [result], set[ir.Value]()
-    while waiting:
-        value = waiting.pop()
-        if value in seen or value.name == HIDDEN:
-            continue
-        seen.add(value)
-        if value.name == MASK:
-            return True
-        if (node := value.producer()) is not None:
-            waiting += [each for each in node.inputs if each is not None]
-    return False

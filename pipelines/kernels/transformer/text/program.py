@@ -1,4 +1,4 @@
-"""Programs of the native text encoder: an encoder, pooling, a float32 head and normalization."""
+"""Programs of the native text encoder: an encoder, pooling, and a float32 head with normalization."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array, require
 from pipelines.kernels.transformer.program import EncoderProgram
 
-POOLINGS = ("mean", "cls", "max")
-ACTIVATIONS = ("", "tanh", "relu")
+POOLINGS = ("mean", "cls", "max", "last", "weighted_mean", "mean_sqrt_len")
+TOKENS = "none"  # the pooling of a program with a result for each token
+ACTIVATIONS = ("", "tanh", "relu", "gelu", "gelu_tanh", "swish", "sigmoid")
 SHORTEST = 1e-12  # length of a vector, at least, that is divided by
 
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """Fully connected layer of a head, in float32: y = activation(W x + b) of the pooled row.
+    """Fully connected layer of a head, in float32: y = activation(W x + b).
 
     Attributes:
         weight: float32 [outputs, inputs].
         bias: float32 [outputs].
-        activation: "", "tanh" or "relu".
+        activation: One of `ACTIVATIONS`; "" for none.
 
     Raises:
         RequestError: A shape, type or the activation is not supported.
@@ -42,6 +43,69 @@ class Dense:
         if self.activation not in ACTIVATIONS:
             raise RequestError(f"a head computes {self.activation!r}; expected one of {', '.join(ACTIVATIONS[1:])}")
 
+    def outputs(self, inputs: int) -> int:
+        """Returns the number of results.
+
+        Args:
+            inputs: Number of inputs.
+
+        Raises:
+            RequestError: The layer takes another number of inputs.
+        """
+        if self.weight.shape[1] != inputs:
+            raise RequestError(f"a head takes {self.weight.shape[1]} numbers and is given {inputs}")
+        return int(self.weight.shape[0])
+
+
+@dataclass(frozen=True, eq=False)
+class RowNorm:
+    """Layer normalization of a head, see `operations.LayerNorm`.
+
+    Attributes:
+        scale: float32 [W].
+        bias: float32 [W].
+        epsilon: Added to the variance.
+    """
+
+    scale: Array
+    bias: Array
+    epsilon: float
+
+    def outputs(self, inputs: int) -> int:
+        """See `Dense.outputs`."""
+        for name in ("scale", "bias"):
+            require("a norm of a head", name, getattr(self, name), np.float32, (inputs,))
+        return inputs
+
+
+@dataclass(frozen=True, eq=False)
+class L2Norm:
+    """L2 normalization: y = x / max(|x|, `SHORTEST`)."""
+
+    def outputs(self, inputs: int) -> int:
+        """See `Dense.outputs`."""
+        return inputs
+
+
+@dataclass(frozen=True, eq=False)
+class Truncation:
+    """Leading components of an embedding (Kusupati et al. 2022, "Matryoshka Representation Learning").
+
+    Attributes:
+        components: How many are kept.
+    """
+
+    components: int
+
+    def outputs(self, inputs: int) -> int:
+        """See `Dense.outputs`."""
+        if not 1 <= self.components <= inputs:
+            raise RequestError(f"a head keeps {self.components} of {inputs} components")
+        return self.components
+
+
+HeadStep = Dense | RowNorm | L2Norm | Truncation
+
 
 @dataclass(frozen=True, eq=False)
 class TextProgram:
@@ -50,9 +114,10 @@ class TextProgram:
     Attributes:
         encoder: The encoder. Its table of positions holds one table for each token type, one after the other.
         types: Number of token types.
-        pooling: "mean" or "max" of the rows of a text, or "cls", the first row.
-        normalize: Whether the result is L2-normalized.
-        head: Layers of the pooled row, in order.
+        pooling: Pooling of the rows of a text, one of `POOLINGS`, or several joined by "+", whose results are
+            concatenated; `TOKENS` for a result of each row.
+        normalize: Whether the result is L2-normalized at the end.
+        head: Steps after the pooling, in order.
 
     Raises:
         RequestError: The parts do not fit each other.
@@ -62,20 +127,27 @@ class TextProgram:
     types: int
     pooling: str
     normalize: bool
-    head: Sequence[Dense] = ()
+    head: Sequence[HeadStep] = ()
 
     def __post_init__(self) -> None:
         rows = len(self.encoder.embedding.positions)
-        if self.pooling not in POOLINGS or self.types < 1 or rows % self.types:
+        known = self.pooling == TOKENS or set(self.poolings) <= set(POOLINGS)
+        if not known or self.types < 1 or rows % self.types:
             raise RequestError(
                 f"texts are pooled by {self.pooling!r}, with {rows} positions of {self.types} types; "
-                f"expected {', '.join(POOLINGS)}, and as many positions for each type"
+                f"expected {', '.join(POOLINGS)} or {TOKENS}, and as many positions for each type"
             )
-        width = self.encoder.width
-        for layer in self.head:
-            if layer.weight.shape[1] != width:
-                raise RequestError(f"a head takes {layer.weight.shape[1]} numbers and is given {width}")
-            width = layer.weight.shape[0]
+        assert self.width
+
+    @property
+    def poolings(self) -> tuple[str, ...]:
+        """Poolings whose results are concatenated; none where each token has a result."""
+        return () if self.pooling == TOKENS else tuple(self.pooling.split("+"))
+
+    @property
+    def steps(self) -> tuple[HeadStep, ...]:
+        """Steps after the pooling, with the final normalization."""
+        return (*self.head, *([L2Norm()] if self.normalize else []))
 
     @property
     def longest(self) -> int:
@@ -85,8 +157,11 @@ class TextProgram:
 
     @property
     def width(self) -> int:
-        """Columns of the result of a text."""
-        return int(self.head[-1].weight.shape[0]) if self.head else self.encoder.width
+        """Columns of the result of a text, or of a token."""
+        width = self.encoder.width * max(len(self.poolings), 1)
+        for step in self.head:
+            width = step.outputs(width)
+        return width
 
     def position_rows(self, types: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the rows of the table of positions that are added to the tokens of a text.

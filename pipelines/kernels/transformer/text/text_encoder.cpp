@@ -1,12 +1,15 @@
 #include "transformer/text/text_encoder.h"
 
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <exception>
+#include <iterator>
 #include <mutex>
+#include <utility>
 
 #include "isa/threads.h"
 
@@ -39,15 +42,21 @@ float dot(const float *x, const float *y, int64_t width) {
 
 }  // namespace
 
-TextEncoder::TextEncoder(const Encoder &encoder, int64_t types, const std::string &pooling, bool normalize)
-    : encoder_(encoder), types_(types), longest_(0), normalize_(normalize) {
+TextEncoder::TextEncoder(const Encoder &encoder, int64_t types, const std::vector<std::string> &poolings)
+    : encoder_(encoder), types_(types), longest_(0), width_(0) {
     if (!encoder.complete()) refuse("texts", "the encoder has no result yet");
     const int64_t places = encoder.places();
     if (types < 1 || types > places || places % types) refuse("texts", text(places) + " positions are not " + text(types) + " tables of them");
-    if (pooling != "mean" && pooling != "cls" && pooling != "max") refuse("texts", "there is no pooling " + pooling);
-    pooling_ = pooling == "mean" ? Pooling::kMean : pooling == "cls" ? Pooling::kCls : Pooling::kMax;
+    const std::pair<const char *, Pooling> kinds[] = {{"mean", Pooling::kMean}, {"cls", Pooling::kCls}, {"max", Pooling::kMax}, {"last", Pooling::kLast},
+                                                      {"weighted_mean", Pooling::kWeightedMean}, {"mean_sqrt_len", Pooling::kMeanSqrtLength}};
+    for (const std::string &name : poolings) {
+        const auto *kind = std::find_if(std::begin(kinds), std::end(kinds), [&](const auto &each) { return name == each.first; });
+        if (kind == std::end(kinds)) refuse("texts", "there is no pooling " + name);
+        poolings_.push_back(kind->second);
+    }
+    width_ = encoder.width() * std::max<int64_t>(static_cast<int64_t>(poolings_.size()), 1);
     longest_ = encoder.by_position() ? places / types : encoder.positions();
-    if (encoder.reach() < longest_) refuse("texts", "a bias of attention is of " + text(encoder.reach()) + " tokens, positions of " + text(longest_));
+    if (encoder.reach() < longest_) refuse("texts", "a table of attention is of " + text(encoder.reach()) + " tokens, positions of " + text(longest_));
 }
 
 void TextEncoder::dense(const Array &weight, const Array &bias, const std::string &activation) {
@@ -55,50 +64,88 @@ void TextEncoder::dense(const Array &weight, const Array &bias, const std::strin
     const auto outputs = static_cast<int64_t>(weight.shape(0)), inputs = static_cast<int64_t>(weight.shape(1));
     if (inputs != width() || !outputs || outputs > kMaxWidth || static_cast<int64_t>(bias.shape(0)) != outputs)
         refuse("dense", "weights of " + text(outputs) + " x " + text(inputs) + " do not fit " + text(width()) + " inputs and the bias");
-    if (activation != "" && activation != "tanh" && activation != "relu") refuse("dense", "there is no " + activation);
+    const std::pair<const char *, Activation> kinds[] = {
+        {"", Activation::kNone}, {"tanh", Activation::kTanh}, {"relu", Activation::kRelu}, {"gelu", Activation::kGelu},
+        {"gelu_tanh", Activation::kGeluTanh}, {"swish", Activation::kSwish}, {"sigmoid", Activation::kSigmoid}};
+    const auto *kind = std::find_if(std::begin(kinds), std::end(kinds), [&](const auto &each) { return activation == each.first; });
+    if (kind == std::end(kinds)) refuse("dense", "there is no " + activation);
     const auto finite = [](float x) { return std::isfinite(x); };
     if (!std::all_of(w, w + outputs * inputs, finite) || !std::all_of(b, b + outputs, finite)) refuse("dense", "weights are not finite");
     const int64_t stride = round_up(inputs, kWidth);
-    Dense layer{inputs, outputs, {}, {b, b + outputs}, activation == "" ? Then::kNothing : activation == "tanh" ? Then::kTanh : Then::kRelu};
+    Step layer{Kind::kDense, inputs, outputs, {}, {b, b + outputs}, kind->second};
     layer.weight.resize(static_cast<size_t>(outputs * stride));
     for (int64_t j = 0; j < outputs; ++j) std::copy_n(w + j * inputs, inputs, layer.weight.begin() + j * stride);
-    layers_.push_back(std::move(layer));
+    steps_.push_back(std::move(layer)), width_ = outputs;
 }
 
-void TextEncoder::pool(const Rows &rows, int64_t begin, int64_t count, std::vector<float> &x, std::vector<float> &y, float *out) const {
+void TextEncoder::layer_norm(const Array &scale, const Array &bias, float epsilon) {
+    const auto *s = data_of<float>(scale, "scale", 1), *b = data_of<float>(bias, "bias", 1);
+    if (static_cast<int64_t>(scale.shape(0)) != width_ || static_cast<int64_t>(bias.shape(0)) != width_ || !(epsilon >= 0))
+        refuse("norm", "scale and bias do not fit " + text(width_) + " numbers");
+    Step step{Kind::kLayerNorm, width_, width_, {s, s + width_}, {b, b + width_}, Activation::kNone, epsilon};
+    for (auto *values : {&step.weight, &step.bias}) values->resize(static_cast<size_t>(round_up(width_, kColumns)));
+    steps_.push_back(std::move(step));
+}
+
+void TextEncoder::truncate(int64_t components) {
+    if (components < 1 || components > width_) refuse("truncate", text(components) + " of " + text(width_) + " numbers");
+    steps_.push_back({Kind::kTruncate, width_, components, {}, {}}), width_ = components;
+}
+
+void TextEncoder::normalize() { steps_.push_back({Kind::kNormalize, width_, width_, {}, {}}); }
+
+void TextEncoder::pool(const Rows &rows, int64_t begin, int64_t count, std::vector<float> &x) const {
     const int64_t width = encoder_.width();
-    const float *row = rows.values + begin * rows.stride;
-    x.assign(static_cast<size_t>(round_up(width, kWidth)), 0.0f);
-    std::copy_n(row, width, x.data());
-    if (pooling_ != Pooling::kCls)
-        for (int64_t i = 1; i < count; ++i) {
-            row += rows.stride;
-            if (pooling_ == Pooling::kMean)
-                for (int64_t j = 0; j < width; ++j) x[static_cast<size_t>(j)] = x[static_cast<size_t>(j)] + row[j];
-            else
-                for (int64_t j = 0; j < width; ++j) x[static_cast<size_t>(j)] = row[j] > x[static_cast<size_t>(j)] ? row[j] : x[static_cast<size_t>(j)];
+    x.assign(static_cast<size_t>(round_up(width * static_cast<int64_t>(poolings_.size()), kColumns)), 0.0f);
+    float *to = x.data();
+    for (const Pooling pooling : poolings_) {
+        const float *row = rows.values + (begin + (pooling == Pooling::kLast ? count - 1 : 0)) * rows.stride;
+        std::copy_n(row, width, to);
+        if (pooling != Pooling::kCls && pooling != Pooling::kLast) {
+            for (int64_t i = 1; i < count; ++i) {
+                row += rows.stride;
+                const float place = static_cast<float>(i + 1);
+                if (pooling == Pooling::kMax)
+                    for (int64_t j = 0; j < width; ++j) to[j] = row[j] > to[j] ? row[j] : to[j];
+                else if (pooling == Pooling::kWeightedMean)
+                    for (int64_t j = 0; j < width; ++j) to[j] = to[j] + row[j] * place;
+                else
+                    for (int64_t j = 0; j < width; ++j) to[j] = to[j] + row[j];
+            }
+            const float number = static_cast<float>(count);
+            const float divisor = pooling == Pooling::kMax              ? 1.0f
+                                  : pooling == Pooling::kMean           ? number
+                                  : pooling == Pooling::kMeanSqrtLength ? std::sqrt(number)
+                                                                        : static_cast<float>(count * (count + 1) / 2);
+            for (int64_t j = 0; j < width; ++j) to[j] = to[j] / divisor;
         }
-    if (pooling_ == Pooling::kMean) {
-        const float number = static_cast<float>(count);
-        for (float &each : x) each = each / number;
+        to += width;
     }
-    for (const Dense &layer : layers_) {
-        y.assign(static_cast<size_t>(round_up(layer.outputs, kWidth)), 0.0f);
-        const int64_t stride = round_up(layer.inputs, kWidth);
-        for (int64_t j = 0; j < layer.outputs; ++j)
-            y[static_cast<size_t>(j)] = dot(x.data(), layer.weight.data() + j * stride, stride) + layer.bias[static_cast<size_t>(j)];
-        if (layer.then == Then::kTanh)
-            encoder_.tanh(y.data(), static_cast<int64_t>(y.size()));
-        else if (layer.then == Then::kRelu)
-            for (float &each : y) each = each < 0 ? 0 : each;
-        x.swap(y);
+}
+
+void TextEncoder::finish(std::vector<float> &x, std::vector<float> &y, float *out) const {
+    for (const Step &step : steps_) {
+        if (step.kind == Kind::kTruncate) {
+            std::fill(x.begin() + step.outputs, x.end(), 0.0f);
+        } else if (step.kind == Kind::kNormalize) {
+            const float length = std::sqrt(dot(x.data(), x.data(), static_cast<int64_t>(x.size())));
+            const float divisor = length > kShortest ? length : kShortest;
+            for (float &each : x) each = each / divisor;
+        } else {
+            y.assign(static_cast<size_t>(round_up(step.outputs, kColumns)), 0.0f);
+            if (step.kind == Kind::kLayerNorm) {
+                encoder_.normalize({step.inputs, step.weight.data(), step.bias.data(), step.epsilon, {}}, x.data(), y.data());
+            } else {
+                const int64_t stride = round_up(step.inputs, kWidth);
+                for (int64_t j = 0; j < step.outputs; ++j)
+                    y[static_cast<size_t>(j)] = dot(x.data(), step.weight.data() + j * stride, stride) + step.bias[static_cast<size_t>(j)];
+                if (step.activation != Activation::kNone) encoder_.activate(step.activation, y.data(), static_cast<int64_t>(y.size()));
+                std::fill(y.begin() + step.outputs, y.end(), 0.0f);  // a sigmoid of 0 is not
+            }
+            x.swap(y);
+        }
     }
-    if (normalize_) {
-        const float length = std::sqrt(dot(x.data(), x.data(), static_cast<int64_t>(x.size())));
-        const float divisor = length > kShortest ? length : kShortest;
-        for (float &each : x) each = each / divisor;
-    }
-    std::copy_n(x.data(), this->width(), out);
+    std::copy_n(x.data(), width_, out);
 }
 
 void TextEncoder::compute(const int32_t *tokens, const int32_t *types, const int64_t *first, int64_t count, int64_t threads,
@@ -121,7 +168,15 @@ void TextEncoder::compute(const int32_t *tokens, const int32_t *types, const int
             for (int64_t batch; (batch = next++) < number;) {
                 const int64_t begin = batches[static_cast<size_t>(batch)], end = batches[static_cast<size_t>(batch) + 1], at = first[begin];
                 const Rows rows = encoder_.encode(memory, tokens + at, first + begin, end - begin, types + at, longest_);
-                for (int64_t i = begin; i < end; ++i) pool(rows, first[i] - at, first[i + 1] - first[i], x, y, out + i * width());
+                for (int64_t i = begin; pools() && i < end; ++i) {
+                    pool(rows, first[i] - at, first[i + 1] - first[i], x);
+                    finish(x, y, out + i * width_);
+                }
+                for (int64_t i = at; !pools() && i < first[end]; ++i) {
+                    const float *row = rows.values + (i - at) * rows.stride;
+                    x.assign(row, row + rows.stride);
+                    finish(x, y, out + i * width_);
+                }
             }
         } catch (...) {
             next = number;
@@ -155,12 +210,13 @@ NewArray<float> compute(const TextEncoder &encoder, const Array &tokens, const A
     if (first.back() != static_cast<int64_t>(token.size()) || token.size() != type.size()) refuse("lengths", "they are not those of the tokens");
     if (threads < 1) refuse("threads", "there are none");
     const auto count = static_cast<int64_t>(first.size()) - 1;
-    Buffer<float> out(std::max<int64_t>(count * encoder.width(), 1));
+    const int64_t rows = encoder.pools() ? count : first.back();
+    Buffer<float> out(std::max<int64_t>(rows * encoder.width(), 1));
     {
         nb::gil_scoped_release unlocked;
         if (count) encoder.compute(token.data(), type.data(), first.data(), count, threads, out.data());
     }
-    return array_of(out.data(), count, encoder.width(), encoder.width());
+    return array_of(out.data(), rows, encoder.width(), encoder.width());
 }
 
 }  // namespace
@@ -169,8 +225,10 @@ NewArray<float> compute(const TextEncoder &encoder, const Array &tokens, const A
 void bind_text_encoder(nb::module_ &module) {
     using namespace zoo;
     nb::class_<TextEncoder>(module, "TextEncoder")
-        .def(nb::init<const Encoder &, int64_t, const std::string &, bool>(), nb::keep_alive<1, 2>(), "encoder"_a, "types"_a, "pooling"_a,
-             "normalize"_a)
+        .def(nb::init<const Encoder &, int64_t, const std::vector<std::string> &>(), nb::keep_alive<1, 2>(), "encoder"_a, "types"_a, "poolings"_a)
         .def("dense", &TextEncoder::dense, "weight"_a, "bias"_a, "activation"_a)
+        .def("layer_norm", &TextEncoder::layer_norm, "scale"_a, "bias"_a, "epsilon"_a)
+        .def("truncate", &TextEncoder::truncate, "components"_a)
+        .def("normalize", &TextEncoder::normalize)
         .def("compute", &compute, "tokens"_a, "types"_a, "lengths"_a, "threads"_a);
 }

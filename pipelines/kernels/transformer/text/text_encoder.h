@@ -1,4 +1,4 @@
-// The encoder of a Transformer and what makes one result of each text: pooling, layers of a head, normalization (transformer/text/program.py).
+// The encoder of a Transformer and what makes one result of each text or token: pooling, layers of a head, normalization (transformer/text/program.py).
 #pragma once
 #include <deque>
 #include <string>
@@ -10,33 +10,42 @@ namespace zoo {
 
 class TextEncoder {
   public:
-    // The encoder's embedding has `types` tables of positions, one after the other.
-    TextEncoder(const Encoder &encoder, int64_t types, const std::string &pooling, bool normalize);
-    // weight float32 [outputs, inputs], bias float32 [outputs]; activation: "", "tanh" or "relu".
+    // The encoder's embedding has `types` tables of positions, one after the other. poolings: their results are concatenated; none: each
+    // token has a result.
+    TextEncoder(const Encoder &encoder, int64_t types, const std::vector<std::string> &poolings);
+    // Steps of the head, in order. weight float32 [outputs, inputs], bias float32 [outputs]; activation: "" for none.
     void dense(const Array &weight, const Array &bias, const std::string &activation);
+    void layer_norm(const Array &scale, const Array &bias, float epsilon);
+    void truncate(int64_t components);
+    void normalize();
     int64_t longest() const { return longest_; }
     int64_t tokens() const { return encoder_.tokens(); }
     int64_t types() const { return types_; }
-    int64_t width() const { return layers_.empty() ? encoder_.width() : layers_.back().outputs; }
-    // tokens, types: of `count` texts, one after the other; first [count + 1]: where each begins, and the end. out [count, width()].
+    int64_t width() const { return width_; }
+    bool pools() const { return !poolings_.empty(); }
+    // tokens, types: of `count` texts, one after the other; first [count + 1]: where each begins, and the end. out [count, width()], or
+    // [first[count], width()] where nothing is pooled.
     void compute(const int32_t *tokens, const int32_t *types, const int64_t *first, int64_t count, int64_t threads, float *out) const;
 
   private:
-    enum class Pooling { kMean, kCls, kMax };
-    enum class Then { kNothing, kTanh, kRelu };
-    struct Dense {
+    enum class Pooling { kMean, kCls, kMax, kLast, kWeightedMean, kMeanSqrtLength };
+    enum class Kind { kDense, kLayerNorm, kTruncate, kNormalize };
+    struct Step {
+        Kind kind;
         int64_t inputs, outputs;
-        std::vector<float> weight, bias;  // rows of whole sixteens
-        Then then;
+        std::vector<float> weight, bias;  // of a layer: rows of whole sixteens; of a norm: padded with zeros to whole 64
+        Activation activation = Activation::kNone;
+        float epsilon = 0;
     };
-    // The result of a text of `count` rows.
-    void pool(const Rows &rows, int64_t begin, int64_t count, std::vector<float> &x, std::vector<float> &y, float *out) const;
+    // The pooled rows of a text of `count` rows, padded with zeros to whole 64.
+    void pool(const Rows &rows, int64_t begin, int64_t count, std::vector<float> &x) const;
+    // The head's result of x.
+    void finish(std::vector<float> &x, std::vector<float> &y, float *out) const;
 
     const Encoder &encoder_;
-    int64_t types_, longest_;
-    Pooling pooling_;
-    bool normalize_;
-    std::deque<Dense> layers_;
+    int64_t types_, longest_, width_;
+    std::vector<Pooling> poolings_;
+    std::deque<Step> steps_;
 };
 
 }  // namespace zoo

@@ -5,8 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 from helpers.arrays import floats
+from helpers.text_programs import check_reference
 
 from pipelines.core.errors import RequestError
+from pipelines.engines.native.texts import NativeTexts
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import native as programs
 from pipelines.kernels.transformer import program_file, reference
@@ -23,7 +25,7 @@ from pipelines.kernels.transformer.operations import (
 )
 from pipelines.kernels.transformer.program import EncoderProgram
 from pipelines.kernels.transformer.text import reference as text_reference
-from pipelines.kernels.transformer.text.program import TextProgram
+from pipelines.kernels.transformer.text.program import Dense, L2Norm, RowNorm, TextProgram, Truncation
 
 pytestmark = pytest.mark.skipif(not extension.isas(), reason="there are no kernels")
 LONGEST = 300
@@ -110,6 +112,51 @@ def test_a_bias_by_distance_within_a_window(rng, isa):
     ids = rng.integers(0, 64, 203).astype(np.int32)
     found = programs.compile_texts(made, isa).compute(ids, np.zeros_like(ids), np.array([len(ids)]), 1)[0]
     assert found.tobytes() == text_reference.compute(made, ids, np.zeros_like(ids)).tobytes()
+
+
+HEADS = {
+    "last": ("last", ()),
+    "two poolings": ("weighted_mean+cls", (("dense", 33, "gelu"), ("norm",), ("dense", 7, "sigmoid"))),
+    "truncated": ("mean_sqrt_len", (("dense", 40, "gelu_tanh"), ("l2",), ("truncate", 17))),
+    "a result for each token": ("none", (("dense", 48, "swish"), ("norm",), ("dense", 5, ""))),
+    "all rows": ("none", ()),
+}
+
+
+def head(rng, width, steps):
+    made = []
+    for kind, *rest in steps:
+        if kind == "dense":
+            made.append(Dense(floats(rng, rest[0], width, scale=width**-0.5), floats(rng, rest[0]), rest[1]))
+        elif kind == "norm":
+            made.append(RowNorm(floats(rng, width), floats(rng, width), 1e-5))
+        else:
+            made.append(L2Norm() if kind == "l2" else Truncation(rest[0]))
+        width = made[-1].outputs(width)
+    return made
+
+
+@pytest.mark.parametrize("isa", extension.isas())
+@pytest.mark.parametrize("case", HEADS)
+def test_results_of_texts_and_of_tokens(rng, tmp_path, case, isa):
+    pooling, steps = HEADS[case]
+    base = program(rng, turned=8)
+    made = TextProgram(base.encoder, 1, pooling, case == "last", head(rng, 48 * max(len(pooling.split("+")), 1), steps))
+    program_file.save(tmp_path / f"model{program_file.SUFFIX}", (made,))
+    check_reference(rng, tmp_path / f"model{program_file.SUFFIX}", made, [1, 2, 17, 40], isa)
+
+
+def test_results_of_tokens_do_not_depend_on_batch_order_or_threads(rng, tmp_path):
+    made = TextProgram(program(rng, turned=8).encoder, 1, "none", True)
+    path = tmp_path / f"model{program_file.SUFFIX}"
+    program_file.save(path, (made,))
+    lengths = rng.integers(1, 60, 20)
+    ids = rng.integers(0, 64, lengths.sum()).astype(np.int32)
+    together = NativeTexts(path, 3).compute(ids, np.zeros_like(ids), lengths)
+    ends = np.cumsum(lengths)
+    for length, end in zip(lengths, ends, strict=True):
+        alone = NativeTexts(path).compute(ids[end - length : end], np.zeros(length, np.int32), np.array([length]))
+        assert np.array_equal(together[end - length : end], alone)
 
 
 def test_a_window_equals_attention_to_the_keys_in_it(rng):

@@ -1,0 +1,146 @@
+"""Graphs of encoders since 2020 as native programs: near onnxruntime, and with the reference's bits on every instruction set."""
+
+import numpy as np
+import pytest
+
+from pipelines.core.errors import RequestError
+from pipelines.graph import io, reference_session
+from pipelines.kernels import extension
+from pipelines.kernels.transformer import native
+from pipelines.kernels.transformer.operations import QuantizedAttention
+from pipelines.kernels.transformer.text import reference
+from pipelines.kernels.transformer.text.from_graph import text_program
+from zoo.texts.export.freeze import export
+from zoo.texts.models.config import Attention, Dense, ModelConfig, Norm, Rotary
+from zoo.texts.models.weights import shapes
+
+pytestmark = pytest.mark.skipif(not extension.isas(), reason="there are no kernels")
+LINEAR = ("query", "key", "value", "output", "gate", "up", "down")
+GATED = {"absolute": False, "gated": True, "unbiased": LINEAR}
+SIZES = {"layers": 3, "width": 64, "heads": 4, "hidden": 90, "vocabulary": 64, "positions": 400}
+CASES = {
+    "modernbert": {
+        **GATED,
+        "rotary": Rotary(1000.0, 16, 100.0),
+        "attention": Attention(local=(1, 2), window=20),
+        "norm": Norm(place="pre", bias=False, first=False, final=True),
+    },
+    "qwen3": {
+        **GATED,
+        "activation": "swish",
+        "pooling": "last",
+        "normalize": True,
+        "rotary": Rotary(1e4, 24),
+        "attention": Attention(head_size=24, key_heads=2, causal=True, norm=True),
+        "norm": Norm(kind="rms", place="pre", embedding=False, final=True),
+    },
+    "gemma": {
+        **GATED,
+        "heads": 3,
+        "activation": "gelu_tanh",
+        "embedding_scale": 8.0,
+        "dense": (Dense(80, "identity", False), Dense(48, "tanh")),
+        "truncate_dim": 20,
+        "renormalize": True,
+        "normalize": True,
+        "rotary": Rotary(1e4, 32, 100.0),
+        "attention": Attention(head_size=32, key_heads=1, norm=True, local=(0, 1), window=30),
+        "norm": Norm(kind="rms", place="sandwich", embedding=False, final=True),
+    },
+    "part of a head rotated": {**GATED, "rotary": Rotary(100.0, 10, scaling="ntk", factor=2.0), "pooling": "cls+mean"},
+    "types without positions": {**GATED, "types": 2, "labels": 1, "rotary": Rotary(100.0, 16)},
+    "relative bias in windows": {
+        "buckets": 8,
+        "attention": Attention(local=(1,), window=16),
+        "pooling": "weighted_mean",
+    },
+    "narrow embeddings": {"embedding": 32, "pooling": "mean_sqrt_len", "distinct_layers": 1},
+}
+
+
+def graph(case):
+    config = ModelConfig("modernbert", epsilon=1e-6, **{**SIZES, **CASES[case]})
+    rng = np.random.default_rng(5)
+    weights = {}
+    for name, shape in shapes(config).items():
+        spread = 0.1 if len(shape) == 1 else 1.2 / shape[-1] ** 0.5
+        centre = 1 if len(shape) == 1 and "bias" not in name else 0
+        weights[name] = (rng.standard_normal(shape) * spread + centre).astype(np.float32)
+    return export(config, weights)
+
+
+@pytest.fixture(scope="module")
+def programs():
+    """Graph and program of a case, made once."""
+    made = {}
+
+    def get(case):
+        if case not in made:
+            model = graph(case)
+            made[case] = model, text_program(model)
+        return made[case]
+
+    return get
+
+
+def cosine(a, b):
+    return float(a.ravel() @ b.ravel() / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_are_near_those_of_the_float_graph(rng, programs, case):
+    model, program = programs(case)
+    session = reference_session.session(model, "the test needs")
+    for length in (1, 5, 90):
+        ids, types = rng.integers(0, 64, length), rng.integers(0, program.types, length)
+        feed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": types}
+        feed = {x.name: feed[x.name][None] for x in model.graph.inputs}
+        (expected,) = reference_session.run(session, feed)
+        found = reference.compute(program, ids, types)
+        if expected.size > 1:
+            assert cosine(found, expected[0]) > 0.99
+        assert np.abs(found - expected[0]).max() < 0.15 * max(np.abs(expected).max(), 1)
+
+
+@pytest.mark.parametrize("isa", extension.isas())
+@pytest.mark.parametrize("case", CASES)
+def test_every_instruction_set_returns_the_bits_of_the_reference(rng, programs, case, isa):
+    _, program = programs(case)
+    lengths = np.array([1, 3, 17, 70])
+    ids = rng.integers(0, 64, lengths.sum()).astype(np.int32)
+    types = rng.integers(0, program.types, len(ids)).astype(np.int32)
+    found = native.compile_texts(program, isa).compute(ids, types, lengths, 1)
+    ends = np.cumsum(lengths)
+    for row, length, end in zip(found, lengths, ends, strict=True):
+        assert row.tobytes() == reference.compute(program, ids[end - length : end], types[end - length : end]).tobytes()
+
+
+def test_layers_share_tables_and_texts_are_as_long_as_these(programs):
+    _, program = programs("modernbert")
+    attention = [each for each in program.encoder.operations if isinstance(each, QuantizedAttention)]
+    assert [(each.before, each.after) for each in attention] == [(None, None), (20, 20), (20, 20)]
+    assert attention[1].rotary is attention[2].rotary is not attention[0].rotary
+    assert program.longest == 400
+    _, causal = programs("qwen3")
+    assert {each.after for each in causal.encoder.operations if isinstance(each, QuantizedAttention)} == {0}
+
+
+def test_a_graph_of_rows_has_results_for_tokens(tmp_path, rng):
+    model = graph("modernbert")
+    hidden = next(value for node in model.graph for value in node.outputs if value.name == "hidden")
+    model.graph.outputs[0] = hidden
+    program = text_program(io.load(io.save(model, tmp_path / "model.onnx")))
+    assert (program.pooling, program.width) == ("none", 64)
+    ids = rng.integers(0, 64, 30)
+    feed = {"input_ids": ids[None], "attention_mask": np.ones((1, 30), np.int64)}
+    (expected,) = reference_session.run(reference_session.session(model, "the test needs"), feed)
+    assert cosine(reference.compute(program, ids, np.zeros_like(ids)), expected) > 0.99
+
+
+def test_a_rotation_of_neighbouring_columns_is_refused():
+    model = graph("modernbert")
+    for node in list(model.graph):
+        if node.op_type == "Concat" and node.outputs[0].name.endswith("query.turned"):
+            node.replace_input_with(0, node.inputs[1])
+    with pytest.raises(RequestError, match="no rotation of two halves"):
+        text_program(model)
