@@ -29,6 +29,110 @@ CONFIGS = {
         "norm_eps": 1e-5,
         "position_embedding_type": "absolute",
     },
+    "nomic_bert": {
+        "model_type": "nomic_bert",
+        "architectures": ["NomicBertModel"],
+        "activation_function": "swiglu",
+        "auto_map": {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"},
+        "bos_token_id": None,
+        "causal": False,
+        "layer_norm_epsilon": 1e-12,
+        "max_trained_positions": 2048,
+        "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False,
+        "n_embd": 32,
+        "n_head": 4,
+        "n_inner": 250,
+        "n_layer": 2,
+        "n_positions": 8192,
+        "parallel_block": False,
+        "prenorm": False,
+        "qkv_proj_bias": False,
+        "rotary_emb_base": 1000,
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
+        "rotary_scaling_factor": None,
+        "type_vocab_size": 2,
+        "use_rms_norm": False,
+        "vocab_size": 64,
+    },
+    "gte": {
+        **SIZES,
+        "model_type": "new",
+        "architectures": ["NewModel"],
+        "auto_map": {"AutoModel": "modeling.NewModel"},
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+        "layer_norm_type": "layer_norm",
+        "max_position_embeddings": 8192,
+        "num_hidden_layers": 2,
+        "pack_qkv": True,
+        "position_embedding_type": "rope",
+        "rope_scaling": {"factor": 2.0, "type": "ntk"},
+        "rope_theta": 160000,
+        "type_vocab_size": 2,
+        "unpad_inputs": False,
+    },
+    "qwen3": {
+        **SIZES,
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": False,
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768,
+        "max_window_layers": 28,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": None,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+    },
+    "stella": {
+        **SIZES,
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "auto_map": {"AutoModel": "modeling_qwen.Qwen2Model"},
+        "hidden_act": "silu",
+        "max_position_embeddings": 8192,
+        "max_window_layers": 21,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "sliding_window": 131072,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+    },
+    "gemma3": {
+        **SIZES,
+        "model_type": "gemma3_text",
+        "architectures": ["Gemma3TextModel"],
+        "attention_bias": False,
+        "attn_logit_softcapping": None,
+        "head_dim": 16,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": [*(["sliding_attention"] * 5), "full_attention", "sliding_attention"],
+        "max_position_embeddings": 2048,
+        "num_hidden_layers": 7,
+        "num_key_value_heads": 1,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-6,
+        "rope_local_base_freq": 10000.0,
+        "rope_scaling": None,
+        "rope_theta": 1000000.0,
+        "sliding_window": 257,
+        "use_bidirectional_attention": True,
+    },
+}
+NATIVE = {  # what transformers itself calls networks of custom code
+    "NomicBertModel": {**SIZES, "model_type": "nomic_bert", "num_hidden_layers": 2, "intermediate_size": 256},
+    "NewModel": {"model_type": "gte", "rope_scaling": None, "rope_theta": None, "auto_map": None},
+    "Qwen2ForCausalLM": {"is_causal": False, "auto_map": None},
 }
 LONG = " ".join(["the", "zebra", "sat,", "and", "a", "cat?", "no!"] * 60)  # longer than windows of real models
 TEXTS = [*text_models.TEXTS, LONG, "!", "a b " * 100]
@@ -42,13 +146,25 @@ def write(folder, values, modules=(("Pooling", {"pooling_mode_mean_tokens": True
     torch.manual_seed(seed)
     folder.mkdir(parents=True, exist_ok=True)
     values = copy.deepcopy(values)
-    config = transformers.AutoConfig.for_model(**copy.deepcopy(values))
-    network = transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
+    native = NATIVE.get(values["architectures"][0], {}) if values.get("auto_map") else {}
+    base = {} if "n_embd" in values else copy.deepcopy(values)
+    given = {key: value for key, value in {**base, **native}.items() if value is not None}
+    config = transformers.AutoConfig.for_model(**given)
+    network = transformers.AutoModel.from_config(config, attn_implementation="eager").float().eval()
     randomize(network)
+    if (values.get("rope_scaling") or {}).get("type") == "ntk":
+        network.rotary_emb.inv_freq = ntk_frequencies(values)
     network.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(values))
     finish(folder, modules)
     return network
+
+
+def ntk_frequencies(values):
+    """Rotary frequencies of GTE 1.5: a base times the factor f, then divided by f^(2 / size)."""
+    size, factor = values["hidden_size"] // values["num_attention_heads"], values["rope_scaling"]["factor"]
+    exponents = torch.arange(0, size, 2, dtype=torch.float32) / size
+    return 1.0 / (values["rope_theta"] * factor) ** exponents / factor ** (2 / size)
 
 
 def randomize(network):

@@ -116,8 +116,9 @@ class NetworkWriter(Writer):
             Output, of the shape of the input.
         """
         kind = kind or self.config.activation
-        for name, value in {"one": 1.0, "half": 0.5}.items():  # first, as in the graphs of shipped tables
-            self.constant(name, value)
+        if not self.config.gated:  # first, as in the graphs of shipped tables
+            for name, value in {"one": 1.0, "half": 0.5}.items():
+                self.constant(name, value)
         return self.activation(x, path, kind)
 
     def slice(self, x: ir.Value, name: str, start: int, end: int, axis: int = -1) -> ir.Value:

@@ -25,12 +25,7 @@ from zoo.texts.models.config import ModelConfig
 INDEX = ".index.json"  # suffix of the index of sharded weights
 PICKLED = "pytorch_model.bin"
 UNSUPPORTED = {  # unsupported parts of other networks
-    "nomic_bert": "rotary positions and a gated feed-forward (SwiGLU)",
     "deberta-v2": "disentangled attention over content and relative position",
-    "new": "rotary positions and a gated feed-forward (GeGLU)",  # gte-v1.5
-    "qwen2": "rotary positions, grouped-query attention and a gated feed-forward (SwiGLU)",
-    "qwen3": "rotary positions, grouped-query attention and a gated feed-forward (SwiGLU)",
-    "gemma3_text": "rotary positions, sliding-window attention and a gated feed-forward (GeGLU)",
     "t5": "relative positions in every layer and RMS normalization",
     "bart": "an encoder and a decoder",
 }

@@ -134,3 +134,90 @@ def test_unsupported_settings_are_refused(tmp_path, changes, reason):
     (tmp_path / "theirs/config.json").write_text(json.dumps({**content, **changes}))
     with pytest.raises(RequestError, match=reason):
         zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+
+
+SLIDING = ["full_attention", *(["sliding_attention"] * 6)]
+ROPE = {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("modernbert", {"attention_bias": True, "mlp_bias": True, "norm_bias": True}),
+        ("modernbert", {"layer_types": SLIDING, "local_attention": 20}),
+        ("modernbert", {"rope_parameters": {"full_attention": ROPE, "sliding_attention": {"rope_theta": 70.0}}}),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1, "attention_bias": True}),
+        ("qwen3", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "hidden_act": "gelu"}),
+        ("qwen3", {"is_causal": False}),
+        ("stella", {"auto_map": None}),
+        ("gte", {"type_vocab_size": 0}),
+        ("gemma3", {"use_bidirectional_attention": False, "sliding_window": 40, "layer_types": None}),
+        ("gemma3", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+    ],
+)
+def test_other_settings_of_an_architecture(tmp_path, kind, changes):
+    network = text_networks.write(tmp_path / "theirs", {**CONFIGS[kind], **changes})
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
+    expected = [text_networks.hidden(network, text).mean(axis=0) for text in TEXTS]
+    assert np.abs(found - text_networks.unit(np.stack(expected))).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "reason"),
+    [
+        ("nomic_bert", {"moe_every_n_layers": 2}, "its moe_every_n_layers is 2"),
+        ("nomic_bert", {"rotary_emb_interleaved": True}, "its rotary_emb_interleaved is True"),
+        ("gte", {"position_embedding_type": "absolute"}, "its position_embedding_type is 'absolute'; expected 'rope'"),
+        ("qwen3", {"auto_map": {"AutoModel": "other.Model"}}, "its custom code other.Model is not known"),
+        ("qwen3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "are scaled by yarn"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "its attn_logit_softcapping is 50.0; expected None"),
+    ],
+)
+def test_settings_that_are_not_supported_are_named(tmp_path, kind, changes, reason):
+    text_networks.write(tmp_path / "theirs", CONFIGS[kind])
+    content = json.loads((tmp_path / "theirs/config.json").read_text())
+    (tmp_path / "theirs/config.json").write_text(json.dumps({**content, **changes}))
+    with pytest.raises(RequestError, match=reason):
+        zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+
+
+def test_dynamic_positions_of_nomic_bert_end_where_scaling_begins(tmp_path):
+    values = {**CONFIGS["nomic_bert"], "rotary_scaling_factor": 2, "max_trained_positions": 512}
+    text_networks.write(tmp_path / "theirs", values)
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    assert zoo.info(tmp_path / "ours")["preprocessing"]["max_length"] == 512
+
+
+def test_a_length_of_the_folder_limits_the_tables(tmp_path):
+    text_networks.write(tmp_path / "theirs", CONFIGS["qwen3"])
+    (tmp_path / "theirs/sentence_bert_config.json").write_text('{"max_seq_length": 100}')
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    assert zoo.info(tmp_path / "ours")["preprocessing"]["form"]["positions"] == 100
+
+
+SMALL = {**text_networks.SIZES, "num_hidden_layers": 7, "num_key_value_heads": 2, "architectures": None}
+PUBLIC = {  # what is smaller than in the public configuration; the rest is as it is there
+    "answerdotai__ModernBERT-base": {"layer_types": None, "architectures": ["ModernBertModel"]},
+    "ModernBERT-token-classification": {"architectures": ["ModernBertModel"]},
+    "Alibaba-NLP__gte-large-en-v1.5": {"architectures": ["NewModel"]},
+    "Qwen__Qwen3-Embedding-0.6B": {"head_dim": 16, "architectures": ["Qwen3Model"]},
+    "NovaSearch__stella_en_1.5B_v5": {"architectures": ["Qwen2ForCausalLM"]},
+    "google__embeddinggemma-300m": {"head_dim": 16, "num_key_value_heads": 1, "architectures": ["Gemma3TextModel"]},
+}
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_configurations_at_smaller_sizes(tmp_path, shared, name):
+    folder = shared / "hub-configs" / name
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}")
+    values = json.loads((folder / "config.json").read_text()) | SMALL | PUBLIC[name]
+    if kinds := values.get("layer_types"):
+        values["layer_types"] = kinds[:7]
+    network = text_networks.write(tmp_path / "theirs", values)
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
+    expected = [text_networks.hidden(network, text).mean(axis=0) for text in TEXTS]
+    assert np.abs(found - text_networks.unit(np.stack(expected))).max() < 1e-5

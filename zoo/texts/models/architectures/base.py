@@ -68,7 +68,8 @@ class ConfigFile:
             *expected: Supported values.
         """
         if (value := self.values.get(key)) is not None and value not in expected:
-            raise RequestError(f"its {key} is {value!r:.60}; expected {' or '.join(map(repr, expected))}")
+            known = " or ".join(dict.fromkeys(map(repr, expected or (None,))))
+            raise RequestError(f"its {key} is {value!r:.60}; expected {known}")
 
     def rotary(self, size: int, theta: float, local_theta: float = 0.0) -> Rotary:
         """Returns the rotary positions, from the keys of transformers 5 (`rope_parameters`) or of earlier versions.
