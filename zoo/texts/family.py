@@ -128,6 +128,18 @@ SENTENCE_ENCODER = TextFamily(  # Reimers and Gurevych 2019, "Sentence-BERT"
             "Name of a prompt of the model, such as query, or a prefix of every text, with a blank or a colon.",
         ),
         MAX_LENGTH,
+        RunOption(
+            "chunk",
+            int,
+            None,
+            "Tokens of the chunks that texts are divided into. [default: they are truncated]",
+            summary="{texts:,} texts in {chunks:,} chunks, {skipped:,} left out, {texts_per_second:,.0f} texts/s, "
+            "{precision} in {engine}",
+        ),
+        RunOption("stride", int, 0, "Tokens that a chunk shares with the one before."),
+        RunOption(
+            "chunk_pooling", str, "none", "none: a row of output for every chunk; mean: the mean of a text's chunks."
+        ),
     ),
     summary=(
         "{texts:,} texts, {skipped:,} left out, {cut:,} cut, {texts_per_second:,.0f} texts/s, {precision} in {engine}"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.core.errors import RequestError
 from pipelines.data.tables import writing
-from zoo.texts.data import vector_files
+from zoo.texts.data import text_files, vector_files
+from zoo.texts.data.chunks import Chunking, DividedRows
 from zoo.texts.importers.huggingface import SIGMOID
 from zoo.texts.models.config import EMBEDDING, SCORES
 from zoo.texts.sentence_encoder import PairRanker, SentenceEncoder
@@ -24,11 +26,13 @@ class SentencePipeline(SentenceEncoder):
 
     Attributes:
         output_dtype: Dtype of the vectors that `run` writes.
+        chunks: Division of the texts that `run` reads; None if they are not divided.
     """
 
     OUTPUT: ClassVar[str] = EMBEDDING
     TEXTS_PER_ROW: ClassVar[int] = 1
     output_dtype: str = "float32"
+    chunks: DividedRows | None = None
 
     def postprocess(self, out: dict[str, NDArray[Any]]) -> list[dict[str, Any]]:
         """Converts outputs of `predict` to one result per text.
@@ -51,11 +55,14 @@ class SentencePipeline(SentenceEncoder):
         output_dtype: str = "float32",
         prompt: str | None = None,
         max_length: int | None = None,
+        chunk: int | None = None,
+        stride: int = 0,
+        chunk_pooling: str = "none",
     ) -> dict[str, Any]:
         """Embeds texts in constant memory and input order.
 
         A row that is no text (invalid UTF-8, an empty line) is reported on stderr and becomes a row of zeros. Texts
-        over the token limit are truncated and counted.
+        over the token limit are truncated and counted, or divided into chunks.
 
         Args:
             inputs: Text files with one text per line, tables, "-" for stdin, or a list of 1-tuples, a text each.
@@ -66,15 +73,38 @@ class SentencePipeline(SentenceEncoder):
             output_dtype: Dtype of the vectors (see `zoo.texts.data.vector_files.convert`).
             prompt: Name of a prompt of the model, or a prefix with a blank or a colon; None for the default prompt.
             max_length: Maximum number of tokens of a text; None for that of the model.
+            chunk: Number of tokens of the chunks that texts are divided into (see `Chunking`); None to truncate them.
+            stride: Number of tokens that a chunk shares with the one before.
+            chunk_pooling: "none" for a row of output a chunk, in .parquet and .jsonl; "mean" for the mean of the chunks
+                of a text.
 
         Returns:
-            {"texts", "skipped", "cut", "seconds", "texts_per_second", "tokens_per_second", "engine", "precision"}.
+            {"texts", "skipped", "cut", "seconds", "texts_per_second", "tokens_per_second", "engine", "precision"}, and
+            "chunks".
 
         Raises:
-            RequestError: There are no valid texts, or the model has no such prompt.
+            RequestError: There are no valid texts, the model has no such prompt, or the chunks are out of range.
         """
-        self.output_dtype = vector_files.require_dtype(output_dtype)
-        return self._run(inputs, output, on_error, self.parse_columns(column), prompt, max_length)
+        configured = copy.copy(self)  # the options apply to this call only
+        configured.output_dtype = vector_files.require_dtype(output_dtype)
+        columns, arguments = self.parse_columns(column), (prompt, max_length)
+        if chunk is None:
+            if stride or chunk_pooling != "none":
+                raise RequestError("found --stride or --chunk-pooling without --chunk, expected the tokens of a chunk")
+            return configured._run(inputs, output, on_error, columns, *arguments)
+        chunking = Chunking(chunk, stride, chunk_pooling)
+        if chunk_pooling == "none" and str(output).lower().endswith(".npy"):
+            raise RequestError(f"{output} has no row numbers; expected .parquet or .jsonl, or --chunk-pooling mean")
+        configured.chunks = chunks = DividedRows(self.tokenizer, chunking, self.prompts.resolve(prompt))
+        report = configured._run(inputs, output, on_error, columns, *arguments)
+        texts, seconds = chunks.texts - report["skipped"], report["seconds"]
+        rate = round(texts / seconds, 1) if seconds else report["texts_per_second"]
+        return {**report, "texts": texts, "chunks": report["texts"], "texts_per_second": rate}
+
+    def rows(self, data: Any, columns: Sequence[str] = (), *, names: bool = True) -> Iterator[text_files.Row]:
+        """See `TextPipeline.rows`; a row for every chunk of a text if `run` divides them."""
+        rows = super().rows(data, columns, names=names)
+        return rows if self.chunks is None else self.chunks.divided(rows)
 
     @contextlib.contextmanager
     def _writer(self, output: str | Path) -> Iterator[Write]:
@@ -83,7 +113,11 @@ class SentencePipeline(SentenceEncoder):
             def write_converted(results: Floats, rows: NDArray[np.int64]) -> None:
                 write(vector_files.convert(results, self.output_dtype), rows)
 
-            yield write_converted
+            if self.chunks is None:
+                yield write_converted
+            else:
+                with self.chunks.writing(write_converted, self.first_row, self.config.normalize) as write_chunks:
+                    yield write_chunks
 
 
 class RankingPipeline(PairRanker):

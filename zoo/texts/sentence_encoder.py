@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from zoo.texts.data import vector_files
+from zoo.texts.data.chunks import Chunking, Chunks, divide
 from zoo.texts.text_pipeline import SORT_WINDOW, Floats, TextPipeline
 
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
@@ -102,6 +103,30 @@ class SentenceEncoder(TextPipeline):
         import torch
 
         return torch.from_numpy(found) if convert_to_tensor or single else list(torch.from_numpy(found))
+
+    def encode_chunks(
+        self, inputs: Sequence[str], size: int, stride: int = 0, pooling: str = "none", prompt: str | None = None
+    ) -> tuple[Floats, Chunks]:
+        """Computes embeddings of the chunks of long texts.
+
+        Args:
+            inputs: The texts.
+            size: Maximum number of tokens of a chunk, special tokens and prompt included.
+            stride: Number of tokens that a chunk shares with the one before.
+            pooling: "none" for an embedding a chunk; "mean" for the mean of a text's chunks, normalized as the model's
+                embeddings are.
+            prompt: Prefix of every chunk; None for the default prompt of the model.
+
+        Returns:
+            Embeddings, float32 [chunks, width] or [texts, width]; and the chunks.
+
+        Raises:
+            RequestError: The size or the stride is out of range.
+        """
+        prefix = self.prompt if prompt is None else prompt
+        parts = divide(self.tokenizer, inputs, Chunking(size, stride, pooling), prefix)
+        vectors = self.compute_texts([(text,) for text in parts.texts], prefix)
+        return (parts.mean(vectors, self.config.normalize) if pooling == "mean" else vectors), parts
 
     def encode_query(self, inputs: str | Sequence[str], **options: Any) -> Any:
         """Computes embeddings of queries.

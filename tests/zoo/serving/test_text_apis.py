@@ -374,3 +374,30 @@ def test_the_api_is_described(served: Server) -> None:
     assert {EMBEDDINGS, "/embed", "/rerank", "/v2/rerank", "/v1/models/texts-0/embed", "/info"} <= {*paths}
     assert "/embed_sparse" not in paths and "/v1/models/texts-1/embed" not in paths
     assert b"OpenAI" in served.ask("/docs")[2]
+
+
+def test_long_texts_in_chunks(served: Server, folders: list[Path]) -> None:
+    pipeline, text = zoo.pipeline(folders[0], engine="native"), "the cat sat, and the zoo ran. " * 9
+    vectors, chunks = pipeline.encode_chunks([text, "a"], 20, 4)
+    options = {"input": [text, "a"], "model": "m", "chunk": 20, "stride": 4}
+    found = post(served, EMBEDDINGS, **options)
+    rows = found["data"]
+    assert len(chunks.texts) > 5 and found["usage"]["chunks"] == len(rows) == len(chunks.texts)
+    assert [row["index"] for row in rows] == chunks.rows.tolist()
+    assert [[row["start"], row["end"]] for row in rows] == chunks.spans.tolist()
+    assert np.array_equal(np.array([row["embedding"] for row in rows], np.float32), vectors)
+    assert np.array_equal(vectors, pipeline.encode(chunks.texts))
+    means, _ = pipeline.encode_chunks([text, "a"], 20, 4, "mean")
+    rows = post(served, EMBEDDINGS, **options, chunk_pooling="mean")["data"]
+    assert [row["chunks"] for row in rows] == chunks.counts.tolist() and "truncated" not in found
+    assert np.array_equal(np.array([row["embedding"] for row in rows], np.float32), means)
+    for change, status in (
+        ({"chunk": 81}, 400),
+        ({"stride": 18}, 400),
+        ({"chunk": None}, 400),
+        ({"chunk_pooling": "max"}, 400),
+        ({"input": [5, 6]}, 400),
+        ({"input": "a " * 100_000, "stride": 17}, 400),  # too many chunks
+        ({"input": "a " * 2_000_000}, 413),
+    ):
+        assert refused(served, EMBEDDINGS, {**options, **change})[0] == status, change

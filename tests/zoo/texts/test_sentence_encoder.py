@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as parquet
 import pytest
 
 pytest.importorskip("torch", reason="needs the train extra")
@@ -116,3 +117,39 @@ def test_results_are_those_of_sentence_transformers(folders: list[Path]) -> None
     ):
         assert found["corpus_id"] == expected["corpus_id"]
         assert found["score"] == pytest.approx(expected["score"], abs=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["none", "mean"])
+def test_run_divides_texts_into_chunks(encoder, tmp_path: Path, pooling: str) -> None:
+    long = "the cat sat, and the zoo ran. " * 9
+    texts = ["a cat", long, "", long * 30, "b"]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    options = {"chunk": 20, "stride": 4, "chunk_pooling": pooling}
+    report = encoder.run(str(tmp_path / "texts.txt"), tmp_path / "out.parquet", **options)
+    valid = [text for text in texts if text]
+    vectors, chunks = encoder.encode_chunks(valid, 20, 4, pooling)
+    table = parquet.read_table(tmp_path / "out.parquet")
+    numbers = np.array([1, 2, 4, 5])
+    expected = (numbers[chunks.rows] if pooling == "none" else numbers).tolist()
+    kept = [i for i, row in enumerate(table["row"].to_pylist()) if row != 3]
+    assert [table["row"][i].as_py() for i in kept] == expected and len(kept) == len(table) - 1
+    found = np.array([table["embedding"][i].as_py() for i in kept], np.float32)
+    assert np.abs(found - vectors).max() < 1e-6
+    assert report["texts"] == 4 and report["skipped"] == 1 and report["chunks"] == len(chunks.texts)
+    assert report["cut"] == 0 and encoder.chunks is None
+
+
+def test_chunks_without_a_place_for_their_rows_are_refused(encoder, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("a cat\n" * 3)
+    for output, options in (
+        ("out.npy", {"chunk": 20}),
+        ("out.parquet", {"chunk": 20, "stride": 18}),
+        ("out.parquet", {"chunk": 81}),
+        ("out.parquet", {"stride": 3}),
+        ("out.parquet", {"chunk": 20, "chunk_pooling": "max"}),
+    ):
+        with pytest.raises(RequestError, match="expected"):
+            encoder.run(str(tmp_path / "texts.txt"), tmp_path / output, **options)
+        assert not (tmp_path / output).exists()
+    encoder.run(str(tmp_path / "texts.txt"), tmp_path / "out.npy", chunk=20, chunk_pooling="mean")
+    assert np.load(tmp_path / "out.npy").shape == (3, 32)

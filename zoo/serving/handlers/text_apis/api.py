@@ -32,6 +32,26 @@ def flat(tokens: Tokens) -> dict[str, NDArray[Any]]:
     return {"lengths": tokens.lengths, "ids": tokens.ids, "types": tokens.types, "truncated": tokens.truncated}
 
 
+def require_limits(samples: Sequence[Sample], job: Job) -> None:
+    """Checks the number of samples, and their characters.
+
+    Args:
+        samples: The samples.
+        job: The job.
+
+    Raises:
+        ContentTooLarge: There are more than `MAX_TEXTS` samples, or the texts are too long.
+    """
+    if len(samples) > MAX_TEXTS:
+        raise limits.ContentTooLarge(f"found {len(samples):,} inputs, expected at most {MAX_TEXTS:,}")
+    characters = sum(
+        len(sample) if isinstance(sample, str) else sum(map(len, sample))
+        for sample in samples
+        if not isinstance(sample, list)
+    )
+    limits.TEXT.require(characters, job.received_bytes)
+
+
 class TextApi(abc.ABC):
     """A request type of a text API, for one model.
 
@@ -94,14 +114,7 @@ class TextApi(abc.ABC):
             ContentTooLarge: There are more than `MAX_TEXTS` samples, or the texts are too long.
             RequestError: A text is too long and may not be truncated, or token ids are not of this model.
         """
-        if len(samples) > MAX_TEXTS:
-            raise limits.ContentTooLarge(f"found {len(samples):,} inputs, expected at most {MAX_TEXTS:,}")
-        characters = sum(
-            len(sample) if isinstance(sample, str) else sum(map(len, sample))
-            for sample in samples
-            if not isinstance(sample, list)
-        )
-        limits.TEXT.require(characters, job.received_bytes)
+        require_limits(samples, job)
         prefix = self.pipeline.prompt if prompt is None else prompt
         most = self.pipeline.tokenizer.require_length(max_length, self.pipeline.TEXTS_PER_ROW > 1)
         texts: list[Any] = [

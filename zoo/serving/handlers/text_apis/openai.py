@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,13 +13,16 @@ from numpy.typing import NDArray
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from zoo.serving.handlers.base import parse_json
-from zoo.serving.handlers.text_apis.api import EmbeddingApi, Sample, flat
+from zoo.serving.handlers.text_apis.api import EmbeddingApi, Sample, flat, require_limits
+from zoo.serving.protocol import limits
 from zoo.serving.protocol.fields import Fields
+from zoo.serving.protocol.text_apis import EMBEDDINGS, FIELDS, MAX_TEXTS
 from zoo.serving.workers.channel import Job
 from zoo.texts.data import vector_files
+from zoo.texts.data.chunks import POOLINGS, Chunking, Chunks, divide
+from zoo.texts.models.config import EMBEDDING
 
-KNOWN = ("input", "model", "encoding_format", "dimensions", "user")  # of OpenAI
-OWN = ("output_dtype", "input_type", "prompt", "truncate")  # of other servers with this API, and of this one
+_, REQUIRED, OPTIONAL = FIELDS[EMBEDDINGS]
 EXPECTED = "a text, a list of texts, the tokens of a text, or a list of them"
 
 
@@ -31,6 +35,8 @@ class EmbeddingRequest(NamedTuple):
         precision: One of `vector_files.PRECISIONS`.
         token_count: Number of tokens of all inputs.
         truncated: Indices of truncated inputs.
+        chunks: Chunks of the inputs; None if they are not divided.
+        pooling: Pooling of the chunks of an input, "none" or "mean".
     """
 
     base64: bool
@@ -38,6 +44,8 @@ class EmbeddingRequest(NamedTuple):
     precision: str
     token_count: int
     truncated: list[int]
+    chunks: Chunks | None
+    pooling: str
 
 
 class Embeddings(EmbeddingApi):
@@ -55,7 +63,7 @@ class Embeddings(EmbeddingApi):
         Raises:
             RequestError: A field is unknown or invalid.
         """
-        fields = Fields(parse_json(job), (*KNOWN, *OWN))
+        fields = Fields(parse_json(job), (*REQUIRED, *OPTIONAL))
         self.require_model(fields.text("model", None))
         fields.text("user", None)
         samples = inputs(fields.value("input"), "input")
@@ -67,9 +75,28 @@ class Embeddings(EmbeddingApi):
         dimensions = fields.whole("dimensions", self.width)
         precision = fields.choice("output_dtype", self.PRECISIONS, "float")
         is_base64 = fields.choice("encoding_format", ("float", "base64"), "float") == "base64"
-        tokens = self.tokens(samples, job, prompt=prefix, truncate=fields.flag("truncate", True))
-        truncated = np.flatnonzero(tokens.truncated).tolist()
-        return flat(tokens), EmbeddingRequest(is_base64, dimensions, precision, len(tokens.ids), truncated)
+        truncate, pooling = fields.flag("truncate", True), fields.choice("chunk_pooling", POOLINGS, "none")
+        chunks = self._chunks(fields, samples, job, prefix)
+        tokens = self.tokens(samples if chunks is None else chunks.texts, job, prompt=prefix, truncate=truncate)
+        truncated = np.flatnonzero(tokens.truncated).tolist() if chunks is None else []
+        count = len(tokens.ids)
+        return flat(tokens), EmbeddingRequest(is_base64, dimensions, precision, count, truncated, chunks, pooling)
+
+    def _chunks(self, fields: Fields, samples: Sequence[Sample], job: Job, prompt: str | None) -> Chunks | None:
+        """Divides the inputs, if the field "chunk" asks for it."""
+        size = fields.whole("chunk", self.pipeline.max_length)
+        stride = fields.whole("stride", self.pipeline.max_length, least=0)
+        if size is None:
+            if stride is not None or fields.has("chunk_pooling"):
+                raise RequestError("found stride or chunk_pooling without chunk, expected the tokens of a chunk in it")
+            return None
+        texts = [sample for sample in samples if isinstance(sample, str)]
+        if len(texts) < len(samples):
+            raise RequestError("found tokens as input and chunk, expected texts")
+        require_limits(texts, job)
+        limits.DIVIDED.require(sum(map(len, texts)), job.received_bytes)
+        prefix = self.pipeline.prompt if prompt is None else prompt
+        return divide(self.pipeline.tokenizer, texts, Chunking(size, stride or 0), prefix, MAX_TEXTS)
 
     def encode(self, context: EmbeddingRequest, outputs: Batch) -> bytes:
         """Encodes the embeddings.
@@ -79,16 +106,32 @@ class Embeddings(EmbeddingApi):
             outputs: Outputs of the model.
 
         Returns:
-            The response; "truncated" lists the indices of truncated inputs, if any.
+            The response; "truncated" lists the indices of truncated inputs, if any. With one embedding a chunk, "index"
+            is that of its input, "start" and "end" are characters of it; with the mean of the chunks, "chunks" is
+            their number.
         """
+        chunks, about = context.chunks, [{"index": i} for i in range(len(outputs[EMBEDDING]))]
+        if chunks is not None and context.pooling == "mean":
+            means = chunks.mean(outputs[EMBEDDING], self.pipeline.config.normalize)
+            outputs = {**outputs, EMBEDDING: means}
+            about = [{"index": i, "chunks": count} for i, count in enumerate(chunks.counts.tolist())]
+        elif chunks is not None:
+            about = [
+                {"index": row, "start": start, "end": end}
+                for row, (start, end) in zip(chunks.rows.tolist(), chunks.spans.tolist(), strict=True)
+            ]
         rows = vector_files.quantize(self.vectors(outputs, context.dimensions), context.precision)
         values: list[Any] = [base64_text(row) for row in rows] if context.base64 else list(rows)
         response: dict[str, Any] = {
             "object": "list",
-            "data": [{"object": "embedding", "index": i, "embedding": value} for i, value in enumerate(values)],
+            "data": [
+                {"object": "embedding", **each, "embedding": value} for each, value in zip(about, values, strict=True)
+            ],
             "model": self.name,
             "usage": {"prompt_tokens": context.token_count, "total_tokens": context.token_count},
         }
+        if chunks is not None:
+            response["usage"]["chunks"] = len(chunks.texts)
         if context.truncated:
             response["truncated"] = context.truncated
         return orjson.dumps(response, option=orjson.OPT_SERIALIZE_NUMPY)

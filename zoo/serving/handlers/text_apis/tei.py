@@ -16,11 +16,10 @@ import orjson
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, one_line
 from zoo.serving.handlers.base import parse_json
-from zoo.serving.handlers.text_apis.api import EmbeddingApi, RankingApi, Sample, TextApi, flat
+from zoo.serving.handlers.text_apis.api import EmbeddingApi, RankingApi, Sample, TextApi, flat, require_limits
 from zoo.serving.handlers.text_apis.openai import inputs
-from zoo.serving.protocol import limits
 from zoo.serving.protocol.fields import Fields
-from zoo.serving.protocol.text_apis import MAX_TEXTS, EmptyBatch, Unprocessable, WrongTask
+from zoo.serving.protocol.text_apis import EmptyBatch, Unprocessable, WrongTask
 from zoo.serving.workers.channel import Job
 from zoo.texts.data.tokenizer import Tokens
 from zoo.texts.text_pipeline import TextPipeline
@@ -291,8 +290,7 @@ class Tokenize(TeiApi):
         texts = [value] if isinstance(value, str) else fields.texts("inputs")
         if not texts:
             raise EmptyBatch("`inputs` cannot be empty")
-        _require_batch(len(texts))
-        limits.TEXT.require(sum(map(len, texts)), job.received_bytes)
+        require_limits(texts, job)
         prompt, special = self.named_prompt(fields), fields.flag("add_special_tokens", True)
         prefix = self.pipeline.prompt if prompt is None else prompt
         most = MAX_CHARACTERS * self.pipeline.max_length
@@ -346,7 +344,7 @@ class Decode(TeiApi):
             raise RequestError(
                 f"found other ids, expected a list of token ids, 0 to {size - 1:,}, or a list of such lists"
             )
-        _require_batch(len(rows))
+        require_limits(rows, job)
         texts = self.pipeline.tokenizer.decode(rows, fields.flag("skip_special_tokens", True))
         return {}, orjson.dumps(texts)
 
@@ -369,8 +367,3 @@ def label_names(pipeline: TextPipeline) -> list[str]:
     names: list[str] = pipeline.folder.preprocessing.get("names", [])
     count = pipeline.config.labels
     return names if len(names) == count else [f"LABEL_{i}" for i in range(count)]
-
-
-def _require_batch(count: int) -> None:
-    if count > MAX_TEXTS:
-        raise limits.ContentTooLarge(f"found {count:,} inputs, expected at most {MAX_TEXTS:,}")
