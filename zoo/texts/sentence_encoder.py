@@ -19,6 +19,7 @@ from zoo.texts.data import vector_files
 from zoo.texts.data.chunks import Chunking, Chunks, divide
 from zoo.texts.text_pipeline import SORT_WINDOW, Floats, TextPipeline
 
+COSINE = "cosine"
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
 
 
@@ -166,9 +167,13 @@ class SentenceEncoder(TextPipeline):
             raise RequestError(f"found no prompt {prompt_name!r:.60}; the model has {names}")
         return self.prompts.texts[prompt_name]
 
-    @staticmethod
-    def similarity(embeddings1: Any, embeddings2: Any) -> Floats:
-        """Computes the cosine similarities of all embeddings with all others.
+    @property
+    def similarity_fn_name(self) -> str:
+        """Similarity that the model was trained for: "cosine", "dot", "euclidean" or "manhattan"."""
+        return str(self.folder.preprocessing.get("similarity", COSINE))
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Floats:
+        """Computes the similarities of all embeddings with all others, by `similarity_fn_name`; distances are negative.
 
         Args:
             embeddings1: [n, width] or [width].
@@ -177,11 +182,15 @@ class SentenceEncoder(TextPipeline):
         Returns:
             float32 [n, m].
         """
-        return _unit(embeddings1) @ _unit(embeddings2).T
+        rows, columns, name = _rows(embeddings1), _rows(embeddings2), self.similarity_fn_name
+        if name == COSINE:
+            rows, columns = vector_files.normalize(rows), vector_files.normalize(columns)
+        if name in (COSINE, "dot"):
+            return rows @ columns.T
+        return np.stack([-_distance(row - columns, name) for row in rows])
 
-    @staticmethod
-    def similarity_pairwise(embeddings1: Any, embeddings2: Any) -> Floats:
-        """Computes the cosine similarity of every embedding with the one in the same row.
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Floats:
+        """Computes the similarity of every embedding with the one in the same row, see `similarity`.
 
         Args:
             embeddings1: [n, width].
@@ -190,8 +199,13 @@ class SentenceEncoder(TextPipeline):
         Returns:
             float32 [n].
         """
-        similarities: Floats = (_unit(embeddings1) * _unit(embeddings2)).sum(axis=1)
-        return similarities
+        rows, columns, name = _rows(embeddings1), _rows(embeddings2), self.similarity_fn_name
+        if name == COSINE:
+            rows, columns = vector_files.normalize(rows), vector_files.normalize(columns)
+        if name in (COSINE, "dot"):
+            similarities: Floats = (rows * columns).sum(axis=1)
+            return similarities
+        return -_distance(rows - columns, name)
 
 
 class PairRanker(TextPipeline):
@@ -262,7 +276,13 @@ def quantized(vectors: Floats, precision: str) -> NDArray[Any]:
     return shifted
 
 
-def _unit(embeddings: Any) -> Floats:
-    """Embeddings of length 1, float32 [n, width]."""
+def _rows(embeddings: Any) -> Floats:
+    """Embeddings as float32 [n, width]."""
     rows = embeddings if isinstance(embeddings, np.ndarray) else np.array([np.asarray(row) for row in embeddings])
-    return vector_files.normalize(np.atleast_2d(rows).astype(np.float32))
+    return np.atleast_2d(rows).astype(np.float32)
+
+
+def _distance(differences: Floats, name: str) -> Floats:
+    """Euclidean or Manhattan norms of rows, float32 [n]."""
+    norms: Floats = np.linalg.norm(differences, ord=2 if name == "euclidean" else 1, axis=1)
+    return norms

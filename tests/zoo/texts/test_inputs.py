@@ -95,6 +95,7 @@ def test_names_of_prompts_are_checked():
     assert (prompts.role("query"), prompts.role("document")) == ("the ", "a ")
     assert Prompts({"prompts": {"query": "q: ", "document": ""}}).role("document") == ""
     assert Prompts({}).role("query") == Prompts({"prompts": {"sts": "s: "}}).role("document") == ""
+    assert Prompts({"prompts": {"sts": "s: "}, "prompt": "sts"}).role("query") == ""  # not the default
 
 
 def test_prompts_in_python_and_in_run(prompted, encoder, tmp_path):

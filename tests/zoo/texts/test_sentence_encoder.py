@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the train extra")
 pytest.importorskip("transformers", reason="needs the test extra")
-from helpers.text_models import PAIRS, TEXTS, built
+from helpers.text_models import PAIRS, TEXTS, built, prompted, write
 
 import zoo
 from pipelines.core.errors import RequestError
@@ -57,6 +57,38 @@ def test_truncation_precision_and_similarity(encoder) -> None:
     assert similarities.shape == (len(TEXTS), 2) and np.abs(similarities - full @ full[:2].T).max() < 1e-6
     assert np.abs(encoder.similarity(full[0], list(full)) - full[:1] @ full.T).max() < 1e-6
     assert np.abs(encoder.similarity_pairwise(full, full) - 1).max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["dot", "euclidean", "manhattan"])
+def test_similarity_is_that_of_the_model(tmp_path: Path, name: str) -> None:
+    (tmp_path / "theirs").mkdir()
+    write(tmp_path / "theirs")
+    prompted(tmp_path / "theirs", similarity_fn_name=name)
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    encoder = zoo.pipeline(tmp_path / "ours", "fp32")
+    vectors = np.random.default_rng(1).normal(size=(4, 5)).astype(np.float32)
+    gaps = vectors[:, None] - vectors[None]
+    expected = {
+        "dot": vectors @ vectors.T,
+        "euclidean": -np.sqrt((gaps**2).sum(axis=-1)),
+        "manhattan": -np.abs(gaps).sum(axis=-1),
+    }[name]
+    assert encoder.similarity_fn_name == name
+    assert np.abs(encoder.similarity(vectors, vectors) - expected).max() < 1e-5
+    shifted = np.roll(vectors, 1, axis=0)
+    assert np.abs(encoder.similarity_pairwise(vectors, shifted) - np.diag(np.roll(expected, 1, axis=1))).max() < 1e-5
+    if library := _library():
+        theirs = library.SentenceTransformer(str(tmp_path / "theirs"), device="cpu")
+        assert np.abs(theirs.similarity(vectors, vectors).numpy() - expected).max() < 1e-4
+        assert np.abs(theirs.encode_query(TEXTS) - encoder.encode_query(TEXTS)).max() < 1e-5
+
+
+def _library():
+    try:
+        import sentence_transformers
+    except ImportError:
+        return None
+    return sentence_transformers
 
 
 @pytest.mark.parametrize(

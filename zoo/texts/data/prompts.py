@@ -8,7 +8,7 @@ from typing import Any
 
 from pipelines.core.errors import RequestError
 
-# prompts of a role, as `encode_query` and `encode_document` of sentence-transformers choose them
+# prompts of a role, as `encode_query` and `encode_document` of sentence-transformers name them
 ROLES = {"query": ("query",), "document": ("document", "passage", "corpus")}
 _NAME = re.compile(r"[\w./-]+")  # a text that is put before others has a blank or a colon
 
@@ -57,7 +57,6 @@ class Prompts:
             name: "query" or "document", a key of `ROLES`.
 
         Returns:
-            The first prompt of the role that is not empty; the default if the model has none of them.
+            The first prompt of the role that is not empty; "", not the default, if the model has none of them.
         """
-        found = [self.texts[each] for each in ROLES[name] if each in self.texts]
-        return next((text for text in found if text), "" if found else self.default)
+        return next((self.texts[each] for each in ROLES[name] if self.texts.get(each)), "")

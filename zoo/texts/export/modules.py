@@ -14,11 +14,11 @@ from pipelines.models.hub import CARD, CardFile
 from pipelines.models.pipeline import PRECISIONS
 from zoo.texts.data import tokenizer
 from zoo.texts.models.config import EMBEDDING
+from zoo.texts.sentence_encoder import COSINE
 from zoo.texts.text_pipeline import TextPipeline
 
 MODULE, CLASS = "0_NativeEncoder", "zoo.texts.export.native_encoder.NativeEncoder"
 SETTINGS = "native_encoder.json"  # of the module
-SIMILARITY = "cosine"
 
 
 def export_modules(folder: ModelFolder, output: Path, precision: str, threads: int) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def export_modules(folder: ModelFolder, output: Path, precision: str, threads: i
         "model_type": "SentenceTransformer",
         "prompts": features.get("prompts", {}),
         "default_prompt_name": features.get("prompt") or None,
-        "similarity_fn_name": SIMILARITY,
+        "similarity_fn_name": features.get("similarity", COSINE),
     }
     copy_model(folder, output / MODULE, precision)
     files.write_json(output / MODULE / SETTINGS, {"precision": precision, "threads": threads})

@@ -46,6 +46,7 @@ HEADS = {  # what other architectures do, by the end of their name
     "LMHeadModel": "it generates text",
 }
 BERT_TOKENIZERS = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer")
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")  # of sentence-transformers
 NORMALIZER = {  # keys of tokenizer_config.json, by those of a BertNormalizer
     "lowercase": "do_lower_case",
     "strip_accents": "strip_accents",
@@ -168,7 +169,7 @@ def read_features(
 
     Returns:
         {"form", "max_length", "lower"}; for cross-encoders also "activation" and "names", with prompts also "prompts"
-        and "prompt".
+        and "prompt", and "similarity" if the model names one.
 
     Raises:
         RequestError: The architecture, or a part of it, is not supported.
@@ -212,6 +213,8 @@ def read_features(
         ]
     if prompts:
         features |= {"prompts": prompts, "prompt": str(settings.get("default_prompt_name") or "")}
+    if (similarity := settings.get("similarity_fn_name")) in SIMILARITIES:
+        features["similarity"] = similarity
     return features
 
 
