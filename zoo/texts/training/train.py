@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from zoo.texts.data import text_files, tokenizer
 from zoo.texts.data.prompts import ROLES, Prompts
 from zoo.texts.data.tokenizer import Tokenizer
 from zoo.texts.importers.sentence_modules import CONFIG, write_modules
+from zoo.texts.models.architectures import ARCHITECTURES
 from zoo.texts.models.config import IDS, MASK, TYPES, ModelConfig
 from zoo.texts.models.weights import FILE
 from zoo.texts.text_pipeline import CALIBRATION_LENGTH
@@ -39,7 +40,6 @@ STATE = "checkpoint/state.pt"
 COPIED_FILES = (tokenizer.FILE, CONFIG)  # from the start model
 CALIBRATION_ROWS = 256
 MAX_GRADIENT_NORM = 1.0
-POOLINGS = ("mean", "cls", "max")
 Pairs = list[tuple[str, str]]
 
 
@@ -80,9 +80,7 @@ def train(
     require_output(output, STATE, resume)
     features = read_json(start_from / CARD)["preprocessing"]
     model_config = ModelConfig.from_json(features["form"])
-    if model_config.dense or model_config.pooling not in POOLINGS:
-        found = "Dense layers" if model_config.dense else f"the pooling {model_config.pooling}"
-        raise RequestError(f"a model with {found} cannot be fine-tuned; expected the pooling {', '.join(POOLINGS)}")
+    _require_trainable(model_config, read_json(start_from / CONFIG))
     columns = [name for name in config.columns.split(",") if name]
     prompts = training_prompts(config.prompts, Prompts(features), bool(model_config.labels))
     pairs, labels = read_pairs(data, model_config.labels, on_error, columns)
@@ -193,6 +191,33 @@ def _digest(pairs: Pairs, labels: Any) -> str:
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def _require_trainable(config: ModelConfig, content: Mapping[str, Any]) -> None:
+    """Raises RequestError for a model that transformers does not load as it is run here."""
+    code = content.get("auto_map")
+    if config.dense or code or not ARCHITECTURES[config.kind].trainable:
+        found = (
+            "Dense layers" if config.dense else f"custom code ({code})"[:80] if code else f"the network {config.kind}"
+        )
+        raise RequestError(
+            f"a model with {found} cannot be fine-tuned; expected a network that transformers loads as it is"
+        )
+
+
+def _pool(hidden: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
+    """Pools the last layer of texts that are padded on the right: float32 [n, width]."""
+    weights = mask[:, :, None].float()
+    if mode == "cls":
+        return hidden[:, 0]
+    if mode == "last":
+        return hidden[torch.arange(len(hidden)), mask.sum(1) - 1]
+    if mode == "max":
+        return (hidden - 1e9 * (1 - weights)).max(1).values
+    if mode == "weighted_mean":
+        weights = weights.cumsum(1) * weights
+    count = weights.sum(1)
+    return (hidden * weights).sum(1) / (count.sqrt() if mode == "mean_sqrt_len" else count)
+
+
 def _load_network(folder: Path, cross_encoder: bool) -> torch.nn.Module:
     """Loads the network of a transformers folder, with its dropout. Raises RequestError without transformers."""
     with requires("training text encoders", "int8-zoo[train]"):
@@ -288,14 +313,8 @@ class _Trainer:
     def _embeddings(self, texts: Sequence[str]) -> torch.Tensor:
         """Computes L2-normalized embeddings, float32 [n, width]."""
         inputs = self._inputs(texts)
-        hidden, mask = self.model(**inputs).last_hidden_state, inputs[MASK][:, :, None].float()
-        match self.model_config.pooling:
-            case "cls":
-                pooled = hidden[:, 0]
-            case "max":
-                pooled = (hidden - 1e9 * (1 - mask)).max(1).values
-            case _:
-                pooled = (hidden * mask).sum(1) / mask.sum(1)
+        hidden, mask = self.model(**inputs).last_hidden_state, inputs[MASK]
+        pooled = torch.cat([_pool(hidden, mask, mode) for mode in self.model_config.poolings], dim=1)
         return F.normalize(pooled, dim=1)
 
     def _inputs(self, texts: Sequence[Any]) -> dict[str, torch.Tensor]:

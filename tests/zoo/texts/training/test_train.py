@@ -5,11 +5,14 @@ import json
 import numpy as np
 import pytest
 
-import zoo
-from pipelines.core.errors import RequestError
-from zoo.texts.train_config import TrainConfig
-
 train = pytest.importorskip("zoo.texts.training.train", reason="needs the train extra", exc_type=ImportError)
+pytest.importorskip("transformers", reason="needs the train extra")
+from helpers import text_models, text_networks  # noqa: E402
+
+import zoo  # noqa: E402
+from pipelines.core.errors import RequestError  # noqa: E402
+from zoo.texts.train_config import TrainConfig  # noqa: E402
+
 read_pairs = train.read_pairs
 
 
@@ -108,3 +111,37 @@ def test_fine_tuning_trains_and_calibrates_with_the_prompts_of_inference(tmp_pat
         )
     zoo.import_model(tmp_path / "tuned", tmp_path / "again")
     assert zoo.pipeline(tmp_path / "again", "fp32").prompt == "the "
+
+
+NETWORKS = {
+    "qwen3": [("Pooling", {"pooling_mode_lasttoken": True})],
+    "modernbert": [("Pooling", {"pooling_mode": ["mean", "weightedmean", "mean_sqrt_len_tokens"]})],
+}
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_newer_networks_and_poolings_are_fine_tuned(tmp_path, kind):
+    text_networks.write(tmp_path / "theirs", text_networks.CONFIGS[kind], NETWORKS[kind])
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a in text_models.TEXTS for b in text_models.TEXTS))
+    settings = {"batch_size": "8", "epochs": "1", "learning_rate": "1e-9"}
+    zoo.finetune(tmp_path / "ours", str(tmp_path / "pairs.tsv"), tmp_path / "tuned", settings=settings)
+    texts = [(text,) for text in text_models.TEXTS]
+    before, after = (
+        zoo.pipeline(tmp_path / name, "fp32", "onnxruntime").compute_texts(texts) for name in ("ours", "tuned")
+    )
+    assert np.abs(after - before).max() < 1e-3 * np.abs(before).max()
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"), [("stella", "custom code"), ("nomic_bert", "custom code"), ("gte", "the network gte")]
+)
+def test_networks_that_transformers_does_not_load_as_they_run_are_not_fine_tuned(tmp_path, kind, found):
+    text_networks.write(tmp_path / "theirs", text_networks.CONFIGS[kind])
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    if found.startswith("the network"):
+        content = json.loads((tmp_path / "ours/config.json").read_text())
+        (tmp_path / "ours/config.json").write_text(json.dumps({**content, "auto_map": None}))
+    (tmp_path / "pairs.tsv").write_text("the cat\ta cat\n" * 40)
+    with pytest.raises(RequestError, match=f"a model with {found}.*cannot be fine-tuned"):
+        zoo.finetune(tmp_path / "ours", str(tmp_path / "pairs.tsv"), tmp_path / "tuned")
