@@ -238,8 +238,9 @@ struct ClickKernels {
                          float *out, int64_t out_stride);
     // x_j sigmoid(gates_j)
     void (*sigmoid_product)(const float *x, const float *gates, int64_t stride, int64_t width, int64_t n, float *out);
+    // x_j sigmoid(gates_j) as codes, if there is `out`, and times factors as in column_bytes, if there is `bytes`
     void (*gate_codes)(const int16_t *x, int64_t x_stride, const float *gates, int64_t gates_stride, const float *curve, float scale,
-                       int64_t width, int64_t n, int16_t *out, int64_t out_stride);
+                       const float *factors, int64_t width, int64_t n, int16_t *out, int64_t out_stride, uint8_t *bytes, int64_t bytes_stride);
     void (*field_attention)(const FieldAttention &, const int16_t *x, int64_t x_stride, int64_t n, int16_t *out, int64_t out_stride);
 };
 

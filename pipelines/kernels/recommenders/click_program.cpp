@@ -304,7 +304,8 @@ void bind_click_program(nb::module_ &module) {
         .def("scored_attention", &ClickProgram::scored_attention, "out"_a, "column"_a, "begin"_a, "count"_a, "padding"_a, "items"_a, "scores"_a,
              "softmax"_a, "raw"_a, "gap_begin"_a, "gaps"_a)
         .def("sigmoid_product", &ClickProgram::sigmoid_product, "x"_a, "gates"_a, "out"_a)
-        .def("gate_codes", &ClickProgram::gate_codes, "x"_a, "gates"_a, "out"_a, "curve"_a, "scale"_a)
+        .def("gate_codes", &ClickProgram::gate_codes, "x"_a, "gates"_a, "out"_a.none(), "curve"_a, "scale"_a, "bytes"_a.none(),
+             "factors"_a.none())
         .def("code_product", &ClickProgram::code_product, "x"_a, "y"_a, "out"_a, "scale"_a)
         .def("field_attention", &ClickProgram::field_attention, "x"_a, "out"_a, "fields"_a, "heads"_a, "size"_a, "positions"_a.none(),
              "weight"_a, "scale"_a, "bias"_a, "score"_a, "value"_a, "relu"_a)

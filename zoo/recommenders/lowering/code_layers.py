@@ -54,12 +54,18 @@ class Inputs:
         coarse: The same of codes of which the higher bits suffice.
         folded: Fields that are folded into tables, and the first row of their weights.
         direct: The same of fields that these layers alone read, and as bytes.
+        signed: (position, unit, row of the weights) of bytes with zero point 128 in the buffer `bytes`.
+        means: Means of these bytes, by position.
+        bytes: Their buffer.
     """
 
     codes: list[Code] = field(default_factory=list)
     coarse: list[Code] = field(default_factory=list)
     folded: list[tuple[Field, int]] = field(default_factory=list)
     direct: list[tuple[Field, int]] = field(default_factory=list)
+    signed: list[Code] = field(default_factory=list)
+    means: Floats | None = None
+    bytes: int = -1
 
     def add(self, part: Expression, rows: Sequence[Code]) -> None:
         """Adds the codes of a part: all but fields have few entries with large weights, which take all bits.
@@ -127,6 +133,13 @@ class CodeLayers(FieldSteps):
 
     def _byte_products(self, slot: int, read: Inputs, weight: Floats, unit: Floats) -> int:
         """Returns the buffer of the products of inputs that are read as bytes, in units of the results; -1 for none."""
+        if read.signed:
+            products = self._slot("f4", weight.shape[1])
+            layer = dense_layer(
+                self._signed(read, weight), np.zeros(weight.shape[1]), 1.0, unit, "f4", ZERO, read.means
+            )
+            self.steps.append(steps.Dense(read.bytes, products, layer))
+            return products
         first, matrix = _matrix(read.coarse, weight)
         matrix = matrix * BYTE
         width = sum(part.width for part, _ in read.direct)
@@ -146,6 +159,13 @@ class CodeLayers(FieldSteps):
         layer = dense_layer(np.concatenate([*blocks, matrix]), np.zeros(weight.shape[1]), 1.0, unit, "f4", ZERO)
         self.steps.append(steps.Dense(x, out, layer))
         return out
+
+    def _signed(self, read: Inputs, weight: Floats) -> Floats:
+        """Returns the weights of the columns of a buffer of bytes with zero point 128."""
+        matrix = np.zeros((self.slots[read.bytes][1], weight.shape[1]))
+        for at, unit, row in read.signed:
+            matrix[at] += weight[row] * unit
+        return matrix
 
     def _results(self, layers: Sequence[Linear]) -> list[_Result]:
         """Returns the results of layers in the formats in which they are read; their buffers are made."""
@@ -172,7 +192,7 @@ class CodeLayers(FieldSteps):
     def _unit(self, x: Linear | FloatVector, form: str) -> Any:
         """Returns the scale of the result of a layer in a form; float64 [width] for "s1"."""
         if form == "s1":
-            return self.ranges[x] / SIGNED
+            return self.columns[x].largest / SIGNED
         if form == "u1":
             observed = self.table.tensors.get(x.value)
             if observed is None or observed.low < 0:

@@ -39,12 +39,14 @@ class Form:
             "none".
         wide: Rows of folded tables are int16 instead of uint8, if they fit L3.
         coarse: What is not folded is read as bytes instead of int16 codes, but for numbers.
+        fine: In a coarse form gated vectors, and those of cross networks, whose rounding adds most noise stay codes.
     """
 
     name: str
     fold: str = "none"
     wide: bool = False
     coarse: bool = False
+    fine: bool = False
 
 
 FAR = 4  # groups of four samples between the prefetch of folded rows and their use, in the form "folded-far"
@@ -54,6 +56,7 @@ FORMS = (  # of forms that are as fast the first one runs: it has the finest int
     Form("part-folded", "near"),
     Form("int16"),
     Form("int8", coarse=True),
+    Form("part-int8", coarse=True, fine=True),
 )
 
 

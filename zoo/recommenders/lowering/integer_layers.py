@@ -123,7 +123,13 @@ def products(part: Field, weight: Floats) -> Iterator[tuple[int, Floats]]:
 
 
 def dense_layer(
-    weight: Floats, bias: Floats, scale: float, unit: float | Floats, form: str, zero_point: int = 0
+    weight: Floats,
+    bias: Floats,
+    scale: float,
+    unit: float | Floats,
+    form: str,
+    zero_point: int = 0,
+    means: Floats | None = None,
 ) -> LinearLayer:
     """Quantizes a linear layer that reads bytes.
 
@@ -134,6 +140,7 @@ def dense_layer(
         unit: Scale of the result, or of every column.
         form: Format of the result; "f4" is float32 without a ReLU, "s1" has the zero point 128.
         zero_point: Zero point of the inputs.
+        means: Means of the inputs, float64 [inputs]: the bias makes up for what rounded weights change on average.
 
     Returns:
         Layer with symmetric int8 weights per output channel and int32 biases.
@@ -143,11 +150,43 @@ def dense_layer(
     """
     scales, codes = weight_qparams(weight.astype(np.float32), 1)
     factor = scales.astype(np.float64) * scale
+    if means is not None:
+        bias = bias + means @ (weight * scale - codes * factor)
     whole = np.rint(bias / factor) - zero_point * codes.sum(axis=0, dtype=np.int64)
     if not np.abs(whole).max() < 2**31 - 255 * 127 * len(weight):
         raise RequestError("a linear layer can overflow 32 bits")
     zero = None if form == "f4" else ZERO if form == "s1" else 0
     return LinearLayer(codes, whole.astype(np.int32), (factor / unit).astype(np.float32), zero, 0)
+
+
+def balanced_units(weight: Floats, largest: Floats, rms: Floats) -> tuple[Floats, float]:
+    """Computes units of bytes with a scale of each column, so that rounding inputs and weights adds the least error.
+
+    With the unit u_j of column j, rounding the inputs adds sum_j u_j^2 w_j^2 / 12 to the variance of a result, and
+    rounding the weights step^2 sum_j (rms_j / u_j)^2 / 12, where the step of int8 weights is max_j |w_j| u_j / 127.
+    Columns of small weights get larger units than they need, which makes their weights larger: as in SmoothQuant (Xiao
+    et al. 2023), u_j = c sqrt(rms_j / |w_j|), but no less than the bytes must represent. The factor c is searched.
+
+    Args:
+        weight: float64 [inputs, N], every column in units in which its noise counts.
+        largest: Largest magnitudes of the inputs that bytes represent, float64 [inputs].
+        rms: Root of the mean square of the inputs, float64 [inputs].
+
+    Returns:
+        (units, float64 [inputs], largest / 127 and more; mean noise of the results).
+    """
+    least, size = np.where(largest > 0, largest, 1.0) / 127, np.abs(weight)
+    row = np.sqrt((size**2).mean(axis=1))
+    even = np.sqrt(rms / np.where(row > 0, row, np.inf))
+
+    def noise(units: Floats) -> float:
+        step = (size * units[:, None]).max(axis=0) / 127
+        return float((units**2 * row**2).sum() + (step**2).mean() * ((rms / units) ** 2).sum())
+
+    start = np.median(least[even > 0] / even[even > 0]) if (even > 0).any() else 0.0
+    tried = [least, *(np.maximum(least, start * 2.0 ** (power / 2) * even) for power in range(-8, 13))]
+    best = min(tried, key=noise)
+    return best, noise(best)
 
 
 def largest(table: Array) -> float:

@@ -83,15 +83,15 @@ def lower(
     The same inputs give the same bytes, on machines with caches of the same sizes.
 
     A form is left out if it is the same program as one before it, or if it changes an output by more than the bound
-    (`within_bound`): on random samples and `rows` compared with the form that multiplies int16 codes, on `rows` that
-    are `held` compared with the float model. If all forms are beyond the bound there, int16 codes throughout are tried.
+    (`within_bound`): on `rows` or random samples compared with the form that multiplies int16 codes, on `rows` that are
+    `held` compared with the float model, too. If all forms are beyond the bound, int16 codes throughout are tried.
 
     Args:
         model: Float32 model after the rewrites. It is not changed.
         table: Activation ranges, calibrated on this graph.
         recipe: Operators to quantize, and whether to quantize tables.
         scales: Scales of an earlier model to keep; receives those that are used.
-        rows: Inputs of the model, for the ranges of states of cross networks too; None: random samples alone.
+        rows: Inputs of the model, also for the ranges of columns of bytes; None: random samples are drawn.
         held: Whether results of `rows` are held to the bound.
 
     Returns:
@@ -181,18 +181,15 @@ def _forms(
                 compiler = Compiler(options)
                 compiler.choose(outputs)
                 program = compiler.compile()
-        if form.name == "int16" and compiler.crossed:
+        if form.name == "int16" and compiler.has_states:
             many = _samples(program, reader, table, rows, RANGE_SAMPLES)
-            options = replace(options, ranges=compiler.column_ranges(program, many))
+            options = replace(options, columns=compiler.column_statistics(program, many))
         made[choices] = MadeForm(form.name, quantized.applied(program, samples), compiler.decisions)
-    for some in _samples(program, reader, table, rows, SAMPLES):
-        results = {each.name: reference.run(each.program, *some) for each in made.values()}
-        exact = results["int16" if "int16" in results else next(iter(results))]
-        for each in made.values():
-            each.change = max(each.change, largest_change(exact, results[each.name]))
-    if change is not None:
-        for each in made.values():
-            each.change = max(each.change, change(each.program))
+    shown = _samples(program, reader, table, rows, SAMPLES)
+    results = {each.name: reference.run(each.program, *shown) for each in made.values()}
+    exact = results["int16" if "int16" in results else next(iter(results))]
+    for each in made.values():
+        each.change = max(largest_change(exact, results[each.name]), change(each.program) if change else 0.0)
     kept, refused = within_bound(made.values(), bound)
     far = [each.far() for each in kept if each.name == "folded"]
     unfolded = next((each.program for each in made.values() if each.name == "int16"), program)
@@ -201,10 +198,9 @@ def _forms(
 
 def _samples(
     program: ClickProgram, reader: GraphReader, table: CalibrationTable, rows: Batch | None, count: int
-) -> list[Samples]:
-    """Returns random samples, and the first rows of a log if there are any."""
-    found = [random_samples(program, reader, table, SAMPLES)]
-    return found if rows is None else [*found, samples_of(program, reader, rows, count)]
+) -> Samples:
+    """Returns the first rows of a log, or random samples without one."""
+    return random_samples(program, reader, table, count) if rows is None else samples_of(program, reader, rows, count)
 
 
 class Compiler(CrossSteps):
@@ -450,7 +446,8 @@ class Compiler(CrossSteps):
         if read == "s1":
             weight = weight * self._unit(hidden, read)[:, None]
         out = self._slot("u1" if form == "s1" else form, bias.size)
-        layer = dense_layer(weight, bias, scale, unit, form, ZERO if read == "s1" else 0)
+        means = self.columns[hidden].mean / self._unit(hidden, read) if read == "s1" else None
+        layer = dense_layer(weight, bias, scale, unit, form, ZERO if read == "s1" else 0, means)
         self.steps.append(steps.Dense(slot, out, layer))
         self._made[x, form] = (out, unit if isinstance(unit, float) else 1.0)
 

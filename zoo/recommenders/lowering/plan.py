@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,20 @@ class Decision:
         return asdict(self)
 
 
+class Columns(NamedTuple):
+    """Statistics of the columns of a value, float64 [width] each.
+
+    Attributes:
+        largest: Largest magnitude, with headroom.
+        rms: Root of the mean square.
+        mean: Mean.
+    """
+
+    largest: Floats
+    rms: Floats
+    mean: Floats
+
+
 @dataclass(eq=False)
 class LayerGroup:
     """Linear layers with the same inputs: one step, with one folded table.
@@ -95,7 +109,7 @@ class LoweringOptions:
         form: Form of the program.
         tables: Tables of codes that programs of the model share, by content; new tables are added.
         orders: Orders of the units of hidden layers in their buffers.
-        ranges: Largest magnitudes by column of what large layers may read as bytes with zero point 128.
+        columns: Statistics of the columns of what layers may read as bytes with zero point 128.
     """
 
     reader: GraphReader
@@ -107,7 +121,7 @@ class LoweringOptions:
     form: Form = FORMS[0]
     tables: dict[Hashable, NDArray[np.int16]] = field(default_factory=dict)
     orders: Mapping[Expression, NDArray[Any]] = field(default_factory=dict)
-    ranges: Mapping[Expression, Floats] = field(default_factory=dict)
+    columns: Mapping[Expression, Columns] = field(default_factory=dict)
 
 
 class LoweringPlan:
@@ -122,7 +136,7 @@ class LoweringPlan:
 
     def __init__(self, options: LoweringOptions) -> None:
         self.reader, self.table, self.caches = options.reader, options.table, options.caches
-        self.scales, self.form, self.kept, self.ranges = options.scales, options.form, options.kept, options.ranges
+        self.scales, self.form, self.kept, self.columns = options.scales, options.form, options.kept, options.columns
         self.coarse = options.coarse or options.form.coarse
         self.decisions: dict[str, Decision] = {}
         self.groups: dict[tuple[int, ...], LayerGroup] = {}
@@ -373,19 +387,21 @@ class LoweringPlan:
         return self.form.coarse and not any(layer.value in self.kept for layer in layers)
 
     def _in_bytes(self, group: LayerGroup) -> bool:
-        """Whether the layers of a group read a state of a cross network, or x_0, as bytes."""
-        if not self.form.coarse or sum(layer.weight.size for layer in group.layers) <= FINE:
+        """Whether the layers of a group read gated vectors, a state of a cross network, or x_0, as bytes."""
+        states = [part for part in group.parts if isinstance(part, Crossed | GatedCodes)]
+        kept = any(layer.value in self.kept for layer in group.layers)
+        large = sum(layer.weight.size for layer in group.layers) > FINE
+        if not self.form.coarse or not all(state in self.columns for state in states):
             return False
-        first = group.parts[0]
-        if isinstance(first, Crossed):
-            return first in self.ranges
-        return any(parts_of(x.x) == group.parts for x in self.crossed.values())
+        if any(isinstance(state, GatedCodes) for state in states):
+            return not kept
+        return large and (bool(states) or any(parts_of(x.x) == group.parts for x in self.crossed.values()))
 
     def _read_as(self, layer: Linear, hidden: Linear) -> str:
         """Returns how a layer reads its only input: "u1", "s1" (zero point 128 and a scale of each column) or "i2"."""
         if hidden.relu:
             return "u1" if self._coarse(layer) else "i2"
-        signed = self.form.coarse and hidden in self.ranges and layer.value not in self.kept
+        signed = self.form.coarse and hidden in self.columns and layer.value not in self.kept
         return "s1" if signed and layer.weight.size > FINE else "i2"
 
     def _coarse(self, layer: Linear) -> bool:

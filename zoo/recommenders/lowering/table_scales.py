@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zoo.recommenders.lowering.integer_layers import largest
+from zoo.recommenders.lowering.integer_layers import largest, largest_columns
 
 Array = NDArray[Any]
 
@@ -31,6 +31,7 @@ class TableScales:
         self._earlier = earlier
         self.used: dict[str, Array] = {}
         self._magnitudes: dict[int, tuple[Array, float]] = {}  # of tables by their address
+        self._columns: dict[int, tuple[Array, Array]] = {}
 
     def magnitude(self, table: Array) -> float:
         """Returns the largest magnitude in a table, which is read once.
@@ -42,17 +43,27 @@ class TableScales:
             self._magnitudes[id(table)] = table, largest(table)
         return self._magnitudes[id(table)][1]
 
+    def magnitudes(self, table: Array) -> Array:
+        """Returns the largest magnitude in each column of a table, which is read once.
+
+        Args:
+            table: Table, float32 [rows, width].
+        """
+        if id(table) not in self._columns:
+            self._columns[id(table)] = table, largest_columns(table)
+        return self._columns[id(table)][1]
+
     def columns(self, value: str, found: Array) -> Array:
-        """Returns the largest magnitudes by column that bytes of a value represent.
+        """Returns the statistics of columns that bytes of a value have, those of the earlier model while they fit.
 
         Args:
             value: Name of the value, other than those of other values.
-            found: Largest magnitudes of this model, float64 [width].
+            found: Statistics of this model, float64 [n, width], of which the first are the largest magnitudes.
         """
         name = f"columns {value}"
         kept = self._earlier.get(name)
-        if kept is not None and kept.shape == found.shape:
-            found = kept if (found <= kept).all() else np.maximum(found, kept)
+        if kept is not None and kept.shape == found.shape and (found[0] <= kept[0]).all():
+            found = kept
         self.used[name] = found
         return found
 

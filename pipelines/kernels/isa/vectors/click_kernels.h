@@ -88,10 +88,6 @@ void code_bytes(const int16_t *x, int64_t x_stride, int64_t width, int64_t n, ui
         }
 }
 
-inline void store_signed(uint8_t *at, Vec value) {
-    store_as(at, __builtin_convertvector(round_clipped(value, -128, 127) + 128, QuarterBytes));
-}
-
 void column_bytes(const int16_t *x, int64_t x_stride, const float *factor, int64_t width, int64_t n, uint8_t *out, int64_t out_stride) {
     for (int64_t s = 0; s < n; ++s, x += x_stride, out += out_stride)
         for (int64_t j = 0; j < width; j += kVecLanes)

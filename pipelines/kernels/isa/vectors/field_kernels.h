@@ -27,12 +27,13 @@ inline Vec sigmoid_by(const float *curve, float scale, Vec x) {
     return x < Vec{} ? 1.0f - y : y;
 }
 
-void gate_codes(const int16_t *x, int64_t x_stride, const float *gates, int64_t gates_stride, const float *curve, float scale, int64_t width,
-                int64_t n, int16_t *out, int64_t out_stride) {
-    for (int64_t s = 0; s < n; ++s, x += x_stride, gates += gates_stride, out += out_stride)
+void gate_codes(const int16_t *x, int64_t x_stride, const float *gates, int64_t gates_stride, const float *curve, float scale,
+                const float *factors, int64_t width, int64_t n, int16_t *out, int64_t out_stride, uint8_t *bytes, int64_t bytes_stride) {
+    for (int64_t s = 0; s < n; ++s, x += x_stride, gates += gates_stride)
         for (int64_t j = 0; j < width; j += kVecLanes) {
-            const Vec gate = sigmoid_by(curve, scale, load_float<Vec>(gates + j));
-            store_words(out + j, round_clipped(to_float(load_words(x + j)) * gate, -kCodeLimit, kCodeLimit));
+            const Vec gated = to_float(load_words(x + j)) * sigmoid_by(curve, scale, load_float<Vec>(gates + j));
+            if (out) store_words(out + s * out_stride + j, round_clipped(gated, -kCodeLimit, kCodeLimit));
+            if (bytes) store_signed(bytes + s * bytes_stride + j, gated * load_float<Vec>(factors + j));
         }
 }
 

@@ -55,6 +55,8 @@ inline IntVec round_clipped(Vec value, float low, float high) {
 }
 
 inline void store_words(int16_t *at, IntVec v) { store_as(at, __builtin_convertvector(v, HalfWords)); }
+// Bytes with zero point 128.
+inline void store_signed(uint8_t *at, Vec v) { store_as(at, __builtin_convertvector(round_clipped(v, -128, 127) + 128, QuarterBytes)); }
 inline Vec to_float(IntVec v) { return __builtin_convertvector(v, Vec); }
 inline IntVec load_words(const int16_t *at) { return __builtin_convertvector(load_as<HalfWords>(at), IntVec); }
 

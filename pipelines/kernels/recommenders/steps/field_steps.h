@@ -21,14 +21,24 @@ class FieldSteps : public TransformerSteps {
         });
     }
 
-    void gate_codes(int x, int gates, int out, Array curve, float scale) {
-        const Slot from = slot(x, Kind::kWords, "gate_codes"), by = slot(gates, Kind::kFloats, "gate_codes"), to = slot(out, Kind::kWords, "gate_codes");
+    void gate_codes(int x, int gates, std::optional<int> out, Array curve, float scale, std::optional<int> bytes, const std::optional<Array> &factors) {
+        const char *name = "gate_codes";
+        const Slot from = slot(x, Kind::kWords, name), by = slot(gates, Kind::kFloats, name), words = out ? slot(*out, Kind::kWords, name) : Slot{},
+                   coarse = bytes ? slot(*bytes, Kind::kBytes, name) : Slot{};
         const auto *values = data_of<float>(curve, "curve", 2);
-        require(from.width == to.width && by.width == to.width && curve.shape(0) == 3 && curve.shape(1) == 32 && scale > 0, "gate_codes");
+        const bool stores = out.has_value(), stores_bytes = bytes.has_value();
+        require(by.width == from.width && (!out || words.width == from.width) && (!bytes || coarse.width == from.width) && (stores || stores_bytes) &&
+                    factors.has_value() == stores_bytes && curve.shape(0) == 3 && curve.shape(1) == 32 && scale > 0,
+                name);
         const auto *kernels = &kernels_;
-        add_to_samples({whole(from), whole(by)}, {whole(to)}, false, [=](const Block &b) {
-            kernels->gate_codes(b.at<int16_t>(from), from.stride, b.at<float>(by), by.stride, values, scale, from.width, b.n, b.at<int16_t>(to),
-                                to.stride);
+        const auto units = factors ? padded(*factors, from.width, name) : nullptr;
+        std::vector<Span> writes;
+        if (stores) writes.push_back(whole(words));
+        if (stores_bytes) writes.push_back(whole(coarse));
+        add_to_samples({whole(from), whole(by)}, writes, false, [=](const Block &b) {
+            kernels->gate_codes(b.at<int16_t>(from), from.stride, b.at<float>(by), by.stride, values, scale, units ? units->data() : nullptr, from.width,
+                                b.n, stores ? b.at<int16_t>(words) : nullptr, stores ? words.stride : 0,
+                                stores_bytes ? b.at<uint8_t>(coarse) : nullptr, stores_bytes ? coarse.stride : 0);
         });
         kept_.push_back(std::move(curve));
     }

@@ -20,6 +20,7 @@ from pipelines.kernels.recommenders.steps.base import (
     require_finite,
     require_fit,
     require_vectors,
+    to_bytes,
     to_codes,
     vectors,
 )
@@ -70,27 +71,40 @@ def gate_curve() -> Array:
 
 @dataclass(frozen=True, eq=False)
 class GateCodes(Step):
-    """Codes times their gates: out_j = clip(rint(x_j s_j), -CODES, CODES), s_j near sigmoid(gates_j).
+    """Codes times their gates, y_j = x_j s_j with s_j near sigmoid(gates_j), as codes or bytes.
 
-        t = min(|gates_j| GATE_SCALE, SEGMENTS - 1);  y = c0 + t (c1 + t c2), c = curve[:, floor(t)];  s_j = y
-        s_j = 1 - y for gates below 0
+        t = min(|gates_j| GATE_SCALE, SEGMENTS - 1);  s = c0 + t (c1 + t c2), c = curve[:, floor(t)];  s_j = s
+        s_j = 1 - s for gates below 0
+        out_j = clip(rint(y_j), -CODES, CODES)               unless out is None
+        bytes_j = clip(rint(y_j factors_j), -128, 127) + 128 unless bytes is None
 
     Attributes:
         x: Buffer "i2" of the codes.
         gates: Buffer "f4" of the gates.
-        out: Buffer "i2".
+        out: Buffer "i2", or None.
         curve: Coefficients of the pieces, float32 [3, SEGMENTS].
+        bytes: Buffer "u1", or None.
+        factors: float32 [width] for bytes, else None.
     """
 
     x: int
     gates: int
-    out: int
+    out: int | None
     curve: Array = field(default_factory=gate_curve)
+    bytes: int | None = None
+    factors: Array | None = None
 
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
         width = slots.read(self, self.gates, "f4")
-        require_fit(self, slots.read(self, self.x, "i2") == width == slots.write(self, self.out, "i2"))
+        require_fit(self, slots.read(self, self.x, "i2") == width)
+        require_fit(self, (self.bytes is None) == (self.factors is None) and (self.out, self.bytes) != (None, None))
+        if self.out is not None:
+            require_fit(self, slots.write(self, self.out, "i2") == width)
+        if self.bytes is not None and self.factors is not None:
+            require_fit(self, slots.write(self, self.bytes, "u1") == width)
+            require("GateCodes", "factors", self.factors, np.float32, (width,))
+            require_finite(self, self.factors)
         require("GateCodes", "curve", self.curve, np.float32, (3, SEGMENTS))
         require_finite(self, self.curve)
 
@@ -101,12 +115,16 @@ class GateCodes(Step):
         t = np.where(t < SEGMENTS - 1, t, np.float32(SEGMENTS - 1))  # also for NaN
         c0, c1, c2 = self.curve[:, t.astype(np.int64)]
         y = c0 + t * (c1 + t * c2)
-        shares = np.where(gates < 0, 1 - y, y)
-        run.buffers[self.out] = to_codes(run.buffers[self.x].astype(np.float32) * shares)
+        gated = run.buffers[self.x].astype(np.float32) * np.where(gates < 0, 1 - y, y)
+        if self.out is not None:
+            run.buffers[self.out] = to_codes(gated)
+        if self.bytes is not None and self.factors is not None:
+            run.buffers[self.bytes] = to_bytes(gated * self.factors)
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""
-        program.gate_codes(self.x, self.gates, self.out, contiguous(self.curve), GATE_SCALE)
+        factors = None if self.factors is None else contiguous(self.factors)
+        program.gate_codes(self.x, self.gates, self.out, contiguous(self.curve), GATE_SCALE, self.bytes, factors)
 
 
 @dataclass(frozen=True, eq=False)

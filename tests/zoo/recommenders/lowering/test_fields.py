@@ -11,10 +11,12 @@ from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
 from pipelines.kernels.recommenders import native, reference
 from pipelines.kernels.recommenders.from_graph import click_program
+from pipelines.kernels.recommenders.operators import LinearLayer
 from pipelines.kernels.recommenders.program import ClickProgram
 from pipelines.kernels.recommenders.steps import (
     CODES,
     CodeProduct,
+    Dense,
     FieldAttention,
     GateCodes,
     Mixed,
@@ -62,16 +64,18 @@ def gated(width):
     padded = 2 * -(-width // 64) * 64
     weight = rng.integers(-300, 301, (width, padded)).astype(np.int16)
     bias = rng.standard_normal(padded).astype(np.float32)
-    outs = ((1, width, False), (2, width, False))
+    outs, eye = ((1, width, False), (2, width, False)), np.eye(width, dtype=np.int8)
     steps = (
         Numbers(0, 0, np.arange(width, dtype=np.int32), np.full(width, 900, np.float32)),
         Mixed(0, 0, weight, np.full(padded, 2e-6, np.float32), bias, outs, *NONE),
         SigmoidProduct(1, 2, 3),
-        GateCodes(0, 2, 4),
+        GateCodes(0, 2, 4, bytes=6, factors=(rng.random(width) * 0.2).astype(np.float32)),
         CodeProduct(3, 4, 5, 0.25),
+        GateCodes(0, 1, None, bytes=7, factors=(rng.random(width) * 0.05).astype(np.float32)),
+        *(Dense(x, x + 2, LinearLayer(eye, np.zeros(width, np.int32), np.ones(width, np.float32))) for x in (6, 7)),
     )
-    slots = (("i2", width), *[("f4", width)] * 3, ("i2", width), ("f4", 1))
-    return ClickProgram(np.ones(1, np.int32), width, 0, slots, steps, (3, 5))
+    slots = (("i2", width), *[("f4", width)] * 3, ("i2", width), ("f4", 1), *[("u1", width)] * 2, *[("f4", width)] * 2)
+    return ClickProgram(np.ones(1, np.int32), width, 0, slots, steps, (3, 5, 8, 9))
 
 
 def assert_same_bits(program, isa):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from helpers.click_networks import FAMILIES, Network
 from helpers.clicks_folded import needs_kernels, one_line
@@ -23,9 +24,10 @@ from pipelines.graph import io
 from pipelines.kernels import extension, program_file
 from pipelines.kernels.recommenders import native, reference
 from pipelines.kernels.recommenders.from_graph import click_program
-from pipelines.kernels.recommenders.steps import CodeBytes, Dense, Gather, Mixed
+from pipelines.kernels.recommenders.steps import CodeBytes, Dense, GateCodes, Gather, Mixed
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
+from zoo.recommenders.lowering.integer_layers import balanced_units
 from zoo.recommenders.lowering.lower import lower
 
 pytestmark = pytest.mark.usefixtures("caches")
@@ -130,6 +132,52 @@ def test_large_cross_layers_read_bytes(family, options, layers):
     made = [native.click_program(program, isa)(*arrays) for isa in extension.isas()]
     np.testing.assert_allclose(made[0], expected[0], rtol=1e-6)
     assert all(each.tobytes() == made[0].tobytes() for each in made)
+
+
+def test_gated_vectors_are_bytes_with_a_scale_of_each_column():
+    net, feeds, graph, _ = lowered("finalmlp", COARSE, width=16)
+    program = forms(graph)["int8"]
+    gates = [each for each in program.steps if isinstance(each, GateCodes)]
+    assert len(gates) == 2 and all(each.factors is not None and np.ptp(each.factors) > 0 for each in gates)
+    read = [each for each in program.steps if isinstance(each, Dense) and each.x in [gate.bytes for gate in gates]]
+    beside = [each for each in program.steps if isinstance(each, Mixed) and each.added in [dense.out for dense in read]]
+    assert len(read) == len(beside) == 2 and all(len(each.weight) == net.numbers for each in beside)
+    (wanted,) = run(net.model, **feeds).values()
+    (found,) = reference.run(program, feeds["ids"], feeds.get("numbers"), feeds.get("scales"))
+    assert np.abs(found - wanted).max() <= COARSE.bound
+
+
+def test_vectors_whose_rounding_matters_most_stay_codes_in_a_form():
+    """A table of much larger values than others, whose weights are as large, makes the steps of all weights coarse."""
+    net = Network("finalmlp", width=64, fields=((40, 1, ""), (7, 1, ""), (31, 1, ""), (25, 1, ""), (60, 1, "")))
+    table = net.model.graph.initializers["Te1"]
+    table.const_value = ir.tensor(table.const_value.numpy() * 8)
+    feeds = net.feeds(400)
+    graph, report = lower(net.model, calibrate(net.model, [feeds], "minmax"), QuantRecipe(bound=1.0))
+    changes = {each["form"]: each["change"] for each in report["forms"]}
+    assert changes["part-int8"] < changes["int8"] * 0.6
+    program, arrays = forms(graph)["part-int8"], (feeds["ids"], feeds.get("numbers"), feeds.get("scales"))
+    expected = reference.run(program, *arrays)
+    for isa in extension.isas():
+        np.testing.assert_allclose(native.click_program(program, isa)(*arrays), expected[0], rtol=1e-6)
+
+
+def test_units_of_bytes_add_less_noise_than_the_finest_ones():
+    rng = np.random.default_rng(0)
+    weight, largest = (
+        rng.standard_normal((60, 30)) * np.where(np.arange(60) < 3, 9, 0.05)[:, None],
+        rng.random(60) + 0.1,
+    )
+    unit, _ = balanced_units(weight, largest, largest / 4)
+    assert (unit >= largest / 127).all()
+    x = rng.standard_normal((2000, 60)) * largest / 4
+
+    def error(units):
+        scaled = weight * units[:, None]
+        steps = np.abs(scaled).max(axis=0) / 127
+        return np.abs(np.rint(np.clip(x / units, -127, 127)) @ (np.rint(scaled / steps) * steps) - x @ weight).mean()
+
+    assert error(unit) < 0.7 * error(largest / 127)
 
 
 @pytest.fixture

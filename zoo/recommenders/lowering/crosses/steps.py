@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,24 +14,44 @@ from pipelines.kernels.recommenders.operators import ZERO
 from pipelines.kernels.recommenders.program import ClickProgram
 from pipelines.kernels.recommenders.steps import CODES
 from zoo.recommenders.lowering.activity import Samples
-from zoo.recommenders.lowering.code_layers import Code, CodeLayers, Inputs
+from zoo.recommenders.lowering.code_layers import CodeLayers, Inputs
 from zoo.recommenders.lowering.expressions import Crossed, Expression, Field, FloatVector, Linear, parts_of
 from zoo.recommenders.lowering.fields.expressions import GatedCodes
-from zoo.recommenders.lowering.integer_layers import dense_layer, largest_columns, positive
-from zoo.recommenders.lowering.plan import HEADROOM, SIGNED, LayerGroup
+from zoo.recommenders.lowering.integer_layers import balanced_units, dense_layer, positive
+from zoo.recommenders.lowering.plan import HEADROOM, Columns, LayerGroup
 
 Floats = NDArray[np.float64]
 
 LEAST = 1 / 8  # of the largest range of a vector's columns that every column has at least
 GROWTH = 1.25  # states reach so many times what samples show, beyond the room that x_0 has
+FINE_PART = 4  # at most one in so many columns stays a code in a form of bytes
+LESS = 4  # the noise must fall to this part for a vector to stay a code
 SEEN = 16  # codes of x_0 from which samples show by how much a column grows
+
+
+class _Vector(NamedTuple):
+    """A vector that a layer reads.
+
+    Attributes:
+        part: Input of the layer: the vector itself, gated vectors or a state of a cross network.
+        inner: The vector.
+        start: Its first row of the weights.
+        row: Its first column of `part`.
+        gain: Factor of its codes.
+    """
+
+    part: Expression
+    inner: Expression
+    start: int
+    row: int
+    gain: float
 
 
 class CrossSteps(CodeLayers):
     """Code layers with the steps of cross networks."""
 
     def _cross(self, x: Crossed, total: Floats | None = None) -> tuple[int, float]:
-        """Returns (buffer of x_l's codes or bytes, or -1; scale of its codes); `total` has its weights in the logit."""
+        """Returns (buffer of x_l's codes or -1, their scale); `total` has the weights of x_l in the logit."""
         if (x, "cross") in self._made:
             return self._made[x, "cross"]
         before = self.crossed.get(tuple(map(id, x.changes[:-1])))
@@ -47,8 +67,9 @@ class CrossSteps(CodeLayers):
         uses, group = self._uses.get(x, set()), self.groups.get((id(x),))
         out = coarse = factors = weight = slot = None
         if "codes" in uses and group is not None and self._in_bytes(group):
-            factors = self._bytes_of(x)[1]
+            read, factors = self._bytes_of(group)
             coarse = self._slot("u1", self._codes_width)
+            out = self._slot("i2", self._codes_width) if read.codes else None
         elif "codes" in uses:
             out = self._slot("i2", self._codes_width)
         if "total" in uses:
@@ -62,7 +83,8 @@ class CrossSteps(CodeLayers):
                 start += part.width
         self.steps.append(steps.Cross(self.x, change, state, first, 1 / grown, out, slot, weight, coarse, factors))
         self._made[x, "total"] = (-1 if slot is None else slot, 1.0)
-        self._made[x, "cross"] = (next((each for each in (out, coarse) if each is not None), -1), grown)
+        self._made[x, "bytes"] = (-1 if coarse is None else coarse, 1.0)
+        self._made[x, "cross"] = (-1 if out is None else out, grown)
         return self._made[x, "cross"]
 
     def _cross_total(self, x: Crossed, rows: Floats) -> int:
@@ -96,38 +118,98 @@ class CrossSteps(CodeLayers):
 
     # --- bytes
 
+    @property
+    def choices(self) -> Hashable:
+        """See `LoweringPlan`."""
+        read = [self._split(group)[1] for group in self.groups.values() if self._in_bytes(group)]
+        return super().choices, tuple(tuple(each.inner for each in fine) for fine in read)
+
     def _byte_layers(self, group: LayerGroup) -> None:
-        """Adds the steps of layers that read a state of a cross network, or x_0, as bytes."""
-        single = group.parts[0]
-        if isinstance(single, Crossed):
-            codes, (slot, _) = self._bytes_of(single)[0], self._cross(single)
+        """Adds the steps of layers that read gated vectors, a state of a cross network, or x_0, as bytes."""
+        state = next((part for part in group.parts if isinstance(part, Crossed | GatedCodes)), None)
+        slot: int | None = self._cross(state)[0] if isinstance(state, Crossed) else self.x
+        read, factors = self._bytes_of(group)
+        if isinstance(state, Crossed):
+            read.bytes = self._made[state, "bytes"][0]
         else:
-            codes, factors = self._bytes_of(group.parts)
-            slot = self._slot("u1", self._codes_width)
-            self.steps.append(steps.ColumnBytes(self.x, 0, slot, factors))
+            read.bytes = self._slot("u1", self._codes_width)
+            if state is None:
+                self.steps.append(steps.ColumnBytes(self.x, 0, read.bytes, factors))
+            else:
+                gates, slot = self._floats(state.gates), self._slot("i2", self._codes_width) if read.codes else None
+                self.steps.append(steps.GateCodes(self.x, gates, slot, bytes=read.bytes, factors=factors))
+        if read.codes:
+            assert slot is not None
+            return self._mixed(group.layers, slot, read)
         for result in self._results(group.layers):
-            weight = np.zeros((self._codes_width, result.bias.size))
-            for at, unit, row in codes:
-                weight[at] += result.weight[row] * unit
-            own = self._made[result.layer, result.form][0]
+            weight, own = self._signed(read, result.weight), self._made[result.layer, result.form][0]
             if result.form != "i2":
-                layer = dense_layer(weight, result.bias, 1.0, result.unit, result.form, ZERO)
-                self.steps.append(steps.Dense(slot, own, layer))
+                layer = dense_layer(weight, result.bias, 1.0, result.unit, result.form, ZERO, read.means)
+                self.steps.append(steps.Dense(read.bytes, own, layer))
                 continue
             assert isinstance(result.unit, float)
             floats = self._slot("f4", result.bias.size)
-            self.steps.append(steps.Dense(slot, floats, dense_layer(weight, result.bias, 1.0, 1.0, "f4", ZERO)))
+            layer = dense_layer(weight, result.bias, 1.0, 1.0, "f4", ZERO, read.means)
+            self.steps.append(steps.Dense(read.bytes, floats, layer))
             self.steps.append(steps.Quantize(floats, own, 0, 1 / result.unit, result.layer.relu))
+        return None
 
-    def _bytes_of(self, x: Crossed | Sequence[Expression]) -> tuple[list[Code], NDArray[np.float32]]:
-        """Returns the codes of a state, or of x_0, as bytes, and the factors from codes of x_0, times g, to bytes."""
-        crossed = isinstance(x, Crossed)
-        codes, factors = [], np.zeros(self._codes_width)
-        for at, scale, row, room in self._rooms(parts_of(x.x) if isinstance(x, Crossed) else x, crossed):
-            unit = float(self.ranges[x][row] if isinstance(x, Crossed) else room) / SIGNED
-            codes.append((at, unit, row))
-            factors[at] = scale / unit
-        return codes, factors.astype(np.float32)
+    def _bytes_of(self, group: LayerGroup) -> tuple[Inputs, NDArray[np.float32]]:
+        """Returns the inputs of layers, most of them bytes, and the factors of the bytes.
+
+        Codes of x are multiplied by gates, or by the growth of a state, and then by the factors.
+        """
+        coarse, fine = self._split(group)
+        read, factors = Inputs(), np.zeros(self._codes_width)
+        for each in fine:
+            gain = self._made[each.part, "cross"][1] if (each.part, "cross") in self._made else each.gain
+            for at, scale, row in self._code_positions(each.inner, each.inner is not each.part):
+                read.codes.append((at, gain * scale, each.start + row))
+        unit, read.means = self._units(group, coarse)[0], np.zeros(self._codes_width)
+        known, start = _joined(self.columns, coarse), 0
+        for each in coarse:
+            for at, scale, row in self._code_positions(each.inner, each.inner is not each.part):
+                own = float(unit[start + row])
+                read.signed.append((at, own, each.start + row))
+                factors[at], read.means[at] = each.gain * scale / own, known.mean[start + row] / own
+            start += each.inner.width
+        return read, factors.astype(np.float32)
+
+    def _split(self, group: LayerGroup) -> tuple[list[_Vector], list[_Vector]]:
+        """Returns the vectors that layers read as bytes and those that stay codes.
+
+        Vectors beside gated ones stay codes, and if the form says so, those whose rounding adds most noise.
+        """
+        coarse, fine, start = list[_Vector](), list[_Vector](), 0
+        for part in group.parts:
+            row, gain = 0, part.factor if isinstance(part, GatedCodes) else 1.0
+            for inner in parts_of(part.x) if isinstance(part, Crossed | GatedCodes) else [part]:
+                vector = _Vector(part, inner, start + row, row, gain)
+                (coarse if part in self.columns else fine).append(vector)
+                row += inner.width
+            start += part.width
+        if not self.form.fine or not coarse:
+            return coarse, fine
+        room, left = sum(each.inner.width for each in coarse) // FINE_PART, coarse
+        _, noise, loudest = self._units(group, coarse)
+        while len(left) > 1 and (room := room - left[loudest].inner.width) >= 0:
+            left = [each for each in left if each is not left[loudest]]
+            _, less, loudest = self._units(group, left)
+            if less * LESS <= noise:
+                return left, [*fine, *(each for each in coarse if each not in left)]
+        return coarse, fine
+
+    def _units(self, group: LayerGroup, vectors: Sequence[_Vector]) -> tuple[Floats, float, int]:
+        """Returns the units of vectors as bytes, their noise, and the vector whose weights have the coarsest steps."""
+        known = _joined(self.columns, vectors)
+        rows = np.concatenate([np.arange(each.start, each.start + each.inner.width) for each in vectors])
+        weight = np.concatenate([layer.weight for layer in group.layers], axis=1)
+        size = np.sqrt((weight**2).mean(axis=0))
+        weight = weight[rows] / np.where(size > 0, size, 1.0)
+        unit, noise = balanced_units(weight, known.largest, known.rms)
+        reach = np.sqrt((weight**2).mean(axis=1)) * unit
+        starts = np.cumsum([0, *(each.inner.width for each in vectors)])[:-1]
+        return unit, noise, int(np.argmax(np.maximum.reduceat(reach, starts)))
 
     def _rooms(self, parts: Sequence[Expression], own: bool) -> list[tuple[int, float, int, float]]:
         """Returns (position, scale, row, largest magnitude) of the codes of vectors, see `_code_positions`."""
@@ -135,40 +217,56 @@ class CrossSteps(CodeLayers):
         for part in parts:
             share = np.ones(part.width)
             if isinstance(part, Field):
-                most = self.scales.columns(f"{part.column} {part.value}", largest_columns(part.table))
+                most = self.scales.magnitudes(part.table)
                 share = np.clip(most / positive(float(most.max())), LEAST, 1)
             for at, scale, row in self._code_positions(part, own):
                 rooms.append((at, scale, start + row, scale * CODES * float(share[row])))
             start += part.width
         return rooms
 
-    def column_ranges(self, program: ClickProgram, samples: Sequence[Samples]) -> dict[Expression, Floats]:
-        """Computes the largest magnitudes by column of layers without a ReLU and of states of cross networks.
+    @property
+    def has_states(self) -> bool:
+        """Whether there are gated vectors or states of cross networks."""
+        return any(isinstance(x, Crossed | GatedCodes) for x in self._seen)
+
+    def column_statistics(self, program: ClickProgram, samples: Samples) -> dict[Expression, Columns]:
+        """Computes statistics of the columns of layers without a ReLU, gated vectors, x_0 and states of cross networks.
 
         Args:
             program: The program that `compile` returned, of int16 codes.
             samples: Inputs.
 
         Returns:
-            Magnitudes with headroom, float64 [width] each.
+            Statistics by value.
         """
-        buffers = [reference.buffers(program, *each) for each in samples]
+        buffers = reference.buffers(program, *samples)
 
-        def most(slot: int) -> NDArray[Any]:
-            return np.asarray(np.max([np.abs(each[slot].astype(np.float64)).max(axis=0) for each in buffers], axis=0))
+        def seen(slot: int) -> Floats:
+            values = buffers[slot].astype(np.float64)
+            return np.stack([np.abs(values).max(axis=0), np.sqrt((values**2).mean(axis=0)), values.mean(axis=0)])
 
-        found: dict[Expression, Floats] = {}
-        for (x, form), (slot, unit) in self._made.items():
+        codes, found = seen(self.x), dict[Expression, Floats]()
+        for (x, form), (slot, unit) in list(self._made.items()):
             if isinstance(x, Linear) and form == "i2" and not x.relu:
-                seen = HEADROOM * unit * most(slot)
-                seen = np.maximum(seen, positive(float(seen.max())) * LEAST)
-                found[x] = self.scales.columns(x.value, seen)
-            elif isinstance(x, Crossed) and form == "cross" and slot >= 0:
-                first, states = most(self.x), most(slot)
-                growth = np.where(first >= SEEN, GROWTH * unit * states / np.maximum(first, 1), unit)
-                growth = np.clip(growth, LEAST, unit)
-                ranges = np.zeros(x.width)
-                for at, _, row, room in self._rooms(parts_of(x.x), True):
-                    ranges[row] = room * growth[at]
-                found[x] = self.scales.columns(x.value, ranges)
-        return found
+                found[x] = unit * seen(slot)
+                found[x][0] = np.maximum(HEADROOM * found[x][0], positive(float(found[x][0].max())) * LEAST)
+            elif slot >= 0 and ((isinstance(x, Crossed) and form == "cross") or isinstance(x, GatedCodes)):
+                states = unit * seen(slot)
+                growth = np.where(codes[0] >= SEEN, GROWTH * states[0] / np.maximum(codes[0], 1), unit)
+                growth = np.clip(growth, LEAST * unit if isinstance(x, GatedCodes) else LEAST, unit)
+                found[x] = np.zeros((3, x.width))
+                for at, scale, row, room in self._rooms(parts_of(x.x), True):
+                    found[x][:, row] = room * growth[at], scale * states[1, at], scale * states[2, at]
+        for x in self.crossed.values():
+            for part in parts_of(x.x):
+                found[part] = np.zeros((3, part.width))
+                for at, scale, row, room in self._rooms([part], True):
+                    found[part][:, row] = room, scale * codes[1, at], scale * codes[2, at]
+        kept = [self.scales.columns(f"{type(x).__name__} {at}", each) for at, (x, each) in enumerate(found.items())]
+        return {x: Columns(*each) for x, each in zip(found, kept, strict=True)}
+
+
+def _joined(columns: Mapping[Expression, Columns], vectors: Sequence[_Vector]) -> Columns:
+    """Returns the statistics of the columns of vectors side by side."""
+    found = [[each[v.row : v.row + v.inner.width] for each in columns[v.part]] for v in vectors]
+    return Columns(*(np.concatenate(each) for each in zip(*found, strict=True)))
