@@ -105,7 +105,7 @@ class Metrics:
 
         Args:
             model: Public name of the model.
-            verb: "run", "infer" or "rank".
+            verb: "run", "infer", "rank", or a verb of `zoo.serving.protocol.text_apis`.
         """
         series = self._series.get((model, verb))
         if series is None:

@@ -293,6 +293,10 @@ def test_several_models_are_named_in_the_body(start: Callable[..., Server], fold
     assert status == 404 and error["error"]["code"] == "model_not_found" and "texts-0@fp32" in error["error"]["message"]
     assert refused(server, EMBEDDINGS, {"input": "a"})[0] == 400
     assert refused(server, EMBEDDINGS, b"[")[0] == 400
+    assert refused(server, EMBEDDINGS, b'{"input": "a", "model": "texts-0"')[0] == 400
+    assert refused(server, EMBEDDINGS, b'{"model": "texts-0", "input": "a", "model": "m"}')[0] == 400
+    quoted = post(server, EMBEDDINGS, input='a "model": "m"', model="texts-0@fp32")  # a text that looks like the field
+    assert quoted["model"] == "texts-0@fp32" and quoted["usage"]["total_tokens"] > 5
     assert post(server, "/embed", inputs="the cat", model="texts-0") == post(
         server, "/v1/models/texts-0/embed", inputs="the cat"
     )

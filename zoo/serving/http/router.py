@@ -242,7 +242,7 @@ class Router:
                     held_bytes += self._hold(len(body))
                 read = clock() - begin
                 if choose is not None:
-                    model, verb = choose(body, received or len(body))
+                    model, verb = choose(body)
                 job = _job(request, verb, body, received)
                 try:
                     pending = submit(model, job, context.deliver)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
 
-from pipelines.core.errors import RequestError
 from zoo.serving.config import ServerConfig
 from zoo.serving.http.http_types import HTTPException, Response
-from zoo.serving.protocol import limits, openapi
+from zoo.serving.protocol import openapi
 from zoo.serving.protocol.responses import JSON
 from zoo.serving.protocol.text_apis import (
     EMBED,
@@ -32,6 +32,7 @@ from zoo.serving.protocol.text_apis import (
 Descriptions = Mapping[str, Mapping[str, Any]]
 DEFAULTS = (EMBED, RERANK, EMBED_SPARSE, PREDICT)  # verbs of POST / of TEI: the first that the model answers
 MODELS = "/v1/models/"
+_MODEL = re.compile(rb'(?<!\\)"model"\s*:\s*("(?:[^"\\]|\\.)*")')  # in texts, quotes are escaped
 
 
 class Target(NamedTuple):
@@ -41,7 +42,7 @@ class Target(NamedTuple):
     verb: str
 
 
-Choose = Callable[[bytes, int], Target]  # by the body, and its size as received
+Choose = Callable[[bytes], Target]  # by the body
 
 
 class TextRoutes:
@@ -94,19 +95,19 @@ class TextRoutes:
         return response._replace(body=error_body(api, response.status, message))
 
     def _by_body(self, path: str, verb: str) -> Choose:
-        def choose(body: bytes, received: int) -> Target:
+        def choose(body: bytes) -> Target:
             able = [name for name, model in self._loaded().items() if verb in model["apis"]]
             if not able:
                 message = f"no served model answers {path}; the models are {', '.join(self._names)}"
                 raise HTTPException(missing_status(verb), message)
             if len(able) == 1:
                 return Target(able[0], verb)
-            return Target(_named(body, received, verb, able), verb)
+            return Target(_named(body, verb, able), verb)
 
         return choose
 
     def _fixed(self, name: str, verb: str) -> Choose:
-        def choose(body: bytes, received: int) -> Target:
+        def choose(body: bytes) -> Target:
             if verb not in self._description(name)["apis"]:
                 raise HTTPException(missing_status(verb), f"{name} does not answer /{verb.partition('.')[2]}")
             return Target(name, verb)
@@ -114,7 +115,7 @@ class TextRoutes:
         return choose
 
     def _default(self, name: str) -> Choose:
-        def choose(body: bytes, received: int) -> Target:
+        def choose(body: bytes) -> Target:
             model = self._description(name)
             if verb := next((verb for verb in DEFAULTS if verb in model["apis"]), None):
                 return Target(model["name"], verb)
@@ -162,21 +163,22 @@ class TextRoutes:
         }
 
 
-def _named(body: bytes, received: int, verb: str, able: Sequence[str]) -> str:
-    """The model that a body names, one of several that answer the verb."""
+def _named(body: bytes, verb: str, able: Sequence[str]) -> str:
+    """The model that a body names, one of several that answer the verb.
+
+    The body is searched, not parsed, which a large one would block other requests by.
+    """
+    found = {*_MODEL.findall(body)}
+    names = ", ".join(able)
+    if len(found) != 1:
+        message = f"found {'no' if not found else 'more than one'} model in the body, expected one of {names}"
+        raise HTTPException(422 if api_of(verb) == TEI else 400, message)
     try:
-        limits.require_json(body, received)
-        content = orjson.loads(body)
-    except limits.ContentTooLarge as error:
-        raise HTTPException(int(error.status), str(error)) from None
-    except (RequestError, orjson.JSONDecodeError) as error:
-        raise HTTPException(422 if api_of(verb) == TEI else 400, f"the body is no JSON: {error}") from None
-    model = content.get("model") if isinstance(content, dict) else None
+        model = orjson.loads(found.pop())
+    except orjson.JSONDecodeError:
+        model = ""
     if model in able:
         return str(model)
-    names = ", ".join(able)
-    if model is None:
-        raise HTTPException(422 if api_of(verb) == TEI else 400, f"found no model, expected one of {names}")
     raise HTTPException(404, f"found the model {str(model)[:100]!r}, expected one of {names}")
 
 

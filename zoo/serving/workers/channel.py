@@ -20,7 +20,7 @@ class Job(NamedTuple):
 
     Attributes:
         job_id: Number of the request within the server.
-        verb: "run", "infer" or "rank".
+        verb: "run", "infer", "rank", or a verb of `zoo.serving.protocol.text_apis`.
         content_type: Content-Type in lower case without parameters; multipart types keep their parameters.
         accept: Accept header.
         options: Query parameters.

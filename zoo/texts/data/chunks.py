@@ -18,6 +18,7 @@ from zoo.texts.data.tokenizer import Tokenizer
 
 POOLINGS = ("none", "mean")
 MAX_CHUNKS = 1 << 24
+SEGMENT = 50_000  # characters that are tokenized at once
 Write = Callable[[NDArray[np.float32], NDArray[np.int64]], None]
 
 
@@ -173,6 +174,9 @@ def divide(
 ) -> Chunks:
     """Divides texts into chunks, between words where a word fits into a chunk.
 
+    Texts of more than `SEGMENT` characters are tokenized in segments, which bounds the memory; chunks of two segments
+    share no tokens.
+
     Args:
         tokenizer: Tokenizer of the model.
         texts: The texts; an empty one is one chunk.
@@ -191,9 +195,12 @@ def divide(
     rows: list[int] = []
     spans: list[tuple[int, int]] = []
     for row, text in enumerate(texts):
-        encoding = tokenizer.encode(text, special_tokens=False)
-        places = [*itertools.islice(_spans(encoding, room, chunking.stride), most - len(found) + 1)]
-        places = places or [(0, len(text))]
+        own = (
+            (begin + start, begin + end)
+            for begin, segment in _segments(text)
+            for start, end in _spans(tokenizer.encode(segment, special_tokens=False), room, chunking.stride)
+        )
+        places = [*itertools.islice(own, most - len(found) + 1)] or [(0, len(text))]
         if len(found) + len(places) > most:
             raise RequestError(
                 f"found more than {most:,} chunks of {chunking.size} tokens with the stride {chunking.stride}; "
@@ -203,6 +210,17 @@ def divide(
         rows += [row] * len(places)
         spans += places
     return Chunks(found, np.array(rows, np.int64), np.array(spans, np.int64).reshape(-1, 2))
+
+
+def _segments(text: str) -> Iterator[tuple[int, str]]:
+    """Parts of a text of at most `SEGMENT` characters and their positions; cut at whitespace if there is any."""
+    start = 0
+    while len(text) - start > SEGMENT:
+        end = start + SEGMENT
+        blank = next((i for i in range(end, start, -1) if text[i].isspace()), end)
+        yield start, text[start:blank]
+        start = blank
+    yield start, text[start:]
 
 
 def _spans(encoding: Any, room: int, stride: int) -> Iterator[tuple[int, int]]:

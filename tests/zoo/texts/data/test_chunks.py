@@ -9,6 +9,7 @@ pytest.importorskip("transformers", reason="needs the test extra")
 from helpers.text_models import tokenizer as letters
 
 from pipelines.core.errors import RequestError
+from zoo.texts.data import chunks as chunks_module
 from zoo.texts.data.chunks import Chunking, divide
 from zoo.texts.data.tokenizer import Tokenizer
 
@@ -71,3 +72,18 @@ def test_too_many_chunks_are_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match="more than 5 chunks"):
         divide(tokenizer, ["a " * 100], Chunking(10, 7), most=5)
     assert len(divide(tokenizer, ["a " * 8] * 5, Chunking(10), most=5).texts) == 5
+
+
+def test_long_texts_are_tokenized_in_segments(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks_module, "SEGMENT", 100)
+    text = "the cat sat, zebra! and  the zoo ran over there. " * 9 + "z" * 250
+    chunks = divide(tokenizer, [text, "a"], Chunking(80, 7))
+    assert [text[start:end] for start, end in chunks.spans[:-1]] == chunks.texts[:-1] and chunks.texts[-1] == "a"
+    position = 0
+    for start, end in chunks.spans[:-1]:
+        assert not text[position:start].strip()  # nothing is left out, no word is cut
+        position = max(position, int(end))
+    assert position == len(text)
+    words = " ".join(chunks.texts).replace(",", " ,").replace("!", " !").replace(".", " .").split()
+    whole = {"the", "cat", "sat", ",", "zebra", "!", "and", "zoo", "ran", "over", "there", ".", "a"}
+    assert all(word in whole or set(word) == {"z"} for word in words)
