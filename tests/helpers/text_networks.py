@@ -128,12 +128,76 @@ CONFIGS = {
         "sliding_window": 257,
         "use_bidirectional_attention": True,
     },
+    "albert": {
+        **SIZES,
+        "model_type": "albert",
+        "architectures": ["AlbertModel"],
+        "embedding_size": 16,
+        "hidden_act": "gelu_new",
+        "inner_group_num": 1,
+        "layer_norm_eps": 1e-12,
+        "max_position_embeddings": 2048,
+        "num_hidden_groups": 2,
+        "num_hidden_layers": 4,
+        "type_vocab_size": 2,
+    },
+    "xlm-roberta-xl": {
+        **SIZES,
+        "model_type": "xlm-roberta-xl",
+        "architectures": ["XLMRobertaXLModel"],
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-5,
+        "max_position_embeddings": 2050,
+        "num_hidden_layers": 3,
+        "pad_token_id": 1,
+        "type_vocab_size": 1,
+    },
+    "deberta-v3": {
+        **SIZES,
+        "model_type": "deberta-v2",
+        "architectures": ["DebertaV2Model"],
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-7,
+        "max_position_embeddings": 2048,
+        "max_relative_positions": 512,
+        "norm_rel_ebd": "layer_norm",
+        "num_hidden_layers": 3,
+        "pooler_hidden_act": "gelu",
+        "pooler_hidden_size": 32,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_biased_input": False,
+        "position_buckets": 256,
+        "relative_attention": True,
+        "share_att_key": True,
+        "type_vocab_size": 0,
+    },
+    "t5": {
+        "model_type": "t5",
+        "architectures": ["T5EncoderModel"],
+        "d_ff": 48,
+        "d_kv": 16,
+        "d_model": 32,
+        "dense_act_fn": "relu",
+        "feed_forward_proj": "relu",
+        "is_encoder_decoder": True,
+        "is_gated_act": False,
+        "layer_norm_epsilon": 1e-6,
+        "n_positions": 2048,
+        "num_decoder_layers": 3,
+        "num_heads": 4,
+        "num_layers": 3,
+        "pad_token_id": 0,
+        "relative_attention_max_distance": 128,
+        "relative_attention_num_buckets": 32,
+        "vocab_size": 64,
+    },
 }
 NATIVE = {  # what transformers itself calls networks of custom code
     "NomicBertModel": {**SIZES, "model_type": "nomic_bert", "num_hidden_layers": 2, "intermediate_size": 256},
     "NewModel": {"model_type": "gte", "rope_scaling": None, "rope_theta": None, "auto_map": None},
     "Qwen2ForCausalLM": {"is_causal": False, "auto_map": None},
 }
+ABSOLUTE = ("albert", "xlm-roberta-xl")  # a text has other positions after padding
 LONG = " ".join(["the", "zebra", "sat,", "and", "a", "cat?", "no!"] * 60)  # longer than windows of real models
 TEXTS = [*text_models.TEXTS, LONG, "!", "a b " * 100]
 
@@ -150,7 +214,10 @@ def write(folder, values, modules=(("Pooling", {"pooling_mode_mean_tokens": True
     base = {} if "n_embd" in values else copy.deepcopy(values)
     given = {key: value for key, value in {**base, **native}.items() if value is not None}
     config = transformers.AutoConfig.for_model(**given)
-    network = transformers.AutoModel.from_config(config, attn_implementation="eager").float().eval()
+    if values["model_type"] == "t5":
+        network = transformers.T5EncoderModel(config).float().eval()
+    else:
+        network = transformers.AutoModel.from_config(config, attn_implementation="eager").float().eval()
     randomize(network)
     if (values.get("rope_scaling") or {}).get("type") == "ntk":
         network.rotary_emb.inv_freq = ntk_frequencies(values)

@@ -488,7 +488,6 @@ def test_a_folder_that_says_nothing_of_length_is_told_it(tmp_path):
     ("config", "why"),
     [
         ({"model_type": "other", "architectures": ["OtherModel"]}, "other has unsupported parts; known are bert"),
-        ({"model_type": "deberta-v2", "architectures": ["DebertaV2Model"]}, "deberta-v2 has disentangled attention"),
         ({"model_type": "bart", "architectures": ["BartForSequenceClassification"]}, "bart has an encoder and a dec"),
     ],
 )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
+from zoo.texts.export.disentangled import position_index, position_scores
 from zoo.texts.export.positions import MASKED, distance_bias, rotary_angles
 from zoo.texts.models.architectures.base import Floats
 from zoo.texts.models.config import ModelConfig
@@ -47,8 +48,22 @@ class NetworkWriter(Writer):
             name: Shared name.
             transposed: Whether it is transposed.
         """
+        name = self.stored(name)
         array = self.weights[name]
         return self.weight(name, np.ascontiguousarray(array.T) if transposed else array)
+
+    def stored(self, name: str) -> str:
+        """Returns the shared name of a weight; layers that share their weights have those of the first one.
+
+        Args:
+            name: Name with the index of any layer.
+        """
+        layers, distinct = self.config.layers, self.config.distinct_layers
+        group, _, tail = name.partition(".")
+        if group != "layers" or not distinct:
+            return name
+        i, _, part = tail.partition(".")
+        return f"layers.{int(i) * distinct // layers}.{part}"
 
     def linear(self, x: ir.Value, path: str, result: str = "") -> ir.Value:
         """Appends a linear layer over the last axis.
@@ -61,7 +76,7 @@ class NetworkWriter(Writer):
         Returns:
             Output, without a bias where the layer has none.
         """
-        biased = f"{path}.bias" in self.weights
+        biased = self.stored(f"{path}.bias") in self.weights
         name = path if biased else result or path
         y = self.add("MatMul", [x, self.parameter(f"{path}.weight", transposed=True)], name)
         return self.add("Add", [y, self.parameter(f"{path}.bias")], result or f"{path}.biased") if biased else y
@@ -79,8 +94,8 @@ class NetworkWriter(Writer):
         """
         if self.config.norm.kind == "rms":
             return self.rms_norm(x, path, result)
-        size = len(self.weights[f"{path}.weight"])
-        biased = f"{path}.bias" in self.weights
+        size = len(self.weights[self.stored(f"{path}.weight")])
+        biased = self.stored(f"{path}.bias") in self.weights
         weights = [
             self.parameter(f"{path}.weight"),
             self.parameter(f"{path}.bias") if biased else self.constant(f"zeros.{size}", np.zeros(size, np.float32)),
@@ -246,6 +261,8 @@ class NetworkWriter(Writer):
         x = self.embed(ids, types)
         kinds = [i in config.attention.local for i in range(config.layers)]
         biases = {local: self.attention_bias(ids, mask, local) for local in sorted(set(kinds))}
+        if config.disentangled:
+            self.cached["index"] = position_index(self, config, ids, self._distance(ids))
         rotations = {local: self.rotations(ids, local) for local in sorted(set(kinds))}
         for i, local in enumerate(kinds):
             x = self.encoder_layer(x, i, biases[local], rotations[local])
@@ -308,7 +325,7 @@ class NetworkWriter(Writer):
             Output, float32 [batch, tokens, width]; that of the last layer is `HIDDEN`.
         """
         config = self.config
-        path = f"layers.{i * (config.distinct_layers or config.layers) // config.layers}"
+        path = f"layers.{i}"
         last, place = i == config.layers - 1, config.norm.place
         if place == "post":
             x = self.add("Add", [x, self.attention(x, path, bias, rotations)], f"{path}.sum")
@@ -359,17 +376,23 @@ class NetworkWriter(Writer):
                 parts = self._repeat(parts, f"{path}.{kind}")
             return parts
 
-        direct = not rotations and config.key_heads == config.heads  # keys are split and transposed in one step
+        whole = not rotations and not config.disentangled
+        direct = whole and config.key_heads == config.heads  # keys are split and transposed in one step
         key_order = [0, 2, 3, 1] if direct else [0, 2, 1, 3]
         queries, keys, values = (
             split(kind, order) for kind, order in (("query", [0, 2, 1, 3]), ("key", key_order), ("value", [0, 2, 1, 3]))
         )
+        columns = keys
         if not direct:
-            keys = self.add("Transpose", [keys], f"{path}.key.transposed", perm=[0, 1, 3, 2])
-        scores = self.add("MatMul", [queries, keys], f"{path}.products")
+            columns = self.add("Transpose", [keys], f"{path}.key.transposed", perm=[0, 1, 3, 2])
+        scores = self.add("MatMul", [queries, columns], f"{path}.products")
         scale = config.attention.scale or math.sqrt(config.head_size)
         if scale != 1:
             scores = self.add("Div", [scores, self.constant("attention.scale", scale)], f"{path}.scaled")
+        if config.disentangled:
+            parts = {"queries": queries, "keys": keys, "index": self.cached["index"]}
+            for more in position_scores(self, config, self.weights, path, parts):
+                scores = self.add("Add", [scores, more], f"{path}.disentangled")
         scores = self.add("Add", [scores, bias], f"{path}.masked")
         weights = self.add("Softmax", [scores], f"{path}.weights", axis=-1)
         context = self.add("MatMul", [weights, values], f"{path}.found")

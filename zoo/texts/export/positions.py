@@ -11,14 +11,13 @@ from zoo.texts.models.architectures.base import Floats
 from zoo.texts.models.config import ModelConfig
 
 MASKED = -1e9  # added to attention scores that a token must not see: their softmax is 0
-MAX_DISTANCE = 128  # tokens, from which on MPNet's relative positions share a bucket
 
 
 def distance_bias(config: ModelConfig, weights: Mapping[str, Floats], local: bool) -> Floats | None:
     """Returns the bias of attention scores by the distance of the key from the query.
 
-    It is the sum of a bias of relative positions, of `MASKED` at later keys of causal attention, and of `MASKED`
-    outside the window of local layers.
+    It is the sum of a bias of relative positions or of ALiBi, of `MASKED` at later keys of causal attention, and of
+    `MASKED` outside the window of local layers.
 
     Args:
         config: Description of the network.
@@ -35,9 +34,9 @@ def distance_bias(config: ModelConfig, weights: Mapping[str, Floats], local: boo
     if local:
         hidden |= np.abs(ahead) > config.attention.window
     mask: Floats | None = np.where(hidden, np.float32(MASKED), np.float32(0))[:, None] if hidden.any() else None
-    if not config.buckets:
+    if not config.buckets and not config.alibi:
         return mask
-    relative = relative_bias(config, weights["relative.weight"])
+    relative = alibi_bias(config) if config.alibi else relative_bias(config, weights["relative.weight"])
     return relative if mask is None else relative + mask
 
 
@@ -45,7 +44,7 @@ def relative_bias(config: ModelConfig, table: Floats) -> Floats:
     """Expands a relative position bias from buckets to distances (Raffel et al. 2020, "T5", section 2.1).
 
     Half of the buckets are of keys before the query, half of keys after it; in each half, one half of the buckets is
-    one distance each, the other half grows logarithmically up to `MAX_DISTANCE`.
+    one distance each, the other half grows logarithmically up to `bucket_distance`.
 
     Args:
         config: Configuration of the network.
@@ -58,10 +57,32 @@ def relative_bias(config: ModelConfig, table: Floats) -> Floats:
     half = config.buckets // 2
     exact = half // 2
     distance = np.abs(ahead)
-    large = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact)) / math.log(MAX_DISTANCE / exact)
+    large = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact)) / math.log(
+        config.bucket_distance / exact
+    )
     large = np.minimum(exact + (large * (half - exact)).astype(np.int64), half - 1)
     rows: Floats = table[np.where(ahead > 0, half, 0) + np.where(distance < exact, distance, large)]
     return rows
+
+
+def alibi_bias(config: ModelConfig) -> Floats:
+    """Returns a bias of attention that falls linearly with the distance (Press et al. 2022, "ALiBi", section 3).
+
+    The slopes of n heads, a power of two, are 2^(-8 i / n) for i from 1 to n; of other counts, those of the next lower
+    power of two, and then every second one of its double.
+
+    Args:
+        config: Description of the network.
+
+    Returns:
+        float32 [2 max_tokens - 1, heads], the distance -(max_tokens - 1) first.
+    """
+    power = 1 << (config.heads.bit_length() - 1)
+    slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
+    slopes += [2 ** (-4 * i / power) for i in range(1, 2 * (config.heads - power), 2)]
+    distance = np.abs(np.arange(-(config.max_tokens - 1), config.max_tokens)).astype(np.float32)
+    bias: Floats = -distance[:, None] * np.array(slopes, np.float32)
+    return bias
 
 
 def rotary_angles(config: ModelConfig, local: bool) -> Floats:

@@ -25,8 +25,6 @@ from zoo.texts.models.config import ModelConfig
 INDEX = ".index.json"  # suffix of the index of sharded weights
 PICKLED = "pytorch_model.bin"
 UNSUPPORTED = {  # unsupported parts of other networks
-    "deberta-v2": "disentangled attention over content and relative position",
-    "t5": "relative positions in every layer and RMS normalization",
     "bart": "an encoder and a decoder",
 }
 PATTERNS = (

@@ -84,6 +84,32 @@ class Rotary:
 
 
 @dataclass(frozen=True)
+class Disentangled:
+    """Attention over content and relative position (He et al. 2021, "DeBERTa", section 3.1).
+
+    Attributes:
+        distance: Largest distance of two tokens with a row of its own.
+        buckets: Rows of either direction; distances above half of them share rows logarithmically. 0: `distance`.
+        to_position: Whether the content of queries is multiplied with the positions of keys ("c2p").
+        to_content: Whether the positions of queries are multiplied with the content of keys ("p2c").
+        shared: Whether the linear layers of queries and keys are those of positions too.
+        norm: Whether the rows have layer normalization.
+    """
+
+    distance: int
+    buckets: int = 0
+    to_position: bool = True
+    to_content: bool = True
+    shared: bool = False
+    norm: bool = False
+
+    @property
+    def span(self) -> int:
+        """Rows of either direction."""
+        return self.buckets or self.distance
+
+
+@dataclass(frozen=True)
 class Dense:
     """Linear layer after the pooling.
 
@@ -98,7 +124,7 @@ class Dense:
     bias: bool = True
 
 
-PARTS = {"attention": Attention, "norm": Norm, "rotary": Rotary}
+PARTS = {"attention": Attention, "norm": Norm, "rotary": Rotary, "disentangled": Disentangled}
 
 
 @dataclass(frozen=True)
@@ -119,7 +145,7 @@ class ModelConfig:
         types: Rows of the token type embedding; 0: none.
         activation: Activation of feed-forward blocks, one of `ACTIVATIONS`.
         epsilon: Epsilon of the norms.
-        buckets: Buckets of a relative position bias (MPNet); 0: none.
+        buckets: Buckets of a relative position bias (MPNet, T5); 0: none.
         pooling: Pooling of the last layer to an embedding, one of `POOLINGS`, or several joined by "+", whose results
             are concatenated.
         normalize: Whether embeddings are L2-normalized.
@@ -128,6 +154,9 @@ class ModelConfig:
         attention: Attention.
         norm: Norms.
         rotary: Rotary positions, or None.
+        disentangled: Disentangled attention, or None.
+        bucket_distance: Distance of two tokens from which on relative positions share a bucket.
+        alibi: Whether attention has a bias that falls linearly with the distance (Press et al. 2022, "ALiBi").
         absolute: Whether there is a position embedding.
         gated: Whether feed-forward blocks multiply the activation by a second linear layer (GLU).
         unbiased: Linear layers without a bias, among query, key, value, output, gate, up and down.
@@ -162,6 +191,9 @@ class ModelConfig:
     attention: Attention = Attention()
     norm: Norm = Norm()
     rotary: Rotary | None = None
+    disentangled: Disentangled | None = None
+    bucket_distance: int = 128
+    alibi: bool = False
     absolute: bool = True
     gated: bool = False
     unbiased: tuple[str, ...] = ()
@@ -182,7 +214,15 @@ class ModelConfig:
                 raise RequestError(f"a network has {key} {size!r}; expected a whole number from {least} to {most:,}")
         counts = {
             key: getattr(self, key)
-            for key in ("first_position", "buckets", "labels", "embedding", "distinct_layers", "truncate_dim")
+            for key in (
+                "first_position",
+                "buckets",
+                "bucket_distance",
+                "labels",
+                "embedding",
+                "distinct_layers",
+                "truncate_dim",
+            )
         } | {key: getattr(self.attention, key) for key in ("head_size", "key_heads", "window")}
         for key, count in counts.items():
             if type(count) is not int or not 0 <= count <= MAX_SIZE:
@@ -214,6 +254,12 @@ class ModelConfig:
             raise RequestError(
                 f"a network rotates {rotary.size} columns of heads of {self.head_size}, scaled by {rotary.scaling!r}; "
                 f"expected an even number of them, and one of {', '.join(map(repr, SCALINGS))}"
+            )
+        if (part := self.disentangled) and (
+            min(part.distance, part.buckets) < 0 or not (part.to_position or part.to_content) or part.span < 2
+        ):
+            raise RequestError(
+                f"a network has the relative positions {part}; expected 2 rows or more, and a use of them"
             )
         if not all(type(i) is int and 0 <= i < self.layers for i in self.attention.local):
             raise RequestError(f"a network of {self.layers} layers has local ones {self.attention.local}")

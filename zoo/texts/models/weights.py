@@ -4,7 +4,8 @@
     layers.N: query, key, value, output, up, gate (of a gated feed-forward), down; query_norm, key_norm: of each head
     layers.N: attention_norm, norm: after attention and feed-forward ("post") or before them; attention_out_norm,
         out_norm: after them too ("sandwich")
-    final_norm; relative: bias of relative positions (MPNet)
+    layers.N: position_key, position_query: of relative positions (DeBERTa)
+    final_norm; relative: bias of relative positions (MPNet, T5), or their rows with relative_norm (DeBERTa)
     dense, classifier: head of a cross-encoder; dense.N: layers after the pooling
 
 Each is a linear layer (`.weight` [outputs, inputs], `.bias`), a norm or an embedding (`.weight`).
@@ -70,6 +71,10 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     linear = {"query": (queries, width), "key": (keys, width), "value": (keys, width), "output": (width, queries)}
     linear |= {"gate": (config.hidden, width)} if config.gated else {}
     linear |= {"up": (config.hidden, width), "down": (width, config.hidden)}
+    disentangled = config.disentangled
+    if disentangled and not disentangled.shared:
+        linear |= {"position_key": (queries, width)} if disentangled.to_position else {}
+        linear |= {"position_query": (queries, width)} if disentangled.to_content else {}
     norms = ["attention_norm", "norm", *(["attention_out_norm", "out_norm"] if norm.place == "sandwich" else [])]
     head_norms = ("query_norm", "key_norm") if config.attention.norm else ()
 
@@ -93,6 +98,10 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             yield "final_norm", (width,), has_bias
         if config.buckets:
             yield "relative", (config.buckets, config.heads), False
+        if disentangled:
+            yield "relative", (2 * disentangled.span, width), False
+            if disentangled.norm:
+                yield "relative_norm", (width,), True
         if config.labels:
             yield "dense", (width, width), True
             yield "classifier", (config.labels, width), True
@@ -126,10 +135,10 @@ def load_weights(config: ModelConfig, path: Path, source: Path | None = None) ->
         RequestError: The file is unreadable, or weights are missing or have other shapes.
     """
     architecture = ARCHITECTURES[config.kind]
-    tensors = {
-        name.replace(".gamma", ".weight").replace(".beta", ".bias"): tensor
-        for name, tensor in read_safetensors(path).items()
-    }
+    renamed = {".gamma": ".weight", ".beta": ".bias", **architecture.renamed}
+    tensors = read_safetensors(path)
+    for part, current in renamed.items():
+        tensors = {name.replace(part, current): tensor for name, tensor in tensors.items()}
     token = f"{architecture.names['token']}.weight"
     prefix = next((name.removesuffix(token) for name in tensors if name.endswith(token)), "")
     weights: dict[str, Floats] = {}

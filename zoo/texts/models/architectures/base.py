@@ -141,6 +141,7 @@ class Architecture:
         trainable: Whether transformers' network has the names of the file, so that it can be fine-tuned.
         adapt: Changes the weights in place, given the configuration, the tensors of the file, and the prefix of their
             names; returns errors.
+        renamed: Parts of names in the file by those that other versions of the architecture have.
     """
 
     name: str
@@ -155,3 +156,4 @@ class Architecture:
     adapt: Callable[[ModelConfig, dict[str, Floats], Mapping[str, Floats], str], list[str]] = (
         lambda config, weights, tensors, prefix: []
     )
+    renamed: Mapping[str, str] = field(default_factory=dict)

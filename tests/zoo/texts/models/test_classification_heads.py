@@ -1,0 +1,64 @@
+"""Classification heads of the architectures compute the logits of transformers, and run where the kernels do not."""
+
+import json
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the train extra")
+transformers = pytest.importorskip("transformers", reason="the originals are its models")
+
+from helpers import text_models, text_networks  # noqa: E402
+from helpers.text_networks import CONFIGS  # noqa: E402
+
+import zoo  # noqa: E402
+
+PAIRS = [("the cat", "a zoo, yes?"), ("zebra!", "the cat sat. " * 40), ("a", "b")]
+HEADS = {
+    "albert": "AlbertForSequenceClassification",
+    "xlm-roberta-xl": "XLMRobertaXLForSequenceClassification",
+    "deberta-v3": "DebertaV2ForSequenceClassification",
+}
+
+
+def write(folder, kind):
+    """A folder of a random network with two labels; returns the network."""
+    torch.manual_seed(0)
+    values = {**CONFIGS[kind], "architectures": [HEADS[kind]], "id2label": {"0": "SAFE", "1": "INJECTION"}}
+    network = getattr(transformers, HEADS[kind])(transformers.AutoConfig.for_model(**values)).eval()
+    text_networks.randomize(network)
+    network.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(values))
+    text_networks.finish(folder, ())
+    (folder / "modules.json").unlink()
+    return network
+
+
+def logits(network, first, second):
+    """The logits of a pair, float32 [labels]."""
+    encoded = text_models.tokenizer().encode(first, second)
+    types = {"token_type_ids": torch.tensor([encoded.type_ids])} if network.config.type_vocab_size > 1 else {}
+    with torch.no_grad():
+        return network(input_ids=torch.tensor([encoded.ids]), **types).logits[0].numpy()
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_logits_are_those_of_transformers(tmp_path, kind):
+    network = write(tmp_path / "theirs", kind)
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours", format="cross-encoder")
+    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts(PAIRS)
+    expected = np.stack([logits(network, *pair) for pair in PAIRS])
+    assert np.abs(found - expected).max() < 1e-5 * max(1, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("kind", [*HEADS, "t5"])
+def test_networks_without_kernels_run_in_another_engine_without_a_word(tmp_path, kind, capfd):
+    text_networks.write(tmp_path / "theirs", CONFIGS[kind])
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    (tmp_path / "texts.txt").write_text("\n".join(text_networks.TEXTS))
+    zoo.calibrate(tmp_path / "ours", str(tmp_path / "texts.txt"))
+    capfd.readouterr()
+    found = zoo.pipeline(tmp_path / "ours").compute_texts([(text,) for text in text_networks.TEXTS])
+    exact = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(x,) for x in text_networks.TEXTS])
+    assert (found * exact).sum(axis=1).mean() > 0.95
+    assert capfd.readouterr() == ("", "")
