@@ -116,7 +116,7 @@ class SentencePipeline(SentenceEncoder):
             if self.chunks is None:
                 yield write_converted
             else:
-                with self.chunks.writing(write_converted, self.first_row, self.config.normalize) as write_chunks:
+                with self.chunks.writing(write_converted, self.first_row, self.config.unit_length) as write_chunks:
                     yield write_chunks
 
 

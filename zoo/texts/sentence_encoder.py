@@ -127,7 +127,7 @@ class SentenceEncoder(TextPipeline):
         prefix = self.prompt if prompt is None else prompt
         parts = divide(self.tokenizer, inputs, Chunking(size, stride, pooling), prefix)
         vectors = self.compute_texts([(text,) for text in parts.texts], prefix)
-        return (parts.mean(vectors, self.config.normalize) if pooling == "mean" else vectors), parts
+        return (parts.mean(vectors, self.config.unit_length) if pooling == "mean" else vectors), parts
 
     def encode_query(self, inputs: str | Sequence[str], **options: Any) -> Any:
         """Computes embeddings of queries.

@@ -360,6 +360,9 @@ def test_keys_tls_and_origins(
     assert "POST" in headers["access-control-allow-methods"]
     assert {"authorization", "content-type", "timing"} <= set(headers["access-control-allow-headers"].split(", "))
     assert "access-control-allow-origin" not in ask(RUN, "OPTIONS", origin="https://other.example", **asking)[1]
+    asking["access_control_request_headers"] = "authorization,x-stainless-os"  # of OpenAI's client
+    _, headers = ask("/v1/embeddings", "OPTIONS", origin="https://page.example", **asking)
+    assert headers["access-control-allow-headers"].endswith("x-stainless-os")
     assert server.end() == 0
     logged = [json.loads(line) for line in server.process.stdout.read().splitlines()]
     assert [each["status"] for each in logged[:3]] == [200, 200, 401] and logged[0]["path"] == "/v2/health/live"

@@ -119,6 +119,7 @@ def test_openai_tokens_are_those_of_the_model(served: Server, vectors: np.ndarra
         {"dimension": 8},
         {"model": "texts-1"},
         {"truncate": "yes"},
+        {"input_type": "audio"},
         {"input": "a " * 200, "truncate": False},
     ],
 )
@@ -232,6 +233,9 @@ def test_a_long_query_is_not_tokenized_for_every_document(served: Server) -> Non
     body = {"query": "a" * 3000, "documents": ["b"] * 4000}
     status, error = refused(served, "/v1/rerank", body)
     assert status == 413 and "bytes of text" in error["message"]
+    texts, prompt = ["a"] * 4000, "b " * 1000
+    assert refused(served, EMBEDDINGS, {"input": texts, "model": "m", "prompt": prompt})[0] == 413
+    assert refused(served, "/v1/models/texts-0:run", {"texts": texts, "prompt": prompt})[0] == 413
 
 
 # ------------------------------------------------------------------------------------------------------ Cohere and Jina

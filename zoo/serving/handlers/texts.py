@@ -126,7 +126,9 @@ class TextHandler(Handler):
             raise RequestError(f"found on_error {on_error!r:.40}; expected raise or skip")
         text_options = self.pipeline.text_options(options.get("prompt"), options.get("max_length"))
         require_count(len(samples), MAX_TEXTS, "texts")
-        limits.TEXT.require(sum(len(text) for texts in samples for text in texts), job.received_bytes)
+        prompt = text_options["prompt"] or self.pipeline.prompt
+        characters = sum(len(text) for texts in samples for text in texts) + len(prompt) * len(samples)
+        limits.TEXT.require(characters, job.received_bytes)
         errors: list[str] = []
         for i, texts in enumerate(samples, 1):
             is_valid = len(texts) == self.pipeline.TEXTS_PER_ROW and all(text.strip() for text in texts)

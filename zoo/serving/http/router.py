@@ -194,7 +194,10 @@ class Router:
         origin = request.header("origin")
         if origin is None or not {origin, "*"} & self.config.cors_origins:
             return response
-        return response._replace(headers=[*response.headers, ("access-control-allow-origin", origin), *CORS_HEADERS])
+        headers = dict(CORS_HEADERS)
+        if requested := request.header("access-control-request-headers"):  # such as x-stainless-os of OpenAI's client
+            headers["access-control-allow-headers"] += f", {requested}"
+        return response._replace(headers=[*response.headers, ("access-control-allow-origin", origin), *headers.items()])
 
     async def _logged_chunks(self, request: Request, response: Response, begin: float) -> AsyncGenerator[bytes, None]:
         """The chunks of a response, which is logged after the last one."""

@@ -302,6 +302,11 @@ class ModelConfig:
         return self.dense[-1].outputs if self.dense else self.width * len(self.poolings)
 
     @property
+    def unit_length(self) -> bool:
+        """Whether embeddings have the length 1."""
+        return self.renormalize or (self.normalize and not self.truncate_dim)
+
+    @property
     def output_size(self) -> int:
         """Components of the output: labels of a cross-encoder, or components of embeddings."""
         return self.labels or self.truncate_dim or self.pooled_size

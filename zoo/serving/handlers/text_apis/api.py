@@ -19,7 +19,14 @@ from zoo.texts.data.tokenizer import Tokens
 from zoo.texts.models.config import EMBEDDING, SCORES
 from zoo.texts.text_pipeline import TextPipeline
 
-ROLES = {"query": "query", "search_query": "query"}  # values of "input_type"; others are documents
+ROLES = {  # by the values of "input_type" of Cohere, NVIDIA and Voyage
+    "query": "query",
+    "search_query": "query",
+    "document": "document",
+    "search_document": "document",
+    "passage": "document",
+}
+OTHER_TYPES = ("classification", "clustering")  # of Cohere, which take the default prompt
 Sample = str | tuple[str, ...] | list[int]  # a text, a pair of texts, or the token ids of a text
 
 
@@ -32,12 +39,13 @@ def flat(tokens: Tokens) -> dict[str, NDArray[Any]]:
     return {"lengths": tokens.lengths, "ids": tokens.ids, "types": tokens.types, "truncated": tokens.truncated}
 
 
-def require_limits(samples: Sequence[Sample], job: Job) -> None:
+def require_limits(samples: Sequence[Sample], job: Job, prompt: str = "") -> None:
     """Checks the number of samples, and their characters.
 
     Args:
         samples: The samples.
         job: The job.
+        prompt: Prefix of every text.
 
     Raises:
         ContentTooLarge: There are more than `MAX_TEXTS` samples, or the texts are too long.
@@ -45,7 +53,7 @@ def require_limits(samples: Sequence[Sample], job: Job) -> None:
     if len(samples) > MAX_TEXTS:
         raise limits.ContentTooLarge(f"found {len(samples):,} inputs, expected at most {MAX_TEXTS:,}")
     characters = sum(
-        len(sample) if isinstance(sample, str) else sum(map(len, sample))
+        len(prompt) + (len(sample) if isinstance(sample, str) else sum(map(len, sample)))
         for sample in samples
         if not isinstance(sample, list)
     )
@@ -114,8 +122,8 @@ class TextApi(abc.ABC):
             ContentTooLarge: There are more than `MAX_TEXTS` samples, or the texts are too long.
             RequestError: A text is too long and may not be truncated, or token ids are not of this model.
         """
-        require_limits(samples, job)
         prefix = self.pipeline.prompt if prompt is None else prompt
+        require_limits(samples, job, prefix)
         most = self.pipeline.tokenizer.require_length(max_length, self.pipeline.TEXTS_PER_ROW > 1)
         texts: list[Any] = [
             prefix + sample if isinstance(sample, str) else (prefix + sample[0], *sample[1:])
@@ -181,20 +189,32 @@ class EmbeddingApi(TextApi):
             float32 [samples, dimensions].
         """
         vectors = outputs[EMBEDDING]
-        if dimensions is None and (self.pipeline.config.normalize or not normalize):
+        if dimensions is None and (self.pipeline.config.unit_length or not normalize):
             return vectors
         kept = np.ascontiguousarray(vectors[:, :dimensions])
         return vector_files.normalize(kept) if normalize else kept
 
-    def role_prompt(self, input_type: str | None) -> str | None:
+    def typed_prompt(self, input_type: str | None) -> str | None:
         """Returns the prefix of an input type.
 
         Args:
-            input_type: "query", "search_query", or another one for documents; None for the default prompt.
+            input_type: Name of a prompt of the model, or one of `ROLES` or `OTHER_TYPES`; None for the default prompt.
+
+        Returns:
+            The prefix; None for the default prompt.
+
+        Raises:
+            RequestError: The type is unknown.
         """
-        if input_type is None:
+        prompts = self.pipeline.prompts
+        if input_type in prompts.texts:
+            return prompts.texts[input_type]
+        if input_type is None or input_type in OTHER_TYPES:
             return None
-        return self.pipeline.prompts.role(ROLES.get(input_type.lower(), "document"))
+        if input_type not in ROLES:
+            known = ", ".join((*prompts.texts, *ROLES))
+            raise RequestError(f"found input_type {input_type[:40]!r}, expected one of {known}")
+        return prompts.role(ROLES[input_type])
 
 
 class RankingApi(TextApi):

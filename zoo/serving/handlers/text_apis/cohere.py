@@ -64,7 +64,7 @@ class Embed(EmbeddingApi):
         tokens = self.tokens(
             texts,
             job,
-            prompt=self.role_prompt(fields.text("input_type", None)),
+            prompt=self.typed_prompt(fields.text("input_type", None)),
             truncate=truncation != "none",
             direction="left" if truncation == "start" else "right",
         )

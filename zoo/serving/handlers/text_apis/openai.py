@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from zoo.serving.handlers.base import parse_json
-from zoo.serving.handlers.text_apis.api import EmbeddingApi, Sample, flat, require_limits
+from zoo.serving.handlers.text_apis.api import EmbeddingApi, Sample, flat
 from zoo.serving.protocol import limits
 from zoo.serving.protocol.fields import Fields
 from zoo.serving.protocol.text_apis import EMBEDDINGS, FIELDS, MAX_TEXTS
@@ -71,7 +71,7 @@ class Embeddings(EmbeddingApi):
             if not sample:
                 raise RequestError(f"input {i} is empty; expected {EXPECTED}")
         prompt, role = fields.text("prompt", None), fields.text("input_type", None)
-        prefix = self.role_prompt(role) if prompt is None else self.pipeline.prompts.resolve(prompt)
+        prefix = self.typed_prompt(role) if prompt is None else self.pipeline.prompts.resolve(prompt)
         dimensions = fields.whole("dimensions", self.width)
         precision = fields.choice("output_dtype", self.PRECISIONS, "float")
         is_base64 = fields.choice("encoding_format", ("float", "base64"), "float") == "base64"
@@ -93,7 +93,6 @@ class Embeddings(EmbeddingApi):
         texts = [sample for sample in samples if isinstance(sample, str)]
         if len(texts) < len(samples):
             raise RequestError("found tokens as input and chunk, expected texts")
-        require_limits(texts, job)
         limits.DIVIDED.require(sum(map(len, texts)), job.received_bytes)
         prefix = self.pipeline.prompt if prompt is None else prompt
         return divide(self.pipeline.tokenizer, texts, Chunking(size, stride or 0), prefix, MAX_TEXTS)
@@ -112,8 +111,7 @@ class Embeddings(EmbeddingApi):
         """
         chunks, about = context.chunks, [{"index": i} for i in range(len(outputs[EMBEDDING]))]
         if chunks is not None and context.pooling == "mean":
-            means = chunks.mean(outputs[EMBEDDING], self.pipeline.config.normalize)
-            outputs = {**outputs, EMBEDDING: means}
+            outputs = {**outputs, EMBEDDING: chunks.mean(outputs[EMBEDDING], normalize=True)}
             about = [{"index": i, "chunks": count} for i, count in enumerate(chunks.counts.tolist())]
         elif chunks is not None:
             about = [
