@@ -41,6 +41,8 @@ BUILT_IN = {
     "mobilenet-v2": "zoo.vision.models.mobilenet:MOBILENET_V2",
     "sentence-encoder": "zoo.texts.family:SENTENCE_ENCODER",
     "cross-encoder": "zoo.texts.family:CROSS_ENCODER",
+    "text-classification": "zoo.texts.family:TEXT_CLASSIFICATION",
+    "token-classification": "zoo.texts.family:TOKEN_CLASSIFICATION",
     "transformer-mt": "zoo.translation.models.transformer:TRANSFORMER_MT",
 }
 

@@ -169,6 +169,18 @@ def search(folder: Path) -> None:
     (folder / "search.py").write_text(block("search-your-own-texts.md", "import sys\n"))
 
 
+def label(folder: Path) -> None:
+    from helpers import text_models
+
+    for name, kind in (("sentiment", "Sequence"), ("ner", "Token")):
+        names = {0: "O", 1: "B-PER", 2: "I-PER"} if kind == "Token" else {0: "bad", 1: "good"}
+        text_models.write_task(folder / name, f"AutoModelFor{kind}Classification", id2label=names)
+    texts = [" ".join(pair) for pair in pairs(64)]
+    written(folder, "texts.txt", texts)
+    written(folder, "labelled.tsv", (f"{text}\t{'good' if i % 2 else 'bad'}" for i, text in enumerate(texts)))
+    written(folder, "words.conll", (f"{word}\tO" if word else "" for text in texts for word in [*text.split(), ""]))
+
+
 def serve(folder: Path) -> None:
     readme(folder)
     written(folder, "rows.tsv", gzip.decompress((folder / "sample.tsv.gz").read_bytes()).decode().splitlines()[:2])
@@ -216,6 +228,7 @@ FOLDERS: Mapping[str, Callable[[Path], None]] = {
     "README": readme,
     "daily-training": lambda folder: None,
     "fine-tune": fine_tune,
+    "label-texts": label,
     "many-machines": many_machines,
     "own-log": own_log,
     "own-model": own_model,

@@ -68,10 +68,7 @@ def write(folder, kind="bert", labels=0, pooling="mean", normalize=True, seed=0,
         config.num_labels = labels
     chosen = transformers.AutoModelForSequenceClassification if labels else transformers.AutoModel
     model = chosen.from_config(config, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for name, each in model.named_parameters():
-            spread = 0.1 if each.ndim == 1 else 1.5 / each.shape[-1] ** 0.5
-            each.copy_(torch.randn_like(each) * spread + ("Norm.weight" in name or "norm.weight" in name))
+    randomize(model)
     model.save_pretrained(folder)
     tokenizer().save(str(folder / "tokenizer.json"))
     if not labels:
@@ -131,6 +128,40 @@ def expected(model, texts, pooling="mean", normalize=True):
     return np.stack(rows)
 
 
+def write_task(folder, task, kind="bert", seed=0, **more):
+    """A folder of a random model with the head of a class of transformers, such as AutoModelForTokenClassification;
+    returns the model and a tokenizer of transformers."""
+    torch.manual_seed(seed)
+    config = {**CONFIGS, **MORE_CONFIGS}[kind](**more)
+    model = getattr(transformers, task).from_config(config, attn_implementation="eager").eval()
+    randomize(model)
+    return model, save(folder, model)
+
+
+def randomize(model):
+    """Gives a model weights that are large enough that its parts show."""
+    with torch.no_grad():
+        for name, each in model.named_parameters():
+            spread = 0.1 if each.ndim == 1 else 1.5 / each.shape[-1] ** 0.5
+            each.copy_(torch.randn_like(each) * spread + ("orm.weight" in name))
+
+
+def save(folder, model, limit=76):
+    """Writes a folder of a model with the tokenizer of letters; returns the tokenizer of transformers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    made = tokenizer()
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
+    inputs = ["input_ids", "attention_mask"]
+    if getattr(model.config, "type_vocab_size", 1) > 1 and model.config.model_type != "mpnet":
+        inputs.append("token_type_ids")
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, model_max_length=limit, model_input_names=inputs, **names
+    )
+    fast.save_pretrained(folder)
+    return fast
+
+
 PAIRS = [[text, TEXTS[0]] for text in TEXTS]
 
 
@@ -140,7 +171,7 @@ def built(path: Path, labels: int) -> Path:
     write(path / "theirs", labels=labels)
     zoo.import_model(path / "theirs", path / "ours")
     data = path / "data.tsv"
-    data.write_text("\n".join("\t".join(pair) if labels else pair[0] for pair in PAIRS * 30))
+    data.write_text("\n".join("\t".join(pair) if labels == 1 else pair[0] for pair in PAIRS * 30))
     zoo.calibrate(path / "ours", str(data), samples=16)
     zoo.build(path / "ours")
     card = path / "ours" / "card.json"

@@ -1,7 +1,8 @@
-"""Families of text encoders: sentence encoders and cross-encoders."""
+"""Families of text encoders: sentence encoders, cross-encoders, and the tasks of `zoo.texts.heads`."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pipelines.models.pipeline import Pipeline
     from pipelines.rewrites.driver import Rewrite
     from zoo.serving.handlers.base import Handler
+    from zoo.texts.models.head import Head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,24 +32,32 @@ class TextFamily(
     family.Reported,
     ModulesExportable,
 ):
-    """BERT-shaped networks of Hugging Face.
+    """Text encoders of Hugging Face.
 
     Attributes:
-        cross_encoder: Whether models score pairs of texts; otherwise they embed texts.
+        module: Module of `zoo.texts.heads` with the head of the networks; "": they embed texts.
         config: Default settings of fine-tuning.
     """
 
     checkpoint: str = "model.safetensors"
     transient: tuple[str, ...] = ("fp32.onnx",)  # the weights are in the checkpoint and in rewritten.onnx
     files: tuple[str, ...] = ("tokenizer.json", "config.json")
-    cross_encoder: bool
+    module: str = ""
     config: TrainConfig = field(default_factory=TrainConfig)
+
+    @property
+    def head(self) -> Head | None:
+        """Head of the networks; None: they embed texts."""
+        if not self.module:
+            return None
+        head: Head = importlib.import_module(f"zoo.texts.heads.{self.module}").HEAD
+        return head
 
     def pipeline(self) -> type[Pipeline]:
         """See `Family`."""
-        from zoo.texts.inference import RankingPipeline, SentencePipeline
+        from zoo.texts.inference import SentencePipeline
 
-        return RankingPipeline if self.cross_encoder else SentencePipeline
+        return self.head.pipeline() if self.head else SentencePipeline
 
     def passes(self, preprocessing: Mapping[str, Any]) -> Sequence[Rewrite]:
         """See `Family`."""
@@ -56,10 +66,10 @@ class TextFamily(
         return passes(preprocessing)
 
     def evaluate(self, pipelines: Mapping[str, Any], data: Any, on_error: str) -> dict[str, Any]:
-        """See `zoo.texts.metrics.evaluate`: Spearman's correlation, or NDCG@10 and MRR@10."""
-        from zoo.texts.metrics import evaluate
+        """See `Family`: of sentence encoders Spearman's correlation, or NDCG@10 and MRR@10."""
+        from zoo.texts import metrics
 
-        return evaluate(pipelines, data, on_error)
+        return (self.head or metrics).evaluate(pipelines, data, on_error)
 
     def train_config(self) -> TrainConfig:
         """See `Trainable`."""
@@ -75,13 +85,13 @@ class TextFamily(
         """See `Freezable` and `zoo.texts.export.freeze.freeze`."""
         with self.needs("freeze"):
             from zoo.texts.export.freeze import freeze
-        return freeze(folder)
+        return freeze(folder, self.head)
 
     def importer(self) -> family.Importer:
         """See `Importable` and `zoo.texts.importers.huggingface`."""
         from zoo.texts.importers.huggingface import importer
 
-        return importer(self.cross_encoder)
+        return importer(self.head)
 
     def export_modules(self, folder: ModelFolder, output: Path, precision: str, threads: int) -> dict[str, Any]:
         """See `ModulesExportable` and `zoo.texts.export.modules`."""
@@ -91,9 +101,11 @@ class TextFamily(
 
     def handler(self) -> type[Handler]:
         """See `Servable`."""
+        from zoo.serving.handlers.text_tasks import TaskHandler
         from zoo.serving.handlers.texts import TextHandler
+        from zoo.texts.heads.task_pipeline import TaskPipeline
 
-        return TextHandler
+        return TaskHandler if issubclass(self.pipeline(), TaskPipeline) else TextHandler
 
     def report_sections(self) -> family.ReportSections:
         """See `Reported`."""
@@ -114,7 +126,6 @@ SENTENCE_ENCODER = TextFamily(  # Reimers and Gurevych 2019, "Sentence-BERT"
     name="sentence-encoder",
     title="Sentence encoder: texts to vectors, BERT, RoBERTa, DistilBERT or MPNet",
     task="embedding",
-    cross_encoder=False,
     recipe=QuantRecipe(keep_float=(f"{ATTENTION}|{POOLED}",), smooth=True),
     run_options=(
         RunOption(
@@ -150,7 +161,7 @@ CROSS_ENCODER = TextFamily(  # Nogueira and Cho 2019, "Passage Re-ranking with B
     name="cross-encoder",
     title="Cross-encoder: pairs of texts to scores, BERT, RoBERTa, DistilBERT or MPNet",
     task="ranking",
-    cross_encoder=True,
+    module="ranking",
     config=TrainConfig(max_length=0),
     recipe=QuantRecipe(keep_float=(ATTENTION, HEAD), smooth=True),
     run_options=(
@@ -163,4 +174,41 @@ CROSS_ENCODER = TextFamily(  # Nogueira and Cho 2019, "Passage Re-ranking with B
     summary=(
         "{texts:,} pairs, {skipped:,} left out, {cut:,} cut, {texts_per_second:,.0f} pairs/s, {precision} in {engine}"
     ),
+)
+
+COLUMN = RunOption(
+    "column", str, None, "Column with the texts in CSV, TSV, JSON lines or Parquet. [default: text, ...]"
+)
+SUMMARY = "{texts:,} texts, {skipped:,} left out, {cut:,} cut, {texts_per_second:,.0f} texts/s, {precision} in {engine}"
+
+TEXT_CLASSIFICATION = TextFamily(
+    name="text-classification",
+    title="Text classification: labels of texts or pairs, BERT, RoBERTa, DistilBERT or MPNet",
+    task="text classification",
+    module="sequence_classification",
+    recipe=QuantRecipe(keep_float=(ATTENTION, HEAD), smooth=True),
+    run_options=(
+        COLUMN,
+        RunOption("top_k", int, 1, "Number of labels a text, best first; 0 for all."),
+        RunOption("function_to_apply", str, None, "softmax, sigmoid or none. [default: the model's]"),
+        MAX_LENGTH,
+    ),
+    summary=SUMMARY,
+)
+
+TOKEN_CLASSIFICATION = TextFamily(
+    name="token-classification",
+    title="Token classification: entities of texts, BERT, RoBERTa, DistilBERT or MPNet",
+    task="token classification",
+    module="token_classification",
+    recipe=QuantRecipe(keep_float=(ATTENTION, r"classifier(\..*)?|logits"), smooth=True),
+    run_options=(
+        COLUMN,
+        RunOption(
+            "aggregation_strategy", str, "simple", "Merging of tokens to entities: none, simple, first, average or max."
+        ),
+        RunOption("stride", int, None, "Tokens that windows of longer texts share. [default: these are truncated]"),
+        MAX_LENGTH,
+    ),
+    summary=SUMMARY,
 )

@@ -15,8 +15,7 @@ from pipelines.core.errors import RequestError
 from pipelines.data.tables import writing
 from zoo.texts.data import text_files, vector_files
 from zoo.texts.data.chunks import Chunking, DividedRows
-from zoo.texts.importers.huggingface import SIGMOID
-from zoo.texts.models.config import EMBEDDING, SCORES
+from zoo.texts.models.config import EMBEDDING, SCORES, SIGMOID
 from zoo.texts.sentence_encoder import PairRanker, SentenceEncoder
 from zoo.texts.text_pipeline import Floats, Write
 

@@ -21,7 +21,7 @@ from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.engines import catalog
 from pipelines.engines.native.held import Subject
-from pipelines.engines.native.texts import NativeTexts, store, unheld
+from pipelines.engines.native.texts import NativeTexts, store, unheld, unpadded
 from pipelines.engines.session import Session
 from pipelines.models.folder import ModelFolder
 from pipelines.models.line_pipeline import LinePipeline, benchmark_samples
@@ -47,7 +47,7 @@ EXAMPLES = (
 
 logger = logging.getLogger(__name__)
 Floats = NDArray[np.float32]
-Write = Callable[[Floats, NDArray[np.int64]], None]  # results [n, output_size], numbers of the input rows from 1 [n]
+Write = Callable[[Any, NDArray[np.int64]], None]  # what `filled` returns, numbers of the input rows from 1 [n]
 
 
 class TextPipeline(LinePipeline[NativeTexts]):
@@ -58,6 +58,7 @@ class TextPipeline(LinePipeline[NativeTexts]):
 
     Attributes:
         OUTPUT: Output of the graph.
+        PER_TOKEN: Whether the output has a row a token, otherwise a row a text.
         TEXTS_PER_ROW: 1 for texts, 2 for pairs.
         INVALID: Value that fills the results of an invalid row.
         columns: Columns of tables, see `read_columns`.
@@ -73,6 +74,7 @@ class TextPipeline(LinePipeline[NativeTexts]):
     ON_ERROR: ClassVar[str] = "skip"
     PARTS: ClassVar[str] = "texts"
     OUTPUT: ClassVar[str]
+    PER_TOKEN: ClassVar[bool] = False
     TEXTS_PER_ROW: ClassVar[int]
     INVALID: ClassVar[float] = 0.0
     MAX_WARNINGS: ClassVar[int] = 5
@@ -103,7 +105,7 @@ class TextPipeline(LinePipeline[NativeTexts]):
         if model is None:
             reference = self.folder.path / PRECISIONS[self.precision]
             names = (self.OUTPUT, IDS, MASK, TYPES)
-            self._subject = Subject(unheld, path, reference, self.threads, names)
+            self._subject = Subject(unheld, path, reference, self.threads, names, unpadded)
         return NativeTexts(path, self.threads)
 
     def _open_stock(self, model: Path | None) -> None:
@@ -147,8 +149,7 @@ class TextPipeline(LinePipeline[NativeTexts]):
                 _require_valid(window)
             valid = [row.texts for row in window if not row.error]
             tokens = self.tokenize(valid, **options)
-            outputs = self.compute(tokens) if valid else np.zeros((0, self.config.output_size), np.float32)
-            results += self.results([row.error for row in window], outputs, tokens.truncated)
+            results += self.results([row.error for row in window], self.compute(tokens), tokens)
         if not results:
             raise RequestError("found no texts; give at least one")
         if all("error" in result for result in results):
@@ -171,26 +172,39 @@ class TextPipeline(LinePipeline[NativeTexts]):
         length = self.tokenizer.require_length(max_length, self.TEXTS_PER_ROW > 1)
         return {"prompt": None if prompt is None else self.prompts.resolve(prompt), "max_length": length}
 
-    def results(self, errors: Sequence[str], outputs: Floats, truncated: NDArray[np.bool_]) -> list[dict[str, Any]]:
+    def results(self, errors: Sequence[str], outputs: Floats, tokens: Tokens) -> list[Any]:
         """Returns the results of texts of which some are invalid.
 
         Args:
             errors: Why each of n texts is invalid; "" if it is valid.
-            outputs: Embeddings or logits of the valid texts, float32 [valid, width].
-            truncated: Whether each valid text was truncated, bool [valid].
+            outputs: What `compute` returns of the valid texts.
+            tokens: Tokens of the valid texts.
 
         Returns:
             A result for each of the n texts, see `__call__`.
         """
-        filled = np.full((len(errors), self.config.output_size), self.INVALID, np.float32)
-        cut = np.zeros(len(errors), np.bool_)
-        valid = [i for i, error in enumerate(errors) if not error]
-        filled[valid], cut[valid] = outputs, truncated
+        filled, cut = self.filled(errors, outputs, tokens), np.zeros(len(errors), np.bool_)
+        cut[[i for i, error in enumerate(errors) if not error]] = tokens.truncated
         results: list[dict[str, Any]] = self.postprocess({self.OUTPUT: filled})
         return [
             {"cut": was_cut, **result, **({"error": error} if error else {})}
             for was_cut, result, error in zip(cut.tolist(), results, errors, strict=True)
         ]
+
+    def filled(self, errors: Sequence[str], outputs: Floats, tokens: Tokens) -> Any:
+        """Returns what `run` writes of texts of which some are invalid, see `results`.
+
+        Args:
+            errors: Why each of n texts is invalid; "" if it is valid.
+            outputs: What `compute` returns of the valid texts.
+            tokens: Tokens of the valid texts.
+
+        Returns:
+            Embeddings or logits, float32 [n, width], with `INVALID` for an invalid text.
+        """
+        filled = np.full((len(errors), self.config.output_size), self.INVALID, np.float32)
+        filled[[i for i, error in enumerate(errors) if not error]] = outputs
+        return filled
 
     def preprocess(self, raw: Any) -> dict[str, NDArray[Any]]:
         """Tokenizes and pads texts or pairs of texts.
@@ -284,7 +298,7 @@ class TextPipeline(LinePipeline[NativeTexts]):
             batch: Array by graph input, int64 [n, tokens].
 
         Returns:
-            {"embedding": float32 [n, width]}, or {"scores": float32 [n, labels]}.
+            Array by output: float32 [n, width or labels], or [n, tokens, labels] with zeros at padding.
 
         Raises:
             RequestError: Shapes differ, a token is out of range, or the mask is not 1 for tokens and then 0.
@@ -302,7 +316,8 @@ class TextPipeline(LinePipeline[NativeTexts]):
             raise RequestError(f"{MASK} is not 1 for tokens, from the first on, and then 0")
         lengths = mask.sum(axis=1)
         tokens = Tokens(ids[mask].astype(np.int32), types[mask].astype(np.int32), lengths, lengths < 0)
-        return {self.OUTPUT: self.compute(tokens)}
+        outputs = self.compute(tokens)
+        return {self.OUTPUT: tokens.spread(outputs) if self.PER_TOKEN else outputs}
 
     def compute(self, tokens: Tokens) -> Floats:
         """Computes embeddings of texts, or logits of pairs.
@@ -311,14 +326,16 @@ class TextPipeline(LinePipeline[NativeTexts]):
             tokens: Tokens of n texts or pairs.
 
         Returns:
-            float32 [n, width], or [n, labels].
+            float32 [n, width or labels], or [tokens, labels] of all texts, concatenated.
         """
+        if not len(tokens.lengths):
+            return np.zeros((0, self.config.output_size), np.float32)
         if self._native is not None:
             self._hold(lambda: tokens.first(EXAMPLE).padded(self.config.inputs))
         if self._native is not None:
             return self._native.compute(tokens.ids, tokens.types, tokens.lengths)
         lengths, ends = tokens.lengths, np.cumsum(tokens.lengths)
-        results = np.zeros((len(lengths), self.config.output_size), np.float32)
+        results = np.zeros((len(tokens.ids if self.PER_TOKEN else lengths), self.config.output_size), np.float32)
         order = np.argsort(lengths, kind="stable")
         start = 0
         while start < len(order):
@@ -328,7 +345,12 @@ class TextPipeline(LinePipeline[NativeTexts]):
             rows = order[start : start + size]
             indices = np.concatenate([np.arange(ends[i] - lengths[i], ends[i]) for i in rows])
             part = Tokens(tokens.ids[indices], tokens.types[indices], lengths[rows], tokens.truncated[rows])
-            results[rows] = self._session.run(part.padded(self.config.inputs))[self.OUTPUT]
+            batch = part.padded(self.config.inputs)
+            outputs = self._session.run(batch)[self.OUTPUT]
+            if self.PER_TOKEN:
+                results[indices] = outputs[batch[MASK] != 0]
+            else:
+                results[rows] = outputs
             start += size
         return results
 
@@ -369,12 +391,9 @@ class TextPipeline(LinePipeline[NativeTexts]):
             rows = self.rows(names, columns)
             while window := list(itertools.islice(rows, SORT_WINDOW * self.batch_size)):
                 self._report_errors(map(_error, window), errors, on_error, self._outcome)
-                valid = [i for i, row in enumerate(window) if not row.error]
-                results = np.full((len(window), self.config.output_size), self.INVALID, np.float32)
-                if valid:
-                    tokens = self.tokenize([window[i].texts for i in valid], **options)
-                    results[valid] = self.compute(tokens)
-                    truncated, size = truncated + int(tokens.truncated.sum()), size + len(tokens.ids)
+                tokens = self.tokenize([row.texts for row in window if not row.error], **options)
+                truncated, size = truncated + int(tokens.truncated.sum()), size + len(tokens.ids)
+                results = self.filled([row.error for row in window], self.compute(tokens), tokens)
                 write(results, np.arange(1, len(window) + 1) + (self.first_row + count))
                 count += len(window)
                 advance(len(window))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, one_line
-from pipelines.engines.native.held import Run
+from pipelines.engines.native.held import Expected, Run, onnxruntime
 from pipelines.kernels.transformer import native, program_file
 from pipelines.kernels.transformer.text.program import TextProgram
 
@@ -112,6 +112,31 @@ def unheld(path: Path, threads: int, output: str, ids: str, mask: str, types: st
             rows[chosen] = found
             found = rows
         return {output: found}
+
+    return run
+
+
+def unpadded(path: Path, threads: int, output: str, ids: str, mask: str, *_: str, optimize: bool = True) -> Expected:
+    """Opens the reference of `unheld`, whose results of padding are zeros.
+
+    Args:
+        path: ONNX file.
+        threads: Number of threads.
+        output: Name of the output.
+        ids: Input of the token ids.
+        mask: Input of the attention mask.
+        optimize: Whether ONNX Runtime optimizes the graph.
+
+    Returns:
+        A function to the outputs of a batch.
+    """
+    expect = onnxruntime(path, threads, optimize=optimize)
+
+    def run(batch: Batch, found: Batch) -> dict[str, NDArray[Any]]:
+        outputs = expect(batch, found)
+        if outputs[output].ndim == 3:  # a row a token
+            outputs[output] = np.where(batch[mask][..., None] != 0, outputs[output], np.float32(0))
+        return outputs
 
     return run
 

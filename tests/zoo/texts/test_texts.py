@@ -60,7 +60,7 @@ def reranker(tmp_path_factory):
 @pytest.mark.parametrize(("labels", "pooling", "normalize"), [(0, "mean", True), (0, "max", False), (2, "cls", False)])
 def test_an_imported_model_computes_what_transformers_does(tmp_path, kind, labels, pooling, normalize):
     folder, model = folder_of(tmp_path, kind=kind, labels=labels, pooling=pooling, normalize=normalize)
-    report = zoo.import_model(folder, tmp_path / "ours")
+    report = zoo.import_model(folder, tmp_path / "ours", format="cross-encoder" if labels else None)
     assert report["family"] == ("cross-encoder" if labels else "sentence-encoder")
     opened = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")
     texts = PAIRS if labels else TEXTS
@@ -94,7 +94,7 @@ def test_int8_is_near_fp32_in_every_engine(encoder):
 @pytest.mark.parametrize("kind", text_models.CONFIGS)
 def test_a_calibrated_reranker_of_any_kind_runs_natively(tmp_path, kind, labels):
     folder, _ = folder_of(tmp_path, kind=kind, labels=labels)
-    zoo.import_model(folder, tmp_path / "ours")
+    zoo.import_model(folder, tmp_path / "ours", format="cross-encoder")
     (tmp_path / "pairs.tsv").write_text("\n".join("\t".join(each) for each in PAIRS * 10))
     zoo.calibrate(tmp_path / "ours", str(tmp_path / "pairs.tsv"), samples=16)
     found = zoo.pipeline(tmp_path / "ours", "int8")

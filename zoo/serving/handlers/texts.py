@@ -82,9 +82,9 @@ class TextHandler(Handler):
         """
         if "lengths" not in batches[0]:
             return super().compute(batches)
-        return {
-            self.pipeline.OUTPUT: self.pipeline.compute(Tokens.concatenated([Tokens(**batch) for batch in batches]))
-        }
+        tokens = Tokens.concatenated([Tokens(**batch) for batch in batches])
+        outputs = self.pipeline.compute(tokens)
+        return {self.pipeline.OUTPUT: tokens.spread(outputs) if self.pipeline.PER_TOKEN else outputs}
 
     def extra_description(self) -> dict[str, Any]:
         """Returns the model's part of `/info` of text-embeddings-inference."""
@@ -138,7 +138,7 @@ class TextHandler(Handler):
         tokens = self.pipeline.tokenize(
             [texts for texts, error in zip(samples, errors, strict=True) if not error], **text_options
         )
-        return flat(tokens), (errors, tokens.truncated)
+        return flat(tokens), (errors, tokens)
 
     def table(self, parsed: ParsedJob, outputs: Batch) -> responses.Columns:
         """Returns the columns of `zoo run`: row, and embedding or scores; cut, and error if a text is invalid.
@@ -150,8 +150,8 @@ class TextHandler(Handler):
         Returns:
             The columns; rows are counted from 1.
         """
-        errors, truncated = parsed.context
-        results = self.pipeline.results(errors, outputs[self.pipeline.OUTPUT], truncated)
+        errors, tokens = parsed.context
+        results = self.pipeline.results(errors, outputs[self.pipeline.OUTPUT], tokens)
         names = dict.fromkeys(name for result in results for name in result)
         columns = {name: tuple(result.get(name) for result in results) for name in names if name != "cut"}
         return {"row": np.arange(1, len(results) + 1), **columns, "cut": tuple(result["cut"] for result in results)}

@@ -46,10 +46,14 @@ SECOND_TEXT_COLUMNS = (
     "body",
 )
 LABEL_COLUMNS = ("score", "label", "similarity", "relevance")
+CLASS_COLUMNS = ("label", "labels", "class", "category", "target")  # of single texts
 COLUMNS = frozenset((*TEXT_COLUMNS, *SECOND_TEXT_COLUMNS, *LABEL_COLUMNS))
 EXPECTED = "expected text, a line each, or .csv, .tsv, .jsonl (also .gz) or .parquet"
 NOT_UTF8, EMPTY, NO_VALUE = "is not UTF-8", "is empty", "has no value"
 SURROGATE = "holds half a surrogate pair"  # no UTF-8 has it, but JSON's escapes can write it
+
+
+Kinds = Sequence[Sequence[str]]  # usual names of every column that is read
 
 
 class Row(NamedTuple):
@@ -108,12 +112,14 @@ def read_rows(
     Raises:
         RequestError: A file is missing, a table lacks the columns, or the list holds other values.
     """
-    width = count + extra
+    labels = (LABEL_COLUMNS if count > 1 else CLASS_COLUMNS,) * extra
+    kinds: Kinds = (*(TEXT_COLUMNS, SECOND_TEXT_COLUMNS)[:count], *labels)
+    width = len(kinds)
     location: Any = str | os.PathLike if names else os.PathLike
     listed: Any = [data] if isinstance(data, location) else data
     if isinstance(listed, list | tuple) and _are_files(listed, location):
         for name in map(os.fspath, listed):
-            yield from _read_file(name, width, columns)
+            yield from _read_file(name, kinds, columns)
         return
     if isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable):
         raise RequestError(f"found {type(data).__name__}; expected files, or a list of texts")
@@ -175,31 +181,36 @@ def _row(location: str, texts: Sequence[str], count: int) -> Row:
     return Row(location, tuple(texts), EMPTY if empty else "")
 
 
-def _read_file(name: str, width: int, columns: Sequence[str]) -> Iterator[Row]:
+def _read_file(name: str, kinds: Kinds, columns: Sequence[str]) -> Iterator[Row]:
     if name != STDIN and not is_file(name):
         raise RequestError(f"found no file {name:.200}; {EXPECTED}")
     kind = Path(name.lower().removesuffix(".gz")).suffix
     if name == STDIN or kind not in TABLE_FORMATS:
         if columns:
             raise RequestError(f"{name} is text, which has no columns; leave {', '.join(columns)} out, or {EXPECTED}")
-        yield from _read_lines(name, width)
+        yield from _read_lines(name, kinds)
     elif kind == ".parquet":
-        yield from _read_parquet(name, width, columns)
+        yield from _read_parquet(name, kinds, columns)
     elif kind == ".jsonl":
-        yield from _read_jsonl(name, width, columns)
+        yield from _read_jsonl(name, kinds, columns)
     else:
-        yield from _read_csv(name, width, columns, "\t" if kind == ".tsv" else ",")
+        yield from _read_csv(name, kinds, columns, "\t" if kind == ".tsv" else ",")
 
 
-def _read_lines(name: str, width: int) -> Iterator[Row]:
+def _texts(kinds: Kinds) -> int:
+    """Returns how many of the columns are texts, not labels."""
+    return sum(kind is not LABEL_COLUMNS and kind is not CLASS_COLUMNS for kind in kinds)
+
+
+def _read_lines(name: str, kinds: Kinds) -> Iterator[Row]:
     for number, text in enumerate(read_lines(name), 1):
         location = f"{'line' if name == STDIN else f'{name}, line'} {number}"
-        parts = [] if text is None else text.split("\t") if width > 1 else [text]
-        if text is None or len(parts) < width:
-            reason = NOT_UTF8 if text is None else f"{too_few_columns(len(parts), width)} with a TAB between"
-            yield Row(location, ("",) * width, EMPTY if text == "" else reason)
+        parts = [] if text is None else text.split("\t") if len(kinds) > 1 else [text]
+        if text is None or len(parts) < len(kinds):
+            reason = NOT_UTF8 if text is None else f"{too_few_columns(len(parts), len(kinds))} with a TAB between"
+            yield Row(location, ("",) * len(kinds), EMPTY if text == "" else reason)
         else:
-            yield _row(location, parts[:width], min(width, 2))
+            yield _row(location, parts[: len(kinds)], _texts(kinds))
 
 
 class _CsvLines:
@@ -225,10 +236,10 @@ class _CsvLines:
         self.number -= len(self.read) - 1
 
 
-def _read_csv(name: str, width: int, columns: Sequence[str], delimiter: str) -> Iterator[Row]:
+def _read_csv(name: str, kinds: Kinds, columns: Sequence[str], delimiter: str) -> Iterator[Row]:
     """Reads CSV or TSV; the first row is a header if it has `columns`, or without them one of `COLUMNS`."""
     csv.field_size_limit(2**31 - 1)
-    lines, blank = _CsvLines(name), ("",) * width
+    lines, blank = _CsvLines(name), ("",) * len(kinds)
     rows = csv.reader(
         lines,
         delimiter=delimiter,
@@ -251,100 +262,101 @@ def _read_csv(name: str, width: int, columns: Sequence[str], delimiter: str) -> 
             header = [each.strip() for each in row]
             by_index = bool(columns) and all(each.isdecimal() and each not in header for each in columns)
             if not by_index and (columns or {each.lower() for each in header} & COLUMNS):
-                indices = _column_indices(name, header, columns, width)
+                indices = _column_indices(name, header, columns, kinds)
                 continue
             if by_index and (
-                len(columns) != width or not 1 <= min(map(int, columns)) <= max(map(int, columns)) <= len(row)
+                len(columns) != len(kinds) or not 1 <= min(map(int, columns)) <= max(map(int, columns)) <= len(row)
             ):
                 raise MissingColumnsError(
-                    f"{name} has {len(row)} columns; name {width} of them with --column, from 1 on"
+                    f"{name} has {len(row)} columns; name {len(kinds)} of them with --column, from 1 on"
                 )
-            if width == 1 < len(row) and not by_index:
+            if len(kinds) == 1 < len(row) and not by_index:
                 raise RequestError(
                     f"{name} has {len(row)} columns, none of them named {', '.join(TEXT_COLUMNS[:3])} or the like; "
                     "name one with --column, or give its number, such as --column 2"
                 )
-            indices = [int(each) - 1 for each in columns] if by_index else list(range(width))
+            indices = [int(each) - 1 for each in columns] if by_index else list(range(len(kinds)))
         if len(row) <= max(indices):
             reason = EMPTY if not any(row) else too_few_columns(len(row), max(indices) + 1)
             yield Row(location, blank, reason)
             continue
         texts = [row[index] for index in indices]
         invalid = any("\udc80" <= letter <= "\udcff" for each in texts for letter in each)
-        yield Row(location, blank, NOT_UTF8) if invalid else _row(location, texts, min(width, 2))
+        yield Row(location, blank, NOT_UTF8) if invalid else _row(location, texts, _texts(kinds))
 
 
 def _column_indices(
-    name: str, header: Sequence[str], columns: Sequence[str], width: int, texts: Sequence[str] | None = None
+    name: str, header: Sequence[str], columns: Sequence[str], kinds: Kinds, texts: Sequence[str] | None = None
 ) -> list[int]:
     """Returns the indices of the columns in a header.
 
     texts: Columns that hold text; None: all. Raises MissingColumnsError.
     """
-    names = list(columns) or _default_columns(header, width, header if texts is None else texts)
-    if len(names) != width or any(each not in header for each in names):
+    names = list(columns) or _default_columns(header, kinds, header if texts is None else texts)
+    if len(names) != len(kinds) or any(each not in header for each in names):
         raise MissingColumnsError(
-            f"{name} has the columns {', '.join(header) or 'none'}; name {width} of them with --column"
+            f"{name} has the columns {', '.join(header) or 'none'}; name {len(kinds)} of them with --column"
         )
     return [list(header).index(each) for each in names]
 
 
-def _default_columns(header: Sequence[str], width: int, texts: Sequence[str]) -> list[str]:
+def _default_columns(header: Sequence[str], kinds: Kinds, texts: Sequence[str]) -> list[str]:
     """Returns the columns to read when none is named."""
     chosen: list[str] = []
-    for names in (TEXT_COLUMNS, SECOND_TEXT_COLUMNS, LABEL_COLUMNS)[:width]:
+    for names in kinds:
         chosen += [key for name in names for key in header if key.lower() == name and key not in chosen][:1]
-    if len(chosen) == width:
+    if len(chosen) == len(kinds):
         return chosen
-    first = list(texts[: min(width, 2)])
-    return first + [key for key in header if key not in first][: max(width - 2, 0)]
+    first = list(texts[: _texts(kinds)])
+    return first + [key for key in header if key not in first][: len(kinds) - _texts(kinds)]
 
 
-def _read_jsonl(name: str, width: int, columns: Sequence[str]) -> Iterator[Row]:
+def _read_jsonl(name: str, kinds: Kinds, columns: Sequence[str]) -> Iterator[Row]:
     names: list[str] = list(columns)
     for number, text in enumerate(read_lines(name), 1):
         location = f"{name}, line {number}"
         if text is None or not text.strip():
-            yield Row(location, ("",) * width, NOT_UTF8 if text is None else EMPTY)
+            yield Row(location, ("",) * len(kinds), NOT_UTF8 if text is None else EMPTY)
             continue
         try:
             row = json.loads(text)
         except ValueError:
             row = None
         if not isinstance(row, dict):
-            yield Row(location, ("",) * width, "is no JSON object")
+            yield Row(location, ("",) * len(kinds), "is no JSON object")
             continue
         if number == 1 or not names:
             header, strings = list(row), [key for key, value in row.items() if isinstance(value, str)]
-            names = [header[index] for index in _column_indices(name, header, columns, width, strings)]
+            names = [header[index] for index in _column_indices(name, header, columns, kinds, strings)]
         values = [row.get(each) for each in names]
-        yield _row_of_values(location, values, width)
+        yield _row_of_values(location, values, kinds)
 
 
-def _read_parquet(name: str, width: int, columns: Sequence[str]) -> Iterator[Row]:
+def _read_parquet(name: str, kinds: Kinds, columns: Sequence[str]) -> Iterator[Row]:
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
     try:
         with parquet.ParquetFile(name) as file:
             header = file.schema_arrow.names
-            kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary)
-            strings = [each.name for each in file.schema_arrow if any(kind(each.type) for kind in kinds)]
-            names = [header[index] for index in _column_indices(name, header, columns, width, strings)]
+            tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary)
+            strings = [each.name for each in file.schema_arrow if any(is_text(each.type) for is_text in tests)]
+            names = [header[index] for index in _column_indices(name, header, columns, kinds, strings)]
             number = 0
             for batch in file.iter_batches(batch_size=1024, columns=list(dict.fromkeys(names))):
                 rows = [batch.column(each).to_pylist() for each in names]
                 for values in zip(*rows, strict=True):
                     number += 1
-                    yield _row_of_values(f"{name}, row {number}", list(values), width)
+                    yield _row_of_values(f"{name}, row {number}", list(values), kinds)
     except (OSError, pa.ArrowException) as error:
         raise RequestError(f"cannot read {name}: {one_line(error)}") from error
 
 
-def _row_of_values(location: str, values: Sequence[Any], width: int) -> Row:
+def _row_of_values(location: str, values: Sequence[Any], kinds: Kinds) -> Row:
     """Returns the row of the values of a table."""
     if any(each is None for each in values):
-        return Row(location, ("",) * width, NO_VALUE)
-    if wrong := next((each for each in values[:2] if not isinstance(each, str | int | float)), None):
-        return Row(location, ("",) * width, f"holds {type(wrong).__name__}, expected text")
-    return _row(location, [str(each) for each in values], min(width, 2))
+        return Row(location, ("",) * len(kinds), NO_VALUE)
+    if wrong := next((each for each in values[: _texts(kinds)] if not isinstance(each, str | int | float)), None):
+        return Row(location, ("",) * len(kinds), f"holds {type(wrong).__name__}, expected text")
+    texts = ["\t".join(map(str, each)) if isinstance(each, list) else str(each) for each in values]
+    return _row(location, texts, _texts(kinds))

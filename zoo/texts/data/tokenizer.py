@@ -33,12 +33,32 @@ class Tokens(NamedTuple):
         types: Token type ids, int32 [tokens].
         lengths: Number of tokens of each text, int64 [texts].
         truncated: Whether a text was truncated, bool [texts].
+        context: What the pipeline of a task keeps of its texts, such as the offsets of the tokens.
     """
 
     ids: Ints
     types: Ints
     lengths: NDArray[np.int64]
     truncated: NDArray[np.bool_]
+    context: Any = None
+
+    @classmethod
+    def of(cls, encodings: Sequence[Any], truncated: Sequence[bool], context: Any = None) -> Tokens:
+        """Concatenates encodings of the library tokenizers.
+
+        Args:
+            encodings: Encodings of texts or of windows of texts.
+            truncated: Whether each of them was truncated.
+            context: See `Tokens`.
+
+        Returns:
+            The tokens.
+        """
+        lengths = np.array([len(encoding.ids) for encoding in encodings], np.int64)
+        count = int(lengths.sum())
+        ids: NDArray[Any] = np.fromiter((i for encoding in encodings for i in encoding.ids), np.int32, count)
+        types: NDArray[Any] = np.fromiter((i for encoding in encodings for i in encoding.type_ids), np.int32, count)
+        return cls(ids, types, lengths, np.array(truncated, np.bool_), context)
 
     @classmethod
     def concatenated(cls, parts: Sequence[Tokens]) -> Tokens:
@@ -48,9 +68,13 @@ class Tokens(NamedTuple):
             parts: Tokens, at least one group.
 
         Returns:
-            The tokens of all texts in order.
+            The tokens of all texts in order, without context.
         """
-        return parts[0] if len(parts) == 1 else cls(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        return (
+            parts[0]
+            if len(parts) == 1
+            else cls(*(np.concatenate(arrays) for arrays in zip(*(part[:4] for part in parts), strict=True)))
+        )
 
     def first(self, count: int) -> Tokens:
         """Returns the tokens of the first texts.
@@ -76,6 +100,20 @@ class Tokens(NamedTuple):
             if name in batch:
                 batch[name][mask] = values
         return batch
+
+    def spread(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Pads rows of tokens to the longest text.
+
+        Args:
+            rows: A row a token, float32 [tokens, n].
+
+        Returns:
+            float32 [texts, longest, n], zeros at padding.
+        """
+        mask = np.arange(int(self.lengths.max(initial=1))) < self.lengths[:, None]
+        spread = np.zeros((*mask.shape, rows.shape[-1]), np.float32)
+        spread[mask] = rows
+        return spread
 
     def packed(self, inputs: Sequence[str], length: int, count: int) -> dict[str, NDArray[np.int64]]:
         """Cuts the concatenated tokens into rows of equal length.
@@ -235,16 +273,82 @@ class Tokenizer:
                 encodings = self._encode(texts, most, end)
         except Panic as error:
             raise self._failure(error) from error
-        lengths = np.array([len(encoding.ids) for encoding in encodings], np.int64)
-        count = int(lengths.sum())
-        ids: NDArray[Any] = np.fromiter((i for encoding in encodings for i in encoding.ids), np.int32, count)
-        types: NDArray[Any] = np.fromiter((i for encoding in encodings for i in encoding.type_ids), np.int32, count)
         size = FACTORS[-1] * MAX_TOKEN_CHARACTERS * most
         truncated = [
             bool(encoding.overflowing) or self._has_more(text, size, end)
             for encoding, text in zip(encodings, texts, strict=True)
         ]
-        return Tokens(ids, types, lengths, np.array(truncated, np.bool_))
+        return Tokens.of(encodings, truncated, encodings)
+
+    def windows(
+        self, texts: Sequence[Any], stride: int, max_length: int | None = None, *, strategy: str = "longest_first"
+    ) -> list[list[Any]]:
+        """Tokenizes texts, or pairs of texts, into windows that overlap; no text is truncated.
+
+        Args:
+            texts: Texts, or pairs of texts.
+            stride: Tokens that two windows share.
+            max_length: Maximum number of tokens of a window, special tokens included; None for that of the model.
+            strategy: What is divided, as the library tokenizers names it: "longest_first" or "only_second".
+
+        Returns:
+            Encodings of the windows of every text, in order.
+
+        Raises:
+            RequestError: The windows have no room for the stride or for the first text, or the tokenizer fails.
+        """
+        most = max_length or self._max_length
+        room = most - self._tokenizer.num_special_tokens_to_add(not isinstance(texts[0], str)) if len(texts) else most
+        if type(stride) is not int or not 0 <= stride < room:
+            raise RequestError(f"found the stride {stride!r:.40}; expected 0 to {room - 1} tokens")
+        try:
+            with catch_panics(), self._lock:
+                self._tokenizer.enable_truncation(most, stride=stride, strategy=strategy, direction=self._direction)
+                encodings = self._tokenizer.encode_batch([self._lowered(text) for text in texts])
+        except Panic as error:
+            raise self._failure(error) from error
+        except Exception as error:  # the library raises Exception itself, for a first text without room for a second
+            raise RequestError(
+                f"cannot divide texts into windows of {most} tokens ({one_line(error)}); use shorter first texts"
+            ) from error
+        return [[encoding, *encoding.overflowing] for encoding in encodings]
+
+    def token(self, number: int) -> str:
+        """Returns the text of a token, such as ##ing.
+
+        Args:
+            number: Token id.
+        """
+        return self._tokenizer.id_to_token(number) or ""
+
+    def number(self, token: str) -> int | None:
+        """Returns the id of a token; None for no token.
+
+        Args:
+            token: Text of the token, such as [MASK].
+        """
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
+    def join(self, tokens: Sequence[str]) -> str:
+        """Joins the texts of tokens to readable text, as `convert_tokens_to_string` of transformers.
+
+        Args:
+            tokens: Texts of tokens.
+        """
+        decoder = self._tokenizer.decoder
+        return str(decoder.decode(list(tokens))) if decoder is not None else " ".join(tokens)
+
+    @property
+    def marks_subwords(self) -> bool:
+        """Whether tokens that continue a word begin with a prefix, such as ##."""
+        return bool(getattr(self._tokenizer.model, "continuing_subword_prefix", None))
+
+    def _lowered(self, text: Any) -> Any:
+        """Returns a text or pair as it is tokenized."""
+        if not self._lower:
+            return text
+        return text.lower() if isinstance(text, str) else tuple(part.lower() for part in text)
 
     def _encode(self, texts: Sequence[Any], most: int, end: str) -> list[Any]:
         """Encodes texts by the characters at the kept end, and by more of them where these gave too few tokens."""

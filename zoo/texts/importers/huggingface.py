@@ -21,6 +21,7 @@ from zoo.texts.models import weights
 from zoo.texts.models.architectures import MODEL_TYPES
 from zoo.texts.models.architectures.base import ConfigFile
 from zoo.texts.models.config import ModelConfig
+from zoo.texts.models.head import Head
 
 INDEX = ".index.json"  # suffix of the index of sharded weights
 PICKLED = "pytorch_model.bin"
@@ -36,8 +37,8 @@ PATTERNS = (
     f"*_Dense*/{PICKLED}",
 )
 ENCODERS = ("Model", "ForMaskedLM", "ForPreTraining", "ForNextSentencePrediction")  # ends of architectures
+TASKS = ("ForSequenceClassification", "ForTokenClassification")  # architectures of other families
 HEADS = {  # what other architectures do, by the end of their name
-    "ForTokenClassification": "it labels tokens",
     "ForQuestionAnswering": "it marks answers",
     "ForMultipleChoice": "it chooses among answers",
     "ForCausalLM": "it generates text",
@@ -50,26 +51,16 @@ NORMALIZER = {  # keys of tokenizer_config.json, by those of a BertNormalizer
     "strip_accents": "strip_accents",
     "handle_chinese_chars": "tokenize_chinese_chars",
 }
-IDENTITY, SIGMOID = "identity", "sigmoid"  # activations of a cross-encoder
 
 
-def is_cross_encoder(config: Mapping[str, Any]) -> bool:
-    """Returns whether a network has a classification head.
-
-    Args:
-        config: Content of its config.json.
-    """
-    return any(str(name).endswith("ForSequenceClassification") for name in config.get("architectures") or [])
-
-
-def importer(cross_encoder: bool) -> Importer:
+def importer(head: Head | None) -> Importer:
     """Returns the importer of a family.
 
     Args:
-        cross_encoder: Whether to import cross-encoders; otherwise sentence encoders.
+        head: Head of its models; None: sentence encoders.
     """
-    name = "cross-encoder" if cross_encoder else "sentence-transformers"
-    kind = "cross-encoder" if cross_encoder else "sentence encoder"
+    name = head.FORMAT if head else "sentence-transformers"
+    kind = head.TITLE if head else "sentence encoder"
     description = f"a {kind} in a folder of Hugging Face ({', '.join(MODEL_TYPES)})"
 
     def recognize(path: Path) -> str:
@@ -79,24 +70,27 @@ def importer(cross_encoder: bool) -> Importer:
         config = read_json(network / CONFIG)
         if not isinstance(config, dict) or not config.get("model_type"):
             return ""
+        if head:
+            return name if head.recognizes(path, config) else ""
         known = (
             config["model_type"] in {*MODEL_TYPES, *UNSUPPORTED}
             or (path / MODULES).is_file()
-            or is_cross_encoder(config)
             or (_is_encoder(_architecture(config)) and not config.get("is_encoder_decoder"))
         )
-        return name if known and is_cross_encoder(config) == cross_encoder else ""
+        tasks = TASKS[:1] if (path / MODULES).is_file() else TASKS
+        has_task = any(str(architecture).endswith(tasks) for architecture in config.get("architectures") or [])
+        return name if known and not has_task else ""
 
     def write(
         path: Path, output: Path, *, format: str, pooling: str = "", normalize: bool = False
     ) -> tuple[dict[str, Any], list[CardFile]]:
-        return _write(path, output, cross_encoder, pooling, normalize)
+        return _write(path, output, head, pooling, normalize)
 
-    return Importer({name: description}, recognize, write, ("pooling", "normalize"), PATTERNS)
+    return Importer({name: description}, recognize, write, () if head else ("pooling", "normalize"), PATTERNS)
 
 
 def _write(
-    path: Path, output: Path, cross_encoder: bool, pooling: str, normalize: bool
+    path: Path, output: Path, head: Head | None, pooling: str, normalize: bool
 ) -> tuple[dict[str, Any], list[CardFile]]:
     """Copies the files of a model to `output`; returns the details of its card and the files.
 
@@ -109,7 +103,7 @@ def _write(
     errors: list[str] = []
     features: dict[str, Any] = {}
     try:
-        features = read_features(path, config, cross_encoder, pooling, normalize)
+        features = read_features(path, config, head, pooling, normalize)
     except RequestError as error:
         errors.append(str(error))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -117,7 +111,7 @@ def _write(
     sources: dict[Path, str] = {}
     try:
         sources = dict.fromkeys(_weight_files(network), "")
-        dense = [] if cross_encoder else sentence_modules.dense_folders(path)
+        dense = [] if head else sentence_modules.dense_folders(path)
         sources |= {file: f"dense.{i}." for i, folder in enumerate(dense) for file in _weight_files(folder)}
     except RequestError as error:
         errors.append(str(error))
@@ -130,7 +124,7 @@ def _write(
         raise RequestError(f"cannot import {path}: {'; '.join(errors)}")
     model_config = ModelConfig.from_json(features["form"])
     Tokenizer(  # raises for a damaged one, and for another model's
-        network / tokenizer.FILE, model_config.vocabulary, features["max_length"], pairs=cross_encoder
+        network / tokenizer.FILE, model_config.vocabulary, features["max_length"], pairs=bool(head and head.PAIRS)
     )
     names = (CARD, weights.FILE, tokenizer.FILE, CONFIG)
     for name in names:
@@ -144,7 +138,7 @@ def _write(
             shutil.copyfile(first, temporary)
         else:
             convert(sources, temporary)
-        weights.load_weights(model_config, temporary, path)  # raises for another configuration
+        weights.load_weights(model_config, temporary, path, head)  # raises for another configuration
     for name in names[2:]:
         copy_file(network / name, output / name)
     if (content := _tokenizer_content(network)) is not None:
@@ -154,20 +148,20 @@ def _write(
 
 
 def read_features(
-    path: Path, config: Mapping[str, Any], cross_encoder: bool, pooling: str = "", normalize: bool = False
+    path: Path, config: Mapping[str, Any], head: Head | None, pooling: str = "", normalize: bool = False
 ) -> dict[str, Any]:
     """Reads the features of a model for its card.
 
     Args:
         path: Folder of the model.
         config: Content of its config.json.
-        cross_encoder: Whether the network has a classification head.
+        head: Head of the network; None: a sentence encoder.
         pooling: Pooling of a folder without one, one of `POOLINGS`; "": that of the folder.
         normalize: Whether embeddings are L2-normalized in any case.
 
     Returns:
-        {"form", "max_length", "lower"}; for cross-encoders also "activation" and "names", with prompts also "prompts"
-        and "prompt", and "similarity" if the model names one.
+        {"form", "max_length", "lower"} and those of the head; with prompts also "prompts" and "prompt", and
+        "similarity" if the model names one.
 
     Raises:
         RequestError: The architecture, or a part of it, is not supported.
@@ -177,7 +171,7 @@ def read_features(
         parts = UNSUPPORTED.get(kind, "unsupported parts")
         named = f"found {architecture}: " if (architecture := _architecture(config)) else ""
         raise RequestError(f"{named}{kind} has {parts}; known are {', '.join(MODEL_TYPES)}")
-    if not cross_encoder:
+    if head is None:
         _require_encoder(path, config)
     architecture = MODEL_TYPES[kind]
     network = architecture.read(ConfigFile(config))
@@ -186,10 +180,10 @@ def read_features(
     settings = _json(path / SETTINGS)
     prompts = _prompts(settings)
     changes: dict[str, Any] = {"pooling": "cls"}
-    if cross_encoder:
-        if not architecture.head:
+    if head:
+        if not head.HAS_LAYERS and not architecture.head:
             raise RequestError(f"{kind} with a classification head is not supported; expected a sentence encoder")
-        changes["labels"] = len(config.get("id2label") or {}) or int(config.get("num_labels") or 2)
+        changes["labels"] = head.outputs(config)
     else:
         embedding = sentence_modules.read_embedding(path, modules, pooling, any(prompts.values()))
         size = sentence_modules.truncate_dim(settings)
@@ -204,11 +198,8 @@ def read_features(
         "max_length": max_length,
         "lower": bool(transformer.get("do_lower_case", False)),
     }
-    if cross_encoder:
-        features["activation"] = _activation(config, settings, model_config.labels)
-        features["names"] = [
-            str(label) for _, label in sorted((config.get("id2label") or {}).items(), key=lambda x: int(x[0]))
-        ]
+    if head:
+        features |= head.features(path, _network_folder(path), config)
     if prompts:
         features |= {"prompts": prompts, "prompt": str(settings.get("default_prompt_name") or "")}
     if (similarity := settings.get("similarity_fn_name")) in SIMILARITIES:
@@ -302,19 +293,6 @@ def _max_length(path: Path, config: ModelConfig, transformer: Mapping[str, Any])
     limits = (tokenizer_config.get(key) for key in ("model_max_length", "max_len"))
     length = next(filter(None, (transformer.get("max_seq_length"), *limits)), config.max_tokens)
     return min(config.max_tokens, int(length))
-
-
-def _activation(config: Mapping[str, Any], settings: Mapping[str, Any], labels: int) -> str:
-    """Returns the activation of the logits, as sentence-transformers' CrossEncoder chooses it."""
-    names = [settings.get("activation_fn"), config.get("sentence_transformers", {}).get("activation_fn")]
-    names.append(config.get("sbert_ce_default_activation_function"))
-    name = next((str(name) for name in names if name), "")
-    if not name:
-        return SIGMOID if labels == 1 else IDENTITY
-    kind = name.rpartition(".")[2].lower()
-    if kind not in (IDENTITY, SIGMOID):
-        raise RequestError(f"its scores go through {name}; known are Identity and Sigmoid")
-    return kind
 
 
 def _converter(name: str) -> Callable[[Mapping[Path, str], Path], None]:

@@ -11,6 +11,7 @@ from pipelines.core.errors import RequestError
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"  # inputs of the graph, as in transformers
 EMBEDDING, SCORES = "embedding", "scores"  # output of a sentence encoder, and of a cross-encoder
+IDENTITY, SIGMOID = "identity", "sigmoid"  # activations of a cross-encoder
 POOLINGS = ("mean", "cls", "max", "last", "weighted_mean", "mean_sqrt_len")
 MAX_LAYERS, MAX_SIZE = 1000, 1 << 24  # upper bounds of a network
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "swish")
@@ -149,7 +150,7 @@ class ModelConfig:
         pooling: Pooling of the last layer to an embedding, one of `POOLINGS`, or several joined by "+", whose results
             are concatenated.
         normalize: Whether embeddings are L2-normalized.
-        labels: Outputs of a cross-encoder's classification head; 0: the network has no head.
+        labels: Outputs of the head; 0: the network has no head.
         embedding: Columns of the embeddings, before a linear layer to `width` (ELECTRA); 0: `width`.
         attention: Attention.
         norm: Norms.

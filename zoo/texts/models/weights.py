@@ -23,6 +23,7 @@ from pipelines.core.errors import RequestError, one_line, requires
 from zoo.texts.models.architectures import ARCHITECTURES
 from zoo.texts.models.architectures.base import Floats, Rows
 from zoo.texts.models.config import ModelConfig
+from zoo.texts.models.head import Head, HeadWeights
 
 FILE = "model.safetensors"
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
@@ -60,11 +61,12 @@ def _float32(tensor: Mapping[str, Any]) -> Floats:
     return array.reshape(tensor["shape"])
 
 
-def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of every weight of a network by shared name.
+def shapes(config: ModelConfig, head: Head | None = None) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of every weight of a network by shared name, without those that its head takes by itself.
 
     Args:
         config: Description of the network.
+        head: Head of the network; None: that of a cross-encoder, if `config` has labels.
     """
     columns, width, norm = config.embedding or config.width, config.width, config.norm
     queries, keys = config.heads * config.head_size, config.key_heads * config.head_size
@@ -102,7 +104,7 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             yield "relative", (2 * disentangled.span, width), False
             if disentangled.norm:
                 yield "relative_norm", (width,), True
-        if config.labels:
+        if config.labels and not (head and head.HAS_LAYERS):
             yield "dense", (width, width), True
             yield "classifier", (config.labels, width), True
         inputs = width * len(config.poolings)
@@ -118,7 +120,9 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return result
 
 
-def load_weights(config: ModelConfig, path: Path, source: Path | None = None) -> dict[str, Floats]:
+def load_weights(
+    config: ModelConfig, path: Path, source: Path | None = None, head: Head | None = None
+) -> dict[str, Floats]:
     """Reads the weights of a network under the shared names.
 
     Old parameter names (gamma, beta) are translated; tensors that the network does not use are ignored.
@@ -127,6 +131,7 @@ def load_weights(config: ModelConfig, path: Path, source: Path | None = None) ->
         config: Description of the network.
         path: Safetensors file.
         source: File or folder named in errors; default: `path`.
+        head: See `shapes`.
 
     Returns:
         Float32 array by shared name.
@@ -157,7 +162,7 @@ def load_weights(config: ModelConfig, path: Path, source: Path | None = None) ->
         rows = rows if isinstance(rows, Rows) else Rows(rows, 0, 1)
         return f"{prefix}{architecture.layer.format(i)}.{rows.name}", rows.index, rows.count
 
-    for shared, shape in shapes(config).items():
+    for shared, shape in shapes(config, head).items():
         base, _, suffix = shared.rpartition(".")
         name, index, count = original(base)
         name = f"{name}.{suffix}"
@@ -169,6 +174,11 @@ def load_weights(config: ModelConfig, path: Path, source: Path | None = None) ->
             errors.append(f"{name} {list(array.shape)}, expected {list(expected)}")
         else:
             weights[shared] = array[index * shape[0] : (index + 1) * shape[0]]
+    if head and head.HAS_LAYERS:
+        found = HeadWeights(tensors)
+        head.weights(found, config)
+        weights |= found.weights
+        errors += found.errors
     errors = list(dict.fromkeys(errors)) or architecture.adapt(config, weights, tensors, prefix)
     if errors:
         more = f", and {len(errors) - 3} more" if len(errors) > 3 else ""

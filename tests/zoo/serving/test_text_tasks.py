@@ -1,0 +1,91 @@
+"""Labels and entities over the network, on tiny random models."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the train extra")
+pytest.importorskip("transformers", reason="needs the test extra")
+from helpers import text_models
+from helpers.serving import Server
+from helpers.text_models import TEXTS
+
+import zoo
+
+TASKS = {"labels": "AutoModelForSequenceClassification", "entities": "AutoModelForTokenClassification"}
+NAMES = {0: "O", 1: "B-PER", 2: "I-PER"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    path = tmp_path_factory.mktemp("tasks")
+    (path / "texts.txt").write_text("\n".join(TEXTS * 30))
+    for name, task in TASKS.items():
+        text_models.write_task(path / f"theirs-{name}", task, id2label=NAMES)
+        zoo.import_model(path / f"theirs-{name}", path / name)
+        zoo.calibrate(path / name, str(path / "texts.txt"), samples=16)
+        zoo.build(path / name)
+    return {name: path / name for name in TASKS}
+
+
+@pytest.fixture(scope="module")
+def served(start: Callable[..., Server], folders: dict[str, Path]) -> Server:
+    return start(*folders.values(), "--workers", "1")
+
+
+def ask(server: Server, name: str, value: Any) -> Any:
+    return server.json(f"/v1/models/{name}:run", json.dumps(value).encode(), "application/json")["results"]
+
+
+def close(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    assert [{**line, "score": 0} for line in found] == [{**line, "score": 0} for line in expected]
+    scores = [line["score"] for line in expected]
+    assert [line["score"] for line in found] == pytest.approx(scores, abs=1e-6)
+
+
+def test_labels_are_the_models_own(served: Server, folders: dict[str, Path]) -> None:
+    ours = zoo.pipeline(folders["labels"])
+    expected = [{"row": i, **label} for i, label in enumerate(ours(TEXTS), 1)]
+    close(ask(served, "labels", TEXTS), expected)
+    close(served.json("/v1/models/labels:run", "\n".join(TEXTS).encode(), "text/plain")["results"], expected)
+    ranked = [{"row": i, **label} for i, labels in enumerate(ours(TEXTS, top_k=2), 1) for label in labels]
+    close(ask(served, "labels", {"texts": TEXTS, "top_k": 2}), ranked)
+    pairs = [(TEXTS[0], TEXTS[1])]
+    close(ask(served, "labels", pairs), [{"row": 1, **ours(pairs)[0]}])
+    body = json.dumps(TEXTS).encode()
+    status, _, text = served.ask("/v1/models/labels:run", body, "application/json", accept="text/csv")
+    assert status == 200
+    assert [row["label"] for row in csv.DictReader(text.decode().splitlines())] == [each["label"] for each in expected]
+
+
+def test_entities_are_the_models_own(served: Server, folders: dict[str, Path]) -> None:
+    ours = zoo.pipeline(folders["entities"])
+    expected = [
+        {"row": i, **entity}
+        for i, entities in enumerate(ours(TEXTS, aggregation_strategy="first"), 1)
+        for entity in entities
+    ]
+    close(ask(served, "entities", {"texts": TEXTS, "aggregation_strategy": "first"}), expected)
+    long = " ".join(TEXTS * 6)
+    options = {"aggregation_strategy": "simple", "stride": 4}
+    windows = [{"row": 2, **entity} for entity in ours(long, **options)[0]]
+    found = ask(served, "entities", {"texts": [TEXTS[0], long], **options})
+    close([line for line in found if line["row"] == 2], windows)
+
+
+def test_invalid_texts_and_options_are_said(served: Server) -> None:
+    found = ask(served, "labels", {"texts": ["the cat", " "], "on_error": "skip"})
+    assert "label" in found[0] and found[1]["error"] == "is empty"
+    for name, body, message in (
+        ("labels", [" "], "text 1 is empty"),
+        ("labels", {"texts": ["a"], "stride": 2}, "stride"),
+        ("labels", {"texts": ["a"], "top_k": "x"}, "found top_k 'x'"),
+        ("entities", {"texts": ["a"], "aggregation_strategy": "best"}, "expected none, simple, first"),
+        ("entities", {"texts": [3]}, "text 1 is 3"),
+    ):
+        status, _, text = served.ask(f"/v1/models/{name}:run", json.dumps(body).encode(), "application/json")
+        assert status == 400 and message in json.loads(text)["error"], body

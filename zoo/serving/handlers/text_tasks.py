@@ -1,0 +1,104 @@
+"""Handler of text tasks: labels, entities and answers, with the options of their pipelines."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pipelines.core.batches import Batch
+from pipelines.core.errors import RequestError
+from zoo.serving.handlers.base import ParsedJob, json_options, require_count, text_lines
+from zoo.serving.handlers.text_apis import tei
+from zoo.serving.handlers.text_apis.api import TextApi, flat
+from zoo.serving.handlers.texts import TextHandler
+from zoo.serving.protocol import limits, responses, text_apis
+from zoo.serving.protocol.text_apis import MAX_TEXTS
+from zoo.serving.workers.channel import Job
+from zoo.texts.heads.sequence_classification import ClassificationPipeline
+from zoo.texts.heads.task_pipeline import TaskPipeline
+
+
+class TaskHandler(TextHandler):
+    """Computes the results of a text task.
+
+    A text body has one text per line; a JSON body is {"texts": [...]} with the options of the pipeline's call, or the
+    list, whose items are what the pipeline takes.
+    """
+
+    pipeline: TaskPipeline
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.response_types = type(self).response_types
+
+    @property
+    def api_types(self) -> Mapping[str, type[TextApi]]:
+        """See `TextHandler`: /tokenize and /decode, for classifiers also /predict."""
+        types: dict[str, type[TextApi]] = {text_apis.TOKENIZE: tei.Tokenize, text_apis.DECODE: tei.Decode}
+        return types | ({text_apis.PREDICT: tei.Predict} if isinstance(self.pipeline, ClassificationPipeline) else {})
+
+    def parse(self, job: Job) -> tuple[Batch, Any]:
+        """Tokenizes the texts of a body; a text is never opened as a file.
+
+        Args:
+            job: The job.
+
+        Returns:
+            Tokens of the valid texts; and the pipeline with the options of the body, the error of each text ("" for
+            none), and the tokens with their context.
+
+        Raises:
+            RequestError: The body or an option is invalid; a text is invalid, without {"on_error": "skip"}; or all are.
+        """
+        options: dict[str, Any] = {}
+        if job.content_type == responses.JSON:
+            known = inspect.signature(type(self.pipeline).with_options).parameters
+            content, options = json_options(job, "texts", (*known, "on_error"))
+        else:
+            content = text_lines(job, MAX_TEXTS, "texts")
+        on_error = options.pop("on_error", "raise")
+        if on_error not in ("raise", "skip"):
+            raise RequestError(f"found on_error {on_error!r:.40}; expected raise or skip")
+        if not isinstance(content, list):
+            raise RequestError('the body must be {"texts": [text, ...]}')
+        require_count(len(content), MAX_TEXTS, "texts")
+        pipeline = self.pipeline.with_options(**options)
+        items = [tuple(item) if isinstance(item, list) else item for item in content]
+        rows = list(pipeline.rows(items, names=False))
+        limits.TEXT.require(sum(len(text) for row in rows for text in row.texts), job.received_bytes)
+        errors = [row.error for row in rows]
+        if (wrong := next((row for row in rows if row.error), None)) and (on_error == "raise" or all(errors)):
+            raise RequestError(f"{wrong.location} {wrong.error}")
+        tokens = pipeline.tokenize([row.texts for row in rows if not row.error], **pipeline.text_options())
+        return flat(tokens), (pipeline, errors, tokens)
+
+    def table(self, parsed: ParsedJob, outputs: Batch) -> responses.Columns:
+        """Returns the columns of `zoo run`: row and those of the task, a line a label or entity.
+
+        Args:
+            parsed: The parsed job.
+            outputs: Outputs of the model.
+
+        Returns:
+            The columns; rows are counted from 1.
+        """
+        pipeline, errors, tokens = parsed.context
+        results = pipeline.filled(errors, outputs[pipeline.OUTPUT], tokens)
+        lines = [
+            (number, error, line)
+            for number, (result, error) in enumerate(zip(results, errors, strict=True), 1)
+            for line in ([{}] if error else pipeline.lines(result))
+        ]
+        columns = {name: tuple(line.get(name) for _, _, line in lines) for name in pipeline.COLUMNS}
+        if any(errors):
+            columns["error"] = tuple(error or None for _, error, _ in lines)
+        return {"row": np.array([number for number, _, _ in lines], np.int64), **columns}
+
+    def extra_description(self) -> dict[str, Any]:
+        """See `TextHandler`."""
+        if isinstance(self.pipeline, ClassificationPipeline):
+            return super().extra_description()
+        return {"info": {"model_type": {}, "max_input_length": self.pipeline.max_length}}

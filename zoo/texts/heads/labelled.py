@@ -1,0 +1,313 @@
+"""Labelled data of text tasks, and the metrics that are sums over samples: accuracy, F1 of classes and of entities."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.analysis.metrics import LEVEL, RESAMPLES, against_fp32, interval
+from pipelines.core.errors import RequestError
+from pipelines.data.text_files import STDIN, read_lines
+from zoo.texts.data import text_files
+from zoo.texts.heads.entities import split_tag
+
+Floats = NDArray[np.float64]
+TOKEN_COLUMNS = ("tokens", "words")
+TAG_COLUMNS = ("ner_tags", "tags", "labels")
+DOCUMENT = "-DOCSTART-"
+
+
+class Counts(NamedTuple):
+    """A metric of the sums of counts of samples.
+
+    Attributes:
+        counts: Counts of each sample, float64 [n, k].
+        metric: Sums [..., k] to values [...].
+    """
+
+    counts: Floats
+    metric: Callable[[Floats], Floats]
+
+
+def share(sums: Floats) -> Floats:
+    """Returns the first count as a share of the second.
+
+    Args:
+        sums: float64 [..., 2].
+    """
+    return np.asarray(sums[..., 0] / np.maximum(sums[..., 1], 1e-12))
+
+
+def f1(sums: Floats) -> Floats:
+    """Returns 2 x / (y + z), F1 of x correct among y found and z expected; 0 without any.
+
+    Args:
+        sums: float64 [..., 3].
+    """
+    return np.asarray(2 * sums[..., 0] / np.maximum(sums[..., 1] + sums[..., 2], 1e-12))
+
+
+def macro_f1(sums: Floats) -> Floats:
+    """Returns the mean of F1 over the classes that are found or expected.
+
+    Args:
+        sums: float64 [..., 3 classes], see `f1`.
+    """
+    classes = sums.reshape(*sums.shape[:-1], -1, 3)
+    seen = classes[..., 1:].sum(axis=-1) > 0
+    return np.asarray((f1(classes) * seen).sum(axis=-1) / np.maximum(seen.sum(axis=-1), 1))
+
+
+def class_counts(found: NDArray[np.bool_], expected: NDArray[np.bool_]) -> Floats:
+    """Returns the counts of `f1` for every class.
+
+    Args:
+        found: Whether a class is predicted, bool [n, classes].
+        expected: Whether it is the label, bool [n, classes].
+
+    Returns:
+        float64 [n, classes, 3].
+    """
+    return np.stack([found & expected, found, expected], axis=-1).astype(np.float64)
+
+
+def compare(
+    measured: Mapping[str, Mapping[str, Counts]], versus_fp32: Callable[[str], dict[str, float]]
+) -> dict[str, Any]:
+    """Compares the metrics of all precisions with fp32, with paired bootstrap intervals over samples.
+
+    Args:
+        measured: {precision: {metric: its counts}}, fp32 first.
+        versus_fp32: Further differences of a precision.
+
+    Returns:
+        See `pipelines.analysis.metrics.against_fp32`.
+    """
+    count = len(next(iter(measured["fp32"].values())).counts)
+    rng = np.random.default_rng(0)
+    draws = np.stack([np.bincount(rng.integers(0, count, count), minlength=count) for _ in range(RESAMPLES)])
+
+    def metrics_of(name: str) -> dict[str, float]:
+        return {key: float(each.metric(each.counts.sum(axis=0))) for key, each in measured[name].items()}
+
+    def versus(a: str, b: str) -> dict[str, Any]:
+        before, after = metrics_of(a), metrics_of(b)
+        resampled = {
+            name: {key: each.metric(draws @ each.counts) for key, each in measured[name].items()} for name in (a, b)
+        }
+        return {
+            "difference": {**{key: after[key] - before[key] for key in before}, **versus_fp32(b)},
+            "interval": {
+                "level": LEVEL,
+                "resamples": RESAMPLES,
+                **{key: interval(resampled[b][key] - resampled[a][key]) for key in before},
+            },
+        }
+
+    return against_fp32({name: name for name in measured}, metrics_of, versus)
+
+
+class Labels:
+    """Labels of data by the names of a model.
+
+    Args:
+        names: Labels of the model, in the order of its outputs.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = list(names)
+        self._index = {name: i for i, name in enumerate(names)}
+        self._folded = {name.lower(): i for i, name in enumerate(names)}
+
+    def find(self, label: str) -> tuple[list[int], str]:
+        """Returns the outputs of a label, and the reason why it is invalid.
+
+        Args:
+            label: A name, its number, or several of them separated by commas or tabs.
+
+        Returns:
+            Numbers of the outputs, and "" or the reason.
+        """
+        numbers = self._of(label)
+        if numbers is not None:
+            return [numbers], ""
+        parts = [part.strip() for part in label.split("\t" if "\t" in label else ",") if part.strip()]
+        several = [self._of(part) for part in parts]
+        wrong = next((part for part, number in zip(parts, several, strict=True) if number is None), None)
+        if wrong is not None:
+            shown = ", ".join(self.names[:5]) + (", ..." if len(self.names) > 5 else "")
+            return [], f"has the label {wrong!r:.60}, expected one of {shown}"
+        return sorted({number for number in several if number is not None}), ""
+
+    def _of(self, label: str) -> int | None:
+        found = self._index.get(label, self._folded.get(label.lower()))
+        if found is None and label.isdecimal() and int(label) < len(self.names):
+            return int(label)
+        return found
+
+
+def read_texts(
+    data: Any, labels: Labels, columns: Sequence[str], report: Callable[[str, str], None]
+) -> tuple[list[tuple[str, ...]], list[list[int]]]:
+    """Reads labelled texts, or pairs of texts.
+
+    Args:
+        data: Files with a text and a label, or with two texts and a label and `columns`.
+        labels: Labels of the model.
+        columns: Columns of the texts and of the label; (): the usual names.
+        report: Takes the location and the error of each row, "" if it is valid.
+
+    Returns:
+        Texts, and the numbers of the labels of each.
+
+    Raises:
+        RequestError: There are no valid rows.
+    """
+    texts, found = [], []
+    count = max(len(columns) - 1, 1)
+    for row in text_files.read_rows(data, count, columns, extra=1):
+        numbers, error = ([], row.error) if row.error else labels.find(row.texts[-1])
+        report(row.location, error)
+        if not error:
+            texts.append(row.texts[:-1])
+            found.append(numbers)
+    if not texts:
+        raise RequestError(f"found no labelled texts in {text_files.describe(data)}; expected: text TAB label")
+    return texts, found
+
+
+class Sentence(NamedTuple):
+    """Words of a text with their labels.
+
+    Attributes:
+        location: File and line, for messages.
+        words: Words.
+        tags: Labels, such as B-PER.
+    """
+
+    location: str
+    words: list[str]
+    tags: list[str]
+
+
+def read_sentences(data: Any) -> Iterator[Sentence]:
+    """Reads words with labels: files in the format of CoNLL, JSON lines or Parquet with {"tokens", "ner_tags"}.
+
+    Args:
+        data: Files.
+
+    Returns:
+        Iterator over the sentences.
+
+    Raises:
+        RequestError: A file is missing, or of another format.
+    """
+    for name in map(str, data if isinstance(data, list | tuple) else [data]):
+        if name != STDIN and not text_files.is_file(name):
+            raise RequestError(f"found no file {name:.200}; expected words with labels: CoNLL, .jsonl or .parquet")
+        suffix = Path(name.lower().removesuffix(".gz")).suffix
+        if suffix == ".jsonl":
+            yield from _read_objects(
+                (f"{name}, line {i}", _object(line)) for i, line in enumerate(read_lines(name), 1) if line
+            )
+        elif suffix == ".parquet":
+            import pyarrow.parquet as parquet
+
+            table = parquet.read_table(name)
+            yield from _read_objects((f"{name}, row {i}", row) for i, row in enumerate(table.to_pylist(), 1))
+        else:
+            yield from _read_conll(name)
+
+
+def _object(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _read_objects(objects: Iterator[tuple[str, Any]]) -> Iterator[Sentence]:
+    for location, value in objects:
+        row = value if isinstance(value, dict) else {}
+        words, tags = (next((row[key] for key in keys if key in row), None) for keys in (TOKEN_COLUMNS, TAG_COLUMNS))
+        if not isinstance(words, list) or not isinstance(tags, list) or len(words) != len(tags):
+            raise RequestError(f'{location} is no {{"tokens": [...], "ner_tags": [...]}} of one length')
+        yield Sentence(location, [str(word) for word in words], [str(tag) for tag in tags])
+
+
+def _read_conll(name: str) -> Iterator[Sentence]:
+    """Reads a line a word, its first column the word and its last one the label; blank lines end sentences."""
+    words: list[str] = []
+    tags: list[str] = []
+    start = 1
+    for number, line in enumerate(read_lines(name), 1):
+        parts = (line or "").split("\t" if "\t" in (line or "") else None)
+        if not parts or parts[0] == DOCUMENT:
+            if words:
+                yield Sentence(f"{name}, line {start}", words, tags)
+            words, tags, start = [], [], number + 1
+            continue
+        if len(parts) < 2:
+            raise RequestError(f"{name}, line {number} is {line!r:.60}; expected a word and its label")
+        words.append(parts[0])
+        tags.append(parts[-1].strip())
+    if words:
+        yield Sentence(f"{name}, line {start}", words, tags)
+
+
+def tagged(data: Any, labels: Labels, report: Callable[[str, str], None]) -> list[Sentence]:
+    """Reads words with labels of a model, see `read_sentences`.
+
+    Args:
+        data: Files.
+        labels: Labels of the model.
+        report: Takes the location and the error of each sentence, "" if it is valid.
+
+    Returns:
+        The valid sentences, with the names of the model as labels.
+    """
+    sentences = []
+    for sentence in read_sentences(data):
+        found = [labels.find(tag) for tag in sentence.tags]
+        error = next((reason for _, reason in found if reason), "")
+        report(sentence.location, error)
+        if not error:
+            sentences.append(sentence._replace(tags=[labels.names[numbers[0]] for numbers, _ in found]))
+    return sentences
+
+
+def spans(tags: Sequence[str]) -> set[tuple[int, int, str]]:
+    """Returns the entities of labelled words, as conlleval counts them.
+
+    Args:
+        tags: Labels of words, such as B-PER; "O": none.
+
+    Returns:
+        {(first word, word after the last one, type)}.
+    """
+    found, start, kind = set(), 0, ""
+    for i, tag in enumerate([*tags, "O"]):
+        begin, name = ("O", "") if tag == "O" else split_tag(tag)
+        if kind and (begin != "I" or name != kind):
+            found.add((start, i, kind))
+            kind = ""
+        if name and not kind:
+            start, kind = i, name
+    return found
+
+
+def reporter(pipeline: Any, on_error: str) -> tuple[Callable[[str, str], None], Counter[str]]:
+    """Returns a function that counts and logs invalid rows, and the counts.
+
+    Args:
+        pipeline: Pipeline that logs.
+        on_error: "raise" to stop at the first invalid row, "skip" to leave it out.
+    """
+    errors: Counter[str] = Counter()
+    return lambda location, error: pipeline._report_errors([(location, error)], errors, on_error), errors

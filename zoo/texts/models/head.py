@@ -1,0 +1,214 @@
+"""What a head of a text network declares: the models it reads, its weights, and its layers in the graph."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+from pipelines.core.files import read_json
+from zoo.texts.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from pipelines.models.pipeline import Pipeline
+
+
+@dataclass
+class HeadWeights:
+    """Weights of a head, taken from those of a network.
+
+    Attributes:
+        tensors: Tensors of the network by their names in transformers.
+        weights: Taken weights by their names in the graph.
+        errors: Missing weights and wrong shapes.
+    """
+
+    tensors: Mapping[str, NDArray[Any]]
+    weights: dict[str, NDArray[Any]] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+
+    def take(self, name: str, original: str, *shape: int) -> None:
+        """Takes a tensor.
+
+        Args:
+            name: Name in the graph.
+            original: Name in transformers.
+            *shape: Expected shape.
+        """
+        array = self.tensors.get(original)
+        if array is None:
+            self.errors.append(f"no {original}")
+        elif array.shape != shape:
+            self.errors.append(f"{original} {list(array.shape)}, expected {list(shape)}")
+        else:
+            self.weights[name] = array
+
+    def linear(self, name: str, original: str, outputs: int, inputs: int) -> None:
+        """Takes a linear layer with a bias.
+
+        Args:
+            name: Name in the graph.
+            original: Name in transformers.
+            outputs: Rows of the weight.
+            inputs: Columns of the weight.
+        """
+        self.take(f"{name}.weight", f"{original}.weight", outputs, inputs)
+        self.take(f"{name}.bias", f"{original}.bias", outputs)
+
+    def norm(self, name: str, original: str, width: int) -> None:
+        """Takes a layer normalization.
+
+        Args:
+            name: Name in the graph.
+            original: Name in transformers.
+            width: Size of its weight and bias.
+        """
+        for part in ("weight", "bias"):
+            self.take(f"{name}.{part}", f"{original}.{part}", width)
+
+
+class Head(abc.ABC):
+    """Output of a text network: a task.
+
+    Attributes:
+        FORMAT: Format of `zoo import` that reads such models.
+        TITLE: What the models do, for people.
+        ENDS: Ends of the names of their architectures in transformers.
+        MODEL: Class of transformers that opens such a model.
+        OUTPUT: Output of the graph.
+        PER_TOKEN: Whether the output has a row a token.
+        HAS_LAYERS: Whether the head has weights and layers of its own; otherwise it has those of `ModelConfig.labels`,
+            over the first row of a text.
+        PAIRS: Whether every input is a pair of texts.
+    """
+
+    FORMAT: ClassVar[str]
+    TITLE: ClassVar[str]
+    ENDS: ClassVar[tuple[str, ...]]
+    MODEL: ClassVar[str]
+    OUTPUT: ClassVar[str]
+    PER_TOKEN: ClassVar[bool] = False
+    HAS_LAYERS: ClassVar[bool] = True
+    PAIRS: ClassVar[bool] = False
+
+    def recognizes(self, path: Path, config: Mapping[str, Any]) -> bool:
+        """Returns whether a model has this head.
+
+        Args:
+            path: Folder of the model.
+            config: Content of its config.json.
+        """
+        return any(str(name).endswith(self.ENDS) for name in config.get("architectures") or [])
+
+    @abc.abstractmethod
+    def outputs(self, config: Mapping[str, Any]) -> int:
+        """Returns the number of outputs of a row.
+
+        Args:
+            config: Content of config.json.
+        """
+
+    @abc.abstractmethod
+    def features(self, path: Path, network: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Reads what the pipeline needs of a folder, for the card.
+
+        Args:
+            path: Folder of the model.
+            network: Folder of its network and tokenizer, the same or within it.
+            config: Content of its config.json.
+
+        Returns:
+            Features of the card beside those of all text networks.
+
+        Raises:
+            RequestError: A part of the head is not supported.
+        """
+
+    @abc.abstractmethod
+    def pipeline(self) -> type[Pipeline]:
+        """Returns the class that opens such a model."""
+
+    @abc.abstractmethod
+    def evaluate(self, pipelines: Mapping[str, Any], data: Any, on_error: str) -> dict[str, Any]:
+        """Measures the quality of several precisions, see `Family.evaluate`.
+
+        Args:
+            pipelines: {precision: opened pipeline}, fp32 first.
+            data: Labelled raw data.
+            on_error: "raise", or "skip" to leave out bad input.
+        """
+
+    def weights(self, found: HeadWeights, config: ModelConfig) -> None:  # noqa: B027 - without `HAS_LAYERS` none
+        """Takes the weights of the head.
+
+        Args:
+            found: Where they are taken from, and gathered.
+            config: Configuration of the network.
+        """
+
+    def export(self, writer: Any, hidden: ir.Value, ids: ir.Value, mask: ir.Value) -> ir.Value:
+        """Appends the layers of the head.
+
+        Args:
+            writer: Writer of the graph, see `zoo.texts.export.freeze`.
+            hidden: Output of the last layer, float32 [batch, tokens, width].
+            ids: Token ids, int64 [batch, tokens].
+            mask: Attention mask, int64 [batch, tokens].
+
+        Returns:
+            The output, named `OUTPUT`.
+        """
+        raise NotImplementedError
+
+
+def label_count(config: Mapping[str, Any]) -> int:
+    """Returns the number of labels of a network.
+
+    Args:
+        config: Content of config.json.
+    """
+    return len(config.get("id2label") or {}) or int(config.get("num_labels") or config.get("_num_labels") or 2)
+
+
+def label_names(config: Mapping[str, Any]) -> list[str]:
+    """Returns the labels of a network in the order of its outputs, as transformers names them.
+
+    Args:
+        config: Content of config.json.
+
+    Raises:
+        RequestError: The numbers of the labels are not 0, 1, 2, ...
+    """
+    names = config.get("id2label")
+    if not isinstance(names, dict) or not names:
+        return [f"LABEL_{i}" for i in range(label_count(config))]
+    numbered = {int(number): str(name) for number, name in names.items()}
+    if sorted(numbered) != list(range(len(numbered))):
+        raise RequestError(f"its labels have the numbers {sorted(numbered)[:5]}, expected 0 to {len(numbered) - 1}")
+    return [numbered[i] for i in range(len(numbered))]
+
+
+def special_token(path: Path, name: str) -> str:
+    """Returns a special token of a tokenizer; "" if its files name none.
+
+    Args:
+        path: Folder of the network.
+        name: Its name in transformers, such as unk_token.
+    """
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        content = read_json(path / file) if (path / file).is_file() else {}
+        token = content.get(name) if isinstance(content, dict) else None
+        text = token.get("content") if isinstance(token, dict) else token
+        if isinstance(text, str) and text:
+            return text
+    content = read_json(path / "tokenizer.json")
+    model = content.get("model") if isinstance(content, dict) else None
+    unknown = model.get("unk_token") if isinstance(model, dict) and name == "unk_token" else None
+    return unknown if isinstance(unknown, str) else ""
