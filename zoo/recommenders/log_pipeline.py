@@ -19,6 +19,7 @@ from pipelines.data.text import TextForm
 from pipelines.models.folder import ModelFolder
 from zoo.recommenders.data import sources
 from zoo.recommenders.data.cell_values import CellForm
+from zoo.recommenders.data.csv_reader import RowReader
 from zoo.recommenders.data.encoding import Floats, Rows
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import HEAD, Log, open_log, open_logs
@@ -54,6 +55,12 @@ class LogPipeline(ClickPipeline):
     def separators(self) -> dict[str, str]:
         """See `ClickPipeline.separators`."""
         return {name: form.separator for name, form in self.features.schema.forms.items()}
+
+    @property
+    def parsed_columns(self) -> Sequence[str]:
+        """See `ClickPipeline.parsed_columns`."""
+        names = () if self.headerless else self.features.schema.feature_names
+        return names if RowReader.of(self.features, [dict.fromkeys(names)]) is not None else ()
 
     def typical_row(self) -> dict[str, str] | bytes:
         """A row of the commonest values, see `Schema.typical_row`; a line of zeros where there is no header."""

@@ -34,7 +34,9 @@ DELIMITERS = (b"\t", b",", b";", b"|")
 Choose = Callable[[Sequence[str]], list[str]]
 
 
-def row_source(job: Job, headerless: bool, choose: Choose, separators: Mapping[str, str]) -> Any:
+def row_source(
+    job: Job, headerless: bool, choose: Choose, separators: Mapping[str, str], parsed: Sequence[str] = ()
+) -> Any:
     """Converts a body to an argument of `ClickPipeline.rows`; never a path.
 
     Args:
@@ -42,9 +44,10 @@ def row_source(job: Job, headerless: bool, choose: Choose, separators: Mapping[s
         headerless: Whether texts are rows without a header.
         choose: Chooses the columns that the model reads, given all columns; see `ClickPipeline.columns_of`.
         separators: Separators of the items of lists, by column.
+        parsed: Columns of rows of Python that are parsed natively, see `ClickPipeline.parsed_columns`.
 
     Returns:
-        io.BytesIO or pyarrow.Table.
+        io.BytesIO, pyarrow.Table, or rows as a list of {column: value}.
 
     Raises:
         RequestError: The body is invalid.
@@ -57,7 +60,7 @@ def row_source(job: Job, headerless: bool, choose: Choose, separators: Mapping[s
         limits.VALUES.require(cells, job.received_bytes)
         return io.BytesIO(job.body)
     if job.content_type == responses.JSON:
-        return _json_rows(job, headerless, choose, separators)
+        return _json_rows(job, headerless, choose, separators, parsed)
     try:
         if job.content_type == responses.ARROW:
             return _arrow(job, choose)
@@ -73,11 +76,11 @@ def row_source(job: Job, headerless: bool, choose: Choose, separators: Mapping[s
 # ----------------------------------------------------------------------------------------------------------------- JSON
 
 
-def _json_rows(job: Job, headerless: bool, choose: Choose, separators: Mapping[str, str]) -> pa.Table | io.BytesIO:
-    """Converts JSON rows, [{column: value}, ...] or {"rows": [...]}, to CSV.
+def _json_rows(job: Job, headerless: bool, choose: Choose, separators: Mapping[str, str], parsed: Sequence[str]) -> Any:
+    """Returns JSON rows, [{column: value}, ...] or {"rows": [...]}, as they are or as CSV.
 
-    CSV is parsed several times as fast as a table. Models of rows without a header, and names that a CSV header cannot
-    represent, need a table.
+    Rows that the native parser does not take become CSV, which is parsed several times as fast as a table. Models of
+    rows without a header, and names that a CSV header cannot represent, need a table.
     """
     rows = json_value(job, "rows")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
@@ -88,6 +91,8 @@ def _json_rows(job: Job, headerless: bool, choose: Choose, separators: Mapping[s
         raise RequestError("a value is hundreds of objects deep; expected text, a number or a list of them") from None
     names = choose(tuple(dict.fromkeys(name for row in rows for name in row)))
     limits.VALUES.require(len(rows) * len(names), job.received_bytes)
+    if parsed and all(map(rows[0].__contains__, parsed)) and all(map(nested.is_plain, rows)):
+        return rows
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)

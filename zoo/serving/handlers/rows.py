@@ -46,7 +46,8 @@ class RowHandler(Handler):
             RequestError: The body is invalid.
         """
         pipeline = self.pipeline
-        source = row_source(job, pipeline.headerless, pipeline.columns_of, pipeline.separators)
+        options = pipeline.headerless, pipeline.columns_of, pipeline.separators, pipeline.parsed_columns
+        source = row_source(job, *options)
         parts = list(pipeline.rows(source, batch_rows=1 << 30))
         rows = parts[0] if len(parts) == 1 else type(parts[0]).concatenate(parts)
         return pipeline.encode(rows), rows.index

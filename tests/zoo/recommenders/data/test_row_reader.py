@@ -1,10 +1,12 @@
 """Rows of Python are read natively with the results of text columns."""
 
 import datetime
+import io
 import math
 from dataclasses import replace
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,9 +14,14 @@ from hypothesis import strategies as st
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
 from zoo.recommenders.data import features as features_module
+from zoo.recommenders.data.cell_values import MISSING
 from zoo.recommenders.data.csv_reader import RowReader
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.schema import Column, Schema
+from zoo.serving.handlers.base import RUN
+from zoo.serving.handlers.row_bodies import row_source
+from zoo.serving.protocol import responses
+from zoo.serving.workers.channel import Job
 
 WORDS = ["a", "b", "1", "51", "-7", "x y", "ü", "0.5", "1e-05", "1e+20"]
 SCHEMA = Schema(
@@ -72,6 +79,30 @@ def test_rows_are_encoded_as_their_texts(rows, data):
         return
     assert_same(features_module.Rows.concatenate(list(features.read(rows, batch_rows=2))), expected)
     assert_same(features_module.Rows.concatenate(list(features.of_rows(RowReader.of(features, rows, isa)))), expected)
+
+
+json_plain = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | texts | st.booleans()
+json_values = json_plain | st.none() | st.lists(json_plain | st.none(), max_size=4)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from(SCHEMA.feature_names), json_values), min_size=1, max_size=6))
+def test_json_rows_of_a_server_have_the_ids_of_their_csv(rows):
+    """Rows that the native parser takes are not written as CSV."""
+    features = Features(SCHEMA)
+    rows = [dict.fromkeys(SCHEMA.feature_names), *rows]
+    try:
+        job = Job(1, RUN, responses.JSON, "", {}, -1, orjson.dumps(rows))
+    except orjson.JSONEncodeError:
+        return
+    separators = {name: form.separator for name, form in SCHEMA.forms.items()}
+    text, parsed = (row_source(job, False, list, separators, names) for names in ((), SCHEMA.feature_names))
+    assert isinstance(text, io.BytesIO)
+    assert isinstance(parsed, list) or any(
+        isinstance(value, list) and not set(MISSING).isdisjoint(value) for row in rows for value in row.values()
+    )
+    found, expected = (features_module.Rows.concatenate(list(features.read(each))) for each in (parsed, text))
+    assert_same(found, expected)
 
 
 @given(st.data())

@@ -11,8 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.errors import RequestError, one_line
+from zoo.recommenders.data.cell_values import MISSING
 
 LONGEST_NAMES = 1 << 22  # characters: every name holds those of the structs around it
+NO_TEXTS = frozenset(MISSING)  # in a list one way of reading keeps them, another leaves them out
 PLAIN = frozenset({str, int, float, bool, type(None)})  # types of most values: neither objects nor lists
 
 
@@ -52,6 +54,19 @@ def json_object(path: str | Path, number: int, line: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise RequestError(f"line {number} of {path} is no JSON object; expected one a line")
     return flat_row(value)
+
+
+def is_plain(row: Mapping[str, Any]) -> bool:
+    """Returns whether all values of a row are texts, numbers, booleans, None or lists of them without missing texts.
+
+    Args:
+        row: {name: value}.
+    """
+    if PLAIN.issuperset(map(type, row.values())):
+        return True
+    others = [value for value in row.values() if type(value) not in PLAIN]
+    lists = all(type(value) is list and PLAIN.issuperset(map(type, value)) for value in others)
+    return lists and all(map(NO_TEXTS.isdisjoint, others))
 
 
 def flat_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
