@@ -191,6 +191,8 @@ def _forms(
     for each in made.values():
         each.change = max(largest_change(exact, results[each.name]), change(each.program) if change else 0.0)
     kept, refused = within_bound(made.values(), bound)
+    if any(each.name == "int8" for each in kept):  # the finer form only takes longer then
+        kept = [each for each in kept if each.name != "part-int8"]
     far = [each.far() for each in kept if each.name == "folded"]
     unfolded = next((each.program for each in made.values() if each.name == "int16"), program)
     return [*kept, *far], quantized.tables(unfolded), refused
