@@ -58,8 +58,8 @@ def export(model: Model, to: str, output: str | Path, *, precision: str = "int8"
     output/config.json for OVMS. VERSION is the highest existing version plus one; if the highest version holds the same
     file, it is reused. With "npz" and "safetensors" the embedding tables of a recommender are written to the file
     `output`, float32 and int8, with what maps values to rows (see `zoo.recommenders.export.tables.export_tables`).
-    "sentence-transformers" writes a sentence encoder as a new folder, which
-    `SentenceTransformer(output, trust_remote_code=True)` runs on the native kernels.
+    "sentence-transformers" writes a sentence encoder or a cross-encoder as a new folder, which
+    `SentenceTransformer(output, trust_remote_code=True)` or `CrossEncoder` runs on the native kernels.
 
     Args:
         model: Name of a pretrained model, or path of a model folder.

@@ -276,7 +276,7 @@ def delta(old: str, new: str, output: str, whole: bool, apply: bool, as_json: bo
 )
 @combined(precision, engine, threads)
 def serve(models: tuple[str, ...], **options: Any) -> None:
-    """Serve MODELs over HTTP until SIGTERM or Ctrl-C: raw input, or tensors (Open Inference Protocol)."""
+    """Serve MODELs over HTTP until SIGTERM or Ctrl-C: raw input, tensors, or the text APIs of OpenAI and others."""
     from zoo import api
 
     on, cluster = options.pop("on"), {name: options.pop(name) for name in ("address", "replicas", "max_models")}

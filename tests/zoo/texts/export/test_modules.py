@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the train extra")
 pytest.importorskip("transformers", reason="needs the test extra")
 from click.testing import CliRunner
-from helpers.text_models import TEXTS, built
+from helpers.text_models import PAIRS, TEXTS, built
 
 import zoo
 from pipelines.core.errors import RequestError
@@ -43,11 +43,27 @@ def test_a_folder_has_one_module_and_what_it_runs_from(folder: Path, tmp_path: P
     assert (tmp_path / "two" / "0_NativeEncoder" / "rewritten.onnx").is_file()
 
 
-def test_rankers_and_other_tasks_are_refused(tmp_path: Path) -> None:
-    for model in (built(tmp_path, 1), "wide-deep-criteo"):
+def test_other_models_are_refused(tmp_path: Path) -> None:
+    for model in (built(tmp_path, 3), "wide-deep-criteo"):
         with pytest.raises(RequestError, match="embeds no texts"):
             api.export(model, "sentence-transformers", tmp_path / "st")
     assert not (tmp_path / "st").exists()
+
+
+def test_rankers_are_exported_for_cross_encoder(tmp_path: Path) -> None:
+    folder = built(tmp_path, 1)
+    report = api.export(folder, "sentence-transformers", tmp_path / "st")
+    assert "0_NativeRanker/int8.onnx" in report["files"]
+    settings = json.loads((tmp_path / "st" / "config_sentence_transformers.json").read_text())
+    assert settings["model_type"] == "CrossEncoder" and settings["activation_fn"].endswith("Sigmoid")
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    pipeline, documents = zoo.pipeline(folder, engine="native"), [pair[0] for pair in PAIRS]
+    model = library.CrossEncoder(str(tmp_path / "st"), trust_remote_code=True)
+    expected = pipeline.rank("the cat", documents)
+    found = model.rank("the cat", documents)
+    assert [row["corpus_id"] for row in found] == [row["corpus_id"] for row in expected]
+    assert np.allclose([row["score"] for row in found], [row["score"] for row in expected], atol=1e-6)
+    assert np.allclose(model.predict(PAIRS), [row["score"] for row in pipeline(map(tuple, PAIRS))], atol=1e-6)
 
 
 def test_sentence_transformers_runs_the_native_kernels(folder: Path, tmp_path: Path) -> None:
