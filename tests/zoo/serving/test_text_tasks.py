@@ -16,7 +16,11 @@ from helpers.text_models import TEXTS
 
 import zoo
 
-TASKS = {"labels": "AutoModelForSequenceClassification", "entities": "AutoModelForTokenClassification"}
+TASKS = {
+    "labels": "AutoModelForSequenceClassification",
+    "topics": "AutoModelForSequenceClassification",
+    "entities": "AutoModelForTokenClassification",
+}
 NAMES = {0: "O", 1: "B-PER", 2: "I-PER"}
 
 
@@ -25,7 +29,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     path = tmp_path_factory.mktemp("tasks")
     (path / "texts.txt").write_text("\n".join(TEXTS * 30))
     for name, task in TASKS.items():
-        text_models.write_task(path / f"theirs-{name}", task, id2label=NAMES)
+        more = {"problem_type": "multi_label_classification"} if name == "topics" else {}
+        text_models.write_task(path / f"theirs-{name}", task, id2label=NAMES, **more)
         zoo.import_model(path / f"theirs-{name}", path / name)
         zoo.calibrate(path / name, str(path / "texts.txt"), samples=16)
         zoo.build(path / name)
@@ -60,6 +65,17 @@ def test_labels_are_the_models_own(served: Server, folders: dict[str, Path]) -> 
     status, _, text = served.ask("/v1/models/labels:run", body, "application/json", accept="text/csv")
     assert status == 200
     assert [row["label"] for row in csv.DictReader(text.decode().splitlines())] == [each["label"] for each in expected]
+
+
+@pytest.mark.parametrize("name", ["labels", "topics"])
+def test_predict_has_the_scores_of_the_model(served: Server, folders: dict[str, Path], name: str) -> None:
+    ours = zoo.pipeline(folders[name])(TEXTS, top_k=None)
+    body = json.dumps({"inputs": [[text] for text in TEXTS]}).encode()
+    for found, expected in zip(served.json(f"/v1/models/{name}/predict", body, "application/json"), ours, strict=True):
+        close([{"label": row["label"], "score": row["score"]} for row in found], expected)
+    one = served.json(f"/v1/models/{name}", json.dumps({"inputs": TEXTS[0]}).encode(), "application/json")
+    close([{"label": row["label"], "score": row["score"]} for row in one], ours[0])
+    assert set(served.json(f"/v1/models/{name}/info")["model_type"]) == {"classifier"}
 
 
 def test_entities_are_the_models_own(served: Server, folders: dict[str, Path]) -> None:

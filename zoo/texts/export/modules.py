@@ -13,8 +13,7 @@ from pipelines.models.folder import ModelFolder
 from pipelines.models.hub import CARD, CardFile
 from pipelines.models.pipeline import PRECISIONS
 from zoo.texts.data import tokenizer
-from zoo.texts.importers.huggingface import SIGMOID
-from zoo.texts.models.config import ModelConfig
+from zoo.texts.models.config import SIGMOID, ModelConfig
 from zoo.texts.sentence_encoder import COSINE, PairRanker, SentenceEncoder
 
 PACKAGE = "zoo.texts.export.native_encoder"

@@ -16,6 +16,7 @@ from zoo.serving.protocol.text_apis import MAX_TEXTS
 from zoo.serving.workers.channel import Job
 from zoo.texts.data import vector_files
 from zoo.texts.data.tokenizer import Tokens
+from zoo.texts.heads.sequence_classification import NONE, SIGMOID, SOFTMAX, activated
 from zoo.texts.models.config import EMBEDDING, SCORES
 from zoo.texts.text_pipeline import TextPipeline
 
@@ -226,7 +227,7 @@ class RankingApi(TextApi):
         return self.pipeline.config.labels == 1
 
     def scores(self, outputs: Batch, raw: bool) -> NDArray[np.float32]:
-        """Converts logits to probabilities as TEI does: a sigmoid of one logit, a softmax of several.
+        """Converts logits to scores: by the function of a text classifier; otherwise as TEI does, to probabilities.
 
         Args:
             outputs: Outputs of the model.
@@ -235,15 +236,9 @@ class RankingApi(TextApi):
         Returns:
             float32 [samples, labels].
         """
-        logits = outputs[SCORES].astype(np.float64)
-        if not raw:
-            with np.errstate(over="ignore"):
-                if logits.shape[1] == 1:
-                    logits = 1 / (1 + np.exp(-logits))
-                else:
-                    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-                    logits = powers / powers.sum(axis=1, keepdims=True)
-        return logits.astype(np.float32)
+        usual = SIGMOID if self.pipeline.config.labels == 1 else SOFTMAX
+        function = NONE if raw else self.pipeline.folder.preprocessing.get("function_to_apply", usual)
+        return activated(outputs[SCORES], function)
 
     def order(self, scores: NDArray[np.float32]) -> list[int]:
         """Returns the rows by descending score.
