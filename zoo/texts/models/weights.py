@@ -13,52 +13,17 @@ Each is a linear layer (`.weight` [outputs, inputs], `.bias`), a norm or an embe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from pipelines.core.errors import RequestError, one_line, requires
+from pipelines.core.errors import RequestError
 from zoo.texts.models.architectures import ARCHITECTURES
 from zoo.texts.models.architectures.base import Floats, Rows
 from zoo.texts.models.config import ModelConfig
 from zoo.texts.models.head import Head, HeadWeights
+from zoo.texts.models.tensor_file import TensorFile
 
 FILE = "model.safetensors"
-_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}
-
-
-def read_safetensors(path: Path) -> dict[str, Floats]:
-    """Reads the floating point tensors of a safetensors file.
-
-    Args:
-        path: File with float64, float32, float16 or bfloat16 tensors; tensors of other dtypes are ignored.
-
-    Returns:
-        Float32 tensor by name.
-
-    Raises:
-        RequestError: The file is damaged or of another format.
-    """
-    with requires(path.name, "int8-zoo[texts]"):
-        from safetensors import deserialize
-    try:
-        tensors: list[tuple[str, dict[str, Any]]] = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
-        return {name: _float32(tensor) for name, tensor in tensors if tensor["dtype"] in (*_DTYPES, "BF16")}
-    except Exception as error:  # the library's own class, OSError, or ValueError for a truncated tensor
-        raise RequestError(
-            f"cannot read the weights in {path} ({one_line(error)}); copy or download it again"
-        ) from error
-
-
-def _float32(tensor: Mapping[str, Any]) -> Floats:
-    """Converts a tensor to float32; numpy has no bfloat16, which is the upper half of a float32."""
-    if tensor["dtype"] == "BF16":
-        array = (np.frombuffer(tensor["data"], "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-    else:
-        array = np.frombuffer(tensor["data"], _DTYPES[tensor["dtype"]]).astype(np.float32)
-    return array.reshape(tensor["shape"])
 
 
 def shapes(config: ModelConfig, head: Head | None = None) -> dict[str, tuple[int, ...]]:
@@ -125,7 +90,7 @@ def load_weights(
 ) -> dict[str, Floats]:
     """Reads the weights of a network under the shared names.
 
-    Old parameter names (gamma, beta) are translated; tensors that the network does not use are ignored.
+    Tensors that the network does not use are not read.
 
     Args:
         config: Description of the network.
@@ -140,10 +105,7 @@ def load_weights(
         RequestError: The file is unreadable, or weights are missing or have other shapes.
     """
     architecture = ARCHITECTURES[config.kind]
-    renamed = {".gamma": ".weight", ".beta": ".bias", **architecture.renamed}
-    tensors = read_safetensors(path)
-    for part, current in renamed.items():
-        tensors = {name.replace(part, current): tensor for name, tensor in tensors.items()}
+    tensors = TensorFile(path, architecture.renamed)
     token = f"{architecture.names['token']}.weight"
     prefix = next((name.removesuffix(token) for name in tensors if name.endswith(token)), "")
     weights: dict[str, Floats] = {}

@@ -1,0 +1,67 @@
+"""Floating point tensors of a safetensors file, read one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from pipelines.core.errors import RequestError, one_line, requires
+from zoo.texts.models.architectures.base import Floats
+
+DTYPES = ("F64", "F32", "F16", "BF16")
+
+
+class TensorFile(Mapping[str, Floats]):
+    """Float32 tensors of a safetensors file by name, read when they are asked for.
+
+    Tensors of other dtypes than float64, float32, float16 and bfloat16 are ignored. Old parameter names (gamma, beta)
+    are translated. The last tensor is kept, as several layers may be stored in one.
+
+    Args:
+        path: The file.
+        renamed: Current parts of names by other parts, beside the old ones.
+
+    Raises:
+        RequestError: The file is damaged or of another format.
+    """
+
+    def __init__(self, path: Path, renamed: Mapping[str, str] | None = None) -> None:
+        with requires(path.name, "int8-zoo[texts]"):
+            from safetensors import safe_open
+        self.path = path
+        self._last: tuple[str, Floats] = ("", np.empty(0, np.float32))
+        try:
+            self._file = cast("Any", safe_open(path, "numpy"))
+            names = list(self._file.keys())
+            names = [name for name in names if self._file.get_slice(name).get_dtype() in DTYPES]
+        except Exception as error:  # the library's own class, or OSError
+            raise self._damaged(error) from error
+        current = {".gamma": ".weight", ".beta": ".bias", **(renamed or {})}
+        self._names = {_renamed(name, current): name for name in names}
+
+    def _damaged(self, error: Exception) -> RequestError:
+        return RequestError(f"cannot read the weights in {self.path} ({one_line(error)}); copy or download it again")
+
+    def __getitem__(self, name: str) -> Floats:
+        original = self._names[name]
+        if self._last[0] != name:
+            try:
+                self._last = name, self._file.get_tensor(original).astype(np.float32, copy=False)
+            except Exception as error:  # of the library
+                raise self._damaged(error) from error
+        return self._last[1]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _renamed(name: str, parts: Mapping[str, str]) -> str:
+    for part, current in parts.items():
+        name = name.replace(part, current)
+    return name
