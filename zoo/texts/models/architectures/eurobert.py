@@ -1,0 +1,24 @@
+"""EuroBERT (Boizard et al. 2025): a network of Llama's shape whose tokens read each other in both directions."""
+
+from __future__ import annotations
+
+from zoo.texts.models.architectures import qwen2
+from zoo.texts.models.architectures.base import Architecture, ConfigFile
+from zoo.texts.models.config import ModelConfig
+
+
+def _read(file: ConfigFile) -> ModelConfig:
+    values = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "rms_norm_eps": 1e-5}
+    values |= {"intermediate_size": 3072, "vocab_size": 128256, "max_position_embeddings": 8192}
+    values |= {key: value for key, value in file.values.items() if value is not None}
+    unbiased = [] if file.get("attention_bias") else ["query", "key", "value", "output"]
+    unbiased += [] if file.get("mlp_bias") else ["gate", "up", "down"]
+    return qwen2.read_qwen(
+        ConfigFile({**values, "is_causal": False}),
+        "eurobert",
+        head_size=file.get("head_dim", default=0),
+        unbiased=tuple(unbiased),
+    )
+
+
+ARCHITECTURE = Architecture("eurobert", ("eurobert",), _read, qwen2.NAMES, "layers.{}", qwen2.PARTS)
