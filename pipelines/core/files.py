@@ -184,6 +184,26 @@ def write_bytes(path: str | os.PathLike[str], content: bytes | memoryview) -> Pa
     return Path(path)
 
 
+def link_or_copy(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
+    """Makes `path` a hard link of a file, or a copy if that is another file system, or the file of another user.
+
+    A file that is written in place changes behind both names; the digests of a card find that.
+
+    Args:
+        source: File.
+        path: New name; an existing file is replaced.
+    """
+    real, target = Path(source).resolve(), Path(path)
+    if real.stat().st_uid == os.getuid():
+        target.unlink(missing_ok=True)
+        try:
+            target.hardlink_to(real)
+            return
+        except OSError:
+            pass
+    shutil.copyfile(real, target)
+
+
 def copy_file(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:
     """Copies the content of a file atomically.
 

@@ -7,7 +7,7 @@ tables as numpy arrays beside a small protobuf, and write or read the same bytes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +15,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
+
+from pipelines.core.batches import Batch
+from pipelines.graph import query
 
 Array = NDArray[Any]
 
@@ -96,6 +99,61 @@ def lookup_tables(graph: ir.Graph) -> set[str]:
         if uses and rows and not value.is_graph_output() and _is_large(value):
             found.add(name)
     return found
+
+
+def used_rows(model: ir.Model, samples: Iterable[Batch]) -> tuple[ir.Model, Iterable[Batch]]:
+    """Copies a model with the rows of its large lookup tables that samples read alone.
+
+    Only tables whose rows are named by a graph input that nothing else reads are cut. On the samples the copy computes
+    the same, and a calibration of it fits the model.
+
+    Args:
+        model: Model; it does not change.
+        samples: Batches, array [samples, ...] for every graph input.
+
+    Returns:
+        The copy, and the samples with the numbers of its rows; both arguments if no table can be cut.
+    """
+    inputs = {str(each.name): found for each in model.graph.inputs if (found := _tables_by(each))}
+    if not inputs:
+        return model, samples
+    batches = [dict(batch) for batch in samples]
+    copy = model.clone()
+    for name, tables in inputs.items():
+        arrays = [batch[name] for batch in batches if name in batch]
+        ids = np.concatenate([array.reshape(-1) for array in arrays]) if arrays else np.zeros(0, np.int64)
+        if not len(ids) or ids.min() < 0 or ids.max() >= min(_rows(model, table) for table in tables):
+            continue  # an error of the run, which names the sample
+        rows = np.unique(ids)
+        for table in tables:
+            value = copy.graph.initializers[table]
+            tensor = value.const_value
+            if tensor is not None:
+                value.const_value = ir.Tensor(np.ascontiguousarray(tensor.numpy()[rows]), name=table)
+                value.shape = ir.Shape(value.const_value.shape)
+        for batch in batches:
+            if name in batch:
+                batch[name] = np.searchsorted(rows, batch[name]).astype(batch[name].dtype)
+    return copy, batches
+
+
+def _tables_by(x: ir.Value) -> list[str]:
+    """Names of the tables that a graph input alone names the rows of; [] if something else reads the input's values."""
+    found: dict[str, None] = {}
+    for use in x.uses():
+        table = use.node.inputs[0] if query.is_op(use.node, "Gather") and use.idx == 1 else None
+        if table is not None and not use.node.attributes.get_int("axis", 0) and table.is_initializer():
+            if not _is_large(table) or table.is_graph_output() or len(table.uses()) > 1 or table.graph is not x.graph:
+                return []
+            found[str(table.name)] = None
+        elif not query.is_op(use.node, "Shape"):
+            return []
+    return [] if x.is_graph_output() else list(found)
+
+
+def _rows(model: ir.Model, table: str) -> int:
+    tensor = model.graph.initializers[table].const_value
+    return int(tensor.shape.numpy()[0]) if tensor is not None else 0
 
 
 def _is_large(value: ir.Value) -> bool:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines.core.batches import Batch, cut
+from pipelines.core.batches import Batch, cut, length
 from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import replacing
+from pipelines.models.protocols import ShipsSamples
+from pipelines.models.record import SAMPLES
+
+if TYPE_CHECKING:
+    from pipelines.models.folder import ModelFolder
 
 
 def write_npz(path: str | Path, arrays: Mapping[str, Any], *, compressed: bool = False) -> None:
@@ -86,3 +91,28 @@ def require_samples(path: str | Path, arrays: Batch) -> int:
             "same number of samples"
         )
     return next(iter(counts.values()))
+
+
+def own_samples(folder: ModelFolder) -> tuple[list[Batch], int]:
+    """Returns the calibration samples of a model: those of its training, or else of the package.
+
+    Args:
+        folder: Model folder.
+
+    Returns:
+        Batches, and the number of samples.
+
+    Raises:
+        RequestError: There are none.
+    """
+    path = folder.path / SAMPLES
+    if not path.is_file() and isinstance(folder.entry, ShipsSamples):
+        batch = folder.entry.samples(folder)
+        return [batch], length(batch)
+    if not path.is_file():
+        raise RequestError(
+            f"{folder.path} holds no {SAMPLES}; calibrate on your data with: zoo calibrate {folder.path} --data FILE "
+            "(or run it in float, which needs no calibration, with --precision fp32)"
+        )
+    samples, total = read_npz(path)
+    return list(samples), total

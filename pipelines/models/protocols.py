@@ -1,6 +1,6 @@
 """Protocols of pipelines that do more than run: split their input for other processes, or rank items.
 
-The last one is of families, as those of `pipelines.models.family`.
+The last ones are of families, as those of `pipelines.models.family`.
 
 `Pipeline.PARTS` names the kind of the parts. A pipeline whose parts are "rows" is a `ShardableRows`, one whose parts
 are "files" a `ShardableFiles`.
@@ -12,11 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.data.text import TextForm
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
     from pipelines.models.folder import ModelFolder
+    from pipelines.quantization.calibration.table import CalibrationTable
+    from pipelines.quantization.recipe import QuantRecipe
 
 
 class NoRow(RequestError):
@@ -233,4 +238,31 @@ class ModulesExportable(Protocol):
 
         Raises:
             RequestError: The model embeds no texts.
+        """
+
+
+@runtime_checkable
+class ShipsSamples(Protocol):
+    """Models that are calibrated on samples of the package where the folder has none and no data are given."""
+
+    def samples(self, folder: ModelFolder) -> Batch:
+        """Returns the calibration samples of a model, one array for every graph input.
+
+        Args:
+            folder: Model folder.
+        """
+
+    def judged(
+        self, folder: ModelFolder, model: ir.Model, recipe: QuantRecipe, table: CalibrationTable
+    ) -> tuple[CalibrationTable, dict[str, Any]]:
+        """Measures the quality of int8 on other samples of the package, and improves a table where it is low.
+
+        Args:
+            folder: Model folder.
+            model: Its rewritten graph.
+            recipe: Quantization options.
+            table: Calibration table of `model`.
+
+        Returns:
+            The table, and its quality.
         """

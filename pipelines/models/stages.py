@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pipelines.core import files, machine
@@ -23,7 +24,8 @@ from pipelines.kernels import extension
 from pipelines.models import unlisted
 from pipelines.models.family import Freezable, Lowerable, OnnxImportable
 from pipelines.models.hub import CARD
-from pipelines.models.npz import read_arrays, read_npz
+from pipelines.models.npz import own_samples, read_arrays
+from pipelines.models.protocols import ShipsSamples
 from pipelines.models.record import (
     BUILD_STAGES,
     HALF,
@@ -227,7 +229,7 @@ def _make(folder: ModelFolder, stage: str, force: bool = False) -> None:
             case "rewritten.onnx":
                 report = _rewrite(folder)
             case "calibration.json":
-                report = _save_table(folder, _calibrate(folder, folder.recipe))
+                report = _save_table(folder, *_calibrate(folder, folder.recipe))
             case "native.onnx":
                 report = _native(folder)
             case _:
@@ -304,7 +306,7 @@ def _lowered(folder: ModelFolder, family: Lowerable) -> tuple[ir.Model | None, d
 
 def rows_of(folder: ModelFolder) -> Batch | None:
     """Returns calibration samples of a model folder, None if it has none."""
-    return _samples(folder)[0][0] if (folder.path / SAMPLES).is_file() else None
+    return own_samples(folder)[0][0] if (folder.path / SAMPLES).is_file() else None
 
 
 def scales_of(folder: ModelFolder) -> dict[str, Any]:
@@ -363,15 +365,21 @@ def _rewrite(folder: ModelFolder) -> dict[str, Any]:
     return report.to_json()
 
 
-def _calibrate(folder: ModelFolder, recipe: QuantRecipe) -> CalibrationTable:
+def _calibrate(folder: ModelFolder, recipe: QuantRecipe) -> tuple[CalibrationTable, dict[str, Any]]:
+    """Returns the calibration table and, on samples of the package, the quality of int8."""
     from pipelines.quantization.ptq import make_table
 
     _keep_own_data(folder, recipe.observer)
     model, trained = _graph(folder.path / "rewritten.onnx"), folder.trained
     if trained is not None and (recipe.observer, recipe.search, recipe.correct) == (trained.observer, False, False):
-        return _trained(folder, trained, model)
-    samples, total = _samples(folder)
-    return folder.with_given_ranges(make_table(model, recipe, samples, total))
+        return _trained(folder, trained, model), {}
+    samples, total = own_samples(folder)
+    table = folder.with_given_ranges(make_table(model, recipe, samples, total))
+    if not isinstance(folder.entry, ShipsSamples) or (folder.path / SAMPLES).is_file():
+        return table, {}
+    table, quality = folder.entry.judged(folder, model, recipe, table)
+    logger.info("%s, int8 calibrated on texts of the package: %s", folder.card.name, quality)
+    return table, {"quality": quality}
 
 
 def _trained(folder: ModelFolder, trained: CalibrationTable, model: ir.Model) -> CalibrationTable:
@@ -393,21 +401,10 @@ def _trained(folder: ModelFolder, trained: CalibrationTable, model: ir.Model) ->
         logger.warning(
             "%s: no trained range for %s, observed on %s instead", folder.card.name, ", ".join(missing), SAMPLES
         )
-        observed = calibrate(model, _samples(folder)[0], trained.observer).tensors
+        observed = calibrate(model, own_samples(folder)[0], trained.observer).tensors
         ranges |= {name: observed[name] for name in missing if name in observed}
     tensors = {name: ranges[name] for name in names if name in ranges}
     return replace(trained, graph=io.digest(model), tensors=tensors, recipe={})
-
-
-def _samples(folder: ModelFolder) -> tuple[list[Batch], int]:
-    path = folder.path / SAMPLES
-    if not path.is_file():
-        raise RequestError(
-            f"{folder.path} holds no {SAMPLES}; calibrate on your data with: zoo calibrate {folder.path} --data FILE "
-            "(or run it in float, which needs no calibration, with --precision fp32)"
-        )
-    samples, total = read_npz(path)
-    return list(samples), total
 
 
 def _keep_own_data(folder: ModelFolder, observer: str) -> None:
@@ -419,9 +416,11 @@ def _keep_own_data(folder: ModelFolder, observer: str) -> None:
         )
 
 
-def _save_table(folder: ModelFolder, table: CalibrationTable) -> dict[str, Any]:
+def _save_table(
+    folder: ModelFolder, table: CalibrationTable, facts: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
     table.save(folder.path / "calibration.json")
-    return {"observer": table.observer, "samples": table.samples, "reader": _reader()}
+    return {"observer": table.observer, "samples": table.samples, "reader": _reader(), **facts}
 
 
 def _reader() -> str:
@@ -476,7 +475,7 @@ def set_recipe(folder: ModelFolder, recipe: QuantRecipe) -> None:
         _build(folder, STAGES[:2])
         state = _state(folder, "calibration.json", "calibration.json")
         anew = state == "stale" or (state == "kept" and _other_table(folder, recipe))
-        table = _calibrate(folder, recipe) if anew else _table(folder.path / "calibration.json")
+        table, facts = _calibrate(folder, recipe) if anew else (_table(folder.path / "calibration.json"), {})
         result = _quantize(folder, recipe, table)
         reports: dict[str, dict[str, Any]] = {}
         with contextlib.ExitStack() as stack:
@@ -484,7 +483,7 @@ def set_recipe(folder: ModelFolder, recipe: QuantRecipe) -> None:
                 stack.enter_context(unlisted.kept(folder, stage, replace=True))
                 _announce(folder, stage)
             if anew:
-                reports["calibration.json"] = _save_table(folder, table)
+                reports["calibration.json"] = _save_table(folder, table, facts)
             reports["int8.onnx"] = {"seconds": round(time.perf_counter() - start, 2), **_save_int8(folder, *result)}
         _note(folder, reports)
         remove_spent(folder)

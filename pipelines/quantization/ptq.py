@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from pipelines.core.batches import Batch
 from pipelines.core.progress import progress
-from pipelines.graph import io
+from pipelines.graph import io, large_weights
 from pipelines.quantization.algorithms.channel_groups import outputs_first
 from pipelines.quantization.algorithms.correction import correct_layers
 from pipelines.quantization.algorithms.equalize_channels import (
@@ -29,7 +29,7 @@ from pipelines.quantization.algorithms.equalize_channels import (
 )
 from pipelines.quantization.algorithms.error_bound import within_bound
 from pipelines.quantization.algorithms.smooth_channels import find_smoothing, smooth_channels, smoothable
-from pipelines.quantization.algorithms.split_channels import Splits, find_splits, split_channels, splittable
+from pipelines.quantization.algorithms.split_channels import Splits, find_splits, split_channels
 from pipelines.quantization.calibration.calibrate import MEMORY, calibrate
 from pipelines.quantization.calibration.layerwise import CHUNK, ROOM, sample_chunks
 from pipelines.quantization.calibration.range_search import output_sqnr, search_ranges
@@ -70,18 +70,22 @@ def make_table(
     Raises:
         RequestError: See `calibrate` and `correct_layers`.
     """
+    whole = model
+    model, samples = large_weights.used_rows(model, samples)
     clip, factors = search_equalization(model, recipe, samples)[0] if recipe.search else (False, {})
     splitting: Splits = {}
     smoothing: Factors = {}
     if recipe.smooth:
-        splitting = channels_to_split(equalized(model, factors), recipe, samples)
-        smoothing = smoothing_factors(equalized(model, factors, splitting=splitting), recipe, samples)
+        splitting, smoothing = splits_and_smoothing(equalized(model, factors), recipe, samples)
+        if splitting:  # which takes the outliers that the smoothing would scale down
+            smoothing = smoothing_factors(equalized(model, factors, splitting=splitting), recipe, samples)
     table = equalized_table(
         model, recipe, samples, factors, total, max_memory=max_memory, smoothing=smoothing, splitting=splitting
     )
     table = replace(table, clip=clip)
     table = within_bound(model, recipe, table, samples) if recipe.bound else table
-    return correct_table(model, recipe, table, samples, seconds=seconds) if recipe.correct else table
+    table = correct_table(model, recipe, table, samples, seconds=seconds) if recipe.correct else table
+    return table if model is whole else replace(table, graph=io.digest(whole))
 
 
 def equalized_table(
@@ -119,21 +123,6 @@ def equalized_table(
     )
 
 
-def channels_to_split(model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch]) -> Splits:
-    """Finds hidden channels with outlier weights in the linear layers that the recipe quantizes.
-
-    Args:
-        model: Float model, equalized if the table is.
-        recipe: Quantization options.
-        samples: Batches that channel statistics are computed on.
-
-    Returns:
-        Channels to repeat, by value name, see `find_splits`.
-    """
-    widths = _widths({x: readers for x, (readers, _, _) in splittable(model.graph).items()}, recipe)
-    return find_splits(model, channel_statistics(model, samples, linear=widths)) if widths else {}
-
-
 def smoothing_factors(model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch]) -> Factors:
     """Finds smoothing factors of the inputs of the linear layers that the recipe quantizes.
 
@@ -146,7 +135,7 @@ def smoothing_factors(model: ir.Model, recipe: QuantRecipe, samples: Iterable[Ba
         Factor of each channel, by value name, see `find_smoothing`.
     """
     widths = _widths(smoothable(model.graph), recipe)
-    return find_smoothing(model, channel_statistics(model, samples, linear=widths)) if widths else {}
+    return find_smoothing(model, _statistics(model, samples, widths)) if widths else {}
 
 
 def splits_and_smoothing(model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch]) -> tuple[Splits, Factors]:
@@ -161,8 +150,13 @@ def splits_and_smoothing(model: ir.Model, recipe: QuantRecipe, samples: Iterable
         Channels to repeat, and the smoothing factors of the model without these copies.
     """
     widths = _widths(smoothable(model.graph), recipe)
-    statistics = channel_statistics(model, samples, linear=widths) if widths else {}
+    statistics = _statistics(model, samples, widths) if widths else {}
     return find_splits(model, statistics), find_smoothing(model, statistics)
+
+
+def _statistics(model: ir.Model, samples: Iterable[Batch], widths: Mapping[str, int]) -> dict[str, Channels]:
+    """Returns the statistics of linear layers' inputs, of a few samples at a time."""
+    return channel_statistics(model, sample_chunks(model, samples), linear=widths)
 
 
 def _widths(activations: Mapping[ir.Value, Sequence[ir.Node]], recipe: QuantRecipe) -> dict[str, int]:

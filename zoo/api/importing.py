@@ -16,26 +16,33 @@ from pipelines.core.errors import RequestError, ZooError, one_line, requires
 from pipelines.core.files import require_place, umask
 from pipelines.models.family import Family, Importable, Importer
 from pipelines.models.hub import CARD
+from pipelines.models.protocols import ShipsSamples
 from pipelines.models.record import QUANTIZATION, STAGES
+from zoo.api.models import build
 from zoo.api.paths import Model, output_path
 from zoo.api.training_settings import write_card
 
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
-def import_model(source: Model, output: Model | None, *, format: str | None = None, **options: Any) -> dict[str, Any]:
+def import_model(
+    source: Model, output: Model | None, *, format: str | None = None, int8: bool = False, **options: Any
+) -> dict[str, Any]:
     """Imports a model of another toolkit as a model folder with its frozen graph, fp32.onnx.
 
     All problems of the model are reported together, before anything is written. No code of the model is executed.
+    Text encoders need no calibration data: texts that ship calibrate them.
 
     Args:
         source: A folder, a file, or a hub id ORG/NAME, which is downloaded.
         output: Folder of the new model.
         format: Format of `source`; None to detect it.
+        int8: Also build int8.onnx, of families that need no calibration data (`ShipsSamples`).
         **options: Options of the family's importer (`Importer.options`), e.g. `target_language`.
 
     Returns:
-        {"model", "path", "family", "format", "parameters"} and the details of the importer.
+        {"model", "path", "family", "format", "parameters"} and the details of the importer; with `int8` also
+        "quality", see `ShipsSamples.judged`.
 
     Raises:
         RequestError: The format or an option is unknown, or the model is not supported.
@@ -63,6 +70,7 @@ def import_model(source: Model, output: Model | None, *, format: str | None = No
         folder = zoo.load(folder_path)
         folder.ensure("fp32.onnx")
         parameters = folder.record["fp32.onnx"]["parameters"]
+    built = build(target) if int8 and isinstance(folder.entry, ShipsSamples) else {}
     return {
         "model": folder.card.name,
         "path": str(target),
@@ -70,6 +78,7 @@ def import_model(source: Model, output: Model | None, *, format: str | None = No
         "format": recognized,
         "parameters": parameters,
         **{key: each for key, each in details.items() if key != "preprocessing"},
+        **{key: each for key, each in built.items() if key == "quality"},
     }
 
 

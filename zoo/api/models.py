@@ -269,13 +269,17 @@ def build(model: Model, *, force: bool = False) -> dict[str, Any]:
         force: Rebuild every file.
 
     Returns:
-        {"model", "path", "stages": {file: "given" | "kept" | "made"}}.
+        {"model", "path", "stages": {file: "given" | "kept" | "made"}}; of a model that was calibrated on samples of the
+        package also "quality", see `ShipsSamples.judged`.
 
     Raises:
         RequestError: There is no such model.
     """
     folder = zoo.load(model)
-    return {"model": folder.card.name, "path": str(folder.path), "stages": stages.build(folder, force=force)}
+    states = stages.build(folder, force=force)
+    quality = folder.record.get("calibration.json", {}).get("quality")
+    judged = {} if quality is None else {"quality": quality}
+    return {"model": folder.card.name, "path": str(folder.path), "stages": states, **judged}
 
 
 def doctor(speed: bool = False) -> dict[str, Any]:

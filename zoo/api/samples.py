@@ -28,6 +28,7 @@ from pipelines.models import npz
 from pipelines.models.feeds import LABEL, fixed_batch, input_ports, read_feeds, shares_sample_axis
 from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import Predictor
+from pipelines.models.protocols import ShipsSamples
 from pipelines.models.record import SAMPLES
 from pipelines.quantization.calibration.auto_calibration import auto_calibrate
 from pipelines.quantization.calibration.calibrate import MEMORY
@@ -258,7 +259,7 @@ def raw_samples(
 
     Args:
         folder: Model folder.
-        data: Raw input; None for the samples kept by the training.
+        data: Raw input; None for the samples kept by the training, or else those of the package.
         option: Name of the option for `data`, for the message.
         count: Maximum number of samples; None for `Pipeline.CALIBRATION`.
         on_error: "raise" to stop at an invalid sample, "skip" to leave it out.
@@ -271,6 +272,9 @@ def raw_samples(
         RequestError: There are no samples.
     """
     if data is None:
+        if isinstance(folder.entry, ShipsSamples):
+            batches, total = npz.own_samples(folder)
+            return Samples(lambda: batches, total)
         if not (folder.path / SAMPLES).is_file():
             raise RequestError(
                 f"{folder.card.name} has no samples of its training data; give your data with {option} FILE"

@@ -220,6 +220,12 @@ def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> 
     default=None,
     help="Sentence encoders without a normalization layer: L2-normalize embeddings.",
 )
+@click.option(
+    "--int8/--no-int8",
+    default=True,
+    help="Text encoders: also build int8, calibrated on texts that ship, and print its quality on others. "
+    "[default: --int8]",
+)
 @as_json
 def import_model(source: str, output: str | None, as_json: bool, **options: Any) -> None:
     """Import a model of another toolkit as a model folder.

@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.models import family
 from pipelines.models.family import RunOption
-from pipelines.models.protocols import ModulesExportable
+from pipelines.models.protocols import ModulesExportable, ShipsSamples
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.texts.train_config import TrainConfig
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from pipelines.core.batches import Batch
     from pipelines.models.folder import ModelFolder
     from pipelines.models.pipeline import Pipeline
+    from pipelines.quantization.calibration.table import CalibrationTable
     from pipelines.rewrites.driver import Rewrite
     from zoo.serving.handlers.base import Handler
     from zoo.texts.models.head import Head
@@ -31,6 +35,7 @@ class TextFamily(
     family.Servable,
     family.Reported,
     ModulesExportable,
+    ShipsSamples,
 ):
     """Text encoders of Hugging Face.
 
@@ -40,7 +45,7 @@ class TextFamily(
     """
 
     checkpoint: str = "model.safetensors"
-    transient: tuple[str, ...] = ("fp32.onnx",)  # the weights are in the checkpoint and in rewritten.onnx
+    transient: tuple[str, ...] = ("fp32.onnx", "rewritten.onnx")  # the weights are in the checkpoint
     files: tuple[str, ...] = ("tokenizer.json", "config.json")
     module: str = ""
     config: TrainConfig = field(default_factory=TrainConfig)
@@ -98,6 +103,20 @@ class TextFamily(
         from zoo.texts.export.modules import export_modules
 
         return export_modules(folder, output, precision, threads)
+
+    def samples(self, folder: ModelFolder) -> Batch:
+        """See `ShipsSamples` and `zoo.texts.default_calibration`."""
+        from zoo.texts.default_calibration import DefaultTexts
+
+        return DefaultTexts(folder).calibration()
+
+    def judged(
+        self, folder: ModelFolder, model: ir.Model, recipe: QuantRecipe, table: CalibrationTable
+    ) -> tuple[CalibrationTable, dict[str, Any]]:
+        """See `ShipsSamples` and `zoo.texts.default_calibration.judged`."""
+        from zoo.texts.default_calibration import judged
+
+        return judged(folder, model, recipe, table)
 
     def handler(self) -> type[Handler]:
         """See `Servable`."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import RequestError, one_line, requires
-from pipelines.core.files import copy_file, read_json, replacing, require_place, write_json
+from pipelines.core.files import link_or_copy, read_json, replacing, require_place, write_json
 from pipelines.models.family import Importer
 from pipelines.models.hub import CARD, CardFile
 from zoo.texts.data import tokenizer
@@ -133,14 +132,14 @@ def _write(
     whole = not more and first == network / weights.FILE
     convert = None if whole else _converter(first.name)  # raises without torch, before anything is written
     output.mkdir(parents=True, exist_ok=True)
-    with replacing(output / weights.FILE) as temporary:
-        if convert is None:
-            shutil.copyfile(first, temporary)
-        else:
+    if convert is None:
+        link_or_copy(first, output / weights.FILE)
+    else:
+        with replacing(output / weights.FILE) as temporary:
             convert(sources, temporary)
-        weights.load_weights(model_config, temporary, path, head)  # raises for another configuration
+    weights.load_weights(model_config, output / weights.FILE, path, head)  # raises for another configuration
     for name in names[2:]:
-        copy_file(network / name, output / name)
+        link_or_copy(network / name, output / name)
     if (content := _tokenizer_content(network)) is not None:
         write_json(output / tokenizer.FILE, content)
     files = [CardFile.of(output / name) for name in names if name != CARD]

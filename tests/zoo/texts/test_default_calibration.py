@@ -1,0 +1,86 @@
+"""Calibration without data: texts that ship, the quality of int8 on other texts, layers in float32, and the disk."""
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="needs the train extra")
+pytest.importorskip("transformers", reason="needs the test extra")
+from helpers import text_models
+
+import zoo
+from pipelines.models.record import read_record
+from zoo.texts import default_calibration
+from zoo.texts.data import sample_texts
+
+
+@pytest.fixture
+def few_texts(monkeypatch):
+    """Fewer texts, since the models are random."""
+    texts = sample_texts.evaluation_texts()[::20]
+    monkeypatch.setattr(sample_texts, "evaluation_texts", lambda: texts)
+    return texts
+
+
+def theirs(folder, labels=0):
+    folder.mkdir()
+    text_models.write(folder, labels=labels)
+    return folder
+
+
+def test_the_texts_are_distinct_and_small():
+    calibration, evaluation = sample_texts.calibration_texts(), sample_texts.evaluation_texts()
+    assert len(evaluation) == len(set(evaluation)) == 1500
+    assert 300 < len(calibration) == len(set(calibration))
+    assert not set(calibration) & set(evaluation)
+    words = [len(text.split()) for text in (*calibration, *evaluation)]
+    assert min(words) == 1 and max(words) > 100
+    assert sum(path.stat().st_size for path in sample_texts.FOLDER.iterdir()) < 200_000
+    for a, b in sample_texts.pairs(calibration):
+        assert a != b and len(a) <= len(b)
+
+
+def test_an_import_needs_no_data(tmp_path, few_texts):
+    source, ours = theirs(tmp_path / "theirs"), tmp_path / "ours"
+    report = zoo.import_model(source, ours, int8=True)
+    quality = report["quality"]
+    assert quality["texts"] == len(few_texts) and 0.9 < quality["minimum"] <= quality["mean"] <= 1
+    assert read_record(ours)["calibration.json"]["quality"] == quality == zoo.build(ours)["quality"]
+    found = zoo.pipeline(ours)(["the cat"])[0]["embedding"]
+    exact = zoo.pipeline(ours, precision="fp32")(["the cat"])[0]["embedding"]
+    assert np.dot(found, exact) > 0.9
+
+
+def test_an_imported_folder_holds_int8_and_links(tmp_path, few_texts):
+    source, ours = theirs(tmp_path / "theirs"), tmp_path / "ours"
+    (source / "model.safetensors").chmod(0o400)
+    zoo.import_model(source, ours, int8=True)
+    assert (source / "model.safetensors").samefile(ours / "model.safetensors")
+    assert (source / "model.safetensors").stat().st_mode & 0o777 == 0o400
+    assert not (ours / "fp32.onnx").exists() and not (ours / "rewritten.onnx").exists()
+    (source / "model.safetensors").unlink()
+    assert zoo.pipeline(ours, precision="fp32")(["a"])
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_scores_are_judged_by_change_and_agreement(tmp_path, few_texts, labels):
+    quality = zoo.import_model(theirs(tmp_path / "theirs", labels), tmp_path / "ours", int8=True)["quality"]
+    assert quality["largest_change"] > 0 and 0.5 < quality["agreement"] <= 1
+
+
+def test_data_of_the_user_replace_the_texts(tmp_path, few_texts):
+    zoo.import_model(theirs(tmp_path / "theirs"), tmp_path / "ours", int8=True)
+    (tmp_path / "texts").write_text("the cat\nthe zoo\n" * 200)
+    zoo.calibrate(tmp_path / "ours", str(tmp_path / "texts"), samples=4)
+    assert "quality" not in zoo.build(tmp_path / "ours")
+
+
+def test_layers_stay_in_float32_where_quality_is_low(tmp_path, few_texts, monkeypatch):
+    monkeypatch.setattr(default_calibration, "SHARE", -1.0)
+    monkeypatch.setattr(default_calibration, "GOAL", 60.0)
+    quality = zoo.import_model(theirs(tmp_path / "theirs"), tmp_path / "ours", int8=True)["quality"]
+    assert quality["float_layers"] and quality["minimum"] >= quality["int8_alone"]["minimum"]
+    report = json.loads((tmp_path / "ours" / "quantization.json").read_text())
+    int8 = {each["name"] for each in report["operators"] if each["precision"] == "int8"}
+    assert int8 and not int8 & set(quality["float_layers"])

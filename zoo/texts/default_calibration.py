@@ -1,0 +1,199 @@
+"""Calibration of text encoders on the texts that ship, and the quality of int8 on other texts.
+
+The quality is that of the graph in onnxruntime: cosines of int8 to float32 for embeddings, the largest change and the
+agreement for scores. Where embeddings are below `SHARE` or `MINIMUM`, or scores below `AGREEMENT`, the layers that lose
+most stay in float32 (`leave_float`); these are chosen on the texts of the calibration.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from pipelines.core import machine
+from pipelines.core.batches import Batch
+from pipelines.core.progress import progress
+from pipelines.graph import io, large_weights, reference_session
+from pipelines.models.folder import ModelFolder
+from pipelines.quantization.calibration.calibrate import observe
+from pipelines.quantization.calibration.compared_outputs import OutputSqnr
+from pipelines.quantization.calibration.float_layers import leave_float
+from pipelines.quantization.calibration.table import CalibrationTable
+from pipelines.quantization.quantizer import Quantizer
+from pipelines.quantization.recipe import QuantRecipe
+from zoo.texts import metrics
+from zoo.texts.data import sample_texts, tokenizer
+from zoo.texts.data.prompts import Prompts
+from zoo.texts.data.tokenizer import Tokenizer, Tokens
+from zoo.texts.models.config import IDS, MASK, ModelConfig
+
+LENGTH = 128  # tokens of a calibration row
+ROWS = 256  # maximum number of calibration rows
+BATCH_TOKENS = 2048  # of a padded batch that judges
+SHARE, MINIMUM = 0.01, 0.97  # largest share of texts of cosines below `metrics.LOW`, and the lowest cosine
+AGREEMENT = 0.98
+GOAL = 30.0  # dB of SQNR up to which layers stay in float32
+JUDGED = 4  # batches of calibration rows on which layers are chosen
+Floats = NDArray[np.float32]
+logger = logging.getLogger(__name__)
+
+
+class DefaultTexts:
+    """Texts that ship, as a model of a folder reads them.
+
+    Args:
+        folder: Model folder.
+    """
+
+    def __init__(self, folder: ModelFolder) -> None:
+        features = folder.preprocessing
+        self.config = ModelConfig.from_json(features["form"])
+        self._pairs = folder.entry.pipeline().TEXTS_PER_ROW == 2  # type: ignore[attr-defined]
+        self._prompt, self._length = Prompts(features).default, int(features["max_length"])
+        path, lower = folder.verify(tokenizer.FILE), bool(features.get("lower"))
+        self._tokenizer = Tokenizer(path, self.config.vocabulary, self._length, lower, pairs=self._pairs)
+
+    def calibration(self) -> dict[str, NDArray[Any]]:
+        """Returns calibration rows without padding, see `TextPipeline.calibration`."""
+        tokens = self._tokens(sample_texts.calibration_texts())
+        return tokens.packed(self.config.inputs, min(LENGTH, self._length), ROWS)
+
+    def evaluation(self) -> list[Batch]:
+        """Returns padded batches of the texts that judge, the shortest texts first."""
+        return list(_batches(self._tokens(sample_texts.evaluation_texts()), self.config.inputs))
+
+    def _tokens(self, texts: Sequence[str]) -> Tokens:
+        if self._pairs:
+            return self._tokenizer([(self._prompt + a, b) for a, b in sample_texts.pairs(texts)])
+        return self._tokenizer([self._prompt + text for text in texts])
+
+
+def _batches(tokens: Tokens, inputs: Sequence[str]) -> Iterator[Batch]:
+    """Yields padded batches of texts of about one length, of `BATCH_TOKENS` tokens or one text."""
+    order, ends = np.argsort(tokens.lengths, kind="stable"), np.cumsum(tokens.lengths)
+    start = 0
+    while start < len(order):
+        size = 1
+        while start + size < len(order) and (size + 1) * tokens.lengths[order[start + size]] <= BATCH_TOKENS:
+            size += 1
+        rows = order[start : start + size]
+        indices = np.concatenate([np.arange(ends[i] - tokens.lengths[i], ends[i]) for i in rows])
+        part = Tokens(tokens.ids[indices], tokens.types[indices], tokens.lengths[rows], tokens.truncated[rows])
+        yield part.padded(inputs)
+        start += size
+
+
+def judged(
+    folder: ModelFolder, model: ir.Model, recipe: QuantRecipe, table: CalibrationTable
+) -> tuple[CalibrationTable, dict[str, Any]]:
+    """Measures the quality of int8, and keeps layers in float32 where it is low.
+
+    Args:
+        folder: Model folder.
+        model: Its rewritten graph.
+        recipe: Quantization options.
+        table: Calibration table of `model`.
+
+    Returns:
+        The table, with `keep_float` if that is better, and the quality of it, see `quality`.
+    """
+    texts = DefaultTexts(folder)
+    labels = texts.config.labels
+    small, found = large_weights.used_rows(model, texts.evaluation())
+    batches = list(found)
+    exact = _outputs(small, batches)
+
+    def measure(table: CalibrationTable) -> dict[str, Any]:
+        quantizer = Quantizer(small, recipe)
+        int8, _ = quantizer.quantize(replace(table, graph=io.digest(small)))
+        return quality(exact, _outputs(int8, batches), labels)
+
+    result = measure(table)
+    if not _is_low(result):
+        return table, result
+    better = replace(_with_float_layers(texts, model, recipe, table), graph=table.graph)
+    improved = measure(better)
+    if better.keep_float and _order(improved) > _order(result):
+        return better, improved | {"float_layers": sorted(better.keep_float), "int8_alone": result}
+    return table, result
+
+
+def _with_float_layers(
+    texts: DefaultTexts, model: ir.Model, recipe: QuantRecipe, table: CalibrationTable
+) -> CalibrationTable:
+    """Returns the table with layers in float32, chosen on the calibration rows."""
+    whole = texts.calibration()
+    rows = [{name: array[i : i + JUDGED] for name, array in whole.items()} for i in range(0, len(whole[IDS]), JUDGED)]
+    small, found = large_weights.used_rows(model, rows[:: max(len(rows) // JUDGED, 1)][:JUDGED])
+    batches = list(found)
+    metric = OutputSqnr(small, batches, True)
+    observation = observe(small, batches, binned=(), quick=True)
+    quantizer, own = Quantizer(small, recipe), replace(table, graph=io.digest(small))
+    sqnr = metric(quantizer.quantize(own)[0])
+    return leave_float(quantizer, own, metric, observation, sqnr, GOAL, False, JUDGED // 2)
+
+
+def _outputs(model: ir.Model, batches: Sequence[Batch]) -> Floats:
+    """Computes the first output for all texts: float32 [texts, width], or [tokens, width] without the padding."""
+    session = reference_session.session(model, "its evaluation needs", reference_session.options(True, lean=True))
+    rows = []
+    with progress("comparing int8 and float32", len(batches)) as advance:
+        for batch in batches:
+            output = reference_session.run(session, batch)[0]
+            rows.append(output[batch[MASK] != 0] if output.ndim == 3 else output)
+            advance(1)
+    del session
+    machine.trim()
+    return np.concatenate(rows)
+
+
+def quality(exact: Floats, int8: Floats, labels: int) -> dict[str, Any]:
+    """Compares outputs of int8 and float32.
+
+    Args:
+        exact: Outputs of float32, [n, width].
+        int8: Outputs of int8, [n, width].
+        labels: Number of scores; 0 for embeddings.
+
+    Returns:
+        {"texts"} and, for embeddings, the cosines' {"mean", "minimum", "below_0.99": share}; for scores
+        {"largest_change", "agreement"}: the largest change of a score before its activation; the share of texts with
+        the same highest score or, with one score, the share of successive texts in the same order.
+    """
+    if not labels:
+        norms = np.linalg.norm(exact, axis=1) * np.linalg.norm(int8, axis=1)
+        cosines = np.einsum("ij,ij->i", exact, int8, dtype=np.float64) / np.maximum(norms, 1e-30)
+        return {
+            "texts": len(exact),
+            "mean": round(float(cosines.mean()), 5),
+            "minimum": round(float(cosines.min()), 5),
+            f"below_{metrics.LOW}": round(float((cosines < metrics.LOW).mean()), 5),
+        }
+    if labels > 1:
+        same = exact.argmax(axis=1) == int8.argmax(axis=1)
+    else:
+        same = np.signbit(np.diff(exact[:, 0])) == np.signbit(np.diff(int8[:, 0]))
+    return {
+        "texts": len(exact),
+        "largest_change": round(float(np.abs(exact - int8).max()), 5),
+        "agreement": round(float(same.mean()), 5),
+    }
+
+
+def _is_low(result: dict[str, Any]) -> bool:
+    if "agreement" in result:
+        return bool(result["agreement"] < AGREEMENT)
+    return bool(result[f"below_{metrics.LOW}"] > SHARE or result["minimum"] < MINIMUM)
+
+
+def _order(result: dict[str, Any]) -> tuple[float, ...]:
+    """Key of a quality; the greater, the better."""
+    if "agreement" in result:
+        return (result["agreement"], -result["largest_change"])
+    return (-result[f"below_{metrics.LOW}"], result["minimum"])
