@@ -39,10 +39,13 @@ BUILT_IN = {
     "resnet26d": "zoo.vision.models.resnet:RESNET26D",
     "mobilenet-v1": "zoo.vision.models.mobilenet:MOBILENET_V1",
     "mobilenet-v2": "zoo.vision.models.mobilenet:MOBILENET_V2",
+    "fill-mask": "zoo.texts.family:FILL_MASK",
     "sentence-encoder": "zoo.texts.family:SENTENCE_ENCODER",
     "cross-encoder": "zoo.texts.family:CROSS_ENCODER",
+    "zero-shot-classification": "zoo.texts.family:ZERO_SHOT",
     "text-classification": "zoo.texts.family:TEXT_CLASSIFICATION",
     "token-classification": "zoo.texts.family:TOKEN_CLASSIFICATION",
+    "question-answering": "zoo.texts.family:QUESTION_ANSWERING",
     "transformer-mt": "zoo.translation.models.transformer:TRANSFORMER_MT",
 }
 

@@ -45,6 +45,22 @@ MORE_CONFIGS = {  # of which not all have native kernels
     "data2vec": lambda **more: transformers.Data2VecTextConfig(**{**USUAL, "type_vocab_size": 1, **more}),
 }
 
+NEWER_CONFIGS = {
+    "modernbert": lambda **more: transformers.ModernBertConfig(
+        **{
+            **USUAL,
+            "num_hidden_layers": 3,
+            "local_attention": 16,
+            "classifier_pooling": "mean",
+            "classifier_activation": "silu",
+            **dict(zip(("unk_token_id", "cls_token_id", "sep_token_id", "mask_token_id"), range(1, 5), strict=True)),
+            "bos_token_id": 2,
+            "eos_token_id": 3,
+            **more,
+        }
+    )
+}
+
 
 def tokenizer():
     """A WordPiece tokenizer of letters, which frames texts as BERT's does."""
@@ -132,7 +148,7 @@ def write_task(folder, task, kind="bert", seed=0, **more):
     """A folder of a random model with the head of a class of transformers, such as AutoModelForTokenClassification;
     returns the model and a tokenizer of transformers."""
     torch.manual_seed(seed)
-    config = {**CONFIGS, **MORE_CONFIGS}[kind](**more)
+    config = {**CONFIGS, **MORE_CONFIGS, **NEWER_CONFIGS}[kind](**more)
     model = getattr(transformers, task).from_config(config, attn_implementation="eager").eval()
     randomize(model)
     return model, save(folder, model)

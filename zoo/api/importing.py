@@ -56,8 +56,9 @@ def import_model(
     path = _found(str(source), [pattern for _, each in importers for pattern in each.patterns])
     _require_regular(path)
     with _understood(path):
-        entry, importer, recognized = _recognized(path, format, importers)
-    given = {name: value for name, value in options.items() if value}
+        given = {name: value for name, value in options.items() if value}
+        suitable = [each for each in importers if format or given.keys() <= set(each[1].options)]
+        entry, importer, recognized = _recognized(path, format, suitable or importers)
     if unknown := given.keys() - set(importer.options):
         raise RequestError(f"{entry.name} has no option {', '.join(sorted(unknown))}")
     if path.is_dir() and target.resolve() == path.resolve():

@@ -134,7 +134,7 @@ class TextFamily(
 
 
 # attention products, and layers that compute one row per text, are too small to gain from int8
-ATTENTION, HEAD = r".*\.(products|found)", r"(dense|classifier)(\..*)?|scores"
+ATTENTION, HEAD = r".*\.(products|found)", r"(dense|dense_norm|classifier)(\..*)?|scores"
 POOLED = r"dense\.\d+(\..*)?"  # after the pooling
 
 MAX_LENGTH = RunOption(
@@ -199,6 +199,7 @@ COLUMN = RunOption(
     "column", str, None, "Column with the texts in CSV, TSV, JSON lines or Parquet. [default: text, ...]"
 )
 SUMMARY = "{texts:,} texts, {skipped:,} left out, {cut:,} cut, {texts_per_second:,.0f} texts/s, {precision} in {engine}"
+TOKEN_HEAD = r"(dense|dense_norm|classifier)(\..*)?|logits"
 
 TEXT_CLASSIFICATION = TextFamily(
     name="text-classification",
@@ -220,7 +221,7 @@ TOKEN_CLASSIFICATION = TextFamily(
     title="Token classification: entities of texts, BERT, RoBERTa, DistilBERT or MPNet",
     task="token classification",
     module="token_classification",
-    recipe=QuantRecipe(keep_float=(ATTENTION, r"classifier(\..*)?|logits"), smooth=True),
+    recipe=QuantRecipe(keep_float=(ATTENTION, TOKEN_HEAD), smooth=True),
     run_options=(
         COLUMN,
         RunOption(
@@ -228,6 +229,51 @@ TOKEN_CLASSIFICATION = TextFamily(
         ),
         RunOption("stride", int, None, "Tokens that windows of longer texts share. [default: these are truncated]"),
         MAX_LENGTH,
+    ),
+    summary=SUMMARY,
+)
+
+QUESTION_ANSWERING = TextFamily(  # Rajpurkar et al. 2016, "SQuAD"
+    name="question-answering",
+    title="Extractive question answering: spans of contexts, BERT, RoBERTa, DistilBERT, ELECTRA or ModernBERT",
+    task="question answering",
+    module="question_answering",
+    recipe=QuantRecipe(keep_float=(ATTENTION, TOKEN_HEAD), smooth=True),
+    run_options=(
+        RunOption("column", str, None, "Two columns of the questions and contexts. [default: question,context]"),
+        RunOption("top_k", int, 1, "Number of answers, best first."),
+        RunOption("doc_stride", int, None, "Tokens that windows of a long context share. [default: 128]"),
+        RunOption("max_answer_len", int, 15, "Maximum number of tokens of an answer."),
+        RunOption("handle_impossible_answer", bool, False, "Take no answer for an answer."),
+    ),
+    summary=SUMMARY,
+)
+
+FILL_MASK = TextFamily(
+    name="fill-mask",
+    title="Masked language model: tokens in the place of a mask, BERT, RoBERTa, DistilBERT, ELECTRA or ModernBERT",
+    task="fill-mask",
+    module="fill_mask",
+    recipe=QuantRecipe(keep_float=(ATTENTION,), smooth=True),
+    run_options=(
+        COLUMN,
+        RunOption("top_k", int, 5, "Number of tokens of a mask, best first."),
+        MAX_LENGTH,
+    ),
+    summary=SUMMARY,
+)
+
+ZERO_SHOT = TextFamily(  # Yin et al. 2019, "Benchmarking Zero-shot Text Classification"
+    name="zero-shot-classification",
+    title="Zero-shot classification: labels that are named with each run, by a model of natural language inference",
+    task="zero-shot classification",
+    module="zero_shot",
+    recipe=QuantRecipe(keep_float=(ATTENTION, HEAD), smooth=True),
+    run_options=(
+        COLUMN,
+        RunOption("candidate_labels", str, "", "Labels to choose from, separated by commas."),
+        RunOption("hypothesis_template", str, "This example is {}.", "Hypothesis about a label, with {} in its place."),
+        RunOption("multi_label", bool, False, "Let several labels of a text apply."),
     ),
     summary=SUMMARY,
 )

@@ -38,6 +38,7 @@ SECOND_TEXT_COLUMNS = (
     "text2",
     "passage",
     "document",
+    "context",
     "answer",
     "positive",
     "hypothesis",

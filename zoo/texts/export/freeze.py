@@ -71,7 +71,7 @@ def export(config: ModelConfig, weights: Mapping[str, Floats], head: Head | None
     if head is not None and head.HAS_LAYERS:
         result = head.export(writer, x, ids, mask)
     else:
-        result = writer.head(x) if config.labels else writer.embedding(x, mask)
+        result = writer.head(x, mask) if config.labels else writer.embedding(x, mask)
     tokens = ["tokens"] if head is not None and head.PER_TOKEN else []
     result.shape = ir.Shape(["batch", *tokens, config.output_size])
     main.outputs.append(result)

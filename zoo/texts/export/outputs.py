@@ -103,20 +103,23 @@ class OutputWriter(NetworkWriter):
             self.cached["numbers"] = self.add("Mul", [counted, mask], "numbers", dtype=INT64)
         return self.cached["numbers"]
 
-    def head(self, x: ir.Value) -> ir.Value:
-        """Appends the classification head over the first token: float32 [batch, labels].
+    def head(self, x: ir.Value, mask: ir.Value) -> ir.Value:
+        """Appends the classification head over the first token, or the mean of the tokens: float32 [batch, labels].
 
         Args:
             x: Output of the last layer.
+            mask: Attention mask.
 
         Returns:
             Value `SCORES`.
         """
-        row = self.add("Gather", [x, self.constant("zero.int", np.array(0))], "first_row", axis=1)
+        row = self.pool(x, mask, "first_row" if self.config.pooling == "cls" else "pooled")
         row = self.linear(row, "dense")
-        kind = ARCHITECTURES[self.config.kind].head_activation
-        if kind == "gelu":
-            row = self.activate(row, "dense", kind)
-        else:
+        kind = self.config.head_activation or ARCHITECTURES[self.config.kind].head_activation
+        if kind in ("tanh", "relu"):
             row = self.add("Tanh" if kind == "tanh" else "Relu", [row], "dense.activated")
+        else:
+            row = self.activate(row, "dense", kind)
+        if "dense_norm.weight" in self.weights:
+            row = self.norm(row, "dense_norm")
         return self.linear(row, "classifier", SCORES)

@@ -1,8 +1,11 @@
-"""Heads of text networks: one file a task, with its import, its layers, its pipeline, its metric and its family.
+"""Heads of text networks: one file a task, with its import, its layers, its pipeline and its metric.
 
-base                     what all heads declare; weights of a head
-task_pipeline            what all their pipelines share
+task_pipeline            what the pipelines of tasks share
 sequence_classification  labels of texts and of pairs of texts
+zero_shot                labels of a call, by natural language inference
 token_classification     entities; entities.py merges tokens to them
-labelled                 labelled data of evaluation and fine-tuning, accuracy and F1
+question_answering       spans of contexts
+masked_language          layers before the vocabulary; fill_mask.py has their pipeline
+ranking                  scores of pairs by cross-encoders
+labelled                 labelled data, accuracy and F1
 """

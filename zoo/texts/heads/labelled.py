@@ -113,6 +113,35 @@ def compare(
     return against_fp32({name: name for name in measured}, metrics_of, versus)
 
 
+def compare_classes(
+    found: Mapping[str, NDArray[np.bool_]], expected: NDArray[np.bool_], several: bool = False
+) -> dict[str, Any]:
+    """Compares the labels of all precisions with fp32, by accuracy and F1.
+
+    Args:
+        found: Predicted labels by precision, bool [n, labels].
+        expected: The right ones, bool [n, labels].
+        several: Whether a sample has several labels: F1 is then that of all labels together, otherwise the mean of the
+            labels.
+
+    Returns:
+        See `compare`; "difference" has "agreement", the share of samples with the labels of fp32.
+    """
+
+    def measured(labels: NDArray[np.bool_]) -> dict[str, Counts]:
+        right = (labels == expected).all(axis=1)
+        counts = class_counts(labels, expected)
+        return {
+            "accuracy": Counts(np.stack([right, np.ones(len(right))], axis=1), share),
+            "f1": Counts(counts.sum(axis=1), f1) if several else Counts(counts.reshape(len(counts), -1), macro_f1),
+        }
+
+    return compare(
+        {name: measured(labels) for name, labels in found.items()},
+        lambda name: {"agreement": float((found[name] == found["fp32"]).all(axis=1).mean())},
+    )
+
+
 class Labels:
     """Labels of data by the names of a model.
 

@@ -288,20 +288,7 @@ def evaluate(pipelines: Mapping[str, ClassificationPipeline], data: Any, on_erro
         scores = pipeline.scores(pipeline.compute_texts(texts))
         found[name] = scores > THRESHOLD if several else np.eye(len(first.names), dtype=np.bool_)[scores.argmax(axis=1)]
 
-    def measured(name: str) -> dict[str, labelled.Counts]:
-        right = (found[name] == expected).all(axis=1)
-        counts = labelled.class_counts(found[name], expected)
-        return {
-            "accuracy": labelled.Counts(np.stack([right, np.ones(len(right))], axis=1), labelled.share),
-            "f1": labelled.Counts(counts.sum(axis=1), labelled.f1)
-            if several
-            else labelled.Counts(counts.reshape(len(counts), -1), labelled.macro_f1),
-        }
-
-    compared = labelled.compare(
-        {name: measured(name) for name in found},
-        lambda name: {"agreement": float((found[name] == found["fp32"]).all(axis=1).mean())},
-    )
+    compared = labelled.compare_classes(found, expected, several)
     return {"samples": len(texts), "skipped": errors.total(), **compared}
 
 

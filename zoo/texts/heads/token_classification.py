@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -14,25 +14,18 @@ from zoo.texts.heads import labelled
 from zoo.texts.heads.entities import STRATEGIES, Piece, aggregate, merge_windows
 from zoo.texts.heads.sequence_classification import SOFTMAX, activated
 from zoo.texts.heads.task_pipeline import TaskPipeline
-from zoo.texts.models.config import ModelConfig
-from zoo.texts.models.head import Head, HeadWeights, label_names, special_token
+from zoo.texts.models.config import LOGITS
+from zoo.texts.models.head import TokenHead, label_names, special_token
 from zoo.texts.text_pipeline import SORT_WINDOW, Floats
 
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
-LOGITS = "logits"
-
-
-class TokenClassification(Head):
+class TokenClassification(TokenHead):
     """Labels of tokens."""
 
     FORMAT: ClassVar[str] = "token-classification"
     TITLE: ClassVar[str] = "token classifier"
     ENDS: ClassVar[tuple[str, ...]] = ("ForTokenClassification",)
     MODEL: ClassVar[str] = "AutoModelForTokenClassification"
-    OUTPUT: ClassVar[str] = LOGITS
-    PER_TOKEN: ClassVar[bool] = True
 
     def outputs(self, config: Mapping[str, Any]) -> int:
         """See `Head`."""
@@ -41,15 +34,6 @@ class TokenClassification(Head):
     def features(self, path: Path, network: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         """See `Head`: "names" of the labels, and "unknown", the unknown token."""
         return {"names": label_names(config), "unknown": special_token(network, "unk_token")}
-
-    def weights(self, found: HeadWeights, config: ModelConfig) -> None:
-        """See `Head`."""
-        found.linear("classifier", "classifier", config.labels, config.width)
-
-    def export(self, writer: Any, hidden: ir.Value, ids: ir.Value, mask: ir.Value) -> ir.Value:
-        """See `Head`: a linear layer of every token."""
-        result: ir.Value = writer.linear(hidden, "classifier", LOGITS)
-        return result
 
     def pipeline(self) -> type[EntityPipeline]:
         """See `Head`."""

@@ -36,9 +36,12 @@ PATTERNS = (
     f"*_Dense*/{PICKLED}",
 )
 ENCODERS = ("Model", "ForMaskedLM", "ForPreTraining", "ForNextSentencePrediction")  # ends of architectures
-TASKS = ("ForSequenceClassification", "ForTokenClassification")  # architectures of other families
+TASKS = (
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+)  # architectures of other families
 HEADS = {  # what other architectures do, by the end of their name
-    "ForQuestionAnswering": "it marks answers",
     "ForMultipleChoice": "it chooses among answers",
     "ForCausalLM": "it generates text",
     "LMHeadModel": "it generates text",
@@ -178,11 +181,11 @@ def read_features(
     transformer = _json(path / sentence_modules.folder_of(modules, "Transformer") / "sentence_bert_config.json")
     settings = _json(path / SETTINGS)
     prompts = _prompts(settings)
-    changes: dict[str, Any] = {"pooling": "cls"}
+    changes: dict[str, Any] = {"pooling": config.get("classifier_pooling") or "cls"}
     if head:
         if not head.HAS_LAYERS and not architecture.head:
             raise RequestError(f"{kind} with a classification head is not supported; expected a sentence encoder")
-        changes["labels"] = head.outputs(config)
+        changes |= {"labels": head.outputs(config), "head_activation": head.activation(config)}
     else:
         embedding = sentence_modules.read_embedding(path, modules, pooling, any(prompts.values()))
         size = sentence_modules.truncate_dim(settings)

@@ -11,6 +11,7 @@ from pipelines.core.errors import RequestError
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"  # inputs of the graph, as in transformers
 EMBEDDING, SCORES = "embedding", "scores"  # output of a sentence encoder, and of a cross-encoder
+LOGITS = "logits"  # output of a head of tokens
 IDENTITY, SIGMOID = "identity", "sigmoid"  # activations of a cross-encoder
 POOLINGS = ("mean", "cls", "max", "last", "weighted_mean", "mean_sqrt_len")
 MAX_LAYERS, MAX_SIZE = 1000, 1 << 24  # upper bounds of a network
@@ -166,6 +167,7 @@ class ModelConfig:
             (ALBERT); 0: all.
         dense: Linear layers after the pooling, in order.
         truncate_dim: Leading components of embeddings that are kept, after L2 normalization (Matryoshka); 0: all.
+        head_activation: Activation of the first layer of a head, where it is not that of the architecture; "".
         renormalize: Whether truncated embeddings are L2-normalized once more.
 
     Raises:
@@ -203,6 +205,7 @@ class ModelConfig:
     dense: tuple[Dense, ...] = ()
     truncate_dim: int = 0
     renormalize: bool = False
+    head_activation: str = ""
 
     def __post_init__(self) -> None:
         sizes = {

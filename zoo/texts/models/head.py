@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
-from zoo.texts.models.config import ModelConfig
+from zoo.texts.models.architectures.base import ACTIVATIONS
+from zoo.texts.models.config import LOGITS, ModelConfig
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -26,11 +27,13 @@ class HeadWeights:
 
     Attributes:
         tensors: Tensors of the network by their names in transformers.
+        network: Weights of the network by their names in the graph.
         weights: Taken weights by their names in the graph.
         errors: Missing weights and wrong shapes.
     """
 
     tensors: Mapping[str, NDArray[Any]]
+    network: Mapping[str, NDArray[Any]]
     weights: dict[str, NDArray[Any]] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
 
@@ -51,7 +54,7 @@ class HeadWeights:
             self.weights[name] = array
 
     def linear(self, name: str, original: str, outputs: int, inputs: int) -> None:
-        """Takes a linear layer with a bias.
+        """Takes a linear layer, with a bias where there is one.
 
         Args:
             name: Name in the graph.
@@ -60,18 +63,20 @@ class HeadWeights:
             inputs: Columns of the weight.
         """
         self.take(f"{name}.weight", f"{original}.weight", outputs, inputs)
-        self.take(f"{name}.bias", f"{original}.bias", outputs)
+        if f"{original}.bias" in self.tensors:
+            self.take(f"{name}.bias", f"{original}.bias", outputs)
 
     def norm(self, name: str, original: str, width: int) -> None:
-        """Takes a layer normalization.
+        """Takes a layer normalization, with a bias where there is one.
 
         Args:
             name: Name in the graph.
             original: Name in transformers.
             width: Size of its weight and bias.
         """
-        for part in ("weight", "bias"):
-            self.take(f"{name}.{part}", f"{original}.{part}", width)
+        self.take(f"{name}.weight", f"{original}.weight", width)
+        if f"{original}.bias" in self.tensors:
+            self.take(f"{name}.bias", f"{original}.bias", width)
 
 
 class Head(abc.ABC):
@@ -106,6 +111,15 @@ class Head(abc.ABC):
             config: Content of its config.json.
         """
         return any(str(name).endswith(self.ENDS) for name in config.get("architectures") or [])
+
+    def activation(self, config: Mapping[str, Any]) -> str:
+        """Returns the activation of the first layer of the head, `ModelConfig.head_activation`.
+
+        Args:
+            config: Content of its config.json.
+        """
+        name = config.get("classifier_activation") if config.get("model_type") == "modernbert" else None
+        return ACTIVATIONS.get(str(name), "gelu") if name else ""
 
     @abc.abstractmethod
     def outputs(self, config: Mapping[str, Any]) -> int:
@@ -166,6 +180,48 @@ class Head(abc.ABC):
             The output, named `OUTPUT`.
         """
         raise NotImplementedError
+
+
+class TokenHead(Head):
+    """A linear layer of every token; ModernBERT has a layer with an activation and a norm before it.
+
+    Attributes:
+        LAYER: Name of the layer in transformers.
+    """
+
+    OUTPUT: ClassVar[str] = LOGITS
+    PER_TOKEN: ClassVar[bool] = True
+    LAYER: ClassVar[str] = "classifier"
+
+    def weights(self, found: HeadWeights, config: ModelConfig) -> None:
+        """See `Head`: "classifier", and before it "dense" and "dense_norm".
+
+        Args:
+            found: Where they are taken from, and gathered.
+            config: Configuration of the network.
+        """
+        layer = self.LAYER
+        if config.kind == "modernbert":
+            layer = "classifier"
+            found.linear("dense", "head.dense", config.width, config.width)
+            found.norm("dense_norm", "head.norm", config.width)
+        found.linear("classifier", layer, config.labels, config.width)
+
+    def export(self, writer: Any, hidden: ir.Value, ids: ir.Value, mask: ir.Value) -> ir.Value:
+        """See `Head`.
+
+        Args:
+            writer: Writer of the graph.
+            hidden: Output of the last layer.
+            ids: Token ids.
+            mask: Attention mask.
+        """
+        x = hidden
+        if "dense.weight" in writer.weights:
+            x = writer.activate(writer.linear(x, "dense"), "dense", writer.config.head_activation)
+            x = writer.norm(x, "dense_norm")
+        result: ir.Value = writer.linear(x, "classifier", LOGITS)
+        return result
 
 
 def label_count(config: Mapping[str, Any]) -> int:

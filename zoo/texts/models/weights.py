@@ -70,7 +70,9 @@ def shapes(config: ModelConfig, head: Head | None = None) -> dict[str, tuple[int
             if disentangled.norm:
                 yield "relative_norm", (width,), True
         if config.labels and not (head and head.HAS_LAYERS):
-            yield "dense", (width, width), True
+            yield "dense", (width, width), "dense" not in config.unbiased
+            if "dense_norm" in ARCHITECTURES[config.kind].head:
+                yield "dense_norm", (width,), has_bias
             yield "classifier", (config.labels, width), True
         inputs = width * len(config.poolings)
         for i, dense in enumerate(config.dense):
@@ -137,7 +139,7 @@ def load_weights(
         else:
             weights[shared] = array[index * shape[0] : (index + 1) * shape[0]]
     if head and head.HAS_LAYERS:
-        found = HeadWeights(tensors)
+        found = HeadWeights(tensors, weights)
         head.weights(found, config)
         weights |= found.weights
         errors += found.errors

@@ -36,7 +36,7 @@ CLASSIFIERS = (
     "j-hartmann__emotion-english-distilroberta-base",
     "RTI__rota",
 )
-TAGGERS = ("dslim__bert-large-NER",)
+TAGGERS = ("dslim__bert-large-NER", "ModernBERT-token-classification")
 pytestmark = pytest.mark.data
 
 
@@ -45,6 +45,9 @@ def imported(path, name, task):
     content = json.loads((CONFIGS / name / "config.json").read_text())
     kind = content.pop("model_type")
     content |= {key: value for key, value in SMALL.items() if key in content}
+    special = {"pad": 0, "unk": 1, "cls": 2, "bos": 2, "sep": 3, "eos": 3, "mask": 4}
+    large = {key for key in content if key.endswith("_token_id") and (content[key] or 0) >= SMALL["vocab_size"]}
+    content |= {key: special[key.removesuffix("_token_id")] for key in large}
     model = getattr(transformers, task).from_config(transformers.AutoConfig.for_model(kind, **content)).eval()
     text_models.randomize(model)
     fast = text_models.save(path / "theirs", model)

@@ -42,7 +42,7 @@ def same(found, wanted):
         assert abs(a["score"] - b["score"]) < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta", "distilbert", "electra", "data2vec"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta", "distilbert", "electra", "data2vec", "modernbert"])
 def test_entities_are_those_of_transformers(tmp_path, kind):
     folder, theirs = imported(tmp_path, kind)
     ours = zoo.pipeline(folder, "fp32", "onnxruntime")

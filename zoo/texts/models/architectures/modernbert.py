@@ -35,6 +35,7 @@ def _read(file: ConfigFile) -> ModelConfig:
         unbiased=(
             *(() if file.get("attention_bias") else ("query", "key", "value", "output")),
             *(() if file.get("mlp_bias") else ("gate", "up", "down")),
+            *(() if file.get("classifier_bias") else ("dense",)),
         ),
     )
 
@@ -51,4 +52,5 @@ PARTS: dict[str, str | Rows] = {
     "down": "mlp.Wo",
     "norm": "mlp_norm",
 }
-ARCHITECTURE = Architecture("modernbert", ("modernbert",), _read, NAMES, "layers.{}", PARTS)
+HEAD = {"dense": "head.dense", "dense_norm": "head.norm", "classifier": "classifier"}
+ARCHITECTURE = Architecture("modernbert", ("modernbert",), _read, NAMES, "layers.{}", PARTS, HEAD)

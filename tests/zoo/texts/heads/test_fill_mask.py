@@ -1,0 +1,69 @@
+"""Tokens in the place of a mask, equal to those of transformers' fill-mask pipeline."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="needs the train extra")
+transformers = pytest.importorskip("transformers", reason="the originals are its models")
+
+from helpers import text_models  # noqa: E402
+
+import zoo  # noqa: E402
+from pipelines.core.errors import RequestError  # noqa: E402
+from zoo.texts.heads import fill_mask  # noqa: E402
+
+TASK = "AutoModelForMaskedLM"
+TEXTS = ["the [MASK] sat", "[MASK]", "a b c d, e [MASK]. the zoo!"]
+
+
+def imported(path, kind="bert", **more):
+    """(an imported folder of a random model, transformers' pipeline of the original)."""
+    model, fast = text_models.write_task(path / "theirs", TASK, kind, **more)
+    zoo.import_model(path / "theirs", path / "ours")
+    return path / "ours", transformers.pipeline("fill-mask", model=model, tokenizer=fast)
+
+
+def same(found, wanted):
+    assert [{**line, "score": 0} for line in found] == [{**line, "score": 0} for line in wanted]
+    assert np.allclose([line["score"] for line in found], [line["score"] for line in wanted], 0, 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "electra", "electra small", "modernbert"])
+def test_tokens_are_those_of_transformers(tmp_path, kind):
+    folder, theirs = imported(tmp_path, kind)
+    ours = zoo.pipeline(folder, "fp32", "onnxruntime")
+    for found, wanted in zip(ours(TEXTS), theirs(TEXTS), strict=True):
+        same(found, wanted)
+    two = "the [MASK] sat, [MASK]"
+    for found, wanted in zip(ours(two, top_k=3)[0], theirs(two, top_k=3), strict=True):
+        same(found, wanted)
+    same(ours(TEXTS[0], targets=["cat", "b", "the"])[0], theirs(TEXTS[0], targets=["cat", "b", "the"]))
+
+
+def test_a_network_with_a_pooling_is_a_sentence_encoder(tmp_path):
+    text_models.write_task(tmp_path / "theirs", TASK)
+    report = zoo.import_model(tmp_path / "theirs", tmp_path / "encoder", pooling="mean")
+    assert report["family"] == "sentence-encoder"
+
+
+def test_int8_masks_run_natively_and_are_evaluated(tmp_path):
+    folder, theirs = imported(tmp_path)
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS * 30))
+    zoo.calibrate(folder, str(tmp_path / "texts.txt"), samples=16)
+    assert zoo.pipeline(folder, "int8", "native")(TEXTS)[0][0]["sequence"]
+    best = [each[0]["token_str"] for each in theirs(TEXTS)]
+    fifth = theirs(TEXTS[0])[4]["token_str"]
+    lines = [f"{text}\t{token}" for text, token in zip(TEXTS, [fifth, *best[1:]], strict=True)]
+    (tmp_path / "data.tsv").write_text("\n".join(lines))
+    opened = {"fp32": zoo.pipeline(folder, "fp32", "onnxruntime")}
+    metrics = fill_mask.evaluate(opened, tmp_path / "data.tsv")["metrics"]["fp32"]
+    assert metrics == {"accuracy": pytest.approx(2 / 3), "top5": 1.0}
+
+
+def test_texts_without_a_mask_are_refused(tmp_path):
+    folder, _ = imported(tmp_path)
+    ours = zoo.pipeline(folder, "fp32", "onnxruntime")
+    with pytest.raises(RequestError, match=r"text 2 has no \[MASK\]; expected it"):
+        ours([TEXTS[0], "the cat"])
+    with pytest.raises(RequestError, match="found the target 'catsandzoos'; expected tokens"):
+        ours(TEXTS[0], targets=["catsandzoos"])

@@ -1,0 +1,88 @@
+"""The layers that predict tokens from rows of a masked language model, by the names of several architectures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import onnx_ir as ir
+
+from zoo.texts.models.architectures.base import ACTIVATIONS
+from zoo.texts.models.config import ModelConfig
+from zoo.texts.models.head import Head, HeadWeights
+
+
+class Names(NamedTuple):
+    """Names of the layers in transformers: a linear layer, its norm, the decoder to the vocabulary, its bias."""
+
+    dense: str
+    norm: str
+    decoder: str
+    bias: str
+
+
+NAMES = (
+    Names(  # BERT, ERNIE
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.LayerNorm",
+        "cls.predictions.decoder",
+        "cls.predictions.bias",
+    ),
+    Names("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),  # RoBERTa, MPNet
+    Names("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"),  # DistilBERT
+    Names(  # ELECTRA
+        "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head", "generator_lm_head.bias"
+    ),
+    Names("head.dense", "head.norm", "decoder", "decoder.bias"),  # ModernBERT
+)
+
+
+class MaskedLanguageHead(Head):
+    """A linear layer, an activation and a norm of every token, before a decoder to the vocabulary."""
+
+    ENDS: ClassVar[tuple[str, ...]] = ("ForMaskedLM",)
+    MODEL: ClassVar[str] = "AutoModelForMaskedLM"
+
+    def activation(self, config: Mapping[str, Any]) -> str:
+        """See `Head`: gelu, or that of BERT's layers."""
+        keys = {
+            "bert": "hidden_act",
+            "ernie": "hidden_act",
+            "distilbert": "activation",
+            "modernbert": "classifier_activation",
+        }
+        name = config.get(keys.get(str(config.get("model_type")), "")) or "gelu"
+        return ACTIVATIONS.get(str(name), "gelu")
+
+    def weights(self, found: HeadWeights, config: ModelConfig) -> None:
+        """See `Head`: "transform", "transform_norm" and "decoder".
+
+        Args:
+            found: Where they are taken from, and gathered.
+            config: Configuration of the network.
+        """
+        names = next((names for names in NAMES if f"{names.dense}.weight" in found.tensors), NAMES[0])
+        width = config.embedding or config.width
+        found.linear("transform", names.dense, width, config.width)
+        found.norm("transform_norm", names.norm, width)
+        if f"{names.decoder}.weight" in found.tensors:
+            found.take("decoder.weight", f"{names.decoder}.weight", config.vocabulary, width)
+        else:  # tied to the embedding
+            found.weights["decoder.weight"] = found.network["token.weight"]
+        bias = names.bias if names.bias in found.tensors else f"{names.decoder}.bias"
+        found.take("decoder.bias", bias, config.vocabulary)
+
+    def transform(self, writer: Any, hidden: ir.Value, result: str = "") -> ir.Value:
+        """Appends the layers before the decoder.
+
+        Args:
+            writer: Writer of the graph, see `zoo.texts.export.freeze`.
+            hidden: Output of the last layer, float32 [batch, tokens, width].
+            result: Name of the output; default: from the norm.
+
+        Returns:
+            float32 [batch, tokens, columns of the decoder].
+        """
+        x = writer.activate(writer.linear(hidden, "transform"), "transform", writer.config.head_activation)
+        rows: ir.Value = writer.norm(x, "transform_norm", result)
+        return rows
