@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 # Bump it when the dataclasses below, those of the kernels, or what is read of a graph change;
 # tests/pipelines/engines/native/test_recommender_files.py fails where that is forgotten.
-VERSION = 11
+VERSION = 12
 SHARED = "shared_inputs"  # key of the graph's metadata
 SUFFIX = ".zoo"
 

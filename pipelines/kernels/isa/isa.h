@@ -211,7 +211,7 @@ struct ClickKernels {
     // 0.5 scale^2 (|sum_f k_f|^2 - sum_f |k_f|^2) of the int16 vectors at `at`
     void (*factorization)(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t fields, int64_t width, float scale, int64_t n,
                           float *out, int64_t out_stride);
-    void (*cross)(const Cross &, const int16_t *x, int64_t x_stride, const float *u, float *g, int64_t stride, int64_t n, int16_t *out,
+    void (*cross)(const Cross &, const int16_t *x, int64_t x_stride, const float *u, int64_t u_stride, float *g, int64_t stride, int64_t n, int16_t *out,
                   int64_t out_stride, uint8_t *bytes, int64_t bytes_stride, float *total, int64_t total_stride);
     // dots of the int16 vectors at `at`, i > j, times `factor` each (readable for 16 more), as int16
     void (*dots)(const int16_t *x, int64_t x_stride, const int32_t *at, int64_t vectors, int64_t width, const float *factor, int64_t n, int16_t *out,

@@ -108,7 +108,7 @@ class ClickProgram : public LayerSteps {
         if (stores_bytes) writes.push_back(whole(coarse));
         if (sums) writes.push_back(whole(sum));
         add_to_samples(reads, writes, false, [=, keep = std::pair(weights, units)](const Block &b) {
-            kernels->cross(c, b.at<int16_t>(from), from.stride, b.at<float>(change), b.at<float>(state), state.stride, b.n,
+            kernels->cross(c, b.at<int16_t>(from), from.stride, b.at<float>(change), change.stride, b.at<float>(state), state.stride, b.n,
                            stores ? b.at<int16_t>(words) : nullptr, stores ? words.stride : 0, stores_bytes ? b.at<uint8_t>(coarse) : nullptr,
                            stores_bytes ? coarse.stride : 0, sums ? b.at<float>(sum) : nullptr, sums ? sum.stride : 0);
         });
@@ -288,6 +288,8 @@ void bind_click_program(nb::module_ &module) {
         .def("factorization", &ClickProgram::factorization, "x"_a, "out"_a, "positions"_a, "width"_a, "scale"_a)
         .def("column_bytes", &ClickProgram::column_bytes, "x"_a, "first"_a, "out"_a, "factor"_a)
         .def("cross", &ClickProgram::cross, "x"_a, "u"_a, "g"_a, "first"_a, "factor"_a, "out"_a.none(), "total"_a.none(), "weight"_a.none(),
+             "bytes"_a.none(), "factors"_a.none())
+        .def("cross_layer", &ClickProgram::cross_layer, "h"_a, "weight"_a, "bias"_a, "scale"_a, "x"_a, "g"_a, "first"_a, "factor"_a, "out"_a.none(),
              "bytes"_a.none(), "factors"_a.none())
         .def("dots", &ClickProgram::dots, "x"_a, "out"_a, "position"_a, "positions"_a, "width"_a, "factor"_a)
         .def("weighted", &ClickProgram::weighted, "x"_a, "first"_a, "weight"_a, "out"_a)

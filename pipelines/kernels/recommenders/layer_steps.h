@@ -118,10 +118,7 @@ class LayerSteps : public TableSteps {
         l.inputs = inputs, l.outputs = outputs, l.float_output = to.kind == Kind::kFloats, l.zero_point = zero_point, l.low = low;
         step->weight.reserve(isa_.packed_bytes(inputs, outputs));
         isa_.pack_linear(w, inputs, outputs, step->weight.data());
-        const int64_t padded = round_up(outputs, kColumns);
-        step->bias.reserve(padded), step->scale.reserve(padded);
-        std::fill_n(step->bias.data(), padded, 0), std::fill_n(step->scale.data(), padded, 0.0f);
-        std::copy_n(b, outputs, step->bias.data()), std::copy_n(s, outputs, step->scale.data());
+        pad(*step, b, s, outputs);
         l.weight = step->weight.data(), l.bias = step->bias.data(), l.scale = step->scale.data();
         const Isa *isa = &isa_;
         add({whole(from)}, {whole(to)}, std::nullopt, [=](const Block &block) {
@@ -129,7 +126,62 @@ class LayerSteps : public TableSteps {
         });
     }
 
+    // `dense` of floats and `cross` in one: a panel of columns after the other, whose floats stay in L2.
+    void cross_layer(int h, const Array &weight, const Array &bias, const Array &scale, int x, int g, bool first, float factor, std::optional<int> out,
+                     std::optional<int> bytes, const std::optional<Array> &factors) {
+        const char *name = "cross_layer";
+        const Slot hidden = slot(h, Kind::kBytes, name), from = slot(x, Kind::kWords, name), state = slot(g, Kind::kFloats, name),
+                   words = out ? slot(*out, Kind::kWords, name) : Slot{}, coarse = bytes ? slot(*bytes, Kind::kBytes, name) : Slot{};
+        const int64_t inputs = hidden.width, outputs = state.width;
+        const auto *w = data_of<int8_t>(weight, "weight", 2);
+        const auto *b = data_of<int32_t>(bias, "bias", 1);
+        const auto *s = data_of<float>(scale, "scale", 1);
+        require(static_cast<int64_t>(weight.shape(0)) == inputs && static_cast<int64_t>(weight.shape(1)) == outputs && from.width == outputs &&
+                    static_cast<int64_t>(bias.shape(0)) == outputs && static_cast<int64_t>(scale.shape(0)) == outputs && (!out || words.width == outputs) &&
+                    (!bytes || coarse.width == outputs) && factors.has_value() == bytes.has_value(),
+                name);
+        const auto units = factors ? padded(*factors, outputs, name) : nullptr;
+        auto step = std::make_shared<Dense>();
+        std::vector<Linear> panels;
+        std::vector<int64_t> offsets;
+        int64_t size = 0;
+        for (int64_t column = 0; column < outputs; column += kPanel) {
+            offsets.push_back(size);
+            size += round_up(isa_.packed_bytes(inputs, std::min(kPanel, outputs - column)), 64);
+        }
+        step->weight.reserve(size), pad(*step, b, s, outputs);
+        for (int64_t column = 0; column < outputs; column += kPanel) {
+            const int64_t columns = std::min(kPanel, outputs - column);
+            std::vector<int8_t> part(static_cast<size_t>(inputs * columns));
+            for (int64_t k = 0; k < inputs; ++k) std::copy_n(w + k * outputs + column, columns, part.data() + k * columns);
+            uint8_t *packed = step->weight.data() + offsets[panels.size()];
+            isa_.pack_linear(part.data(), inputs, columns, packed);
+            panels.push_back({inputs, columns, packed, step->bias.data() + column, step->scale.data() + column, 0, 0, true});
+        }
+        const bool stores = out.has_value(), stores_bytes = bytes.has_value();
+        const auto *kernels = &kernels_;
+        const Isa *isa = &isa_;
+        std::vector<Span> reads{whole(hidden), whole(from)}, writes{whole(state)};
+        if (!first) reads.push_back(whole(state));
+        if (stores) writes.push_back(whole(words));
+        if (stores_bytes) writes.push_back(whole(coarse));
+        add_to_samples(reads, writes, false, [=, keep = step](const Block &block) {
+            static thread_local Buffer<float> floats;
+            floats.reserve(kSamples * kPanel);
+            int64_t column = 0;
+            for (const Linear &panel : panels) {
+                isa->linear(panel, RowEpilogue{}, block.at<uint8_t>(hidden), hidden.stride, block.n, floats.data(), kPanel);
+                const Cross c{panel.outputs, first, factor, units ? units->data() + column : nullptr, nullptr};
+                kernels->cross(c, block.at<int16_t>(from) + column, from.stride, floats.data(), kPanel, block.at<float>(state) + column, state.stride, block.n,
+                               stores ? block.at<int16_t>(words) + column : nullptr, stores ? words.stride : 0,
+                               stores_bytes ? block.at<uint8_t>(coarse) + column : nullptr, stores_bytes ? coarse.stride : 0, nullptr, 0);
+                column += panel.outputs;
+            }
+        });
+    }
+
   protected:
+    static constexpr int64_t kPanel = 256;  // columns
     Reach reach_of(const Field &field) const { return reach_ids_[static_cast<size_t>(field.column)]; }
     using TableSteps::reach_of;
 
@@ -160,6 +212,14 @@ class LayerSteps : public TableSteps {
         Buffer<int32_t> bias;
         Buffer<float> scale;
     };
+
+    // Bias and scale of a layer, padded with zeros to whole 64.
+    static void pad(Dense &step, const int32_t *bias, const float *scale, int64_t outputs) {
+        const int64_t padded = round_up(outputs, kColumns);
+        step.bias.reserve(padded), step.scale.reserve(padded);
+        std::fill_n(step.bias.data(), padded, 0), std::fill_n(step.scale.data(), padded, 0.0f);
+        std::copy_n(bias, outputs, step.bias.data()), std::copy_n(scale, outputs, step.scale.data());
+    }
 
     // Splits a layer into its parts of inputs that are the same in all samples and of those of items, if there are any, and the rest. Rows of
     // items that are shorter than their sums are no part.

@@ -140,9 +140,9 @@ void factorization(const int16_t *x, int64_t x_stride, const int32_t *at, int64_
     }
 }
 
-void cross(const Cross &c, const int16_t *x, int64_t x_stride, const float *u, float *g, int64_t stride, int64_t n, int16_t *out,
+void cross(const Cross &c, const int16_t *x, int64_t x_stride, const float *u, int64_t u_stride, float *g, int64_t stride, int64_t n, int16_t *out,
            int64_t out_stride, uint8_t *bytes, int64_t bytes_stride, float *total, int64_t total_stride) {
-    for (int64_t s = 0; s < n; ++s, x += x_stride, u += stride, g += stride) {
+    for (int64_t s = 0; s < n; ++s, x += x_stride, u += u_stride, g += stride) {
         Lanes sums{};
         for (int64_t j = 0; j < c.width; j += kVecLanes) {
             const Vec grown = (c.first ? broadcast<Vec>(1.0f) : load_float<Vec>(g + j)) + load_float<Vec>(u + j);

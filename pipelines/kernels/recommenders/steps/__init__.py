@@ -12,7 +12,7 @@ from pipelines.kernels.recommenders.steps.floats import (
     Total,
     Weighted,
 )
-from pipelines.kernels.recommenders.steps.interactions import Cross, Dots, Factorization
+from pipelines.kernels.recommenders.steps.interactions import Cross, CrossLayer, Dots, Factorization
 from pipelines.kernels.recommenders.steps.layers import CodeBytes, ColumnBytes, Dense, Mixed, Quantize
 from pipelines.kernels.recommenders.steps.lookups import Gather, LookupSum, Numbers, QuantizedGather
 from pipelines.kernels.recommenders.steps.sequences import (
@@ -40,6 +40,7 @@ __all__ = [
     "CodeProduct",
     "ColumnBytes",
     "Cross",
+    "CrossLayer",
     "Dense",
     "Dice",
     "Dots",

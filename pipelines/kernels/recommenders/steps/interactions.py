@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipelines.kernels.arrays import Array, contiguous, require
+from pipelines.kernels.recommenders.operators import LinearLayer
 from pipelines.kernels.recommenders.steps.base import (
     Run,
     Slots,
@@ -113,6 +114,53 @@ class Cross(Step):
         program.cross(
             self.x, self.u, self.g, self.first, self.factor, self.out, self.total, weight, self.bytes, factors
         )
+
+
+@dataclass(frozen=True, eq=False)
+class CrossLayer(Step):
+    """`Dense` of floats u and `Cross` of them in one, without the buffer of u: kernels compute panels of columns."""
+
+    h: int
+    layer: LinearLayer
+    x: int
+    g: int
+    first: bool
+    factor: float = 1.0
+    out: int | None = None
+    bytes: int | None = None
+    factors: Array | None = None
+
+    def check(self, program: ClickProgram, slots: Slots) -> None:
+        """See `Step`."""
+        inputs, width = self.layer.weight.shape
+        require_fit(self, slots.read(self, self.h, "u1") == inputs and self.layer.zero_point is None)
+        require_fit(self, self.first or slots.read(self, self.g, "f4") == width)
+        require_fit(self, slots.read(self, self.x, "i2") == width == slots.write(self, self.g, "f4"))
+        if self.out is not None:
+            require_fit(self, slots.write(self, self.out, "i2") == width)
+        require_fit(self, (self.bytes is None) == (self.factors is None) and self.bytes != self.h)
+        if self.bytes is not None and self.factors is not None:
+            require_fit(self, slots.write(self, self.bytes, "u1") == width)
+            require("CrossLayer", "factors", self.factors, np.float32, (width,))
+            require_finite(self, self.factors)
+        require_finite(self, self.factor)
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        u = self.layer.compute(run.buffers[self.h])
+        run.buffers[self.g] = u + (np.float32(1) if self.first else run.buffers[self.g])
+        value = run.buffers[self.x].astype(np.float32) * run.buffers[self.g]
+        if self.out is not None:
+            run.buffers[self.out] = to_codes(value * np.float32(self.factor))
+        if self.bytes is not None and self.factors is not None:
+            run.buffers[self.bytes] = to_bytes(value * self.factors)
+
+    def add_to(self, program: NativeProgram) -> None:
+        """See `Step`."""
+        layer = self.layer
+        arrays = contiguous(layer.weight), contiguous(layer.bias), contiguous(layer.scale)
+        factors = None if self.factors is None else contiguous(self.factors)
+        program.cross_layer(self.h, *arrays, self.x, self.g, self.first, self.factor, self.out, self.bytes, factors)
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,6 +20,7 @@ from pipelines.kernels.recommenders.steps import (
     CodeBytes,
     ColumnBytes,
     Cross,
+    CrossLayer,
     Dense,
     Dots,
     Factorization,
@@ -371,6 +372,36 @@ def test_bytes_of_crosses_and_of_codes_have_a_scale_of_each_column(rng, isa, wid
     )
     for count in (0, 1, 6, 65):
         check(program(slots, steps, [2, 6]), isa, *feeds(rng, count))
+
+
+@needs_kernels
+@pytest.mark.parametrize("width", [2, 63, 65, 130])
+def test_cross_layers_in_panels_are_a_layer_and_a_cross(rng, isa, width):
+    total = 3 + 4 * width
+    layer = LinearLayer(
+        codes(rng, total, total, most=127).astype(np.int8),
+        codes(rng, total).astype(np.int32),
+        floats(rng, total, scale=1e-5).ravel(),
+    )
+    factors = [floats(rng, total, scale=0.05).ravel() for _ in range(3)]
+    extra = [("u1", total), ("f4", total), ("u1", total), ("i2", total), ("f4", total), ("f4", total)]
+    slots, steps = looked_up(rng, width, ColumnBytes(0, 0, 1, factors[0]), extra=extra)
+    joined = [
+        CrossLayer(1, layer, 0, 2, True, bytes=3, factors=factors[1]),
+        CrossLayer(3, layer, 0, 2, False, 0.3, 4, 1, factors[2]),
+    ]
+    apart = [
+        Dense(1, 6, layer),
+        Cross(0, 6, 2, True, bytes=3, factors=factors[1]),
+        Dense(3, 6, layer),
+        Cross(0, 6, 2, False, 0.3, 4, bytes=1, factors=factors[2]),
+    ]
+    for count in (0, 1, 6, 65):
+        feed = feeds(rng, count)
+        found, expected = (program(slots, [*steps, *each, Dense(1, 5, layer)], [2, 5]) for each in (joined, apart))
+        check(found, isa, *feed)
+        for a, b in zip(*(native.click_program(each, isa)(*feed) for each in (found, expected)), strict=True):
+            assert a.tobytes() == b.tobytes()
 
 
 @needs_kernels

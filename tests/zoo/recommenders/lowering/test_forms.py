@@ -24,7 +24,7 @@ from pipelines.graph import io
 from pipelines.kernels import extension, program_file
 from pipelines.kernels.recommenders import native, reference
 from pipelines.kernels.recommenders.from_graph import click_program
-from pipelines.kernels.recommenders.steps import CodeBytes, Dense, GateCodes, Gather, Mixed
+from pipelines.kernels.recommenders.steps import CodeBytes, CrossLayer, Dense, GateCodes, Gather, Mixed
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.recommenders.lowering.integer_layers import balanced_units
@@ -109,7 +109,7 @@ def test_a_layer_that_the_recipe_keeps_float_reads_codes_in_all_forms():
 
 def dense_layers(program):
     """Shapes of the layers that read bytes."""
-    return [each.layer.weight.shape for each in program.steps if isinstance(each, Dense)]
+    return [each.layer.weight.shape for each in program.steps if isinstance(each, Dense | CrossLayer)]
 
 
 @needs_kernels

@@ -81,7 +81,13 @@ class CrossSteps(CodeLayers):
                 for at, scale, row in self._code_positions(part, own=True):
                     weight[at] += total[start + row] * scale
                 start += part.width
-        self.steps.append(steps.Cross(self.x, change, state, first, 1 / grown, out, slot, weight, coarse, factors))
+        dense = self.steps[-1] if coarse is not None and slot is None else None
+        if isinstance(dense, steps.Dense) and dense.out == change:  # nothing else reads it
+            self.steps[-1] = steps.CrossLayer(
+                dense.x, dense.layer, self.x, state, first, 1 / grown, out, coarse, factors
+            )
+        else:
+            self.steps.append(steps.Cross(self.x, change, state, first, 1 / grown, out, slot, weight, coarse, factors))
         self._made[x, "total"] = (-1 if slot is None else slot, 1.0)
         self._made[x, "bytes"] = (-1 if coarse is None else coarse, 1.0)
         self._made[x, "cross"] = (-1 if out is None else out, grown)
