@@ -90,6 +90,12 @@ struct QuantizedAttention {
     float epsilon;
     const float *cos, *sin;                // [positions, turned]
     int64_t turned;                        // columns of a half that rotary positions turn
+    struct Positions {                     // codes and scales of relative positions, see `Disentangled`
+        const int8_t *codes;               // [heads, rows, size]
+        const float *scale;                // [heads, size]
+    } to_position, to_content;
+    const int32_t *rows;                   // their row by distance, the middle for the query's own key
+    int64_t row_count;
 };
 
 // The kernels of vectors/row_kernels.h, lowered for one instruction set.

@@ -136,6 +136,7 @@ def _add_attention(native: Any, operation: QuantizedAttention) -> None:
     """Adds attention in integers to a native encoder."""
     bias = None if operation.bias is None else _contiguous(operation.bias)[0]
     norm, rotary = operation.norm, operation.rotary
+    tables = operation.positions
     before, after = (-1 if side is None else side for side in (operation.before, operation.after))
     native.quantized_attention(
         operation.input,
@@ -146,6 +147,14 @@ def _add_attention(native: Any, operation: QuantizedAttention) -> None:
         bias,
         None if norm is None else (*_contiguous(norm.query, norm.key), norm.epsilon),
         None if rotary is None else tuple(_contiguous(rotary.cos, rotary.sin)),
+        None if tables is None else _contiguous(tables.rows)[0],
+        *(
+            None if table is None or scale is None else tuple(_contiguous(table, scale))
+            for table, scale in (
+                (None, None) if tables is None else (tables.to_position, tables.to_position_scale),
+                (None, None) if tables is None else (tables.to_content, tables.to_content_scale),
+            )
+        ),
         operation.out,
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.kernels import program_file
-from pipelines.kernels.transformer.operations import HeadNorm, Operation, Rotary, RowLinear, StaticQParams
+from pipelines.kernels.transformer.operations import Disentangled, HeadNorm, Operation, Rotary, RowLinear, StaticQParams
 from pipelines.kernels.transformer.program import DecoderProgram, EncoderProgram
 from pipelines.kernels.transformer.text.program import HeadStep, TextProgram
 
@@ -16,7 +16,7 @@ from pipelines.kernels.transformer.text.program import HeadStep, TextProgram
 # forgotten.
 VERSION = 4
 SUFFIX = ".zoo"
-_PARTS = (EncoderProgram, DecoderProgram, TextProgram, RowLinear, StaticQParams, HeadNorm, Rotary)
+_PARTS = (EncoderProgram, DecoderProgram, TextProgram, RowLinear, StaticQParams, HeadNorm, Rotary, Disentangled)
 CLASSES = {each.__name__: each for each in (*_PARTS, *typing.get_args(Operation), *typing.get_args(HeadStep))}
 
 

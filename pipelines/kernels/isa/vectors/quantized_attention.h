@@ -13,24 +13,26 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int64_t kTerms = 4;
 using Code = int8_t;
-inline void add_products(IntVec &sum, int32_t x, IntVec w) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(IntVec{} + x), "v"(w));  // as in avx512.cpp
+inline void add_products(IntVec &sum, IntVec x, IntVec w) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));  // as in avx512.cpp
 }
 constexpr auto kMiddles = static_cast<int32_t>(0x80808080u);
 #elif defined(__AVX2__)
 constexpr int64_t kTerms = 2;
 using Code = int16_t;
-inline void add_products(IntVec &sum, int32_t x, IntVec w) {
-    sum += reinterpret_cast<IntVec>(_mm256_madd_epi16(_mm256_set1_epi32(x), reinterpret_cast<__m256i>(w)));
+inline void add_products(IntVec &sum, IntVec x, IntVec w) {
+    sum += reinterpret_cast<IntVec>(_mm256_madd_epi16(reinterpret_cast<__m256i>(x), reinterpret_cast<__m256i>(w)));
 }
 constexpr int32_t kMiddles = 0x00800080;
 #else
 constexpr int64_t kTerms = 1;
 using Code = int32_t;
-inline void add_products(IntVec &sum, int32_t x, IntVec w) { sum += x * w; }
+inline void add_products(IntVec &sum, IntVec x, IntVec w) { sum += x * w; }
 constexpr int32_t kMiddles = 128;
 #endif
+inline void add_products(IntVec &sum, int32_t x, IntVec w) { add_products(sum, IntVec{} + x, w); }
 
+constexpr int64_t kQueries = kVecLanes == 16 ? 8 : 4;  // that are computed together: their sums fit the registers
 constexpr int32_t kMiddle = 128;  // the zero point of queries, kMiddles: a word of it
 constexpr float kLevels = 127, kWeights = 255;
 constexpr float kLog2E = 1.44269504f;
@@ -61,13 +63,22 @@ inline void scale_of(Vec magnitude, float *scale, float *inverse) {
     store_float(inverse, magnitude < kSmallestAbsMax ? Vec{} : kLevels / magnitude);
 }
 
+// Brings a row of `size` columns, some rows ahead, into the cache: rows of a head lie far from each other.
+constexpr int64_t kAhead = 8;
+inline void fetch(const float *row, int64_t size) {
+    for (int64_t j = 0; j < size; j += 16) __builtin_prefetch(row + j);
+}
+
 // Scales of `size` columns of n rows, each by its own range.
 inline void column_scales(const float *x, int64_t stride, int64_t n, int64_t size, float *scale, float *inverse) {
-    for (int64_t j = 0; j < size; j += kVecLanes) {
-        IntVec largest{};
-        for (int64_t t = 0; t < n; ++t) largest = larger(largest, magnitude_bits(load_float<Vec>(x + t * stride + j)));
-        scale_of(reinterpret_cast<Vec>(largest), scale + j, inverse + j);
+    for (int64_t j = 0; j < size; j += kVecLanes) store_float(scale + j, Vec{});
+    for (int64_t t = 0; t < n; ++t) {
+        const float *row = x + t * stride;
+        fetch(row + kAhead * stride, size);
+        for (int64_t j = 0; j < size; j += kVecLanes)
+            store_float(scale + j, reinterpret_cast<Vec>(larger(reinterpret_cast<IntVec>(load_float<Vec>(scale + j)), magnitude_bits(load_float<Vec>(row + j)))));
     }
+    for (int64_t j = 0; j < size; j += kVecLanes) scale_of(load_float<Vec>(scale + j), scale + j, inverse + j);
 }
 
 // 1 / sqrt(mean of squares + epsilon) of a row whose columns behind `width` are 0 up to whole sixteens.
@@ -100,20 +111,76 @@ struct Head {
     int64_t n, size, room;                     // room: n rounded up to whole sixteens
     float *key_scale, *value_scale, *inverse;  // [size]
     Code *row;                                 // [size]
-    float *factor;                             // [4]: of a query's products, to exponents of 2
+    float *factor;                             // [kQueries]: of a query's products, to exponents of 2
     int32_t *offsets;                          // [room]: what takes the zero point of queries out of a key's products
-    Code *queries;                             // [4, size]
+    Code *queries;                             // [kQueries, size]
     int32_t *keys, *values;                    // words of codes, [size / kTerms, room] and [room / kTerms, size]
-    float *scores;                             // [4, room]
-    Code *weights;                             // [4, room]
-    float *positioned;                         // keys, [n, size]; later queries, [4, size]
+    float *scores;                             // [kQueries, room]
+    Code *weights;                             // [kQueries, room]
+    // Of relative positions, where there are any: `span` distances, that of the last token to the first one first.
+    int64_t span;
+    int32_t *to_position, *to_content;         // words of codes [size / kTerms, span]; those of to_content have the zero point added
+    int32_t *position_offsets, *key_offsets;   // [span], [room]: what takes the zero point out
+    int32_t *content_keys;                     // words of codes of keys, [size / kTerms, room]
+    float *content_factor, *position_factor;   // [room], [kQueries]: of products, to exponents of 2
+    Code *position_queries;                    // [kQueries, size]
+    float *positioned;                         // keys, [n, size]; later queries, [kQueries, size]
 };
 
-inline void pack_head(const QuantizedAttention &a, const float *key, const float *value, int64_t stride, const Head &head) {
+// Codes of a query or key whose columns are multiplied by `scale`, by its own range, plus `zero`; returns the factor of its products.
+inline float pack_row(const float *x, const float *scale, int64_t size, int32_t zero, Code *codes) {
+    IntVec largest{};
+    for (int64_t j = 0; j < size; j += kVecLanes) largest = larger(largest, magnitude_bits(load_float<Vec>(x + j) * load_float<Vec>(scale + j)));
+    const int32_t bits = reduce_max<int32_t>(largest);
+    float magnitude;
+    std::memcpy(&magnitude, &bits, 4);
+    const bool none = magnitude < kSmallestAbsMax;
+    const float inverse = none ? 0.0f : kLevels / magnitude;
+    for (int64_t j = 0; j < size; j += kVecLanes)
+        store_codes(codes + j, rounded((load_float<Vec>(x + j) * load_float<Vec>(scale + j)) * inverse) + zero);
+    return (none ? 1.0f : magnitude / kLevels) * kLog2E;
+}
+
+// What takes the zero point of the other factor out of the products with columns of packed words.
+inline void zero_offsets(const int32_t *words, int64_t groups, int64_t columns, int32_t *offsets) {
+    for (int64_t t = 0; t < columns; t += kVecLanes) {
+        IntVec offset{};
+        for (int64_t g = 0; g < groups; ++g) add_products(offset, kMiddles, load_int(words + g * columns + t));
+        store_int(offsets + t, -offset);
+    }
+}
+
+// Words of the codes of head h by distance, plus `zero`.
+inline void pack_positions(const QuantizedAttention &a, const QuantizedAttention::Positions &table, int64_t h, int32_t zero, const Head &head, int32_t *words) {
+    const int64_t groups = head.size / kTerms, most = head.n - 1;
+    for (int64_t x = 0; x < head.span; ++x) {
+        const int8_t *codes = table.codes + (h * a.row_count + (x <= 2 * most ? a.rows[x - most] : 0)) * head.size;
+        for (int64_t j = 0; j < head.size; ++j) head.row[j] = static_cast<Code>(codes[j] + zero);
+        for (int64_t g = 0; g < groups; ++g) words[g * head.span + x] = packed(head.row + g * kTerms);
+    }
+}
+
+// What relative positions need of a head h of keys, rows [n, stride].
+inline void pack_disentangled(const QuantizedAttention &a, int64_t h, const float *key, int64_t stride, const Head &head) {
+    const int64_t groups = head.size / kTerms;
+    if (a.to_position.codes) {
+        pack_positions(a, a.to_position, h, 0, head, head.to_position);
+        zero_offsets(head.to_position, groups, head.span, head.position_offsets);
+    }
+    if (!a.to_content.codes) return;
+    pack_positions(a, a.to_content, h, kMiddle, head, head.to_content);
+    for (int64_t t = 0; t < head.room; ++t) {
+        if (t < head.n) head.content_factor[t] = pack_row(key + t * stride, a.to_content.scale + h * head.size, head.size, 0, head.row);
+        for (int64_t g = 0; g < groups; ++g) head.content_keys[g * head.room + t] = t < head.n ? packed(head.row + g * kTerms) : 0;
+    }
+    zero_offsets(head.content_keys, groups, head.room, head.key_offsets);
+}
+
+inline void pack_head(const QuantizedAttention &a, int64_t h, const float *key, const float *value, int64_t stride, const Head &head) {
     const int64_t n = head.n, size = head.size, room = head.room, groups = size / kTerms;
     int64_t key_stride = stride;
     if (a.key_norm || a.cos) {
-        for (int64_t t = 0; t < n; ++t) positioned(a, key + t * stride, a.key_norm, t, head.positioned + t * size);
+        for (int64_t t = 0; t < n; ++t) fetch(key + (t + kAhead) * stride, size), positioned(a, key + t * stride, a.key_norm, t, head.positioned + t * size);
         key = head.positioned, key_stride = size;
     }
     column_scales(key, key_stride, n, size, head.key_scale, head.inverse);
@@ -123,11 +190,8 @@ inline void pack_head(const QuantizedAttention &a, const float *key, const float
                 store_codes(head.row + j, rounded(load_float<Vec>(key + t * key_stride + j) * load_float<Vec>(head.inverse + j)));
         for (int64_t g = 0; g < groups; ++g) head.keys[g * room + t] = t < n ? packed(head.row + g * kTerms) : 0;
     }
-    for (int64_t t = 0; t < room; t += kVecLanes) {
-        IntVec offset{};
-        for (int64_t g = 0; g < groups; ++g) add_products(offset, kMiddles, load_int(head.keys + g * room + t));
-        store_int(head.offsets + t, -offset);
-    }
+    zero_offsets(head.keys, groups, room, head.offsets);
+    if (a.rows) pack_disentangled(a, h, key, key_stride, head);
     column_scales(value, stride, n, size, head.value_scale, head.inverse);
     for (int64_t t = 0; t < room; t += kTerms)
         for (int64_t j = 0; j < size; j += kVecLanes) {
@@ -140,20 +204,36 @@ inline void pack_head(const QuantizedAttention &a, const float *key, const float
         }
 }
 
-// Codes and factor of the query of row `i` among the queries that are computed together.
-inline void pack_query(const float *query, int64_t i, const Head &head) {
-    const int64_t size = head.size;
-    IntVec largest{};
-    for (int64_t j = 0; j < size; j += kVecLanes)
-        largest = larger(largest, magnitude_bits(load_float<Vec>(query + j) * load_float<Vec>(head.key_scale + j)));
-    const int32_t bits = reduce_max<int32_t>(largest);
-    float magnitude;
-    std::memcpy(&magnitude, &bits, 4);
-    const bool zero = magnitude < kSmallestAbsMax;
-    head.factor[i] = (zero ? 1.0f : magnitude / kLevels) * kLog2E;
-    const float inverse = zero ? 0.0f : kLevels / magnitude;
-    for (int64_t j = 0; j < size; j += kVecLanes)
-        store_codes(head.queries + i * size + j, rounded((load_float<Vec>(query + j) * load_float<Vec>(head.key_scale + j)) * inverse) + kMiddle);
+// Adds the products of content and relative position of query `row`, the text's token `own`, with keys from `begin` on; scores [room].
+template <int Wide>
+inline void add_position_scores(const QuantizedAttention &a, const Head &head, int64_t row, int64_t own, int64_t t, float *scores) {
+    const int64_t groups = head.size / kTerms, span = head.span, room = head.room, x = head.n - 1 - own + t;
+    constexpr int64_t kNext = Wide > 1 ? kVecLanes : 0;
+    const auto add = [&](int64_t at, IntVec sums, Vec factor) {
+        store_float(scores + at, load_float<Vec>(scores + at) + __builtin_convertvector(sums, Vec) * factor);
+    };
+    if (a.to_position.codes) {
+        IntVec low = load_int(head.position_offsets + x), high = load_int(head.position_offsets + x + kNext);
+        const Code *query = head.position_queries + row * head.size;
+        for (int64_t g = 0; g < groups; ++g) {
+            const int32_t terms = packed(query + g * kTerms), *words = head.to_position + g * span + x;
+            add_products(low, terms, load_int(words));
+            if constexpr (Wide > 1) add_products(high, terms, load_int(words + kNext));
+        }
+        const Vec factor = broadcast<Vec>(head.position_factor[row]);
+        add(t, low, factor);
+        if constexpr (Wide > 1) add(t + kNext, high, factor);
+    }
+    if (a.to_content.codes) {
+        IntVec low = load_int(head.key_offsets + t), high = load_int(head.key_offsets + t + kNext);
+        for (int64_t g = 0; g < groups; ++g) {
+            const int32_t *words = head.to_content + g * span + x, *keys = head.content_keys + g * room + t;
+            add_products(low, load_int(words), load_int(keys));
+            if constexpr (Wide > 1) add_products(high, load_int(words + kNext), load_int(keys + kNext));
+        }
+        add(t, low, load_float<Vec>(head.content_factor + t));
+        if constexpr (Wide > 1) add(t + kNext, high, load_float<Vec>(head.content_factor + t + kNext));
+    }
 }
 
 // Products of Count rows of codes with Wide vectors of packed columns, from `start` on (null: 0); then(row, part, sums) takes them.
@@ -161,6 +241,7 @@ template <int Count, int Wide, class Then>
 inline void product_tile(const Code *x, int64_t x_stride, int64_t groups, const int32_t *w, int64_t stride, const int32_t *start, Then then) {
     const IntVec low = start ? load_int(start) : IntVec{}, high = start && Wide > 1 ? load_int(start + kVecLanes) : IntVec{};
     IntVec s00 = low, s01 = high, s10 = low, s11 = high, s20 = low, s21 = high, s30 = low, s31 = high;
+    IntVec s40 = low, s41 = high, s50 = low, s51 = high, s60 = low, s61 = high, s70 = low, s71 = high;
     for (int64_t g = 0; g < groups; ++g, x += kTerms, w += stride) {
         const IntVec w0 = load_int(w), w1 = Wide > 1 ? load_int(w + kVecLanes) : w0;
         const auto add = [&](int64_t row, IntVec &a, IntVec &b) {
@@ -171,13 +252,16 @@ inline void product_tile(const Code *x, int64_t x_stride, int64_t groups, const 
         add(0, s00, s01);
         if constexpr (Count > 1) add(1, s10, s11);
         if constexpr (Count > 2) add(2, s20, s21), add(3, s30, s31);
+        if constexpr (Count > 4) add(4, s40, s41), add(5, s50, s51), add(6, s60, s61), add(7, s70, s71);
     }
-    then(0, 0, s00);
-    if constexpr (Wide > 1) then(0, 1, s01);
-    if constexpr (Count > 1) then(1, 0, s10);
-    if constexpr (Count > 1 && Wide > 1) then(1, 1, s11);
-    if constexpr (Count > 2) then(2, 0, s20), then(3, 0, s30);
-    if constexpr (Count > 2 && Wide > 1) then(2, 1, s21), then(3, 1, s31);
+    const auto take = [&](int row, IntVec a, IntVec b) {
+        then(row, 0, a);
+        if constexpr (Wide > 1) then(row, 1, b);
+    };
+    take(0, s00, s01);
+    if constexpr (Count > 1) take(1, s10, s11);
+    if constexpr (Count > 2) take(2, s20, s21), take(3, s30, s31);
+    if constexpr (Count > 4) take(4, s40, s41), take(5, s50, s51), take(6, s60, s61), take(7, s70, s71);
 }
 
 // `product_tile` over `columns`, whole sixteens, of packed rows [groups, stride]; then(row, column, sums).
@@ -217,13 +301,18 @@ inline float weight_codes(float *scores, int64_t n, int64_t room, Code *codes) {
 
 // Count queries from `first` on, rows of x, over the keys that any of them attends to. bias: that of the first query's own key, or null.
 template <int Count>
-void attend(const QuantizedAttention &a, const Head &head, const float *x, int64_t stride, int64_t first, const float *bias, float *out,
+void attend(const QuantizedAttention &a, const Head &head, int64_t h, const float *x, int64_t stride, int64_t first, const float *bias, float *out,
             int64_t out_stride) {
     const int64_t n = head.n, room = head.room, size = head.size;
     const int64_t begin = first > a.before ? (first - a.before) / kLanes * kLanes : 0;
     const int64_t end = n - first - Count > a.after ? first + Count + a.after : n, columns = round_up(end - begin, kLanes);
-    for (int row = 0; row < Count; ++row)
-        pack_query(positioned(a, x + row * stride, a.query_norm, first + row, head.positioned + row * size), row, head);
+    for (int row = 0; row < Count; ++row) {
+        fetch(x + (row + Count) * stride, size);
+        const float *query = positioned(a, x + row * stride, a.query_norm, first + row, head.positioned + row * size);
+        head.factor[row] = pack_row(query, head.key_scale, size, kMiddle, head.queries + row * size);
+        if (a.to_position.codes)
+            head.position_factor[row] = pack_row(query, a.to_position.scale + h * size, size, kMiddle, head.position_queries + row * size);
+    }
     product_rows<Count>(head.queries, size, size / kTerms, head.keys + begin, room, columns, head.offsets + begin, [&](int row, int64_t at, IntVec sums) {
         store_float(head.scores + row * room + at, __builtin_convertvector(sums, Vec) * head.factor[row]);
     });
@@ -231,6 +320,9 @@ void attend(const QuantizedAttention &a, const Head &head, const float *x, int64
     for (int row = 0; row < Count; ++row) {
         float *scores = head.scores + row * room - begin, factor = head.factor[row];
         const int64_t own = first + row;
+        int64_t at = begin;
+        for (; a.rows && at + 2 * kVecLanes <= begin + columns; at += 2 * kVecLanes) add_position_scores<2>(a, head, row, own, at, scores);
+        for (; a.rows && at < begin + columns; at += kVecLanes) add_position_scores<1>(a, head, row, own, at, scores);
         for (int64_t t = begin; bias && t < end; ++t) scores[t] = scores[t] + bias[t - own] * kLog2E;
         for (int64_t t = begin; t < own - a.before; ++t) scores[t] = -INFINITY;
         const int64_t last = end - own > a.after ? own + a.after + 1 : end;
@@ -244,8 +336,11 @@ void attend(const QuantizedAttention &a, const Head &head, const float *x, int64
 
 void quantized_attention(const QuantizedAttention &a, const float *x, int64_t stride, int64_t n, float *out, int64_t out_stride) {
     const int64_t size = a.size, room = round_up(n, kLanes), group = a.heads / a.key_heads;
-    const int64_t parts[] = {size, size, size, size, kLanes, room, 4 * size, size * room, size * room, 4 * room, 4 * room,
-                             a.key_norm || a.cos ? size * (n < 4 ? 4 : n) : 0};
+    const int64_t span = a.rows ? round_up(n + room, kLanes) : 0, there = a.rows ? 1 : 0, words = size / kTerms;
+    const int64_t parts[] = {size, size, size, size, kLanes, room, kQueries * size, size * room, size * room, kQueries * room, kQueries * room,
+                             a.key_norm || a.cos ? size * (n < kQueries ? kQueries : n) : 0,
+                             words * span, words * span, span, there * room, there * words * room, there * room, there * kLanes,
+                             there * kQueries * size};
     constexpr int kParts = sizeof(parts) / sizeof(parts[0]);
     int64_t all = 0;
     for (const int64_t each : parts) all += each;
@@ -254,17 +349,20 @@ void quantized_attention(const QuantizedAttention &a, const float *x, int64_t st
     for (int i = 0; i < kParts; ++i) at[i] = memory, memory += parts[i];
     const auto floats = [&](int i) { return reinterpret_cast<float *>(at[i]); };
     const auto codes = [&](int i) { return reinterpret_cast<Code *>(at[i]); };
-    const Head head{n, size, room, floats(0), floats(1), floats(2), codes(3), floats(4), at[5], codes(6), at[7], at[8], floats(9), codes(10), floats(11)};
+    const Head head{n, size, room, floats(0), floats(1), floats(2), codes(3), floats(4), at[5], codes(6), at[7], at[8], floats(9), codes(10),
+                    span, at[12], at[13], at[14], at[15], at[16], floats(17), floats(18), codes(19), floats(11)};
     for (int64_t h = 0; h < a.heads; ++h) {
         if (h % group == 0) {
             const float *key = x + (a.heads + h / group) * size;
-            pack_head(a, key, key + a.key_heads * size, stride, head);
+            pack_head(a, h / group, key, key + a.key_heads * size, stride, head);
         }
         const float *bias = a.bias ? a.bias + h * a.bias_stride + a.bias_stride / 2 : nullptr;
         const auto run = [&](auto function, int64_t i) {
-            function(a, head, x + i * stride + h * size, stride, i, bias, out + i * out_stride + h * size, out_stride);
+            function(a, head, h, x + i * stride + h * size, stride, i, bias, out + i * out_stride + h * size, out_stride);
         };
         int64_t i = 0;
+        if constexpr (kQueries > 4)
+            for (; i + 8 <= n; i += 8) run(attend<8>, i);
         for (; i + 4 <= n; i += 4) run(attend<4>, i);
         for (; i + 2 <= n; i += 2) run(attend<2>, i);
         if (i < n) run(attend<1>, i);

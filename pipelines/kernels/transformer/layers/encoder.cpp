@@ -8,6 +8,8 @@ void Encoder::attention(int64_t in, int64_t heads, int64_t out) { Layers::attent
 
 namespace {
 
+constexpr int64_t kBlock = 192;  // rows that pass through linear layers together: their results stay in the cache
+
 std::string text(int64_t value) { return std::to_string(value); }
 
 // Finite float32 [rows, columns].
@@ -23,7 +25,9 @@ const float *table(const Array &array, const char *name, int64_t rows, int64_t c
 
 void Encoder::quantized_attention(int64_t in, int64_t heads, int64_t key_heads, int64_t before, int64_t after, const std::optional<Array> &bias,
                                   const std::optional<std::tuple<Array, Array, float>> &norm,
-                                  const std::optional<std::pair<Array, Array>> &rotary, int64_t out) {
+                                  const std::optional<std::pair<Array, Array>> &rotary, const std::optional<Array> &rows,
+                                  const std::optional<std::pair<Array, Array>> &to_position,
+                                  const std::optional<std::pair<Array, Array>> &to_content, int64_t out) {
     require_open("attention");
     const int64_t columns = read(in, "attention").width, parts = heads + 2 * key_heads;
     if (heads < 1 || key_heads < 1 || heads > columns || key_heads > heads || heads % key_heads || columns % (16 * parts))
@@ -56,6 +60,28 @@ void Encoder::quantized_attention(int64_t in, int64_t heads, int64_t key_heads, 
         attention.cos = table(cos, "cos", rows, attention.turned), attention.sin = table(sin, "sin", rows, attention.turned);
         keep(cos), keep(sin), limit(rows);
     }
+    const std::optional<std::pair<Array, Array>> *const tables[] = {&to_position, &to_content};
+    for (size_t i = 0; rows && i < 2; ++i) {
+        if (!*tables[i]) continue;
+        const auto &[codes, scale] = **tables[i];
+        zoo::QuantizedAttention::Positions positions{data_of<int8_t>(codes, "positions", 3), table(scale, "scale of positions", heads, size)};
+        const auto count = static_cast<int64_t>(codes.shape(1));
+        if (key_heads != heads || static_cast<int64_t>(codes.shape(0)) != heads || static_cast<int64_t>(codes.shape(2)) != size || !count ||
+            (attention.row_count && attention.row_count != count))
+            refuse("attention", "its positions are of other heads or rows");
+        attention.row_count = count;
+        (i ? attention.to_content : attention.to_position) = positions;
+        keep(codes), keep(scale);
+    }
+    if (rows) {
+        const auto *data = data_of<int32_t>(*rows, "rows", 1);
+        const auto distances = static_cast<int64_t>(rows->shape(0));
+        if (distances % 2 == 0) refuse("attention", "its rows have no middle");
+        rows_.emplace_back(data, data + distances);  // as a copy: nobody can change them after the check
+        for (const int32_t row : rows_.back())
+            if (row < 0 || row >= attention.row_count) refuse("attention", "it has no row " + text(row) + " of positions");
+        attention.rows = rows_.back().data() + distances / 2, limit(distances / 2 + 1);
+    }
     append(Kind::kQuantizedAttention, in, out, heads * size).layer = static_cast<int64_t>(attentions_.size());
     attentions_.push_back(attention);
 }
@@ -64,13 +90,16 @@ void Encoder::finish(int64_t in) {
     require_open("the result");
     read(in, "the result");
     close(in, nullptr);
+    divide(kBlock);
 }
 
 Rows Encoder::encode(Encoding &work, const int32_t *tokens, const int64_t *first, int64_t count, const int32_t *types,
                      int64_t longest) const {
     const int64_t n = first[count] - first[0];
     work.registers.resize(register_widths_.size());
-    for (size_t i = 0; i < register_widths_.size(); ++i) work.registers[i].size(n, register_widths_[i]);
+    for (size_t i = 0; i < register_widths_.size(); ++i)
+        work.registers[i].size(register_rows(i, n), register_widths_[i], register_quantizes_[i]);
+    work.largest = std::max(work.largest, n);
     run(work.registers, n, [&](const Operation &operation, const Rows &in, const Rows &out) {
         for (int64_t sentence = 0; sentence < count; ++sentence) {
             const int64_t begin = first[sentence] - first[0], rows = first[sentence + 1] - first[sentence];

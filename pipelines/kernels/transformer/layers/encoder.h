@@ -14,7 +14,8 @@ namespace zoo {
 // The memory in which one thread encodes.
 struct Encoding {
     std::vector<Register> registers;
-    Buffer<float> keys;  // transposed
+    Buffer<float> keys;    // transposed
+    int64_t largest = 0;   // number of rows so far
 };
 
 // Transposes keys, rows [n, stride], to [width, n rounded up to 16], padded with 0; see KeysValues.
@@ -34,10 +35,11 @@ class Encoder : public Layers {
     // Operations, see `Layers`: self-attention over all tokens of a sentence.
     void attention(int64_t in, int64_t heads, int64_t out);
     // The same in integers, see `QuantizedAttention`. before, after: -1 for all keys. norm: scales of queries and of keys, and epsilon;
-    // rotary: cos and sin. Their arrays are kept, not copied.
+    // rotary: cos and sin; rows, to_position, to_content: of relative positions, codes and their scales. Their arrays are kept, not copied.
     void quantized_attention(int64_t in, int64_t heads, int64_t key_heads, int64_t before, int64_t after, const std::optional<Array> &bias,
                              const std::optional<std::tuple<Array, Array, float>> &norm, const std::optional<std::pair<Array, Array>> &rotary,
-                             int64_t out);
+                             const std::optional<Array> &rows, const std::optional<std::pair<Array, Array>> &to_position,
+                             const std::optional<std::pair<Array, Array>> &to_content, int64_t out);
     // The register `in` is the result; no operation follows.
     void finish(int64_t in);
     // tokens: of `count` sentences, one after the other; first [count + 1]: where each begins, and the end. Returns float32 rows, one a
@@ -56,6 +58,7 @@ class Encoder : public Layers {
   private:
     std::deque<zoo::QuantizedAttention> attentions_;
     std::deque<Array> kept_;
+    std::deque<std::vector<int32_t>> rows_;
     int64_t reach_ = INT64_MAX;
 };
 

@@ -279,6 +279,37 @@ void Layers::close(int64_t last, const RowLinear *reader) {
     last_ = last, complete_ = true;
 }
 
+void Layers::divide(int64_t rows) {
+    const auto count = static_cast<int64_t>(register_widths_.size());
+    std::vector<bool> is_short(operations_.size());
+    for (size_t i = 0; i < operations_.size(); ++i) {
+        const int64_t out = operations_[i].out;
+        bool together = operations_[i].by_row(), within = together, overwritten = false;
+        for (size_t next = i + 1; next < operations_.size() && !overwritten; ++next) {
+            together = together && operations_[next].by_row();
+            within = within && (together || !operations_[next].reads(out));
+            overwritten = operations_[next].out == out;
+        }
+        is_short[i] = within && (overwritten || out != last_);
+    }
+    block_ = rows, first_short_ = count;
+    std::vector<int64_t> widths(static_cast<size_t>(2 * count), 1), now(static_cast<size_t>(count));
+    register_quantizes_.assign(static_cast<size_t>(2 * count), false);
+    for (int64_t i = 0; i < count; ++i) now[static_cast<size_t>(i)] = i;
+    for (size_t i = 0; i < operations_.size(); ++i) {
+        Operation &operation = operations_[i];
+        for (int64_t *read : {&operation.in, &operation.residual})
+            if (*read >= 0) *read = now[static_cast<size_t>(*read)];
+        int64_t &place = now[static_cast<size_t>(operation.out)];
+        place = operation.out = operation.out + (is_short[i] ? count : 0);
+        const auto at = static_cast<size_t>(place);
+        widths[at] = std::max(widths[at], operation.width);
+        if (operation.quantized_output) register_quantizes_[at] = true;
+    }
+    register_quantizes_[static_cast<size_t>(last_)] = true;  // a decoder quantizes the result there
+    register_widths_ = std::move(widths);
+}
+
 void Layers::run_rows(const Operation &operation, const Rows &in, const Rows &residual, const Rows &out, int64_t n) const {
     const int64_t stride = out.stride, width = operation.width;
     for (int64_t r = 0; r < n; ++r) {

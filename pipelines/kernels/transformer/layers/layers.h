@@ -66,11 +66,15 @@ struct Register {
     Buffer<float> values, scale;
     Buffer<uint8_t> quantized;
     int64_t stride = 0;
-    void size(int64_t rows, int64_t width) {
+    void size(int64_t rows, int64_t width, bool quantizes = true) {
         stride = round_up(width, kColumns);
-        values.reserve(rows * stride), quantized.reserve(rows * stride), scale.reserve(rows);
+        values.reserve(rows * stride);
+        if (quantizes) quantized.reserve(rows * stride), scale.reserve(rows);
     }
-    Rows rows() const { return {values.data(), quantized.data(), scale.data(), stride}; }
+    Rows rows(int64_t begin = 0) const {
+        const bool quantizes = quantized.data() != nullptr;
+        return {values.data() + begin * stride, quantizes ? quantized.data() + begin * stride : nullptr, quantizes ? scale.data() + begin : nullptr, stride};
+    }
 };
 
 class Layers {
@@ -112,6 +116,11 @@ class Layers {
         const RowLinear *linear = nullptr;
         const float *factors = nullptr;
         Activation activation{};
+        bool by_row() const {
+            return kind == Kind::kLayerNorm || kind == Kind::kLinear || kind == Kind::kActivation || kind == Kind::kScale ||
+                   kind == Kind::kGated || kind == Kind::kSum;
+        }
+        bool reads(int64_t index) const { return in == index || residual == index; }
     };
     struct Value {  // what a register holds after the operations so far
         int64_t width = 0;
@@ -126,9 +135,15 @@ class Layers {
                                 int64_t inputs, const char *operation, float padding = 0);
     // No operation follows: the register `last` is read by `reader`, or as float32.
     void close(int64_t last, const RowLinear *reader);
+    // Operations on one row at a time pass through `rows` rows together, and what they alone read gets registers of so many rows.
+    void divide(int64_t rows);
+    // Rows of a register where n are computed.
+    int64_t register_rows(size_t index, int64_t n) const { return static_cast<int64_t>(index) < first_short_ ? n : std::min(n, block_); }
     // All operations on n rows; `compute` those of embeddings and attention.
     template <class Compute>
     void run(std::vector<Register> &registers, int64_t n, Compute compute) const;
+    template <class Compute>
+    void run_operation(const Operation &operation, std::vector<Register> &registers, int64_t begin, int64_t n, Compute compute) const;
     // An operation on one row at a time; a row that is read quantized alone is stored nowhere else.
     void run_rows(const Operation &operation, const Rows &in, const Rows &residual, const Rows &out, int64_t n) const;
     bool tied_embedding() const { return !table_rows_; }
@@ -138,9 +153,11 @@ class Layers {
     const Isa &isa_;
     int64_t positions_ = 0, places_ = 0, tokens_ = 0, last_ = 0;  // last_: a register
     bool complete_ = false, by_position_ = true;
+    int64_t block_ = INT64_MAX, first_short_ = INT64_MAX;  // rows that are computed together, the first register of so many
     const RowLinear *vocabulary_ = nullptr;  // also where it is that of `shared`
     std::vector<Value> register_values_;
     std::vector<int64_t> register_widths_;  // the widest value of each
+    std::vector<bool> register_quantizes_;  // whether any value of it is read quantized
     std::vector<Operation> operations_;
 
     int64_t width_ = 0;  // of the embeddings
@@ -156,32 +173,42 @@ class Layers {
 
 template <class Compute>
 void Layers::run(std::vector<Register> &registers, int64_t n, Compute compute) const {
-    const auto at = [&](int64_t index) -> Register & { return registers[static_cast<size_t>(index)]; };
-    for (const Operation &operation : operations_) {
-        Register &out = at(operation.out);
-        out.stride = round_up(operation.width, kColumns);
-        Rows rows = out.rows();
-        if (operation.kind == Kind::kLayerNorm) {
-            if (!operation.float_output) rows.values = nullptr;
-            if (!operation.quantized_output) rows.quantized = nullptr;
-            isa_.rows->layer_norm(operation.norm, at(operation.in).values.data(), at(operation.in).stride, rows, n);
+    const int64_t blocks = (n - 1) / block_ + 1, rows = round_up((n - 1) / blocks + 1, 6);  // in tiles of six
+    for (size_t first = 0, end; first < operations_.size(); first = end) {
+        end = first;
+        while (end < operations_.size() && operations_[end].by_row()) ++end;
+        if (end == first) {
+            run_operation(operations_[end++], registers, 0, n, compute);
             continue;
         }
-        if (operation.kind == Kind::kActivation || operation.kind == Kind::kScale || operation.kind == Kind::kGated || operation.kind == Kind::kSum) {
-            run_rows(operation, at(operation.in).rows(), operation.residual < 0 ? Rows{} : at(operation.residual).rows(), rows, n);
-            continue;
-        }
-        if (operation.kind == Kind::kLinear) {
-            const float *residual = operation.residual < 0 ? nullptr : at(operation.residual).values.data();
-            operation.linear->run(at(operation.in).rows(), n, operation.relu, residual, out.stride, rows.values, rows.stride);
-        } else {
-            compute(operation, operation.in < 0 ? Rows{} : at(operation.in).rows(), rows);
-            if (operation.width < rows.stride)
-                for (int64_t r = 0; r < n; ++r)
-                    std::fill(rows.values + r * rows.stride + operation.width, rows.values + (r + 1) * rows.stride, 0.0f);
-        }
-        if (operation.quantized_output) isa_.rows->quantize_rows(rows, rows.stride, operation.qparams, n);
+        for (int64_t begin = 0; begin < n; begin += rows)
+            for (size_t i = first; i < end; ++i) run_operation(operations_[i], registers, begin, std::min(rows, n - begin), compute);
     }
+}
+
+template <class Compute>
+void Layers::run_operation(const Operation &operation, std::vector<Register> &registers, int64_t begin, int64_t n, Compute compute) const {
+    const auto at = [&](int64_t index) { return registers[static_cast<size_t>(index)].rows(index < first_short_ ? begin : 0); };
+    registers[static_cast<size_t>(operation.out)].stride = round_up(operation.width, kColumns);
+    Rows rows = at(operation.out);
+    const Rows in = operation.in < 0 ? Rows{} : at(operation.in), residual = operation.residual < 0 ? Rows{} : at(operation.residual);
+    if (operation.kind == Kind::kLayerNorm) {
+        if (!operation.float_output) rows.values = nullptr;
+        if (!operation.quantized_output) rows.quantized = nullptr;
+        isa_.rows->layer_norm(operation.norm, in.values, in.stride, rows, n);
+        return;
+    }
+    if (operation.kind == Kind::kActivation || operation.kind == Kind::kScale || operation.kind == Kind::kGated || operation.kind == Kind::kSum)
+        return run_rows(operation, in, residual, rows, n);
+    if (operation.kind == Kind::kLinear) {
+        operation.linear->run(in, n, operation.relu, residual.values, rows.stride, rows.values, rows.stride);
+    } else {
+        compute(operation, in, rows);
+        if (operation.width < rows.stride)
+            for (int64_t r = 0; r < n; ++r)
+                std::fill(rows.values + r * rows.stride + operation.width, rows.values + (r + 1) * rows.stride, 0.0f);
+    }
+    if (operation.quantized_output) isa_.rows->quantize_rows(rows, rows.stride, operation.qparams, n);
 }
 
 }  // namespace zoo

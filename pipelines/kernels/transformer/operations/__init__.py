@@ -17,6 +17,7 @@ that all instruction sets and the numpy `reference` return the same bits.
 from pipelines.kernels.transformer.operations.attention import (
     Attention,
     CrossAttention,
+    Disentangled,
     HeadNorm,
     QuantizedAttention,
     Rotary,
@@ -76,6 +77,7 @@ __all__ = [
     "Attention",
     "Checked",
     "CrossAttention",
+    "Disentangled",
     "Embedding",
     "Gate",
     "GatedActivation",

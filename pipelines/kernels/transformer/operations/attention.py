@@ -111,6 +111,54 @@ class HeadNorm:
 
 
 @dataclass(frozen=True, eq=False)
+class Disentangled:
+    """Scores of content and relative position (He et al. 2021, "DeBERTa", section 3.1), as codes like those of keys.
+
+        q'[i, j] = rint(q[i, j] a_j / d_i), d_i = max_j |q[i, j] a_j| / 127     k'[t, j], e_t of keys with c_j likewise
+        score[i, t] += d_i sum_j q'[i, j] to_position[row, j] + e_t sum_j k'[t, j] to_content[row, j]
+
+    with row = rows[P - 1 + t - i].
+
+    Attributes:
+        rows: int32 [2 P - 1], row of the tables by the distance of two of at most P tokens.
+        to_position: int8 [heads, R, size], keys of positions, or None.
+        to_position_scale: a, float32 [heads, size], or None.
+        to_content: int8 [heads, R, size], queries of positions, or None.
+        to_content_scale: c, float32 [heads, size], or None.
+    """
+
+    rows: Array
+    to_position: Array | None
+    to_position_scale: Array | None
+    to_content: Array | None
+    to_content_scale: Array | None
+
+    def check(self, where: str, heads: int, size: int) -> None:
+        """Checks the tables.
+
+        Args:
+            where: Name of the operation, for messages.
+            heads: Number of heads.
+            size: Columns of a head.
+
+        Raises:
+            RequestError: They do not fit.
+        """
+        require(where, "rows", self.rows, np.int32, (len(self.rows),))
+        for name in ("to_position", "to_content"):
+            table, scale = getattr(self, name), getattr(self, f"{name}_scale")
+            if table is None:
+                continue
+            count = table.shape[1] if table.ndim == 3 else 0
+            require(where, name, table, np.int8, (heads, count, size))
+            require(where, f"{name}_scale", scale, np.float32, (heads, size))
+            if not np.isfinite(scale).all() or not 0 <= self.rows.min() <= self.rows.max() < count:
+                raise RequestError(f"{where} has positions of {count} rows, and scales or rows that do not fit them")
+        if len(self.rows) % 2 == 0:
+            raise RequestError(f"{where} has rows of {len(self.rows)} distances; expected an odd number")
+
+
+@dataclass(frozen=True, eq=False)
 class QuantizedAttention(Checked):
     """`Attention` in integers, each head of a sentence by its own ranges.
 
@@ -133,6 +181,7 @@ class QuantizedAttention(Checked):
         after: Number of keys after its own that a query attends to, 0 in causal attention; None: all.
         norm: Normalization of queries and keys, or None.
         rotary: Rotary positions, or None.
+        positions: Scores of content and relative position, or None.
     """
 
     input: int
@@ -144,11 +193,13 @@ class QuantizedAttention(Checked):
     after: int | None = None
     norm: HeadNorm | None = None
     rotary: Rotary | None = None
+    positions: Disentangled | None = None
 
     @property
     def longest(self) -> int | None:
         """Maximum number of tokens by the tables of positions; None: any."""
         lengths = [] if self.bias is None else [self.bias.shape[1] // 2 + 1]
+        lengths += [] if self.positions is None else [len(self.positions.rows) // 2 + 1]
         return min([*lengths, *([] if self.rotary is None else [len(self.rotary.cos)])], default=None)
 
     def check(self, where: str, widths: Mapping[int, int]) -> int:
@@ -170,6 +221,8 @@ class QuantizedAttention(Checked):
         for part in (self.norm, self.rotary):
             if part is not None:
                 part.check(where, size)
+        if self.positions is not None:
+            self.positions.check(where, key_heads, size)
         return _attention_width(where, self.heads, self.heads * size, 1)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
+from numpy.typing import NDArray
 
 from pipelines.kernels.transformer.operations import QuantizedAttention
 from pipelines.kernels.transformer.reference.rows import (
@@ -84,6 +87,8 @@ def quantized_attention(x: Floats, operation: QuantizedAttention) -> Floats:
     sums = np.einsum("ihd,thd->hit", np.rint(scaled * inverse), key_codes, dtype=np.float64)  # exact: below 2^53
     scores = sums.astype(np.float32) * factor
     distances = np.arange(n) - np.arange(n)[:, None]
+    for product in _position_scores(queries, keys, operation, distances):
+        scores = scores + product
     if operation.bias is not None:
         scores = scores + operation.bias[:, distances + operation.bias.shape[1] // 2] * LOG2_E
     before, after = (n if side is None else side for side in (operation.before, operation.after))
@@ -93,6 +98,28 @@ def quantized_attention(x: Floats, operation: QuantizedAttention) -> Floats:
     share = np.float32(1) / codes.sum(axis=2, dtype=np.float64).astype(np.float32)
     found: Floats = ((totals * share.T[:, :, None]) * value_scale).reshape(n, -1)
     return found
+
+
+def _position_scores(
+    queries: Floats, keys: Floats, operation: QuantizedAttention, distances: NDArray[np.int64]
+) -> Iterator[Floats]:
+    """Yields the scores of content and relative position, [heads, queries, keys], of `Disentangled`."""
+    part = operation.positions
+    if part is None:
+        return
+    rows = part.rows[distances + len(part.rows) // 2]
+    for x, table, column_scale, order in (
+        (queries, part.to_position, part.to_position_scale, (0, 1, 2)),
+        (keys, part.to_content, part.to_content_scale, (0, 2, 1)),
+    ):
+        if table is None or column_scale is None:
+            continue
+        scaled = x * column_scale
+        scale, inverse = _code_scales(scaled, 2)
+        sums = np.einsum("ihd,hrd->hir", np.rint(scaled * inverse), table, dtype=np.float64).astype(np.float32)
+        products = sums * (scale * LOG2_E).transpose(1, 0, 2)
+        index = rows if order == (0, 1, 2) else rows.T
+        yield np.take_along_axis(products, np.broadcast_to(index, (len(products), *index.shape)), 2).transpose(order)
 
 
 def positioned(x: Floats, operation: QuantizedAttention, scale: Floats | None) -> Floats:

@@ -20,6 +20,7 @@ namespace zoo {
 namespace {
 
 constexpr int64_t kTokensAtOnce = 192;  // texts are encoded together up to so many tokens
+constexpr int64_t kMostKept = 1024;     // tokens whose memory is kept for the next call
 constexpr int64_t kWidth = 16;          // lanes of a sum
 constexpr float kShortest = 1e-12f;     // length of a vector, at least, that is divided by
 
@@ -148,6 +149,20 @@ void TextEncoder::finish(std::vector<float> &x, std::vector<float> &y, float *ou
     std::copy_n(x.data(), width_, out);
 }
 
+std::unique_ptr<Encoding> TextEncoder::take() const {
+    const std::lock_guard<std::mutex> locked(mutex_);
+    if (idle_.empty()) return std::make_unique<Encoding>();
+    std::unique_ptr<Encoding> memory = std::move(idle_.back());
+    idle_.pop_back();
+    return memory;
+}
+
+void TextEncoder::give_back(std::unique_ptr<Encoding> memory) const {
+    if (memory->largest > kMostKept) return;
+    const std::lock_guard<std::mutex> locked(mutex_);
+    idle_.push_back(std::move(memory));
+}
+
 void TextEncoder::compute(const int32_t *tokens, const int32_t *types, const int64_t *first, int64_t count, int64_t threads,
                           float *out) const {
     // Every thread gets the same number of batches, each of about the same number of tokens. Results do not depend on them.
@@ -163,11 +178,11 @@ void TextEncoder::compute(const int32_t *tokens, const int32_t *types, const int
     std::mutex error_mutex;
     on_threads(std::min(threads, number), [&](bool) {
         try {
-            Encoding memory;
+            std::unique_ptr<Encoding> memory = take();
             std::vector<float> x, y;
             for (int64_t batch; (batch = next++) < number;) {
                 const int64_t begin = batches[static_cast<size_t>(batch)], end = batches[static_cast<size_t>(batch) + 1], at = first[begin];
-                const Rows rows = encoder_.encode(memory, tokens + at, first + begin, end - begin, types + at, longest_);
+                const Rows rows = encoder_.encode(*memory, tokens + at, first + begin, end - begin, types + at, longest_);
                 for (int64_t i = begin; pools() && i < end; ++i) {
                     pool(rows, first[i] - at, first[i + 1] - first[i], x);
                     finish(x, y, out + i * width_);
@@ -178,6 +193,7 @@ void TextEncoder::compute(const int32_t *tokens, const int32_t *types, const int
                     finish(x, y, out + i * width_);
                 }
             }
+            give_back(std::move(memory));
         } catch (...) {
             next = number;
             const std::lock_guard<std::mutex> locked(error_mutex);

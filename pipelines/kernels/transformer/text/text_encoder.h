@@ -1,6 +1,8 @@
 // The encoder of a Transformer and what makes one result of each text or token: pooling, layers of a head, normalization (transformer/text/program.py).
 #pragma once
 #include <deque>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -46,6 +48,11 @@ class TextEncoder {
     int64_t types_, longest_, width_;
     std::vector<Pooling> poolings_;
     std::deque<Step> steps_;
+    // Memory of calls that are over: new memory would be cleared by the system, page by page.
+    std::unique_ptr<Encoding> take() const;
+    void give_back(std::unique_ptr<Encoding> memory) const;
+    mutable std::mutex mutex_;
+    mutable std::vector<std::unique_ptr<Encoding>> idle_;
 };
 
 }  // namespace zoo

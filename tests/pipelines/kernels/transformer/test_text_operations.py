@@ -1,6 +1,7 @@
 """Operations of encoders since 2020: RMS norms, gates, rotary positions, grouped heads, windows. All have the reference's bits."""
 
 import dataclasses
+import resource
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from pipelines.kernels import extension
 from pipelines.kernels.transformer import native as programs
 from pipelines.kernels.transformer import program_file, reference
 from pipelines.kernels.transformer.operations import (
+    Disentangled,
     Embedding,
     GatedActivation,
     HeadNorm,
@@ -42,6 +44,19 @@ def rotary(size, turned, theta=100.0):
     return Rotary(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
 
 
+def disentangled(rng, heads, size, to_position=True, to_content=True, reach=20):
+    """Positions of one row a distance up to `reach`, from which on they share it."""
+    rows = np.clip(np.arange(1 - LONGEST, LONGEST), -reach, reach)[::-1] + reach
+
+    def table(there):
+        codes = rng.integers(-127, 128, (heads, 2 * reach + 1, size)).astype(np.int8)
+        return (
+            (codes, rng.uniform(0.5, 2, (heads, size)).astype(np.float32) / np.float32(300)) if there else (None, None)
+        )
+
+    return Disentangled(np.ascontiguousarray(rows, np.int32), *table(to_position), *table(to_content))
+
+
 def program(rng, size=32, heads=4, width=48, hidden=80, types=1, activation="gelu", norm=False, turned=0, **attention):
     """A pre-norm layer with sandwich norms, of random weights, without a table of positions."""
     table = rng.integers(-127, 128, (64, width)).astype(np.int8)
@@ -54,6 +69,8 @@ def program(rng, size=32, heads=4, width=48, hidden=80, types=1, activation="gel
         attention["norm"] = HeadNorm(floats(rng, size) + np.float32(1), floats(rng, size) + np.float32(1), 1e-6)
     if turned:
         attention["rotary"] = rotary(size, turned)
+    if attention.get("positions"):
+        attention["positions"] = disentangled(rng, heads, size, **attention["positions"])
     steps = [
         Embedding(table, np.full(64, 1 / 73, np.float32), floats(rng, types, width), 0, LONGEST),
         rms(0, 1),
@@ -86,6 +103,9 @@ CASES = {
     "part of a head turned": {"size": 48, "turned": 5, "types": 2},
     "causal window": {"before": 33, "after": 0},
     "later keys alone": {"before": 0, "after": 17},
+    "deberta": {"positions": {"to_position": True, "to_content": True}},
+    "content to position alone": {"positions": {"to_content": False}, "size": 16, "before": 40},
+    "position to content alone": {"positions": {"to_position": False, "reach": 3}, "size": 48},
     "own key alone": {"before": 0, "after": 0, "size": 16},
 }
 LENGTHS = [1, 2, 3, 15, 16, 17, 40, 67, 130, LONGEST]
@@ -159,6 +179,29 @@ def test_results_of_tokens_do_not_depend_on_batch_order_or_threads(rng, tmp_path
         assert np.array_equal(together[end - length : end], alone)
 
 
+def test_long_texts_take_memory_that_grows_with_their_length(rng):
+    made = program(rng, before=16, after=16)
+    steps = [dataclasses.replace(made.encoder.operations[0], longest=20_000), *made.encoder.operations[1:]]
+    encoder = programs.compile_texts(dataclasses.replace(made, encoder=EncoderProgram(steps)))
+    ids = rng.integers(0, 64, 20_000).astype(np.int32)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    encoder.compute(ids, np.zeros_like(ids), np.array([len(ids)]), 1)
+    added = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert added < 150_000  # KiB; one square of float32 scores takes 1.6 million
+
+
+def test_rows_that_pass_together_do_not_change_the_result(rng):
+    made = program(rng, turned=16)
+    encoder = programs.compile_texts(made)
+    ids = rng.integers(0, 64, 3 * LONGEST).astype(np.int32)
+    none, lengths = np.zeros_like(ids), np.array([LONGEST, 100, 200, LONGEST])
+    found = encoder.compute(ids, none, lengths, 1)
+    for row, end, length in zip(found, np.cumsum(lengths), lengths, strict=True):
+        part = ids[end - length : end]
+        assert np.array_equal(row, encoder.compute(part, none[:length], np.array([length]), 1)[0])
+        assert row.tobytes() == text_reference.compute(made, part, none[:length]).tobytes()
+
+
 def test_a_window_equals_attention_to_the_keys_in_it(rng):
     x = floats(rng, 50, 8 * 32)
     seen = reference.quantized_attention(x, QuantizedAttention(0, 4, 1, key_heads=2, before=50, after=50))
@@ -166,6 +209,19 @@ def test_a_window_equals_attention_to_the_keys_in_it(rng):
     own = reference.quantized_attention(x, QuantizedAttention(0, 4, 1, key_heads=2, before=0, after=0))
     values = np.repeat(x[:, 6 * 32 :].reshape(50, 2, 32), 2, axis=1).reshape(50, -1)
     assert np.abs(own - values).max() < 0.02 * np.abs(values).max()
+
+
+def test_scores_of_relative_positions_are_near_those_in_floats(rng):
+    x, part = floats(rng, 40, 6 * 32), disentangled(rng, 2, 32)
+    query, key, value = (each.reshape(40, 2, 32) for each in np.split(x, 3, axis=1))
+    rows = part.rows[np.arange(40) - np.arange(40)[:, None] + len(part.rows) // 2]
+    a, b = part.to_position * part.to_position_scale[:, None], part.to_content * part.to_content_scale[:, None]
+    scores = np.einsum("ihd,thd->hit", query, key) + np.einsum("ihd,hitd->hit", query, a[:, rows])
+    weights = np.exp(scores + np.einsum("thd,hitd->hit", key, b[:, rows]))
+    expected = np.einsum("hit,thd->ihd", weights / weights.sum(axis=2, keepdims=True), value).reshape(40, -1)
+    found = reference.quantized_attention(x, QuantizedAttention(0, 2, 1, positions=part))
+    plain = reference.quantized_attention(x, QuantizedAttention(0, 2, 1))
+    assert np.linalg.norm(found - expected) < 0.06 * np.linalg.norm(expected) < 0.5 * np.linalg.norm(plain - expected)
 
 
 def test_rotary_positions_leave_products_of_equal_distance_alike(rng):
