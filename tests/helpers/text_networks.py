@@ -185,6 +185,30 @@ CONFIGS = {
         "share_att_key": True,
         "type_vocab_size": 0,
     },
+    "roformer": {
+        **SIZES,
+        "model_type": "roformer",
+        "architectures": ["RoFormerModel"],
+        "embedding_size": 16,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+        "max_position_embeddings": 2048,
+        "num_hidden_layers": 3,
+        "rotary_value": False,
+        "type_vocab_size": 2,
+    },
+    "jina_embeddings_v3": {
+        **SIZES,
+        "model_type": "jina_embeddings_v3",
+        "architectures": ["JinaEmbeddingsV3Model"],
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-5,
+        "max_position_embeddings": 8194,
+        "num_hidden_layers": 3,
+        "pad_token_id": 1,
+        "rope_parameters": {"rope_theta": 20000.0, "rope_type": "default"},
+        "type_vocab_size": 1,
+    },
     "t5": {
         "model_type": "t5",
         "architectures": ["T5EncoderModel"],
@@ -252,6 +276,8 @@ def randomize(network):
     """Weights large enough that all parts show."""
     with torch.no_grad():
         for name, parameter in network.named_parameters():
+            if not parameter.requires_grad:  # a table of RoFormer
+                continue
             spread = 0.1 if parameter.ndim == 1 else 1.2 / parameter.shape[-1] ** 0.5
             parameter.copy_(torch.randn_like(parameter) * spread + (parameter.ndim == 1 and "bias" not in name))
 

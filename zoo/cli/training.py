@@ -226,6 +226,9 @@ def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> 
     help="Text encoders: also build int8, calibrated on texts that ship, and print its quality on others. "
     "[default: --int8]",
 )
+@click.option(
+    "--task", default=None, help="Sentence encoders with adapters of tasks: the task, such as retrieval.query."
+)
 @as_json
 def import_model(source: str, output: str | None, as_json: bool, **options: Any) -> None:
     """Import a model of another toolkit as a model folder.

@@ -17,7 +17,7 @@ from zoo.texts.importers import sentence_modules
 from zoo.texts.importers.sentence_modules import CONFIG, MODULES, SETTINGS
 from zoo.texts.importers.sentence_modules import read_object as _json
 from zoo.texts.models import weights
-from zoo.texts.models.architectures import MODEL_TYPES
+from zoo.texts.models.architectures import MODEL_TYPES, architecture_of
 from zoo.texts.models.architectures.base import ConfigFile
 from zoo.texts.models.config import ModelConfig
 from zoo.texts.models.head import Head
@@ -84,15 +84,15 @@ def importer(head: Head | None) -> Importer:
         return name if known and not has_task else ""
 
     def write(
-        path: Path, output: Path, *, format: str, pooling: str = "", normalize: bool = False
+        path: Path, output: Path, *, format: str, pooling: str = "", normalize: bool = False, task: str = ""
     ) -> tuple[dict[str, Any], list[CardFile]]:
-        return _write(path, output, head, pooling, normalize)
+        return _write(path, output, head, pooling, normalize, task)
 
-    return Importer({name: description}, recognize, write, () if head else ("pooling", "normalize"), PATTERNS)
+    return Importer({name: description}, recognize, write, () if head else ("pooling", "normalize", "task"), PATTERNS)
 
 
 def _write(
-    path: Path, output: Path, head: Head | None, pooling: str, normalize: bool
+    path: Path, output: Path, head: Head | None, pooling: str, normalize: bool, task: str
 ) -> tuple[dict[str, Any], list[CardFile]]:
     """Copies the files of a model to `output`; returns the details of its card and the files.
 
@@ -105,7 +105,7 @@ def _write(
     errors: list[str] = []
     features: dict[str, Any] = {}
     try:
-        features = read_features(path, config, head, pooling, normalize)
+        features = read_features(path, config, head, pooling, normalize, task)
     except RequestError as error:
         errors.append(str(error))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -150,7 +150,12 @@ def _write(
 
 
 def read_features(
-    path: Path, config: Mapping[str, Any], head: Head | None, pooling: str = "", normalize: bool = False
+    path: Path,
+    config: Mapping[str, Any],
+    head: Head | None,
+    pooling: str = "",
+    normalize: bool = False,
+    task: str = "",
 ) -> dict[str, Any]:
     """Reads the features of a model for its card.
 
@@ -160,6 +165,7 @@ def read_features(
         head: Head of the network; None: a sentence encoder.
         pooling: Pooling of a folder without one, one of `POOLINGS`; "": that of the folder.
         normalize: Whether embeddings are L2-normalized in any case.
+        task: Task whose adapter is merged into the weights; "" for none. Its prompt, if it has one, is the default.
 
     Returns:
         {"form", "max_length", "lower"} and those of the head; with prompts also "prompts" and "prompt", and
@@ -171,12 +177,14 @@ def read_features(
     kind = str(config["model_type"])
     if kind not in MODEL_TYPES:
         parts = UNSUPPORTED.get(kind, "unsupported parts")
-        named = f"found {architecture}: " if (architecture := _architecture(config)) else ""
+        named = f"found {name}: " if (name := _architecture(config)) else ""
         raise RequestError(f"{named}{kind} has {parts}; known are {', '.join(MODEL_TYPES)}")
     if head is None:
         _require_encoder(path, config)
-    architecture = MODEL_TYPES[kind]
-    network = architecture.read(ConfigFile(config))
+    architecture = architecture_of(config)
+    if task and not config.get("lora_adaptations"):
+        raise RequestError(f"it has no adapters of tasks (lora_adaptations in {CONFIG}); found --task {task}")
+    network = architecture.read(ConfigFile({**config, "task": task or None}))
     modules = sentence_modules.read_modules(path)
     transformer = _json(path / sentence_modules.folder_of(modules, "Transformer") / "sentence_bert_config.json")
     settings = _json(path / SETTINGS)
@@ -203,7 +211,8 @@ def read_features(
     if head:
         features |= head.features(path, _network_folder(path), config)
     if prompts:
-        features |= {"prompts": prompts, "prompt": str(settings.get("default_prompt_name") or "")}
+        default = task if task in prompts else str(settings.get("default_prompt_name") or "")
+        features |= {"prompts": prompts, "prompt": default}
     if (similarity := settings.get("similarity_fn_name")) in SIMILARITIES:
         features["similarity"] = similarity
     return features

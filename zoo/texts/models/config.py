@@ -112,6 +112,19 @@ class Disentangled:
 
 
 @dataclass(frozen=True)
+class Adapter:
+    """Low-rank adapter that is added to the weights (Hu et al. 2022, "LoRA").
+
+    Attributes:
+        index: Which of those in the file.
+        scale: Factor of the products of its matrices.
+    """
+
+    index: int
+    scale: float
+
+
+@dataclass(frozen=True)
 class Dense:
     """Linear layer after the pooling.
 
@@ -126,7 +139,7 @@ class Dense:
     bias: bool = True
 
 
-PARTS = {"attention": Attention, "norm": Norm, "rotary": Rotary, "disentangled": Disentangled}
+PARTS = {"attention": Attention, "norm": Norm, "rotary": Rotary, "disentangled": Disentangled, "adapter": Adapter}
 
 
 @dataclass(frozen=True)
@@ -159,6 +172,7 @@ class ModelConfig:
         disentangled: Disentangled attention, or None.
         bucket_distance: Distance of two tokens from which on relative positions share a bucket.
         alibi: Whether attention has a bias that falls linearly with the distance (Press et al. 2022, "ALiBi").
+        adapter: Low-rank adapter of a task, or None.
         absolute: Whether there is a position embedding.
         gated: Whether feed-forward blocks multiply the activation by a second linear layer (GLU).
         unbiased: Linear layers without a bias, among query, key, value, output, gate, up and down.
@@ -197,6 +211,7 @@ class ModelConfig:
     disentangled: Disentangled | None = None
     bucket_distance: int = 128
     alibi: bool = False
+    adapter: Adapter | None = None
     absolute: bool = True
     gated: bool = False
     unbiased: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ import numpy as np
 
 from pipelines.core.errors import RequestError, one_line, requires
 from zoo.texts.models.architectures.base import Floats
+from zoo.texts.models.config import Adapter
 
 DTYPES = ("F64", "F32", "F16", "BF16")
 
@@ -23,15 +24,16 @@ class TensorFile(Mapping[str, Floats]):
     Args:
         path: The file.
         renamed: Current parts of names by other parts, beside the old ones.
+        adapter: Low-rank adapter that is added to the weights, as torch's parametrizations store it; None for none.
 
     Raises:
         RequestError: The file is damaged or of another format.
     """
 
-    def __init__(self, path: Path, renamed: Mapping[str, str] | None = None) -> None:
+    def __init__(self, path: Path, renamed: Mapping[str, str] | None = None, adapter: Adapter | None = None) -> None:
         with requires(path.name, "int8-zoo[texts]"):
             from safetensors import safe_open
-        self.path = path
+        self.path, self.adapter = path, adapter
         self._last: tuple[str, Floats] = ("", np.empty(0, np.float32))
         try:
             self._file = cast("Any", safe_open(path, "numpy"))
@@ -49,10 +51,24 @@ class TensorFile(Mapping[str, Floats]):
         original = self._names[name]
         if self._last[0] != name:
             try:
-                self._last = name, self._file.get_tensor(original).astype(np.float32, copy=False)
+                self._last = name, self._adapted(original, self._read(original))
             except Exception as error:  # of the library
                 raise self._damaged(error) from error
         return self._last[1]
+
+    def _read(self, original: str) -> Floats:
+        tensor: Floats = self._file.get_tensor(original).astype(np.float32, copy=False)
+        return tensor
+
+    def _adapted(self, original: str, weight: Floats) -> Floats:
+        """Returns W + scale B A for a linear layer, E + scale A B for an embedding; other tensors as they are."""
+        stem = original.removesuffix("original")
+        if self.adapter is None or f"{stem}0.lora_A" not in self._names.values():
+            return weight
+        a, b = (self._read(f"{stem}0.{key}")[self.adapter.index] for key in ("lora_A", "lora_B"))
+        product: Floats = a @ b if len(a) == len(weight) else b @ a
+        adapted: Floats = weight + np.float32(self.adapter.scale) * product
+        return adapted
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -107,7 +107,7 @@ def load_weights(
         RequestError: The file is unreadable, or weights are missing or have other shapes.
     """
     architecture = ARCHITECTURES[config.kind]
-    tensors = TensorFile(path, architecture.renamed)
+    tensors = TensorFile(path, architecture.renamed, config.adapter)
     token = f"{architecture.names['token']}.weight"
     prefix = next((name.removesuffix(token) for name in tensors if name.endswith(token)), "")
     weights: dict[str, Floats] = {}

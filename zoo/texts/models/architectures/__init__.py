@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from zoo.texts.models.architectures import (
     albert,
     bert,
@@ -12,22 +15,29 @@ from zoo.texts.models.architectures import (
     eurobert,
     gemma3,
     gte,
+    jina_bert,
+    jina_v3,
     modernbert,
     mpnet,
     nomic_bert,
     qwen2,
     qwen3,
     roberta,
+    roformer,
     t5,
     xlm_roberta_xl,
 )
+from zoo.texts.models.architectures.base import Architecture
 
 ARCHITECTURES = {
     module.ARCHITECTURE.name: module.ARCHITECTURE
     for module in (
+        jina_bert,
+        jina_v3,
         bert,
         roberta,
         xlm_roberta_xl,
+        roformer,
         electra,
         ernie,
         distilbert,
@@ -44,6 +54,16 @@ ARCHITECTURES = {
         gemma3,
     )
 }
-MODEL_TYPES = {  # by the model_type of transformers
-    model_type: architecture for architecture in ARCHITECTURES.values() for model_type in architecture.model_types
-}
+MODEL_TYPES = tuple(dict.fromkeys(kind for architecture in ARCHITECTURES.values() for kind in architecture.model_types))
+
+
+def architecture_of(config: Mapping[str, Any]) -> Architecture:
+    """Returns the architecture of a network.
+
+    Args:
+        config: Content of its config.json, with one of `MODEL_TYPES`.
+    """
+    architecture: Architecture = next(
+        one for one in ARCHITECTURES.values() if config["model_type"] in one.model_types and one.matches(config)
+    )
+    return architecture

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
-from zoo.texts.models.config import SCALINGS, ModelConfig, Rotary
+from zoo.texts.models.config import SCALINGS, Adapter, ModelConfig, Rotary
 
 Floats = NDArray[np.float32]
 GLOBAL, LOCAL = "full_attention", "sliding_attention"  # kinds of layers in config.json
@@ -70,6 +70,19 @@ class ConfigFile:
         if (value := self.values.get(key)) is not None and value not in expected:
             known = " or ".join(dict.fromkeys(map(repr, expected or (None,))))
             raise RequestError(f"its {key} is {value!r:.60}; expected {known}")
+
+    def adapter(self) -> Adapter | None:
+        """Returns the low-rank adapter of the task that was chosen for the import; None for no task.
+
+        Raises:
+            RequestError: The model has no such task.
+        """
+        task, tasks = self.get("task"), self.get("lora_adaptations", default=[])
+        if task is None:
+            return None
+        if task not in tasks:
+            raise RequestError(f"its tasks are {', '.join(map(str, tasks)) or 'none'}; found --task {task}")
+        return Adapter(tasks.index(task), self.get("lora_alpha", default=1) / self.get("lora_rank", default=4))
 
     def rotary(self, size: int, theta: float, local_theta: float = 0.0) -> Rotary:
         """Returns the rotary positions, from the keys of transformers 5 (`rope_parameters`) or of earlier versions.
@@ -141,6 +154,8 @@ class Architecture:
         trainable: Whether transformers' network has the names of the file, so that it can be fine-tuned.
         adapt: Changes the weights in place, given the configuration, the tensors of the file, and the prefix of their
             names; returns errors.
+        matches: Whether a config.json of one of the model types is of this architecture; the first one of the list is
+            taken.
         renamed: Parts of names in the file by those that other versions of the architecture have.
     """
 
@@ -156,4 +171,5 @@ class Architecture:
     adapt: Callable[[ModelConfig, dict[str, Floats], Mapping[str, Floats], str], list[str]] = (
         lambda config, weights, tensors, prefix: []
     )
+    matches: Callable[[Mapping[str, Any]], bool] = lambda config: True
     renamed: Mapping[str, str] = field(default_factory=dict)
