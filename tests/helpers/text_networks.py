@@ -230,9 +230,11 @@ CONFIGS = {
         "vocab_size": 64,
     },
 }
+HEADS = ("ForSequenceClassification", "ForTokenClassification")
 NATIVE = {  # what transformers itself calls networks of custom code
     "NomicBertModel": {**SIZES, "model_type": "nomic_bert", "num_hidden_layers": 2, "intermediate_size": 256},
     "NewModel": {"model_type": "gte", "rope_scaling": None, "rope_theta": None, "auto_map": None},
+    "NewForSequenceClassification": {"model_type": "gte", "rope_scaling": None, "rope_theta": None, "auto_map": None},
     "Qwen2ForCausalLM": {"is_causal": False, "auto_map": None},
 }
 ABSOLUTE = ("albert", "xlm-roberta-xl")  # a text has other positions after padding
@@ -243,7 +245,8 @@ TEXTS = [*text_models.TEXTS, LONG, "!", "a b " * 100]
 def write(folder, values, modules=(("Pooling", {"pooling_mode_mean_tokens": True}), ("Normalize", {})), seed=0):
     """A folder of a random network as sentence-transformers writes it; returns the network.
 
-    values: content of config.json. modules: (type, config.json) of what is after the network.
+    values: content of config.json. modules: (type, config.json) of what is after the network; None: a network with
+    labels, which transformers writes.
     """
     torch.manual_seed(seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -255,13 +258,17 @@ def write(folder, values, modules=(("Pooling", {"pooling_mode_mean_tokens": True
     if values["model_type"] == "t5":
         network = transformers.T5EncoderModel(config).float().eval()
     else:
-        network = transformers.AutoModel.from_config(config, attn_implementation="eager").float().eval()
+        ends = (end for end in HEADS if str(values["architectures"]).endswith(f"{end}']"))
+        loader = getattr(transformers, f"AutoModel{next(ends, '')}")
+        network = loader.from_config(config, attn_implementation="eager").float().eval()
     randomize(network)
     if (values.get("rope_scaling") or {}).get("type") == "ntk":
-        network.rotary_emb.inv_freq = ntk_frequencies(values)
+        network.base_model.rotary_emb.inv_freq = ntk_frequencies(values)
     network.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(values))
     finish(folder, modules)
+    if modules is None:
+        (folder / "modules.json").unlink()
     return network
 
 
@@ -292,7 +299,7 @@ def finish(folder, modules):
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"})
     )
     listed = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
-    for i, (kind, about) in enumerate(modules, 1):
+    for i, (kind, about) in enumerate(modules or (), 1):
         (folder / f"{i}_{kind}").mkdir()
         (folder / f"{i}_{kind}" / "config.json").write_text(json.dumps(about))
         listed.append({"idx": i, "name": str(i), "path": f"{i}_{kind}", "type": f"sentence_transformers.models.{kind}"})

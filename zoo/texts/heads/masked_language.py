@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import onnx_ir as ir
 
-from zoo.texts.models.architectures.base import ACTIVATIONS
+from zoo.texts.models.architectures.base import ConfigFile
 from zoo.texts.models.config import ModelConfig
 from zoo.texts.models.head import Head, HeadWeights
 
@@ -51,8 +51,7 @@ class MaskedLanguageHead(Head):
             "distilbert": "activation",
             "modernbert": "classifier_activation",
         }
-        name = config.get(keys.get(str(config.get("model_type")), "")) or "gelu"
-        return ACTIVATIONS.get(str(name), "gelu")
+        return ConfigFile(config).activation(keys.get(str(config.get("model_type")), ""))
 
     def weights(self, found: HeadWeights, config: ModelConfig) -> None:
         """See `Head`: "transform", "transform_norm" and "decoder".

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
-from zoo.texts.models.architectures.base import ACTIVATIONS
+from zoo.texts.models.architectures.base import ConfigFile
 from zoo.texts.models.config import LOGITS, ModelConfig
 
 if TYPE_CHECKING:
@@ -117,9 +117,12 @@ class Head(abc.ABC):
 
         Args:
             config: Content of its config.json.
+
+        Raises:
+            RequestError: It is not supported.
         """
-        name = config.get("classifier_activation") if config.get("model_type") == "modernbert" else None
-        return ACTIVATIONS.get(str(name), "gelu") if name else ""
+        is_modernbert = config.get("model_type") == "modernbert"
+        return ConfigFile(config).activation("classifier_activation") if is_modernbert else ""
 
     @abc.abstractmethod
     def outputs(self, config: Mapping[str, Any]) -> int:

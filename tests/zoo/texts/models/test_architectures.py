@@ -125,7 +125,10 @@ def test_tables_of_positions_are_linear_in_the_length():
     [
         ({"hidden_activation": "selu"}, "its activation is selu"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "are scaled by yarn"),
-        ({"architectures": ["ModernBertForSequenceClassification"]}, "modernbert with a classification head"),
+        (
+            {"architectures": ["ModernBertForSequenceClassification"], "classifier_activation": "selu"},
+            "its activation is selu",
+        ),
     ],
 )
 def test_unsupported_settings_are_refused(tmp_path, changes, reason):
@@ -178,6 +181,7 @@ def test_other_settings_of_an_architecture(tmp_path, kind, changes):
         ("gte", {"position_embedding_type": "absolute"}, "its position_embedding_type is 'absolute'; expected 'rope'"),
         ("qwen3", {"auto_map": {"AutoModel": "other.Model"}}, "its custom code other.Model is not known"),
         ("qwen3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "are scaled by yarn"),
+        ("qwen3", {"architectures": ["Qwen3ForSequenceClassification"]}, "qwen3 with a classification head"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "its attn_logit_softcapping is 50.0; expected None"),
         ("albert", {"inner_group_num": 2}, "its inner_group_num is 2; expected 1"),
         ("deberta-v3", {"conv_kernel_size": 3}, "its conv_kernel_size is 3; expected 0"),

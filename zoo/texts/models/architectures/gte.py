@@ -46,4 +46,4 @@ PARTS: dict[str, str | Rows] = {
     "down": "mlp.down_proj",
     "norm": "mlp_ln",
 }
-ARCHITECTURE = Architecture("gte", ("new", "gte"), _read, NAMES, bert.LAYER, PARTS, trainable=False)
+ARCHITECTURE = Architecture("gte", ("new", "gte"), _read, NAMES, bert.LAYER, PARTS, bert.HEAD, trainable=False)
