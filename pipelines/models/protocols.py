@@ -17,8 +17,6 @@ from pipelines.core.errors import RequestError
 from pipelines.data.text import TextForm
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
     from pipelines.models.folder import ModelFolder
     from pipelines.quantization.calibration.table import CalibrationTable
     from pipelines.quantization.recipe import QuantRecipe
@@ -253,15 +251,15 @@ class ShipsSamples(Protocol):
         """
 
     def judged(
-        self, folder: ModelFolder, model: ir.Model, recipe: QuantRecipe, table: CalibrationTable
+        self, folder: ModelFolder, path: Path, recipe: QuantRecipe, table: CalibrationTable
     ) -> tuple[CalibrationTable, dict[str, Any]]:
         """Measures the quality of int8 on other samples of the package, and improves a table where it is low.
 
         Args:
             folder: Model folder.
-            model: Its rewritten graph.
+            path: Its rewritten graph.
             recipe: Quantization options.
-            table: Calibration table of `model`.
+            table: Its calibration table.
 
         Returns:
             The table, and its quality.

@@ -367,17 +367,17 @@ def _rewrite(folder: ModelFolder) -> dict[str, Any]:
 
 def _calibrate(folder: ModelFolder, recipe: QuantRecipe) -> tuple[CalibrationTable, dict[str, Any]]:
     """Returns the calibration table and, on samples of the package, the quality of int8."""
-    from pipelines.quantization.ptq import make_table
+    from pipelines.quantization.ptq import make_table_of_file
 
     _keep_own_data(folder, recipe.observer)
-    model, trained = _graph(folder.path / "rewritten.onnx"), folder.trained
+    path, trained = folder.path / "rewritten.onnx", folder.trained
     if trained is not None and (recipe.observer, recipe.search, recipe.correct) == (trained.observer, False, False):
-        return _trained(folder, trained, model), {}
+        return _trained(folder, trained, _graph(path)), {}
     samples, total = own_samples(folder)
-    table = folder.with_given_ranges(make_table(model, recipe, samples, total))
+    table = folder.with_given_ranges(make_table_of_file(path, recipe, samples, total))
     if not isinstance(folder.entry, ShipsSamples) or (folder.path / SAMPLES).is_file():
         return table, {}
-    table, quality = folder.entry.judged(folder, model, recipe, table)
+    table, quality = folder.entry.judged(folder, path, recipe, table)
     logger.info("%s, int8 calibrated on texts of the package: %s", folder.card.name, quality)
     return table, {"quality": quality}
 

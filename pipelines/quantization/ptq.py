@@ -13,9 +13,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import onnx_ir as ir
 
+from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.progress import progress
 from pipelines.graph import io, large_weights
@@ -70,8 +72,6 @@ def make_table(
     Raises:
         RequestError: See `calibrate` and `correct_layers`.
     """
-    whole = model
-    model, samples = large_weights.used_rows(model, samples)
     clip, factors = search_equalization(model, recipe, samples)[0] if recipe.search else (False, {})
     splitting: Splits = {}
     smoothing: Factors = {}
@@ -84,8 +84,37 @@ def make_table(
     )
     table = replace(table, clip=clip)
     table = within_bound(model, recipe, table, samples) if recipe.bound else table
-    table = correct_table(model, recipe, table, samples, seconds=seconds) if recipe.correct else table
-    return table if model is whole else replace(table, graph=io.digest(whole))
+    return correct_table(model, recipe, table, samples, seconds=seconds) if recipe.correct else table
+
+
+def make_table_of_file(
+    path: Path,
+    recipe: QuantRecipe,
+    samples: Iterable[Batch],
+    total: int | None = None,
+    *,
+    max_memory: str | int = MEMORY,
+    seconds: float | None = None,
+) -> CalibrationTable:
+    """Computes the calibration table of a file: `make_table` on the rows of lookup tables that the samples read.
+
+    Args:
+        path: Float model after the rewrites; it is not in memory meanwhile.
+        recipe: See `make_table`.
+        samples: See `make_table`.
+        total: See `make_table`.
+        max_memory: See `make_table`.
+        seconds: See `make_table`.
+
+    Returns:
+        The calibration table.
+    """
+    model = io.load(path)
+    digest = io.digest(model)
+    model, samples = large_weights.used_rows(model, samples)
+    machine.trim()
+    table = make_table(model, recipe, samples, total, max_memory=max_memory, seconds=seconds)
+    return replace(table, graph=digest)
 
 
 def equalized_table(

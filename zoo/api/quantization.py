@@ -171,7 +171,7 @@ def _calibrate_folder(
         )
     samples = raw_samples(folder, data, "--data", calibration.count, calibration.on_error, calibration.columns)
     recipe = _changed(folder.recipe, changes)
-    table = calibration.table(io.load(folder.ensure("rewritten.onnx")), recipe, samples)
+    table = calibration.table(folder.ensure("rewritten.onnx"), recipe, samples)
     table = folder.with_given_ranges(table)
     return table, table.save(output) if output is not None else stages.set_table(
         folder, table, own_data=data is not None

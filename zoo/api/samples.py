@@ -34,7 +34,7 @@ from pipelines.quantization.calibration.auto_calibration import auto_calibrate
 from pipelines.quantization.calibration.calibrate import MEMORY
 from pipelines.quantization.calibration.effort import effort_of
 from pipelines.quantization.calibration.table import CalibrationTable
-from pipelines.quantization.ptq import make_table
+from pipelines.quantization.ptq import make_table_of_file
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.api.paths import Model, as_list, is_file
 
@@ -408,16 +408,16 @@ class Calibration:
     columns: Sequence[str] = ()
     effort: str = EFFORT
 
-    def table(self, float_model: ir.Model, recipe: QuantRecipe, samples: Samples) -> CalibrationTable:
+    def table(self, path: Path, recipe: QuantRecipe, samples: Samples) -> CalibrationTable:
         """Makes the calibration table of a zoo model by its recipe.
 
         Args:
-            float_model: Float model after the rewrites.
+            path: Float model after the rewrites.
             recipe: Quantization options.
             samples: Result of `samples`.
         """
         total, memory = samples.total, self.max_memory
-        return make_table(float_model, recipe, samples, total, max_memory=memory, seconds=self.seconds)
+        return make_table_of_file(path, recipe, samples, total, max_memory=memory, seconds=self.seconds)
 
     def auto_calibrate(self, float_model: ir.Model, recipe: QuantRecipe, samples: Samples) -> CalibrationTable:
         """Makes the calibration table of an ONNX file; every step is evaluated on held-out samples.

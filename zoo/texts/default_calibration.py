@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -90,22 +91,23 @@ def _batches(tokens: Tokens, inputs: Sequence[str]) -> Iterator[Batch]:
 
 
 def judged(
-    folder: ModelFolder, model: ir.Model, recipe: QuantRecipe, table: CalibrationTable
+    folder: ModelFolder, path: Path, recipe: QuantRecipe, table: CalibrationTable
 ) -> tuple[CalibrationTable, dict[str, Any]]:
     """Measures the quality of int8, and keeps layers in float32 where it is low.
 
     Args:
         folder: Model folder.
-        model: Its rewritten graph.
+        path: Its rewritten graph; it is not in memory meanwhile.
         recipe: Quantization options.
-        table: Calibration table of `model`.
+        table: Its calibration table.
 
     Returns:
         The table, with `keep_float` if that is better, and the quality of it, see `quality`.
     """
     texts = DefaultTexts(folder)
     labels = texts.config.labels
-    small, found = large_weights.used_rows(model, texts.evaluation())
+    small, found = large_weights.used_rows(io.load(path), texts.evaluation())
+    machine.trim()
     batches = list(found)
     exact = _outputs(small, batches)
 
@@ -117,7 +119,7 @@ def judged(
     result = measure(table)
     if not _is_low(result):
         return table, result
-    better = replace(_with_float_layers(texts, model, recipe, table), graph=table.graph)
+    better = replace(_with_float_layers(texts, path, recipe, table), graph=table.graph)
     improved = measure(better)
     if better.keep_float and _order(improved) > _order(result):
         return better, improved | {"float_layers": sorted(better.keep_float), "int8_alone": result}
@@ -125,12 +127,12 @@ def judged(
 
 
 def _with_float_layers(
-    texts: DefaultTexts, model: ir.Model, recipe: QuantRecipe, table: CalibrationTable
+    texts: DefaultTexts, path: Path, recipe: QuantRecipe, table: CalibrationTable
 ) -> CalibrationTable:
     """Returns the table with layers in float32, chosen on the calibration rows."""
     whole = texts.calibration()
     rows = [{name: array[i : i + JUDGED] for name, array in whole.items()} for i in range(0, len(whole[IDS]), JUDGED)]
-    small, found = large_weights.used_rows(model, rows[:: max(len(rows) // JUDGED, 1)][:JUDGED])
+    small, found = large_weights.used_rows(io.load(path), rows[:: max(len(rows) // JUDGED, 1)][:JUDGED])
     batches = list(found)
     metric = OutputSqnr(small, batches, True)
     observation = observe(small, batches, binned=(), quick=True)

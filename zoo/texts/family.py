@@ -15,8 +15,6 @@ from pipelines.quantization.recipe import QuantRecipe
 from zoo.texts.train_config import TrainConfig
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
     from pipelines.core.batches import Batch
     from pipelines.models.folder import ModelFolder
     from pipelines.models.pipeline import Pipeline
@@ -111,12 +109,12 @@ class TextFamily(
         return DefaultTexts(folder).calibration()
 
     def judged(
-        self, folder: ModelFolder, model: ir.Model, recipe: QuantRecipe, table: CalibrationTable
+        self, folder: ModelFolder, path: Path, recipe: QuantRecipe, table: CalibrationTable
     ) -> tuple[CalibrationTable, dict[str, Any]]:
         """See `ShipsSamples` and `zoo.texts.default_calibration.judged`."""
         from zoo.texts.default_calibration import judged
 
-        return judged(folder, model, recipe, table)
+        return judged(folder, path, recipe, table)
 
     def handler(self) -> type[Handler]:
         """See `Servable`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +20,8 @@ class TensorFile(Mapping[str, Floats]):
     """Float32 tensors of a safetensors file by name, read when they are asked for.
 
     Tensors of other dtypes than float64, float32, float16 and bfloat16 are ignored. Old parameter names (gamma, beta)
-    are translated. The last tensor is kept, as several layers may be stored in one.
+    are translated. Tensors of float32 are maps of the file; of others the last one is kept, as several layers may be
+    stored in one.
 
     Args:
         path: The file.
@@ -39,6 +41,9 @@ class TensorFile(Mapping[str, Floats]):
             self._file = cast("Any", safe_open(path, "numpy"))
             names = list(self._file.keys())
             names = [name for name in names if self._file.get_slice(name).get_dtype() in DTYPES]
+            self._content = np.memmap(path, np.uint8, "c")  # changes of an array do not reach the file
+            self._start = 8 + int.from_bytes(self._content[:8].tobytes(), "little")
+            self._header = json.loads(self._content[8 : self._start].tobytes())
         except Exception as error:  # the library's own class, or OSError
             raise self._damaged(error) from error
         current = {".gamma": ".weight", ".beta": ".bias", **(renamed or {})}
@@ -49,6 +54,9 @@ class TensorFile(Mapping[str, Floats]):
 
     def __getitem__(self, name: str) -> Floats:
         original = self._names[name]
+        if (about := self._header[original])["dtype"] == "F32":
+            begin, end = (self._start + offset for offset in about["data_offsets"])
+            return np.asarray(self._content[begin:end].view("<f4")).reshape(about["shape"])
         if self._last[0] != name:
             try:
                 self._last = name, self._adapted(original, self._read(original))
