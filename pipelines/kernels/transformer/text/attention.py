@@ -1,4 +1,10 @@
-"""Maps attention of text encoders: normalized and rotated heads, grouped keys, windows and biases by distance."""
+"""Maps attention of text encoders: normalized and rotated heads, grouped keys, windows and biases by distance.
+
+rotary       Add, Mul, Neg, Concat, Slice of columns and of tables by position, identified by their results
+grouped keys Reshape(Expand(Unsqueeze(heads)))
+masks        any function of key - query, computed for all distances at once: a window, and a bias within it
+positions    GatherElements(MatMul(queries or keys, table), row by distance), as DeBERTa's
+"""
 
 from __future__ import annotations
 
@@ -11,7 +17,7 @@ import onnx_ir as ir
 from pipelines.graph import edit, query
 from pipelines.kernels.transformer.mapping.from_graph import MASKED, GraphMapper
 from pipelines.kernels.transformer.mapping.values import PROBE, Array, Heads, LinearLayer, concatenate
-from pipelines.kernels.transformer.operations import HeadNorm, QuantizedAttention, Rotary
+from pipelines.kernels.transformer.operations import Disentangled, HeadNorm, QuantizedAttention, Rotary
 
 ROTATION = ("Add", "Sub", "Mul", "Neg", "Concat", "Slice", "Split")  # operators of rotary positions
 LONGEST = 8192  # tokens, where no table of the graph limits a text
@@ -38,12 +44,30 @@ class _Operand:
     rotary: Rotary | None
 
 
+@dataclass(frozen=True)
+class _PositionPart:
+    """Scores of content and relative position.
+
+    Attributes:
+        by_query: Whether the content is that of queries; else of keys.
+        content: Queries or keys, in heads.
+        table: Keys or queries of positions, float32 [heads, size, rows].
+        index: Row of each query and key, by their distance.
+    """
+
+    by_query: bool
+    content: ir.Value
+    table: Array
+    index: ir.Value
+
+
 class AttentionMapper(GraphMapper):
     """Maps attention to `QuantizedAttention`."""
 
     def __init__(self, model: ir.Model, names: tuple[str, ...], memory: str) -> None:
         super().__init__(model, names, memory)
         self._by_tokens: dict[ir.Value, bool] = {}
+        self._position_rows: dict[ir.Value, Array] = {}
         self._rotaries: dict[tuple[ir.Value, ...], Rotary] = {}
         self._masks: dict[tuple[ir.Value, ...], tuple[int | None, int | None, Array | None]] = {}
 
@@ -61,6 +85,8 @@ class AttentionMapper(GraphMapper):
             self.refuse(value, "its queries, keys and values read different values")
         if (queries.norm is None) != (keys.norm is None) or queries.rotary is not keys.rotary:
             self.refuse(value, "its queries and keys are normalized or rotated differently")
+        parts = [part for mask in masks if (part := self._position_part(mask)) is not None]
+        masks = [mask for mask in masks if self._position_part(mask) is None]
         factor = scale * queries.scale * keys.scale
         norm = None
         if queries.norm is not None and keys.norm is not None:
@@ -69,6 +95,10 @@ class AttentionMapper(GraphMapper):
         merged = self._linear(concatenate(*layers))
         longest = self._longest() if queries.rotary is None else len(queries.rotary.cos)
         before, after, bias = self._by_distance(value, masks, heads.count, longest)
+        positions = None
+        if parts:
+            contents = self.skip_qdq(scores.inputs[0]), self._untransposed(scores.inputs[1])
+            positions = self._disentangled(value, parts, contents, heads, factor, longest)
         out = self._append(
             QuantizedAttention,
             merged,
@@ -79,10 +109,76 @@ class AttentionMapper(GraphMapper):
             after=after,
             norm=norm,
             rotary=queries.rotary,
+            positions=positions,
         )
         if heads.padded_size != heads.size:
             self.heads[out] = heads
         return out
+
+    def _position_part(self, value: ir.Value | None) -> _PositionPart | None:
+        """Matches scores of content and relative position: GatherElements(MatMul(content, table), index)."""
+        node = self.skip_qdq(value).producer()
+        by_query = not query.is_op(node, "Transpose")
+        if node is not None and not by_query:
+            if list(node.attributes.get_ints("perm", [])) != [0, 1, 3, 2]:
+                return None
+            node = self.skip_qdq(node.inputs[0]).producer()
+        if node is None or not query.is_op(node, "GatherElements") or node.attributes.get_int("axis", 0) not in (-1, 3):
+            return None
+        products = self.skip_qdq(node.inputs[0]).producer()
+        table = self.constant(products.inputs[1]) if products is not None and query.is_op(products, "MatMul") else None
+        if products is None or table is None or table.ndim != 3:
+            return None
+        index = self.skip_qdq(node.inputs[1])
+        expand = index.producer()
+        if expand is not None and query.is_op(expand, "Expand"):
+            index = self.skip_qdq(expand.inputs[0])
+        return _PositionPart(by_query, self.skip_qdq(products.inputs[0]), table.astype(np.float32), index)
+
+    def _untransposed(self, keys: ir.Value | None) -> ir.Value:
+        """Returns the value before a Transpose of the last two axes."""
+        value = self.skip_qdq(keys)
+        node = value.producer()
+        swapped = query.is_op(node, "Transpose") and node is not None
+        return self.skip_qdq(node.inputs[0]) if swapped and node is not None else value
+
+    def _disentangled(
+        self,
+        value: ir.Value,
+        parts: list[_PositionPart],
+        contents: tuple[ir.Value, ir.Value],
+        heads: Heads,
+        factor: float,
+        longest: int,
+    ) -> Disentangled:
+        """Returns the tables of relative positions as codes; `factor` was folded into the layer of the queries."""
+        tables: dict[bool, tuple[Array, Array]] = {}
+        rows: Array | None = None
+        for part in parts:
+            found = self._rows_by_distance(value, part.index, longest)
+            if part.content is not contents[not part.by_query] or part.by_query in tables:
+                self.refuse(value, "its scores of positions read other values than its queries and keys")
+            if rows is not None and not np.array_equal(rows, found):
+                self.refuse(value, "its scores of positions have other rows for queries than for keys")
+            rows = found
+            columns = part.table.transpose(0, 2, 1) / np.float32(factor if part.by_query else 1)  # [heads, rows, size]
+            columns = np.pad(columns, [(0, 0), (0, 0), (0, heads.padded_size - heads.size)])
+            largest = np.abs(columns).max(axis=1)
+            scale = np.where(largest > 0, largest / np.float32(127), np.float32(1)).astype(np.float32)
+            tables[part.by_query] = np.rint(columns / scale[:, None]).astype(np.int8), scale
+        assert rows is not None
+        if len({table.shape[1] for table, _ in tables.values()}) > 1:
+            self.refuse(value, "its scores of positions have tables of different lengths")
+        return Disentangled(rows, *tables.get(True, (None, None)), *tables.get(False, (None, None)))
+
+    def _rows_by_distance(self, value: ir.Value, index: ir.Value, longest: int) -> Array:
+        """Returns the row of relative positions by distance, int32 [2 P - 1]."""
+        if index not in self._position_rows:
+            row = self._distance_row(value, index, longest)
+            if row is None or len(row) != 1:
+                self.refuse(value, "its scores of positions are of more than the distance of tokens")
+            self._position_rows[index] = row[0].astype(np.int32)
+        return self._position_rows[index]
 
     def _head_norm(
         self,
@@ -259,8 +355,8 @@ class AttentionMapper(GraphMapper):
         self._rotaries[key] = rotary
         return x, rotary
 
-    def _rows_of(self, values: Sequence[ir.Value]) -> Iterator[int]:
-        """Yields the number of rows of each constant table from which values are computed."""
+    def _rows_of(self, values: Sequence[ir.Value], least: int = 2) -> Iterator[int]:
+        """Yields the number of rows of each constant table, of `least` axes, from which values are computed."""
         waiting, seen = list(values), set[ir.Value]()
         while waiting:
             value = waiting.pop()
@@ -269,8 +365,8 @@ class AttentionMapper(GraphMapper):
             seen.add(value)
             array = self.constant(value)
             if array is not None:
-                if array.ndim > 1:
-                    yield array.shape[-2]
+                if array.ndim >= least:
+                    yield array.shape[-2] if array.ndim > 1 else len(array)
             elif (node := value.producer()) is not None:
                 waiting += [x for x in node.inputs if x is not None]
 
@@ -334,7 +430,7 @@ class AttentionMapper(GraphMapper):
                 self.refuse(value, "its mask hides tokens, or is of more than their distance")
             return None
         # a table by distance, from the furthest key before a query to the furthest after it
-        tables = [(rows + 1) // 2 for rows in self._rows_of([mask]) if rows % 2]
+        tables = [(rows + 1) // 2 for rows in self._rows_of([mask], 1) if rows % 2 and rows > 1]
         length = min([longest, *tables])
         part = edit.extract(
             self.model, [*self.names, *(str(each.name) for each in distances)], [str(self.skip_qdq(mask).name)]

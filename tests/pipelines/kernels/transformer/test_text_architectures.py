@@ -11,7 +11,7 @@ from pipelines.kernels.transformer.operations import QuantizedAttention
 from pipelines.kernels.transformer.text import reference
 from pipelines.kernels.transformer.text.from_graph import text_program
 from zoo.texts.export.freeze import export
-from zoo.texts.models.config import Attention, Dense, ModelConfig, Norm, Rotary
+from zoo.texts.models.config import Attention, Dense, Disentangled, ModelConfig, Norm, Rotary
 from zoo.texts.models.weights import shapes
 
 pytestmark = pytest.mark.skipif(not extension.isas(), reason="there are no kernels")
@@ -53,6 +53,16 @@ CASES = {
         "buckets": 8,
         "attention": Attention(local=(1,), window=16),
         "pooling": "weighted_mean",
+    },
+    "deberta": {
+        "absolute": False,
+        "disentangled": Disentangled(30, buckets=16),
+        "attention": Attention(scale=48**0.5),
+    },
+    "content to position alone": {
+        "absolute": False,
+        "disentangled": Disentangled(30, to_content=False, shared=True),
+        "attention": Attention(scale=32**0.5),
     },
     "narrow embeddings": {"embedding": 32, "pooling": "mean_sqrt_len", "distinct_layers": 1},
 }
