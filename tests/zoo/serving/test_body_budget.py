@@ -20,6 +20,7 @@ from zoo.serving.handlers.base import INFER, RUN, Handler
 from zoo.serving.handlers.ranking import RANK
 from zoo.serving.protocol import responses
 from zoo.serving.protocol.content_encoding import decompress
+from zoo.serving.protocol.text_apis import COHERE_EMBED, DECODE, EMBEDDINGS, TOKENIZE
 from zoo.serving.workers.channel import Job
 from zoo.serving.workers.model_loader import ServedModel
 
@@ -318,7 +319,7 @@ def measured(handler: Handler, job: Job, encoding: str) -> tuple[float, float, s
         else:
             parsed = handler._parse(job)
             if parsed.error is not None:
-                assert parsed.error.status in (400, 413), parsed.error.body
+                assert parsed.error.status in (400, 413, 422), parsed.error.body
                 said = parsed.error.body.decode()
     except RequestError as error:
         said = str(error)
@@ -345,6 +346,36 @@ def test_small_bodies_keep_the_budget(handlers: Callable[[str], Handler], name: 
         names = [column.name for column in features.schema.columns if column.kind not in ("label", "weight")]
     bodies = ((RUN, *each) for each in BODIES[name](names))
     wrong = [about for each in bodies if (about := held(handler, *each))]
+    assert not wrong, "\n".join(wrong)
+
+
+def text_apis() -> Iterator[tuple[str, str, bytes, str]]:
+    """Bodies of OpenAI's, text-embeddings-inference's and Cohere's APIs."""
+    for verb, head, tail in (
+        (EMBEDDINGS, b'{"input": "', b'"}'),
+        (EMBEDDINGS, b'{"chunk": 80, "stride": 40, "input": "', b'"}'),
+        (EMBEDDINGS, b'{"input": ["a", "b"], "prompt": "', b'"}'),
+        (TOKENIZE, b'{"inputs": "', b'"}'),
+    ):
+        for part in (b"a", b"a ", "\u96ea".encode()):
+            yield from ((verb, JSON, *each) for each in both(part, head, tail))
+    for verb, head, part, tail in (
+        (EMBEDDINGS, b'{"input": [', b'"a b c",', b'"a"]}'),
+        (EMBEDDINGS, b'{"prompt": "' + b"a " * 200_000 + b'", "input": [', b'"a",', b'"a"]}'),
+        (EMBEDDINGS, b'{"chunk": 20, "stride": 17, "input": [', b'"' + b"a b c " * 800 + b'",', b'"a"]}'),
+        (EMBEDDINGS, b'{"input": [', b"[2, 5, 3],", b"[2, 5, 3]]}"),
+        (TOKENIZE, b'{"inputs": [', b'"' + b"a b " * 4000 + b'",', b'"a"]}'),
+        (TOKENIZE, b'{"inputs": [', b'"a",', b'"a"]}'),
+        (DECODE, b'{"ids": [', b"5,", b"5]}"),
+        (DECODE, b'{"ids": [', b"[5],", b"[5]]}"),
+        (COHERE_EMBED, b'{"texts": [', b'"a b c",', b'"a"]}'),
+    ):
+        yield from ((verb, JSON, *each) for each in both(part, head, tail))
+
+
+@pytest.mark.slow
+def test_small_bodies_of_text_apis_keep_the_budget(handlers: Callable[[str], Handler]) -> None:
+    wrong = [about for each in text_apis() if (about := held(handlers(TEXTS), *each))]
     assert not wrong, "\n".join(wrong)
 
 

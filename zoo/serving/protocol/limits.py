@@ -51,7 +51,7 @@ VALUES = Limit("values", 1 << 21, 2)  # of JSON, or cells of rows
 ROWS = Limit("rows", 1 << 18, 1)
 ITEMS = Limit("items", 100_000, 0)  # to rank, as rows
 TEXT = Limit("bytes of text", 1 << 21, 4)  # to tokenize, or in the cells of a table
-DIVIDED = Limit("characters to divide into chunks", 1 << 19, 0)
+UNTRUNCATED = Limit("characters to tokenize without truncation", 1 << 19, 0)
 TABLE = Limit("decompressed bytes", 64 << 20, 4)  # of an Arrow or Parquet table
 PIXELS = Limit("pixels", 10_000_000, 10)  # of all images, see `decoding_cost`
 

@@ -93,7 +93,7 @@ class Embeddings(EmbeddingApi):
         texts = [sample for sample in samples if isinstance(sample, str)]
         if len(texts) < len(samples):
             raise RequestError("found tokens as input and chunk, expected texts")
-        limits.DIVIDED.require(sum(map(len, texts)), job.received_bytes)
+        limits.UNTRUNCATED.require(sum(map(len, texts)), job.received_bytes)
         prefix = self.pipeline.prompt if prompt is None else prompt
         return divide(self.pipeline.tokenizer, texts, Chunking(size, stride or 0), prefix, MAX_TEXTS)
 

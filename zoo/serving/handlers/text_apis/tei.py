@@ -18,6 +18,7 @@ from pipelines.core.errors import RequestError, one_line
 from zoo.serving.handlers.base import parse_json
 from zoo.serving.handlers.text_apis.api import EmbeddingApi, RankingApi, Sample, TextApi, flat, require_limits
 from zoo.serving.handlers.text_apis.openai import inputs
+from zoo.serving.protocol import limits
 from zoo.serving.protocol.fields import Fields
 from zoo.serving.protocol.text_apis import EmptyBatch, Unprocessable, WrongTask
 from zoo.serving.workers.channel import Job
@@ -291,6 +292,7 @@ class Tokenize(TeiApi):
         if not texts:
             raise EmptyBatch("`inputs` cannot be empty")
         require_limits(texts, job)
+        limits.UNTRUNCATED.require(sum(map(len, texts)), job.received_bytes)
         prompt, special = self.named_prompt(fields), fields.flag("add_special_tokens", True)
         prefix = self.pipeline.prompt if prompt is None else prompt
         most = MAX_CHARACTERS * self.pipeline.max_length
