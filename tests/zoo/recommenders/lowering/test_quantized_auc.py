@@ -100,9 +100,9 @@ def test_tables_of_four_bits_keep_the_auc(trained, monkeypatch):
 
 def test_the_bound_chooses_the_bits_of_every_table(trained):
     chosen = {}
-    for bound in (1.0, 0.003, 1e-6):
+    for bound in (1.0, 0.006, 1e-6):
         tables = unfolded(trained, bound)[1]
-        assert all(table["change"] <= bound for table in tables)
+        assert all(table["change"] <= bound / 2 for table in tables)  # the other half is for what layers add
         chosen[bound] = [table["bits"] for table in tables]
     assert set(chosen[1.0]) == {2} and set(chosen[1e-6]) == {16}
-    assert len(set(chosen[0.003])) > 1 and all(2 < bits < 16 for bits in chosen[0.003])
+    assert len(set(chosen[0.006])) > 1 and all(2 < bits < 16 for bits in chosen[0.006])
