@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pipelines.rewrites.push_transposes import PushTransposes
     from pipelines.rewrites.remove_dead_branches import RemoveDeadBranches
     from pipelines.rewrites.reshape_chains import ReshapeChains
+    from pipelines.rewrites.share_weights import ShareWeights
     from pipelines.rewrites.shared import SHARED, file_passes
     from pipelines.rewrites.simplify_concat import SimplifyConcat
     from pipelines.rewrites.widen_half import WidenHalf
@@ -49,6 +50,7 @@ __all__ = [
     "ReshapeChains",
     "Rewrite",
     "RewriteReport",
+    "ShareWeights",
     "SimplifyConcat",
     "WidenHalf",
     "file_passes",
@@ -76,6 +78,7 @@ _MODULES = {
     "PushTransposes": "push_transposes",
     "RemoveDeadBranches": "remove_dead_branches",
     "ReshapeChains": "reshape_chains",
+    "ShareWeights": "share_weights",
     "SHARED": "shared",
     "file_passes": "shared",
     "SimplifyConcat": "simplify_concat",

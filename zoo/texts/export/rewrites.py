@@ -9,6 +9,7 @@ from pipelines.rewrites.driver import Rewrite
 from pipelines.rewrites.fold_batch_norm import FoldBatchNorm
 from pipelines.rewrites.fold_scale import FoldScale
 from pipelines.rewrites.merge_siblings import MergeSiblings
+from pipelines.rewrites.share_weights import ShareWeights
 from pipelines.rewrites.shared import SHARED
 
 OWN = (MergeSiblings, FoldBatchNorm)  # siblings are split; weights of RMS norms stay in the norms, as kernels fuse them
@@ -18,6 +19,12 @@ def passes(preprocessing: Mapping[str, Any] | None = None) -> list[Rewrite]:
     """Returns the rewrites from fp32.onnx to rewritten.onnx, in order; Q, K and V are merged into one layer.
 
     Args:
-        preprocessing: Features of the card, which have no influence.
+        preprocessing: Features of the card; merged weights of layers that repeat are stored once.
     """
-    return [*(rewrite() for rewrite in SHARED if rewrite not in OWN), FoldScale(), MergeSiblings(split=True)]
+    common: list[Rewrite] = [
+        *(rewrite() for rewrite in SHARED if rewrite not in OWN),
+        FoldScale(),
+        MergeSiblings(split=True),
+    ]
+    repeats = ((preprocessing or {}).get("form") or {}).get("distinct_layers")
+    return [*common, ShareWeights()] if repeats else common

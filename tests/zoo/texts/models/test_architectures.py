@@ -4,6 +4,7 @@ import json
 from dataclasses import fields
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
@@ -243,3 +244,13 @@ def test_public_configurations_at_smaller_sizes(tmp_path, shared, name):
     found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
     expected = [text_networks.hidden(network, text).mean(axis=0) for text in TEXTS]
     assert np.abs(found - text_networks.unit(np.stack(expected))).max() < 1e-5
+
+
+def test_merged_weights_of_layers_that_repeat_are_stored_once(tmp_path):
+    text_networks.write(tmp_path / "theirs", CONFIGS["albert"])
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    freeze(tmp_path / "ours")
+    zoo.rewrite(tmp_path / "ours")
+    model = onnx.load(tmp_path / "ours/rewritten.onnx")
+    merged = [x.name for x in model.graph.initializer if x.name.endswith(".merged.weight")]
+    assert len(merged) == CONFIGS["albert"]["num_hidden_groups"]
