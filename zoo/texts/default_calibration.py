@@ -41,7 +41,6 @@ SHARE, MINIMUM = 0.01, 0.97  # largest share of texts of cosines below `metrics.
 AGREEMENT = 0.98
 GOAL = 30.0  # dB of SQNR up to which layers stay in float32
 JUDGED = 4  # batches of calibration rows on which layers are chosen
-Floats = NDArray[np.float32]
 logger = logging.getLogger(__name__)
 
 
@@ -55,10 +54,10 @@ class DefaultTexts:
     def __init__(self, folder: ModelFolder) -> None:
         features = folder.preprocessing
         self.config = ModelConfig.from_json(features["form"])
-        self._pairs = folder.entry.pipeline().TEXTS_PER_ROW == 2  # type: ignore[attr-defined]
+        self.pairs = folder.entry.pipeline().TEXTS_PER_ROW == 2  # type: ignore[attr-defined]
         self._prompt, self._length = Prompts(features).default, int(features["max_length"])
         path, lower = folder.verify(tokenizer.FILE), bool(features.get("lower"))
-        self._tokenizer = Tokenizer(path, self.config.vocabulary, self._length, lower, pairs=self._pairs)
+        self._tokenizer = Tokenizer(path, self.config.vocabulary, self._length, lower, pairs=self.pairs)
 
     def calibration(self) -> dict[str, NDArray[Any]]:
         """Returns calibration rows without padding, see `TextPipeline.calibration`."""
@@ -70,7 +69,7 @@ class DefaultTexts:
         return list(_batches(self._tokens(sample_texts.evaluation_texts()), self.config.inputs))
 
     def _tokens(self, texts: Sequence[str]) -> Tokens:
-        if self._pairs:
+        if self.pairs:
             return self._tokenizer([(self._prompt + a, b) for a, b in sample_texts.pairs(texts)])
         return self._tokenizer([self._prompt + text for text in texts])
 
@@ -109,12 +108,12 @@ def judged(
     small, found = large_weights.used_rows(io.load(path), texts.evaluation())
     machine.trim()
     batches = list(found)
-    exact = _outputs(small, batches)
+    exact = _outputs(small, batches, texts.pairs)
 
     def measure(table: CalibrationTable) -> dict[str, Any]:
         quantizer = Quantizer(small, recipe)
         int8, _ = quantizer.quantize(replace(table, graph=io.digest(small)))
-        return quality(exact, _outputs(int8, batches), labels)
+        return quality(exact, _outputs(int8, batches, texts.pairs), labels)
 
     result = measure(table)
     if not _is_low(result):
@@ -141,33 +140,42 @@ def _with_float_layers(
     return leave_float(quantizer, own, metric, observation, sqnr, GOAL, False, JUDGED // 2)
 
 
-def _outputs(model: ir.Model, batches: Sequence[Batch]) -> Floats:
-    """Computes the first output for all texts: float32 [texts, width], or [tokens, width] without the padding."""
+def _outputs(model: ir.Model, batches: Sequence[Batch], pairs: bool) -> NDArray[Any]:
+    """Computes the first output for all texts: float32 [texts, width], or [tokens, width] without the padding.
+
+    Scores of the tokens of pairs, which mark answers, become the tokens of the highest scores: int64 [texts, width].
+    """
     session = reference_session.session(model, "its evaluation needs", reference_session.options(True, lean=True))
     rows = []
     with progress("comparing int8 and float32", len(batches)) as advance:
         for batch in batches:
             output = reference_session.run(session, batch)[0]
-            rows.append(output[batch[MASK] != 0] if output.ndim == 3 else output)
+            mask = batch[MASK] != 0
+            if output.ndim == 3:
+                output = np.where(mask[:, :, None], output, -np.inf).argmax(axis=1) if pairs else output[mask]
+            rows.append(output)
             advance(1)
     del session
     machine.trim()
     return np.concatenate(rows)
 
 
-def quality(exact: Floats, int8: Floats, labels: int) -> dict[str, Any]:
+def quality(exact: NDArray[Any], int8: NDArray[Any], labels: int) -> dict[str, Any]:
     """Compares outputs of int8 and float32.
 
     Args:
-        exact: Outputs of float32, [n, width].
-        int8: Outputs of int8, [n, width].
+        exact: Outputs of float32, [n, width], or integers.
+        int8: Outputs of int8, [n, width], or integers.
         labels: Number of scores; 0 for embeddings.
 
     Returns:
         {"texts"} and, for embeddings, the cosines' {"mean", "minimum", "below_0.99": share}; for scores
         {"largest_change", "agreement"}: the largest change of a score before its activation; the share of texts with
-        the same highest score or, with one score, the share of successive texts in the same order.
+        the same highest score or, with one score, the share of successive texts in the same order. Of integers, only
+        the share of equal rows.
     """
+    if exact.dtype == np.int64:
+        return {"texts": len(exact), "agreement": round(float((exact == int8).all(axis=1).mean()), 5)}
     if not labels:
         norms = np.linalg.norm(exact, axis=1) * np.linalg.norm(int8, axis=1)
         cosines = np.einsum("ij,ij->i", exact, int8, dtype=np.float64) / np.maximum(norms, 1e-30)
@@ -197,5 +205,5 @@ def _is_low(result: dict[str, Any]) -> bool:
 def _order(result: dict[str, Any]) -> tuple[float, ...]:
     """Key of a quality; the greater, the better."""
     if "agreement" in result:
-        return (result["agreement"], -result["largest_change"])
+        return (result["agreement"], -result.get("largest_change", 0.0))
     return (-result[f"below_{metrics.LOW}"], result["minimum"])

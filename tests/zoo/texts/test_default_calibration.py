@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the train extra")
 pytest.importorskip("transformers", reason="needs the test extra")
+import transformers
 from helpers import text_models
 
 import zoo
@@ -67,6 +68,16 @@ def test_an_imported_folder_holds_int8_and_links(tmp_path, few_texts):
 def test_scores_are_judged_by_change_and_agreement(tmp_path, few_texts, labels):
     quality = zoo.import_model(theirs(tmp_path / "theirs", labels), tmp_path / "ours", int8=True)["quality"]
     assert quality["largest_change"] > 0 and 0.5 < quality["agreement"] <= 1
+
+
+def test_answers_are_judged_by_their_tokens(tmp_path, few_texts):
+    source = theirs(tmp_path / "theirs")
+    for name in ("modules.json", "model.safetensors"):
+        (source / name).unlink()
+    transformers.BertForQuestionAnswering(text_models.CONFIGS["bert"]()).save_pretrained(source)
+    quality = zoo.import_model(source, tmp_path / "ours", int8=True)["quality"]
+    assert quality["texts"] == len(few_texts) and 0.2 < quality["agreement"] <= 1
+    assert "largest_change" not in quality
 
 
 def test_data_of_the_user_replace_the_texts(tmp_path, few_texts):
