@@ -82,7 +82,7 @@ class TextFamily(
         """See `Trainable` and `zoo.texts.training.train.train`."""
         with self.needs("train"):
             from zoo.texts.training.train import train
-        return train(data, output, **options)
+        return train(data, output, head=self.head, **options)
 
     def freeze(self, folder: Path) -> dict[str, Any]:
         """See `Freezable` and `zoo.texts.export.freeze.freeze`."""

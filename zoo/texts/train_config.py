@@ -30,6 +30,7 @@ class TrainConfig:
         checkpoint_steps: Steps between two checkpoints.
         prompts: Prompts of the first and of the second texts, such as query,document, or one of both texts; "": the
             default prompt of the model, as at inference; ",": none.
+        new_labels: Whether a classifier gets the labels of the data and a new last layer; otherwise it keeps its own.
         columns: Columns of tables, separated by commas; "": the default columns.
         seed: Seed of all random numbers.
 
@@ -46,6 +47,7 @@ class TrainConfig:
     max_length: int = 128
     checkpoint_steps: int = 25
     prompts: str = ""
+    new_labels: bool = False
     columns: str = ""
     seed: int = 0
 

@@ -142,6 +142,15 @@ def compare_classes(
     )
 
 
+def parts(label: str) -> list[str]:
+    """Splits several labels of a text.
+
+    Args:
+        label: Labels separated by tabs or commas.
+    """
+    return [part.strip() for part in label.split("\t" if "\t" in label else ",") if part.strip()]
+
+
 class Labels:
     """Labels of data by the names of a model.
 
@@ -166,9 +175,8 @@ class Labels:
         numbers = self._of(label)
         if numbers is not None:
             return [numbers], ""
-        parts = [part.strip() for part in label.split("\t" if "\t" in label else ",") if part.strip()]
-        several = [self._of(part) for part in parts]
-        wrong = next((part for part, number in zip(parts, several, strict=True) if number is None), None)
+        several = [self._of(part) for part in parts(label)]
+        wrong = next((part for part, number in zip(parts(label), several, strict=True) if number is None), None)
         if wrong is not None:
             shown = ", ".join(self.names[:5]) + (", ..." if len(self.names) > 5 else "")
             return [], f"has the label {wrong!r:.60}, expected one of {shown}"

@@ -225,20 +225,37 @@ class EntityPipeline(TaskPipeline):
             outputs = self.compute(Tokens.of(encodings, [False] * len(encodings)))
             best, row = outputs.argmax(axis=1), 0
             for i, group in zip(part, windows, strict=True):
-                starts = np.cumsum([0, *(len(word) + 1 for word in sentences[i])])
                 seen: set[int] = set()
                 for encoding in group:
-                    for special, (first, last) in zip(encoding.special_tokens_mask, encoding.offsets, strict=True):
-                        word = int(np.searchsorted(starts, last - 1, "right")) - 1
-                        if not special and last > first and word not in seen and word < len(sentences[i]):
+                    for token, word in word_of_token(sentences[i], encoding).items():
+                        if word not in seen:
                             seen.add(word)
-                            tagged[i][word] = self.names[int(best[row])]
-                        row += 1
+                            tagged[i][word] = self.names[int(best[row + token])]
+                    row += len(encoding.ids)
         return tagged
 
     def lines(self, result: Any) -> list[dict[str, Any]]:
         """See `TaskPipeline.lines`: the label of a token is its group."""
         return [{"entity_group": entity.get("entity"), **entity} for entity in result]
+
+
+def word_of_token(words: Sequence[str], encoding: Any) -> dict[int, int]:
+    """Returns the first tokens of words.
+
+    Args:
+        words: Words of a text, which a blank joins.
+        encoding: Encoding of the text, or of a window of it.
+
+    Returns:
+        {number of a token: number of the word that begins with it}.
+    """
+    starts = np.cumsum([0, *(len(word) + 1 for word in words)])
+    tokens: dict[int, int] = {}
+    for i, (special, (first, last)) in enumerate(zip(encoding.special_tokens_mask, encoding.offsets, strict=True)):
+        word = int(np.searchsorted(starts, last - 1, "right")) - 1
+        if not special and last > first and word < len(words) and word not in tokens.values():
+            tokens[i] = word
+    return tokens
 
 
 def evaluate(pipelines: Mapping[str, EntityPipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:

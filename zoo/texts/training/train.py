@@ -31,15 +31,18 @@ from zoo.texts.data.tokenizer import Tokenizer
 from zoo.texts.importers.sentence_modules import CONFIG, write_modules
 from zoo.texts.models.architectures import ARCHITECTURES
 from zoo.texts.models.config import IDS, MASK, TYPES, ModelConfig
+from zoo.texts.models.head import Head
 from zoo.texts.models.weights import FILE
 from zoo.texts.text_pipeline import CALIBRATION_LENGTH
 from zoo.texts.train_config import TrainConfig
+from zoo.texts.training.tasks import Task, task_of
 from zoo.training.runs import load_checkpoint, require_output, save_checkpoint
 
 STATE = "checkpoint/state.pt"
 COPIED_FILES = (tokenizer.FILE, CONFIG)  # from the start model
 CALIBRATION_ROWS = 256
 MAX_GRADIENT_NORM = 1.0
+NEW_SETTINGS = ("prompts", "new_labels")  # that checkpoints of earlier versions lack
 Pairs = list[tuple[str, str]]
 
 
@@ -51,20 +54,23 @@ def train(
     resume: bool = False,
     start_from: Path | None = None,
     on_error: str = "raise",
+    head: Head | None = None,
 ) -> dict[str, Any]:
-    """Fine-tunes a text encoder on pairs of texts.
+    """Fine-tunes a text encoder on pairs of texts, or a classifier on labelled texts or words.
 
     Writes model.safetensors with the parameter names of transformers, tokenizer.json, config.json, train.json and
     calibration.npz. A resumed run gives the same weights.
 
     Args:
         data: Files of two texts, or two texts and a number (required by cross-encoders; see
-            `zoo.texts.data.text_files.read_rows`). Numbers are divided by their maximum if it is above 1.
+            `zoo.texts.data.text_files.read_rows`). Numbers are divided by their maximum if it is above 1. Of text and
+            token classifiers what `zoo evaluate` takes.
         output: Folder of the new model.
         config: Training configuration.
         resume: Continue from the last checkpoint in `output`.
         start_from: Model folder to start from; required.
         on_error: "raise" to stop at the first invalid row, "skip" to leave it out.
+        head: Head of the family; None: sentence encoders.
 
     Returns:
         {"loss": mean of the last epoch}.
@@ -82,22 +88,38 @@ def train(
     model_config = ModelConfig.from_json(features["form"])
     _require_trainable(model_config, read_json(start_from / CONFIG))
     columns = [name for name in config.columns.split(",") if name]
-    prompts = training_prompts(config.prompts, Prompts(features), bool(model_config.labels))
-    pairs, labels = read_pairs(data, model_config.labels, on_error, columns)
-    pairs = [(prompts[0] + first, prompts[1] + second) for first, second in pairs]
+    task = task_of(head, features)
+    pairs: list[Any]
+    labels: Any
+    names: list[str] = []
+    if task and config.new_labels:
+        names = task.labels_of(data, columns)
+        model_config = dataclasses.replace(model_config, labels=len(names))
+        features = {**features, "names": names, "form": model_config.to_json()}
+        task = task_of(head, features)
+    if task:
+        pairs, labels = task.read(data, columns, on_error)
+    else:
+        prompts = training_prompts(config.prompts, Prompts(features), bool(model_config.labels))
+        pairs, labels = read_pairs(data, model_config.labels, on_error, columns)
+        pairs = [(prompts[0] + first, prompts[1] + second) for first, second in pairs]
     if len(pairs) < config.batch_size:
-        raise RequestError(f"found {len(pairs)} pairs, expected at least the {config.batch_size} of a batch")
+        raise RequestError(
+            f"found {len(pairs)} {'texts' if task else 'pairs'}, expected at least the {config.batch_size} of a batch"
+        )
     max_length = min(config.max_length or features["max_length"], features["max_length"])
     path = start_from / tokenizer.FILE
     tokenize = Tokenizer(path, model_config.vocabulary, max_length, bool(features.get("lower")))
-    run = {  # checkpoints of 0.2.0 have no prompts
-        "config": {name: value for name, value in dataclasses.asdict(config).items() if name != "prompts" or value},
+    run = {
+        "config": {
+            name: value for name, value in dataclasses.asdict(config).items() if name not in NEW_SETTINGS or value
+        },
         "data": _digest(pairs, labels),
         "start": sha256(start_from / FILE),
     }
     torch.manual_seed(config.seed)
-    model = _load_network(start_from, bool(model_config.labels))
-    trainer = _Trainer(model, model_config, config, tokenize, len(pairs) // config.batch_size * config.epochs)
+    model = _load_network(start_from, head.MODEL if head else "AutoModel", names)
+    trainer = _Trainer(model, model_config, config, tokenize, len(pairs) // config.batch_size * config.epochs, task)
     if resume:
         trainer.restore(load_checkpoint(output / STATE, run))
     loss = trainer.fit(pairs, labels, output / STATE, run)
@@ -186,7 +208,7 @@ def _check_label(label: float, classes: int) -> str:
     return f"has the label {label:g}, expected a number of 0 or more" if classes and label < 0 else ""
 
 
-def _digest(pairs: Pairs, labels: Any) -> str:
+def _digest(pairs: list[Any], labels: Any) -> str:
     content = json.dumps([pairs, None if labels is None else labels.tolist()])
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -218,14 +240,30 @@ def _pool(hidden: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
     return (hidden * weights).sum(1) / (count.sqrt() if mode == "mean_sqrt_len" else count)
 
 
-def _load_network(folder: Path, cross_encoder: bool) -> torch.nn.Module:
-    """Loads the network of a transformers folder, with its dropout. Raises RequestError without transformers."""
+def _load_network(folder: Path, loader: str, names: Sequence[str] = ()) -> torch.nn.Module:
+    """Loads the network of a transformers folder, with its dropout; with names of labels a new last layer for them.
+
+    Raises RequestError without transformers.
+    """
     with requires("training text encoders", "int8-zoo[train]"):
         import transformers
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    loader = transformers.AutoModelForSequenceClassification if cross_encoder else transformers.AutoModel
-    model: torch.nn.Module = loader.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+    if names:  # transformers reports the new layer as a warning
+        transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    model: torch.nn.Module = getattr(transformers, loader).from_pretrained(
+        folder, local_files_only=True, dtype=torch.float32, **(_renamed(names) if names else {})
+    )
     return model
+
+
+def _renamed(names: Sequence[str]) -> dict[str, Any]:
+    """Returns the arguments with which transformers loads a network with other labels."""
+    return {"ignore_mismatched_sizes": True, **_label_keys(names)}
+
+
+def _label_keys(names: Sequence[str]) -> dict[str, Any]:
+    """Returns the labels as keys of a config.json."""
+    return {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
 
 
 class _Trainer:
@@ -238,7 +276,9 @@ class _Trainer:
         config: TrainConfig,
         tokenizer: Tokenizer,
         steps: int,
+        task: Task | None = None,
     ) -> None:
+        self.task = task
         self.model, self.model_config, self.config = model, model_config, config
         self.tokenizer, self.steps = tokenizer, steps
         matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
@@ -264,7 +304,7 @@ class _Trainer:
         }
         save_checkpoint(path, state)
 
-    def fit(self, pairs: Pairs, labels: Any, state: Path, run: dict[str, Any]) -> float:
+    def fit(self, pairs: list[Any], labels: Any, state: Path, run: dict[str, Any]) -> float:
         """Trains the remaining steps and returns the mean loss of the last epoch."""
         config = self.config
         batches = len(pairs) // config.batch_size  # of an epoch; an incomplete batch is dropped
@@ -299,7 +339,10 @@ class _Trainer:
         warm = max(self.config.warm_up * self.steps, 1e-9)
         return min((self.step + 1) / warm, (self.steps - self.step) / max(self.steps - warm, 1e-9), 1.0)
 
-    def _loss(self, pairs: Pairs, labels: Any, scale: float) -> torch.Tensor:
+    def _loss(self, pairs: list[Any], labels: Any, scale: float) -> torch.Tensor:
+        if self.task:
+            logits = self.model(**self._inputs(self.task.texts(pairs))).logits
+            return self.task.loss(logits, pairs, labels, self.tokenizer)
         if self.model_config.labels:
             logits = self.model(**self._inputs(pairs)).logits
             if self.model_config.labels == 1:
@@ -329,7 +372,7 @@ def _write(
     start_from: Path,
     trainer: _Trainer,
     features: dict[str, Any],
-    pairs: Pairs,
+    pairs: list[Any],
     metrics: dict[str, float],
     config: TrainConfig,
 ) -> None:
@@ -341,8 +384,10 @@ def _write(
         save_file(state, temporary, {"format": "pt"})
     for name in COPIED_FILES:
         copy_file(start_from / name, output / name)
+    if config.new_labels and trainer.task:
+        write_json(output / CONFIG, {**read_json(output / CONFIG), **_label_keys(features["names"])})
     count, model_config = 16 * CALIBRATION_ROWS, trainer.model_config
-    samples: Any = pairs[:count]
+    samples: Any = trainer.task.texts(pairs[:count]) if trainer.task else pairs[:count]
     if not model_config.labels:
         write_modules(output, model_config, features)
         samples = list(dict.fromkeys(text for pair in pairs for text in pair))

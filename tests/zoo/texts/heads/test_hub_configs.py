@@ -48,7 +48,7 @@ def imported(path, name, task):
     special = {"pad": 0, "unk": 1, "cls": 2, "bos": 2, "sep": 3, "eos": 3, "mask": 4}
     large = {key for key in content if key.endswith("_token_id") and (content[key] or 0) >= SMALL["vocab_size"]}
     content |= {key: special[key.removesuffix("_token_id")] for key in large}
-    model = getattr(transformers, task).from_config(transformers.AutoConfig.for_model(kind, **content)).eval()
+    model = getattr(transformers, task).from_config(transformers.AutoConfig.for_model(kind, **content)).float().eval()
     text_models.randomize(model)
     fast = text_models.save(path / "theirs", model)
     saved = path / "theirs" / "config.json"  # what transformers 5 leaves out, such as the architecture's name
