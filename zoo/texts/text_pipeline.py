@@ -59,6 +59,7 @@ class TextPipeline(LinePipeline[NativeTexts]):
     Attributes:
         OUTPUT: Output of the graph.
         PER_TOKEN: Whether the output has a row a token, otherwise a row a text.
+        BATCH_TOKENS: Maximum number of tokens of a padded batch of a stock engine.
         TEXTS_PER_ROW: 1 for texts, 2 for pairs.
         INVALID: Value that fills the results of an invalid row.
         columns: Columns of tables, see `read_columns`.
@@ -70,6 +71,7 @@ class TextPipeline(LinePipeline[NativeTexts]):
     """
 
     BATCH_SIZE: ClassVar[int] = 32
+    BATCH_TOKENS: ClassVar[int] = MAX_BATCH_TOKENS
     CALIBRATION: ClassVar[int] = 256
     ON_ERROR: ClassVar[str] = "skip"
     PARTS: ClassVar[str] = "texts"
@@ -340,7 +342,7 @@ class TextPipeline(LinePipeline[NativeTexts]):
         start = 0
         while start < len(order):
             size = min(self.batch_size, len(order) - start)
-            while size > 1 and size * lengths[order[start + size - 1]] > MAX_BATCH_TOKENS:
+            while size > 1 and size * lengths[order[start + size - 1]] > self.BATCH_TOKENS:
                 size -= 1
             rows = order[start : start + size]
             indices = np.concatenate([np.arange(ends[i] - lengths[i], ends[i]) for i in rows])

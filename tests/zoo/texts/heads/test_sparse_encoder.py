@@ -1,0 +1,67 @@
+"""Sparse vectors of SPLADE, equal to those of transformers' logits by the definition."""
+
+import json
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the train extra")
+pytest.importorskip("transformers", reason="the originals are its models")
+
+from helpers import text_models  # noqa: E402
+
+import zoo  # noqa: E402
+from pipelines.core.errors import RequestError  # noqa: E402
+from zoo.texts import metrics  # noqa: E402
+
+
+def imported(path, kind="bert", **settings):
+    """(an imported folder of a random model, the original, its tokenizer)."""
+    model, fast = text_models.write_task(path / "theirs", "AutoModelForMaskedLM", kind)
+    module = "sentence_transformers.sparse_encoder.models."
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": f"{module}MLMTransformer"},
+        {"idx": 1, "name": "1", "path": "1_SpladePooling", "type": f"{module}SpladePooling"},
+    ]
+    (path / "theirs" / "modules.json").write_text(json.dumps(modules))
+    (path / "theirs" / "1_SpladePooling").mkdir()
+    (path / "theirs" / "1_SpladePooling" / "config.json").write_text(json.dumps(settings))
+    assert zoo.import_model(path / "theirs", path / "ours")["family"] == "sparse-encoder"
+    return path / "ours", model, fast
+
+
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "modernbert"])
+def test_weights_are_those_of_transformers(tmp_path, kind):
+    folder, model, fast = imported(tmp_path, kind, pooling_strategy="max")
+    ours = zoo.pipeline(folder, "fp32", "onnxruntime")
+    for text, found in zip(text_models.TEXTS, ours(text_models.TEXTS), strict=True):
+        with torch.no_grad():
+            logits = model(**fast(text, return_tensors="pt")).logits[0]
+        wanted = torch.log1p(torch.relu(logits)).max(0).values.numpy()
+        dense = np.zeros(len(wanted), np.float32)
+        dense[found["indices"]] = found["values"]
+        assert np.abs(dense - wanted).max() < 1e-5
+        (few,) = ours(text, max_active_dims=3)
+        assert {*few["indices"]} == {*np.argsort(-wanted)[:3]}
+
+
+def test_int8_run_and_evaluation(tmp_path):
+    folder, _, _ = imported(tmp_path)
+    (tmp_path / "texts.txt").write_text("\n".join(text_models.TEXTS * 30))
+    zoo.calibrate(folder, str(tmp_path / "texts.txt"), samples=16)
+    exact, found = (zoo.pipeline(folder, name, "onnxruntime") for name in ("fp32", "int8"))
+    rows = [(text,) for text in text_models.TEXTS]
+    a, b = (each.compute_texts(rows) for each in (exact, found))
+    assert ((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)).min() > 0.95
+    zoo.run(folder, tmp_path / "texts.txt", tmp_path / "out.jsonl", max_active_dims=2, engine="onnxruntime")
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert len(lines) == 2 * 150 and {*lines[0]} == {"row", "token", "token_str", "weight"}
+    pairs = zip(text_models.TEXTS, text_models.TEXTS[::-1], [5, 1, 4, 2, 3], strict=True)
+    (tmp_path / "pairs.tsv").write_text("\n".join("\t".join(map(str, pair)) for pair in pairs))
+    report = metrics.evaluate({"fp32": exact, "int8": found}, tmp_path / "pairs.tsv")
+    assert report["difference"]["cosine"] > 0.95
+
+
+def test_other_poolings_are_refused(tmp_path):
+    with pytest.raises(RequestError, match="its pooling_strategy is 'sum'"):
+        imported(tmp_path, pooling_strategy="sum")

@@ -1,0 +1,183 @@
+"""Sparse encoders: a weight of every token of the vocabulary (Formal et al. 2021, "SPLADE v2")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+
+from pipelines.core.errors import RequestError
+from pipelines.core.files import read_json
+from zoo.texts import metrics
+from zoo.texts.data.tokenizer import Tokens
+from zoo.texts.heads.masked_language import MaskedLanguageHead
+from zoo.texts.heads.task_pipeline import TaskPipeline
+from zoo.texts.importers import sentence_modules
+from zoo.texts.text_pipeline import Floats
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+WEIGHTS, POOLING = "weights", "SpladePooling"
+MASKED = -1e9  # logits of padding
+
+
+class SparseEncoder(MaskedLanguageHead):
+    """log(1 + relu(logit)) of the vocabulary, the largest of all tokens."""
+
+    FORMAT: ClassVar[str] = "sparse-encoder"
+    TITLE: ClassVar[str] = "sparse encoder"
+    OUTPUT: ClassVar[str] = WEIGHTS
+
+    def recognizes(self, path: Path, config: Mapping[str, Any]) -> bool:
+        """See `Head`: sentence-transformers has written the pooling of SPLADE."""
+        return any(kind == POOLING for kind, _ in sentence_modules.read_modules(path))
+
+    def outputs(self, config: Mapping[str, Any]) -> int:
+        """See `Head`."""
+        return int(config["vocab_size"])
+
+    def features(self, path: Path, network: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Head`; a folder without the pooling of SPLADE is read as with its defaults."""
+        for kind, folder in sentence_modules.read_modules(path):
+            file = path / folder / sentence_modules.CONFIG
+            settings = read_json(file) if kind == POOLING and file.is_file() else {}
+            for key, expected in (("pooling_strategy", "max"), ("activation_function", "relu")):
+                if settings.get(key, expected) != expected:
+                    raise RequestError(f"its {key} is {settings[key]!r:.40} ({folder}); expected {expected}")
+        return {}
+
+    def export(self, writer: Any, hidden: ir.Value, ids: ir.Value, mask: ir.Value) -> ir.Value:
+        """See `Head`."""
+        x = writer.linear(self.transform(writer, hidden), "decoder")
+        missing = writer.add("Sub", [writer.constant("one.int64", np.array(1)), mask], "absent", dtype=_int64())
+        low = writer.add("Cast", [missing], "absent.float", to=1)
+        low = writer.add("Mul", [low, writer.constant("absent.logit", MASKED)], "absent.logits")
+        low = writer.add("Unsqueeze", [low, writer.constant("last_axis", [2])], "absent.rows")
+        x = writer.add("Add", [x, low], "present")
+        x = writer.add("ReduceMax", [x, writer.constant("token_axis", [1])], "largest", keepdims=0)
+        x = writer.add("Add", [writer.add("Relu", [x], "positive"), writer.constant("one", 1.0)], "above_one")
+        result: ir.Value = writer.add("Log", [x], WEIGHTS)
+        return result
+
+    def pipeline(self) -> type[SparsePipeline]:
+        """See `Head`."""
+        return SparsePipeline
+
+    def evaluate(self, pipelines: Mapping[str, Any], data: Any, on_error: str) -> dict[str, Any]:
+        """See `Head` and `zoo.texts.metrics.evaluate`: as for embeddings."""
+        return metrics.evaluate(pipelines, data, on_error)
+
+
+def _int64() -> ir.DataType:
+    import onnx_ir as ir
+
+    return ir.DataType.INT64
+
+
+class SparsePipeline(TaskPipeline):
+    """Computes sparse vectors of texts; see `zoo.pipeline`.
+
+    Attributes:
+        most: Number of tokens of a vector that are kept; 0: all.
+    """
+
+    OUTPUT: ClassVar[str] = WEIGHTS
+    BATCH_TOKENS: ClassVar[int] = 512
+    COLUMNS: ClassVar[Mapping[str, Any]] = {"token": np.int64, "token_str": str, "weight": np.float32}
+    most: int = 0
+
+    def __call__(  # type: ignore[override]
+        self,
+        raw: Any,
+        *,
+        max_active_dims: int | None = None,
+        max_length: int | None = None,
+        on_error: str = "raise",
+    ) -> list[Any]:
+        """Computes sparse vectors of texts.
+
+        Args:
+            raw: Texts, or one text. Only a `Path` names a file.
+            max_active_dims: Number of tokens of a vector, those of the largest weights; None: all above 0.
+            max_length: Maximum number of tokens of a text; None for that of the model.
+            on_error: "raise" at the first invalid text, or "skip" to return its error.
+
+        Returns:
+            {"indices": token ids in ascending order, "values": weights} of each text.
+
+        Raises:
+            RequestError: There are no valid texts, or an option is out of range.
+        """
+        configured = self.with_options(max_active_dims=max_active_dims, max_length=max_length)
+        return super(SparsePipeline, configured).__call__(raw, on_error=on_error)
+
+    def run(
+        self,
+        inputs: Any,
+        output: str | Path,
+        on_error: str = "skip",
+        *,
+        column: str | None = None,
+        max_active_dims: int | None = None,
+        max_length: int | None = None,
+    ) -> dict[str, Any]:
+        """Computes sparse vectors of texts in constant memory and input order.
+
+        Writes the columns row (from 1), token, token_str and weight, a line for each token with a weight above 0.
+
+        Args:
+            inputs: Text files with one text per line, tables, or "-" for stdin.
+            output: .csv, .csv.gz, .jsonl or .parquet file; "-" for CSV on stdout.
+            on_error: "raise" to stop at the first invalid row, "skip" to write an empty line for it.
+            column: Column of the texts in tables.
+            max_active_dims: See `__call__`.
+            max_length: Maximum number of tokens of a text; None for that of the model.
+
+        Returns:
+            Summary, as `SentencePipeline.run`.
+
+        Raises:
+            RequestError: The input is unusable.
+        """
+        configured = self.with_options(max_active_dims=max_active_dims, max_length=max_length)
+        return configured._run(inputs, output, on_error, self.parse_columns(column), None, max_length)
+
+    def with_options(self, *, max_active_dims: int | None = None, max_length: int | None = None) -> Self:
+        """See `TaskPipeline`.
+
+        Args:
+            max_active_dims: See `__call__`.
+            max_length: See `__call__`.
+        """
+        if max_active_dims is not None and (type(max_active_dims) is not int or max_active_dims < 1):
+            raise RequestError(f"found max_active_dims {max_active_dims!r:.40}; expected a whole number from 1")
+        return self.configured(max_length=max_length, most=max_active_dims or 0)
+
+    def tokenize(
+        self, rows: Sequence[tuple[str, ...]], prompt: str | None = None, max_length: int | None = None
+    ) -> Tokens:
+        """See `TextPipeline.tokenize`."""
+        return self.tokenizer([row[0] for row in rows], max_length)
+
+    def decode(self, outputs: Floats, tokens: Tokens) -> list[Any]:
+        """See `TaskPipeline.decode`."""
+        results = []
+        for row in outputs:
+            indices = np.flatnonzero(row > 0)
+            if self.most and len(indices) > self.most:
+                indices = np.sort(indices[np.argsort(-row[indices], kind="stable")[: self.most]])
+            results.append({"indices": indices, "values": row[indices]})
+        return results
+
+    def lines(self, result: Any) -> list[dict[str, Any]]:
+        """See `TaskPipeline.lines`: a line a token."""
+        return [
+            {"token": int(number), "token_str": self.tokenizer.token(int(number)), "weight": float(weight)}
+            for number, weight in zip(result["indices"], result["values"], strict=True)
+        ]
+
+
+HEAD = SparseEncoder()
