@@ -225,7 +225,7 @@ PUBLIC = {  # what is smaller than in the public configuration; the rest is as i
         **LONGER,
         "pooler_hidden_size": 32,
     },
-    "hkunlp__instructor-xl": {"d_ff": 48, "d_kv": 16, "d_model": 32, "num_heads": 4, "num_layers": 3, **LONGER},
+    "hkunlp__instructor-xl": {"d_ff": 48, "d_kv": 16, "d_model": 32, "num_heads": 4, "num_layers": 7, **LONGER},
     "google__embeddinggemma-300m": {"head_dim": 16, "num_key_value_heads": 1, "architectures": ["Gemma3TextModel"]},
 }
 
