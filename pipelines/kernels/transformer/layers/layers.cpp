@@ -292,6 +292,15 @@ void Layers::divide(int64_t rows) {
         }
         is_short[i] = within && (overwritten || out != last_);
     }
+    for (size_t i = 0, group = 0; i < operations_.size(); ++i) {
+        if (!operations_[i].by_row()) group = i + 1;
+        for (size_t before = group; before < i && !is_short[i]; ++before)
+            if (operations_[before].reads(operations_[i].out)) {  // the next block would read it at another width
+                rows = INT64_MAX, is_short.assign(operations_.size(), false);
+                break;
+            }
+        if (rows == INT64_MAX) break;
+    }
     block_ = rows, first_short_ = count;
     std::vector<int64_t> widths(static_cast<size_t>(2 * count), 1), now(static_cast<size_t>(count));
     register_quantizes_.assign(static_cast<size_t>(2 * count), false);

@@ -254,3 +254,15 @@ def test_merged_weights_of_layers_that_repeat_are_stored_once(tmp_path):
     model = onnx.load(tmp_path / "ours/rewritten.onnx")
     merged = [x.name for x in model.graph.initializer if x.name.endswith(".merged.weight")]
     assert len(merged) == CONFIGS["albert"]["num_hidden_groups"]
+
+
+@pytest.mark.parametrize("kind", ["albert", "roformer"])
+def test_native_kernels_compute_long_texts(tmp_path, kind):
+    pytest.importorskip("pipelines.kernels._native", reason="needs the native kernels")
+    text_networks.write(tmp_path / "theirs", CONFIGS[kind])
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    zoo.calibrate(tmp_path / "ours", str(tmp_path / "texts.txt"), samples=8)
+    found = zoo.pipeline(tmp_path / "ours", "int8", "native").compute_texts([(LONG,)])
+    exact = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(LONG,)])
+    assert (found * exact).sum() > 0.99
