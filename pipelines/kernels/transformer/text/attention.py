@@ -23,6 +23,7 @@ ROTATION = ("Add", "Sub", "Mul", "Neg", "Concat", "Slice", "Split")  # operators
 LONGEST = 8192  # tokens, where no table of the graph limits a text
 CHECKED = 300  # tokens for which a mask is compared with its function of distance
 ALIKE = 1e-4  # how far rotated columns may be from `Rotary`
+_Source = tuple[ir.Value, list[int]]  # a value, and the axes of its Transpose
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class AttentionMapper(GraphMapper):
         before, after, bias = self._by_distance(value, masks, heads.count, longest)
         positions = None
         if parts:
-            contents = self.skip_qdq(scores.inputs[0]), self._untransposed(scores.inputs[1])
+            contents = self._source(scores.inputs[0]), self._source(scores.inputs[1], swapped=True)
             positions = self._disentangled(value, parts, contents, heads, factor, longest)
         out = self._append(
             QuantizedAttention,
@@ -135,18 +136,26 @@ class AttentionMapper(GraphMapper):
             index = self.skip_qdq(expand.inputs[0])
         return _PositionPart(by_query, self.skip_qdq(products.inputs[0]), table.astype(np.float32), index)
 
-    def _untransposed(self, keys: ir.Value | None) -> ir.Value:
-        """Returns the value before a Transpose of the last two axes."""
-        value = self.skip_qdq(keys)
-        node = value.producer()
-        swapped = query.is_op(node, "Transpose") and node is not None
-        return self.skip_qdq(node.inputs[0]) if swapped and node is not None else value
+    def _source(self, value: ir.Value | None, swapped: bool = False) -> _Source:
+        """Returns the value before all Transposes, and the axes of both together.
+
+        Args:
+            value: Queries or keys, in heads.
+            swapped: Whether the last two axes are swapped once more.
+        """
+        axes, value = [0, 1, 3, 2] if swapped else [0, 1, 2, 3], self.skip_qdq(value)
+        while (node := value.producer()) is not None and query.is_op(node, "Transpose"):
+            perm = node.attributes.get_ints("perm", [])
+            if len(perm) != len(axes):
+                break
+            axes, value = [perm[axis] for axis in axes], self.skip_qdq(node.inputs[0])
+        return value, axes
 
     def _disentangled(
         self,
         value: ir.Value,
         parts: list[_PositionPart],
-        contents: tuple[ir.Value, ir.Value],
+        contents: tuple[_Source, _Source],
         heads: Heads,
         factor: float,
         longest: int,
@@ -156,7 +165,7 @@ class AttentionMapper(GraphMapper):
         rows: Array | None = None
         for part in parts:
             found = self._rows_by_distance(value, part.index, longest)
-            if part.content is not contents[not part.by_query] or part.by_query in tables:
+            if self._source(part.content) != contents[not part.by_query] or part.by_query in tables:
                 self.refuse(value, "its scores of positions read other values than its queries and keys")
             if rows is not None and not np.array_equal(rows, found):
                 self.refuse(value, "its scores of positions have other rows for queries than for keys")

@@ -110,7 +110,6 @@ def test_keys_that_a_configuration_leaves_out_have_the_defaults_of_transformers(
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("BertForQuestionAnswering", "it marks answers"),
         ("BertLMHeadModel", "it generates text"),
         ("HF_ColBERT", "the architecture is not supported"),
     ],

@@ -16,6 +16,7 @@ from helpers.text_networks import CONFIGS, LONG, TEXTS  # noqa: E402
 
 import zoo  # noqa: E402
 from pipelines.core.errors import RequestError  # noqa: E402
+from pipelines.kernels import extension  # noqa: E402
 from zoo.texts.export.freeze import freeze  # noqa: E402
 from zoo.texts.export.positions import distance_bias, rotary_angles  # noqa: E402
 from zoo.texts.models.config import Attention, Dense, ModelConfig, Norm, Rotary  # noqa: E402
@@ -58,6 +59,8 @@ def test_int8_is_near_fp32(tmp_path, kind):
         for precision in ("fp32", "int8")
     )
     assert (exact * found).sum(axis=1).mean() > 0.95  # of random weights
+    if extension.isas():
+        assert zoo.pipeline(tmp_path / "ours", engine="native").engine == "native"
 
 
 def test_the_description_of_a_card_reads_back():
