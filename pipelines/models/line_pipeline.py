@@ -55,7 +55,8 @@ class LinePipeline(Pipeline, Generic[Native]):
                 if model is None:
                     self.folder.ensure(PRECISIONS[self.precision])  # raises if the model itself is missing
                 self._engine = "onnxruntime"
-                logger.warning("%s; falling back to onnxruntime", error)
+                log = logger.info if engine == "auto" else logger.warning
+                log("%s; falling back to onnxruntime", error)
         self._open_stock(model)
 
     @abc.abstractmethod
@@ -66,11 +67,11 @@ class LinePipeline(Pipeline, Generic[Native]):
     def _open_stock(self, model: Path | None) -> None:
         """Opens the sessions of the stock engine `_engine` for `model`, or for the folder's files if it is None."""
 
-    def _hold(self, example: Callable[[], Batch]) -> None:
+    def _hold(self, *examples: Callable[[], Batch]) -> None:
         """Holds the native code to ONNX Runtime once; for the engine "auto", another engine follows if it is wrong.
 
         Args:
-            example: Makes an example batch.
+            *examples: Make batches, see `held.hold`.
 
         Raises:
             WrongResultsError: The native code is wrong, and was asked for.
@@ -79,7 +80,7 @@ class LinePipeline(Pipeline, Generic[Native]):
         if subject is None:
             return
         try:
-            hold(subject, example())
+            hold(subject, *(example() for example in examples))
         except WrongResultsError as error:
             if self._requested == "native":
                 self._subject = subject

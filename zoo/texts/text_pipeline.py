@@ -34,6 +34,7 @@ from zoo.texts.models.config import IDS, MASK, TYPES, ModelConfig
 SORT_WINDOW = 16  # batches of a long file that are sorted by length together
 MAX_BATCH_TOKENS = 4096  # tokens of a padded batch of a stock engine
 EXAMPLE = 8  # texts that the native code is checked on
+LONG, SHORT = 400, 5  # tokens of two more; the native code computes 192 rows at once
 CALIBRATION_LENGTH = 128  # tokens of a calibration row
 EXAMPLES = (
     "The museum opens at nine and closes at five.",
@@ -333,7 +334,7 @@ class TextPipeline(LinePipeline[NativeTexts]):
         if not len(tokens.lengths):
             return np.zeros((0, self.config.output_size), np.float32)
         if self._native is not None:
-            self._hold(lambda: tokens.first(EXAMPLE).padded(self.config.inputs))
+            self._hold(lambda: tokens.first(EXAMPLE).padded(self.config.inputs), self._long_example)
         if self._native is not None:
             return self._native.compute(tokens.ids, tokens.types, tokens.lengths)
         lengths, ends = tokens.lengths, np.cumsum(tokens.lengths)
@@ -355,6 +356,13 @@ class TextPipeline(LinePipeline[NativeTexts]):
                 results[rows] = outputs
             start += size
         return results
+
+    def _long_example(self) -> Batch:
+        """Returns a text of several blocks of the native code, and a short one."""
+        text = np.array(self.tokenizer.encode(" ".join(EXAMPLES)).ids, np.int32)
+        long, short = np.resize(text, min(LONG, self.max_length)), text[: min(SHORT, self.max_length)]
+        ids, lengths = np.concatenate([long, short]), np.array([len(long), len(short)])
+        return Tokens(ids, np.zeros_like(ids), lengths, lengths < 0).padded(self.config.inputs)
 
     def compute_texts(self, rows: Sequence[tuple[str, ...]], prompt: str | None = None) -> Floats:
         """Tokenizes and computes rows of texts.

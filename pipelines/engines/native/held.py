@@ -1,8 +1,9 @@
 """Native kernels held to ONNX Runtime before their first use of a model on a machine, in a child process.
 
-Results are compared with those of int8.onnx at batch sizes 1, 2, 8, a large one and that of the caller, and the results
-of a sample with those of the sample alone: no batch may change them. A model that amplifies rounding, as optimizations
-of ONNX Runtime show, may differ by more. The verdict is remembered for the machine.
+Results are compared with those of int8.onnx at batch sizes 1, 2, 8, a large one and that of the caller, and in further
+batches of other shapes, such as long texts; the results of a sample are compared with those of the sample alone: no
+batch may change them. A model that amplifies rounding, as optimizations of ONNX Runtime show, may differ by more. The
+verdict is remembered for the machine.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pipelines.kernels import extension
 
 logger = logging.getLogger(__name__)
 
-VERSION = 4  # of verdicts: bump it when the checks change, or the results of kernels
+VERSION = 5  # of verdicts: bump it when the checks change, or the results of kernels
 SIZES = (1, 2, 8, 128)  # batch sizes that every model is checked at
 BUDGET = 2.0  # seconds until no further batch size is checked; that of the caller always is
 ROUNDING = 1000  # times the difference that optimizations of the reference make; native kernels differ by 40 times it
@@ -89,12 +90,13 @@ class Subject:
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def hold(subject: Subject, batch: Batch) -> None:
+def hold(subject: Subject, batch: Batch, *others: Batch) -> None:
     """Checks native code once a machine.
 
     Args:
         subject: Model.
         batch: Example batch, whose samples are repeated; nothing is checked without samples.
+        *others: Batches of other shapes, each checked as it is.
 
     Raises:
         WrongResultsError: The results differ from those of the reference.
@@ -104,7 +106,7 @@ def hold(subject: Subject, batch: Batch) -> None:
     with _LOCK:
         key = subject.key
         if key not in _FAULTS:
-            _FAULTS[key] = _remembered(subject, key, batch)
+            _FAULTS[key] = _remembered(subject, key, batch, others)
     if _FAULTS[key]:
         raise WrongResultsError(
             f"the native kernels do not compute {subject.path} correctly on this machine ({_FAULTS[key]}); use "
@@ -112,7 +114,7 @@ def hold(subject: Subject, batch: Batch) -> None:
         )
 
 
-def _remembered(subject: Subject, key: str, batch: Batch) -> str:
+def _remembered(subject: Subject, key: str, batch: Batch, others: Sequence[Batch]) -> str:
     """Returns the fault that is remembered, or that of a check."""
     path = settings.home() / "verdicts" / f"native-{key}.json"
     if path.is_file():
@@ -121,7 +123,8 @@ def _remembered(subject: Subject, key: str, batch: Batch) -> str:
         except (KeyError, TypeError, ZooError):
             path.unlink(missing_ok=True)
     few = {name: array[: SIZES[-1]] for name, array in batch.items()}
-    result = child.probe({"native": subject, "form": "native kernels", "batch": few, "home": settings.home()})
+    request = {"native": subject, "form": "native kernels", "batch": few, "others": others, "home": settings.home()}
+    result = child.probe(request)
     if result is None:
         return ""
     fault = str(result["fault"]) if result["difference"] > ALIKE else ""
@@ -132,12 +135,13 @@ def _remembered(subject: Subject, key: str, batch: Batch) -> str:
     return fault
 
 
-def check(subject: Subject, batch: Batch) -> dict[str, Any]:
+def check(subject: Subject, batch: Batch, *others: Batch) -> dict[str, Any]:
     """Compares native code with its reference; in the child process.
 
     Args:
         subject: Model.
         batch: Example batch.
+        *others: Batches of other shapes; one that the reference does not run is left out.
 
     Returns:
         {"difference", "fault", "refused", "sizes"}, see `child.probe`; {} if the reference does not run the batch.
@@ -156,13 +160,16 @@ def check(subject: Subject, batch: Batch) -> dict[str, Any]:
         one = run(alone)
         expect(alone, one)
     result: dict[str, Any] = {"difference": 0.0, "fault": "", "refused": False, "sizes": []}
-    for size in dict.fromkeys((count, *(SIZES if one else ()))):
-        if result["sizes"] and (each * size > BUDGET / 2 or time.perf_counter() - start > BUDGET):
+    sizes = dict.fromkeys((count, *(SIZES if one else ())))
+    for samples, size in (*((batch, size) for size in sizes), *((other, length(other)) for other in others)):
+        is_slow = each * size > BUDGET / 2 or time.perf_counter() - start > BUDGET
+        if samples is batch and result["sizes"] and is_slow:
             continue
-        example = resized(batch, size)
+        example = resized(samples, size)
         try:
             outputs = run(example)
             expected = expect(example, outputs)
+            first = one if samples is batch or not one else run(resized(samples, 1))
         except ZooError:  # the graph does not take this size
             continue
         try:
@@ -177,10 +184,11 @@ def check(subject: Subject, batch: Batch) -> dict[str, Any]:
         except ZooError as error:
             share, fault = np.inf, one_line(error)
         else:
-            if not all(_repeats(outputs[name], alone, size, count) for name, alone in one.items()):
+            if not all(_repeats(outputs[name], array, size, length(samples)) for name, array in first.items()):
                 share, fault = np.inf, "a sample in the batch differs from the sample alone"
         if share > result["difference"]:
-            result |= {"difference": float(share), "fault": f"with a batch of {size}, {fault}"}
+            shape = "" if samples is batch else f" of shape {list(next(iter(example.values())).shape)}"
+            result |= {"difference": float(share), "fault": f"with a batch{shape or f' of {size}'}, {fault}"}
         result["sizes"].append(size)
     return result
 

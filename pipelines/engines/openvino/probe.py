@@ -56,7 +56,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return check(**request)
     from pipelines.engines.native import held
 
-    return held.check(request["native"], request["batch"])
+    return held.check(request["native"], request["batch"], *request["others"])
 
 
 def check_as_opened(graph: dict[str, Any], batch: Batch) -> dict[str, Any]:

@@ -141,8 +141,11 @@ def test_auto_is_native_code_where_it_can_be(translator, monkeypatch, caplog):
 
     monkeypatch.setattr(extension, "isas", lambda: ["portable"])
     monkeypatch.setattr(translators, "NativeTranslator", refuse)
-    assert zoo.pipeline(translator).engine == "onnxruntime"
-    assert "no such decoder; falling back to onnxruntime" in caplog.text
+    with caplog.at_level("INFO", "pipelines.models.line_pipeline"):
+        assert zoo.pipeline(translator).engine == "onnxruntime"
+    assert [(each.levelname, each.message) for each in caplog.records if "falling back" in each.message] == [
+        ("INFO", "no such decoder; falling back to onnxruntime")
+    ]
     with pytest.raises(RequestError, match="no such decoder"):
         zoo.pipeline(translator, engine="native")
     monkeypatch.setattr(extension, "isas", list)  # compiled without

@@ -15,6 +15,7 @@ from pipelines.core import settings
 from pipelines.core.errors import ZooError
 from pipelines.engines import agreement, catalog, timing
 from pipelines.engines.native import held, images, recommenders, translation, translation_check
+from pipelines.engines.native.texts import NativeTexts
 from pipelines.engines.openvino import child
 from pipelines.graph import io
 from pipelines.kernels import extension
@@ -93,6 +94,56 @@ def test_a_sample_must_not_depend_on_its_batch(photos, monkeypatch):
     result = held.check(subject, {name: array[:1] for name, array in photos.items()})
     assert result["difference"] == np.inf
     assert result["fault"] == "with a batch of 2, a sample in the batch differs from the sample alone"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fault"),
+    [
+        (lambda sums: sums, ""),
+        (lambda sums: sums * (sums < 192), r"with a batch of shape \[2, 400\], output sums of native differs"),
+        (
+            lambda sums: sums * (1 + 0.01 * (sums.size > 400)),
+            r"with a batch of shape \[2, 400\], a sample in the batch differs from the sample alone",
+        ),
+    ],
+)
+def test_batches_of_other_shapes_are_checked_too(wrong, fault):
+    def sums(batch):
+        return {"sums": np.cumsum(batch["x"], axis=1)}
+
+    def run(batch):
+        return {"sums": wrong(sums(batch)["sums"])}
+
+    subject = held.Subject(lambda *_: run, INT8, INT8, 1, expected=lambda *_, **__: lambda batch, _: sums(batch))
+    few, long = ({"x": np.ones((2, size), np.float32)} for size in (3, 400))
+    assert held.check(subject, few)["difference"] == 0
+    result = held.check(subject, few, long)
+    assert re.match(fault, result["fault"]) and (result["difference"] == 0) == (not fault)
+
+
+def test_a_text_encoder_that_is_wrong_for_long_texts_is_noticed(tmp_path, monkeypatch):
+    pytest.importorskip("transformers", reason="writes the model")
+    from helpers import text_models
+
+    text_models.write(tmp_path / "theirs", max_position_embeddings=512)
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    zoo.calibrate(tmp_path / "ours", samples=8)
+    requests = []
+    monkeypatch.setattr(child, "probe", requests.append)
+    zoo.pipeline(tmp_path / "ours", engine="native")(["the cat"])
+    (request,) = requests
+    (other,) = request["others"]
+    assert other["attention_mask"].sum(axis=1).tolist() == [400, 5]
+    assert held.check(request["native"], request["batch"], other)["difference"] <= agreement.ALIKE
+    compute = NativeTexts.compute
+
+    def wrong(self, tokens, types, lengths):
+        return compute(self, tokens, types, lengths) * np.where(lengths > 192, -1, 1).astype(np.float32)[:, None]
+
+    monkeypatch.setattr(NativeTexts, "compute", wrong)
+    assert held.check(request["native"], request["batch"])["difference"] <= agreement.ALIKE
+    result = held.check(request["native"], request["batch"], other)
+    assert result["difference"] > agreement.ALIKE and result["fault"].startswith("with a batch of shape [2, 400], ")
 
 
 def test_a_crash_is_no_crash_of_ours(photos, monkeypatch):
