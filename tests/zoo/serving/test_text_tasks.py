@@ -20,7 +20,9 @@ TASKS = {
     "labels": "AutoModelForSequenceClassification",
     "topics": "AutoModelForSequenceClassification",
     "entities": "AutoModelForTokenClassification",
+    "weights": "AutoModelForMaskedLM",
 }
+FORMATS = {"weights": "sparse-encoder"}
 NAMES = {0: "O", 1: "B-PER", 2: "I-PER"}
 
 
@@ -31,7 +33,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, task in TASKS.items():
         more = {"problem_type": "multi_label_classification"} if name == "topics" else {}
         text_models.write_task(path / f"theirs-{name}", task, id2label=NAMES, **more)
-        zoo.import_model(path / f"theirs-{name}", path / name)
+        zoo.import_model(path / f"theirs-{name}", path / name, format=FORMATS.get(name))
         zoo.calibrate(path / name, str(path / "texts.txt"), samples=16)
         zoo.build(path / name)
     return {name: path / name for name in TASKS}
@@ -91,6 +93,23 @@ def test_entities_are_the_models_own(served: Server, folders: dict[str, Path]) -
     windows = [{"row": 2, **entity} for entity in ours(long, **options)[0]]
     found = ask(served, "entities", {"texts": [TEXTS[0], long], **options})
     close([line for line in found if line["row"] == 2], windows)
+
+
+def test_weights_of_tokens_are_the_models_own(served: Server, folders: dict[str, Path]) -> None:
+    ours = zoo.pipeline(folders["weights"])(TEXTS)
+    expected = [dict(zip(row["indices"].tolist(), row["values"].tolist(), strict=True)) for row in ours]
+    assert all(expected)
+    body = json.dumps({"inputs": TEXTS}).encode()
+    for path in ("/embed_sparse", "/v1/models/weights"):
+        found = served.json(path, body, "application/json")
+        assert [{token["index"]: token["value"] for token in row} for row in found] == [
+            pytest.approx(row, abs=1e-6) for row in expected
+        ]
+    (one,) = served.json("/embed_sparse", json.dumps({"inputs": TEXTS[0]}).encode(), "application/json")
+    assert [token["index"] for token in one] == sorted(expected[0])
+    assert served.json("/v1/models/weights/info")["model_type"] == {"embedding": {"pooling": "splade"}}
+    status, _, text = served.ask("/embed_sparse", b'{"inputs": ["a"], "truncate": 3}', "application/json")
+    assert status == 422 and json.loads(text)["error_type"] == "Validation"
 
 
 def test_invalid_texts_and_options_are_said(served: Server) -> None:

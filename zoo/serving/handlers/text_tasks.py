@@ -18,6 +18,7 @@ from zoo.serving.protocol import limits, responses, text_apis
 from zoo.serving.protocol.text_apis import MAX_TEXTS
 from zoo.serving.workers.channel import Job
 from zoo.texts.heads.sequence_classification import ClassificationPipeline
+from zoo.texts.heads.sparse_encoder import SparsePipeline
 from zoo.texts.heads.task_pipeline import TaskPipeline
 
 
@@ -36,9 +37,13 @@ class TaskHandler(TextHandler):
 
     @property
     def api_types(self) -> Mapping[str, type[TextApi]]:
-        """See `TextHandler`: /tokenize and /decode, for classifiers also /predict."""
+        """See `TextHandler`: /tokenize and /decode; of classifiers /predict, of sparse encoders /embed_sparse."""
         types: dict[str, type[TextApi]] = {text_apis.TOKENIZE: tei.Tokenize, text_apis.DECODE: tei.Decode}
-        return types | ({text_apis.PREDICT: tei.Predict} if isinstance(self.pipeline, ClassificationPipeline) else {})
+        if isinstance(self.pipeline, ClassificationPipeline):
+            types[text_apis.PREDICT] = tei.Predict
+        if isinstance(self.pipeline, SparsePipeline):
+            types[text_apis.EMBED_SPARSE] = tei.EmbedSparse
+        return types
 
     def parse(self, job: Job) -> tuple[Batch, Any]:
         """Tokenizes the texts of a body; a text is never opened as a file.
@@ -101,4 +106,5 @@ class TaskHandler(TextHandler):
         """See `TextHandler`."""
         if isinstance(self.pipeline, ClassificationPipeline):
             return super().extra_description()
-        return {"info": {"model_type": {}, "max_input_length": self.pipeline.max_length}}
+        kind = {"embedding": {"pooling": "splade"}} if isinstance(self.pipeline, SparsePipeline) else {}
+        return {"info": {"model_type": kind, "max_input_length": self.pipeline.max_length}}

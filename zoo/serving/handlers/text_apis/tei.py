@@ -1,4 +1,4 @@
-"""Requests of text-embeddings-inference (TEI): /embed, /similarity, /rerank, /predict, /tokenize and /decode.
+"""Requests of text-embeddings-inference (TEI): /embed, /embed_sparse, /similarity, /rerank, /predict and tokens.
 
 Source: types.rs and server.rs in router/src/http of https://github.com/huggingface/text-embeddings-inference. Unknown
 fields are ignored, as there.
@@ -23,6 +23,7 @@ from zoo.serving.protocol.fields import Fields
 from zoo.serving.protocol.text_apis import EmptyBatch, Unprocessable, WrongTask
 from zoo.serving.workers.channel import Job
 from zoo.texts.data.tokenizer import Tokens
+from zoo.texts.heads.sparse_encoder import SparsePipeline
 from zoo.texts.text_pipeline import TextPipeline
 
 DIRECTIONS = ("right", "left")
@@ -145,6 +146,35 @@ class Embed(EmbeddingApi, TeiApi):
             outputs: Outputs of the model.
         """
         return orjson.dumps(self.vectors(outputs, *context), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+class EmbedSparse(TeiApi):
+    """`/embed_sparse`: the tokens of the vocabulary with a weight above 0, of every text."""
+
+    pipeline: SparsePipeline
+
+    def parse_fields(self, fields: Fields, job: Job) -> tuple[Batch, Tokens]:
+        """See `TeiApi`.
+
+        Args:
+            fields: The fields.
+            job: The job.
+        """
+        tokens = self.truncated_tokens(self.samples(fields), fields, job)
+        return flat(tokens), tokens
+
+    def encode(self, context: Tokens, outputs: Batch) -> bytes:
+        """See `zoo.serving.handlers.base.Api`.
+
+        Args:
+            context: Tokens of the texts.
+            outputs: Outputs of the model.
+        """
+        vectors = [
+            [{"index": index, "value": value} for index, value in zip(vector["indices"], vector["values"], strict=True)]
+            for vector in self.pipeline.decode(outputs[self.pipeline.OUTPUT], context)
+        ]
+        return orjson.dumps(vectors, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 class Similarity(EmbeddingApi, TeiApi):
