@@ -146,7 +146,7 @@ class TextPipeline(LinePipeline[NativeTexts]):
         if on_error not in ("raise", "skip"):
             raise RequestError(f"found on_error {on_error!r:.40}; expected raise or skip")
         results: list[dict[str, Any]] = []
-        rows = self.rows(self._as_list(raw), names=False)
+        rows = self.input_rows(self._as_list(raw), names=False)
         while window := list(itertools.islice(rows, SORT_WINDOW * self.batch_size)):
             if on_error == "raise":
                 _require_valid(window)
@@ -221,7 +221,7 @@ class TextPipeline(LinePipeline[NativeTexts]):
         Raises:
             RequestError: There are no texts, or one is invalid; the message has its number.
         """
-        rows = list(self.rows(self._as_list(raw), names=False))
+        rows = list(self.input_rows(self._as_list(raw), names=False))
         if not rows:
             raise RequestError("found no texts; give at least one")
         _require_valid(rows)
@@ -250,6 +250,19 @@ class TextPipeline(LinePipeline[NativeTexts]):
             Iterator over the rows.
         """
         return text_files.read_rows(data, self.TEXTS_PER_ROW, columns or self.columns, names=names)
+
+    def input_rows(self, data: Any, columns: Sequence[str] = (), *, names: bool = True) -> Iterator[text_files.Row]:
+        """Reads rows to compute: those of `rows`, which calibration reads too, with the errors of the task.
+
+        Args:
+            data: See `rows`.
+            columns: See `rows`.
+            names: See `rows`.
+
+        Returns:
+            Iterator over the rows.
+        """
+        return self.rows(data, columns, names=names)
 
     def parse_columns(self, option: str | None) -> list[str]:
         """Splits the option --column into names.
@@ -398,7 +411,7 @@ class TextPipeline(LinePipeline[NativeTexts]):
         names = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
         errors, started, count, truncated, size = Counter[str](), time.perf_counter(), 0, 0, 0
         with self._writer(output) as write, progress("computing texts") as advance:
-            rows = self.rows(names, columns)
+            rows = self.input_rows(names, columns)
             while window := list(itertools.islice(rows, SORT_WINDOW * self.batch_size)):
                 self._report_errors(map(_error, window), errors, on_error, self._outcome)
                 tokens = self.tokenize([row.texts for row in window if not row.error], **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -105,7 +105,7 @@ class FillMaskPipeline(TaskPipeline):
 
         Returns:
             List of {"score", "token", "token_str", "sequence"} of each text, the best token first; of a text with
-            several masks a list for each mask.
+            several masks a list for each mask, of a text whose masks are truncated an empty list.
 
         Raises:
             RequestError: A text has no mask, or an option is out of range.
@@ -179,6 +179,13 @@ class FillMaskPipeline(TaskPipeline):
             self._decoder = found["decoder.weight"], found["decoder.bias"]
         return self._decoder
 
+    def input_rows(self, data: Any, columns: Sequence[str] = (), *, names: bool = True) -> Iterator[text_files.Row]:
+        """See `TextPipeline.input_rows`: a text without a mask is invalid."""
+        mask = str(self.folder.preprocessing["mask"])
+        error = f"has no {mask}; expected it in the place of a token"
+        for row in self.rows(data, columns, names=names):
+            yield row if row.error or mask in row.texts[0] else row._replace(error=error)
+
     def tokenize(
         self, rows: Sequence[tuple[str, ...]], prompt: str | None = None, max_length: int | None = None
     ) -> Tokens:
@@ -207,10 +214,6 @@ class FillMaskPipeline(TaskPipeline):
         for i, end in enumerate(ends):
             start = end - tokens.lengths[i]
             own = np.flatnonzero((places >= start) & (places < end))
-            if not len(own):
-                raise RequestError(
-                    f"text {i + 1} has no {self.folder.preprocessing['mask']}; expected it in the place of a token"
-                )
             ids = tokens.ids[start:end]
             masks = [self._tokens(ids, int(places[k] - start), scores[k], len(own) == 1) for k in own]
             results.append(masks[0] if len(masks) == 1 else masks)
@@ -235,7 +238,8 @@ class FillMaskPipeline(TaskPipeline):
 
     def lines(self, result: Any) -> list[dict[str, Any]]:
         """See `TaskPipeline.lines`: masks one after the other."""
-        return [line for mask in (result if isinstance(result[0], list) else [result]) for line in mask]
+        masks = result if result and isinstance(result[0], list) else [result]
+        return [line for mask in masks for line in mask]
 
 
 def evaluate(pipelines: Mapping[str, FillMaskPipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:
@@ -273,8 +277,11 @@ def evaluate(pipelines: Mapping[str, FillMaskPipeline], data: Any, on_error: str
         parts = []
         for i in range(0, len(texts), SORT_WINDOW):
             tokens = pipeline.tokenize(texts[i : i + SORT_WINDOW])
-            scores, _ = pipeline.probabilities(pipeline.compute(tokens), tokens)
-            parts.append(np.argsort(-scores, axis=1, kind="stable")[:, :TOP])
+            scores, places = pipeline.probabilities(pipeline.compute(tokens), tokens)
+            best = np.full((len(tokens.lengths), TOP), -1)  # of a truncated mask
+            owners = np.searchsorted(np.cumsum(tokens.lengths), places, side="right")
+            best[owners] = np.argsort(-scores, axis=1, kind="stable")[:, :TOP]
+            parts.append(best)
         ranked[name] = np.concatenate(parts)
 
     def measured(name: str) -> dict[str, labelled.Counts]:

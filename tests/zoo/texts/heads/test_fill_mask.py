@@ -1,5 +1,7 @@
 """Tokens in the place of a mask, equal to those of transformers' fill-mask pipeline."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -67,3 +69,19 @@ def test_texts_without_a_mask_are_refused(tmp_path):
         ours([TEXTS[0], "the cat"])
     with pytest.raises(RequestError, match="found the target 'catsandzoos'; expected tokens"):
         ours(TEXTS[0], targets=["catsandzoos"])
+
+
+def test_texts_without_a_mask_are_left_out_of_files(tmp_path):
+    folder, _ = imported(tmp_path)
+    (tmp_path / "texts.txt").write_text("\n".join([TEXTS[0], "the cat", "a b " * 60 + "[MASK]", TEXTS[1]]))
+    options = {"precision": "fp32", "engine": "onnxruntime"}
+    report = zoo.run(folder, tmp_path / "texts.txt", tmp_path / "out.jsonl", top_k=1, **options)
+    assert (report["texts"], report["skipped"]) == (3, 1)
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [line["row"] for line in lines] == [1, 2, 4] and lines[1] == {"row": 2}
+    ours = zoo.pipeline(folder, **options)
+    found = ours([TEXTS[0], "the cat", "a b " * 60 + "[MASK]"], on_error="skip")
+    assert "expected it in the place" in found[1]["error"] and found[2] == [] and len(found[0]) == 5
+    zoo.calibrate(folder, str(tmp_path / "texts.txt"), samples=4)  # which reads texts without masks
+    (tmp_path / "data.tsv").write_text(f"{TEXTS[0]}\tcat\n{'a b ' * 60}[MASK]\tcat\n")
+    assert fill_mask.evaluate({"fp32": ours}, tmp_path / "data.tsv")["samples"] == 2
