@@ -21,6 +21,7 @@ TASKS = {
     "topics": "AutoModelForSequenceClassification",
     "entities": "AutoModelForTokenClassification",
     "weights": "AutoModelForMaskedLM",
+    "answers": "AutoModelForQuestionAnswering",
 }
 FORMATS = {"weights": "sparse-encoder"}
 NAMES = {0: "O", 1: "B-PER", 2: "I-PER"}
@@ -30,11 +31,13 @@ NAMES = {0: "O", 1: "B-PER", 2: "I-PER"}
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     path = tmp_path_factory.mktemp("tasks")
     (path / "texts.txt").write_text("\n".join(TEXTS * 30))
+    (path / "pairs.txt").write_text("\n".join(f"{text}\t{TEXTS[2]}" for text in TEXTS * 30))
     for name, task in TASKS.items():
         more = {"problem_type": "multi_label_classification"} if name == "topics" else {}
-        text_models.write_task(path / f"theirs-{name}", task, id2label=NAMES, **more)
+        labels: dict[str, Any] = {} if name == "answers" else {"id2label": NAMES}
+        text_models.write_task(path / f"theirs-{name}", task, **labels, **more)
         zoo.import_model(path / f"theirs-{name}", path / name, format=FORMATS.get(name))
-        zoo.calibrate(path / name, str(path / "texts.txt"), samples=16)
+        zoo.calibrate(path / name, str(path / ("pairs.txt" if name == "answers" else "texts.txt")), samples=16)
         zoo.build(path / name)
     return {name: path / name for name in TASKS}
 
@@ -95,6 +98,13 @@ def test_entities_are_the_models_own(served: Server, folders: dict[str, Path]) -
     close([line for line in found if line["row"] == 2], windows)
 
 
+def test_answers_are_the_models_own(served: Server, folders: dict[str, Path]) -> None:
+    pair = (TEXTS[1], TEXTS[2])
+    expected = [{"row": 1, **zoo.pipeline(folders["answers"])([pair])[0]}]
+    close(ask(served, "answers", [pair]), expected)
+    close(served.json("/v1/models/answers:run", "\t".join(pair).encode(), "text/plain")["results"], expected)
+
+
 def test_weights_of_tokens_are_the_models_own(served: Server, folders: dict[str, Path]) -> None:
     ours = zoo.pipeline(folders["weights"])(TEXTS)
     expected = [dict(zip(row["indices"].tolist(), row["values"].tolist(), strict=True)) for row in ours]
@@ -121,6 +131,7 @@ def test_invalid_texts_and_options_are_said(served: Server) -> None:
         ("labels", {"texts": ["a"], "top_k": "x"}, "found top_k 'x'"),
         ("entities", {"texts": ["a"], "aggregation_strategy": "best"}, "expected none, simple, first"),
         ("entities", {"texts": [3]}, "text 1 is 3"),
+        ("labels", {"texts": ["a"], "self": 1}, "the body has the key 'self'; expected texts, "),
     ):
         status, _, text = served.ask(f"/v1/models/{name}:run", json.dumps(body).encode(), "application/json")
         assert status == 400 and message in json.loads(text)["error"], body

@@ -25,8 +25,8 @@ from zoo.texts.heads.task_pipeline import TaskPipeline
 class TaskHandler(TextHandler):
     """Computes the results of a text task.
 
-    A text body has one text per line; a JSON body is {"texts": [...]} with the options of the pipeline's call, or the
-    list, whose items are what the pipeline takes.
+    A text body has one text per line, or question TAB context; a JSON body is {"texts": [...]} with the options of the
+    pipeline's call, or the list, whose items are what the pipeline takes.
     """
 
     pipeline: TaskPipeline
@@ -60,10 +60,12 @@ class TaskHandler(TextHandler):
         """
         options: dict[str, Any] = {}
         if job.content_type == responses.JSON:
-            known = inspect.signature(type(self.pipeline).with_options).parameters
+            known = inspect.signature(self.pipeline.with_options).parameters
             content, options = json_options(job, "texts", (*known, "on_error"))
         else:
             content = text_lines(job, MAX_TEXTS, "texts")
+            if self.pipeline.TEXTS_PER_ROW > 1:
+                content = [line.split("\t") for line in content]
         on_error = options.pop("on_error", "raise")
         if on_error not in ("raise", "skip"):
             raise RequestError(f"found on_error {on_error!r:.40}; expected raise or skip")
@@ -72,7 +74,7 @@ class TaskHandler(TextHandler):
         require_count(len(content), MAX_TEXTS, "texts")
         pipeline = self.pipeline.with_options(**options)
         items = [tuple(item) if isinstance(item, list) else item for item in content]
-        rows = list(pipeline.rows(items, names=False))
+        rows = list(pipeline.input_rows(items, names=False))
         limits.TEXT.require(sum(len(text) for row in rows for text in row.texts), job.received_bytes)
         errors = [row.error for row in rows]
         if (wrong := next((row for row in rows if row.error), None)) and (on_error == "raise" or all(errors)):
