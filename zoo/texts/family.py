@@ -141,7 +141,7 @@ MAX_LENGTH = RunOption(
 
 SENTENCE_ENCODER = TextFamily(  # Reimers and Gurevych 2019, "Sentence-BERT"
     name="sentence-encoder",
-    title="Sentence encoder: texts to vectors, BERT, RoBERTa, DistilBERT or MPNet",
+    title="Sentence encoder: texts to vectors",
     task="embedding",
     recipe=QuantRecipe(keep_float=(f"{ATTENTION}|{POOLED}",), smooth=True),
     run_options=(
@@ -176,7 +176,7 @@ SENTENCE_ENCODER = TextFamily(  # Reimers and Gurevych 2019, "Sentence-BERT"
 
 CROSS_ENCODER = TextFamily(  # Nogueira and Cho 2019, "Passage Re-ranking with BERT"
     name="cross-encoder",
-    title="Cross-encoder: pairs of texts to scores, BERT, RoBERTa, DistilBERT or MPNet",
+    title="Cross-encoder: pairs of texts to scores",
     task="ranking",
     module="ranking",
     config=TrainConfig(max_length=0),
@@ -201,7 +201,7 @@ TOKEN_HEAD = r"(dense|dense_norm|classifier)(\..*)?|logits"
 
 TEXT_CLASSIFICATION = TextFamily(
     name="text-classification",
-    title="Text classification: labels of texts or pairs, BERT, RoBERTa, DistilBERT or MPNet",
+    title="Text classification: labels of texts or pairs",
     task="text classification",
     module="sequence_classification",
     recipe=QuantRecipe(keep_float=(ATTENTION, HEAD), smooth=True),
@@ -216,7 +216,7 @@ TEXT_CLASSIFICATION = TextFamily(
 
 TOKEN_CLASSIFICATION = TextFamily(
     name="token-classification",
-    title="Token classification: entities of texts, BERT, RoBERTa, DistilBERT or MPNet",
+    title="Token classification: entities of texts",
     task="token classification",
     module="token_classification",
     recipe=QuantRecipe(keep_float=(ATTENTION, TOKEN_HEAD), smooth=True),

@@ -105,7 +105,8 @@ def train(
         pairs = [(prompts[0] + first, prompts[1] + second) for first, second in pairs]
     if len(pairs) < config.batch_size:
         raise RequestError(
-            f"found {len(pairs)} {'texts' if task else 'pairs'}, expected at least the {config.batch_size} of a batch"
+            f"found {len(pairs)} {'texts' if task else 'pairs'}, expected at least the {config.batch_size} of a batch; "
+            "name a smaller one with --batch-size"
         )
     max_length = min(config.max_length or features["max_length"], features["max_length"])
     path = start_from / tokenizer.FILE

@@ -188,7 +188,7 @@ class GraphValues:
         node = value.producer()
         what = f"the input {value.name}" if node is None else f"{node.op_type} {query.label(node)}"
         if self.for_kernels:
-            raise RequestError(f"the native decoder cannot map {what}: {why}; use another engine")
+            raise RequestError(f"the native kernels cannot map {what}: {why}; use another engine")
         raise RequestError(f"no decoding step can be derived from {what}: {why}")
 
     def skip_qdq(self, value: ir.Value | None) -> ir.Value:

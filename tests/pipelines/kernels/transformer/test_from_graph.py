@@ -321,7 +321,7 @@ def test_what_cannot_be_mapped_is_refused_with_the_operator_and_the_reason(chang
 def test_average_attention_is_read_for_other_engines_alone():
     form = ModelConfig(1, 1, 32, 48, 2, autoregression="average")
     model = export(Transformer(form, WORDS, pre_norm=False, dropout=0.0))
-    with pytest.raises(RequestError, match="native decoder cannot map Mul decoder.0.attention.own"):
+    with pytest.raises(RequestError, match="native kernels cannot map Mul decoder.0.attention.own"):
         decoder_program(model)
     mapper = GraphMapper(model, ("source", "target"), "memory", for_kernels=False)
     operations = mapper.decoder_operations("logits")
