@@ -8,7 +8,7 @@ most stay in float32 (`leave_float`); these are chosen on the texts of the calib
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,27 +66,13 @@ class DefaultTexts:
 
     def evaluation(self) -> list[Batch]:
         """Returns padded batches of the texts that judge, the shortest texts first."""
-        return list(_batches(self._tokens(sample_texts.evaluation_texts()), self.config.inputs))
+        tokens = self._tokens(sample_texts.evaluation_texts())
+        return [part.padded(self.config.inputs) for part, *_ in tokens.batches(BATCH_TOKENS, BATCH_TOKENS)]
 
     def _tokens(self, texts: Sequence[str]) -> Tokens:
         if self.pairs:
             return self._tokenizer([(self._prompt + a, b) for a, b in sample_texts.pairs(texts)])
         return self._tokenizer([self._prompt + text for text in texts])
-
-
-def _batches(tokens: Tokens, inputs: Sequence[str]) -> Iterator[Batch]:
-    """Yields padded batches of texts of about one length, of `BATCH_TOKENS` tokens or one text."""
-    order, ends = np.argsort(tokens.lengths, kind="stable"), np.cumsum(tokens.lengths)
-    start = 0
-    while start < len(order):
-        size = 1
-        while start + size < len(order) and (size + 1) * tokens.lengths[order[start + size]] <= BATCH_TOKENS:
-            size += 1
-        rows = order[start : start + size]
-        indices = np.concatenate([np.arange(ends[i] - tokens.lengths[i], ends[i]) for i in rows])
-        part = Tokens(tokens.ids[indices], tokens.types[indices], tokens.lengths[rows], tokens.truncated[rows])
-        yield part.padded(inputs)
-        start += size
 
 
 def judged(

@@ -233,7 +233,7 @@ TOKEN_CLASSIFICATION = TextFamily(
 
 QUESTION_ANSWERING = TextFamily(  # Rajpurkar et al. 2016, "SQuAD"
     name="question-answering",
-    title="Extractive question answering: spans of contexts, BERT, RoBERTa, DistilBERT, ELECTRA or ModernBERT",
+    title="Extractive question answering: spans of contexts",
     task="question answering",
     module="question_answering",
     recipe=QuantRecipe(keep_float=(ATTENTION, TOKEN_HEAD), smooth=True),
@@ -249,7 +249,7 @@ QUESTION_ANSWERING = TextFamily(  # Rajpurkar et al. 2016, "SQuAD"
 
 FILL_MASK = TextFamily(
     name="fill-mask",
-    title="Masked language model: tokens in the place of a mask, BERT, RoBERTa, DistilBERT, ELECTRA or ModernBERT",
+    title="Masked language model: tokens in the place of a mask",
     task="fill-mask",
     module="fill_mask",
     recipe=QuantRecipe(keep_float=(ATTENTION,), smooth=True),
@@ -278,7 +278,7 @@ ZERO_SHOT = TextFamily(  # Yin et al. 2019, "Benchmarking Zero-shot Text Classif
 
 SPARSE_ENCODER = TextFamily(  # Formal et al. 2021, "SPLADE v2"
     name="sparse-encoder",
-    title="Sparse encoder: texts to weights of the vocabulary (SPLADE), BERT, RoBERTa, DistilBERT or ModernBERT",
+    title="Sparse encoder: texts to weights of the vocabulary (SPLADE)",
     task="sparse embedding",
     module="sparse_encoder",
     recipe=QuantRecipe(keep_float=(ATTENTION,), smooth=True),

@@ -350,24 +350,15 @@ class TextPipeline(LinePipeline[NativeTexts]):
             self._hold(lambda: tokens.first(EXAMPLE).padded(self.config.inputs), self._long_example)
         if self._native is not None:
             return self._native.compute(tokens.ids, tokens.types, tokens.lengths)
-        lengths, ends = tokens.lengths, np.cumsum(tokens.lengths)
-        results = np.zeros((len(tokens.ids if self.PER_TOKEN else lengths), self.config.output_size), np.float32)
-        order = np.argsort(lengths, kind="stable")
-        start = 0
-        while start < len(order):
-            size = min(self.batch_size, len(order) - start)
-            while size > 1 and size * lengths[order[start + size - 1]] > self.BATCH_TOKENS:
-                size -= 1
-            rows = order[start : start + size]
-            indices = np.concatenate([np.arange(ends[i] - lengths[i], ends[i]) for i in rows])
-            part = Tokens(tokens.ids[indices], tokens.types[indices], lengths[rows], tokens.truncated[rows])
+        count = len(tokens.ids if self.PER_TOKEN else tokens.lengths)
+        results = np.zeros((count, self.config.output_size), np.float32)
+        for part, rows, indices in tokens.batches(self.batch_size, self.BATCH_TOKENS):
             batch = part.padded(self.config.inputs)
             outputs = self._session.run(batch)[self.OUTPUT]
             if self.PER_TOKEN:
                 results[indices] = outputs[batch[MASK] != 0]
             else:
                 results[rows] = outputs
-            start += size
         return results
 
     def _long_example(self) -> Batch:

@@ -27,7 +27,7 @@ def calibration_texts() -> tuple[str, ...]:
 
 @functools.cache
 def evaluation_texts() -> tuple[str, ...]:
-    """Returns 1,500 texts in 18 languages, search queries, code and addresses; every time the same."""
+    """Returns 1,500 texts in 19 languages, search queries, code and addresses; every time the same."""
     texts: list[str] = []
     for group in read_json(FOLDER / "evaluation.json")["groups"].values():
         made = _combined(group["parts"], group["separator"], group["texts"])

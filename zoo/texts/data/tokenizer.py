@@ -85,6 +85,31 @@ class Tokens(NamedTuple):
         end = int(self.lengths[:count].sum())
         return Tokens(self.ids[:end], self.types[:end], self.lengths[:count], self.truncated[:count])
 
+    def batches(self, texts: int, tokens: int) -> Iterator[tuple[Tokens, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yields texts of about one length, the shortest first.
+
+        Args:
+            texts: Maximum number of texts of a batch.
+            tokens: Maximum number of tokens of a padded batch of several texts.
+
+        Yields:
+            The tokens of a batch, the numbers of its texts, and the numbers of its tokens.
+        """
+        order, ends = np.argsort(self.lengths, kind="stable"), np.cumsum(self.lengths)
+        start = 0
+        while start < len(order):
+            size = min(texts, len(order) - start)
+            while size > 1 and size * self.lengths[order[start + size - 1]] > tokens:
+                size -= 1
+            rows = order[start : start + size]
+            indices = np.concatenate([np.arange(ends[i] - self.lengths[i], ends[i]) for i in rows])
+            yield (
+                Tokens(self.ids[indices], self.types[indices], self.lengths[rows], self.truncated[rows]),
+                rows,
+                indices,
+            )
+            start += size
+
     def padded(self, inputs: Sequence[str]) -> dict[str, NDArray[np.int64]]:
         """Pads the tokens to the longest text.
 
