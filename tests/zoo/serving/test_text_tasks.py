@@ -131,6 +131,8 @@ def test_invalid_texts_and_options_are_said(served: Server) -> None:
         ("labels", {"texts": ["a"], "top_k": "x"}, "found top_k 'x'"),
         ("entities", {"texts": ["a"], "aggregation_strategy": "best"}, "expected none, simple, first"),
         ("entities", {"texts": [3]}, "text 1 is 3"),
+        ("entities", {"texts": ["a"], "ignore_labels": 3}, "found ignore_labels 3; expected a list"),
+        ("answers", {"texts": [["a", "b"]], "max_answer_len": "x"}, "found max_answer_len 'x'"),
         ("labels", {"texts": ["a"], "self": 1}, "the body has the key 'self'; expected texts, "),
     ):
         status, _, text = served.ask(f"/v1/models/{name}:run", json.dumps(body).encode(), "application/json")

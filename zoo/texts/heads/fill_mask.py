@@ -16,7 +16,7 @@ from zoo.texts.data.tokenizer import Tokens
 from zoo.texts.heads import labelled
 from zoo.texts.heads.masked_language import MaskedLanguageHead
 from zoo.texts.heads.sequence_classification import SOFTMAX, activated
-from zoo.texts.heads.task_pipeline import TaskPipeline
+from zoo.texts.heads.task_pipeline import TaskPipeline, as_names
 from zoo.texts.models import weights
 from zoo.texts.models.head import special_token
 from zoo.texts.text_pipeline import SORT_WINDOW, Floats
@@ -156,7 +156,7 @@ class FillMaskPipeline(TaskPipeline):
         """
         if type(top_k) is not int or not 0 < top_k <= self.config.vocabulary:
             raise RequestError(f"found top_k {top_k!r:.40}; expected a whole number from 1")
-        names = [] if targets is None else [targets] if isinstance(targets, str) else list(targets)
+        names = [] if targets is None else [targets] if isinstance(targets, str) else as_names("targets", targets)
         numbers = [self.tokenizer.number(name) if isinstance(name, str) else None for name in names]
         if None in numbers:
             raise RequestError(f"found the target {names[numbers.index(None)]!r:.40}; expected tokens of the model")

@@ -187,7 +187,7 @@ class AnswerPipeline(TaskPipeline):
             max_length=max_seq_len or min(LENGTH, self.max_length),
             top_k=top_k,
             stride=doc_stride,
-            longest=max_answer_len,
+            longest=min(max_answer_len, self.max_length),
             allows_none=bool(handle_impossible_answer),
             whole_words=bool(align_to_words),
         )

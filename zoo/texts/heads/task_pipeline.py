@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -126,3 +126,18 @@ class TaskPipeline(TextPipeline):
     @property
     def _outcome(self) -> str:
         return "; its row is empty"
+
+
+def as_names(option: str, value: Any) -> list[Any]:
+    """Returns the value of an option that takes a list of names.
+
+    Args:
+        option: Name of the option.
+        value: Its value.
+
+    Raises:
+        RequestError: It is no list.
+    """
+    if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
+        raise RequestError(f"found {option} {value!r:.40}; expected a list of texts")
+    return list(value)

@@ -13,7 +13,7 @@ from zoo.texts.data.tokenizer import Tokens
 from zoo.texts.heads import labelled
 from zoo.texts.heads.entities import STRATEGIES, Piece, aggregate, merge_windows
 from zoo.texts.heads.sequence_classification import SOFTMAX, activated
-from zoo.texts.heads.task_pipeline import TaskPipeline
+from zoo.texts.heads.task_pipeline import TaskPipeline, as_names
 from zoo.texts.models.config import LOGITS
 from zoo.texts.models.head import TokenHead, label_names, special_token
 from zoo.texts.text_pipeline import SORT_WINDOW, Floats
@@ -149,12 +149,12 @@ class EntityPipeline(TaskPipeline):
             stride: See `__call__`.
             max_length: See `__call__`.
         """
-        strategy, ignored = aggregation_strategy, ignore_labels
+        strategy, ignored = aggregation_strategy, as_names("ignore_labels", ignore_labels)
         if strategy not in STRATEGIES:
             raise RequestError(f"found aggregation_strategy {strategy!r:.40}; expected {', '.join(STRATEGIES)}")
         if stride is not None and strategy == "none":
             raise RequestError("found a stride without aggregation_strategy; windows merge only entities")
-        if isinstance(ignored, str) or not all(isinstance(label, str) for label in ignored):
+        if not all(isinstance(label, str) for label in ignored):
             raise RequestError(f"found ignore_labels {ignored!r:.40}; expected a list of labels")
         return self.configured(max_length=max_length, strategy=strategy, stride=stride, ignored=tuple(ignored))
 

@@ -15,7 +15,7 @@ from zoo.texts.data import text_files
 from zoo.texts.data.tokenizer import Tokens
 from zoo.texts.heads import labelled
 from zoo.texts.heads.sequence_classification import SOFTMAX, SequenceClassification, activated
-from zoo.texts.heads.task_pipeline import TaskPipeline
+from zoo.texts.heads.task_pipeline import TaskPipeline, as_names
 from zoo.texts.models.config import SCORES
 from zoo.texts.models.head import label_names
 from zoo.texts.text_pipeline import SORT_WINDOW, Floats
@@ -151,7 +151,11 @@ class ZeroShotPipeline(TaskPipeline):
             hypothesis_template: See `__call__`.
             multi_label: See `__call__`.
         """
-        labels = candidate_labels.split(",") if isinstance(candidate_labels, str) else list(candidate_labels)
+        labels = (
+            candidate_labels.split(",")
+            if isinstance(candidate_labels, str)
+            else as_names("candidate_labels", candidate_labels)
+        )
         labels = [label.strip() if isinstance(label, str) else label for label in labels]
         if not labels or not all(isinstance(label, str) and label for label in labels):
             raise RequestError(

@@ -69,6 +69,8 @@ def test_texts_without_a_mask_are_refused(tmp_path):
         ours([TEXTS[0], "the cat"])
     with pytest.raises(RequestError, match="found the target 'catsandzoos'; expected tokens"):
         ours(TEXTS[0], targets=["catsandzoos"])
+    with pytest.raises(RequestError, match="found targets 3; expected a list of texts"):
+        ours(TEXTS[0], targets=3)
 
 
 def test_texts_without_a_mask_are_left_out_of_files(tmp_path):

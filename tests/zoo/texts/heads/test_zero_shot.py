@@ -48,6 +48,8 @@ def test_labels_must_be_named(tmp_path):
     ours = zoo.pipeline(folder, "fp32", "onnxruntime")
     with pytest.raises(RequestError, match="name those to choose from: candidate_labels"):
         ours("the cat")
+    with pytest.raises(RequestError, match="found candidate_labels 3; expected a list of texts"):
+        ours("the cat", 3)
     with pytest.raises(RequestError, match="found hypothesis_template 'the cat'; expected {}"):
         ours("the cat", LABELS, hypothesis_template="the cat")
 
