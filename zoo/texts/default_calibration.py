@@ -95,11 +95,12 @@ def judged(
     machine.trim()
     batches = list(found)
     exact = _outputs(small, batches, texts.pairs)
+    count = sum(len(batch[MASK]) for batch in batches)
 
     def measure(table: CalibrationTable) -> dict[str, Any]:
         quantizer = Quantizer(small, recipe)
         int8, _ = quantizer.quantize(replace(table, graph=io.digest(small)))
-        return quality(exact, _outputs(int8, batches, texts.pairs), labels)
+        return {"texts": count, **quality(exact, _outputs(int8, batches, texts.pairs), labels)}
 
     result = measure(table)
     if not _is_low(result):
@@ -155,18 +156,17 @@ def quality(exact: NDArray[Any], int8: NDArray[Any], labels: int) -> dict[str, A
         labels: Number of scores; 0 for embeddings.
 
     Returns:
-        {"texts"} and, for embeddings, the cosines' {"mean", "minimum", "below_0.99": share}; for scores
-        {"largest_change", "agreement"}: the largest change of a score before its activation; the share of texts with
-        the same highest score or, with one score, the share of successive texts in the same order. Of integers, only
-        the share of equal rows.
+        For embeddings the cosines' {"mean", "minimum", "below_0.99": share}; for scores
+        {"largest_change", "agreement"}: the largest change of a score before its activation; the share of texts or
+        tokens with the same highest score or, with one score, the share of successive texts in the same order. Of
+        integers, only the share of equal rows.
     """
     if exact.dtype == np.int64:
-        return {"texts": len(exact), "agreement": round(float((exact == int8).all(axis=1).mean()), 5)}
+        return {"agreement": round(float((exact == int8).all(axis=1).mean()), 5)}
     if not labels:
         norms = np.linalg.norm(exact, axis=1) * np.linalg.norm(int8, axis=1)
         cosines = np.einsum("ij,ij->i", exact, int8, dtype=np.float64) / np.maximum(norms, 1e-30)
         return {
-            "texts": len(exact),
             "mean": round(float(cosines.mean()), 5),
             "minimum": round(float(cosines.min()), 5),
             f"below_{metrics.LOW}": round(float((cosines < metrics.LOW).mean()), 5),
@@ -176,7 +176,6 @@ def quality(exact: NDArray[Any], int8: NDArray[Any], labels: int) -> dict[str, A
     else:
         same = np.signbit(np.diff(exact[:, 0])) == np.signbit(np.diff(int8[:, 0]))
     return {
-        "texts": len(exact),
         "largest_change": round(float(np.abs(exact - int8).max()), 5),
         "agreement": round(float(same.mean()), 5),
     }

@@ -70,6 +70,12 @@ def test_scores_are_judged_by_change_and_agreement(tmp_path, few_texts, labels):
     assert quality["largest_change"] > 0 and 0.5 < quality["agreement"] <= 1
 
 
+def test_labels_of_tokens_are_judged_on_texts(tmp_path, few_texts):
+    text_models.write_task(tmp_path / "theirs", "AutoModelForTokenClassification", num_labels=3)
+    quality = zoo.import_model(tmp_path / "theirs", tmp_path / "ours", int8=True)["quality"]
+    assert quality["texts"] == len(few_texts) and 0.5 < quality["agreement"] <= 1
+
+
 def test_answers_are_judged_by_their_tokens(tmp_path, few_texts):
     source = theirs(tmp_path / "theirs")
     for name in ("modules.json", "model.safetensors"):
