@@ -181,6 +181,8 @@ def read_features(
         raise RequestError(f"{named}{kind} has {parts}; known are {', '.join(MODEL_TYPES)}")
     if head is None:
         _require_encoder(path, config)
+    elif (name := _architecture(config)) and not name.endswith(head.ENDS):
+        raise RequestError(f"found {name}, expected {' or '.join(f'...{end}' for end in head.ENDS)} for a {head.TITLE}")
     architecture = architecture_of(config)
     if task and not config.get("lora_adaptations"):
         raise RequestError(f"it has no adapters of tasks (lora_adaptations in {CONFIG}); found --task {task}")

@@ -185,3 +185,10 @@ def test_f1_of_entities(tmp_path, form):
 )
 def test_entities_of_labelled_words(tags, expected):
     assert labelled.spans(tags.split()) == expected
+
+
+def test_a_network_with_another_head_is_refused(tmp_path):
+    text_models.write_task(tmp_path / "theirs", "AutoModelForSequenceClassification")
+    with pytest.raises(RequestError, match="found BertForSequenceClassification, expected ...ForTokenClassification"):
+        zoo.import_model(tmp_path / "theirs", tmp_path / "ours", format="token-classification")
+    assert not (tmp_path / "ours").exists()
