@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import RequestError, one_line, requires
-from pipelines.core.files import link_or_copy, read_json, replacing, require_place, write_json
+from pipelines.core.files import copy_file, link_or_copy, read_json, replacing, require_place, write_json
 from pipelines.models.family import Importer
 from pipelines.models.hub import CARD, CardFile
 from zoo.texts.data import tokenizer
@@ -142,7 +142,7 @@ def _write(
             convert(sources, temporary)
     weights.load_weights(model_config, output / weights.FILE, path, head)  # raises for another configuration
     for name in names[2:]:
-        link_or_copy(network / name, output / name)
+        copy_file(network / name, output / name)
     if (content := _tokenizer_content(network)) is not None:
         write_json(output / tokenizer.FILE, content)
     files = [CardFile.of(output / name) for name in names if name != CARD]

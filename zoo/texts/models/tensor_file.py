@@ -54,7 +54,7 @@ class TensorFile(Mapping[str, Floats]):
 
     def __getitem__(self, name: str) -> Floats:
         original = self._names[name]
-        if (about := self._header[original])["dtype"] == "F32":
+        if (about := self._header[original])["dtype"] == "F32" and not self._has_adapter(original):
             begin, end = (self._start + offset for offset in about["data_offsets"])
             return np.asarray(self._content[begin:end].view("<f4")).reshape(about["shape"])
         if self._last[0] != name:
@@ -68,11 +68,14 @@ class TensorFile(Mapping[str, Floats]):
         tensor: Floats = self._file.get_tensor(original).astype(np.float32, copy=False)
         return tensor
 
+    def _has_adapter(self, original: str) -> bool:
+        return self.adapter is not None and f"{original.removesuffix('original')}0.lora_A" in self._header
+
     def _adapted(self, original: str, weight: Floats) -> Floats:
         """Returns W + scale B A for a linear layer, E + scale A B for an embedding; other tensors as they are."""
-        stem = original.removesuffix("original")
-        if self.adapter is None or f"{stem}0.lora_A" not in self._names.values():
+        if self.adapter is None or not self._has_adapter(original):
             return weight
+        stem = original.removesuffix("original")
         a, b = (self._read(f"{stem}0.{key}")[self.adapter.index] for key in ("lora_A", "lora_B"))
         product: Floats = a @ b if len(a) == len(weight) else b @ a
         adapted: Floats = weight + np.float32(self.adapter.scale) * product
