@@ -78,7 +78,7 @@ def as_fifo(name):
         (configured(pad_token_id="x", hidden_size="y"), 0, "'y'"),
         (configured(id2label={"x": "y"}), 2, "not as transformers writes it"),
         (configured(architectures=3), 0, "not as the toolkit writes them"),
-        (configured(model_type=["bert"]), 0, "not as the toolkit writes them"),
+        (configured(model_type=["bert"]), 0, r"\['bert'\] has unsupported parts"),
         (edited("modules.json", lambda modules: modules[0].update(path="../x")), 0, r"names the folder \.\./x"),
         (as_fifo("modules.json"), 0, r"modules\.json, which is no regular file"),
         (as_fifo("model.safetensors"), 0, r"model\.safetensors, which is no regular file"),

@@ -74,10 +74,11 @@ def importer(head: Head | None) -> Importer:
             return ""
         if head:
             return name if head.recognizes(path, config) else ""
+        architecture = _architecture(config)
         known = (
-            config["model_type"] in {*MODEL_TYPES, *UNSUPPORTED}
+            (config["model_type"] in MODEL_TYPES and not architecture.endswith("ForConditionalGeneration"))
             or (path / MODULES).is_file()
-            or (_is_encoder(_architecture(config)) and not config.get("is_encoder_decoder"))
+            or (_is_encoder(architecture) and not config.get("is_encoder_decoder"))
         )
         tasks = TASKS[:1] if (path / MODULES).is_file() else TASKS
         has_task = any(str(architecture).endswith(tasks) for architecture in config.get("architectures") or [])

@@ -14,6 +14,7 @@ from helpers.text_models import PAIRS, TEXTS  # noqa: E402
 
 import zoo  # noqa: E402
 from pipelines.core.errors import RequestError  # noqa: E402
+from zoo.texts.importers.huggingface import importer  # noqa: E402
 
 
 @pytest.fixture
@@ -203,3 +204,11 @@ def test_a_normalization_before_the_pooling_is_refused(folder):
     (folder / "modules.json").write_text(json.dumps([modules[0], modules[2], modules[1]]))
     with pytest.raises(RequestError, match="Normalize is before Pooling"):
         zoo.import_model(folder, folder.parent / "ours")
+
+
+@pytest.mark.parametrize("kind", ["bart", "t5"])
+def test_networks_that_generate_text_are_left_to_translation(tmp_path, kind):
+    names = {"bart": "BartForConditionalGeneration", "t5": "T5ForConditionalGeneration"}
+    content = {"model_type": kind, "architectures": [names[kind]], "is_encoder_decoder": True}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert importer(None).recognize(tmp_path) == ""
