@@ -201,7 +201,7 @@ def link_or_copy(source: str | os.PathLike[str], path: str | os.PathLike[str]) -
             return
         except OSError:
             pass
-    shutil.copyfile(real, target)
+    copy_file(real, target)
 
 
 def copy_file(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:

@@ -56,9 +56,7 @@ class QuickestSession(Asynchronous):
         self.threads = threads
         self._digest, self._options = digest, dict(options)
         self._chosen: dict[int, str] = {}  # size class -> name of an option
-        self._borrowed: dict[
-            int, str
-        ] = {}  # as `_chosen`: classes of which one batch ran in the engine of a larger one
+        self._borrowed: dict[int, str] = {}  # likewise, of classes that ran once, in the option of a larger class
         self._sessions: dict[str, Session] = {}
         self._only: Session | None = None  # session for all batch sizes, if there is one option
         self._engine = "auto"

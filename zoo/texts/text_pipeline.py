@@ -143,8 +143,7 @@ class TextPipeline(LinePipeline[NativeTexts]):
             RequestError: There are no valid texts, a text is invalid, or an option is.
         """
         options = self.text_options(prompt, max_length)
-        if on_error not in ("raise", "skip"):
-            raise RequestError(f"found on_error {on_error!r:.40}; expected raise or skip")
+        text_files.require_on_error(on_error)
         results: list[dict[str, Any]] = []
         rows = self.input_rows(self._as_list(raw), names=False)
         while window := list(itertools.islice(rows, SORT_WINDOW * self.batch_size)):

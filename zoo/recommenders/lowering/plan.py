@@ -30,7 +30,7 @@ from zoo.recommenders.lowering.expressions import (
     is_relu,
     parts_of,
 )
-from zoo.recommenders.lowering.fields.expressions import FieldAttention, GatedCodes
+from zoo.recommenders.lowering.fields.expressions import FieldAttention, GatedCodes, vectors_of
 from zoo.recommenders.lowering.forms import FORMS, Form
 from zoo.recommenders.lowering.graph_reader import GraphReader
 from zoo.recommenders.lowering.table_scales import TableScales
@@ -357,11 +357,7 @@ class LoweringPlan:
         read = []
         for group in self.groups.values():
             parts = [part for part in group.parts if part not in group.folded]
-            inner = [
-                each
-                for part in parts
-                for each in (parts_of(part.x) if isinstance(part, GatedCodes | Crossed) else [part])
-            ]
+            inner = [each for part in parts for each in vectors_of(part)]
             fields = self._reads_bytes(group.layers) and any(isinstance(part, Field) for part in inner)
             read.append((fields, self._in_bytes(group)))
         return tuple(read), tuple((x, tuple(sorted(forms))) for x, forms in self.forms.items())
@@ -389,12 +385,11 @@ class LoweringPlan:
     def _in_bytes(self, group: LayerGroup) -> bool:
         """Whether the layers of a group read gated vectors, a state of a cross network, or x_0, as bytes."""
         states = [part for part in group.parts if isinstance(part, Crossed | GatedCodes)]
-        kept = any(layer.value in self.kept for layer in group.layers)
         large = sum(layer.weight.size for layer in group.layers) > FINE
         if not self.form.coarse or not all(state in self.columns for state in states):
             return False
         if any(isinstance(state, GatedCodes) for state in states):
-            return not kept
+            return self._reads_bytes(group.layers)
         return large and (bool(states) or any(parts_of(x.x) == group.parts for x in self.crossed.values()))
 
     def _read_as(self, layer: Linear, hidden: Linear) -> str:

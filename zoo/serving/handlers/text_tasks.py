@@ -17,9 +17,13 @@ from zoo.serving.handlers.texts import TextHandler
 from zoo.serving.protocol import limits, responses, text_apis
 from zoo.serving.protocol.text_apis import MAX_TEXTS
 from zoo.serving.workers.channel import Job
-from zoo.texts.heads.sequence_classification import ClassificationPipeline
-from zoo.texts.heads.sparse_encoder import SparsePipeline
-from zoo.texts.heads.task_pipeline import TaskPipeline
+from zoo.texts.data import text_files
+from zoo.texts.heads.task_pipeline import CLASSIFIER, SPARSE_ENCODER, TaskPipeline
+
+API_TYPES: Mapping[str, Mapping[str, type[TextApi]]] = {  # by `TaskPipeline.API_KIND`
+    CLASSIFIER: {text_apis.PREDICT: tei.Predict},
+    SPARSE_ENCODER: {text_apis.EMBED_SPARSE: tei.EmbedSparse},
+}
 
 
 class TaskHandler(TextHandler):
@@ -38,12 +42,8 @@ class TaskHandler(TextHandler):
     @property
     def api_types(self) -> Mapping[str, type[TextApi]]:
         """See `TextHandler`: /tokenize and /decode; of classifiers /predict, of sparse encoders /embed_sparse."""
-        types: dict[str, type[TextApi]] = {text_apis.TOKENIZE: tei.Tokenize, text_apis.DECODE: tei.Decode}
-        if isinstance(self.pipeline, ClassificationPipeline):
-            types[text_apis.PREDICT] = tei.Predict
-        if isinstance(self.pipeline, SparsePipeline):
-            types[text_apis.EMBED_SPARSE] = tei.EmbedSparse
-        return types
+        tokens = {text_apis.TOKENIZE: tei.Tokenize, text_apis.DECODE: tei.Decode}
+        return {**tokens, **API_TYPES.get(self.pipeline.API_KIND, {})}
 
     def parse(self, job: Job) -> tuple[Batch, Any]:
         """Tokenizes the texts of a body; a text is never opened as a file.
@@ -67,8 +67,7 @@ class TaskHandler(TextHandler):
             if self.pipeline.TEXTS_PER_ROW > 1:
                 content = [line.split("\t") for line in content]
         on_error = options.pop("on_error", "raise")
-        if on_error not in ("raise", "skip"):
-            raise RequestError(f"found on_error {on_error!r:.40}; expected raise or skip")
+        text_files.require_on_error(on_error)
         if not isinstance(content, list):
             raise RequestError('the body must be {"texts": [text, ...]}')
         require_count(len(content), MAX_TEXTS, "texts")
@@ -106,7 +105,7 @@ class TaskHandler(TextHandler):
 
     def extra_description(self) -> dict[str, Any]:
         """See `TextHandler`."""
-        if isinstance(self.pipeline, ClassificationPipeline):
+        if self.pipeline.API_KIND == CLASSIFIER:
             return super().extra_description()
-        kind = {"embedding": {"pooling": "splade"}} if isinstance(self.pipeline, SparsePipeline) else {}
+        kind = {"embedding": {"pooling": "splade"}} if self.pipeline.API_KIND == SPARSE_ENCODER else {}
         return {"info": {"model_type": kind, "max_input_length": self.pipeline.max_length}}

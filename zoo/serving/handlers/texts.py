@@ -15,6 +15,7 @@ from zoo.serving.handlers.text_apis.api import TextApi, flat
 from zoo.serving.protocol import limits, responses, text_apis
 from zoo.serving.protocol.text_apis import MAX_TEXTS
 from zoo.serving.workers.channel import Job
+from zoo.texts.data import text_files
 from zoo.texts.data.tokenizer import Tokens
 from zoo.texts.text_pipeline import TextPipeline
 
@@ -122,8 +123,7 @@ class TextHandler(Handler):
         """
         samples, options = self._samples(job)
         on_error = options.pop("on_error", "raise")
-        if on_error not in ("raise", "skip"):
-            raise RequestError(f"found on_error {on_error!r:.40}; expected raise or skip")
+        text_files.require_on_error(on_error)
         text_options = self.pipeline.text_options(options.get("prompt"), options.get("max_length"))
         require_count(len(samples), MAX_TEXTS, "texts")
         prompt = text_options["prompt"] or self.pipeline.prompt

@@ -57,6 +57,19 @@ SURROGATE = "holds half a surrogate pair"  # no UTF-8 has it, but JSON's escapes
 Kinds = Sequence[Sequence[str]]  # usual names of every column that is read
 
 
+def require_on_error(on_error: Any) -> None:
+    """Checks what to do with invalid rows.
+
+    Args:
+        on_error: A value.
+
+    Raises:
+        RequestError: It is neither "raise" nor "skip".
+    """
+    if on_error not in ("raise", "skip"):
+        raise RequestError(f"found on_error {on_error!r:.40}; expected raise or skip")
+
+
 class Row(NamedTuple):
     """One row of input.
 

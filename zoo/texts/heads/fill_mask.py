@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -186,12 +185,6 @@ class FillMaskPipeline(TaskPipeline):
         for row in self.rows(data, columns, names=names):
             yield row if row.error or mask in row.texts[0] else row._replace(error=error)
 
-    def tokenize(
-        self, rows: Sequence[tuple[str, ...]], prompt: str | None = None, max_length: int | None = None
-    ) -> Tokens:
-        """See `TextPipeline.tokenize`."""
-        return self.tokenizer([row[0] for row in rows], max_length)
-
     def probabilities(self, outputs: Floats, tokens: Tokens) -> tuple[Floats, NDArray[np.int64]]:
         """Computes the probabilities of the vocabulary at the masks.
 
@@ -258,7 +251,7 @@ def evaluate(pipelines: Mapping[str, FillMaskPipeline], data: Any, on_error: str
         RequestError: The data are unusable.
     """
     first = next(iter(pipelines.values()))
-    errors: Counter[str] = Counter()
+    report, errors = labelled.reporter(first, on_error)
     texts: list[tuple[str, ...]] = []
     expected: list[int] = []
     mask = str(first.folder.preprocessing["mask"])
@@ -266,7 +259,7 @@ def evaluate(pipelines: Mapping[str, FillMaskPipeline], data: Any, on_error: str
         number = first.tokenizer.number(row.texts[-1].strip()) if not row.error else None
         error = row.error or ("" if number is not None else f"has {row.texts[-1]!r:.40}, expected a token of the model")
         error = error or ("" if row.texts[0].count(mask) == 1 else f"has not one {mask}")
-        first._report_errors([(row.location, error)], errors, on_error)
+        report(row.location, error)
         if not error and number is not None:
             texts.append(row.texts[:1])
             expected.append(number)

@@ -249,28 +249,40 @@ def read_sentences(data: Any) -> Iterator[Sentence]:
         if name != STDIN and not text_files.is_file(name):
             raise RequestError(f"found no file {name:.200}; expected words with labels: CoNLL, .jsonl or .parquet")
         suffix = Path(name.lower().removesuffix(".gz")).suffix
-        if suffix == ".jsonl":
-            yield from _read_objects(
-                (f"{name}, line {i}", _object(line)) for i, line in enumerate(read_lines(name), 1) if line
-            )
-        elif suffix == ".parquet":
-            import pyarrow.parquet as parquet
-
-            table = parquet.read_table(name)
-            yield from _read_objects((f"{name}, row {i}", row) for i, row in enumerate(table.to_pylist(), 1))
-        else:
-            yield from _read_conll(name)
+        yield from _read_objects(name) if suffix in (".jsonl", ".parquet") else _read_conll(name)
 
 
-def _object(line: str) -> Any:
+def read_objects(name: str) -> Iterator[tuple[str, Any]]:
+    """Reads the rows of a Parquet file, or the lines of JSON of any other file.
+
+    Args:
+        name: File.
+
+    Returns:
+        Iterator over the locations and values; None for a line that is no JSON.
+    """
+    if name.lower().removesuffix(".gz").endswith(".parquet"):
+        import pyarrow.parquet as parquet
+
+        yield from ((f"{name}, row {i}", row) for i, row in enumerate(parquet.read_table(name).to_pylist(), 1))
+    else:
+        yield from ((f"{name}, line {i}", parsed(line)) for i, line in enumerate(read_lines(name), 1) if line)
+
+
+def parsed(text: str) -> Any:
+    """Parses JSON; None for another text.
+
+    Args:
+        text: The text.
+    """
     try:
-        return json.loads(line)
+        return json.loads(text)
     except ValueError:
         return None
 
 
-def _read_objects(objects: Iterator[tuple[str, Any]]) -> Iterator[Sentence]:
-    for location, value in objects:
+def _read_objects(name: str) -> Iterator[Sentence]:
+    for location, value in read_objects(name):
         row = value if isinstance(value, dict) else {}
         words, tags = (next((row[key] for key in keys if key in row), None) for keys in (TOKEN_COLUMNS, TAG_COLUMNS))
         if not isinstance(words, list) or not isinstance(tags, list) or len(words) != len(tags):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import string
 from collections import Counter
@@ -312,31 +311,16 @@ def read_questions(data: Any) -> Iterator[tuple[str, Question | None]]:
     for name in map(str, data if isinstance(data, list | tuple) else [data]):
         if not text_files.is_file(name):
             raise RequestError(f"found no file {name:.200}; expected SQuAD's .json, .jsonl or .parquet")
-        suffix = Path(name.lower().removesuffix(".gz")).suffix
-        if suffix == ".parquet":
-            import pyarrow.parquet as parquet
-
-            rows = [(f"{name}, row {i}", row) for i, row in enumerate(parquet.read_table(name).to_pylist(), 1)]
-        elif suffix == ".json":
-            rows = [(f"{name}, question {i}", row) for i, row in enumerate(_squad(name), 1)]
-        else:
-            rows = [(f"{name}, line {i}", _parsed(line)) for i, line in enumerate(read_lines(name), 1) if line]
-        for location, row in rows:
+        is_squad = name.lower().removesuffix(".gz").endswith(".json")
+        for location, row in _squad(name) if is_squad else labelled.read_objects(name):
             yield location, _question(row)
 
 
-def _parsed(text: str) -> Any:
+def _squad(name: str) -> Iterator[tuple[str, Any]]:
+    """Yields the locations of the questions of SQuAD's JSON, and the questions with their contexts."""
+    content = labelled.parsed("\n".join(line or "" for line in read_lines(name)))
     try:
-        return json.loads(text)
-    except ValueError:
-        return None
-
-
-def _squad(name: str) -> list[Any]:
-    """Returns the questions of SQuAD's JSON with their contexts."""
-    content = _parsed("\n".join(line or "" for line in read_lines(name)))
-    try:
-        return [
+        questions = [
             {**question, "context": paragraph["context"]}
             for article in content["data"]
             for paragraph in article["paragraphs"]
@@ -346,6 +330,7 @@ def _squad(name: str) -> list[Any]:
         raise RequestError(
             f"{name} is no SQuAD file ({error!r}); expected its keys data, paragraphs and qas"
         ) from error
+    yield from ((f"{name}, question {i}", question) for i, question in enumerate(questions, 1))
 
 
 def _question(row: Any) -> Question | None:

@@ -14,7 +14,7 @@ from pipelines.core.errors import RequestError
 from zoo.texts.data import text_files
 from zoo.texts.data.tokenizer import Tokens
 from zoo.texts.heads import labelled
-from zoo.texts.heads.task_pipeline import TaskPipeline
+from zoo.texts.heads.task_pipeline import CLASSIFIER, TaskPipeline
 from zoo.texts.metrics import spearman
 from zoo.texts.models.config import SCORES
 from zoo.texts.models.head import Head, label_names
@@ -107,6 +107,7 @@ class ClassificationPipeline(TaskPipeline):
 
     OUTPUT: ClassVar[str] = SCORES
     COLUMNS: ClassVar[Mapping[str, Any]] = {"label": str, "score": np.float32}
+    API_KIND: ClassVar[str] = CLASSIFIER
     top_k: int = 0
     function: str = ""
 
@@ -211,13 +212,6 @@ class ClassificationPipeline(TaskPipeline):
         """Wraps a single text or pair in a list."""
         is_pair = isinstance(raw, tuple) and len(raw) == 2 and all(isinstance(text, str) for text in raw)
         return [raw] if is_pair or isinstance(raw, dict) else super()._as_list(raw)
-
-    def tokenize(
-        self, rows: Sequence[tuple[str, ...]], prompt: str | None = None, max_length: int | None = None
-    ) -> Tokens:
-        """See `TextPipeline.tokenize`."""
-        texts: list[Any] = [row[0] if len(row) == 1 else row for row in rows]
-        return self.tokenizer(texts, max_length)
 
     def scores(self, outputs: Floats) -> Floats:
         """Applies the function of the call, or of the model, to logits.

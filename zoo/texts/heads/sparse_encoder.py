@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -13,7 +13,7 @@ from pipelines.core.files import read_json
 from zoo.texts import metrics
 from zoo.texts.data.tokenizer import Tokens
 from zoo.texts.heads.masked_language import MaskedLanguageHead
-from zoo.texts.heads.task_pipeline import TaskPipeline
+from zoo.texts.heads.task_pipeline import SPARSE_ENCODER, TaskPipeline
 from zoo.texts.importers import sentence_modules
 from zoo.texts.text_pipeline import Floats
 
@@ -86,6 +86,7 @@ class SparsePipeline(TaskPipeline):
 
     OUTPUT: ClassVar[str] = WEIGHTS
     BATCH_TOKENS: ClassVar[int] = 512
+    API_KIND: ClassVar[str] = SPARSE_ENCODER
     COLUMNS: ClassVar[Mapping[str, Any]] = {"token": np.int64, "token_str": str, "weight": np.float32}
     most: int = 0
 
@@ -155,12 +156,6 @@ class SparsePipeline(TaskPipeline):
         if max_active_dims is not None and (type(max_active_dims) is not int or max_active_dims < 1):
             raise RequestError(f"found max_active_dims {max_active_dims!r:.40}; expected a whole number from 1")
         return self.configured(max_length=max_length, most=max_active_dims or 0)
-
-    def tokenize(
-        self, rows: Sequence[tuple[str, ...]], prompt: str | None = None, max_length: int | None = None
-    ) -> Tokens:
-        """See `TextPipeline.tokenize`."""
-        return self.tokenizer([row[0] for row in rows], max_length)
 
     def decode(self, outputs: Floats, tokens: Tokens) -> list[Any]:
         """See `TaskPipeline.decode`."""

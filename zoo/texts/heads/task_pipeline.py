@@ -17,6 +17,8 @@ from pipelines.data.tables import writing
 from zoo.texts.data.tokenizer import Tokens
 from zoo.texts.text_pipeline import Floats, TextPipeline, Write
 
+CLASSIFIER, SPARSE_ENCODER = "classifier", "sparse encoder"
+
 
 class TaskPipeline(TextPipeline):
     """Computes the results of a task with the field names of transformers; see `zoo.pipeline`.
@@ -25,17 +27,26 @@ class TaskPipeline(TextPipeline):
 
     Attributes:
         COLUMNS: Columns that `run` writes after "row", with their types.
+        API_KIND: Kind of the model in the text APIs of servers, `CLASSIFIER` or `SPARSE_ENCODER`; "": in none.
         max_tokens: Maximum number of tokens of a text; None for that of the model.
     """
 
     TEXTS_PER_ROW: ClassVar[int] = 1
     COLUMNS: ClassVar[Mapping[str, Any]]
+    API_KIND: ClassVar[str] = ""
     max_tokens: int | None = None
 
     @property
     def names(self) -> list[str]:
         """Labels of the model, in the order of its outputs."""
         return [str(name) for name in self.folder.preprocessing["names"]]
+
+    def tokenize(
+        self, rows: Sequence[tuple[str, ...]], prompt: str | None = None, max_length: int | None = None
+    ) -> Tokens:
+        """See `TextPipeline.tokenize`: texts, or pairs of texts; prompts are of sentence encoders alone."""
+        texts: list[Any] = [row[0] if len(row) == 1 else row for row in rows]
+        return self.tokenizer(texts, max_length)
 
     @abc.abstractmethod
     def decode(self, outputs: Floats, tokens: Tokens) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -224,12 +223,12 @@ def evaluate(pipelines: Mapping[str, ZeroShotPipeline], data: Any, on_error: str
         RequestError: The data are unusable.
     """
     first = next(iter(pipelines.values()))
-    errors: Counter[str] = Counter()
+    report, errors = labelled.reporter(first, on_error)
     texts: list[tuple[str, ...]] = []
     given: list[str] = []
     for row in text_files.read_rows(data, 1, first.columns, extra=1):
         error = row.error or ("" if row.texts[-1].strip() else "has no label")
-        first._report_errors([(row.location, error)], errors, on_error)
+        report(row.location, error)
         if not error:
             texts.append(row.texts[:1])
             given.append(row.texts[-1].strip())

@@ -305,8 +305,7 @@ def to_codes(values: NDArray[np.float32]) -> NDArray[np.int16]:
     Returns:
         int16 array of the same shape.
     """
-    known = np.where(np.isnan(values), np.float32(-CODES), values)
-    return np.asarray(np.rint(np.clip(known, -CODES, CODES)), np.int16)
+    return np.asarray(_rounded(values, -CODES, CODES), np.int16)
 
 
 def to_bytes(values: NDArray[np.float32]) -> NDArray[np.uint8]:
@@ -318,8 +317,13 @@ def to_bytes(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     Returns:
         uint8 array of the same shape.
     """
-    known = np.where(np.isnan(values), np.float32(-ZERO), values)
-    return np.asarray(np.rint(np.clip(known, -ZERO, 255 - ZERO)) + ZERO, np.uint8)
+    return np.asarray(_rounded(values, -ZERO, 255 - ZERO) + ZERO, np.uint8)
+
+
+def _rounded(values: NDArray[np.float32], least: int, most: int) -> NDArray[np.float32]:
+    """Rounds floats to whole numbers of a range, NaN to the lowest."""
+    known = np.where(np.isnan(values), np.float32(least), values)
+    return np.asarray(np.rint(np.clip(known, least, most)), np.float32)
 
 
 def vectors(x: NDArray[np.int16], positions: NDArray[Any], width: int) -> NDArray[np.int32]:

@@ -16,7 +16,7 @@ from pipelines.kernels.recommenders.steps import CODES
 from zoo.recommenders.lowering.activity import Samples
 from zoo.recommenders.lowering.code_layers import CodeLayers, Inputs
 from zoo.recommenders.lowering.expressions import Crossed, Expression, Field, FloatVector, Linear, parts_of
-from zoo.recommenders.lowering.fields.expressions import GatedCodes
+from zoo.recommenders.lowering.fields.expressions import GatedCodes, vectors_of
 from zoo.recommenders.lowering.integer_layers import balanced_units, dense_layer, positive
 from zoo.recommenders.lowering.plan import HEADROOM, Columns, LayerGroup
 
@@ -108,7 +108,7 @@ class CrossSteps(CodeLayers):
             if isinstance(part, Crossed):
                 slot, factor = self._cross(part)
             inner = start
-            for each in parts_of(part.x) if isinstance(part, GatedCodes | Crossed) else [part]:
+            for each in vectors_of(part):
                 if each is not part:
                     codes = self._code_positions(each, True)
                     read.add(each, [(at, scale * factor, inner + row) for at, scale, row in codes])
@@ -189,7 +189,7 @@ class CrossSteps(CodeLayers):
         coarse, fine, start = list[_Vector](), list[_Vector](), 0
         for part in group.parts:
             row, gain = 0, part.factor if isinstance(part, GatedCodes) else 1.0
-            for inner in parts_of(part.x) if isinstance(part, Crossed | GatedCodes) else [part]:
+            for inner in vectors_of(part):
                 vector = _Vector(part, inner, start + row, row, gain)
                 (coarse if part in self.columns else fine).append(vector)
                 row += inner.width

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from zoo.recommenders.lowering.expressions import Array, Expression, Linear
+from zoo.recommenders.lowering.expressions import Array, Crossed, Expression, Linear, parts_of
 
 Axes = tuple[tuple[str, ...], ...]
 
@@ -21,6 +21,15 @@ class GatedCodes(Expression):
     gates: Linear
     factor: float
     readable: ClassVar[bool] = True
+
+
+def vectors_of(part: Expression) -> list[Expression]:
+    """Returns the vectors of an input of a layer: those behind gates or in the state of a cross network, or itself.
+
+    Args:
+        part: Input of a layer.
+    """
+    return parts_of(part.x) if isinstance(part, Crossed | GatedCodes) else [part]
 
 
 @dataclass(frozen=True, eq=False)
