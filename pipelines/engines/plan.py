@@ -385,14 +385,15 @@ def _open_all(
 ) -> tuple[list[Session], list[dict[str, Any]]]:
     """Opens and runs every candidate with every thread count; failures are noted in `failed`."""
     sessions, rows = [], []
-    results: dict[Path, Batch] = {}
+    references: dict[Path, tuple[Batch, Session]] = {}
     referenced: set[Path] = set()  # files that the reference engine runs
     for count in threads:
         for candidate in sorted(candidates, key=lambda each: each.engine != REFERENCE):
             try:
                 session = opener(candidate.path, candidate.engine, count, candidate.precision)
                 outputs = session.run(batch)
-                require_alike(candidate.engine, outputs, results.setdefault(candidate.path, outputs))
+                expected = references.setdefault(candidate.path, (outputs, session))
+                require_alike(candidate.engine, outputs, *expected, batch)
                 if candidate.engine == REFERENCE:
                     referenced.add(candidate.path)
                 elif candidate.path in referenced:

@@ -230,13 +230,13 @@ def time_each(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) ->
 def _agreeing(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) -> dict[str, Runnable]:
     """Opens the candidates that run and agree with the first of them; raises ZooError if there is none."""
     sessions: dict[str, Runnable] = {}
-    reference: Batch = {}
+    expected: Batch = {}
     problems = []
     for name, opener in sorted(candidates.items(), key=lambda each: each[0].removesuffix(FLOAT) != REFERENCE):
         try:
             session = opener()
             outputs = session.run(batch)
-            require_alike(name, outputs, reference)
+            require_alike(name, outputs, expected, next(iter(sessions.values()), session), batch)
             if REFERENCE in sessions:
                 require_right_as_opened(session, batch)
         except BatchError:
@@ -246,7 +246,7 @@ def _agreeing(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) ->
             logger.warning("the engine %s is left out: %s", name, error)
         else:
             sessions[name] = session
-            reference = reference or outputs
+            expected = expected or outputs
     if not sessions:
         raise ZooError(f"no engine runs the model: {'; '.join(problems)}")
     return sessions

@@ -15,7 +15,7 @@ import numpy as np
 
 from pipelines.core.batches import Batch, length, resized
 from pipelines.core.errors import ZooError, one_line
-from pipelines.engines.agreement import ALIKE, LONG, difference, largest_difference, stretched, variants
+from pipelines.engines.agreement import ALIKE, LONG, difference, largest_difference, stretched, tolerance, variants
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.engines.openvino.forms import DYNAMIC, Graph
 from pipelines.engines.openvino.session import OpenVinoSession
@@ -97,7 +97,7 @@ def check_as_opened(graph: dict[str, Any], batch: Batch) -> dict[str, Any]:
                 continue
             if compared:
                 share, name = largest_difference(AS_OPENED, outputs, expected)
-                if share > ALIKE:
+                if share > ALIKE and share > tolerance(reference, example, expected):
                     raise ZooError(difference(AS_OPENED, name, share))
     except ZooError as error:
         history = f", with {' after '.join(shapes[:-2:-1] + shapes[:1] * (len(shapes) > 1))}" if shapes else ""
@@ -156,6 +156,8 @@ def check(graph: dict[str, Any], form: str, batch: Batch, sizes: Sequence[int]) 
                 return {"difference": np.inf, "fault": one_line(error), "refused": True, "sizes": []}
             try:
                 share, name = largest_difference("openvino", found, expected)
+                if share > ALIKE and share <= tolerance(reference, example, expected):
+                    share = ALIKE
                 fault = difference("openvino", name, share)
             except ZooError as error:
                 share, fault = np.inf, one_line(error)

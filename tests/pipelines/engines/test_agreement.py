@@ -123,7 +123,7 @@ def test_attention_over_one_key_and_then_over_many(rng, tmp_path, caplog, text, 
     sessions = [open_session(path, name) for name in ("openvino", "onnxruntime")]
     for size in (1, len(batch["x"])):  # our session opens it in a form that is right
         few = {name: array[:size] for name, array in batch.items()}
-        agreement.require_alike("openvino", *(session.run(few) for session in sessions))
+        agreement.require_alike("openvino", *(session.run(few) for session in sessions), sessions[1], few)
     wrong = re.escape(f" of its power, with {shapes}")
     with pytest.raises(agreement.WrongResultsError, match=rf"^output y of openvino \(the file as it is\) .*{wrong}$"):
         agreement.require_right_as_opened(sessions[0], batch)
@@ -171,3 +171,57 @@ def test_one_element_first_and_many_later():
         [(64, 2), (2, 64, 4), ()],
         [(2, 2), (2, 2, 4), ()],
     ]
+
+
+class Decision:
+    """A network whose answer for an input is 0 or 1, by the last bits of its pixels, as two engines round them."""
+
+    def __init__(self, gain, offset=0.0):
+        self.gain, self.offset = gain, offset
+
+    def run(self, batch):
+        answer = 1 / (1 + np.exp(-self.gain * (batch["x"].sum(axis=1, dtype=np.float64) + self.offset)))
+        return {"y": np.stack([answer, 1 - answer], axis=1).astype(np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("gain", "offset", "right"),
+    [
+        pytest.param(200, 0.004, True, id="rounding decides"),
+        pytest.param(1, 0.004, True, id="nothing decides"),
+        pytest.param(1, 4, False, id="another result"),
+        pytest.param(200, 4, False, id="another result beyond rounding"),
+    ],
+)
+def test_samples_that_rounding_decides(gain, offset, right):
+    batch = {"x": np.array([[0.5, -0.5]], np.float32)}
+    reference, other = Decision(gain), Decision(gain, offset)
+    pair = other.run(batch), reference.run(batch)
+    assert (agreement.largest_difference("other", *pair)[0] > agreement.ALIKE) == (gain == 200 or not right)
+    if right:
+        agreement.require_alike("other", *pair, reference, batch)
+    else:
+        with pytest.raises(ZooError, match="differs from that of other engines"):
+            agreement.require_alike("other", *pair, reference, batch)
+
+
+def test_token_ids_are_not_rounded():
+    ids = {"x": np.array([[3, 5]])}
+    assert agreement.tolerance(Decision(150), ids, Decision(150).run(ids)) == agreement.ALIKE
+
+
+def test_the_check_of_openvino_allows_what_rounding_decides(tmp_path, monkeypatch):
+    from pipelines.engines.openvino import probe
+
+    graph = model(
+        "(float[n,2] x) => (float[n,1] y) { s = MatMul(x, w) y = Sigmoid(s) }", w=np.full((2, 1), 150, np.float32)
+    )
+    path = io.save(graph, tmp_path / "int8.onnx")
+    given = {"path": path, "threads": 1, "model": None, "precision": None, "cached": False}
+    run = probe._Uncached.run
+    for offset, right in ((0.003, True), (3.0, False)):
+        monkeypatch.setattr(
+            probe._Uncached, "run", lambda self, batch, by=offset: run(self, {"x": batch["x"] - np.float32(by)})
+        )
+        found = probe.check(given, probe.DYNAMIC, {"x": np.array([[0.5, -0.5]], np.float32)}, [1])
+        assert (found["difference"] <= agreement.ALIKE) == right, found
