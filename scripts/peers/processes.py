@@ -30,6 +30,7 @@ ONE_THREAD = {
     "MKL_NUM_THREADS": "1",
     "TF_ENABLE_ONEDNN_OPTS": "1",
     "TF_CPP_MIN_LOG_LEVEL": "3",
+    "USE_TF": "0",  # of transformers 4
     "TORCHINDUCTOR_COMPILE_THREADS": "1",  # compiles in the process itself, no pool is left behind
 }
 LOOK_SECONDS = 0.05  # between looks at the memory of processes
@@ -237,9 +238,11 @@ on_one_core = partial(in_process, environment=ONE_THREAD)  # with cores={last_co
 _engine: Any = None  # of this process
 
 
-def _make_engine(make: Callable[[], Any], core: int, log: Path, environment: Mapping[str, str]) -> None:
+def _make_engine(make: Callable[[], Any], core: int, log: Path, packages: str, environment: Mapping[str, str]) -> None:
     global _engine
     _start({core}, log, 0, environment)
+    if packages:
+        sys.path.insert(0, packages)
     _engine = make()
 
 
@@ -252,10 +255,18 @@ def _ask_engine(method: str, arguments: Sequence[Any]) -> tuple[Any, str | None]
 
 
 class Worker:
-    """An engine in a process of its own, pinned to one core, with one thread."""
+    """An engine in a process of its own, pinned to one core, with one thread.
 
-    def __init__(self, make: Callable[[], Any], core: int, log: Path, **environment: str) -> None:
-        self.log, arguments = log, (make, core, log, ONE_THREAD | environment)
+    Args:
+        make: Makes the engine.
+        core: Its core.
+        log: File for its output.
+        packages: Folder of packages that are imported before those of this process; "": none.
+        **environment: Environment variables.
+    """
+
+    def __init__(self, make: Callable[[], Any], core: int, log: Path, packages: str = "", **environment: str) -> None:
+        self.log, arguments = log, (make, core, log, packages, ONE_THREAD | environment)
         self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _make_engine, arguments)
 
     def ask(self, method: str, *arguments: Any) -> Any:
@@ -278,10 +289,15 @@ class Worker:
 
 
 class Workers:
-    """Engines by name, each in a process of its own; an engine that fails is left out with its reason."""
+    """Engines by name, each in a process of its own; an engine that fails is left out with its reason.
 
-    def __init__(self, logs: Path) -> None:
-        self.logs = logs
+    Args:
+        logs: Folder of their outputs.
+        packages: Folders of packages of engines that need others than this process, see `Worker`.
+    """
+
+    def __init__(self, logs: Path, packages: Mapping[str, str] | None = None) -> None:
+        self.logs, self.packages = logs, packages or {}
         self.live: dict[str, Worker] = {}
         self.left_out: dict[str, str] = {}
 
@@ -294,8 +310,19 @@ class Workers:
 
     def open(self, name: str, make: Callable[[], Any], *arguments: Any, **environment: str) -> Any:
         """Starts an engine and calls its `open(*arguments)`; None where that failed."""
-        self.live[name] = Worker(make, last_core(), self.logs / f"{name}.log", **environment)
+        self.live[name] = self.start(name, make, f"{name}.log", **environment)
         return self.ask(name, "open", *arguments)
+
+    def start(self, name: str, make: Callable[[], Any], log: str, **environment: str) -> Worker:
+        """Returns the process of an engine that is not among the live ones.
+
+        Args:
+            name: Its name.
+            make: Makes it.
+            log: Name of the file for its output.
+            **environment: Environment variables.
+        """
+        return Worker(make, last_core(), self.logs / log, self.packages.get(name, ""), **environment)
 
     def ask(self, name: str, method: str, *arguments: Any) -> Any:
         """See `Worker.ask`; None where it failed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import zoo
 from pipelines.analysis.markdown import Report, cpu_column, link, newest, reports, source, table
@@ -15,7 +16,7 @@ PEERS = ROOT / "scripts" / "peers" / "reports"
 OVERVIEW = "texts/s of a stream of mixed lengths, sorted by length"
 LOWEST = {"least_cosine": ".4f", "cosine_below_99": ".2%"}  # see `zoo.texts.metrics.lowest`
 OWN_ENGINES = ("zoo", "zoo-two-threads")
-PEER_LEGEND = """Same weights and texts, one thread and core, interleaved, medians, by `scripts/peers/texts.py`.
+PEER_LEGEND = """Same weights and texts, one thread and core, interleaved, medians, by `scripts/peers/texts/texts.py`.
 
 - single: milliseconds per text.
 - unsorted, sorted: texts/s of a stream in batches of 32, in the given order and sorted by length. The native encoder
@@ -23,6 +24,15 @@ PEER_LEGEND = """Same weights and texts, one thread and core, interleaved, media
 - tokens given: without tokenization.
 - cosine: mean cosine to the fp32 vectors, and where it was measured, its minimum and the share of texts below .99.
 - resident MB: memory of a process with the model open.
+"""
+NETWORK_LEGEND = """Networks with random weights and the layers of public models in two sizes, quantized by every tool,
+from texts to results on one thread and core, engines interleaved, medians of CPU time, by
+`scripts/peers/texts/networks.py`.
+
+- tokens: milliseconds per text of so many tokens, and how many times as long the quickest peer takes.
+- stream: texts/s of a stream of 5 to 256 tokens, the peers in their quickest order and batches, and the ratio to the
+  quickest peer.
+- cosine: mean cosine to the fp32 results.
 """
 
 
@@ -108,11 +118,39 @@ def benchmarks(names: Sequence[str]) -> str:
         names: Names of the models.
     """
     tables = [_peer_tables(report) for report in reports(PEERS, "texts")]
-    return "\n".join(["## Sentence encoders\n", PEER_LEGEND, *tables]) if tables else ""
+    networks = [_network_table(report) for report in reports(PEERS, "text-networks")]
+    parts = ["## Sentence encoders\n", PEER_LEGEND, *tables] if tables else []
+    return "\n".join([*parts, *(["## Text encoders by architecture\n", NETWORK_LEGEND, *networks] if networks else [])])
+
+
+def _network_table(report: Report) -> str:
+    """Renders a report of `scripts/peers/texts/networks.py`."""
+    networks = report.content["networks"]
+    columns = list(dict.fromkeys(load["load"] for network in networks for load in network["loads"]))
+    rows = []
+    for network in networks:
+        cells = {load["load"]: _network_cell(load) for load in network["loads"]}
+        name = f"{network['shape']}, {network['size']}, {network['task']}"
+        cosine = f"{network['engines']['zoo']['cosine']:.4f}"
+        rows.append([name, cosine, *(cells.get(column, "") for column in columns)])
+    layers = f"{report.content['layers']} layers"
+    return "\n".join([f"{source(report, BENCHMARKS)}, {layers}.\n", table(["network", "cosine", *columns], rows)])
+
+
+def _network_cell(load: Mapping[str, Any]) -> str:
+    """Returns the figure of the zoo, and its ratio to the quickest peer."""
+    rates = load["load"] == "stream"
+    figures = {name: result["median"] for name, result in load["results"].items()}
+    own = figures.pop("zoo")
+    if not figures:
+        return f"{own:,.4g}"
+    best = (max if rates else min)(figures, key=figures.__getitem__)
+    ratio = own / figures[best] if rates else figures[best] / own
+    return f"{own:,.4g} ({ratio:.2f}x {best})"
 
 
 def _peer_tables(report: Report) -> str:
-    """Renders a report of `scripts/peers/texts.py`."""
+    """Renders a report of `scripts/peers/texts/texts.py`."""
     engines = report.content["ways"]
     lowest = {key: form for key, form in LOWEST.items() if all(key in engine for engine in engines.values())}
     columns = ["engine", "cosine", *(["minimum", "below .99"] if lowest else []), "resident MB"]

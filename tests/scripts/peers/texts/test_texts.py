@@ -1,5 +1,6 @@
 """The comparison of sentence encoders on a small graph, in onnxruntime alone."""
 
+import functools
 import importlib.util
 
 import numpy as np
@@ -7,7 +8,8 @@ import onnx
 import pytest
 
 from pipelines.core import machine
-from scripts.peers import processes, texts
+from scripts.peers import processes
+from scripts.peers.texts import encoders, runs, texts
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the texts extra")
 WORDS = ["[PAD]", "[UNK]", *(f"w{i}" for i in range(40))]
@@ -42,25 +44,25 @@ def lines(count: int) -> list[str]:
     return [" ".join(random.choice(WORDS[2:], random.integers(2, 9))) for _ in range(count)]
 
 
-def test_ways_are_built_opened_compared_and_timed(folder, monkeypatch, require_fields):
-    monkeypatch.setattr(texts, "CALIBRATION", 8)
-    monkeypatch.setitem(texts.WAYS, "broken", texts.Way)
-    names = ["onnxruntime-dynamic", "onnxruntime-static", "broken"]
+def test_ways_are_built_opened_compared_and_timed(folder, require_fields):
+    names = ["onnxruntime-fp32", "onnxruntime-dynamic", "onnxruntime-static", "broken"]
+    ways = {**encoders.WAYS, "broken": encoders.Way}
     with processes.Workers(folder) as workers:
-        ways = texts.open_ways(names, folder, folder, lines(40), workers)
-        assert list(ways) == names[:2] and workers.live.keys() == ways.keys()
+        makers = {name: functools.partial(ways[name], folder, folder, lines(8)) for name in names}
+        opened = runs.open_ways(makers, lines(32), folder, workers)
+        assert list(opened) == names[:3] and workers.live.keys() == opened.keys()
         assert workers.left_out == {"broken": "NotImplementedError: NotImplementedError"}
-        assert all(0.9 < figures["cosine"] <= 1 for figures in ways.values())
+        assert all(0.9 < figures["cosine"] <= 1 for figures in opened.values())
         assert (folder / "dynamic.onnx").is_file() and (folder / "onnxruntime-static.built").is_file()
         found = texts.time_load("sentences", workers.live, lines(40), 2, lambda done: None)
         memory = workers.ask_all("memory")
     assert list(found["results"])[:2] == ["single", "unsorted"]
-    assert all(each.keys() == ways.keys() for each in found["results"].values())
-    figures = {name: {**each, "memory_mb": memory[name]} for name, each in ways.items()}
+    assert all(each.keys() == opened.keys() for each in found["results"].values())
+    figures = {name: {**each, "memory_mb": memory[name]} for name, each in opened.items()}
     report = {"loads": [found], "ways": figures, "left_out": workers.left_out, "bytes": {"fp32": 1, "int8": 1}}
     report["environment"] = machine.environment(threads=1, packages={})
     absent = (".left_out.*", ".ways.*.least_cosine", ".ways.*.cosine_below_99")
-    require_fields(report, "scripts/peers/reports/texts-*.json", [*texts.WAYS, "broken"], absent)
+    require_fields(report, "scripts/peers/reports/texts-*.json", ways, absent)
 
 
 def test_loads_are_sentences_paragraphs_and_both_mixed(folder):
@@ -73,7 +75,7 @@ def test_loads_are_sentences_paragraphs_and_both_mixed(folder):
 
 
 def test_texts_are_taken_in_the_order_of_their_lengths(folder):
-    way = texts.OnnxRuntime(folder, folder, lines(8))
+    way = encoders.OnnxRuntime(folder, folder, lines(8))
     way.open()
     assert way.vectors(lines(40)).shape == (40, 8)
     assert np.allclose(np.linalg.norm(way.vectors(lines(5)), axis=1), 1)
@@ -82,7 +84,7 @@ def test_texts_are_taken_in_the_order_of_their_lengths(folder):
 
 @pytest.mark.skipif(importlib.util.find_spec("nncf") is None, reason="needs the peers extra")
 def test_nncf_quantizes_the_graph(folder):
-    way = texts.OpenVino(folder, folder, lines(20))
+    way = encoders.OpenVino(folder, folder, lines(20))
     way.build()
     way.open()
     assert way.vectors(lines(4)).shape == (4, 8)

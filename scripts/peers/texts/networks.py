@@ -1,0 +1,233 @@
+"""Text encoders of newer architectures with random weights, in this project and in other libraries, on one core.
+
+Networks have the layers of public models (SHAPES) in two sizes, --layers of them, since all layers take the same time,
+and a vocabulary of words; they stay in --work. Tasks: "embed" a text, "classify" it, or "tag" its tokens. Times are CPU
+time from texts to results, of one text of 16, 64 and 256 tokens, of a stream of texts of 5 to 256 tokens in batches of
+the sizes and orders of STREAMS, and of one text of 8,192 tokens, with --memory GB for each engine. Results are compared
+with float32 by cosine. An engine that cannot compute a network is left out, with the reason.
+
+    zoo                    this project, int8, native; without padding, so a stream is one batch
+    openvino-fp32          the float32 graph
+    openvino-nncf          NNCF with model_type=TRANSFORMER
+    onnxruntime-fp32       the float32 graph
+    onnxruntime-dynamic    quantize_dynamic per channel
+    sentence-transformers  torch, fp32
+    st-onnx-int8           its ONNX backend, quantized by it for avx512_vnni
+    st-openvino-int8       its OpenVINO backend, quantized by it
+    fastembed              the float32 graph, added as a model of its own
+
+The last four embed texts only. --packages names folders of packages for engines that need other versions, as in
+fastembed=ENVIRONMENT/lib/python3.11/site-packages.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import zoo
+from pipelines.core import machine
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.progress import progress
+from scripts.peers import harness, processes
+from scripts.peers.texts import encoders, runs, shapes
+from scripts.peers.texts.encoders import EXACT, Batch, Way
+
+LENGTHS, LONG = (16, 64, 256), 8192  # tokens of a text
+STREAM = 48  # texts of a stream
+STREAMS = {"one by one": (1, False), "batches of 8, sorted": (8, True), "batches of 32, sorted": (32, True)}
+WHOLE = {"one batch": (STREAM, False)}  # of this project
+COMPARED, CALIBRATED, ROWS = 64, 64, 32  # texts
+UNPRINTED = ("engines", "left_out", "unable", "order")  # in the table
+NEEDED = ("zoo", EXACT)  # `Zoo.build` exports the graph, the other computes what results are compared with
+PACKAGES = ("nncf", "torch", "transformers", "sentence-transformers", "optimum-onnx", "optimum-intel", "fastembed")
+
+
+class Zoo(encoders.Zoo):
+    """The model that `build` imports, native."""
+
+    def build(self) -> None:
+        """Imports and quantizes the network, and links fp32.onnx for the other engines."""
+        if not self.model.exists():
+            zoo.import_model(self.folder, self.model)
+            file = zoo.load(self.model).ensure("fp32.onnx")
+            for each in file.parent.glob("fp32.onnx*"):
+                (self.work / each.name).hardlink_to(each)
+            lines = self.work / "calibration.txt"
+            lines.write_text("\n".join(self.texts))
+            zoo.calibrate(self.model, lines, samples=ROWS)
+        self.opened()
+
+    @property
+    def model(self) -> Path:
+        """See `encoders.Zoo`."""
+        return self.work / "model"
+
+
+class FastEmbed(encoders.FastEmbed):
+    """fp32.onnx as a model of the user's own, which pools and normalizes by itself."""
+
+    def build(self) -> None:
+        """See `Way`."""
+        self.place.mkdir(exist_ok=True)
+        for file in (*self.folder.glob("*.json"), *self.work.glob("fp32.onnx*")):
+            (self.place / file.name).unlink(missing_ok=True)
+            (self.place / file.name).hardlink_to(file)
+
+    def opened(self) -> Callable[[Batch], Any]:
+        """See `Way`."""
+        from fastembed import TextEmbedding
+        from fastembed.common.model_description import ModelSource, PoolingType
+
+        source: dict[str, Any] = {"sources": ModelSource(hf="zoo/network"), "model_file": "fp32.onnx"}
+        TextEmbedding.add_custom_model("zoo/network", PoolingType.DISABLED, False, dim=1, **source)
+        model = TextEmbedding("zoo/network", specific_model_path=str(self.place), threads=1)
+        return lambda texts: np.stack(list(model.embed(texts, batch_size=len(texts))))
+
+
+ENCODERS: dict[str, Callable[..., Way]] = {
+    "zoo": Zoo,
+    "openvino-fp32": functools.partial(encoders.OpenVino, kind="fp32"),
+    **{name: encoders.WAYS[name] for name in ("openvino-nncf", EXACT, "onnxruntime-dynamic")},
+    **{name: encoders.WAYS[name] for name in ("sentence-transformers", "st-onnx-int8", "st-openvino-int8")},
+    "fastembed": FastEmbed,
+}
+
+
+def timed(name: str, *arguments: Any) -> Way:
+    """Makes an engine of texts of any length that is timed by its CPU time.
+
+    Args:
+        name: Its name in `ENCODERS`.
+        *arguments: See `Way`.
+    """
+    way = ENCODERS[name](*arguments)
+    way.longest, way.clock = LONG, time.process_time
+    return way
+
+
+# ----------------------------------------------------------------------------------------------------------- measuring
+
+
+def text_loads(seed: int = 0) -> dict[str, list[str]]:
+    """Returns the texts of all loads, by name: of equal lengths, the stream, and the long text."""
+    rng = np.random.default_rng(seed)
+    lengths = np.clip(np.exp(rng.normal(3.6, 0.8, STREAM)), 5, 256).astype(int)
+    single = {f"{count} tokens": [shapes.text(rng, count) for _ in range(4)] for count in LENGTHS}
+    return single | {
+        "stream": [shapes.text(rng, count) for count in lengths],
+        f"{LONG:,} tokens": [shapes.text(rng, LONG)],
+    }
+
+
+def time_single(workers: Mapping[str, processes.Worker], texts: Sequence[str], rounds: int) -> dict[str, Any]:
+    """Times single texts: {engine: milliseconds of a text}."""
+
+    def take(name: str) -> float:
+        return 1e3 * float(np.median(workers[name].ask("time", texts, 1, False, True)))
+
+    return harness.medians({"ms": runs.in_turn(workers, rounds, take)})["ms"]  # type: ignore[no-any-return]
+
+
+def time_stream(workers: Mapping[str, processes.Worker], texts: Sequence[str], rounds: int) -> dict[str, Any]:
+    """Times a stream: {engine: texts/s in its quickest order, and which that is}."""
+    orders = {name: WHOLE if name == "zoo" else STREAMS for name in workers}
+    cases = {(name, order): sizes for name, each in orders.items() for order, sizes in each.items()}
+    seconds = runs.in_turn(cases, rounds, lambda case: sum(workers[case[0]].ask("time", texts, *cases[case], True)))
+    found: dict[str, Any] = {}
+    for (name, order), each in seconds.items():
+        result = {**harness.median([len(texts) / x for x in each]), "order": order}
+        if name not in found or result["median"] > found[name]["median"]:
+            found[name] = result
+    return found
+
+
+def time_long(workers: Mapping[str, processes.Worker], texts: Sequence[str], rounds: int, memory: int) -> Any:
+    """Times a long text: ({engine: milliseconds}, {engine: reason why it cannot}); ends engines that cannot."""
+    able: dict[str, processes.Worker] = {}
+    reasons: dict[str, str] = {}
+    for name, worker in workers.items():
+        try:
+            worker.ask("limit_memory", memory)
+            worker.ask("time", texts, 1, False, True)
+            able[name] = worker
+        except ZooError as error:
+            reasons[name] = str(error)
+    return time_single(able, texts, rounds), reasons
+
+
+def measure_network(case: tuple[str, str, str], args: Any, work: Path, advance: harness.Advance) -> dict[str, Any]:
+    """Returns {"shape", "size", "task", "engines", "loads": [{"load", "results", "unable"}], "left_out"}."""
+    shape, size, task = case
+    place = work / "-".join((*case, str(args.layers)))
+    folder, rng = place / "network", np.random.default_rng(1)
+    shapes.write(folder, shape, size, task, args.layers)
+    texts = [shapes.text(rng, int(count)) for count in rng.integers(5, 128, CALIBRATED + COMPARED)]
+    names = [
+        name for name in dict.fromkeys((*NEEDED, *args.engines)) if task == "embed" or name not in encoders.TEXT_ONLY
+    ]
+    with processes.Workers(place, args.packages) as workers:
+        makers = {name: functools.partial(timed, name, folder, place, texts[:CALIBRATED]) for name in names}
+        engines = runs.open_ways(makers, texts[CALIBRATED:], place, workers)
+        loads: list[dict[str, Any]] = []
+        for name, given in text_loads().items():
+            unable: dict[str, str] = {}
+            if name == "stream":
+                results = time_stream(workers.live, given, args.rounds)
+            elif len(given) > 1:
+                results = time_single(workers.live, given, args.rounds)
+            elif args.memory:
+                results, unable = time_long(workers.live, given, args.long_rounds, args.memory)
+            else:
+                continue
+            loads.append({"load": name, "results": results, "unable": unable})
+            advance(1)
+        memory = workers.ask_all("memory")
+    return {
+        "shape": shape,
+        "size": size,
+        "task": task,
+        "engines": {name: {**figures, "memory_mb": memory.get(name)} for name, figures in engines.items()},
+        "loads": loads,
+        "left_out": workers.left_out,
+    }
+
+
+def options(parser: harness.Parser) -> None:
+    """Adds the options."""
+    parser.names("--shapes", "shape", shapes.SHAPES)
+    parser.names("--sizes", "size", shapes.WIDTHS)
+    parser.names("--tasks", "task", shapes.CLASSES)
+    parser.names("--engines", "engine", ENCODERS)
+    parser.count("--layers", 6, "layers of a network")
+    parser.count("--rounds", 9, "turns of each engine")
+    parser.count("--long-rounds", 3, f"the same with the text of {LONG:,} tokens")
+    parser.count("--memory", 6, "GB of each engine for that text, 0 to leave it out", least=0)
+    parser.add_argument("--packages", default="", metavar="ENGINE=FOLDER,...", help="packages of engines, see above")
+    parser.work()
+
+
+def read_packages(value: str) -> dict[str, str]:
+    """Returns folders of packages by engine, of the option --packages."""
+    pairs = [each.partition("=") for each in value.split(",") if each]
+    harness.require_known("engine", [name for name, *_ in pairs], ENCODERS)
+    if missing := [folder for *_, folder in pairs if not Path(folder).is_dir()]:
+        raise RequestError(f"found no folder {missing[0] or '(empty)'}; expected --packages ENGINE=FOLDER,...")
+    return {name: folder for name, _, folder in pairs}
+
+
+def measure(args: Any) -> dict[str, Any]:
+    """Returns {"networks": [`measure_network`], "layers", "environment"}."""
+    args.packages = read_packages(args.packages)
+    cases = [(shape, size, task) for task in args.tasks for size in args.sizes for shape in args.shapes]
+    environment = machine.environment(threads=1, packages=harness.versions(*PACKAGES))
+    with harness.folder(args.work) as work, progress("comparing", 5 * len(cases)) as advance:
+        report = harness.gather(
+            "networks", cases, lambda case: measure_network(case, args, work, advance), args.output, environment
+        )
+    return report | {"layers": args.layers}

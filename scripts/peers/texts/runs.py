@@ -1,0 +1,73 @@
+"""Building, comparing and timing text encoders that run in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from scripts.peers import harness, processes
+from scripts.peers.texts.encoders import EXACT, Way
+from zoo.texts.metrics import lowest
+
+SLOW, FEW = 4, 3  # a way that takes SLOW times as long as the quickest has FEW rounds
+Key = TypeVar("Key")
+
+
+def open_ways(
+    makers: Mapping[str, Callable[[], Way]], texts: Sequence[str], work: Path, workers: processes.Workers
+) -> dict[str, dict[str, Any]]:
+    """Builds and opens ways, and compares their results with those of `EXACT`.
+
+    Args:
+        makers: What makes each way, `EXACT` among them; built in this order.
+        texts: Texts whose results are compared.
+        work: Folder of the built files.
+        workers: The ways that run are opened there.
+
+    Returns:
+        {way: {"cosine", "least_cosine", "cosine_below_99"}} of those that run.
+    """
+    vectors: dict[str, Any] = {}
+    for name, make in makers.items():
+        done = work / f"{name}.built"
+        if not done.exists():
+            with harness.leave_out(name, workers.left_out):
+                builder = workers.start(name, make, f"{name}-build.log")
+                builder.ask("build")
+                builder.close()
+                done.touch()
+        if name in workers.left_out:
+            continue
+        workers.open(name, make)
+        found = workers.ask(name, "vectors", texts) if name in workers.live else None
+        if found is not None:
+            vectors[name] = found
+    ways: dict[str, dict[str, Any]] = {}
+    for name, found in vectors.items() if EXACT in vectors else ():
+        cosines = (found * vectors[EXACT]).sum(axis=1)
+        ways[name] = {"cosine": round(float(cosines.mean()), 5), **lowest(cosines)}
+    return ways
+
+
+def in_turn(keys: Iterable[Key], rounds: int, take: Callable[[Key], float]) -> dict[Key, list[float]]:
+    """Times ways in turn, after a round that warms up; ways that are `SLOW` have `FEW` rounds.
+
+    Args:
+        keys: The ways.
+        rounds: Number of rounds.
+        take: Returns the time that one turn of a way takes.
+
+    Returns:
+        Times by way.
+    """
+    times: dict[Key, list[float]] = {key: [] for key in keys}
+    for number in range(rounds + 1):
+        quickest = min((each[0] for each in times.values() if each), default=0.0)
+        for key, each in times.items():
+            if len(each) >= FEW and min(each) > SLOW * quickest:
+                continue
+            taken = take(key)
+            if number:
+                each.append(taken)
+    return times
