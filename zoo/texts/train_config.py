@@ -31,8 +31,12 @@ class TrainConfig:
         prompts: Prompts of the first and of the second texts, such as query,document, or one of both texts; "": the
             default prompt of the model, as at inference; ",": none.
         new_labels: Whether a classifier gets the labels of the data and a new last layer; otherwise it keeps its own.
+        label_all_tokens: Whether a token classifier learns the labels of all tokens; otherwise of the first tokens of
+            words.
+        encoder: Model whose network and tokenizer a new model of another task starts from (`zoo train`).
         columns: Columns of tables, separated by commas; "": the default columns.
         seed: Seed of all random numbers.
+        device: Device of torch, such as cuda; "": cpu.
 
     Raises:
         RequestError: A value is out of range.
@@ -48,8 +52,11 @@ class TrainConfig:
     checkpoint_steps: int = 25
     prompts: str = ""
     new_labels: bool = False
+    label_all_tokens: bool = False
+    encoder: str = ""
     columns: str = ""
     seed: int = 0
+    device: str = ""
 
     def __post_init__(self) -> None:
         require_settings(asdict(self), RANGES)

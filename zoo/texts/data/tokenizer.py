@@ -158,7 +158,11 @@ class Tokens(NamedTuple):
 
 
 class Tokenizer:
-    """Tokenizer of a model; a call tokenizes texts or pairs of texts."""
+    """Tokenizer of a model; a call tokenizes texts or pairs of texts.
+
+    Attributes:
+        size: Number of tokens of the vocabulary.
+    """
 
     def __init__(
         self, path: Path, vocabulary: int, max_length: int, lower: bool = False, *, pairs: bool = False
@@ -190,6 +194,7 @@ class Tokenizer:
                 f"{path} is of another model: it has {size:,} tokens, the largest {largest:,}, the model embeddings of "
                 f"{vocabulary:,}"
             )
+        self.size = size
         self._path, self._lower, self._max_length, self._lock = path, lower, max_length, threading.Lock()
         self._direction = (self._tokenizer.truncation or {}).get("direction", "right")
         self._tokenizer.no_padding()
@@ -198,6 +203,11 @@ class Tokenizer:
                 self._tokenizer.enable_truncation(max_length, direction=self._direction)
         except Exception as error:  # there are more special tokens
             raise RequestError(f"{path} cannot cut texts to {max_length} tokens ({one_line(error)})") from error
+
+    @property
+    def max_length(self) -> int:
+        """Maximum number of tokens of a text, special tokens included."""
+        return self._max_length
 
     def require_length(self, length: Any, pairs: bool) -> int:
         """Checks a maximum number of tokens.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +23,9 @@ from zoo.texts.heads.entities import split_tag
 Floats = NDArray[np.float64]
 TOKEN_COLUMNS = ("tokens", "words")
 TAG_COLUMNS = ("ner_tags", "tags", "labels")
+SPAN_COLUMNS = ("spans", "entities")
+SPAN_LABELS = ("label", "entity_group", "entity")
+WORD = re.compile(r"\w+|[^\w\s]")
 DOCUMENT = "-DOCSTART-"
 
 
@@ -224,17 +230,91 @@ class Sentence(NamedTuple):
 
     Attributes:
         location: File and line, for messages.
+        text: The text.
         words: Words.
+        starts: Characters of the text at which they begin.
         tags: Labels, such as B-PER.
     """
 
     location: str
+    text: str
     words: list[str]
+    starts: list[int]
     tags: list[str]
+
+    @classmethod
+    def of_words(cls, location: str, words: list[str], tags: list[str]) -> Sentence:
+        """Returns words that a blank joins to a text.
+
+        Args:
+            location: File and line.
+            words: Words.
+            tags: Their labels.
+        """
+        starts = [0, *itertools.accumulate(len(word) + 1 for word in words)]
+        return cls(location, " ".join(words), words, starts[: len(words)], tags)
+
+    @classmethod
+    def of_spans(cls, location: str, text: str, spans: Sequence[tuple[int, int, str]]) -> Sentence:
+        """Returns the words of a text, with labels by spans of characters.
+
+        Args:
+            location: File and line.
+            text: The text.
+            spans: First character, character after the last one, and label.
+
+        Raises:
+            RequestError: Spans overlap, or end outside of the text.
+        """
+        ordered = sorted(spans)
+        limits = [0, *(limit for start, end, _ in ordered for limit in (start, end)), len(text)]
+        if limits != sorted(limits) or any(start == end for start, end, _ in ordered):
+            raise RequestError(f"{location} has spans that are empty, overlap, or are not within the text")
+        words: list[str] = []
+        starts: list[int] = []
+        tags: list[str] = []
+        for i, (start, end) in enumerate(itertools.pairwise(limits)):
+            label = ordered[i // 2][2] if i % 2 else ""
+            for match in WORD.finditer(text, start, end):
+                is_first = i % 2 and (not starts or starts[-1] < start)
+                words.append(match.group())
+                starts.append(match.start())
+                tags.append(f"{'B' if is_first else 'I'}-{label}" if label else "O")
+        return cls(location, text, words, starts, tags)
+
+    def tokens(self, encoding: Any) -> dict[int, int]:
+        """Returns the words of tokens.
+
+        Args:
+            encoding: Encoding of the text, or of a window of it.
+
+        Returns:
+            {number of a token: number of the word that it is of}, in order; special tokens and whitespace have none.
+        """
+        found = {}
+        for i, (special, (first, last)) in enumerate(zip(encoding.special_tokens_mask, encoding.offsets, strict=True)):
+            word = bisect.bisect_right(self.starts, last - 1) - 1
+            if not special and last > first and word >= 0 and first < self.starts[word] + len(self.words[word]):
+                found[i] = word
+        return found
+
+    def first_tokens(self, encoding: Any) -> dict[int, int]:
+        """Returns the first tokens of words.
+
+        Args:
+            encoding: Encoding of the text, or of a window of it.
+
+        Returns:
+            {number of a token: number of the word that begins with it}.
+        """
+        first = {word: token for token, word in reversed(self.tokens(encoding).items())}
+        return {token: word for word, token in first.items()}
 
 
 def read_sentences(data: Any) -> Iterator[Sentence]:
-    """Reads words with labels: files in the format of CoNLL, JSON lines or Parquet with {"tokens", "ner_tags"}.
+    """Reads words with labels: files in the format of CoNLL, or JSON lines or Parquet.
+
+    Their objects are {"tokens", "ner_tags"}, or {"text", "spans"} with a list of {"start", "end", "label"}.
 
     Args:
         data: Files.
@@ -284,10 +364,24 @@ def parsed(text: str) -> Any:
 def _read_objects(name: str) -> Iterator[Sentence]:
     for location, value in read_objects(name):
         row = value if isinstance(value, dict) else {}
+        spans = next((row[key] for key in SPAN_COLUMNS if isinstance(row.get(key), list)), None)
+        if isinstance(row.get("text"), str) and spans is not None:
+            yield Sentence.of_spans(location, row["text"], [_span(location, each) for each in spans])
+            continue
         words, tags = (next((row[key] for key in keys if key in row), None) for keys in (TOKEN_COLUMNS, TAG_COLUMNS))
         if not isinstance(words, list) or not isinstance(tags, list) or len(words) != len(tags):
-            raise RequestError(f'{location} is no {{"tokens": [...], "ner_tags": [...]}} of one length')
-        yield Sentence(location, [str(word) for word in words], [str(tag) for tag in tags])
+            raise RequestError(
+                f'{location} is no {{"tokens": [...], "ner_tags": [...]}} of one length, nor {{"text", "spans"}}'
+            )
+        yield Sentence.of_words(location, [str(word) for word in words], [str(tag) for tag in tags])
+
+
+def _span(location: str, span: Any) -> tuple[int, int, str]:
+    found = span if isinstance(span, dict) else {}
+    label = next((found[key] for key in SPAN_LABELS if isinstance(found.get(key), str)), "")
+    if type(found.get("start")) is not int or type(found.get("end")) is not int or not label:
+        raise RequestError(f'{location} has the span {span!r:.60}; expected {{"start", "end", "label"}}')
+    return found["start"], found["end"], label
 
 
 def _read_conll(name: str) -> Iterator[Sentence]:
@@ -299,7 +393,7 @@ def _read_conll(name: str) -> Iterator[Sentence]:
         parts = (line or "").split("\t" if "\t" in (line or "") else None)
         if not parts or parts[0] == DOCUMENT:
             if words:
-                yield Sentence(f"{name}, line {start}", words, tags)
+                yield Sentence.of_words(f"{name}, line {start}", words, tags)
             words, tags, start = [], [], number + 1
             continue
         if len(parts) < 2:
@@ -307,7 +401,7 @@ def _read_conll(name: str) -> Iterator[Sentence]:
         words.append(parts[0])
         tags.append(parts[-1].strip())
     if words:
-        yield Sentence(f"{name}, line {start}", words, tags)
+        yield Sentence.of_words(f"{name}, line {start}", words, tags)
 
 
 def tagged(data: Any, labels: Labels, report: Callable[[str, str], None]) -> list[Sentence]:

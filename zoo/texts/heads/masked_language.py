@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
-
-import onnx_ir as ir
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from zoo.texts.models.architectures.base import ConfigFile
 from zoo.texts.models.config import ModelConfig
 from zoo.texts.models.head import Head, HeadWeights
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 class Names(NamedTuple):

@@ -289,11 +289,32 @@ def _spans(logits: Floats, allowed: NDArray[np.bool_], count: int, longest: int)
 
 
 class Question(NamedTuple):
-    """A question with its answers; none if the context has no answer."""
+    """A question with its answers; none if the context has no answer.
+
+    Attributes:
+        question: The question.
+        context: The context.
+        answers: Answers.
+        start: First character of the first answer; None if the data do not say.
+    """
 
     question: str
     context: str
     answers: list[str]
+    start: int | None = None
+
+    def span(self) -> tuple[int, int] | None:
+        """Returns the characters of the first answer in the context.
+
+        Returns:
+            Its first character and the one behind it; (-1, -1) for no answer, None if the context does not have it.
+        """
+        if not self.answers:
+            return -1, -1
+        answer, start = self.answers[0], self.start
+        if start is None or not self.context.startswith(answer, start):
+            start = self.context.find(answer)
+        return None if start < 0 else (start, start + len(answer))
 
 
 def read_questions(data: Any) -> Iterator[tuple[str, Question | None]]:
@@ -338,11 +359,15 @@ def _question(row: Any) -> Question | None:
     if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in FIELDS):
         return None
     found = row.get("answers", row.get("answer", []))
+    starts: Any = found.get("answer_start") if isinstance(found, dict) else None
     found = found.get("text", []) if isinstance(found, dict) else [found] if isinstance(found, str) else found
     texts = [answer.get("text") if isinstance(answer, dict) else answer for answer in found or []]
     if not all(isinstance(text, str) for text in texts):
         return None
-    return Question(row["question"], row["context"], [text for text in texts if text])
+    if found and isinstance(found[0], dict):
+        starts = [answer.get("answer_start") for answer in found]
+    start = starts[0] if isinstance(starts, list | tuple) and starts and type(starts[0]) is int else None
+    return Question(row["question"], row["context"], [text for text in texts if text], start)
 
 
 def normalized(text: str) -> list[str]:

@@ -206,17 +206,17 @@ class EntityPipeline(TaskPipeline):
             pieces.append(Piece(word, scores[i], start, end, i, is_subword))
         return pieces
 
-    def tag(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+    def tag(self, sentences: Sequence[labelled.Sentence]) -> list[list[str]]:
         """Labels words: a word has the label of its first token.
 
         Args:
-            sentences: Words of each text; long texts are divided into windows.
+            sentences: Words of texts; long texts are divided into windows.
 
         Returns:
             A label a word; "O" for a word without tokens.
         """
-        texts = [" ".join(words) for words in sentences]
-        tagged = [["O"] * len(words) for words in sentences]
+        texts = [sentence.text for sentence in sentences]
+        tagged = [["O"] * len(sentence.words) for sentence in sentences]
         window = SORT_WINDOW * self.batch_size
         for start in range(0, len(texts), window):
             part = range(start, min(start + window, len(texts)))
@@ -227,7 +227,7 @@ class EntityPipeline(TaskPipeline):
             for i, group in zip(part, windows, strict=True):
                 seen: set[int] = set()
                 for encoding in group:
-                    for token, word in word_of_token(sentences[i], encoding).items():
+                    for token, word in sentences[i].first_tokens(encoding).items():
                         if word not in seen:
                             seen.add(word)
                             tagged[i][word] = self.names[int(best[row + token])]
@@ -237,25 +237,6 @@ class EntityPipeline(TaskPipeline):
     def lines(self, result: Any) -> list[dict[str, Any]]:
         """See `TaskPipeline.lines`: the label of a token is its group."""
         return [{"entity_group": entity.get("entity"), **entity} for entity in result]
-
-
-def word_of_token(words: Sequence[str], encoding: Any) -> dict[int, int]:
-    """Returns the first tokens of words.
-
-    Args:
-        words: Words of a text, which a blank joins.
-        encoding: Encoding of the text, or of a window of it.
-
-    Returns:
-        {number of a token: number of the word that begins with it}.
-    """
-    starts = np.cumsum([0, *(len(word) + 1 for word in words)])
-    tokens: dict[int, int] = {}
-    for i, (special, (first, last)) in enumerate(zip(encoding.special_tokens_mask, encoding.offsets, strict=True)):
-        word = int(np.searchsorted(starts, last - 1, "right")) - 1
-        if not special and last > first and word < len(words) and word not in tokens.values():
-            tokens[i] = word
-    return tokens
 
 
 def evaluate(pipelines: Mapping[str, EntityPipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:
@@ -281,7 +262,7 @@ def evaluate(pipelines: Mapping[str, EntityPipeline], data: Any, on_error: str =
     sentences = labelled.tagged(data, labelled.Labels(first.names), report)
     if not sentences:
         raise RequestError(f"found no words with labels in {data}; expected CoNLL, .jsonl or .parquet")
-    found = {name: pipeline.tag([sentence.words for sentence in sentences]) for name, pipeline in pipelines.items()}
+    found = {name: pipeline.tag(sentences) for name, pipeline in pipelines.items()}
 
     def measured(name: str) -> dict[str, labelled.Counts]:
         rows = []

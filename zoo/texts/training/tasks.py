@@ -1,9 +1,10 @@
-"""Fine-tuning of text classifiers and token classifiers: their labelled data, and their losses."""
+"""How text networks with heads are trained: their data, what the network sees of a batch, and the loss."""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -12,89 +13,122 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from zoo.texts.data import text_files
-from zoo.texts.data.tokenizer import Tokenizer
+from zoo.texts.data.tokenizer import Tokenizer, Tokens
 from zoo.texts.heads import labelled
-from zoo.texts.heads.sequence_classification import NONE, SIGMOID, SequenceClassification
-from zoo.texts.heads.token_classification import TokenClassification, word_of_token
-from zoo.texts.heads.zero_shot import ZeroShot
-from zoo.texts.models.head import Head
+from zoo.texts.heads.sequence_classification import NONE, SIGMOID
+from zoo.texts.train_config import TrainConfig
 
-IGNORED = -100  # label of tokens that have none
-Labels = NDArray[np.float32]
+IGNORED = -100  # target of tokens that have none
 
 
-class Task(Protocol):
-    """How a head is trained."""
+class Examples(NamedTuple):
+    """Samples of a batch as the network sees them.
 
-    def read(self, data: Any, columns: Sequence[str], on_error: str) -> tuple[list[Any], Labels]:
-        """Returns labelled samples.
+    Attributes:
+        tokens: Tokens.
+        targets: What the loss compares with: float32 or int64, its first axis the samples.
+    """
+
+    tokens: Tokens
+    targets: NDArray[Any]
+
+
+class Task(abc.ABC):
+    """Training of a head.
+
+    Attributes:
+        HAS_NAMES: Whether the outputs have names, which are the labels of the data.
+    """
+
+    HAS_NAMES: ClassVar[bool] = True
+
+    def __init__(self, features: Mapping[str, Any], config: TrainConfig) -> None:
+        """Opens a task.
+
+        Args:
+            features: Preprocessing of the model's card.
+            config: Training configuration.
+        """
+        self.features, self.config = features, config
+        self.names = list(features.get("names", []))
+        self.columns = [name for name in config.columns.split(",") if name]
+
+    @abc.abstractmethod
+    def read(self, data: Any, on_error: str) -> list[Any]:
+        """Returns the samples of data; they are JSON values.
 
         Args:
             data: Files.
-            columns: Columns of tables; (): the usual names.
             on_error: "raise" to stop at the first invalid row, "skip" to leave it out.
 
         Raises:
             RequestError: A row is invalid, or there are no valid rows.
         """
 
-    def labels_of(self, data: Any, columns: Sequence[str]) -> list[str]:
-        """Returns the labels of data, sorted; "O" is the first one.
+    def labels_of(self, data: Any) -> list[str]:
+        """Returns the labels of data, in the order of the outputs.
 
         Args:
             data: Files.
-            columns: Columns of tables; (): the usual names.
-        """
 
-    def texts(self, samples: Sequence[Any]) -> list[Any]:
-        """Returns what the tokenizer takes of samples.
+        Raises:
+            RequestError: The outputs have no names.
+        """
+        raise RequestError("found new_labels of a model whose outputs have no names; leave it out")
+
+    @abc.abstractmethod
+    def examples(self, samples: Sequence[Any], tokenizer: Tokenizer, rng: np.random.Generator) -> Examples:
+        """Tokenizes samples.
 
         Args:
             samples: Samples of `read`.
+            tokenizer: Tokenizer of the network.
+            rng: Random numbers of the batch.
         """
 
-    def loss(self, logits: torch.Tensor, samples: Sequence[Any], labels: Labels, tokenizer: Tokenizer) -> torch.Tensor:
+    @abc.abstractmethod
+    def loss(self, output: Any, targets: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Returns the loss of a batch.
 
         Args:
-            logits: Output of the network.
-            samples: Samples of `read`.
-            labels: Their labels.
-            tokenizer: Tokenizer of the network.
+            output: Output of the network of transformers.
+            targets: Those of `examples`.
+            mask: Attention mask, int64 [samples, tokens].
         """
 
+    def texts(self, samples: Sequence[Any]) -> list[Any]:
+        """Returns the texts, or pairs of texts, of samples, as the calibration tokenizes them.
 
-def task_of(head: Head | None, features: Mapping[str, Any]) -> Task | None:
-    """Returns how a head is trained; None for heads that score pairs, and for sentence encoders.
+        Args:
+            samples: Samples of `read`.
+        """
+        return [sample[0] for sample in samples]
+
+
+def require(samples: Sequence[Any], errors: Sequence[str], data: Any, expected: str) -> None:
+    """Checks that there are valid samples.
 
     Args:
-        head: Head of the network.
-        features: Preprocessing of its card.
+        samples: The samples.
+        errors: Errors of the others.
+        data: Files, for the message.
+        expected: What they should have.
 
     Raises:
-        RequestError: Networks with this head are not trained here.
+        RequestError: There are none.
     """
-    if type(head) is SequenceClassification:
-        return _Classification(features)
-    if isinstance(head, TokenClassification):
-        return _Tagging(features)
-    if head is not None and (head.HAS_LAYERS or isinstance(head, ZeroShot)):
-        raise RequestError(
-            f"found a {head.TITLE}, which is not fine-tuned here; expected a sentence encoder, cross-encoder, text "
-            "classifier or token classifier"
-        )
-    return None
-
-
-def _require(samples: Sequence[Any], errors: Sequence[str], data: Any, expected: str) -> None:
-    """Raises RequestError without valid samples."""
     if not samples:
         first = f" ({errors[0]})" if errors else ""
-        raise RequestError(f"found no labels in {text_files.describe(data)}{first}; expected {expected}")
+        raise RequestError(f"found no samples in {text_files.describe(data)}{first}; expected {expected}")
 
 
-def _reporter(errors: list[str], on_error: str) -> Any:
-    """Returns a function that gathers errors, or raises the first one."""
+def reporter(errors: list[str], on_error: str) -> Any:
+    """Returns a function that gathers the errors of rows, or raises the first one.
+
+    Args:
+        errors: List that it appends to.
+        on_error: "raise" or "skip".
+    """
 
     def report(location: str, error: str) -> None:
         if error and on_error == "raise":
@@ -104,82 +138,126 @@ def _reporter(errors: list[str], on_error: str) -> Any:
     return report
 
 
-class _Classification:
-    """Cross entropy of one label a text, binary cross entropy of several, or the squared error of a number."""
+class Classification(Task):
+    """Cross entropy of one label a text, binary cross entropy of several, or the squared error of a number.
 
-    def __init__(self, features: Mapping[str, Any]) -> None:
-        self.names, self.function = list(features["names"]), features["function_to_apply"]
+    Samples are (text, labels): numbers of the labels, or the number of a regression; the text may be a pair.
+    """
 
-    def read(self, data: Any, columns: Sequence[str], on_error: str) -> tuple[list[Any], Labels]:
+    TEXTS: ClassVar[int] = 1  # texts of a row without `columns`
+
+    @property
+    def function(self) -> str:
+        """What the pipeline applies to the logits."""
+        return str(self.features["function_to_apply"])
+
+    def read(self, data: Any, on_error: str) -> list[Any]:
+        """See `Task`."""
         errors: list[str] = []
-        report = _reporter(errors, on_error)
-        texts: list[Any] = []
+        report = reporter(errors, on_error)
+        samples: list[Any] = []
         if self.function == NONE:
-            numbers = []
-            for row in text_files.read_rows(data, max(len(columns) - 1, 1), columns, extra=1):
+            for row in self._rows(data):
                 number, error = text_files.parse_label(row)
                 report(row.location, error)
                 if not error:
-                    texts.append(row.texts[:-1])
-                    numbers.append([number])
-            _require(texts, errors, data, "a text and a number a row")
-            return self._plain(texts), np.array(numbers, np.float32)
-        texts, found = labelled.read_texts(data, labelled.Labels(self.names), columns, report)
-        labels = np.zeros((len(texts), len(self.names)), np.float32)
-        for i, several in enumerate(found):
-            if self.function != SIGMOID and len(several) != 1:
-                raise RequestError(f"found {len(several)} labels of text {i + 1}; expected one, as the model's softmax")
-            labels[i, several] = 1
-        return self._plain(texts), labels
+                    samples.append((_plain(row.texts[:-1]), [number]))
+            require(samples, errors, data, "a text and a number a row")
+            return samples
+        names = labelled.Labels(self.names)
+        for row in self._rows(data):
+            numbers, error = ([], row.error) if row.error else names.find(row.texts[-1])
+            if not error and self.function != SIGMOID and len(numbers) != 1:
+                error = f"has {len(numbers)} labels, expected one, as the model's softmax"
+            report(row.location, error)
+            if not error:
+                samples.append((_plain(row.texts[:-1]), numbers))
+        require(samples, errors, data, "a label behind the text" if self.TEXTS == 1 else "two texts and a label")
+        return samples
 
-    def labels_of(self, data: Any, columns: Sequence[str]) -> list[str]:
+    def labels_of(self, data: Any) -> list[str]:
+        """See `Task`."""
         if self.function == NONE:
             raise RequestError("found new_labels of a regression, whose labels are numbers; leave it out")
-        rows = text_files.read_rows(data, max(len(columns) - 1, 1), columns, extra=1)
-        found = [row.texts[-1] for row in rows if not row.error]
+        found = [row.texts[-1] for row in self._rows(data) if not row.error]
         several = self.function == SIGMOID
         return sorted({name.strip() for label in found for name in (labelled.parts(label) if several else [label])})
 
-    def _plain(self, texts: Sequence[tuple[str, ...]]) -> list[Any]:
-        return [each[0] if len(each) == 1 else each for each in texts]
+    def _rows(self, data: Any) -> Any:
+        return text_files.read_rows(data, max(len(self.columns) - 1, self.TEXTS), self.columns, extra=1)
 
-    def texts(self, samples: Sequence[Any]) -> list[Any]:
-        return list(samples)
-
-    def loss(self, logits: torch.Tensor, samples: Sequence[Any], labels: Labels, tokenizer: Tokenizer) -> torch.Tensor:
-        target = torch.from_numpy(labels)
+    def examples(self, samples: Sequence[Any], tokenizer: Tokenizer, rng: np.random.Generator) -> Examples:
+        """See `Task`."""
+        tokens = tokenizer(self.texts(samples))
         if self.function == NONE:
-            return F.mse_loss(logits, target)
+            return Examples(tokens, np.array([numbers for _, numbers in samples], np.float32))
+        targets = np.zeros((len(samples), len(self.names)), np.float32)
+        for row, (_, numbers) in zip(targets, samples, strict=True):
+            row[numbers] = 1
+        return Examples(tokens, targets)
+
+    def loss(self, output: Any, targets: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """See `Task`."""
+        if self.function == NONE:
+            return F.mse_loss(output.logits, targets)
         if self.function == SIGMOID:
-            return F.binary_cross_entropy_with_logits(logits, target)
-        return F.cross_entropy(logits, target.argmax(dim=1))
+            return F.binary_cross_entropy_with_logits(output.logits, targets)
+        return F.cross_entropy(output.logits, targets.argmax(dim=1))
 
 
-class _Tagging:
-    """Cross entropy of the first token of every word."""
+class Inference(Classification):
+    """Natural language inference by zero-shot classifiers: a premise, a hypothesis, and the label of the pair."""
 
-    def labels_of(self, data: Any, columns: Sequence[str]) -> list[str]:
+    TEXTS: ClassVar[int] = 2
+
+
+def _plain(texts: Sequence[str]) -> str | tuple[str, ...]:
+    return texts[0] if len(texts) == 1 else tuple(texts)
+
+
+class Tagging(Task):
+    """Cross entropy of the first tokens of words, or of all tokens.
+
+    Samples are the fields of a `labelled.Sentence`.
+    """
+
+    def labels_of(self, data: Any) -> list[str]:
+        """See `Task`: "O" is the first one; a label that begins words has one that continues them."""
         found = {tag for sentence in labelled.read_sentences(data) for tag in sentence.tags}
+        if self.config.label_all_tokens:
+            found |= {_continued(tag) for tag in found}
         return sorted(found, key=lambda tag: (tag != "O", tag))
 
-    def __init__(self, features: Mapping[str, Any]) -> None:
-        self.names = list(features["names"])
-
-    def read(self, data: Any, columns: Sequence[str], on_error: str) -> tuple[list[Any], Labels]:
+    def read(self, data: Any, on_error: str) -> list[Any]:
+        """See `Task`."""
         errors: list[str] = []
-        sentences = labelled.tagged(data, labelled.Labels(self.names), _reporter(errors, on_error))
-        _require(sentences, errors, data, "words with labels: CoNLL, .jsonl or .parquet")
-        return [(each.words, each.tags) for each in sentences], np.zeros(len(sentences), np.float32)
+        sentences = labelled.tagged(data, labelled.Labels(self.names), reporter(errors, on_error))
+        require(sentences, errors, data, "words with labels: CoNLL, .jsonl or .parquet")
+        return [sentence._replace(location="") for sentence in sentences]
 
     def texts(self, samples: Sequence[Any]) -> list[Any]:
-        return [" ".join(words) for words, _ in samples]
+        """See `Task`."""
+        return [sentence.text for sentence in samples]
 
-    def loss(self, logits: torch.Tensor, samples: Sequence[Any], labels: Labels, tokenizer: Tokenizer) -> torch.Tensor:
-        target = torch.full(logits.shape[:2], IGNORED)
+    def examples(self, samples: Sequence[Any], tokenizer: Tokenizer, rng: np.random.Generator) -> Examples:
+        """See `Task`."""
+        tokens = tokenizer(self.texts(samples))
         number = {name: i for i, name in enumerate(self.names)}
-        for row, ((words, tags), encoding) in enumerate(
-            zip(samples, tokenizer(self.texts(samples)).context, strict=True)
-        ):
-            for token, word in word_of_token(words, encoding).items():
-                target[row, token] = number[tags[word]]
-        return F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=IGNORED)
+        targets = np.full((len(samples), int(tokens.lengths.max(initial=1))), IGNORED, np.int64)
+        for row, sentence, encoding in zip(targets, samples, tokens.context, strict=True):
+            if self.config.label_all_tokens:  # whitespace, too
+                row[[i for i, special in enumerate(encoding.special_tokens_mask) if not special]] = number["O"]
+                for token, word in sentence.tokens(encoding).items():
+                    row[token] = number[_continued(sentence.tags[word])]
+            for token, word in sentence.first_tokens(encoding).items():
+                row[token] = number[sentence.tags[word]]
+        return Examples(tokens, targets)
+
+    def loss(self, output: Any, targets: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """See `Task`."""
+        return F.cross_entropy(output.logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+
+
+def _continued(tag: str) -> str:
+    """Returns the label of a token within a word of a label."""
+    return f"I-{tag[2:]}" if tag.startswith("B-") else tag

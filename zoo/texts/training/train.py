@@ -1,4 +1,4 @@
-"""Fine-tuning of text encoders on pairs of texts.
+"""Fine-tuning of text networks: of encoders on pairs of texts, of others by their `Task`.
 
 Pairs without labels are trained with in-batch negatives: cross entropy over the cosines of a first text with all second
 texts of its batch, divided by a temperature (Henderson et al. 2017; Gao et al. 2021, "SimCSE"). Labels are targets of
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from pipelines.core.errors import RequestError, requires
+from pipelines.core.errors import RequestError, one_line, requires
 from pipelines.core.files import copy_file, read_json, replacing, sha256, write_json
 from pipelines.core.progress import progress
 from pipelines.models.hub import CARD
@@ -27,7 +27,8 @@ from pipelines.models.npz import write_npz
 from pipelines.models.record import SAMPLES
 from zoo.texts.data import text_files, tokenizer
 from zoo.texts.data.prompts import ROLES, Prompts
-from zoo.texts.data.tokenizer import Tokenizer
+from zoo.texts.data.tokenizer import Tokenizer, Tokens
+from zoo.texts.importers.huggingface import read_features
 from zoo.texts.importers.sentence_modules import CONFIG, write_modules
 from zoo.texts.models.architectures import ARCHITECTURES
 from zoo.texts.models.config import IDS, MASK, TYPES, ModelConfig
@@ -35,14 +36,15 @@ from zoo.texts.models.head import Head
 from zoo.texts.models.weights import FILE
 from zoo.texts.text_pipeline import CALIBRATION_LENGTH
 from zoo.texts.train_config import TrainConfig
-from zoo.texts.training.tasks import Task, task_of
+from zoo.texts.training.span_tasks import task_of
+from zoo.texts.training.tasks import Task
 from zoo.training.runs import load_checkpoint, require_output, save_checkpoint
 
 STATE = "checkpoint/state.pt"
 COPIED_FILES = (tokenizer.FILE, CONFIG)  # from the start model
 CALIBRATION_ROWS = 256
 MAX_GRADIENT_NORM = 1.0
-NEW_SETTINGS = ("prompts", "new_labels")  # that checkpoints of earlier versions lack
+NEW_SETTINGS = ("prompts", "new_labels", "label_all_tokens", "encoder")  # that checkpoints of earlier versions lack
 Pairs = list[tuple[str, str]]
 
 
@@ -56,19 +58,20 @@ def train(
     on_error: str = "raise",
     head: Head | None = None,
 ) -> dict[str, Any]:
-    """Fine-tunes a text encoder on pairs of texts, or a classifier on labelled texts or words.
+    """Fine-tunes a text encoder on pairs of texts, or the network of another task on its data.
 
     Writes model.safetensors with the parameter names of transformers, tokenizer.json, config.json, train.json and
     calibration.npz. A resumed run gives the same weights.
 
     Args:
         data: Files of two texts, or two texts and a number (required by cross-encoders; see
-            `zoo.texts.data.text_files.read_rows`). Numbers are divided by their maximum if it is above 1. Of text and
-            token classifiers what `zoo evaluate` takes.
+            `zoo.texts.data.text_files.read_rows`). Numbers are divided by their maximum if it is above 1. Of other
+            tasks what `zoo evaluate` takes; of masked language models texts, of zero-shot classifiers two texts and the
+            label of the pair, such as entailment.
         output: Folder of the new model.
         config: Training configuration.
         resume: Continue from the last checkpoint in `output`.
-        start_from: Model folder to start from; required.
+        start_from: Model folder to start from; None for a new model that starts from `config.encoder`.
         on_error: "raise" to stop at the first invalid row, "skip" to leave it out.
         head: Head of the family; None: sentence encoders.
 
@@ -78,28 +81,35 @@ def train(
     Raises:
         RequestError: Data or settings are invalid, or `start_from` is missing.
     """
-    if start_from is None:
+    is_new = start_from is None
+    if is_new and not config.encoder:
         raise RequestError(
-            "text encoders are fine-tuned from a trained model; run: zoo finetune minilm-l6 --data pairs.tsv -o DIR"
+            "text networks start from a trained one; run: zoo finetune MODEL --data FILE -o DIR, or for a new task: "
+            "zoo train FAMILY --set encoder=MODEL --data FILE -o DIR"
         )
-    output, start_from = Path(output), Path(start_from)
+    if not is_new and config.encoder:
+        raise RequestError("found the setting encoder of a model that is fine-tuned; run: zoo train FAMILY")
+    output = Path(output)
+    start_from = _encoder(config.encoder) if start_from is None else Path(start_from)
     require_output(output, STATE, resume)
+    content = read_json(start_from / CONFIG)
     features = read_json(start_from / CARD)["preprocessing"]
-    model_config = ModelConfig.from_json(features["form"])
-    _require_trainable(model_config, read_json(start_from / CONFIG))
-    columns = [name for name in config.columns.split(",") if name]
-    task = task_of(head, features)
-    pairs: list[Any]
-    labels: Any
+    _require_trainable(ModelConfig.from_json(features["form"]), content)
+    if is_new:
+        features = _new_features(start_from, content, features, head)
+    task = task_of(head, features, config)
     names: list[str] = []
-    if task and config.new_labels:
-        names = task.labels_of(data, columns)
-        model_config = dataclasses.replace(model_config, labels=len(names))
-        features = {**features, "names": names, "form": model_config.to_json()}
-        task = task_of(head, features)
+    if task and (config.new_labels or (is_new and task.HAS_NAMES)):
+        names = task.labels_of(data)
+        features = _new_features(start_from, {**content, **_label_keys(names)}, features, head)
+        task = task_of(head, features, config)
+    model_config = ModelConfig.from_json(features["form"])
+    pairs: list[Any]
+    labels: Any = None
     if task:
-        pairs, labels = task.read(data, columns, on_error)
+        pairs = task.read(data, on_error)
     else:
+        columns = [name for name in config.columns.split(",") if name]
         prompts = training_prompts(config.prompts, Prompts(features), bool(model_config.labels))
         pairs, labels = read_pairs(data, model_config.labels, on_error, columns)
         pairs = [(prompts[0] + first, prompts[1] + second) for first, second in pairs]
@@ -113,19 +123,58 @@ def train(
     tokenize = Tokenizer(path, model_config.vocabulary, max_length, bool(features.get("lower")))
     run = {
         "config": {
-            name: value for name, value in dataclasses.asdict(config).items() if name not in NEW_SETTINGS or value
+            name: value
+            for name, value in dataclasses.asdict(config).items()
+            if name != "device" and (name not in NEW_SETTINGS or value)
         },
         "data": _digest(pairs, labels),
         "start": sha256(start_from / FILE),
     }
     torch.manual_seed(config.seed)
-    model = _load_network(start_from, head.MODEL if head else "AutoModel", names)
+    changes = _label_keys(names) if names else {}
+    model = _load_network(start_from, head.MODEL if head else "AutoModel", changes, is_new).to(_device(config.device))
     trainer = _Trainer(model, model_config, config, tokenize, len(pairs) // config.batch_size * config.epochs, task)
     if resume:
         trainer.restore(load_checkpoint(output / STATE, run))
     loss = trainer.fit(pairs, labels, output / STATE, run)
-    _write(output, start_from, trainer, features, pairs, {"loss": loss}, config)
+    if is_new:
+        changes |= {"architectures": [type(model).__name__]}
+    _write(output, start_from, trainer, features, pairs, {"loss": loss}, changes)
     return {"loss": loss}
+
+
+def _encoder(name: str) -> Path:
+    """Returns the folder of the model that a new one starts from, with its weights."""
+    import zoo
+
+    folder = zoo.load(name)
+    folder.ensure("fp32.onnx")
+    if not all((folder.path / file).is_file() for file in (FILE, CONFIG, tokenizer.FILE)):
+        raise RequestError(f"found encoder={name}, which has no {FILE}; expected a text network such as minilm-l6")
+    return folder.path
+
+
+def _new_features(
+    folder: Path, content: Mapping[str, Any], features: Mapping[str, Any], head: Head | None
+) -> dict[str, Any]:
+    """Returns the preprocessing of a network with another head or other labels.
+
+    Raises RequestError if the network cannot have such a head.
+    """
+    if head is None:
+        raise RequestError("found the setting encoder for a sentence encoder; run: zoo finetune MODEL")
+    made = read_features(folder, {**content, "architectures": [head.ENDS[0]]}, head)
+    return {**made, **{name: features[name] for name in ("max_length", "lower")}}
+
+
+def _device(name: str) -> torch.device:
+    """Returns a device. Raises RequestError if torch does not have it."""
+    try:
+        return torch.zeros((), device=name or "cpu").device
+    except (AssertionError, RuntimeError) as error:
+        raise RequestError(
+            f"found device={name}, which torch cannot use ({one_line(error)}); expected cpu, cuda"
+        ) from error
 
 
 def training_prompts(names: str, prompts: Prompts, cross_encoder: bool) -> tuple[str, str]:
@@ -241,25 +290,23 @@ def _pool(hidden: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
     return (hidden * weights).sum(1) / (count.sqrt() if mode == "mean_sqrt_len" else count)
 
 
-def _load_network(folder: Path, loader: str, names: Sequence[str] = ()) -> torch.nn.Module:
-    """Loads the network of a transformers folder, with its dropout; with names of labels a new last layer for them.
+def _load_network(folder: Path, loader: str, changes: Mapping[str, Any], is_new: bool = False) -> torch.nn.Module:
+    """Loads the network of a transformers folder, with its dropout; with other labels, or as a new task, a new layer.
 
     Raises RequestError without transformers.
     """
     with requires("training text encoders", "int8-zoo[train]"):
         import transformers
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    if names:  # transformers reports the new layer as a warning
+    if changes or is_new:  # transformers reports the new layer as a warning
         transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     model: torch.nn.Module = getattr(transformers, loader).from_pretrained(
-        folder, local_files_only=True, dtype=torch.float32, **(_renamed(names) if names else {})
+        folder,
+        local_files_only=True,
+        dtype=torch.float32,
+        **({"ignore_mismatched_sizes": True, **changes} if changes else {}),
     )
     return model
-
-
-def _renamed(names: Sequence[str]) -> dict[str, Any]:
-    """Returns the arguments with which transformers loads a network with other labels."""
-    return {"ignore_mismatched_sizes": True, **_label_keys(names)}
 
 
 def _label_keys(names: Sequence[str]) -> dict[str, Any]:
@@ -287,6 +334,7 @@ class _Trainer:
         groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, config.learning_rate)
         self.step, self.losses = 0, [0.0, 0.0]  # sum and number of the losses of this epoch
+        self.device = next(model.parameters()).device
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restores a checkpoint."""
@@ -342,17 +390,20 @@ class _Trainer:
 
     def _loss(self, pairs: list[Any], labels: Any, scale: float) -> torch.Tensor:
         if self.task:
-            logits = self.model(**self._inputs(self.task.texts(pairs))).logits
-            return self.task.loss(logits, pairs, labels, self.tokenizer)
-        if self.model_config.labels:
+            rng = np.random.default_rng([self.config.seed, self.step, 1])
+            tokens, targets = self.task.examples(pairs, self.tokenizer, rng)
+            inputs = self._padded(tokens)
+            return self.task.loss(self.model(**inputs), torch.from_numpy(targets).to(self.device), inputs[MASK])
+        target = None if labels is None else torch.from_numpy(labels).to(self.device)
+        if self.model_config.labels and target is not None:
             logits = self.model(**self._inputs(pairs)).logits
             if self.model_config.labels == 1:
-                return F.binary_cross_entropy_with_logits(logits[:, 0], torch.from_numpy(labels / np.float32(scale)))
-            return F.cross_entropy(logits, torch.from_numpy(labels.astype(np.int64)))
+                return F.binary_cross_entropy_with_logits(logits[:, 0], target / scale)
+            return F.cross_entropy(logits, target.long())
         first, second = (self._embeddings([pair[side] for pair in pairs]) for side in (0, 1))
-        if labels is not None:
-            return F.mse_loss((first * second).sum(1), torch.from_numpy(labels / np.float32(scale)))
-        return F.cross_entropy(first @ second.T / self.config.temperature, torch.arange(len(pairs)))
+        if target is not None:
+            return F.mse_loss((first * second).sum(1), target / scale)
+        return F.cross_entropy(first @ second.T / self.config.temperature, torch.arange(len(pairs), device=self.device))
 
     def _embeddings(self, texts: Sequence[str]) -> torch.Tensor:
         """Computes L2-normalized embeddings, float32 [n, width]."""
@@ -363,9 +414,12 @@ class _Trainer:
 
     def _inputs(self, texts: Sequence[Any]) -> dict[str, torch.Tensor]:
         """Tokenizes and pads texts or pairs for the network."""
+        return self._padded(self.tokenizer(texts))
+
+    def _padded(self, tokens: Tokens) -> dict[str, torch.Tensor]:
+        """Pads tokens for the network."""
         names = (IDS, MASK, TYPES) if self.model_config.types > 1 else (IDS, MASK)
-        batch = self.tokenizer(texts).padded(names)
-        return {name: torch.from_numpy(array) for name, array in batch.items()}
+        return {name: torch.from_numpy(array).to(self.device) for name, array in tokens.padded(names).items()}
 
 
 def _write(
@@ -375,26 +429,31 @@ def _write(
     features: dict[str, Any],
     pairs: list[Any],
     metrics: dict[str, float],
-    config: TrainConfig,
+    changes: Mapping[str, Any],
 ) -> None:
     """Writes the files of the trained model."""
     from safetensors.torch import save_file
 
-    state = {name: tensor.detach().clone().contiguous() for name, tensor in trainer.model.state_dict().items()}
+    state = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in trainer.model.state_dict().items()}
     with replacing(output / FILE) as temporary:
         save_file(state, temporary, {"format": "pt"})
     for name in COPIED_FILES:
         copy_file(start_from / name, output / name)
-    if config.new_labels and trainer.task:
-        write_json(output / CONFIG, {**read_json(output / CONFIG), **_label_keys(features["names"])})
+    if changes:
+        write_json(output / CONFIG, {**read_json(output / CONFIG), **changes})
     count, model_config = 16 * CALIBRATION_ROWS, trainer.model_config
     samples: Any = trainer.task.texts(pairs[:count]) if trainer.task else pairs[:count]
-    if not model_config.labels:
+    if not trainer.task and not model_config.labels:
         write_modules(output, model_config, features)
         samples = list(dict.fromkeys(text for pair in pairs for text in pair))
     tokens = trainer.tokenizer(samples[:count])
     length = min(CALIBRATION_LENGTH, model_config.max_tokens)
     rows = tokens.packed(model_config.inputs, length, CALIBRATION_ROWS)
     write_npz(output / SAMPLES, rows, compressed=True)
-    record = {"features": features, "rows": len(pairs), "metrics": metrics, "config": dataclasses.asdict(config)}
+    record = {
+        "features": features,
+        "rows": len(pairs),
+        "metrics": metrics,
+        "config": dataclasses.asdict(trainer.config),
+    }
     write_json(output / "train.json", record)

@@ -148,7 +148,9 @@ def test_f1_of_entities(tmp_path, form):
     folder, theirs = imported(tmp_path)
     sentences = [text.replace(",", " ,").replace("!", " !").split() for text in text_models.TEXTS]
     sentences.append((text_models.TEXTS * 6)[4].split() * 6)  # of several windows
-    found = zoo.pipeline(folder, "fp32", "onnxruntime").tag(sentences)
+    found = zoo.pipeline(folder, "fp32", "onnxruntime").tag(
+        [labelled.Sentence.of_words("", words, []) for words in sentences]
+    )
     for words, tags in zip(sentences[:-1], found, strict=False):
         tokens = {each["start"]: each["entity"] for each in theirs(" ".join(words), ignore_labels=[])}
         starts = np.cumsum([0, *(len(word) + 1 for word in words)])[: len(words)]
