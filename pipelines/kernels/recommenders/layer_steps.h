@@ -114,15 +114,40 @@ class LayerSteps : public TableSteps {
                     static_cast<int64_t>(scale.shape(0)) == outputs && zero_point >= 0 && zero_point <= 255 && low >= 0 && low <= 255,
                 "dense");
         auto step = std::make_shared<Dense>();
+        const auto [begin, end] = differing(whole(from));
+        const int64_t first = begin, last = end;
         Linear &l = step->linear;
-        l.inputs = inputs, l.outputs = outputs, l.float_output = to.kind == Kind::kFloats, l.zero_point = zero_point, l.low = low;
-        step->weight.reserve(isa_.packed_bytes(inputs, outputs));
-        isa_.pack_linear(w, inputs, outputs, step->weight.data());
+        l.inputs = last - first, l.outputs = outputs, l.float_output = to.kind == Kind::kFloats, l.zero_point = zero_point, l.low = low;
+        step->weight.reserve(isa_.packed_bytes(l.inputs, outputs));
+        isa_.pack_linear(w + first * outputs, l.inputs, outputs, step->weight.data());
         pad(*step, b, s, outputs);
         l.weight = step->weight.data(), l.bias = step->bias.data(), l.scale = step->scale.data();
         const Isa *isa = &isa_;
-        add({whole(from)}, {whole(to)}, std::nullopt, [=](const Block &block) {
-            isa->linear(step->linear, RowEpilogue{}, block.at<uint8_t>(from), from.stride, block.n, block.memory + to.offset, to.stride);
+        if (l.inputs == inputs) {
+            add({whole(from)}, {whole(to)}, std::nullopt, [=](const Block &block) {
+                isa->linear(step->linear, RowEpilogue{}, block.at<uint8_t>(from), from.stride, block.n, block.memory + to.offset, to.stride);
+            });
+            return;
+        }
+        // The sums of inputs that are the same in all samples become the bias of a call.
+        const auto others = std::make_shared<std::vector<int8_t>>(w, w + first * outputs);
+        others->insert(others->end(), w + last * outputs, w + inputs * outputs);
+        const int64_t start = kept_bytes(round_up(outputs, kColumns) * 4);
+        add_to_samples({{from, first, last - first}}, {whole(to)}, false, [=](const Block &block) {
+            const auto *x = block.at<uint8_t>(from);
+            auto *sums = reinterpret_cast<int32_t *>(block.memory + start);
+            if (block.first) {
+                std::copy_n(step->bias.data(), round_up(outputs, kColumns), sums);
+                const int8_t *weights = others->data();
+                for (int64_t k = 0; k < inputs; ++k) {
+                    if (k >= first && k < last) continue;
+                    for (int64_t j = 0; j < outputs; ++j) sums[j] += int32_t{x[k]} * weights[j];
+                    weights += outputs;
+                }
+            }
+            Linear linear = step->linear;
+            linear.bias = sums;
+            isa->linear(linear, RowEpilogue{}, x + first, from.stride, block.n, block.memory + to.offset, to.stride);
         });
     }
 

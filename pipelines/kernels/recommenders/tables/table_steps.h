@@ -53,8 +53,8 @@ class TableSteps : public FieldSteps {
         const Slot from = slot(x, Kind::kWords, "code_bytes"), to = slot(out, Kind::kBytes, "code_bytes");
         require(first >= 0 && position >= 0 && width >= 1 && first + width <= from.width && position + width <= to.width, "code_bytes");
         const auto *kernels = &kernels_;
-        add({{from, first, width}}, {{to, position, width}}, std::nullopt, [=](const Block &b) {
-            kernels->code_bytes(b.at<int16_t>(from) + first, from.stride, width, b.n, b.at<uint8_t>(to) + position, to.stride);
+        add_columns({from, first, width}, {to, position, width}, [=](const Block &b, int64_t begin, int64_t count) {
+            kernels->code_bytes(b.at<int16_t>(from) + first + begin, from.stride, count, b.n, b.at<uint8_t>(to) + position + begin, to.stride);
         });
     }
 
@@ -63,12 +63,38 @@ class TableSteps : public FieldSteps {
         require(first >= 0 && first + to.width <= from.width, "column_bytes");
         const auto factors = padded(factor, to.width, "column_bytes");
         const auto *kernels = &kernels_;
-        add({{from, first, to.width}}, {whole(to)}, std::nullopt, [=](const Block &b) {
-            kernels->column_bytes(b.at<int16_t>(from) + first, from.stride, factors->data(), to.width, b.n, b.at<uint8_t>(to), to.stride);
+        add_columns({from, first, to.width}, whole(to), [=](const Block &b, int64_t begin, int64_t count) {
+            kernels->column_bytes(b.at<int16_t>(from) + first + begin, from.stride, factors->data() + begin, count, b.n, b.at<uint8_t>(to) + begin, to.stride);
         });
     }
 
   protected:
+    static constexpr int64_t kGroup = 16;  // columns that a kernel may write together
+
+    // [begin, end) of the columns, in whole groups: those before and behind are the same in all samples of a call. All columns where none differs.
+    std::pair<int64_t, int64_t> differing(const Span &span) const {
+        int64_t begin = span.width, end = 0;
+        for (int64_t at = 0; at < span.width; at += kGroup)
+            if (const int64_t count = std::min(kGroup, span.width - at); reach_of(Span{span.slot, span.first + at, count}) != Reach::kCall)
+                begin = std::min(begin, at), end = at + count;
+        return begin < end ? std::pair(begin, end) : std::pair(int64_t{0}, span.width);
+    }
+
+    // Adds a step that computes every column from one, `run(block, first, count)`: the columns before and behind the differing ones once a call.
+    template <class Run> void add_columns(const Span &from, const Span &to, const Run &run) {
+        const auto [begin, end] = differing(from);
+        const auto part = [&](int64_t first, int64_t last) {
+            const Span reads{from.slot, from.first + first, last - first}, writes{to.slot, to.first + first, last - first};
+            const auto columns = [=](const Block &block) { run(block, first, last - first); };
+            if (first == last) return;
+            if (first == begin && last - first < from.width)
+                add_to_samples({reads}, {writes}, false, columns);
+            else
+                add({reads}, {writes}, std::nullopt, columns);
+        };
+        part(0, begin), part(begin, end), part(end, from.width);
+    }
+
     // `gather` of a table of bytes, a row a sample.
     void gather_bytes(int out, int64_t position, Array table, int64_t rows, int64_t stride, int64_t width, int64_t column, int64_t count,
                       const std::string &pool) {

@@ -98,7 +98,9 @@ def test_same_bits_with_and_without_folded_tables(level, isa, monkeypatch):
 @pytest.mark.parametrize(("family", "options"), [("dcn-v2", {"rank": 192}), ("dcn-v2", {"rank": 0}), ("gdcn", {})])
 def test_same_bits_of_crosses_in_bytes(family, options, isa):
     net, made = program(family, form="int8", width=64, **options)
-    for fields, numbers in (((0, 2, 4), (0,)), ((), (0, 1)), (range(6), ()), (range(6), (0, 1))):
+    choices = [((0, 2, 4), (0,)), ((), (0, 1)), (range(6), ()), (range(6), (0, 1))]
+    choices += [((0, 1, 5, 6), (0, 1, 2)), ((4, 5, 6), ())]  # columns before and behind, and behind alone
+    for fields, numbers in choices:
         check(net, made, shared_inputs(net, list(fields), list(numbers)), isa)
 
 
