@@ -8,6 +8,7 @@ import functools
 import gc
 import hashlib
 import math
+import mmap
 import os
 import platform
 import subprocess
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.core import settings
 from pipelines.core.batches import whole_number
 from pipelines.core.errors import RequestError
-from pipelines.core.files import FULL, DiskFull
+from pipelines.core.files import FULL, DiskFull, mapped
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -138,6 +139,32 @@ def available_memory() -> int:
 def table_memory() -> int:
     """Returns the bytes that tables may take in memory: $ZOO_TABLE_MEMORY, or half of what this process may take."""
     return settings.table_memory() or available_memory() // 2
+
+
+def beyond_memory(path: Path) -> bool:
+    """Returns whether the weights of a model file may take more than `table_memory`.
+
+    Args:
+        path: The file; those of a large model are in a file beside it, see `files.mapped`.
+    """
+    return sum(each.stat().st_size for each in (path, mapped(path)) if each.is_file()) > table_memory()
+
+
+def read_single_pages(path: Path) -> None:
+    """Makes the system read single pages of a file that this process maps (MADV_RANDOM), not 128 KB around each.
+
+    Libraries map the weights of large models; rows of tables are at places of no order.
+
+    Args:
+        path: The file.
+    """
+    places = (line.split(maxsplit=5) for line in _lines(Path("/proc/self/maps")))
+    with contextlib.suppress(OSError, AttributeError):
+        advise = ctypes.CDLL(None).madvise
+        advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        for span in (place[0] for place in places if place[5:] == [str(path.resolve())]):
+            begin, end = (int(address, 16) for address in span.split("-"))
+            advise(begin, end - begin, mmap.MADV_RANDOM)
 
 
 def large_zeros(shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:

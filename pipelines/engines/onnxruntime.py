@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
+from pipelines.core.files import mapped
 from pipelines.engines.contexts import Asynchronous
 from pipelines.engines.session import Executed, Port, brief
 
@@ -80,9 +81,12 @@ class OnnxRuntimeSession(Asynchronous):
         if not self.optimize:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         try:
-            return ort.InferenceSession(self._model, options, providers=["CPUExecutionProvider"])
+            session = ort.InferenceSession(self._model, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises its own kinds
             raise RequestError(f"onnxruntime cannot load {self.path}: {brief(error)}") from error
+        if machine.beyond_memory(self.path):
+            machine.read_single_pages(mapped(self.path))
+        return session
 
     def _be_exact(self, options: Any) -> None:
         """Avoids the saturation of 16-bit pair sums without VNNI.

@@ -112,6 +112,8 @@ def open_session(
 def candidates(path: str | Path, threads: int, precision: str = "") -> dict[str, Callable[[], Session]]:
     """Returns the available stock engines that compute a precision exactly on this CPU.
 
+    OpenVINO copies the weights, and is left out where they may take more than the memory for tables.
+
     Args:
         path: Model file.
         threads: Intra-op threads.
@@ -121,4 +123,6 @@ def candidates(path: str | Path, threads: int, precision: str = "") -> dict[str,
         Opener by engine.
     """
     names = [name for name in available() if computes(name, precision) and (precision != "int8" or exact(name))]
+    if precision != BF16 and "onnxruntime" in names and machine.beyond_memory(Path(path)):
+        names = ["onnxruntime"]
     return {name: functools.partial(open_session, path, name, threads, precision) for name in names}

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines.native import recommender_files
@@ -73,7 +74,7 @@ class Forms:
         `timing.choose`; they hold for all models of the same structure, as for those with other weights. The first form
         runs where tables lie beyond memory.
         """
-        if len(self.names) == 1 or recommender_files.beyond_memory(self.path):
+        if len(self.names) == 1 or machine.beyond_memory(self.path):
             return self.names[0]
         openers = {name: functools.partial(self._open, 1, name, timed=True) for name in self.names}
         digest, model = f"forms {_structure(self._models)}", self._models[0]

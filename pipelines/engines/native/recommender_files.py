@@ -94,7 +94,7 @@ def opened(path: Path) -> Sequence[ClickModel]:
     """
     try:
         kept = derived(path, [path.parent], "clicks", VERSION, store, SUFFIX)
-        beyond = beyond_memory(path)
+        beyond = machine.beyond_memory(path)
         with unread_tables() if beyond else contextlib.nullcontext():
             models: Sequence[ClickModel] = program_file.load(
                 kept, CLASSES, VERSION, mapped(path), huge_pages=not beyond
@@ -103,15 +103,6 @@ def opened(path: Path) -> Sequence[ClickModel]:
         models = _models(_graph(path), path)
         logger.warning("%s; until then the graph is read, which takes longer", error)
     return models
-
-
-def beyond_memory(path: Path) -> bool:
-    """Whether the tables of a native.onnx may take more than `machine.table_memory`.
-
-    Args:
-        path: The native.onnx.
-    """
-    return mapped(path).is_file() and mapped(path).stat().st_size > machine.table_memory()
 
 
 def rows_memory() -> int:

@@ -1,5 +1,8 @@
 """Sessions of ONNX Runtime and OpenVINO: batches, executed operators, refused files and requests."""
 
+from itertools import pairwise
+from pathlib import Path
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -8,6 +11,7 @@ from helpers.rewriting import EXACT, model
 
 from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.files import mapped
 from pipelines.engines import catalog, stock
 from pipelines.engines import session as engine
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
@@ -53,6 +57,21 @@ def test_a_first_batch_without_samples(rng, mixed, name):
     session = catalog.load(mixed, name)
     check(session, batch(rng, 0))
     check(session, batch(rng, 2))
+
+
+def test_weights_beyond_memory_stay_in_their_file(rng, tmp_path, monkeypatch):
+    path = io.save_mapped(model(MIXED, c=np.int64(1), T=normals(0)(90_000, 4), w=W), tmp_path / "tables.onnx")
+    feeds = {"ids": rng.integers(0, 90_000, (512, 2)).astype(np.int32), "x": batch(rng, 512)["x"]}
+    expected = catalog.load(path, "onnxruntime").run(feeds)["y"]
+    monkeypatch.setattr(machine, "table_memory", lambda: 1 << 40)
+    assert list(stock.candidates(path, 1)) == stock.available()
+    monkeypatch.setattr(machine, "table_memory", lambda: 1 << 20)
+    assert list(stock.candidates(path, 1)) == ["onnxruntime"]
+    session = catalog.load(path)
+    assert session.run(feeds)["y"].tobytes() == expected.tobytes() and session.engine == "onnxruntime"
+    maps = Path("/proc/self/smaps").read_text().split("VmFlags:")
+    flags = [after.split("\n")[0].split() for before, after in pairwise(maps) if str(mapped(path)) in before]
+    assert flags and all("rr" in each for each in flags)  # read at random places
 
 
 @ENGINES
