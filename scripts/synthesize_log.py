@@ -1,13 +1,15 @@
 """Make a click log with columns of its own, to try `zoo schema` and `zoo train` on: synthetic, free of any licence.
 
     python scripts/synthesize_log.py log.csv [-n 20000] [--seed 0] [--users 500] [--items 200] [--bought] [--times]
+        [--history 10] [--user-columns 0]
 
 A shop's log in time order: clicked, timestamp, user_id, item_id, "price, EUR" (skewed, some missing), age, country
 (unicode, quotes), device, categories (a list, may be empty) and history (the user's last ten clicks, a list). Whether
 a user clicks depends on both, by hidden vectors, on the price, and on how the item's categories suit the user. The
 shop is the same for every seed: a model trained on the rows of one is tested on those of another. With --bought there
 is a second label: whether a click led to a purchase, as cheap items more often do. With --times there is the column
-history_times: when the clicks of the history happened.
+history_times: when the clicks of the history happened. --history is the number of clicks of the history,
+--user-columns a number of further columns of the user, without effect on clicks.
 """
 
 from __future__ import annotations
@@ -27,12 +29,19 @@ from pipelines.core.files import replacing
 COUNTRIES = ["Deutschland", "España", "Österreich", "日本", 'the "Old" World', "Côte d'Ivoire", "Česko, Brno"]
 DEVICES = ["phone", "tablet", "desktop"]
 CATEGORIES = ["books", "games", "garden & patio", "music", "sports", "toys", "tools", "déco"]
-HISTORY = 10
+SEGMENTS = 12  # values of a further column
 CHUNK = 100_000
 
 
 def chunks(
-    count: int, seed: int = 0, users: int = 500, items: int = 200, bought: bool = False, timed: bool = False
+    count: int,
+    seed: int = 0,
+    users: int = 500,
+    items: int = 200,
+    bought: bool = False,
+    timed: bool = False,
+    history_size: int = 10,
+    user_columns: int = 0,
 ) -> Any:
     """Yields Arrow tables of up to `CHUNK` rows, in order; with `bought`, with that label; `timed`: history_times."""
     buyers = np.random.default_rng([seed, 2])  # whose draws leave the other columns as they are
@@ -47,8 +56,9 @@ def chunks(
     taste = random.normal(0, 0.6, (users, len(CATEGORIES)))
     popular = 1 / np.arange(1, items + 1) ** 0.8
     popular /= popular.sum()
+    segments = np.random.default_rng(1).integers(0, SEGMENTS, (user_columns, users))
     random = np.random.default_rng([seed, 1])
-    history: defaultdict[int, deque[tuple[str, int]]] = defaultdict(lambda: deque(maxlen=HISTORY))
+    history: defaultdict[int, deque[tuple[str, int]]] = defaultdict(lambda: deque(maxlen=history_size))
     for start in range(0, count, CHUNK):
         n = min(CHUNK, count - start)
         u, i = random.integers(0, users, n), random.choice(items, n, p=popular)
@@ -80,20 +90,16 @@ def chunks(
                 "categories": pa.array([texts[each] for each in i.tolist()]),
                 "history": pa.array(before),
                 **({"history_times": pa.array(before_at)} if timed else {}),
+                **{
+                    f"user_segment_{at}": pa.array([f"s{each}" for each in values[u].tolist()])
+                    for at, values in enumerate(segments)
+                },
             }
         )
 
 
-def write(
-    path: Path,
-    count: int,
-    seed: int = 0,
-    users: int = 500,
-    items: int = 200,
-    bought: bool = False,
-    timed: bool = False,
-) -> None:
-    """Writes `count` rows as CSV, packed where the name ends in .gz."""
+def write(path: Path, count: int, *shop: Any, **options: Any) -> None:
+    """Writes `count` rows of `chunks` as CSV, packed where the name ends in .gz."""
     with replacing(path) as temporary:
         sink = (
             pa.CompressedOutputStream(str(temporary), "gzip")
@@ -102,7 +108,7 @@ def write(
         )
         with sink:
             writer = None
-            for table in chunks(count, seed, users, items, bought, timed):
+            for table in chunks(count, *shop, **options):
                 writer = writer or pa.csv.CSVWriter(sink, table.schema)
                 writer.write(table)
             if writer is not None:
@@ -119,10 +125,14 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=200)
     parser.add_argument("--bought", action="store_true", help="a second label: whether the click led to a purchase")
     parser.add_argument("--times", action="store_true", help="a column with the times of the history's clicks")
+    parser.add_argument("--history", type=int, default=10, help="clicks of a history (default 10)")
+    parser.add_argument("--user-columns", type=int, default=0, help="further columns of the user (default 0)")
     given = parser.parse_args()
-    if min(given.rows, given.users, given.items) < 1:
-        sys.exit("expected at least one row, one user and one item")
-    write(given.output, given.rows, given.seed, given.users, given.items, given.bought, given.times)
+    if min(given.rows, given.users, given.items, given.history) < 1:
+        sys.exit("expected at least one row, one user, one item and one click of a history")
+    options = {"bought": given.bought, "timed": given.times}
+    options |= {"history_size": given.history, "user_columns": given.user_columns}
+    write(given.output, given.rows, given.seed, given.users, given.items, **options)
 
 
 if __name__ == "__main__":
