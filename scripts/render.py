@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scripts import render_chart as chart
 from scripts import render_recommenders as clicks
 from scripts.peers.quantization import own_models as peers
-from scripts.peers.recommenders import tables
+from scripts.peers.recommenders import beyond_memory, dlrm_v2, tables
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / "MODELS.md"
@@ -222,8 +222,11 @@ def recommenders(page: Path) -> str:
     """Returns the families of recommenders on a custom log: quality, and speed compared with peers."""
     parts = [clicks.trained(found, source) for found, source in compared("click-models", page)]
     if page == BENCHMARKS:
+        parts += [clicks.new_ids(found, source) for found, source in compared("new-ids")]
         parts += [clicks.reading(found, source) for found, source in compared("log-reading")]
         parts += [tables.rendered(found, source) for found, source in compared("tables")]
+        parts += [beyond_memory.rendered(found, source) for found, source in compared("beyond-memory")]
+        parts += [dlrm_v2.rendered(found, source) for found, source in compared("dlrm-v2")]
         parts += [clicks.ranking(found, source) for found, source in compared("ranking")]
         parts += [clicks.retrieval(found, source) for found, source in compared("retrieval")]
     return section("Recommenders on a custom log", parts)

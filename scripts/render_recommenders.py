@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from pipelines.analysis import markdown
 
 Model = Mapping[str, Any]
@@ -235,6 +237,32 @@ def retrieval(report: Mapping[str, Any], source: str) -> str:
         f"The best ten of {report['items']:,} items for one user, by `scripts/peers/recommenders/retrieval.py` "
         f"({source}): {report['candidates']:,} candidates by vectors of {report['vector_size']} numbers, ranked by "
         f"{report['ranker']}. {_shared(report['environment'])}\n\n" + markdown.table(columns, rows)
+    )
+
+
+def new_ids(report: Mapping[str, Any], source: str) -> str:
+    """Renders trainings day after day, by the start of new ids.
+
+    Args:
+        report: {"models", ...}, see `scripts/reproduction/recommenders.py`.
+        source: CPU and link of the report.
+
+    Returns:
+        Markdown.
+    """
+    models: Sequence[Model] = report["models"]
+    ways = list(models[0]["auc"])
+    rows = [
+        [each["model"], what, *(f"{np.median(each[key][way]):.4f}" for way in ways)]
+        for each in models
+        for what, key in (("all", "auc"), ("of new ids", "auc_new"))
+    ]
+    names = [f"day after day, `new_ids={way}`" if way in ("unknown", "similar") else way for way in ways]
+    return (
+        f"Logs of {report['days']} days by `scripts/reproduction/recommenders.py` ({source}), {report['rows']:,} rows "
+        f"each, with {report['users']} new users and {report['items']} new items a day: AUC on {report['judged']:,} "
+        f"other rows and on the {report['new']:,} of them whose user or item is new on the last day; medians of "
+        f"{report['environment']['rounds']} seeds.\n\n{markdown.table(['family', 'rows', *names], rows)}"
     )
 
 

@@ -35,6 +35,7 @@ PARTS: dict[str, Callable[[], None]] = {
         recommenders.quality,
         recommenders.shop,
         recommenders.families,
+        recommenders.new_ids,
         recommenders.speed,
         recommenders.stream,
         recommenders.training,

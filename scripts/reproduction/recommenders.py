@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
 
 import zoo
 from pipelines.core import files, machine
@@ -133,6 +136,67 @@ def families() -> None:
             "environment": harness.environment(*click_models.PACKAGES, rounds=ROUNDS),
         }
     written(peers_report("click-models"), found)
+
+
+DAYS, NEW_EACH_DAY, DAY_ROWS, JUDGED_ROWS = 4, (100, 75), 6000, 8000  # days; users and items new on each of them
+ONE_TRAINING, SEEDS = "one training on all days", 3
+
+
+def new_ids() -> None:
+    """Four daily logs, each with new users and items: fine-tuning by either start of new ids, and one training on all.
+
+    AUC on rows of all users and items, and on those whose user or item is new on the last day; a number a seed.
+    """
+    models = []
+    with tempfile.TemporaryDirectory() as scratch:
+        work = Path(scratch)
+        days = [_day(work / f"day{number}.csv", number + 1, DAY_ROWS, number) for number in range(DAYS)]
+        judged = _day(work / "judged.csv", DAYS, JUDGED_ROWS, DAYS)
+        table = pyarrow.csv.read_csv(judged)
+        ids = [np.array([int(text[1:]) for text in table[name].to_pylist()]) for name in ("user_id", "item_id")]
+        new = np.any([each >= (DAYS - 1) * count for each, count in zip(ids, NEW_EACH_DAY, strict=True)], axis=0)
+        labels = table["clicked"].to_numpy().astype(np.float32)
+        for family in ("deepfm", "dcn-v2", "din"):
+            auc: dict[str, list[float]] = {}
+            auc_new: dict[str, list[float]] = {}
+            for seed in range(SEEDS):
+                folders = _daily_trainings(work / f"{family}-{seed}", family, days, {"seed": str(seed)})
+                for way, folder in folders.items():
+                    rows = table.to_pylist()
+                    scores = np.array([each["probability"] for each in zoo.pipeline(folder, "fp32")(rows)])
+                    auc.setdefault(way, []).append(click_metrics(labels, scores)["auc"])
+                    auc_new.setdefault(way, []).append(click_metrics(labels[new], scores[new])["auc"])
+            models.append({"model": family, "auc": auc, "auc_new": auc_new})
+    found = {"days": DAYS, "rows": DAY_ROWS, "users": NEW_EACH_DAY[0], "items": NEW_EACH_DAY[1], "models": models}
+    found |= {"judged": JUDGED_ROWS, "new": int(new.sum()), "environment": harness.environment("torch", rounds=SEEDS)}
+    written(peers_report("new-ids"), found)
+
+
+def _day(path: Path, days: int, count: int, seed: int) -> Path:
+    """Writes a log of the users and items of so many days."""
+    users, items = (each * DAYS for each in NEW_EACH_DAY)
+    log = pa.concat_tables(synthesize_log.chunks(20 * count, seed, users, items))
+    known = [
+        pc.less(pc.utf8_slice_codeunits(log[name], 1).cast(pa.int64()), days * each)
+        for name, each in zip(("user_id", "item_id"), NEW_EACH_DAY, strict=True)
+    ]
+    log = log.filter(pc.and_(*known)).slice(0, count)
+    times = pc.add(log["timestamp"], seed * 10**6)  # a later day
+    pyarrow.csv.write_csv(log.set_column(log.schema.get_field_index("timestamp"), "timestamp", times), path)
+    return path
+
+
+def _daily_trainings(work: Path, family: str, days: list[Path], settings: dict[str, str]) -> dict[str, Path]:
+    """Trains on all days at once, and day after day by either start of new ids; returns the last folder of each way."""
+    folders = {ONE_TRAINING: work / "all", "first day alone": work / "0"}
+    zoo.train(family, days, folders[ONE_TRAINING], label="clicked", settings=settings)
+    zoo.train(family, days[0], work / "0", label="clicked", settings=settings)
+    for start in ("unknown", "similar"):
+        folders[start] = work / "0"
+        for number, day in enumerate(days[1:], 1):
+            before, folders[start] = folders[start], work / f"{start}-{number}"
+            zoo.finetune(before, day, folders[start], settings={**settings, "new_ids": start})
+    return folders
 
 
 def speed() -> None:

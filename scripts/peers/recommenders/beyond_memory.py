@@ -13,7 +13,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.analysis import markdown
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
 from pipelines.kernels.program_file import MappedFile
@@ -278,6 +279,28 @@ def compare(case: Case, engines: list[str], memory: int, rows_memory: int, warm:
         "peak_mb": peaks,
         "left_out": left_out,
     }
+
+
+def rendered(report: Mapping[str, Any], source: str) -> str:
+    """Returns a report as a part of a page.
+
+    Args:
+        report: Content of the report.
+        source: Machine and link of the report.
+    """
+    facts, rows = report["environment"], []
+    for found in report["lookups"]:
+        for name, rate in found["lookups_per_second"].items():
+            ratio = found["ratios"].get(name)
+            over = "" if ratio is None else f"{ratio:.1f}x"
+            rows.append([found["ids"], name, f"{rate['median']:,.0f}", over, f"{found['peak_mb'][name]:,.0f}"])
+    return (
+        f"Lookups in {facts['table_gb']} GB of int8 tables on disk by `scripts/peers/recommenders/beyond_memory.py` "
+        f"({source}): {facts['tables']} tables, batch size {facts['batch_size']}, wall time; an engine and its page "
+        f"cache may take {facts['memory_mb']} MB. zoo keeps {facts['rows_memory_mb']} MB of often used rows; mapping "
+        "is the same file, mapped by the same kernels. zipf: ids of Zipf's law with exponent "
+        f"{facts['zipf']}.\n\n" + markdown.table(["ids", "engine", "lookups/s", "zoo over it", "peak MB"], rows)
+    )
 
 
 def options(parser: harness.Parser) -> None:

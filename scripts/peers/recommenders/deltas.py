@@ -2,7 +2,7 @@
 
 A DeepFM with a table of many simulated ids is served by one worker, which has a core of its own; the clients have the
 other core, and the processes of the server use both. Two servers run in turn: one takes a delta of new vectors every
-second, the other the newer folder in the place of the older every few seconds (`--watch`). Their turns alternate
+.85 seconds, the other the newer folder in the place of the older every few seconds (`--watch`). Their turns alternate
 between a short time with changes and one without, so that the load of other sessions affects both alike. Clients send
 the next request as soon as the last is answered.
 """
@@ -33,7 +33,7 @@ from scripts.peers.serving.server import CORES, CSV, Server, running
 from zoo import api
 
 MODEL, COLUMN = "served", "user_id"
-STEPS = {"delta": 1.0, "reload": 3.0}  # seconds from a change to the next
+STEPS = {"delta": 0.85, "reload": 3.0}  # seconds from a change to the next
 POLL = 0.1  # seconds between requests that look for the change
 GRACE = 30.0
 PRIORITY = "-15"  # of the sessions of server and clients
@@ -190,8 +190,9 @@ def _turn(
 
     def changes() -> None:
         assert change is not None
-        while not stop.wait(max(0.0, step - (time.perf_counter() - begin) % step)):
-            took = _until_changed(port, requests[0], change)
+        due = begin
+        while not stop.wait(max(0.0, due - time.perf_counter())):
+            took, due = _until_changed(port, requests[0], change), due + step
             if not stop.is_set():
                 waits.append(took)
 

@@ -11,6 +11,7 @@ Stock engines run the same graph at --batch-size rows, see `click-models`. One p
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import zoo
+from pipelines.analysis import markdown
 from scripts.peers import harness, processes
 from scripts.peers.recommenders import click_models
 from zoo.recommenders.data.schema import Column
@@ -42,7 +44,8 @@ PAIRS = 100, 700  # of a sample
 SAMPLES = 16  # of a call
 # Samples a second and core of the best CPU submission (closed division, offline), a Xeon 6980P with AMX; not run here.
 MLPERF = {"samples_per_second_a_core": 73, "cpu": "Xeon 6980P", "pairs_a_sample": "100 to 700"}
-PEERS = ("onnxruntime-fp32", "onnxruntime-int8", "openvino-nncf", "zoo-native")
+OURS = "zoo-native"
+PEERS = ("onnxruntime-fp32", "onnxruntime-int8", "openvino-nncf", OURS)
 
 
 def build(folder: Path, rows: int) -> Path:
@@ -124,6 +127,34 @@ def pairs_a_second(model: Path, rounds: int) -> dict[str, Any]:
         }
         for way, taken in times.items()
     }
+
+
+def rendered(report: Mapping[str, Any], source: str) -> str:
+    """Returns a report as a part of a page.
+
+    Args:
+        report: Content of the report.
+        source: Machine and link of the report.
+    """
+    rows = []
+    for found in report["engines"]:
+        over = {each["batch_size"]: each["over"] for each in found["ratios"] if each["engine"] == OURS}
+        for each in found["results"]:
+            size, name = each["batch_size"], each["engine"]
+            ratio = f"{over[size][name]:.2f}x" if name in over.get(size, {}) else ""
+            changed = f"{each['max_probability']:.4f}"
+            rows.append([name, f"{size}", f"{each['samples_per_second']:,.0f}", ratio, changed])
+    ways, mlperf = report["native"], report["mlperf"]
+    pairs, samples = ({way: ways[way][f"{what}_per_second"]["median"] for way in ways} for what in ("pairs", "samples"))
+    return (
+        f"A model of the shapes of MLPerf's DLRM-v2 by `scripts/peers/recommenders/dlrm_v2.py` ({source}): tables of "
+        f"{report['environment']['table_rows']:,} rows, weights of an epoch on random rows. "
+        f"zoo-native computes {pairs['pairs']:,.0f} pairs of a user and an item a second as rows of their own, "
+        f"{pairs['rank']:,.0f} where the user's columns are shared: {samples['rank']:.1f} samples a second of "
+        f"{mlperf['pairs_a_sample']} pairs each. MLPerf's best CPU submission has "
+        f"{mlperf['samples_per_second_a_core']} a core, on a {mlperf['cpu']} with AMX.\n\n"
+        + markdown.table(["engine", "batch size", "rows/s", "zoo-native over it", "max probability error"], rows)
+    )
 
 
 def options(parser: harness.Parser) -> None:
