@@ -39,6 +39,7 @@ BUILT_IN = {
     "resnet26d": "zoo.vision.models.resnet:RESNET26D",
     "mobilenet-v1": "zoo.vision.models.mobilenet:MOBILENET_V1",
     "mobilenet-v2": "zoo.vision.models.mobilenet:MOBILENET_V2",
+    "multi-vector-encoder": "zoo.texts.family:MULTI_VECTOR_ENCODER",
     "sparse-encoder": "zoo.texts.family:SPARSE_ENCODER",
     "fill-mask": "zoo.texts.family:FILL_MASK",
     "sentence-encoder": "zoo.texts.family:SENTENCE_ENCODER",

@@ -289,3 +289,17 @@ SPARSE_ENCODER = TextFamily(  # Formal et al. 2021, "SPLADE v2"
     ),
     summary=SUMMARY,
 )
+
+MULTI_VECTOR_ENCODER = TextFamily(  # Khattab and Zaharia 2020, "ColBERT"
+    name="multi-vector-encoder",
+    title="Multi-vector encoder: texts to vectors of tokens, which MaxSim ranks (ColBERT)",
+    task="late interaction",
+    module="late_interaction.head",
+    recipe=QuantRecipe(keep_float=(f"{ATTENTION}|{POOLED}",), smooth=True),
+    run_options=(
+        COLUMN,
+        RunOption("query", str, None, "Query that the texts are scored for."),
+        MAX_LENGTH,
+    ),
+    summary=SUMMARY,
+)

@@ -156,6 +156,32 @@ def read_pairs(
     return pairs, np.array(labels), errors.total()
 
 
+def labelled_pairs(
+    pipeline: TextPipeline, data: Any, on_error: str
+) -> tuple[list[tuple[str, str]], NDArray[np.float64], int, bool]:
+    """Reads labelled pairs whose labels differ.
+
+    Args:
+        pipeline: Pipeline of the model.
+        data: See `read_pairs`.
+        on_error: See `read_pairs`.
+
+    Returns:
+        The results of `read_pairs`, and whether the pairs are a ranking of texts for queries.
+
+    Raises:
+        RequestError: A row is invalid, or the labels do not differ.
+    """
+    pairs, labels, skipped = read_pairs(pipeline, data, on_error)
+    is_ranking = len(pairs) >= MIN_TEXTS_PER_QUERY * len({query for query, _ in pairs})
+    if (labels.max() <= 0) if is_ranking else (len(pairs) < 2 or np.ptp(labels) == 0):
+        raise RequestError(
+            f"found {len(pairs)} pairs, all with the label {labels[0]:g}; expected "
+            + ("relevant texts among them, with a label above 0" if is_ranking else "pairs of different similarity")
+        )
+    return pairs, labels, skipped, is_ranking
+
+
 def evaluate(pipelines: Mapping[str, TextPipeline], data: Any, on_error: str = "raise") -> dict[str, Any]:
     """Compares several precisions with fp32 on the same labelled pairs of texts.
 
@@ -178,14 +204,7 @@ def evaluate(pipelines: Mapping[str, TextPipeline], data: Any, on_error: str = "
         RequestError: The data are unusable.
     """
     first = next(iter(pipelines.values()))
-    pairs, labels, skipped = read_pairs(first, data, on_error)
-    queries = list(dict.fromkeys(query for query, _ in pairs))
-    is_ranking = len(pairs) >= MIN_TEXTS_PER_QUERY * len(queries)
-    if (labels.max() <= 0) if is_ranking else (len(pairs) < 2 or np.ptp(labels) == 0):
-        raise RequestError(
-            f"found {len(pairs)} pairs, all with the label {labels[0]:g}; expected "
-            + ("relevant texts among them, with a label above 0" if is_ranking else "pairs of different similarity")
-        )
+    pairs, labels, skipped, is_ranking = labelled_pairs(first, data, on_error)
     if first.TEXTS_PER_ROW == 2:
         return {"samples": len(pairs), "skipped": skipped, **_evaluate_scores(pipelines, pairs, labels, is_ranking)}
     prompts = [first.prompts.role(role) if is_ranking else first.prompt for role in ("query", "document")]
@@ -207,7 +226,7 @@ def evaluate(pipelines: Mapping[str, TextPipeline], data: Any, on_error: str = "
     last = list(embeddings)[-1]
     exact = similarities(last)
     kept = {dtype: neighbour_overlap(exact, similarities(last, dtype)) for dtype in vector_files.DTYPES[1:]}
-    compared = _compare(scores, pairs, labels, is_ranking, versus_fp32)
+    compared = compare_scores(scores, pairs, labels, is_ranking, versus_fp32)
     used = {"prompts": dict(zip(("query", "document"), prompts, strict=True))} if is_ranking and any(prompts) else {}
     return {"samples": len(pairs), "skipped": skipped, "texts": len(texts), **used, **compared, "kept": kept}
 
@@ -221,17 +240,28 @@ def _evaluate_scores(
     def versus_fp32(name: str) -> dict[str, float]:
         return {"rank_correlation": spearman(scores["fp32"], scores[name])}
 
-    return _compare(scores, pairs, labels, is_ranking, versus_fp32)
+    return compare_scores(scores, pairs, labels, is_ranking, versus_fp32)
 
 
-def _compare(
+def compare_scores(
     scores: Mapping[str, Floats],
     pairs: Sequence[tuple[str, str]],
     labels: Floats,
     is_ranking: bool,
     versus_fp32: Callable[[str], dict[str, float]],
 ) -> dict[str, Any]:
-    """Compares the metrics of all precisions with fp32, with paired bootstrap intervals over pairs or queries."""
+    """Compares the metrics of all precisions with fp32, with paired bootstrap intervals over pairs or queries.
+
+    Args:
+        scores: Scores of the pairs by precision, fp32 first.
+        pairs: The pairs.
+        labels: Their labels, float64 [n].
+        is_ranking: Whether they are a ranking of texts for queries.
+        versus_fp32: Returns further differences of a precision to fp32.
+
+    Returns:
+        See `against_fp32`.
+    """
     groups: dict[str, list[int]] = {}
     for i, (query, _) in enumerate(pairs):
         groups.setdefault(query, []).append(i)

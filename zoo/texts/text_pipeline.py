@@ -348,14 +348,14 @@ class TextPipeline(LinePipeline[NativeTexts]):
         if self._native is not None:
             self._hold(lambda: tokens.first(EXAMPLE).padded(self.config.inputs), self._long_example)
         if self._native is not None:
-            return self._native.compute(tokens.ids, tokens.types, tokens.lengths)
+            return self._native.compute(tokens.ids, tokens.types, tokens.lengths, tokens.attended)
         count = len(tokens.ids if self.PER_TOKEN else tokens.lengths)
         results = np.zeros((count, self.config.output_size), np.float32)
         for part, rows, indices in tokens.batches(self.batch_size, self.BATCH_TOKENS):
             batch = part.padded(self.config.inputs)
             outputs = self._session.run(batch)[self.OUTPUT]
             if self.PER_TOKEN:
-                results[indices] = outputs[batch[MASK] != 0]
+                results[indices] = outputs[part.mask]
             else:
                 results[rows] = outputs
         return results

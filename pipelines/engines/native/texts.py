@@ -61,7 +61,11 @@ class NativeTexts:
         self._encoder = native.compile_texts(program, isa)
 
     def compute(
-        self, tokens: NDArray[np.int32], types: NDArray[np.int32], lengths: NDArray[np.int64]
+        self,
+        tokens: NDArray[np.int32],
+        types: NDArray[np.int32],
+        lengths: NDArray[np.int64],
+        attended: NDArray[np.int64] | None = None,
     ) -> NDArray[np.float32]:
         """Computes the results of texts; releases the GIL.
 
@@ -69,6 +73,7 @@ class NativeTexts:
             tokens: int32 [n], tokens of all texts, concatenated.
             types: int32 [n], token types; ignored by a network of one type.
             lengths: int64 [texts], 1 to `longest`.
+            attended: How many of the first tokens of a text all its tokens attend to, int64 [texts]; None: all.
 
         Returns:
             float32 [texts, width], or [n, width] where each token has a result.
@@ -79,9 +84,8 @@ class NativeTexts:
         kinds = types if self._types > 1 else np.zeros_like(types)
         arrays = [np.ascontiguousarray(each, np.int32) for each in (tokens, kinds)]
         try:
-            found: NDArray[np.float32] = self._encoder.compute(
-                *arrays, np.ascontiguousarray(lengths, np.int64), self.threads
-            )
+            counts = [None if each is None else np.ascontiguousarray(each, np.int64) for each in (lengths, attended)]
+            found: NDArray[np.float32] = self._encoder.compute(*arrays, counts[0], self.threads, counts[1])
         except (TypeError, ValueError) as error:
             raise RequestError(f"the native encoder cannot compute this: {one_line(error)}") from error
         return found

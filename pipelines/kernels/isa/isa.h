@@ -114,8 +114,9 @@ struct RowKernels {
     // n queries, the newest first, each over its own key and value and those behind it.
     void (*causal_attention)(const float *q, int64_t q_stride, int64_t n, const KeysValues<float> &, int64_t heads, int64_t size, float *out,
                              int64_t out_stride);
-    // Of a text of n tokens.
-    void (*quantized_attention)(const QuantizedAttention &, const float *x, int64_t stride, int64_t n, float *out, int64_t out_stride);
+    // Of a text of n tokens, over the first `keys` of them.
+    void (*quantized_attention)(const QuantizedAttention &, const float *x, int64_t stride, int64_t n, int64_t keys, float *out,
+                                int64_t out_stride);
     // Updates `TopK` by logits [n, stride] of tokens [first, first + count).
     void (*top_k)(const float *logits, int64_t stride, int64_t first, int64_t count, const TopK &, int64_t n);
     float (*sum_lanes)(const float *sums);

@@ -34,6 +34,8 @@ class Tokens(NamedTuple):
         lengths: Number of tokens of each text, int64 [texts].
         truncated: Whether a text was truncated, bool [texts].
         context: What the pipeline of a task keeps of its texts, such as the offsets of the tokens.
+        attended: How many of the first tokens of a text all its tokens attend to, int64 [texts]; None: all. The others
+            are computed, but not attended to (query expansion of ColBERT).
     """
 
     ids: Ints
@@ -41,6 +43,7 @@ class Tokens(NamedTuple):
     lengths: NDArray[np.int64]
     truncated: NDArray[np.bool_]
     context: Any = None
+    attended: NDArray[np.int64] | None = None
 
     @classmethod
     def of(cls, encodings: Sequence[Any], truncated: Sequence[bool], context: Any = None) -> Tokens:
@@ -70,14 +73,17 @@ class Tokens(NamedTuple):
         Returns:
             The tokens of all texts in order, without context.
         """
-        return (
-            parts[0]
-            if len(parts) == 1
-            else cls(*(np.concatenate(arrays) for arrays in zip(*(part[:4] for part in parts), strict=True)))
+        if len(parts) == 1:
+            return parts[0]
+        ids, types, lengths, truncated = (
+            np.concatenate(arrays) for arrays in zip(*(part[:4] for part in parts), strict=True)
         )
+        attended = [part.lengths if part.attended is None else part.attended for part in parts]
+        is_partial = any(part.attended is not None for part in parts)
+        return cls(ids, types, lengths, truncated, None, np.concatenate(attended) if is_partial else None)
 
     def first(self, count: int) -> Tokens:
-        """Returns the tokens of the first texts.
+        """Returns the tokens of the first texts, all of which are attended to.
 
         Args:
             count: Number of texts.
@@ -103,12 +109,16 @@ class Tokens(NamedTuple):
                 size -= 1
             rows = order[start : start + size]
             indices = np.concatenate([np.arange(ends[i] - self.lengths[i], ends[i]) for i in rows])
-            yield (
-                Tokens(self.ids[indices], self.types[indices], self.lengths[rows], self.truncated[rows]),
-                rows,
-                indices,
-            )
+            attended = None if self.attended is None else self.attended[rows]
+            arrays = self.ids[indices], self.types[indices], self.lengths[rows], self.truncated[rows]
+            yield Tokens(*arrays, attended=attended), rows, indices
             start += size
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        """Which columns of the padded texts are tokens, bool [texts, longest]."""
+        mask: NDArray[np.bool_] = np.arange(int(self.lengths.max(initial=1))) < self.lengths[:, None]
+        return mask
 
     def padded(self, inputs: Sequence[str]) -> dict[str, NDArray[np.int64]]:
         """Pads the tokens to the longest text.
@@ -119,11 +129,13 @@ class Tokens(NamedTuple):
         Returns:
             Array by input name, int64 [texts, longest].
         """
-        mask = np.arange(int(self.lengths.max(initial=1))) < self.lengths[:, None]
+        mask = self.mask
         batch = {name: np.zeros(mask.shape, np.int64) for name in inputs}
         for name, values in ((IDS, self.ids), (MASK, 1), (TYPES, self.types)):
             if name in batch:
                 batch[name][mask] = values
+        if self.attended is not None and MASK in batch:
+            batch[MASK] *= np.arange(mask.shape[1]) < self.attended[:, None]
         return batch
 
     def spread(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -135,7 +147,7 @@ class Tokens(NamedTuple):
         Returns:
             float32 [texts, longest, n], zeros at padding.
         """
-        mask = np.arange(int(self.lengths.max(initial=1))) < self.lengths[:, None]
+        mask = self.mask
         spread = np.zeros((*mask.shape, rows.shape[-1]), np.float32)
         spread[mask] = rows
         return spread

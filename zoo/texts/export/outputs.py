@@ -37,19 +37,40 @@ class OutputWriter(NetworkWriter):
             elif step == "truncate":
                 x = self.slice(x, result or "truncated", 0, config.truncate_dim)
             elif step in ("normalize", "renormalize"):
-                x = self._normalize(x, result or step)
+                x = self.normalize(x, result or step)
             else:
                 kind = config.dense[int(step.partition(".")[2])].activation
                 x = self.linear(x, step, result if kind == "identity" else "")
-                x = self._dense_activation(x, step, kind, result)
+                x = self.dense_activation(x, step, kind, result)
         return x
 
-    def _normalize(self, x: ir.Value, result: str) -> ir.Value:
-        norm = self.add("ReduceL2", [x, self.constant("row_axis", [1])], "size", keepdims=1)
+    def normalize(self, x: ir.Value, result: str, axis: int = 1) -> ir.Value:
+        """Appends L2 normalization.
+
+        Args:
+            x: Embeddings, or vectors of tokens.
+            result: Name of the output.
+            axis: Axis of their components.
+
+        Returns:
+            Output, of the shape of the input.
+        """
+        norm = self.add("ReduceL2", [x, self.constant("row_axis", [axis])], "size", keepdims=1)
         norm = self.add("Max", [norm, self.constant("shortest", MIN_NORM)], "size.clipped")
         return self.add("Div", [x, norm], result)
 
-    def _dense_activation(self, x: ir.Value, path: str, kind: str, result: str) -> ir.Value:
+    def dense_activation(self, x: ir.Value, path: str, kind: str, result: str = "") -> ir.Value:
+        """Appends the activation of a Dense layer.
+
+        Args:
+            x: Output of the layer.
+            path: Prefix of the names.
+            kind: One of `DENSE_ACTIVATIONS`.
+            result: Name of the output; default: from `path`.
+
+        Returns:
+            Output, of the shape of the input.
+        """
         if kind == "identity":
             return x
         if kind == "gelu":

@@ -7,6 +7,7 @@ token_classification     entities; entities.py merges tokens to them
 question_answering       spans of contexts
 masked_language          layers before the vocabulary; fill_mask.py has their pipeline
 sparse_encoder           weights of the vocabulary (SPLADE)
+late_interaction/        vectors of tokens, and MaxSim (ColBERT)
 ranking                  scores of pairs by cross-encoders
 labelled                 labelled data, accuracy and F1
 """

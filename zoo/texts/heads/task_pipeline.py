@@ -17,7 +17,7 @@ from pipelines.data.tables import writing
 from zoo.texts.data.tokenizer import Tokens
 from zoo.texts.text_pipeline import Floats, TextPipeline, Write
 
-CLASSIFIER, SPARSE_ENCODER = "classifier", "sparse encoder"
+CLASSIFIER, SPARSE_ENCODER, MULTI_VECTOR = "classifier", "sparse encoder", "multi-vector encoder"
 
 
 class TaskPipeline(TextPipeline):
@@ -27,7 +27,7 @@ class TaskPipeline(TextPipeline):
 
     Attributes:
         COLUMNS: Columns that `run` writes after "row", with their types.
-        API_KIND: Kind of the model in the text APIs of servers, `CLASSIFIER` or `SPARSE_ENCODER`; "": in none.
+        API_KIND: Kind of the model in the text APIs of servers: `CLASSIFIER`, `SPARSE_ENCODER`, `MULTI_VECTOR`, or "".
         max_tokens: Maximum number of tokens of a text; None for that of the model.
     """
 

@@ -29,6 +29,7 @@ UNSUPPORTED = {  # unsupported parts of other networks
 }
 PATTERNS = (
     "*.json",
+    "artifact.metadata",
     "*/config.json",
     "model.safetensors",
     PICKLED,
@@ -114,7 +115,7 @@ def _write(
     sources: dict[Path, str] = {}
     try:
         sources = dict.fromkeys(_weight_files(network), "")
-        dense = [] if head else sentence_modules.dense_folders(path)
+        dense = [] if head and not head.DENSE_MODULES else sentence_modules.dense_folders(path)
         sources |= {file: f"dense.{i}." for i, folder in enumerate(dense) for file in _weight_files(folder)}
     except RequestError as error:
         errors.append(str(error))
@@ -197,12 +198,13 @@ def read_features(
         if not head.HAS_LAYERS and not architecture.head:
             raise RequestError(f"{kind} with a classification head is not supported; expected a sentence encoder")
         changes |= {"labels": head.outputs(config), "head_activation": head.activation(config)}
+        changes |= head.form(path, _network_folder(path), config)
     else:
         embedding = sentence_modules.read_embedding(path, modules, pooling, any(prompts.values()))
         size = sentence_modules.truncate_dim(settings)
         changes = {**embedding, "truncate_dim": size, "renormalize": bool(size and normalize)}
         changes["normalize"] = embedding["normalize"] or (normalize and not size)
-    max_length = _max_length(_network_folder(path), network, transformer)
+    max_length = _max_length(_network_folder(path), network, {} if head and head.OWN_LENGTHS else transformer)
     if not network.absolute:  # without a position embedding, the limit of the folder is that of the tables
         changes["positions"] = max_length
     model_config = dataclasses.replace(network, **changes)
@@ -213,6 +215,7 @@ def read_features(
     }
     if head:
         features |= head.features(path, _network_folder(path), config)
+        head.require(model_config, features)
     if prompts:
         default = task if task in prompts else str(settings.get("default_prompt_name") or "")
         features |= {"prompts": prompts, "prompt": default}

@@ -126,17 +126,19 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Dense:
-    """Linear layer after the pooling.
+    """Linear layer after the pooling, or of every token (`zoo.texts.heads.late_interaction`).
 
     Attributes:
         outputs: Number of outputs.
         activation: One of `DENSE_ACTIVATIONS`.
         bias: Whether it has a bias.
+        residual: Whether its inputs, or a linear layer of them, are added to the outputs.
     """
 
     outputs: int
     activation: str = "identity"
     bias: bool = True
+    residual: bool = False
 
 
 PARTS = {"attention": Attention, "norm": Norm, "rotary": Rotary, "disentangled": Disentangled, "adapter": Adapter}

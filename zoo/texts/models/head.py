@@ -92,6 +92,8 @@ class Head(abc.ABC):
         HAS_LAYERS: Whether the head has weights and layers of its own; otherwise it has those of `ModelConfig.labels`,
             over the first row of a text.
         PAIRS: Whether every input is a pair of texts.
+        DENSE_MODULES: Whether modules Dense of sentence-transformers are layers of the head, "dense.N" of the weights.
+        OWN_LENGTHS: Whether the head limits the tokens of texts, in place of `max_seq_length` of the folder.
     """
 
     FORMAT: ClassVar[str]
@@ -102,6 +104,8 @@ class Head(abc.ABC):
     PER_TOKEN: ClassVar[bool] = False
     HAS_LAYERS: ClassVar[bool] = True
     PAIRS: ClassVar[bool] = False
+    DENSE_MODULES: ClassVar[bool] = False
+    OWN_LENGTHS: ClassVar[bool] = False
 
     def recognizes(self, path: Path, config: Mapping[str, Any]) -> bool:
         """Returns whether a model has this head.
@@ -132,6 +136,19 @@ class Head(abc.ABC):
             config: Content of config.json.
         """
 
+    def form(self, path: Path, network: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns fields of `ModelConfig` that the head determines.
+
+        Args:
+            path: Folder of the model.
+            network: Folder of its network and tokenizer, the same or within it.
+            config: Content of its config.json.
+
+        Raises:
+            RequestError: A part of the head is not supported.
+        """
+        return {}
+
     @abc.abstractmethod
     def features(self, path: Path, network: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         """Reads what the pipeline needs of a folder, for the card.
@@ -146,6 +163,14 @@ class Head(abc.ABC):
 
         Raises:
             RequestError: A part of the head is not supported.
+        """
+
+    def require(self, form: ModelConfig, features: Mapping[str, Any]) -> None:  # noqa: B027 - most heads fit all
+        """Raises RequestError for a network that the head cannot be computed with.
+
+        Args:
+            form: Configuration of the network.
+            features: Result of `features`.
         """
 
     @abc.abstractmethod

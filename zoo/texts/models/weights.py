@@ -75,7 +75,7 @@ def shapes(config: ModelConfig, head: Head | None = None) -> dict[str, tuple[int
                 yield "dense_norm", (width,), has_bias
             yield "classifier", (config.labels, width), True
         inputs = width * len(config.poolings)
-        for i, dense in enumerate(config.dense):
+        for i, dense in enumerate(() if head and head.HAS_LAYERS else config.dense):
             yield f"dense.{i}", (dense.outputs, inputs), dense.bias
             inputs = dense.outputs
 

@@ -1,6 +1,7 @@
 // Self-attention of an encoder in integers, `QuantizedAttention` of transformer/operations: queries, keys, values and weights are codes of 8 bits.
 // Written once and lowered for each instruction set, of which only the product of codes differs: integers are exact in any order.
 #pragma once
+#include <algorithm>
 #include <cmath>
 
 #include "isa/isa.h"
@@ -108,7 +109,7 @@ inline const float *positioned(const QuantizedAttention &a, const float *x, cons
 
 // What a head of keys needs of one text; pointers into scratch memory.
 struct Head {
-    int64_t n, size, room;                     // room: n rounded up to whole sixteens
+    int64_t tokens, n, size, room;             // n: keys, the first of the tokens; room: n rounded up to whole sixteens
     float *key_scale, *value_scale, *inverse;  // [size]
     Code *row;                                 // [size]
     float *factor;                             // [kQueries]: of a query's products, to exponents of 2
@@ -152,7 +153,7 @@ inline void zero_offsets(const int32_t *words, int64_t groups, int64_t columns, 
 
 // Words of the codes of head h by distance, plus `zero`.
 inline void pack_positions(const QuantizedAttention &a, const QuantizedAttention::Positions &table, int64_t h, int32_t zero, const Head &head, int32_t *words) {
-    const int64_t groups = head.size / kTerms, most = head.n - 1;
+    const int64_t groups = head.size / kTerms, most = head.tokens - 1;
     for (int64_t x = 0; x < head.span; ++x) {
         const int8_t *codes = table.codes + (h * a.row_count + (x <= 2 * most ? a.rows[x - most] : 0)) * head.size;
         for (int64_t j = 0; j < head.size; ++j) head.row[j] = static_cast<Code>(codes[j] + zero);
@@ -207,7 +208,7 @@ inline void pack_head(const QuantizedAttention &a, int64_t h, const float *key, 
 // Adds the products of content and relative position of query `row`, the text's token `own`, with keys from `begin` on; scores [room].
 template <int Wide>
 inline void add_position_scores(const QuantizedAttention &a, const Head &head, int64_t row, int64_t own, int64_t t, float *scores) {
-    const int64_t groups = head.size / kTerms, span = head.span, room = head.room, x = head.n - 1 - own + t;
+    const int64_t groups = head.size / kTerms, span = head.span, room = head.room, x = head.tokens - 1 - own + t;
     constexpr int64_t kNext = Wide > 1 ? kVecLanes : 0;
     const auto add = [&](int64_t at, IntVec sums, Vec factor) {
         store_float(scores + at, load_float<Vec>(scores + at) + __builtin_convertvector(sums, Vec) * factor);
@@ -299,7 +300,7 @@ inline float weight_codes(float *scores, int64_t n, int64_t room, Code *codes) {
     return static_cast<float>(reduce<int32_t, kVecLanes>(total, [](auto a, auto b) { return a + b; }));
 }
 
-// Count queries from `first` on, rows of x, over the keys that any of them attends to. bias: that of the first query's own key, or null.
+// Count queries from `first` on, rows of x, over the keys that any of them attends to; each has one or more. bias: that of the first query's own key, or null.
 template <int Count>
 void attend(const QuantizedAttention &a, const Head &head, int64_t h, const float *x, int64_t stride, int64_t first, const float *bias, float *out,
             int64_t out_stride) {
@@ -334,9 +335,10 @@ void attend(const QuantizedAttention &a, const Head &head, int64_t h, const floa
     });
 }
 
-void quantized_attention(const QuantizedAttention &a, const float *x, int64_t stride, int64_t n, float *out, int64_t out_stride) {
+void quantized_attention(const QuantizedAttention &a, const float *x, int64_t stride, int64_t tokens, int64_t n, float *out, int64_t out_stride) {
     const int64_t size = a.size, room = round_up(n, kLanes), group = a.heads / a.key_heads;
-    const int64_t span = a.rows ? round_up(n + room, kLanes) : 0, there = a.rows ? 1 : 0, words = size / kTerms;
+    const int64_t queries = tokens - n > a.before ? n + a.before : tokens;  // those behind have no key within reach
+    const int64_t span = a.rows ? round_up(tokens + room, kLanes) : 0, there = a.rows ? 1 : 0, words = size / kTerms;
     const int64_t parts[] = {size, size, size, size, kLanes, room, kQueries * size, size * room, size * room, kQueries * room, kQueries * room,
                              a.key_norm || a.cos ? size * (n < kQueries ? kQueries : n) : 0,
                              words * span, words * span, span, there * room, there * words * room, there * room, there * kLanes,
@@ -349,7 +351,7 @@ void quantized_attention(const QuantizedAttention &a, const float *x, int64_t st
     for (int i = 0; i < kParts; ++i) at[i] = memory, memory += parts[i];
     const auto floats = [&](int i) { return reinterpret_cast<float *>(at[i]); };
     const auto codes = [&](int i) { return reinterpret_cast<Code *>(at[i]); };
-    const Head head{n, size, room, floats(0), floats(1), floats(2), codes(3), floats(4), at[5], codes(6), at[7], at[8], floats(9), codes(10),
+    const Head head{tokens, n, size, room, floats(0), floats(1), floats(2), codes(3), floats(4), at[5], codes(6), at[7], at[8], floats(9), codes(10),
                     span, at[12], at[13], at[14], at[15], at[16], floats(17), floats(18), codes(19), floats(11)};
     for (int64_t h = 0; h < a.heads; ++h) {
         if (h % group == 0) {
@@ -362,11 +364,12 @@ void quantized_attention(const QuantizedAttention &a, const float *x, int64_t st
         };
         int64_t i = 0;
         if constexpr (kQueries > 4)
-            for (; i + 8 <= n; i += 8) run(attend<8>, i);
-        for (; i + 4 <= n; i += 4) run(attend<4>, i);
-        for (; i + 2 <= n; i += 2) run(attend<2>, i);
-        if (i < n) run(attend<1>, i);
+            for (; i + 8 <= queries; i += 8) run(attend<8>, i);
+        for (; i + 4 <= queries; i += 4) run(attend<4>, i);
+        for (; i + 2 <= queries; i += 2) run(attend<2>, i);
+        if (i < queries) run(attend<1>, i);
     }
+    for (int64_t i = queries; i < tokens; ++i) std::fill_n(out + i * out_stride, a.heads * size, 0.0f);
 }
 
 }  // namespace

@@ -93,8 +93,8 @@ void Encoder::finish(int64_t in) {
     divide(kBlock);
 }
 
-Rows Encoder::encode(Encoding &work, const int32_t *tokens, const int64_t *first, int64_t count, const int32_t *types,
-                     int64_t longest) const {
+Rows Encoder::encode(Encoding &work, const int32_t *tokens, const int64_t *first, int64_t count, const int32_t *types, int64_t longest,
+                     const int64_t *attended) const {
     const int64_t n = first[count] - first[0];
     work.registers.resize(register_widths_.size());
     for (size_t i = 0; i < register_widths_.size(); ++i)
@@ -112,13 +112,14 @@ Rows Encoder::encode(Encoding &work, const int32_t *tokens, const int64_t *first
                 continue;
             }
             const float *from = in.values + begin * in.stride;
+            const int64_t keys = attended ? attended[sentence] : rows;
             if (operation.kind == Kind::kQuantizedAttention) {
-                isa_.rows->quantized_attention(attentions_[static_cast<size_t>(operation.layer)], from, in.stride, rows, to, out.stride);
+                isa_.rows->quantized_attention(attentions_[static_cast<size_t>(operation.layer)], from, in.stride, rows, keys, to, out.stride);
                 continue;
             }
-            work.keys.reserve(operation.width * round_up(rows, 16));
-            transpose(from + operation.width, in.stride, rows, operation.width, work.keys.data());
-            const KeysValues<float> kv{work.keys.data(), from + 2 * operation.width, rows, in.stride, operation.size};
+            work.keys.reserve(operation.width * round_up(keys, 16));
+            transpose(from + operation.width, in.stride, keys, operation.width, work.keys.data());
+            const KeysValues<float> kv{work.keys.data(), from + 2 * operation.width, keys, in.stride, operation.size};
             isa_.rows->attention(from, in.stride, rows, kv, operation.heads, operation.size, to, out.stride);
         }
     });

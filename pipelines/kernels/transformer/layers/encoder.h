@@ -45,8 +45,9 @@ class Encoder : public Layers {
     // tokens: of `count` sentences, one after the other; first [count + 1]: where each begins, and the end. Returns float32 rows, one a
     // token, which hold until the next call with this workspace.
     // types: of the tokens, each with a table of `longest` positions of its own, or with a row for all positions; or null.
+    // attended [count]: how many of a sentence's first tokens are keys; null: all.
     Rows encode(Encoding &work, const int32_t *tokens, const int64_t *first, int64_t count, const int32_t *types = nullptr,
-                int64_t longest = 0) const;
+                int64_t longest = 0, const int64_t *attended = nullptr) const;
     // In place; count: whole sixteens.
     void activate(zoo::Activation kind, float *x, int64_t count) const { isa_.rows->activate(kind, x, count, x); }
     // Of one row, padded with zeros to whole 64; to another one.

@@ -58,22 +58,25 @@ def attention(queries: Floats, keys: Floats, values: Floats, heads: int, causal:
     return out
 
 
-def quantized_attention(x: Floats, operation: QuantizedAttention) -> Floats:
+def quantized_attention(x: Floats, operation: QuantizedAttention, attended: int | None = None) -> Floats:
     """Computes `QuantizedAttention` of one sentence.
 
     Args:
         x: [query | key | value], float32 `[n, (heads + 2 key_heads) size]`.
         operation: The operation.
+        attended: How many of the first tokens are keys; None: all.
 
     Returns:
-        float32 [n, heads size].
+        float32 [n, heads size]; 0 for a query without a key within reach.
     """
     n, heads = len(x), operation.heads
+    count = n if attended is None else attended
     key_heads = operation.key_heads or heads
     split = x.reshape(n, heads + 2 * key_heads, -1)
     queries, keys, values = np.split(split, [heads, heads + key_heads], axis=1)
+    values = values[:count]
     queries = positioned(queries, operation, None if operation.norm is None else operation.norm.query)
-    keys = positioned(keys, operation, None if operation.norm is None else operation.norm.key)
+    keys = positioned(keys, operation, None if operation.norm is None else operation.norm.key)[:count]
     key_scale, key_inverse = _code_scales(keys, 0)
     value_scale, value_inverse = _code_scales(values, 0)
     groups = heads // key_heads
@@ -86,17 +89,19 @@ def quantized_attention(x: Floats, operation: QuantizedAttention) -> Floats:
     factor = (scale * LOG2_E).transpose(1, 0, 2)  # [heads, n, 1]
     sums = np.einsum("ihd,thd->hit", np.rint(scaled * inverse), key_codes, dtype=np.float64)  # exact: below 2^53
     scores = sums.astype(np.float32) * factor
-    distances = np.arange(n) - np.arange(n)[:, None]
+    distances = np.arange(count) - np.arange(n)[:, None]
     for product in _position_scores(queries, keys, operation, distances):
         scores = scores + product
     if operation.bias is not None:
         scores = scores + operation.bias[:, distances + operation.bias.shape[1] // 2] * LOG2_E
     before, after = (n if side is None else side for side in (operation.before, operation.after))
-    scores = np.where((distances >= -before) & (distances <= after), scores, np.float32(-np.inf))
+    within = (distances >= -before) & (distances <= after)
+    scores = np.where(within | ~within.any(axis=1, keepdims=True), scores, np.float32(-np.inf))
     codes = _weight_codes(scores - scores.max(axis=2, keepdims=True))
     totals = np.einsum("hit,thd->ihd", codes, value_codes, dtype=np.float64).astype(np.float32)
     share = np.float32(1) / codes.sum(axis=2, dtype=np.float64).astype(np.float32)
     found: Floats = ((totals * share.T[:, :, None]) * value_scale).reshape(n, -1)
+    found[~within.any(axis=1)] = 0
     return found
 
 

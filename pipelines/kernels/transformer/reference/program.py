@@ -73,13 +73,19 @@ class Registers:
         return linear(operation.layer, x, nonnegative, operation.relu, residual), operation.relu and residual is None
 
 
-def encode(program: EncoderProgram, tokens: NDArray[np.int64], positions: NDArray[np.int64] | None = None) -> Floats:
+def encode(
+    program: EncoderProgram,
+    tokens: NDArray[np.int64],
+    positions: NDArray[np.int64] | None = None,
+    attended: int | None = None,
+) -> Floats:
     """Computes an encoder of one sentence.
 
     Args:
         program: The program.
         tokens: int64 [n].
         positions: Rows of the table of positions, int64 [n]; None for 0, 1, ...
+        attended: How many of the first tokens all tokens attend to; None: all.
 
     Returns:
         float32 [n, W].
@@ -95,9 +101,9 @@ def encode(program: EncoderProgram, tokens: NDArray[np.int64], positions: NDArra
                 )
             case Attention():
                 query, keys, values = np.split(registers.values[operation.input][0], 3, axis=1)
-                result = attention(query, keys, values, operation.heads), False
+                result = attention(query, keys[:attended], values[:attended], operation.heads), False
             case QuantizedAttention():
-                result = quantized_attention(registers.values[operation.input][0], operation), False
+                result = quantized_attention(registers.values[operation.input][0], operation, attended), False
             case _:
                 result = registers.result(operation)
         registers.values[operation.out] = result  # type: ignore[union-attr]

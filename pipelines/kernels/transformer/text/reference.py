@@ -99,18 +99,21 @@ def pool(kind: str, rows: Floats) -> Floats:
     return pooled
 
 
-def compute(program: TextProgram, tokens: NDArray[np.int64], types: NDArray[np.int64]) -> Floats:
+def compute(
+    program: TextProgram, tokens: NDArray[np.int64], types: NDArray[np.int64], attended: int | None = None
+) -> Floats:
     """Computes the result of one text.
 
     Args:
         program: The program.
         tokens: int64 [n].
         types: Token types, int64 [n].
+        attended: How many of the first tokens all tokens attend to; None: all.
 
     Returns:
         float32 [width], or, where each token has a result, [n, width].
     """
-    rows = encode(program.encoder, tokens, program.position_rows(types))
+    rows = encode(program.encoder, tokens, program.position_rows(types), attended)
     if program.poolings:
         rows = np.concatenate([pool(kind, rows) for kind in program.poolings])[None]
     results = []

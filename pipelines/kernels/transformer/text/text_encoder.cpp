@@ -1,5 +1,6 @@
 #include "transformer/text/text_encoder.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -163,8 +164,8 @@ void TextEncoder::give_back(std::unique_ptr<Encoding> memory) const {
     idle_.push_back(std::move(memory));
 }
 
-void TextEncoder::compute(const int32_t *tokens, const int32_t *types, const int64_t *first, int64_t count, int64_t threads,
-                          float *out) const {
+void TextEncoder::compute(const int32_t *tokens, const int32_t *types, const int64_t *first, int64_t count, const int64_t *attended,
+                          int64_t threads, float *out) const {
     // Every thread gets the same number of batches, each of about the same number of tokens. Results do not depend on them.
     const int64_t share = threads * kTokensAtOnce, target = threads * ((first[count] + share - 1) / share);
     const int64_t most = threads == 1 ? kTokensAtOnce : (first[count] + target - 1) / target;
@@ -182,7 +183,8 @@ void TextEncoder::compute(const int32_t *tokens, const int32_t *types, const int
             std::vector<float> x, y;
             for (int64_t batch; (batch = next++) < number;) {
                 const int64_t begin = batches[static_cast<size_t>(batch)], end = batches[static_cast<size_t>(batch) + 1], at = first[begin];
-                const Rows rows = encoder_.encode(*memory, tokens + at, first + begin, end - begin, types + at, longest_);
+                const Rows rows = encoder_.encode(*memory, tokens + at, first + begin, end - begin, types + at, longest_,
+                                                  attended ? attended + begin : nullptr);
                 for (int64_t i = begin; pools() && i < end; ++i) {
                     pool(rows, first[i] - at, first[i + 1] - first[i], x);
                     finish(x, y, out + i * width_);
@@ -214,7 +216,8 @@ std::vector<int32_t> checked(const Array &array, const char *name, int64_t limit
     return copy;
 }
 
-NewArray<float> compute(const TextEncoder &encoder, const Array &tokens, const Array &types, const Array &lengths, int64_t threads) {
+NewArray<float> compute(const TextEncoder &encoder, const Array &tokens, const Array &types, const Array &lengths, int64_t threads,
+                        const std::optional<Array> &attended) {
     const std::vector<int32_t> token = checked(tokens, "tokens", encoder.tokens()), type = checked(types, "types", encoder.types());
     const auto *length = data_of<int64_t>(lengths, "lengths", 1);
     std::vector<int64_t> first{0};
@@ -226,11 +229,19 @@ NewArray<float> compute(const TextEncoder &encoder, const Array &tokens, const A
     if (first.back() != static_cast<int64_t>(token.size()) || token.size() != type.size()) refuse("lengths", "they are not those of the tokens");
     if (threads < 1) refuse("threads", "there are none");
     const auto count = static_cast<int64_t>(first.size()) - 1;
+    std::vector<int64_t> keys;
+    if (attended) {
+        const auto *data = data_of<int64_t>(*attended, "attended", 1);
+        keys.assign(data, data + attended->shape(0));
+        if (static_cast<int64_t>(keys.size()) != count) refuse("attended", "they are not those of the texts");
+        for (size_t i = 0; i < keys.size(); ++i)
+            if (keys[i] < 1 || keys[i] > first[i + 1] - first[i]) refuse("attended", text(keys[i]) + " of a text's " + text(first[i + 1] - first[i]) + " tokens");
+    }
     const int64_t rows = encoder.pools() ? count : first.back();
     Buffer<float> out(std::max<int64_t>(rows * encoder.width(), 1));
     {
         nb::gil_scoped_release unlocked;
-        if (count) encoder.compute(token.data(), type.data(), first.data(), count, threads, out.data());
+        if (count) encoder.compute(token.data(), type.data(), first.data(), count, attended ? keys.data() : nullptr, threads, out.data());
     }
     return array_of(out.data(), rows, encoder.width(), encoder.width());
 }
@@ -246,5 +257,5 @@ void bind_text_encoder(nb::module_ &module) {
         .def("layer_norm", &TextEncoder::layer_norm, "scale"_a, "bias"_a, "epsilon"_a)
         .def("truncate", &TextEncoder::truncate, "components"_a)
         .def("normalize", &TextEncoder::normalize)
-        .def("compute", &compute, "tokens"_a, "types"_a, "lengths"_a, "threads"_a);
+        .def("compute", &compute, "tokens"_a, "types"_a, "lengths"_a, "threads"_a, "attended"_a = nb::none());
 }

@@ -25,9 +25,10 @@ class TextEncoder {
     int64_t types() const { return types_; }
     int64_t width() const { return width_; }
     bool pools() const { return !poolings_.empty(); }
-    // tokens, types: of `count` texts, one after the other; first [count + 1]: where each begins, and the end. out [count, width()], or
-    // [first[count], width()] where nothing is pooled.
-    void compute(const int32_t *tokens, const int32_t *types, const int64_t *first, int64_t count, int64_t threads, float *out) const;
+    // tokens, types: of `count` texts, one after the other; first [count + 1]: where each begins, and the end; attended [count]: how many of
+    // a text's first tokens the others attend to, or null for all. out [count, width()], or [first[count], width()] where nothing is pooled.
+    void compute(const int32_t *tokens, const int32_t *types, const int64_t *first, int64_t count, const int64_t *attended, int64_t threads,
+                 float *out) const;
 
   private:
     enum class Pooling { kMean, kCls, kMax, kLast, kWeightedMean, kMeanSqrtLength };

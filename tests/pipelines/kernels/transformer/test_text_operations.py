@@ -126,6 +126,23 @@ def test_every_instruction_set_returns_the_bits_of_the_reference(rng, case, isa)
 
 
 @pytest.mark.parametrize("isa", extension.isas())
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_that_are_computed_and_not_attended_to(rng, case, isa):
+    made, lengths = program(rng, **CASES[case]), np.array([3, 17, 60, 35])
+    attended = np.array([1, 4, 20, 35])
+    encoder = programs.compile_texts(made, isa)
+    ids = rng.integers(0, 64, lengths.sum()).astype(np.int32)
+    types = np.zeros_like(ids)
+    found = encoder.compute(ids, types, lengths, 1, attended)
+    for count, end, length, row in zip(attended, np.cumsum(lengths), lengths, found, strict=True):
+        part = ids[end - length : end], types[end - length : end]
+        assert row.tobytes() == text_reference.compute(made, *part, int(count)).tobytes()
+    for wrong in ([0, 4, 20, 35], [1, 4, 20, 36], [1, 4, 20]):
+        with pytest.raises(ValueError, match="attended"):
+            encoder.compute(ids, types, lengths, 1, np.array(wrong))
+
+
+@pytest.mark.parametrize("isa", extension.isas())
 def test_a_bias_by_distance_within_a_window(rng, isa):
     bias = rng.standard_normal((4, 2 * LONGEST - 1)).astype(np.float32)
     made = program(rng, bias=bias, before=25, after=40)

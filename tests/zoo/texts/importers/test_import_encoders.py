@@ -112,7 +112,7 @@ def test_keys_that_a_configuration_leaves_out_have_the_defaults_of_transformers(
     ("name", "what"),
     [
         ("BertLMHeadModel", "it generates text"),
-        ("HF_ColBERT", "the architecture is not supported"),
+        ("BertOfSomeone", "the architecture is not supported"),
     ],
 )
 def test_networks_with_other_heads_are_named(folder, name, what):

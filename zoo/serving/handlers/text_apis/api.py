@@ -37,7 +37,13 @@ def flat(tokens: Tokens) -> dict[str, NDArray[Any]]:
     Args:
         tokens: The tokens.
     """
-    return {"lengths": tokens.lengths, "ids": tokens.ids, "types": tokens.types, "truncated": tokens.truncated}
+    batch: dict[str, NDArray[Any]] = {
+        "lengths": tokens.lengths,
+        "ids": tokens.ids,
+        "types": tokens.types,
+        "truncated": tokens.truncated,
+    }
+    return batch if tokens.attended is None else {**batch, "attended": tokens.attended}
 
 
 def require_limits(samples: Sequence[Sample], job: Job, prompt: str = "") -> None:

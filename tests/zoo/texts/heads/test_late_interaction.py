@@ -1,0 +1,107 @@
+"""Multi-vector encoders: vectors of tokens equal to those of transformers' networks by the definition."""
+
+import json
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the train extra")
+pytest.importorskip("transformers", reason="the originals are its models")
+
+from helpers import multi_vector_models as models  # noqa: E402
+from helpers import text_models  # noqa: E402
+
+import zoo  # noqa: E402
+from pipelines.core.errors import RequestError  # noqa: E402
+
+PLACES = {"query": {"marker": "[unused63]", "most": 12, "expand": 12}, "document": {"marker": "cat", "most": 20}}
+TEXTS = [*text_models.TEXTS, "", "z " * 40]
+
+
+def opened(path, precision="fp32", engine="onnxruntime"):
+    """The pipeline of the imported folder path/theirs."""
+    assert zoo.import_model(path / "theirs", path / "ours")["family"] == "multi-vector-encoder"
+    return zoo.pipeline(path / "ours", precision, engine)
+
+
+def check(ours, made, query, document, texts=TEXTS):
+    """The vectors of queries and documents are those of the definition."""
+    for encode, settings in ((ours.encode_query, query), (ours.encode_document, document)):
+        for text, found in zip(texts, encode(texts), strict=True):
+            wanted = models.expected(made, text, **settings)
+            assert found.shape == wanted.shape
+            assert np.abs(found - wanted).max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+@pytest.mark.parametrize("attend", [False, True])
+def test_folders_of_stanford(tmp_path, kind, attend):
+    made = models.stanford(tmp_path / "theirs", kind, attend_to_mask_tokens=attend)
+    skipped = {"skipped": models.PUNCTUATION}
+    check(opened(tmp_path), made, {**PLACES["query"], "attend": attend}, {**PLACES["document"], **skipped})
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+def test_folders_of_pylate(tmp_path, kind):
+    layers = ((24, True), (24, True), (models.OUTPUTS, False))
+    made = models.pylate(tmp_path / "theirs", kind, layers, skiplist_words=["a"], query_length=11)
+    query = {**PLACES["query"], "most": 11, "expand": 11}
+    check(opened(tmp_path), made, query, {**PLACES["document"], "skipped": ["a"]})
+
+
+def test_folders_of_pylate_without_expansion_and_markers(tmp_path):
+    made = models.pylate(tmp_path / "theirs", do_query_expansion=False, query_prefix="", document_prefix="")
+    plain = {"most": 20, "skipped": models.PUNCTUATION}
+    check(opened(tmp_path), made, {"most": 12}, plain)
+
+
+def test_folders_of_sentence_transformers(tmp_path):
+    expansion = {"strategy": "min", "length": 10, "attend": False, "token": "cat"}
+    made = models.sentence_transformers(tmp_path / "theirs", expansion=expansion, skiplist_words=["."])
+    ours = opened(tmp_path)
+    assert [len(rows) for rows in ours.encode_query(["a", "b c d e f g h i j k", "z " * 40])] == [10, 14, 16]
+    for text, found in zip(TEXTS, ours.encode_document(TEXTS), strict=True):
+        assert np.abs(found - models.expected(made, text, most=20, skipped=["."])).max() < 1e-5
+
+
+def test_int8_ranking_run_and_evaluation(tmp_path):
+    models.pylate(tmp_path / "theirs")
+    exact = opened(tmp_path)
+    (tmp_path / "texts.txt").write_text("\n".join(text_models.TEXTS * 30))
+    zoo.calibrate(tmp_path / "ours", str(tmp_path / "texts.txt"), samples=16)
+    native = zoo.pipeline(tmp_path / "ours", "int8", "native")
+    for encode, other in ((exact.encode_query, native.encode_query), (exact.encode_document, native.encode_document)):
+        cosines = [(a * b).sum(axis=1) for a, b in zip(encode(TEXTS), other(TEXTS), strict=True)]
+        assert min(each.min() for each in cosines) > 0.95 and np.concatenate(cosines).mean() > 0.99
+    query, texts = "the cat", text_models.TEXTS
+    scores = [models.max_sim(exact.encode_query(query), each) for each in exact.encode_document(texts)]
+    ranked = exact.rank(query, texts, top_k=3, return_documents=True)
+    assert [each["corpus_id"] for each in ranked] == np.argsort(-np.array(scores))[:3].tolist()
+    assert ranked[0]["text"] == texts[ranked[0]["corpus_id"]]
+    assert np.allclose([each["score"] for each in exact(texts, query=query)], scores, atol=1e-4)
+    zoo.run(tmp_path / "ours", tmp_path / "texts.txt", tmp_path / "out.jsonl", query=query, engine="onnxruntime")
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert len(lines) == 150 and {*lines[0]} == {"row", "score"}
+    rows = ["\t".join((query, text, str(i % 2))) for i, text in enumerate(texts)]
+    (tmp_path / "pairs.tsv").write_text("\n".join(rows))
+    report = zoo.evaluate(tmp_path / "ours", str(tmp_path / "pairs.tsv"))
+    assert report["metrics"]["fp32"].keys() == {"ndcg10", "mrr10"} and report["difference"]["cosine"] > 0.95
+
+
+def test_expansion_beyond_the_window_is_refused(tmp_path):
+    models.stanford(tmp_path / "other", "modernbert", query_maxlen=13)
+    with pytest.raises(RequestError, match="filled up to 13 tokens, .* window of 8"):
+        zoo.import_model(tmp_path / "other", tmp_path / "ours")
+
+
+def test_refusals(tmp_path):
+    models.pylate(tmp_path / "theirs", query_length=2)
+    with pytest.raises(RequestError, match="its length of the role query is 2"):
+        opened(tmp_path)
+    settings = tmp_path / "theirs" / "config_sentence_transformers.json"
+    settings.write_text(json.dumps({"model_type": "ColBERT"}))
+    ours = opened(tmp_path)
+    with pytest.raises(RequestError, match="found the role 'passage'"):
+        ours("a", role="passage")
+    with pytest.raises(RequestError, match="found no --query"):
+        ours.run(["a"], tmp_path / "out.csv")
