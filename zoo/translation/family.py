@@ -42,7 +42,7 @@ class TranslationFamily(
     task: str = "translation"
     checkpoint: str = "model.pt"
     transient: tuple[str, ...] = ("fp32.onnx", "rewritten.onnx")  # the weights are in the checkpoint
-    files: tuple[str, ...] = ("vocabulary.model", "shortlist.npz")
+    files: tuple[str, ...] = ("vocabulary.model", "shortlist.npz", "draft.npz")
     summary: str = (
         "{sentences:,} sentences, {skipped:,} left out, {sentences_per_second:,.0f} sentences/s, "
         "{precision} in {engine}"

@@ -195,6 +195,7 @@ class TranslationPipeline(Translator):
         sentences: bool = False,
         no_repeat_ngram: int | None = None,
         length_penalty: float | None = None,
+        draft: str | None = None,
     ) -> dict[str, Any]:
         """Translates text files, one sentence a line, in constant memory and input order; empty lines stay empty.
 
@@ -218,6 +219,7 @@ class TranslationPipeline(Translator):
             sentences: Whether every line is split into its sentences.
             no_repeat_ngram: No n-gram of this size occurs twice, 0: no restriction; None: the model's.
             length_penalty: A score is the sum of log probabilities / length ** length_penalty; None: the model's.
+            draft: "auto", "off" or a file, see `zoo.translation.translator.Translator`; None: as before.
 
         Returns:
             {"sentences", "skipped" (lines that are not UTF-8 or in an unknown script), "untranslated" (lines of which
@@ -235,6 +237,7 @@ class TranslationPipeline(Translator):
             max_tokens=max_tokens,
             no_repeat_ngram=no_repeat_ngram,
             length_penalty=length_penalty,
+            draft=draft,
         )
         configured.split_lines = sentences
         return configured._run(inputs, output, on_error, scores)

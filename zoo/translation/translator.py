@@ -18,11 +18,12 @@ from pipelines.core.batches import Batch, whole_number
 from pipelines.core.errors import RequestError
 from pipelines.engines.native import translation_check as check
 from pipelines.engines.native.held import Subject
-from pipelines.engines.native.translation import NativeTranslator, TranslationStream, store
+from pipelines.engines.native.translation import NativeTranslator, Speculation, TranslationStream, store
 from pipelines.engines.session import Session
 from pipelines.kernels import extension
 from pipelines.models.folder import ModelFolder
 from pipelines.models.line_pipeline import LinePipeline
+from pipelines.models.npz import read_arrays
 from pipelines.models.pipeline import PRECISIONS
 from zoo.translation.data.lines import EXAMPLES
 from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, UNKNOWN, Tokens, batch_by_tokens, pad
@@ -66,6 +67,9 @@ class Translator(LinePipeline[NativeTranslator]):
         max_length: Maximum number of tokens of a source.
         shortlist: Tokens that a translation may have; None: all.
         positions: Maximum number of tokens of a translation.
+        draft: Speculative decoding of greedy search in the engine "native": "auto" for the model's draft, or without
+            one for copies of source tokens where source and target share a vocabulary; "off"; or a draft's file.
+            Results are the same.
     """
 
     BATCH_SIZE: ClassVar[int] = 32
@@ -74,6 +78,7 @@ class Translator(LinePipeline[NativeTranslator]):
     beam: int = 4
     best: int = 1
     length_penalty: float = 1.0
+    draft: str = "auto"
 
     def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
         self.rules = SearchConfig.from_json(folder.preprocessing.get("search", {}))
@@ -90,6 +95,7 @@ class Translator(LinePipeline[NativeTranslator]):
                 self._native.share_words(self.shortlist.common_tokens.astype(np.int32))
         if self._subject is not None:
             self._hold(self._held_example)
+        self._speculations: dict[str, Speculation] = {}  # by the draft; shared by copies with other options
         self.positions = (folder.preprocessing.get("form", {}).get("positions") or [POSITIONS])[-1]
 
     def _open_stock(self, model: Path | None) -> None:
@@ -207,7 +213,20 @@ class Translator(LinePipeline[NativeTranslator]):
             "length_penalty": self.length_penalty,
             "slots": min(self.batch_size, most, MAX_SLOTS),
             "rules": self._rules().native_options,
+            "speculation": self._speculation(),
         }
+
+    def _speculation(self) -> Speculation | None:
+        """Returns the proposals of greedy search; opened at the first use, since they are timed."""
+        if self.draft == "off" or self.beam > 1 or self._native is None:
+            return None
+        if self.draft not in self._speculations:
+            own = self.folder.preprocessing.get("draft") if self.draft == "auto" else None
+            path = self.folder.verify(own) if own else None if self.draft == "auto" else Path(self.draft)
+            arrays = None if path is None else read_arrays(path)
+            copies = path is None and self.vocabulary.source_pieces == self.vocabulary.pieces
+            self._speculations[self.draft] = self._native.speculation(copies, arrays)
+        return self._speculations[self.draft]
 
     def _limits(self, sentences: Sequence[Tokens]) -> tuple[list[int], list[Tokens] | None]:
         """Returns the maximum length and the shortlist of each translation."""
@@ -274,6 +293,7 @@ class Translator(LinePipeline[NativeTranslator]):
         max_tokens: int | None = None,
         no_repeat_ngram: int | None = None,
         length_penalty: float | None = None,
+        draft: str | None = None,
     ) -> Self:
         """Returns a pipeline with other options over the same sessions.
 
@@ -285,11 +305,16 @@ class Translator(LinePipeline[NativeTranslator]):
             max_tokens: Maximum length of a translation; None: the model's.
             no_repeat_ngram: No n-gram of this size occurs twice, 0: no restriction; None: the model's.
             length_penalty: A score is the sum of log probabilities / length ** length_penalty; None: the model's.
+            draft: "auto", "off" or a file, see the class; None: as before.
 
         Raises:
             RequestError: An option is not possible.
         """
         changed = copy.copy(self)
+        if draft is not None:
+            changed.draft = draft
+            if draft not in ("auto", "off") and self._native is None:
+                raise RequestError(f"found the draft {draft} for the engine {self.engine}; drafts need --engine native")
         if no_repeat_ngram is not None:
             changed.rules = replace(changed.rules, no_repeat_ngram=no_repeat_ngram)
         if max_tokens is not None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from pipelines.kernels.arrays import Array
 from pipelines.kernels.extension import required
+from pipelines.kernels.transformer.draft import DraftProgram
 from pipelines.kernels.transformer.operations import (
     Activation,
     Attention,
@@ -100,6 +101,35 @@ def compile_program(
                 native.vocabulary(operation.input, *_layer_arguments(operation.layer))
     if isinstance(program, EncoderProgram):
         native.finish(program.operations[-1].out)  # type: ignore[union-attr]
+    return native
+
+
+def compile_speculation(decoder: Any, copies: bool, draft: DraftProgram | None) -> Any:
+    """Builds the native proposals of speculative decoding.
+
+    Args:
+        decoder: The native decoder that verifies them.
+        copies: Whether source tokens may be proposed.
+        draft: The draft, or None.
+
+    Returns:
+        A native `Speculation`.
+
+    Raises:
+        ValueError: The draft belongs to another decoder.
+    """
+    native = required().Speculation(decoder, copies)
+    if draft is not None:
+        small, words, arrays = (
+            compile_program(draft.decoder, str(decoder.isa)),
+            draft.words,
+            _layer_arguments(draft.state),
+        )
+        if words is None:
+            native.set_draft(small, *arrays)
+        else:
+            small.share_words(words.common.tolist())
+            native.set_draft(small, *arrays, *_contiguous(words.offsets, words.targets), words.common.tolist())
     return native
 
 

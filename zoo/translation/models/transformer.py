@@ -227,5 +227,12 @@ TRANSFORMER_MT = TranslationFamily(  # Vaswani et al. 2017, "Attention Is All Yo
             None,
             "Scores are divided by length ** penalty; 0 favours short translations. [default: 1, or the model's own]",
         ),
+        RunOption(
+            "draft",
+            str,
+            None,
+            "Speculative decoding of --beam 1: auto (the model's draft, or copies of the source), off, or a draft's "
+            "file; results are the same. [default: auto]",
+        ),
     ),
 )

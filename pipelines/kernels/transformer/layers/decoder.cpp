@@ -75,9 +75,9 @@ void Decoder::vocabulary(int64_t in, const Array &weight, const Array &scale, co
     close(in, vocabulary_);
 }
 
-void Decoder::fill_cross_kv(Workspace &work, const std::vector<std::unique_ptr<Sentence>> &sentences, const Rows &memory) const {
+void Decoder::fill_cross_kv(Workspace &work, const std::vector<Sentence *> &sentences, const Rows &memory) const {
     int64_t n = 0;
-    for (const auto &sentence : sentences) n += sentence->source_length, sentence->cross_kv.resize(kv_projections_.size());
+    for (Sentence *sentence : sentences) n += sentence->source_length, sentence->cross_kv.resize(kv_projections_.size());
     if (!kv_projections_.empty()) isa_.rows->quantize_rows(memory, memory.stride, kv_projections_[0]->qparams(), n);
     for (size_t i = 0; i < kv_projections_.size(); ++i) {
         const int64_t width = kv_projections_[i]->outputs() / 2, size = head_sizes_[i];
@@ -87,7 +87,7 @@ void Decoder::fill_cross_kv(Workspace &work, const std::vector<std::unique_ptr<S
         work.keys_values_float16.reserve(n * stride);
         isa_.rows->to_float16(work.keys_values.values.data(), n * stride, work.keys_values_float16.data());
         const Float16 *from = work.keys_values_float16.data();
-        for (const auto &sentence : sentences) {
+        for (Sentence *sentence : sentences) {
             const int64_t rows = sentence->source_length, keys = width * round_up(rows, 16);
             sentence->cross_kv[i].reserve(keys + width * rows, work.arena);
             transpose(from, stride, rows, width, sentence->cross_kv[i].data());
@@ -111,7 +111,7 @@ void Decoder::run_self_attention(Workspace &work, const Operation &operation, co
     const int64_t width = operation.width;
     for (size_t i = 0; i < beams.size(); ++i) {
         const Sentence &sentence = *beams[i].sentence;
-        const int64_t r = static_cast<int64_t>(i), now = sentence.position;
+        const int64_t r = static_cast<int64_t>(i), now = beams[i].position();
         const uint8_t *ancestors = sentence.ancestors.data() + beams[i].slot * sentence.limit;
         const float *query = in.values + r * in.stride;
         work.keys.resize(static_cast<size_t>(now) + 1);
@@ -130,9 +130,9 @@ void Decoder::run_recurrence(Workspace &work, const Operation &operation, const 
     const Rows residual = operation.residual < 0 ? Rows{} : work.registers[static_cast<size_t>(operation.residual)].rows();
     for (size_t i = 0; i < beams.size(); ++i) {
         Sentence &sentence = *beams[i].sentence;
-        const int64_t r = static_cast<int64_t>(i), slot = beams[i].slot, now = sentence.position;
+        const int64_t r = static_cast<int64_t>(i), slot = beams[i].slot, now = beams[i].position();
         const auto cell = [&](int64_t position, int64_t of) {
-            return sentence.cells.data() + (position % 2 * work.beam + of) * all + offset;
+            return sentence.cells.data() + (position % work.cells * work.beam + of) * all + offset;
         };
         const float *before = now ? cell(now - 1, sentence.ancestors[static_cast<size_t>(slot * sentence.limit + now - 1)]) : work.no_cell.data();
         isa_.rows->recurrence(in.values + r * in.stride, operation.width, before,
@@ -141,14 +141,14 @@ void Decoder::run_recurrence(Workspace &work, const Operation &operation, const 
 }
 
 void Decoder::run_cross_attention(const Operation &operation, const Rows &in, const Rows &out, const std::vector<Beam> &beams) const {
-    for (size_t i = 0; i < beams.size();) {  // the beams of a sentence follow one another
+    for (size_t i = 0; i < beams.size();) {  // the rows of a sentence follow one another
         const Sentence &sentence = *beams[i].sentence;
         const Float16 *keys = sentence.cross_kv[static_cast<size_t>(operation.layer)].data();
         const int64_t r = static_cast<int64_t>(i), rows = sentence.source_length;
-        isa_.rows->attention_float16(in.values + r * in.stride, in.stride, sentence.beams,
+        isa_.rows->attention_float16(in.values + r * in.stride, in.stride, sentence.rows(),
                                      {keys, keys + operation.width * round_up(rows, 16), rows, operation.size, rows * operation.size}, operation.heads,
                                      operation.size, out.values + r * out.stride, out.stride);
-        i += static_cast<size_t>(sentence.beams);
+        i += static_cast<size_t>(sentence.rows());
     }
 }
 
@@ -156,7 +156,7 @@ void Decoder::step(Workspace &work, const std::vector<Beam> &beams) const {
     const auto n = static_cast<int64_t>(beams.size());
     for (const Beam &beam : beams) {
         Sentence &sentence = *beam.sentence;
-        if (sentence.position / kPage < static_cast<int64_t>(sentence.pages.size())) continue;
+        if (beam.position() / kPage < static_cast<int64_t>(sentence.pages.size())) continue;
         if (work.free_pages.empty()) {
             const int64_t size = kv_offsets_.back() * kPage * work.beam * static_cast<int64_t>(sizeof(Float16));
             work.free_pages.push_back(static_cast<Float16 *>(work.arena.take(size)));
@@ -171,7 +171,7 @@ void Decoder::step(Workspace &work, const std::vector<Beam> &beams) const {
         if (operation.kind != Kind::kEmbed) return;
         for (int64_t r = 0; r < n; ++r) {
             const Beam &beam = beams[static_cast<size_t>(r)];
-            const int64_t now = beam.sentence->position;
+            const int64_t now = beam.position();
             embed_row(beam.sentence->tokens[static_cast<size_t>(now * work.beam + beam.slot)], by_position_ ? now : 0, out.values + r * out.stride);
         }
     });
@@ -189,9 +189,9 @@ void Decoder::step(Workspace &work, const std::vector<Beam> &beams) const {
     const auto common = [&](const Sentence &sentence) {
         return sentence.shares ? shared_layer_.get() : sentence.words.empty() ? vocabulary_ : nullptr;
     };
-    for (int64_t begin = 0, end = 0; begin < n; begin = end) {  // the beams of a sentence follow one another
+    for (int64_t begin = 0, end = 0; begin < n; begin = end) {  // the rows of a sentence follow one another
         const RowLinear *layer = common(sentence_of(begin));
-        while (end < n && common(sentence_of(end)) == layer) end += sentence_of(end).beams;
+        while (end < n && common(sentence_of(end)) == layer) end += sentence_of(end).rows();
         RowLinear::begin_top_k(top(begin), end - begin);
         // Tokens that rows must not have, as columns of a layer over these words.
         const auto masked = [&](int64_t first, int64_t count, const std::vector<int32_t> &words) {
@@ -207,13 +207,13 @@ void Decoder::step(Workspace &work, const std::vector<Beam> &beams) const {
                              work.masked.empty() ? nullptr : work.masked.data() + begin);
         else if (layer)
             layer->add_top_k(from(begin), end - begin, work.logits.data(), 0, top(begin), masked(begin, end - begin, shared_words_).data());
-        for (int64_t i = begin; i < end && layer != vocabulary_; i += sentence_of(i).beams) {
+        for (int64_t i = begin; i < end && layer != vocabulary_; i += sentence_of(i).rows()) {
             const Sentence &sentence = sentence_of(i);
             const auto shared = sentence.shares ? static_cast<int64_t>(shared_words_.size()) : 0;
             if (!sentence.words.empty())
-                sentence.words_layer->add_top_k(from(i), sentence.beams, work.logits.data(), shared, top(i),
-                                                masked(i, sentence.beams, sentence.words).data());
-            for (int64_t at = i * k; at < (i + sentence.beams) * k; ++at) {
+                sentence.words_layer->add_top_k(from(i), sentence.rows(), work.logits.data(), shared, top(i),
+                                                masked(i, sentence.rows(), sentence.words).data());
+            for (int64_t at = i * k; at < (i + sentence.rows()) * k; ++at) {
                 int32_t &token = work.top_tokens[at];
                 if (token < 0) continue;  // of logits that are no numbers
                 token = token < shared ? shared_words_[static_cast<size_t>(token)] : sentence.words[static_cast<size_t>(token - shared)];

@@ -11,15 +11,18 @@ namespace zoo {
 constexpr int64_t kPage = 16;        // positions of a KV cache that are allocated at once
 constexpr int64_t kMaxBeam = 256;    // ancestors are uint8
 constexpr int64_t kMaxSource = 1 << 20;
+constexpr int64_t kMaxProposed = 8;  // tokens that are proposed for the sentences of a step, at most
 
 // A sentence in beam search. Its KV cache is float16, [layer][position][slot][key | value] in pages; a beam finds its history through its
 // ancestors, the slot of every position before: only these are copied when beams are reordered, never keys and values. Both lie in the
 // workspace's arena.
 struct Sentence {
     int64_t index = 0, limit = 0, position = 0, beams = 1, source_length = 0;
+    int64_t proposed = 0;    // tokens after the newest one that this step verifies (speculative decoding); more than 0 only for one beam
+    int64_t rows() const { return beams + proposed; }
     bool top_ended = false;  // the best continuation of a step was the end
     std::vector<Float16 *> pages;           // of the KV cache of self-attention
-    Buffer<float> cells;                    // of all recurrences after this position and the one before, [position % 2][slot][columns]
+    Buffer<float> cells;                    // of all recurrences after the last positions, [position % Workspace::cells][slot][columns]
     std::vector<Part<Float16>> cross_kv;    // of each cross-attention the keys, transposed, then the values of one head after the other; see KeysValues
     std::vector<uint8_t> ancestors, next_ancestors;  // [beam, limit]
     std::vector<int32_t> tokens;                     // fed at every position, [limit, beam]
@@ -32,12 +35,19 @@ struct Sentence {
     std::vector<int32_t> words;         // the only ones that it may have, in order; none: the whole vocabulary
     bool shares = false;                // those that sentences share, and `words` besides
     std::unique_ptr<RowLinear> words_layer;  // the vocabulary projection of `words`
+    // For proposals, see search/speculation.h.
+    std::vector<int32_t> source;
+    std::unique_ptr<Sentence> draft;  // in the draft's decoder; null: none
+    int64_t last_row = -1;  // of the newest result in the step before
+    int64_t matched = 0;    // tokens that copies follow, or kPrefix or kDrafted: where the proposed tokens are from
+    static constexpr int64_t kPrefix = -1, kDrafted = -2;
 };
 
-// One row of a decoding step: a beam of a sentence.
+// One row of a decoding step: a beam of a sentence, or its token `ahead` positions after the newest.
 struct Beam {
     Sentence *sentence;
-    int64_t slot;
+    int64_t slot, ahead = 0;
+    int64_t position() const { return sentence->position + ahead; }
 };
 
 class Decoder;
@@ -46,6 +56,7 @@ class Decoder;
 struct Workspace {
     Workspace(const Decoder &decoder, int64_t rows, int64_t beam, int64_t top_k);
     int64_t rows, beam, top_k;
+    int64_t cells = 2;  // positions whose cells of recurrences are kept
     std::vector<Register> registers;
     Encoding encoding;
     Register memory, keys_values;         // the encoder's result, where the caller computed it; keys and values of cross-attention
@@ -83,10 +94,15 @@ class Decoder : public Layers {
 
     // Floats of all recurrences for one beam.
     int64_t cell_width() const { return cell_offsets_.back(); }
+    // Rows of the last step that the vocabulary projection read, quantized by these parameters.
+    Rows results(const Workspace &work) const { return work.registers[static_cast<size_t>(last_)].rows(); }
+    const QParams &result_qparams() const { return vocabulary_->qparams(); }
+    int64_t result_width() const { return vocabulary_->inputs(); }
 
     // Fills the cross-attention caches of these sentences; the encoder's results, float32, follow one another in `memory`.
-    void fill_cross_kv(Workspace &work, const std::vector<std::unique_ptr<Sentence>> &sentences, const Rows &memory) const;
-    // One decoding step: the newest token of every beam (`Sentence::tokens`); its top-k continuations are in the workspace.
+    void fill_cross_kv(Workspace &work, const std::vector<Sentence *> &sentences, const Rows &memory) const;
+    // One decoding step: the newest token of every beam (`Sentence::tokens`), then those that are proposed; the top-k continuations of
+    // each are in the workspace. A row is the same bits whatever rows are computed with it.
     void step(Workspace &work, const std::vector<Beam> &beams) const;
 
   private:

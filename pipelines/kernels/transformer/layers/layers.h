@@ -95,6 +95,7 @@ class Layers {
     void sum(int64_t in, int64_t residual, int64_t out);
     void scale(int64_t in, const Array &factors, int64_t out);          // of each column
     const char *isa() const { return isa_.name; }
+    const Isa &instruction_set() const { return isa_; }
 
     bool complete() const { return complete_; }
     int64_t tokens() const { return tokens_; }

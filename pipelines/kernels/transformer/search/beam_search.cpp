@@ -14,9 +14,14 @@ constexpr auto kInterval = std::chrono::milliseconds(10);  // between two calls 
 
 BeamSearch::BeamSearch(const Decoder &decoder, const Options &options, SentenceQueue &queue)
     : decoder_(decoder), options_(options), queue_(queue),
-      workspace_(decoder.acquire(options.slots * options.beam, options.beam,
+      workspace_(decoder.acquire(options.slots * options.beam + (options.speculation ? kMaxProposed : 0), options.beam,
                                  std::min(decoder.vocabulary_size(), 2 * options.beam + options.spare(decoder.positions())))),
-      work_(*workspace_) {}
+      work_(*workspace_) {
+    work_.cells = options.speculation ? kMaxProposed + 2 : 2;
+    if (options.speculation)
+        proposer_ = std::make_unique<Proposer>(*options.speculation, decoder, options.beam == 1, static_cast<int32_t>(options.end),
+                                               options.prefix, options.banned);
+}
 
 BeamSearch::~BeamSearch() {
     for (auto *sentences : {&live_, &waiting_})  // they are not empty after an error
@@ -30,18 +35,14 @@ void BeamSearch::run(void (*between)()) {
         if (queue_.leaving) drop_cancelled();
         refill();
         if (live_.empty()) return;
-        beams_.clear();
-        for (const auto &sentence : live_)
-            for (int64_t slot = 0; slot < sentence->beams; ++slot) beams_.push_back({sentence.get(), slot});
-        work_.masked.clear();
-        if (options_.renormalize)
-            for (const Beam &beam : beams_) work_.masked.push_back(forbidden(*beam.sentence, beam.slot));
+        if (proposer_) proposer_->propose(work_, live_);
+        list_rows();
         decoder_.step(work_, beams_);
         int64_t row = 0;
         for (auto &sentence : live_) {
-            const int64_t beams = sentence->beams;
-            if (advance(*sentence, row)) finish(std::move(sentence));
-            row += beams;
+            const int64_t rows = sentence->rows();
+            if (take_step(*sentence, row)) finish(std::move(sentence));
+            row += rows;
         }
         const auto left = std::remove(live_.begin(), live_.end(), nullptr);
         if (left != live_.end()) queue_.step_over();
@@ -51,6 +52,39 @@ void BeamSearch::run(void (*between)()) {
             checked = std::chrono::steady_clock::now();
         }
     }
+}
+
+// The rows of a step, and the tokens that none of them may have.
+void BeamSearch::list_rows() {
+    beams_.clear();
+    for (const auto &sentence : live_) {
+        for (int64_t slot = 0; slot < sentence->beams; ++slot) beams_.push_back({sentence.get(), slot});
+        for (int64_t ahead = 1; ahead <= sentence->proposed; ++ahead) beams_.push_back({sentence.get(), 0, ahead});
+    }
+    work_.masked.clear();
+    for (size_t i = 0; options_.renormalize && i < beams_.size(); ++i) {
+        const Beam &beam = beams_[i];
+        beam.sentence->position += beam.ahead;
+        work_.masked.push_back(forbidden(*beam.sentence, beam.slot));
+        beam.sentence->position -= beam.ahead;
+    }
+}
+
+// Extends a sentence by the results of its rows, which begin at `row`: proposed tokens hold as long as they are those that the search
+// chooses. Returns whether the sentence is finished.
+bool BeamSearch::take_step(Sentence &sentence, int64_t row) {
+    const int64_t proposed = sentence.proposed, begin = sentence.position;
+    bool finished = false;
+    for (int64_t i = 0; i <= proposed && !finished; ++i) {
+        const auto next = static_cast<size_t>((sentence.position + 1) * options_.beam);
+        const int32_t expected = i < proposed ? sentence.tokens[next] : -1;
+        sentence.last_row = row + i;
+        finished = advance(sentence, row + i);
+        if (finished || sentence.tokens[next] != expected) break;
+    }
+    if (proposer_ && proposed) proposer_->verified(sentence, proposed, finished ? sentence.last_row - row : sentence.position - begin - 1);
+    sentence.proposed = 0;
+    return finished;
 }
 
 void BeamSearch::refill() {
@@ -79,7 +113,8 @@ void BeamSearch::encode_next() {
         const auto room = static_cast<size_t>(sentence->limit * options_.beam);
         sentence->ancestors.assign(room, 0), sentence->next_ancestors.assign(room, 0), sentence->tokens.assign(room, 0);
         sentence->tokens[0] = static_cast<int32_t>(options_.start);
-        sentence->cells.reserve(2 * options_.beam * decoder_.cell_width());
+        sentence->cells.reserve(work_.cells * options_.beam * decoder_.cell_width());
+        sentence->proposed = 0, sentence->last_row = -1;
         sentence->words.clear(), sentence->shares = false;
         if (!sources.words.empty()) {
             sentence->words.assign(sources.words.begin() + sources.first_word[at], sources.words.begin() + sources.first_word[at + 1]);
@@ -88,7 +123,12 @@ void BeamSearch::encode_next() {
         sentence->scores.assign(1, 0.0);
         waiting_.push_back(std::move(sentence));
     }
-    decoder_.fill_cross_kv(work_, waiting_, encoder_results(sources, begin, end));
+    std::vector<Sentence *> sentences;
+    for (const auto &sentence : waiting_) sentences.push_back(sentence.get());
+    const Rows memory = encoder_results(sources, begin, end);
+    decoder_.fill_cross_kv(work_, sentences, memory);
+    if (proposer_) proposer_->begin(sentences, sources.tokens.empty() ? nullptr : sources.tokens.data() + sources.first[static_cast<size_t>(begin)], memory,
+                                    static_cast<int64_t>(live_.size() + waiting_.size()));
     std::reverse(waiting_.begin(), waiting_.end());
 }
 
@@ -133,6 +173,7 @@ void BeamSearch::recycle(std::unique_ptr<Sentence> sentence) {
     if (!sentence) return;
     work_.free_pages.insert(work_.free_pages.end(), sentence->pages.begin(), sentence->pages.end());
     sentence->pages.clear();
+    if (proposer_) proposer_->end(*sentence);
     work_.free_sentences.push_back(std::move(sentence));
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "transformer/layers/decoder.h"
+#include "transformer/search/speculation.h"
 
 namespace zoo {
 
@@ -19,6 +20,7 @@ struct Options {
     bool forced_end;
     double word_penalty;
     bool renormalize;
+    const Speculation *speculation = nullptr;  // none: no tokens are proposed
     // Maximum number of forbidden candidates of a row, which are computed in addition.
     int64_t spare(int64_t longest) const {
         return static_cast<int64_t>(banned.size()) + (least > 0) + (no_repeat_ngram == 1 ? longest : no_repeat_ngram ? kRepeated : 0);
@@ -79,6 +81,8 @@ class BeamSearch {
     void finish(std::unique_ptr<Sentence> sentence);
     void recycle(std::unique_ptr<Sentence> sentence);
     void drop_cancelled();
+    void list_rows();
+    bool take_step(Sentence &sentence, int64_t row);
 
     struct Candidate {
         double score;  // sum of log probabilities
@@ -98,6 +102,7 @@ class BeamSearch {
     SentenceQueue &queue_;
     std::unique_ptr<Workspace> workspace_;
     Workspace &work_;
+    std::unique_ptr<Proposer> proposer_;
     std::vector<std::unique_ptr<Sentence>> live_, waiting_;
     std::vector<Beam> beams_;
     std::vector<Candidate> candidates_;

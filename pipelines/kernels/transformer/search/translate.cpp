@@ -145,7 +145,7 @@ std::vector<int64_t> checked_limits(const Decoder &decoder, const Options &optio
 Options checked_options(const Decoder &decoder, const Encoder *encoder, int64_t start, int64_t end, int64_t beam, int64_t n_best,
                         double length_penalty, int64_t slots, int64_t threads, const std::string &kind, const std::string &early_stopping,
                         const std::vector<int32_t> &prefix, const std::vector<int32_t> &banned, int64_t least, bool forced_end,
-                        int64_t no_repeat_ngram, double word_penalty, bool renormalize) {
+                        int64_t no_repeat_ngram, double word_penalty, bool renormalize, const Speculation *speculation) {
     if (!decoder.complete()) refuse("the decoder has no vocabulary yet");
     if (encoder && !encoder->complete()) refuse("the encoder has no result yet");
     if (encoder && encoder->width() != decoder.memory_width()) refuse("the encoder's rows have another width than the decoder wants");
@@ -162,8 +162,9 @@ Options checked_options(const Decoder &decoder, const Encoder *encoder, int64_t 
             if (token < 0 || token >= decoder.vocabulary_size()) refuse("a token that comes first or never is none of the vocabulary");
     if (least < 0 || no_repeat_ngram < 0 || !std::isfinite(word_penalty) || (forced_end && end < 0))
         refuse("impossible rules of the search");
-    return {start,  end,    beam,  n_best,          slots,      length_penalty, kind, early_stopping,
-            prefix, banned, least, no_repeat_ngram, forced_end, word_penalty, renormalize};
+    if (speculation && !speculation->is_for(decoder)) refuse("proposals are for another decoder");
+    return {start,  end,    beam,  n_best,          slots,      length_penalty, kind,        early_stopping,
+            prefix, banned, least, no_repeat_ngram, forced_end, word_penalty,   renormalize, speculation};
 }
 
 using Translation = std::vector<std::pair<std::vector<int32_t>, double>>;
@@ -180,9 +181,9 @@ std::vector<Translation> translate(const Decoder &decoder, const Encoder *encode
                                    int64_t slots, int64_t threads, const std::string &kind, const std::string &early_stopping,
                                    const std::vector<int32_t> &prefix, const std::vector<int32_t> &banned, int64_t least, bool forced_end,
                                    int64_t no_repeat_ngram, double word_penalty, bool renormalize, const std::optional<Array> &words,
-                                   const std::optional<Array> &word_counts) {
+                                   const std::optional<Array> &word_counts, const Speculation *speculation) {
     Options options = checked_options(decoder, encoder, start, end, beam, n_best, length_penalty, slots, threads, kind, early_stopping,
-                                      prefix, banned, least, forced_end, no_repeat_ngram, word_penalty, renormalize);
+                                      prefix, banned, least, forced_end, no_repeat_ngram, word_penalty, renormalize, speculation);
     auto sources = std::make_shared<Sources>(Sources{encoder, {}, nullptr, {}, {}, static_cast<int64_t>(lengths.shape(0))});
     if (encoder) {
         sources->tokens = checked_tokens(*encoder, rows);
@@ -403,23 +404,30 @@ void bind_transformer(nb::module_ &module) {
              "length_penalty"_a, "slots"_a, "threads"_a, "kind"_a = "ctranslate2", "early_stopping"_a = "False",
              "prefix"_a = std::vector<int32_t>{}, "banned"_a = std::vector<int32_t>{}, "least"_a = 0, "forced_end"_a = false,
              "no_repeat_ngram"_a = 0, "word_penalty"_a = 0.0, "renormalize"_a = false, "words"_a.none() = nb::none(),
-             "word_counts"_a.none() = nb::none());
+             "word_counts"_a.none() = nb::none(), "speculation"_a.none() = nb::none());
+    nb::class_<Speculation>(module, "Speculation")
+        .def(nb::init<const Decoder &, bool>(), nb::keep_alive<1, 2>(), "decoder"_a, "copies"_a)
+        .def("set_draft", &Speculation::set_draft, nb::keep_alive<1, 2>(), "draft"_a, "weight"_a, "scale"_a, "bias"_a, "qparams"_a.none(),
+             "offsets"_a.none() = nb::none(), "targets"_a.none() = nb::none(), "common"_a = std::vector<int32_t>{})
+        .def("measure", &Speculation::measure)
+        .def_prop_rw("costs", &Speculation::costs, &Speculation::assume)
+        .def_prop_ro("counts", &Speculation::counts);
     nb::class_<TranslationStream>(module, "TranslationStream")
         .def(
             "__init__",
             [](TranslationStream *self, const Decoder &decoder, const Encoder &encoder, int64_t start, int64_t end, int64_t beam,
                int64_t n_best, double length_penalty, int64_t slots, int64_t threads, const std::string &kind,
                const std::string &early_stopping, const std::vector<int32_t> &prefix, const std::vector<int32_t> &banned, int64_t least,
-               bool forced_end, int64_t no_repeat_ngram, double word_penalty, bool renormalize) {
+               bool forced_end, int64_t no_repeat_ngram, double word_penalty, bool renormalize, const Speculation *speculation) {
                 Options options = checked_options(decoder, &encoder, start, end, beam, n_best, length_penalty, slots, threads, kind,
                                                   early_stopping, prefix, banned, least, forced_end, no_repeat_ngram, word_penalty,
-                                                  renormalize);
+                                                  renormalize, speculation);
                 new (self) TranslationStream(decoder, encoder, std::move(options), threads);
             },
-            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), "decoder"_a, "encoder"_a, "start"_a, "end"_a, "beam"_a, "n_best"_a,
+            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 20>(), "decoder"_a, "encoder"_a, "start"_a, "end"_a, "beam"_a, "n_best"_a,
             "length_penalty"_a, "slots"_a, "threads"_a, "kind"_a = "ctranslate2", "early_stopping"_a = "False",
             "prefix"_a = std::vector<int32_t>{}, "banned"_a = std::vector<int32_t>{}, "least"_a = 0, "forced_end"_a = false,
-            "no_repeat_ngram"_a = 0, "word_penalty"_a = 0.0, "renormalize"_a = false)
+            "no_repeat_ngram"_a = 0, "word_penalty"_a = 0.0, "renormalize"_a = false, "speculation"_a.none() = nb::none())
         .def("submit", &TranslationStream::submit, "tokens"_a, "lengths"_a, "limits"_a, "words"_a.none() = nb::none(),
              "word_counts"_a.none() = nb::none())
         .def("finished", &TranslationStream::finished, "seconds"_a)

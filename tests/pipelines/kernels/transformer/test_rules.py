@@ -93,8 +93,13 @@ def test_the_native_search_follows_the_rules(case, name, beam):
         "rules": rules.native_options,
         "slots": 3,
     }
-    found = NativeTranslator(case.graph).translate(case.sources, case.limits, start=START, end=END, **options)
+    translator = NativeTranslator(case.graph)
+    found = translator.translate(case.sources, case.limits, start=START, end=END, **options)
     case.check(found, rules, beam)
+    speculation = translator.speculation(copies=True, costs=(1.0, 0.0, 0.0))  # proposes wherever it can
+    options["speculation"] = speculation
+    assert translator.translate(case.sources, case.limits, start=START, end=END, **options) == found
+    assert (speculation.counts[0] > 0) == (beam == 1)
     for tokens in (tokens for each in found for tokens, _ in each):
         assert not set(tokens) & set(rules.banned) and tuple(tokens[: len(rules.prefix)]) == rules.prefix
 
