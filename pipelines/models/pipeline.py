@@ -479,7 +479,7 @@ def choose_engine(folder: ModelFolder, precision: str, batch: Batch, threads: in
 
 
 def _options(folder: ModelFolder, precision: str, threads: int) -> tuple[str, dict[str, Option]]:
-    """Returns the digest of the model and its options on this machine; with the float file, where it is there."""
+    """Returns the model's digest and its options on this machine: native kernels alone where weights exceed memory."""
     path = folder.ensure(PRECISIONS[precision])
     options = {name: Option(opener) for name, opener in stock.candidates(path, threads, precision).items()}
     if precision == "int8" and folder.has_float:
@@ -489,7 +489,9 @@ def _options(folder: ModelFolder, precision: str, threads: int) -> tuple[str, di
         options |= {name + FLOAT: Option(opener) for name, opener in floats.items()}
     if precision == "int8" and extension.isas():
         try:
-            options |= catalog.native_options(graph_file(folder, precision, "native"), threads)
+            native = catalog.native_options(graph_file(folder, precision, "native"), threads)
+            alone = machine.beyond_memory(path) and all(each.smallest <= 1 for each in native.values())
+            options = native if alone else options | native
         except ZooError as error:
             level = logging.WARNING if isinstance(folder.entry, Lowerable) else logging.INFO
             logger.log(level, "the engine native is left out: %s", error)

@@ -156,7 +156,7 @@ def new_ids() -> None:
         ids = [np.array([int(text[1:]) for text in table[name].to_pylist()]) for name in ("user_id", "item_id")]
         new = np.any([each >= (DAYS - 1) * count for each, count in zip(ids, NEW_EACH_DAY, strict=True)], axis=0)
         labels = table["clicked"].to_numpy().astype(np.float32)
-        for family in ("deepfm", "dcn-v2", "din"):
+        for family in ("deepfm", "dcn-v2"):
             auc: dict[str, list[float]] = {}
             auc_new: dict[str, list[float]] = {}
             for seed in range(SEEDS):

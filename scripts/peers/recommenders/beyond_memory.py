@@ -202,8 +202,8 @@ class Engine:
             self.group = processes.limit_memory(self.memory, f"{os.getppid()}-{self.name}")
         self.look = ENGINES[self.name](self.case, self.rows_memory)
 
-    def begin(self, batches: int) -> Any:
-        """Looks the first batch up, and further ones so that caches fill; returns the result of the first.
+    def begin(self, seconds: float) -> Any:
+        """Looks the first batch up, and further ones for a time so that caches fill; returns the result of the first.
 
         Raises:
             ZooError: Rows are not those of the file.
@@ -217,7 +217,8 @@ class Engine:
                 if not np.array_equal(rows[ids[:8, at]], first[:8, at]):
                     raise ZooError("it returns other rows than the file has")
             first = np.zeros(0)
-        for _ in range(batches):
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
             self.look(next(self.batches))
         return first
 
@@ -245,7 +246,7 @@ def compare(case: Case, engines: list[str], memory: int, rows_memory: int, warm:
         engines: Names of `ENGINES`.
         memory: Limit of every engine's memory, in 10^6 bytes; 0: none.
         rows_memory: Bytes for the rows that the native kernels keep.
-        warm: Batches before the first turn.
+        warm: Seconds of lookups before the first turn of each engine.
         rounds: Turns of each engine.
 
     Returns:
@@ -311,7 +312,7 @@ def options(parser: harness.Parser) -> None:
     parser.count("--memory", 400, "10^6 bytes that an engine may take; 0: no limit", least=0)
     parser.count("--rows-memory", 230, "10^6 bytes for the rows that the native kernels keep")
     parser.count("--batch-size", 512, "samples of a batch")
-    parser.count("--warm", 2000, "batches before the first turn")
+    parser.count("--warm", 30, "seconds of lookups before the first turn of each engine")
     parser.names("--ids", "kind of ids", KINDS, ["zipf"])
     parser.names("--engines", "engine", ENGINES)
     parser.count("--rounds", 9, "turns of each engine")

@@ -141,6 +141,15 @@ def test_a_finished_model_runs_without_what_reads_graphs(shipped, rows, tmp_path
 
 
 @needs_kernels
+def test_weights_beyond_memory_run_in_the_native_kernels_alone(shipped, rows, monkeypatch):
+    batch = zoo.pipeline(shipped.path).preprocess(rows)
+    assert len(choose_engine(shipped, "int8", batch, 1, fresh=True).milliseconds) > 1
+    monkeypatch.setattr(machine, "table_memory", lambda: 1 << 16)
+    choice = choose_engine(shipped, "int8", batch, 1, fresh=True)
+    assert (choice.engine, choice.milliseconds) == ("native", {})
+
+
+@needs_kernels
 def test_the_engine_is_found_by_the_process_that_measures_memory(folder, monkeypatch):
     monkeypatch.setenv("ZOO_HOME", str(folder / "home"))
     found = benchmark([Configuration("native", "int8", folder / NATIVE)], feeds(16), rounds=2)

@@ -36,7 +36,7 @@ def test_rows_of_the_file_have_the_bits_of_the_mapping(case):
     for name in ("zoo", "mapping"):
         engine = Engine(name, case, 0, 200_000)
         engine.open()
-        results.append(engine.begin(3))
+        results.append(engine.begin(0.01))
         assert engine.turn() > 0 and engine.peak() == 0
     assert results[0].any() and results[0].tobytes() == results[1].tobytes()
 
@@ -46,7 +46,7 @@ def test_lmdb_returns_the_rows_of_the_file(case):
     beyond_memory.write_database(case)
     engine = Engine("lmdb", case, 0, 0)
     engine.open()
-    engine.begin(1)
+    engine.begin(0)
     (case.folder / beyond_memory.TABLES).write_bytes(bytes(2 * case.table_bytes))
     with pytest.raises(ZooError, match="other rows"):
         engine.begin(0)
