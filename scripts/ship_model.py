@@ -11,6 +11,7 @@ come from reports: see scripts/render.py.
 
 from __future__ import annotations
 
+import gzip
 import shutil
 import sys
 import tempfile
@@ -28,7 +29,8 @@ from pipelines.models.record import HALF, SAMPLES
 # has no address yet (RFC 2606 keeps .example free); with one, change it here and run: python scripts/ship_model.py
 PUBLIC = "https://int8-zoo.example/weights/1"
 # the float weights that wheels leave out (pyproject.toml, wheel.exclude) and that are fetched when a stage needs them
-LARGE = 6_000_000  # bytes
+LARGE = 5_000_000  # bytes
+COMPRESSED = (HALF, "calibration.json")  # files that only the build reads
 SHIPPED_FILES = (HALF, "calibration.json", "int8.onnx", "quantization.json")
 
 
@@ -62,6 +64,9 @@ def ship(trained: Path, name: str, into: Path | None = None) -> Card:
             if (work / each).is_file():
                 shutil.copy(work / each, target / each)
         calibration = {**folder.recipe.to_json(), "samples": folder.record["calibration.json"]["samples"]}
+    for each in COMPRESSED:
+        if (target / each).is_file():
+            compress(target / each)
     listed = [target / each for each in shipped if (target / each).is_file()]
     before = Card.read(target / CARD)
     details = {**before.details, **source.card.details, "calibration": calibration}
@@ -70,6 +75,16 @@ def ship(trained: Path, name: str, into: Path | None = None) -> Card:
     card = replace(before, files=tuple(map(CardFile.of, listed)), details=details)
     files.write_json(target / CARD, (card := with_addresses(card)).to_json())
     return card
+
+
+def compress(path: Path) -> None:
+    """Compresses a file by gzip, unless it is; the same content gives the same bytes.
+
+    Args:
+        path: A file that `read_json` or `io.load` reads.
+    """
+    if not files.starts_with(path, files.GZIP):
+        path.write_bytes(gzip.compress(path.read_bytes(), 9, mtime=0))
 
 
 def with_addresses(card: Card) -> Card:

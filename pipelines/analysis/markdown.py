@@ -125,10 +125,11 @@ def outside_brackets(text: str) -> str:
     return re.sub(r"\s*\([^)]*\)", "", text)
 
 
-def stored_megabytes(sizes: dict[str, int]) -> str:
+def stored_megabytes(folder: Path) -> str:
     """Returns the size "fp32 / int8" of a model that ships as fp16.onnx (half of fp32) and int8.onnx.
 
     Args:
-        sizes: Bytes by file name.
+        folder: Folder of the model.
     """
-    return f"{2 * sizes['fp16.onnx'] / 1e6:.1f} / {sizes['int8.onnx'] / 1e6:.1f}"
+    half, int8 = (files.unzipped_size(folder / name) for name in ("fp16.onnx", "int8.onnx"))
+    return f"{2 * half / 1e6:.1f} / {int8 / 1e6:.1f}"

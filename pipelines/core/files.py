@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import functools
+import gzip
 import hashlib
 import json
 import logging
@@ -14,6 +15,7 @@ import os
 import re
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from pipelines.core.errors import RequestError, ZooError
 
 logger = logging.getLogger(__name__)
 
+GZIP = b"\x1f\x8b"  # the first bytes of a gzip member (RFC 1952)
 PATIENCE = 2.0  # seconds until the wait for a lock is logged
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TEMPORARY: set[tuple[int, str]] = set()  # process and path of temporary files
@@ -255,8 +258,30 @@ def _finite(value: Any) -> Any:
     return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
+def unzipped(content: bytes) -> bytes:
+    """Returns the content of a file; of one that is compressed by gzip what was compressed.
+
+    Args:
+        content: Bytes of the file.
+
+    Raises:
+        OSError: It is damaged; or EOFError, zlib.error.
+    """
+    return gzip.decompress(content) if content.startswith(GZIP) else content
+
+
+def unzipped_size(path: str | os.PathLike[str]) -> int:
+    """Returns the size of a file in bytes; of one that is compressed by gzip that of what was compressed.
+
+    Args:
+        path: File of less than 4 GB, with one gzip member.
+    """
+    content = Path(path).read_bytes()
+    return int.from_bytes(content[-4:], "little") if content.startswith(GZIP) else len(content)
+
+
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Reads a JSON file.
+    """Reads a JSON file, which may be compressed by gzip.
 
     Args:
         path: JSON file.
@@ -270,7 +295,9 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     if Path(path).is_fifo() and Path(path).absolute().parts[1] not in ("dev", "proc"):  # reading may never end
         raise RequestError(f"cannot read {path}: it is a FIFO, expected a file")
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(unzipped(Path(path).read_bytes()).decode())
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise RequestError(f"{path} is damaged: {error}") from error
     except OSError as error:
         raise RequestError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # nested deeper than any of ours

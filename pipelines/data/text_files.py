@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import RequestError
+from pipelines.core.files import GZIP
 
 STDIN = "-"
-GZIP = b"\x1f\x8b"  # the first bytes of a gzip member (RFC 1952)
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 PACKED = 1 << 16  # compressed bytes read at once
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import onnx.inliner
 import onnx_ir as ir
 
 from pipelines.core.errors import RequestError, one_line
-from pipelines.core.files import mapped, replacing, require_place
+from pipelines.core.files import GZIP, mapped, replacing, require_place, starts_with, unzipped
 from pipelines.graph import large_weights, map_types, query, repairs, tensor_sizes
 
 PRODUCER = "int8-zoo"
@@ -32,7 +34,7 @@ def load(path: str | Path) -> ir.Model:
     and "None") become dynamic. Weights listed as inputs because the file is older than IR version 4 are no inputs.
 
     Args:
-        path: ONNX file.
+        path: ONNX file, which may be compressed by gzip.
 
     Returns:
         The model.
@@ -44,6 +46,8 @@ def load(path: str | Path) -> ir.Model:
     path = Path(path)
     if not path.is_file():
         raise RequestError(f"no ONNX model at {path}; pass the path of an .onnx file")
+    if starts_with(path, GZIP):
+        return _load_compressed(path)
     arrays: dict[str, Any] = {}
     try:
         if (apart := large_weights.read(path)) is None:
@@ -228,6 +232,16 @@ def save_mapped(model: ir.Model, path: str | Path, least: int = MAPPED) -> Path:
             alignment=PAGE,
         )
     return path
+
+
+def _load_compressed(path: Path) -> ir.Model:
+    with tempfile.NamedTemporaryFile(suffix=".onnx") as plain:
+        try:
+            plain.write(unzipped(path.read_bytes()))
+        except (EOFError, OSError, zlib.error) as error:
+            raise RequestError(f"{path} is damaged ({one_line(error)}); download or export it again") from error
+        plain.flush()
+        return load(plain.name)
 
 
 def load_mapped(path: str | Path) -> ir.Model:

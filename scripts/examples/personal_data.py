@@ -1,9 +1,10 @@
 """Sentences with personal data and their places, composed from templates and the values of Faker (MIT).
 
     pip install faker
-    python scripts/examples/personal_data.py OUTPUT DESCRIPTIONS [COUNT]
+    python scripts/examples/personal_data.py OUTPUT COUNT LANGUAGE=FILE...
 
-DESCRIPTIONS are plain sentences without personal data, one a line (descriptions.txt of software_topics.py). Writes
+FILE has plain texts of a language (en, de, fr, es), one a line, such as descriptions-en.txt of software_topics.py; of
+them sentences without names and numbers are used. They stand between composed ones, and values stand in them. Writes
 train.jsonl with COUNT texts, test.jsonl and test-locales.jsonl: {"text", "spans": [{"start", "end", "label"}]} a line.
 Templates of the tests do not occur in train.jsonl; the countries of test-locales.jsonl do not either.
 """
@@ -65,6 +66,61 @@ LABELS = {
     "ip": "IP",
     "id": "ID",
 }
+CUES = {  # words before a value within a plain sentence
+    "en": {
+        "person": "by|with|from|and|to|for|Mr|Mrs|Dr.|told|asked|user|author|said|thanks to|",
+        "email": "mail|e-mail|at|to|contact|write to|from|",
+        "phone": "call|phone|tel.|at|on|mobile|fax|number|dial|",
+        "street": "at|address|to|on|lives at|office|",
+        "city": "in|from|to|near|of|at|",
+        "date": "on|since|until|from|dated|before|after|by|",
+        "company": "at|by|from|of|for|with|company|works for|",
+        "iban": "account|IBAN|to|from|",
+        "card": "card|number|with|credit card|",
+        "ip": "from|host|address|server|IP|to|",
+        "id": "social security number|ID|number|insurance|",
+    },
+    "de": {
+        "person": "von|mit|und|an|für|Herr|Frau|Dr.|sagte|Autor|",
+        "email": "Mail|E-Mail|an|unter|von|",
+        "phone": "Telefon|Tel.|unter|Handy|Fax|Nummer|",
+        "street": "in der|Adresse|nach|wohnt|Büro|",
+        "city": "in|aus|nach|bei|von|",
+        "date": "am|seit|bis|vom|vor|nach|",
+        "company": "bei|von|der|für|Firma|",
+        "iban": "Konto|IBAN|auf|von|",
+        "card": "Karte|Nummer|mit|",
+        "ip": "von|Server|Adresse|IP|",
+        "id": "Nummer|Versicherung|",
+    },
+    "fr": {
+        "person": "de|avec|et|à|pour|M.|Mme|dit|auteur|par|",
+        "email": "courriel|à|de|adresse|",
+        "phone": "téléphone|tél.|au|appelez le|fax|",
+        "street": "au|adresse|à|habite|",
+        "city": "à|de|près de|vers|",
+        "date": "le|depuis le|avant le|du|après le|",
+        "company": "chez|de|par|pour|société|",
+        "iban": "compte|IBAN|sur|de|",
+        "card": "carte|numéro|avec|",
+        "ip": "depuis|serveur|adresse|IP|",
+        "id": "numéro|sécurité sociale|",
+    },
+    "es": {
+        "person": "de|con|y|a|para|Sr.|Sra.|dice|autor|por|",
+        "email": "correo|a|de|en|",
+        "phone": "teléfono|tel.|al|llame al|fax|",
+        "street": "en|dirección|a|vive en|",
+        "city": "en|de|cerca de|a|",
+        "date": "el|desde el|antes del|del|hasta el|",
+        "company": "en|de|por|para|empresa|",
+        "iban": "cuenta|IBAN|a|de|",
+        "card": "tarjeta|número|con|",
+        "ip": "desde|servidor|dirección|IP|",
+        "id": "número|seguro|",
+    },
+}
+FIELDS = (*CUES["en"], "postcode")
 DOMAINS = ("gmail.com", "yahoo.com", "outlook.com", "web.de", "orange.fr", "mail.com", "proton.me")
 TITLES = ("Mr", "Mrs", "Ms", "Dr.", "Prof.", "Mr.", "Ms.")
 
@@ -252,79 +308,139 @@ def read_templates() -> dict[str, list[str]]:
     return found
 
 
-def compose(
-    count: int, locales: dict[str, list[str]], held_out: bool, plain: list[str], seed: int
-) -> list[dict[str, Any]]:
-    """Composes texts.
+class Writer:
+    """Texts of one part of the data.
 
     Args:
-        count: Number of texts.
         locales: Locales by language.
-        held_out: Whether to use the templates that are held out, or the others.
-        plain: Sentences without personal data.
+        held_out: Whether to use the templates that are held out, alone, or the others, with changed words.
+        plain: Sentences without personal data, by language.
         seed: Seed of all random numbers.
     """
-    rng = random.Random(seed)
-    faker.Faker.seed(seed)
-    fakes = {name: faker.Faker(name) for names in locales.values() for name in names}
-    templates = {
-        name: [each for i, each in enumerate(lines) if (i % HELD_OUT == HELD_OUT - 1) == held_out]
-        for name, lines in read_templates().items()
-    }
-    rows = []
-    for _ in range(count):
-        language = rng.choices(list(locales), [6, 2, 2, 2])[0]
-        values = Values(fakes[rng.choice(locales[language])], language, rng)
-        if rng.random() < 0.12:
-            rows.append({"text": rng.choice(plain), "spans": []})
-            continue
-        chosen = []
-        for _ in range(rng.choices([1, 2, 3, 4], [4, 3, 2, 1])[0]):
-            chance = rng.random()
-            if chance < 0.12 and language == "en":
-                chosen.append((rng.choice(plain), []))
-            else:
-                name = f"{language} negative" if chance < 0.25 else language
-                chosen.append(filled(rng.choice(templates[name]), values))
-        text, spans = joined(chosen, rng.choice([" ", " ", "\n"]), rng)
-        rows.append({"text": text, "spans": spans})
-    return rows
+
+    def __init__(self, locales: dict[str, list[str]], held_out: bool, plain: dict[str, list[str]], seed: int) -> None:
+        self.locales, self.held_out, self.plain, self.rng = locales, held_out, plain, random.Random(seed)
+        faker.Faker.seed(seed)
+        self.fakes = {name: faker.Faker(name) for names in locales.values() for name in names}
+        self.templates = {
+            name: [each for i, each in enumerate(lines) if (i % HELD_OUT == HELD_OUT - 1) == held_out]
+            for name, lines in read_templates().items()
+        }
+        self.words = {name: [word for line in lines[:5000] for word in line.split()] for name, lines in plain.items()}
+
+    def text(self) -> dict[str, Any]:
+        """Composes a text."""
+        language = self.rng.choices(list(self.locales), [6, 2, 2, 2])[0]
+        values = Values(self.fakes[self.rng.choice(self.locales[language])], language, self.rng)
+        parts = [self.part(language, values) for _ in range(self.rng.choices([1, 2, 3, 4], [4, 3, 2, 1])[0])]
+        text, spans = joined(parts, self.rng.choice([" ", " ", "\n"]), self.rng)
+        return {"text": text, "spans": spans}
+
+    def part(self, language: str, values: Values) -> tuple[str, list[dict[str, Any]]]:
+        """Composes a sentence.
+
+        Args:
+            language: Its language.
+            values: Values of its slots.
+        """
+        rng, chance = self.rng, self.rng.random()
+        if chance < 0.25:
+            return rng.choice(self.plain[language]), []
+        if chance < 0.35:
+            return filled(self.changed(rng.choice(self.templates[f"{language} negative"]), language), values)
+        if self.held_out or chance < 0.65:
+            return filled(self.changed(rng.choice(self.templates[language]), language), values)
+        if chance < 0.9:
+            return filled(self.inserted(language), values)
+        names = rng.sample(FIELDS, rng.randint(2, 5))
+        if rng.random() < 0.4:
+            return filled(rng.choice([",", ";", "\t", " | ", ", "]).join(f"{{{name}}}" for name in names), values)
+        labels = [rng.choice([name.title(), rng.choice(self.words[language])]).strip(".,:") for name in names]
+        pairs = zip(labels, names, strict=True)
+        return filled(rng.choice(["\n", "; ", ", "]).join(f"{label}: {{{name}}}" for label, name in pairs), values)
+
+    def changed(self, template: str, language: str) -> str:
+        """Returns a template with some words replaced or left out; one that is held out stays.
+
+        Args:
+            template: Template.
+            language: Its language.
+        """
+        rate = 0 if self.held_out else self.rng.choice([0, 0.15, 0.4])
+        words = []
+        for word in re.split(r"( |\n)", template):
+            if "{" not in word and word.strip() and self.rng.random() < rate:
+                word = self.rng.choice([self.rng.choice(self.words[language]), ""])
+            words.append(word)
+        return re.sub(r"  +", " ", "".join(words)).strip()
+
+    def inserted(self, language: str) -> str:
+        """Returns a plain sentence with slots between its words.
+
+        Args:
+            language: Its language.
+        """
+        words = self.rng.choice(self.plain[language]).replace("{", "(").replace("}", ")").split(" ")
+        for _ in range(self.rng.choice([1, 1, 2, 3])):
+            name = self.rng.choice(list(CUES[language]))
+            cue = self.rng.choice(CUES[language][name].split("|"))
+            slot = self.rng.choice(["{%s}"] * 6 + ["({%s})", "{%s},", '"{%s}"', "<{%s}>", "{%s}."]) % name
+            words.insert(self.rng.randint(0, len(words)), f"{cue} {slot}".strip())
+        return " ".join(words)
 
 
-def is_plain(sentence: str) -> bool:
-    """Returns whether a sentence of a description names no person and no address.
+def plain_sentences(path: Path, names: set[str]) -> list[str]:
+    """Returns the sentences of a file that have no name and no number, in random order.
 
     Args:
-        sentence: The sentence.
+        path: Texts, one a line.
+        names: Names of people and places.
     """
-    named = re.search(r"@|\b(by|from|of|and) [A-Z][a-z]+ [A-Z]|\d{4}|Inc\.|Ltd|GmbH|[A-Z]\. [A-Z]", sentence)
-    return 30 < len(sentence) < 200 and not named
+    found = set()
+    for line in path.read_text().splitlines():
+        for sentence in re.split(r"(?<=[.!?]) ", line):
+            odd = re.search(r"@|\d|Inc\.|Ltd|GmbH|[A-Z]\. [A-Z]|://|www\.", sentence)
+            if 20 < len(sentence) < 200 and not odd and names.isdisjoint(re.findall(r"\w+", sentence)):
+                found.add(sentence)
+    shuffled = sorted(found)
+    random.Random(0).shuffle(shuffled)
+    return shuffled
 
 
-def main(output: Path, descriptions: Path, count: int = 60_000) -> None:
+def known_names() -> set[str]:
+    """Returns names of people and places of Faker."""
+    faker.Faker.seed(0)
+    fakes = [faker.Faker(name) for names in LOCALES.values() for name in names]
+    made = {made() for fake in fakes for make in (fake.first_name, fake.last_name, fake.city) for made in [make] * 1500}
+    return {word for name in made for word in name.split() if len(word) > 2 and word[0].isupper()}
+
+
+def main(output: Path, count: int, texts: list[tuple[str, Path]]) -> None:
     """Writes the files.
 
     Args:
         output: Folder.
-        descriptions: Plain sentences, one a line.
         count: Number of texts of train.jsonl.
+        texts: Languages and files of plain texts.
     """
-    sentences = [s for line in descriptions.read_text().splitlines() for s in line.split(". ")[1:]]
-    plain = sorted(set(filter(is_plain, sentences)))
-    random.Random(0).shuffle(plain)
-    held = plain[:2000]
-    parts = {
-        "train": (count, LOCALES, False, plain[2000:], 1),
-        "test": (1500, LOCALES, True, held, 2),
-        "test-locales": (1500, NEW_LOCALES, True, held, 3),
+    names = known_names()
+    plain: dict[str, list[str]] = {}
+    for language, path in texts:
+        plain.setdefault(language, []).extend(plain_sentences(path, names))
+    held = {language: sentences[::20] for language, sentences in plain.items()}
+    kept = {language: [each for i, each in enumerate(found) if i % 20] for language, found in plain.items()}
+    writers = {
+        "train": (count, Writer(LOCALES, False, kept, 1)),
+        "test": (1500, Writer(LOCALES, True, held, 2)),
+        "test-locales": (1500, Writer(NEW_LOCALES, True, held, 3)),
     }
     output.mkdir(parents=True, exist_ok=True)
-    for name, arguments in parts.items():
-        rows = compose(*arguments)
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-        (output / f"{name}.jsonl").write_text("".join(lines))
+    for name, (number, writer) in writers.items():
+        rows = [writer.text() for _ in range(number)]
+        (output / f"{name}.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         print(f"{name}: {len(rows):,} texts, {sum(len(row['spans']) for row in rows):,} entities")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:4]))
+    files = [each.split("=", 1) for each in sys.argv[3:]]
+    main(Path(sys.argv[1]), int(sys.argv[2]), [(language, Path(name)) for language, name in files])

@@ -1,11 +1,12 @@
 """Texts about software with their topics, from the descriptions and sections of Debian's package index.
 
-    apt-get update -o Acquire::Languages=en
+    apt-get update -o Acquire::Languages=en,de,fr,es
     python scripts/examples/software_topics.py OUTPUT [LISTS]
 
 LISTS is apt's folder of package indices, /var/lib/apt/lists unless named. Writes train.tsv and test.tsv (text TAB
-topic) and descriptions.txt, one a line, of the packages that are not in test.tsv. Binary packages of one source package
-are on one side. Descriptions are free under the licences of their packages.
+topic); of the packages that are not in test.tsv also sections.tsv (text TAB section) and descriptions-LANGUAGE.txt, one
+a line. Binary packages of one source package are on one side. Descriptions are free under the licences of their
+packages.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ TOPICS = {  # by section; sections of kinds of packages (libraries, documentatio
 }
 MOST = 600  # characters of a text
 HELD_OUT = 10  # every tenth source package
+LANGUAGES = ("en", "de", "fr", "es")
 
 
 def paragraphs(lists: Path, end: str) -> Iterator[dict[str, str]]:
@@ -86,27 +88,30 @@ def main(output: Path, lists: Path = LISTS) -> None:
         for entry in paragraphs(lists, "binary-*_Packages")
         if "Package" in entry
     }
-    rows: dict[str, list[str]] = {"train": [], "test": []}
-    texts: list[str] = []
-    seen: set[str] = set()
-    for entry in paragraphs(lists, "i18n_Translation-en"):
-        section, source = about.get(entry.get("Package", ""), ("", ""))
-        text = plain(entry.get("Description-en", "")).replace("\t", " ")
-        if not source or text in seen:
-            continue
-        seen.add(text)
-        held_out = int(hashlib.sha256(source.encode()).hexdigest(), 16) % HELD_OUT == 0
-        if topic := TOPICS.get(section):
-            rows["test" if held_out else "train"].append(f"{text}\t{topic}\n")
-            if not held_out:  # short texts, too
-                rows["train"].append(f"{text.partition('. ')[0].rstrip('.')}\t{topic}\n")
-        if not held_out:
-            texts.append(text)
+    lines: dict[str, list[str]] = {name: [] for name in ("train.tsv", "test.tsv", "sections.tsv")}
+    for language in LANGUAGES:
+        texts = lines[f"descriptions-{language}.txt"] = []
+        seen: set[str] = set()
+        for entry in paragraphs(lists, f"i18n_Translation-{language}"):
+            section, source = about.get(entry.get("Package", ""), ("", ""))
+            text = plain(entry.get(f"Description-{language}", "")).replace("\t", " ")
+            held_out = int(hashlib.sha256(source.encode()).hexdigest(), 16) % HELD_OUT == 0
+            if not source or text in seen:
+                continue
+            seen.add(text)
+            topic = TOPICS.get(section) if language == "en" else None
+            if held_out:
+                lines["test.tsv"] += [f"{text}\t{topic}\n"] * bool(topic)
+                continue
+            texts.append(f"{text}\n")
+            if topic:  # short texts, too
+                lines["train.tsv"] += [f"{text}\t{topic}\n", f"{text.partition('. ')[0].rstrip('.')}\t{topic}\n"]
+            if language == "en":
+                lines["sections.tsv"].append(f"{text}\t{section}\n")
     output.mkdir(parents=True, exist_ok=True)
-    for name, lines in rows.items():
-        (output / f"{name}.tsv").write_text("".join(lines))
-    (output / "descriptions.txt").write_text("".join(f"{text}\n" for text in texts))
-    print(f"{len(rows['train']):,} texts to train on, {len(rows['test']):,} to test, {len(texts):,} descriptions")
+    for name, found in lines.items():
+        (output / name).write_text("".join(found))
+        print(f"{name}: {len(found):,} lines")
 
 
 if __name__ == "__main__":

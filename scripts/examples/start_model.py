@@ -17,7 +17,7 @@ from typing import Any
 
 SPECIAL = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 SIZES = {"vocabulary": 4096, "width": 128, "layers": 3, "heads": 4, "positions": 512}
-DROPOUT = 0.05
+DROPOUT = 0.1
 
 
 def read(paths: list[Path]) -> Iterator[str]:
@@ -91,6 +91,7 @@ def main(output: Path, texts: list[Path], settings: dict[str, int]) -> None:
     )
     BertForMaskedLM(config).save_pretrained(output)
     fast.save_pretrained(output)
+    made.save(str(output / "tokenizer.json"), pretty=False)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def overview(name: str) -> dict[str, str]:
     return {
         "AUC": f"{metrics['fp32']['auc']:.4f} / {metrics['int8']['auc']:.4f}",
         **{cpu_column(speed): _speed_up(speed) for speed in speeds},
-        "MB": stored_megabytes({file.name: file.size or 0 for file in Hub(zoo.SHIPPED).card(name).files}),
+        "MB": stored_megabytes(zoo.SHIPPED / name),
     }
 
 

@@ -6,6 +6,7 @@ import base64
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -14,12 +15,15 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.graph import query
 
+FEWEST = 64  # weights of which several share a byte: the number of bytes then says how many
+BASES = {5: 3, 3: 5, 2: 15}  # digits in a byte: their base; the digits are odd numbers of values around 0
+
 
 def encode_rounding(changes: NDArray[np.int8]) -> str:
     """Encodes differences from rounding to nearest as text (zlib, base64).
 
-    The differences are 0, 1 and -1 without order, so Huffman codes or run lengths are as short as a full search for
-    repeats.
+    Five differences of 0, 1 and -1 are a byte, as digits of base 3, so that Huffman codes come near their entropy; of
+    greater ones three or two. They have no order, so that a search for repeats gains nothing.
 
     Args:
         changes: Differences, int8, the shape of the weights.
@@ -27,11 +31,49 @@ def encode_rounding(changes: NDArray[np.int8]) -> str:
     Returns:
         The text.
     """
-    packed = []
+    packed: NDArray[Any] = changes
+    most = int(np.abs(changes).max(initial=0))
+    for digits, base in BASES.items() if changes.size >= FEWEST else ():
+        if most <= base // 2:
+            values = np.zeros(-(-changes.size // digits) * digits, np.uint8)
+            values[: changes.size] = changes.ravel() + base // 2
+            packed = (values.reshape(-1, digits) * _powers(digits)).sum(axis=1, dtype=np.uint8)
+            break
+    streams = []
     for strategy in (zlib.Z_HUFFMAN_ONLY, zlib.Z_RLE):
         stream = zlib.compressobj(9, strategy=strategy)
-        packed.append(stream.compress(changes.tobytes()) + stream.flush())
-    return base64.b64encode(min(packed, key=len)).decode()
+        streams.append(stream.compress(packed.tobytes()) + stream.flush())
+    return base64.b64encode(min(streams, key=len)).decode()
+
+
+def decode_rounding(text: str, size: int) -> NDArray[np.int8] | None:
+    """Decodes `encode_rounding`.
+
+    Args:
+        text: The text.
+        size: Number of the weights.
+
+    Returns:
+        Differences, int8 [size]; None if the text is of another number.
+
+    Raises:
+        ValueError: The text is broken.
+        zlib.error: The text is broken.
+    """
+    packed = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), np.uint8)
+    if packed.size == size:
+        return packed.view(np.int8)
+    if size < FEWEST:
+        return None
+    for digits, base in BASES.items():
+        if packed.size == -(-size // digits):
+            values = packed[:, None] // _powers(digits) % base
+            return values.astype(np.int8).ravel()[:size] - np.int8(base // 2)
+    return None
+
+
+def _powers(digits: int) -> NDArray[np.uint8]:
+    return (BASES[digits] ** np.arange(digits)).astype(np.uint8)
 
 
 def apply(graph: ir.Graph, roundings: Mapping[str, str]) -> None:
@@ -55,12 +97,12 @@ def apply(graph: ir.Graph, roundings: Mapping[str, str]) -> None:
             continue
         changed.add(weights.initializer)
         try:
-            changes = np.frombuffer(zlib.decompress(base64.b64decode(text, validate=True)), np.int8)
+            changes = decode_rounding(text, weights.integers.size)
         except (ValueError, zlib.error) as error:
             raise RequestError(
                 f"the rounding of {node.name} is broken ({error}); make the calibration table anew with: zoo calibrate"
             ) from error
-        if changes.size == weights.integers.size:
+        if changes is not None:
             better = weights.integers.astype(np.int16) + changes.reshape(weights.integers.shape)
             weights.replace(np.clip(better, -127, 127).astype(np.int8))
 

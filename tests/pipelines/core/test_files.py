@@ -1,6 +1,7 @@
 """Atomic writes, JSON and digests of files."""
 
 import errno
+import gzip
 import hashlib
 import json
 import os
@@ -160,3 +161,14 @@ def test_bytes_and_copies_replace_a_file_whole(tmp_path):
     with pytest.raises(FileNotFoundError, match="missing"):
         files.copy_file(tmp_path / "missing", second)
     assert second.read_bytes() == b"\x00after" and sorted(each.name for each in tmp_path.iterdir()) == ["b.bin", "new"]
+
+
+def test_json_may_be_compressed(tmp_path: Path) -> None:
+    path = tmp_path / "value.json"
+    packed = gzip.compress(b'{"a": 1}', mtime=0)
+    path.write_bytes(packed)
+    assert files.read_json(path) == {"a": 1} and files.unzipped_size(path) == 8
+    for damaged in (packed[:-9], packed[:12] + b"?" + packed[13:]):
+        path.write_bytes(damaged)
+        with pytest.raises(RequestError, match=r"value\.json is damaged"):
+            files.read_json(path)

@@ -1,5 +1,6 @@
 """Files: saved, loaded and refused; digests."""
 
+import gzip
 import random
 import subprocess
 import sys
@@ -43,6 +44,15 @@ def one_line(path, *parts):
         io.load(path)
     text = str(caught.value)
     assert "\n" not in text and str(path) in text and all(part in text for part in parts), text
+
+
+def test_a_model_may_be_compressed(saved, tmp_path):
+    packed = gzip.compress(saved.read_bytes())
+    (tmp_path / "packed.onnx").write_bytes(packed)
+    assert io.digest(io.load(tmp_path / "packed.onnx")) == io.digest(io.load(saved))
+    (tmp_path / "packed.onnx").write_bytes(packed[:-9])
+    with pytest.raises(RequestError, match=r"packed\.onnx is damaged"):
+        io.load(tmp_path / "packed.onnx")
 
 
 def test_a_missing_file_or_a_folder_is_named(tmp_path):

@@ -31,8 +31,8 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from pipelines.core.errors import RequestError, one_line
-from pipelines.core.files import starts_with
-from pipelines.data.text_files import GZIP, open_text
+from pipelines.core.files import GZIP, starts_with
+from pipelines.data.text_files import open_text
 from zoo.recommenders.data import sources
 from zoo.recommenders.data.cell_values import LIST, RAW_MISSING, CellForm, as_texts, column_as_text, formed
 from zoo.recommenders.data.columns import nested
