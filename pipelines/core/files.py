@@ -59,6 +59,20 @@ def require_place(path: str | os.PathLike[str]) -> None:
     raise RequestError(f"cannot write {path}: {folder}: {os.strerror(fault)}; choose another output path")
 
 
+def require_free(path: Path, advice: str = "choose another") -> None:
+    """Checks that a folder of new files is free.
+
+    Args:
+        path: The folder.
+        advice: What to do otherwise.
+
+    Raises:
+        RequestError: It is a file, or holds files.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RequestError(f"found {path} in use, expected a new or empty folder; {advice}")
+
+
 def _require_no_folder(target: Path) -> None:
     if os.path.exists(target) and not os.path.isfile(target):  # noqa: PTH110, PTH113 (pathlib's raise for a name too long)
         raise RequestError(f"cannot write {target}: it is a folder or a device; choose another output path")

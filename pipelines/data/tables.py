@@ -65,7 +65,7 @@ def writing(
         if sys.stdout is None:
             raise RequestError("stdout is closed; name a file with -o")
         if brief and on_terminal(output):
-            yield _aligned(sys.stdout, brief)
+            yield _aligned(sys.stdout, {name: columns[name] for name in brief})
             return
         with _csv(sys.stdout.buffer, schema, columns) as write:
             yield write
@@ -155,13 +155,15 @@ def _batch(rows: Columns, schema: Any) -> Any:
     return pa.record_batch([pa.array(rows[each.name], each.type) for each in schema], schema=schema)
 
 
-def _rows(rows: Columns, names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+def _rows(rows: Columns, types: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     """Plain Python values, a float32 as the shortest number that means it."""
     columns = []
-    for name in names:
+    for name, dtype in types.items():
         column = rows[name]
         if isinstance(column, np.ndarray):
             column = (column.astype(str).astype(np.float64) if column.dtype == np.float32 else column).tolist()
+        elif dtype is not str and np.dtype(dtype) == np.float32:
+            column = [None if value is None else float(str(np.float32(value))) for value in column]
         columns.append(column)
     return zip(*columns, strict=True)
 
@@ -175,7 +177,7 @@ def _json(names: Iterable[str], row: Iterable[Any]) -> str:
     )
 
 
-def _aligned(sink: Any, brief: Sequence[str]) -> Callable[[Columns], None]:
+def _aligned(sink: Any, brief: Mapping[str, Any]) -> Callable[[Columns], None]:
     """Writes columns as wide as their first rows need."""
     widths: list[int] = []
 

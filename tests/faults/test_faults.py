@@ -95,7 +95,7 @@ def test_what_a_teacher_said_is_in_no_training_s_way(tmp_path):
     (tmp_path / "checkpoint" / "distilled.npz").touch()
     runs.require_output(tmp_path, "checkpoint/state.pt", resume=False)
     with pytest.raises(RequestError, match="in use"):
-        runs.require_free(tmp_path)
+        runs.require_free_run(tmp_path)
     for other in ("checkpoint/epoch-0001.pt", "model.pt"):
         (tmp_path / other).touch()
         with pytest.raises(RequestError, match="in use"):

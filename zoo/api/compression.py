@@ -30,7 +30,7 @@ from pipelines.models.pipeline import Pipeline, Predictor
 from pipelines.models.record import SAMPLES as FOLDER_SAMPLES
 from zoo.api.paths import Model, as_list
 from zoo.api.training_settings import convert, finetuned, require_trainable, write_trained_card
-from zoo.training.runs import require_free, require_task, training_files
+from zoo.training.runs import require_free_run, require_task, training_files
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ def compress(
     run = {"strategy": strategy.to_json(), "settings": settings, "start": folder.card.name}
     kept = output / WORK / "run.json"
     if not resume:
-        require_free(output)
+        require_free_run(output)
     elif not kept.is_file():
         raise RequestError(f"found no {WORK}/{kept.name} in {output} to resume from; start without --resume")
     elif read_json(kept) != run:

@@ -25,7 +25,6 @@ from pipelines.models.pipeline import PRECISIONS
 from pipelines.models.protocols import ModulesExportable
 from pipelines.models.record import NATIVE
 from zoo.api.paths import Model
-from zoo.training.runs import require_free
 
 TO = ("triton", "ovms")
 MODULES = "sentence-transformers"  # a folder that SentenceTransformer opens
@@ -179,7 +178,7 @@ def apply_delta(old: Model, source: Model, output: Model) -> dict[str, Any]:
             something else.
     """
     folder, target = zoo.load(old), Path(output)
-    require_free(target)
+    files.require_free(target)
     _build_served(folder)
     with open_delta(Path(source)) as opened:
         target.parent.mkdir(parents=True, exist_ok=True)

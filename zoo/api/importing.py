@@ -13,11 +13,11 @@ from typing import Any
 import zoo
 from pipelines.core import settings
 from pipelines.core.errors import RequestError, ZooError, one_line, requires
-from pipelines.core.files import require_place, umask
+from pipelines.core.files import require_free, require_place, umask
 from pipelines.models.family import Family, Importable, Importer
 from pipelines.models.hub import CARD
 from pipelines.models.protocols import ShipsSamples
-from pipelines.models.record import QUANTIZATION, STAGES
+from pipelines.models.record import QUANTIZATION, RANGES, SAMPLES, SCALES, STAGES, TRAINED
 from zoo.api.models import build
 from zoo.api.paths import Model, output_path
 from zoo.api.training_settings import write_card
@@ -26,7 +26,13 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 def import_model(
-    source: Model, output: Model | None, *, format: str | None = None, int8: bool = False, **options: Any
+    source: Model,
+    output: Model | None,
+    *,
+    format: str | None = None,
+    int8: bool = False,
+    force: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """Imports a model of another toolkit as a model folder with its frozen graph, fp32.onnx.
 
@@ -38,6 +44,7 @@ def import_model(
         output: Folder of the new model.
         format: Format of `source`; None to detect it.
         int8: Also build int8.onnx, of families that need no calibration data (`ShipsSamples`).
+        force: Replace the model in `output`, with all that was built of it.
         **options: Options of the family's importer (`Importer.options`), e.g. `target_language`.
 
     Returns:
@@ -45,7 +52,7 @@ def import_model(
         "quality", see `ShipsSamples.judged`.
 
     Raises:
-        RequestError: The format or an option is unknown, or the model is not supported.
+        RequestError: The format or an option is unknown, the model is not supported, or the folder is in use.
     """
     target = output_path(output, "an imported model")
     importers = [(entry, entry.importer()) for entry in zoo.entries().values() if isinstance(entry, Importable)]
@@ -53,6 +60,8 @@ def import_model(
     if format is not None and format not in formats:
         raise RequestError(f"unknown format {format!r}; choose one of {', '.join(formats)}")
     require_place(target / CARD)
+    if not (force and (target / CARD).is_file()):
+        require_free(target, "choose another, or replace a model there with --force")
     path = _found(str(source), [pattern for _, each in importers for pattern in each.patterns])
     _require_regular(path)
     with _understood(path):
@@ -114,7 +123,7 @@ def _staged(target: Path) -> Iterator[Path]:
         staging.chmod(0o777 & ~umask())
         yield staging
         target.mkdir(exist_ok=True)
-        for name in (*STAGES, QUANTIZATION):  # of the model that was there
+        for name in (*STAGES, QUANTIZATION, SAMPLES, TRAINED, RANGES, SCALES):  # of the model that was there
             (target / name).unlink(missing_ok=True)
         for each in sorted(staging.iterdir(), key=lambda each: each.name == CARD):  # the card last
             if each.is_dir():

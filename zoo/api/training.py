@@ -11,7 +11,7 @@ from typing import Any
 
 import zoo
 from pipelines.core.errors import RequestError
-from pipelines.core.files import require_place, write_bytes
+from pipelines.core.files import require_free, require_place, write_bytes
 from pipelines.deltas.scales import keep_scales
 from pipelines.graph import io, query
 from pipelines.models import stages
@@ -22,7 +22,7 @@ from zoo.api import exporting
 from zoo.api.models import run_stage
 from zoo.api.paths import Model, as_list, output_path, require_distinct
 from zoo.api.training_settings import configured, finetuned, require_trainable, write_card, write_trained_card
-from zoo.training.runs import is_first, require_free
+from zoo.training.runs import is_first, require_free_run
 
 NOT_COPIED = ("checkpoint", "reports", ".*")  # files of a model folder that its copy with a shortlist lacks
 
@@ -116,7 +116,7 @@ def train(
         able = [name for name, each in zoo.entries().items() if isinstance(each, Trainable) and each.takes_schema]
         raise RequestError(f"{entry.name} takes no --{next(iter(options))}; these families do: {', '.join(able)}")
     if not resume and is_first():
-        require_free(Path(output), allow_targets=True)  # checked before the slow import of a framework
+        require_free_run(Path(output), allow_targets=True)  # checked before the slow import of a framework
     trainer = trainer.for_data(data, **options)
     config = configured(entry.name, trainer.train_config(), settings or {})
     result = trainer.train(data, Path(output), config=config, resume=resume, on_error=on_error, **options)
@@ -179,7 +179,7 @@ def finetune(
     if drop is not None:
         raise RequestError("--drop requires --prune or --strategy")
     if not resume and is_first():
-        require_free(Path(output), allow_targets=True)
+        require_free_run(Path(output), allow_targets=True)
     entry = folder.entry
     config = finetuned(folder, settings or {})
     folder.ensure("fp32.onnx")
@@ -331,8 +331,8 @@ def _with_shortlist(model: Model, data: str, output: Model | None) -> Path:
     if output is None and not Path(model).is_dir():
         raise RequestError(f"{name} is read-only; give a folder for its copy with the shortlist: -o FOLDER")
     target = folder.path if output is None else Path(output)
-    if output is not None and target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise RequestError(f"found {target} in use, expected a new or empty folder; choose another")
+    if output is not None:
+        require_free(target)
     require_place(target / CARD)
     preprocessing, made = folder.entry.shortlist(folder, data)
     if output is not None:

@@ -229,6 +229,7 @@ def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> 
 @click.option(
     "--task", default=None, help="Sentence encoders with adapters of tasks: the task, such as retrieval.query."
 )
+@click.option("--force", is_flag=True, help="Replace the model in the output folder.")
 @as_json
 def import_model(source: str, output: str | None, as_json: bool, **options: Any) -> None:
     """Import a model of another toolkit as a model folder.

@@ -92,9 +92,9 @@ class SentencePipeline(SentenceEncoder):
                 raise RequestError("found --stride or --chunk-pooling without --chunk, expected the tokens of a chunk")
             return configured._run(inputs, output, on_error, columns, *arguments)
         chunking = Chunking(chunk, stride, chunk_pooling)
+        configured.chunks = chunks = DividedRows(self.tokenizer, chunking, self.prompts.resolve(prompt))
         if chunk_pooling == "none" and str(output).lower().endswith(".npy"):
             raise RequestError(f"{output} has no row numbers; expected .parquet or .jsonl, or --chunk-pooling mean")
-        configured.chunks = chunks = DividedRows(self.tokenizer, chunking, self.prompts.resolve(prompt))
         report = configured._run(inputs, output, on_error, columns, *arguments)
         texts, seconds = chunks.texts - report["skipped"], report["seconds"]
         rate = round(texts / seconds, 1) if seconds else report["texts_per_second"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import filelock
 
-from pipelines.core import settings
+from pipelines.core import files, settings
 from pipelines.core.errors import RequestError, one_line, requires
 from pipelines.core.files import read_json, replacing, require_place, sha256
 from pipelines.models.hub import CARD
@@ -31,7 +31,7 @@ QAT_RATE = 0.1  # factor of the learning rate of fine-tuning, if the prediction 
 _LOCKS: dict[Path, filelock.BaseFileLock] = {}  # locked output folders of this process
 
 
-def require_free(output: Path, allow_targets: bool = False) -> None:
+def require_free_run(output: Path, allow_targets: bool = False) -> None:
     """Checks that an output folder is new or empty.
 
     Args:
@@ -41,11 +41,8 @@ def require_free(output: Path, allow_targets: bool = False) -> None:
     Raises:
         RequestError: The folder is in use.
     """
-    if output.exists() and (not output.is_dir() or any(training_files(output) if allow_targets else output.iterdir())):
-        raise RequestError(
-            f"found {output} in use, expected a new or empty folder; choose another, or resume the training with "
-            "--resume"
-        )
+    if not (allow_targets and output.is_dir() and not any(training_files(output))):
+        files.require_free(output, "choose another, or resume the training with --resume")
 
 
 def training_files(output: Path) -> list[Path]:
@@ -77,7 +74,7 @@ def require_output(output: Path, state: str, resume: bool) -> None:
     if resume and not (output / state).is_file():
         raise RequestError(f"found no {state} in {output} to resume from; train without --resume")
     if not resume:
-        require_free(output, allow_targets=True)
+        require_free_run(output, allow_targets=True)
     require_place(output / state)
     if is_first():
         _lock(output.resolve())

@@ -139,6 +139,16 @@ def test_text_and_what_is_missing(tmp_path):
     assert table["error"].to_pylist() == [None, "it's broken", "it's broken"]
 
 
+def test_float32_numbers_of_lists_are_the_shortest(tmp_path):
+    score = float(np.float32(0.1))
+    for name in ("out.csv", "out.jsonl"):
+        with writing(tmp_path / name, {"label": str, "score": np.float32, "exact": np.float64}) as write_table:
+            write_table({"label": ["a", "b"], "score": [score, None], "exact": [score, score]})
+    assert (tmp_path / "out.csv").read_text() == f"label,score,exact\na,0.1,{score}\nb,,{score}\n"
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert lines == [{"label": "a", "score": 0.1, "exact": score}, {"label": "b", "exact": score}]
+
+
 def test_numbers_as_json_lines(tmp_path):
     write(tmp_path / "out.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]

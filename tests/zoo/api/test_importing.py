@@ -101,10 +101,19 @@ def test_a_failed_import_keeps_the_model_that_was_there(tmp_path, source):
     zoo.import_model(source, tmp_path / "ours")
     before = {each.name: each.read_bytes() for each in (tmp_path / "ours").iterdir()}
     overrun(source)
-    with pytest.raises(RequestError):
-        zoo.import_model(source, tmp_path / "ours")
+    with pytest.raises(RequestError, match="damaged|cannot"):
+        zoo.import_model(source, tmp_path / "ours", force=True)
     assert {each.name: each.read_bytes() for each in (tmp_path / "ours").iterdir()} == before
     assert json.loads(before["card.json"])["name"] == "ours"
+
+
+def test_an_import_with_force_replaces_no_folder_of_other_files(tmp_path, source):
+    text_models.write(source)
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "thesis.txt").write_text("mine")
+    with pytest.raises(RequestError, match="in use"):
+        zoo.import_model(source, tmp_path / "ours", force=True)
+    assert [each.name for each in (tmp_path / "ours").iterdir()] == ["thesis.txt"]
 
 
 def test_an_import_replaces_a_model_and_what_was_built_of_it(tmp_path, source):
@@ -117,6 +126,9 @@ def test_an_import_replaces_a_model_and_what_was_built_of_it(tmp_path, source):
         if (source / each).is_dir():
             (source / each).rmdir()
     text_models.write(source, seed=1)
-    zoo.import_model(source, tmp_path / "ours")
+    with pytest.raises(RequestError, match="ours in use, expected a new or empty folder.*--force"):
+        zoo.import_model(source, tmp_path / "ours")
+    assert (tmp_path / "ours" / "rewritten.onnx").is_file()
+    zoo.import_model(source, tmp_path / "ours", force=True)
     assert not (tmp_path / "ours" / "rewritten.onnx").exists()
     assert zoo.load(tmp_path / "ours").ensure("rewritten.onnx").is_file()

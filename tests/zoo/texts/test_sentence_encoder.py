@@ -183,5 +183,7 @@ def test_chunks_without_a_place_for_their_rows_are_refused(encoder, tmp_path: Pa
         with pytest.raises(RequestError, match="expected"):
             encoder.run(str(tmp_path / "texts.txt"), tmp_path / output, **options)
         assert not (tmp_path / output).exists()
+    with pytest.raises(RequestError, match="found max length 0"):
+        encoder.run(str(tmp_path / "texts.txt"), tmp_path / "out.npy", chunk=0)
     encoder.run(str(tmp_path / "texts.txt"), tmp_path / "out.npy", chunk=20, chunk_pooling="mean")
     assert np.load(tmp_path / "out.npy").shape == (3, 32)

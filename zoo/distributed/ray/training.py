@@ -78,7 +78,7 @@ def train_on_ray(
     if not trainer_of.processes:
         raise RequestError(f"found {entry.name}, expected a family with distributed training")
     folder = Path(output).absolute()
-    runs.require_free(folder)
+    runs.require_free_run(folder)
     require_place(folder / "card.json")
     max_workers = count if isinstance(count, int) else count[1]
     ray = connect(address, max_workers * cores)

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.core.errors import RequestError, one_line
-from pipelines.core.files import copy_file
+from pipelines.core.files import copy_file, require_free
 from pipelines.graph import edit, io, query, reference_session
 from pipelines.graph.infer import infer_shapes
 from pipelines.models.hub import CardFile
@@ -151,8 +151,7 @@ def from_onnx(
         RequestError: The folder is in use, the graph belongs to another family, or `read` fails. Nothing is written.
     """
     output = Path(output)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise RequestError(f"found {output} in use, expected a new or empty folder; choose another with -o")
+    require_free(output, "choose another with -o")
     ranker = read(path, data, schema, columns=columns, output_node=output_node, on_error=on_error)
     if family not in (None, GENERIC, ranker.family):
         raise RequestError(

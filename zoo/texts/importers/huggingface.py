@@ -290,7 +290,7 @@ def _require_encoder(path: Path, config: Mapping[str, Any]) -> None:
     if not name or (path / MODULES).is_file() or _is_encoder(name):
         return
     what = next((text for end, text in HEADS.items() if name.endswith(end)), "the architecture is not supported")
-    raise RequestError(f"found {name}, expected a sentence encoder or a cross-encoder: {what}")
+    raise RequestError(f"found {name}, expected an encoder, or one with a head that zoo import --help lists: {what}")
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
