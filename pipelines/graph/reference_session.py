@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, one_line
 from pipelines.graph import large_weights, query
@@ -26,7 +28,7 @@ def options(quick: bool = False, lean: bool = False, prepack: bool = True) -> or
 
     Args:
         quick: Enable optimizations, for float graphs whose results alone count.
-        lean: Take the memory of activations from one arena for all lean sessions, see `shrink_arena`. Arenas of
+        lean: Take the memory of activations from one arena for all lean sessions, see `release`. Arenas of
             single sessions would add up; without an arena the system clears the pages of every run.
         prepack: Copy weights into the layout of the kernels. False saves the memory of the copies.
     """
@@ -56,8 +58,9 @@ def _register_arena() -> None:
         ort.create_and_register_allocator(memory, arena)
 
 
-def shrink_arena() -> None:
-    """Returns the idle memory of the arena of lean sessions to the system."""
+def release() -> None:
+    """Returns the idle memory of the arena of lean sessions, and that of freed objects, to the system."""
+    gc.collect()  # frees sessions
     x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
     y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
     graph = onnx.helper.make_graph([onnx.helper.make_node("Neg", ["x"], ["y"])], "shrink", [x], [y])
@@ -66,6 +69,8 @@ def shrink_arena() -> None:
     shrinking = ort.RunOptions()
     shrinking.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     opened.run(None, {"x": np.zeros(1, np.float32)}, shrinking)
+    del opened
+    machine.trim()
 
 
 class _Session(ort.InferenceSession):  # type: ignore[misc]

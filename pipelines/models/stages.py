@@ -52,6 +52,7 @@ logger = logging.getLogger(__name__)
 
 # Increment it when the digest of a table or graph changes (tests/pipelines/models/test_table_version.py).
 TABLE_VERSION = 1
+FITTED = 32  # rows of shipped samples that smoothing and corrections are fitted on, as by the default effort
 NATIVE_FORM = 9  # version of native.onnx; increment it when its steps change
 
 
@@ -374,10 +375,12 @@ def _calibrate(folder: ModelFolder, recipe: QuantRecipe) -> tuple[CalibrationTab
     if trained is not None and (recipe.observer, recipe.search, recipe.correct) == (trained.observer, False, False):
         return _trained(folder, trained, _graph(path)), {}
     samples, total = own_samples(folder)
-    table = folder.with_given_ranges(make_table_of_file(path, recipe, samples, total))
-    if not isinstance(folder.entry, ShipsSamples) or (folder.path / SAMPLES).is_file():
+    entry = folder.entry if not (folder.path / SAMPLES).is_file() else None
+    fitted = FITTED if isinstance(entry, ShipsSamples) else None
+    table = folder.with_given_ranges(make_table_of_file(path, recipe, samples, total, fitted=fitted))
+    if not isinstance(entry, ShipsSamples):
         return table, {}
-    table, quality = folder.entry.judged(folder, path, recipe, table)
+    table, quality = entry.judged(folder, path, recipe, table)
     logger.info("%s, int8 calibrated on texts of the package: %s", folder.card.name, quality)
     return table, {"quality": quality}
 

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.progress import progress
-from pipelines.graph import io, large_weights
+from pipelines.graph import io, large_weights, reference_session
 from pipelines.quantization.algorithms.channel_groups import outputs_first
 from pipelines.quantization.algorithms.correction import correct_layers
 from pipelines.quantization.algorithms.equalize_channels import (
@@ -33,8 +33,8 @@ from pipelines.quantization.algorithms.error_bound import within_bound
 from pipelines.quantization.algorithms.smooth_channels import find_smoothing, smooth_channels, smoothable
 from pipelines.quantization.algorithms.split_channels import Splits, find_splits, split_channels
 from pipelines.quantization.calibration.calibrate import MEMORY, calibrate
-from pipelines.quantization.calibration.layerwise import CHUNK, ROOM, sample_chunks
-from pipelines.quantization.calibration.range_search import output_sqnr, search_ranges
+from pipelines.quantization.calibration.layerwise import CHUNK, ROOM, drawn, sample_chunks
+from pipelines.quantization.calibration.range_search import output_sqnr, quantized_tensors, search_ranges
 from pipelines.quantization.calibration.table import CalibrationTable, rounded_to_float32
 from pipelines.quantization.quantizer import quantize
 from pipelines.quantization.recipe import QuantRecipe
@@ -55,6 +55,7 @@ def make_table(
     *,
     max_memory: str | int = MEMORY,
     seconds: float | None = None,
+    fitted: int | None = None,
 ) -> CalibrationTable:
     """Computes the calibration table of a model by a recipe: ranges, search results and corrections.
 
@@ -65,6 +66,7 @@ def make_table(
         total: Number of samples, for the progress bars.
         max_memory: See `Observation`.
         seconds: Time budget of the corrections, see `correct_layers`; None: no limit.
+        fitted: Maximum number of samples that smoothing and corrections are fitted on, evenly drawn; None: all.
 
     Returns:
         The calibration table.
@@ -73,18 +75,19 @@ def make_table(
         RequestError: See `calibrate` and `correct_layers`.
     """
     clip, factors = search_equalization(model, recipe, samples)[0] if recipe.search else (False, {})
+    fitting = drawn(model, samples, total, fitted)
     splitting: Splits = {}
     smoothing: Factors = {}
     if recipe.smooth:
-        splitting, smoothing = splits_and_smoothing(equalized(model, factors), recipe, samples)
+        splitting, smoothing = splits_and_smoothing(equalized(model, factors), recipe, fitting)
         if splitting:  # which takes the outliers that the smoothing would scale down
-            smoothing = smoothing_factors(equalized(model, factors, splitting=splitting), recipe, samples)
+            smoothing = smoothing_factors(equalized(model, factors, splitting=splitting), recipe, fitting)
     table = equalized_table(
         model, recipe, samples, factors, total, max_memory=max_memory, smoothing=smoothing, splitting=splitting
     )
     table = replace(table, clip=clip)
     table = within_bound(model, recipe, table, samples) if recipe.bound else table
-    return correct_table(model, recipe, table, samples, seconds=seconds) if recipe.correct else table
+    return correct_table(model, recipe, table, fitting, seconds=seconds) if recipe.correct else table
 
 
 def make_table_of_file(
@@ -95,6 +98,7 @@ def make_table_of_file(
     *,
     max_memory: str | int = MEMORY,
     seconds: float | None = None,
+    fitted: int | None = None,
 ) -> CalibrationTable:
     """Computes the calibration table of a file: `make_table` on the rows of lookup tables that the samples read.
 
@@ -105,6 +109,7 @@ def make_table_of_file(
         total: See `make_table`.
         max_memory: See `make_table`.
         seconds: See `make_table`.
+        fitted: See `make_table`.
 
     Returns:
         The calibration table.
@@ -113,7 +118,7 @@ def make_table_of_file(
     digest = io.digest(model)
     model, samples = large_weights.used_rows(model, samples)
     machine.trim()
-    table = make_table(model, recipe, samples, total, max_memory=max_memory, seconds=seconds)
+    table = make_table(model, recipe, samples, total, max_memory=max_memory, seconds=seconds, fitted=fitted)
     return replace(table, graph=digest)
 
 
@@ -144,7 +149,10 @@ def equalized_table(
         The calibration table of `model`, with `factors`, `smoothing` and `splitting`.
     """
     scaled = equalized(model, factors, smoothing, splitting)
-    table = calibrate(scaled, samples, recipe.observer, total, max_memory=max_memory, symmetric=recipe.symmetric)
+    binned, symmetric = quantized_tensors(scaled, recipe), recipe.symmetric
+    table = calibrate(
+        scaled, samples, recipe.observer, total, max_memory=max_memory, symmetric=symmetric, binned=binned
+    )
     if recipe.search:
         table = search_ranges(scaled, recipe, table, held_out(model, samples)[0])
     return replace(
@@ -227,6 +235,7 @@ def correct_table(
         int8, _ = quantize(model, recipe, replace(table, bias={}, rounding={}))
     scaled = equalized(model, table.equalization, table.smoothing, table.splitting)
     _, report = correct_layers(scaled, int8, samples, seconds=seconds, room=room, positions=positions)
+    reference_session.release()
     bias = {layer.name: layer.shift for layer in report.layers if layer.shift}
     rounding = {layer.name: layer.rounding for layer in report.layers if layer.rounding}
     return replace(table, bias=bias, rounding=rounding, recipe=recipe.to_json())

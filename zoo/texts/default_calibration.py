@@ -1,8 +1,9 @@
 """Calibration of text encoders on the texts that ship, and the quality of int8 on other texts.
 
-The quality is that of the graph in onnxruntime: cosines of int8 to float32 for embeddings, the largest change and the
-agreement for scores. Where embeddings are below `SHARE` or `MINIMUM`, or scores below `AGREEMENT`, the layers that lose
-most stay in float32 (`leave_float`); these are chosen on the texts of the calibration.
+The quality is that of the native kernels, or of onnxruntime where they do not compute the graph: cosines of int8 to
+float32 for embeddings, the largest change and the agreement for scores. Where embeddings are below `SHARE` or
+`MINIMUM`, or scores below `AGREEMENT`, the layers that lose most stay in float32 (`leave_float`); these are chosen on
+the texts of the calibration.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from numpy.typing import NDArray
 
 from pipelines.core import machine
 from pipelines.core.batches import Batch
+from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
+from pipelines.engines.native.held import Run
+from pipelines.engines.native.texts import unheld
 from pipelines.graph import io, large_weights, reference_session
 from pipelines.models.folder import ModelFolder
 from pipelines.quantization.calibration.calibrate import observe
@@ -32,7 +36,7 @@ from zoo.texts import metrics
 from zoo.texts.data import sample_texts, tokenizer
 from zoo.texts.data.prompts import Prompts
 from zoo.texts.data.tokenizer import Tokenizer, Tokens
-from zoo.texts.models.config import IDS, MASK, ModelConfig
+from zoo.texts.models.config import IDS, MASK, TYPES, ModelConfig
 
 LENGTH = 128  # tokens of a calibration row
 ROWS = 256  # maximum number of calibration rows
@@ -40,6 +44,7 @@ BATCH_TOKENS = 2048  # of a padded batch that judges
 SHARE, MINIMUM = 0.01, 0.97  # largest share of texts of cosines below `metrics.LOW`, and the lowest cosine
 AGREEMENT = 0.98
 GOAL = 30.0  # dB of SQNR up to which layers stay in float32
+OUTPUT = "output"
 JUDGED = 4  # batches of calibration rows on which layers are chosen
 logger = logging.getLogger(__name__)
 
@@ -94,13 +99,14 @@ def judged(
     small, found = large_weights.used_rows(io.load(path), texts.evaluation())
     machine.trim()
     batches = list(found)
-    exact = _outputs(small, batches, texts.pairs)
+    exact = _outputs(_stock(small), batches, texts.pairs)
+    reference_session.release()
     count = sum(len(batch[MASK]) for batch in batches)
 
     def measure(table: CalibrationTable) -> dict[str, Any]:
         quantizer = Quantizer(small, recipe)
         int8, _ = quantizer.quantize(replace(table, graph=io.digest(small)))
-        return {"texts": count, **quality(exact, _outputs(int8, batches, texts.pairs), labels)}
+        return {"texts": count, **quality(exact, _outputs(_native(int8), batches, texts.pairs), labels)}
 
     result = measure(table)
     if not _is_low(result):
@@ -127,23 +133,34 @@ def _with_float_layers(
     return leave_float(quantizer, own, metric, observation, sqnr, GOAL, False, JUDGED // 2)
 
 
-def _outputs(model: ir.Model, batches: Sequence[Batch], pairs: bool) -> NDArray[Any]:
-    """Computes the first output for all texts: float32 [texts, width], or [tokens, width] without the padding.
+def _stock(model: ir.Model) -> Run:
+    """Opens a model in onnxruntime."""
+    session = reference_session.session(model, "its evaluation needs", reference_session.options(True, lean=True))
+    return lambda batch: {OUTPUT: reference_session.run(session, batch)[0]}
+
+
+def _native(model: ir.Model) -> Run:
+    """Opens an int8 model in the native kernels, which compute no padding, or else in onnxruntime."""
+    try:
+        return unheld(model, machine.cores(), OUTPUT, IDS, MASK, TYPES)
+    except RequestError:
+        return _stock(model)
+
+
+def _outputs(run: Run, batches: Sequence[Batch], pairs: bool) -> NDArray[Any]:
+    """Computes the output for all texts: float32 [texts, width], or [tokens, width] without the padding.
 
     Scores of the tokens of pairs, which mark answers, become the tokens of the highest scores: int64 [texts, width].
     """
-    session = reference_session.session(model, "its evaluation needs", reference_session.options(True, lean=True))
     rows = []
     with progress("comparing int8 and float32", len(batches)) as advance:
         for batch in batches:
-            output = reference_session.run(session, batch)[0]
+            output = run(batch)[OUTPUT]
             mask = batch[MASK] != 0
             if output.ndim == 3:
                 output = np.where(mask[:, :, None], output, -np.inf).argmax(axis=1) if pairs else output[mask]
             rows.append(output)
             advance(1)
-    del session
-    machine.trim()
     return np.concatenate(rows)
 
 

@@ -91,11 +91,11 @@ class NativeTexts:
         return found
 
 
-def unheld(path: Path, threads: int, output: str, ids: str, mask: str, types: str) -> Run:
+def unheld(path: str | Path | ir.Model, threads: int, output: str, ids: str, mask: str, types: str) -> Run:
     """Opens a text encoder for `held.check`.
 
     Args:
-        path: File that `store` wrote.
+        path: See `NativeTexts`.
         threads: Number of threads.
         output: Name of the output.
         ids: Input of the token ids.

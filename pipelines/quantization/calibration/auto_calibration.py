@@ -43,7 +43,6 @@ from pipelines.quantization.calibration.calibrate import MEMORY, Observation, ob
 from pipelines.quantization.calibration.compared_outputs import ROOM, Errors, OutputSqnr, can_be_cut
 from pipelines.quantization.calibration.effort import (
     Effort,
-    drawn,
     effort_of,
     elements,
     fitting_head,
@@ -52,7 +51,7 @@ from pipelines.quantization.calibration.effort import (
 )
 from pipelines.quantization.calibration.float_layers import leave_float, restore_weights
 from pipelines.quantization.calibration.function_ranges import clip_to_functions
-from pipelines.quantization.calibration.layerwise import sample_chunks
+from pipelines.quantization.calibration.layerwise import drawn, sample_chunks
 from pipelines.quantization.calibration.range_search import quantized_tensors, search_ranges
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.ptq import (

@@ -14,7 +14,6 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from pipelines.core import machine
 from pipelines.core.batches import Batch, joined, length
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
@@ -187,8 +186,7 @@ class Observation:
         """Frees the model and its sessions; no more samples can be fed afterwards."""
         del self._model, self._shape_session, self._shared_weights
         self._sessions.clear()
-        reference_session.shrink_arena()
-        machine.trim()
+        reference_session.release()
 
     def require_samples(self) -> None:
         """Checks that there are samples.
@@ -312,6 +310,7 @@ def calibrate(
     *,
     max_memory: str | int = MEMORY,
     symmetric: bool = False,
+    binned: Container[str] | None = None,
 ) -> CalibrationTable:
     """Calibrates a float model on samples: `observe`, then `Observation.table`.
 
@@ -322,6 +321,7 @@ def calibrate(
         total: Number of samples, for the progress bar.
         max_memory: See `Observation`.
         symmetric: Tensors with negatives get the range -high .. high.
+        binned: See `Observation`.
 
     Returns:
         The calibration table, without search results and corrections.
@@ -331,7 +331,9 @@ def calibrate(
     """
     if observer not in OBSERVERS:
         raise RequestError(f"unknown observer {observer!r}; choose one of {', '.join(OBSERVERS)}")
-    return observe(model, samples, total, max_memory=max_memory).table(observer, symmetric=symmetric)
+    observation = observe(model, samples, total, max_memory=max_memory, binned=binned)
+    observation.release()
+    return observation.table(observer, symmetric=symmetric)
 
 
 def _session(

@@ -12,7 +12,7 @@ from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError
 from pipelines.graph import query
 from pipelines.quantization.calibration.calibrate import Observation
-from pipelines.quantization.calibration.layerwise import CHUNK, sample_chunks
+from pipelines.quantization.calibration.layerwise import sample_chunks
 from pipelines.quantization.ptq import HELD_OUT
 
 HELD_BACK = 3  # one of three samples is held out, up to HELD_OUT
@@ -109,41 +109,6 @@ def effort_of(name: str) -> Effort:
     if name not in EFFORTS:
         raise RequestError(f"found the effort {name!r}, expected one of {', '.join(EFFORTS)}")
     return EFFORTS[name]
-
-
-@dataclass(frozen=True)
-class DrawnSamples:
-    """An evenly drawn part of samples, in chunks, for repeated iteration; neighbouring samples may be alike.
-
-    Attributes:
-        model: Float model.
-        samples: Batches, iterated several times.
-        stride: One of so many chunks is drawn.
-    """
-
-    model: ir.Model
-    samples: Iterable[Batch]
-    stride: int
-
-    def __iter__(self) -> Iterator[Batch]:
-        return (chunk for at, chunk in enumerate(sample_chunks(self.model, self.samples)) if at % self.stride == 0)
-
-
-def drawn(model: ir.Model, samples: Iterable[Batch], count: int | None, most: int | None) -> Iterable[Batch]:
-    """Draws samples evenly.
-
-    Args:
-        model: Float model.
-        samples: Batches, iterated several times.
-        count: Number of samples; None: unknown, nothing is left out.
-        most: Maximum number of samples; None: all.
-
-    Returns:
-        `samples`, or a part of them with at least one chunk.
-    """
-    if most is None or count is None or count <= most:
-        return samples
-    return DrawnSamples(model, samples, -(-count // max(most, CHUNK)))
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,41 @@ def sample_chunks(model: ir.Model, samples: Iterable[Batch], most: int = CHUNK, 
                 rest = [chunk]
     if rest and fixed < 0:
         yield rest[0]
+
+
+@dataclass(frozen=True)
+class DrawnSamples:
+    """An evenly drawn part of samples, in chunks, for repeated iteration; neighbouring samples may be alike.
+
+    Attributes:
+        model: Float model.
+        samples: Batches, iterated several times.
+        stride: One of so many chunks is drawn.
+    """
+
+    model: ir.Model
+    samples: Iterable[Batch]
+    stride: int
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (chunk for at, chunk in enumerate(sample_chunks(self.model, self.samples)) if at % self.stride == 0)
+
+
+def drawn(model: ir.Model, samples: Iterable[Batch], count: int | None, most: int | None) -> Iterable[Batch]:
+    """Draws samples evenly.
+
+    Args:
+        model: Float model.
+        samples: Batches, iterated several times.
+        count: Number of samples; None: unknown, nothing is left out.
+        most: Maximum number of samples; None: all.
+
+    Returns:
+        `samples`, or a part of them with at least one chunk.
+    """
+    if most is None or count is None or count <= most:
+        return samples
+    return DrawnSamples(model, samples, -(-count // max(most, CHUNK)))
 
 
 def subgraph(

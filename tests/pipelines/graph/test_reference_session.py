@@ -102,7 +102,7 @@ def run_two_lean_sessions():
     assert np.allclose(results[0], np.exp(-1))
     before = resident()
     del results, sessions
-    reference_session.shrink_arena()
+    reference_session.release()
     assert before - resident() > 10e6
 
 

@@ -208,13 +208,14 @@ class NetworkWriter(Writer):
         if self.config.rotary is None:
             return None
         angles, name = rotary_angles(self.config, local), "local." if local else ""
+        amplitude = np.float32(1 if local else self.config.rotary.amplitude)
         cosine, sine = (
             self.add(
                 "Slice",
                 [self.weight(name + key, table), self.constant("index.0", [0]), self._length(ids)],
                 f"{name}{key}.sliced",
             )
-            for key, table in (("cosine", np.cos(angles)), ("sine", np.sin(angles)))
+            for key, table in (("cosine", amplitude * np.cos(angles)), ("sine", amplitude * np.sin(angles)))
         )
         return cosine, sine
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from zoo.texts.models.architectures.base import Floats
-from zoo.texts.models.config import ModelConfig
+from zoo.texts.models.config import ModelConfig, Rotary
 
 MASKED = -1e9  # added to attention scores that a token must not see: their softmax is 0
 
@@ -89,7 +89,9 @@ def rotary_angles(config: ModelConfig, local: bool) -> Floats:
     """Returns the angles of rotary positions (Su et al. 2021, "RoFormer", equation 15), in halves.
 
     With the scaling "ntk", the base is multiplied by the factor f and all frequencies are divided by f^(2 / size), as
-    in GTE 1.5; with "linear" they are divided by f.
+    in GTE 1.5; with "linear" they are divided by f. With "yarn" (Peng et al. 2023, section 3.2) and "llama3" those of
+    few rotations within the trained length are divided by f, those of many stay, and those between are interpolated:
+    by the column of the head ("yarn"), or by the number of rotations ("llama3").
 
     Args:
         config: Description of the network.
@@ -106,7 +108,29 @@ def rotary_angles(config: ModelConfig, local: bool) -> Floats:
     exponents = (np.arange(0, size, 2, dtype=np.float32) / np.float32(size)).astype(np.float64)
     base = theta * rotary.factor if scaling == "ntk" else theta
     frequencies = np.float32(1) / np.power(base, exponents).astype(np.float32)  # of float32, as those of the training
-    if scaling:
+    if scaling in ("linear", "ntk"):
         frequencies /= np.float32(rotary.factor ** (2 / size) if scaling == "ntk" else rotary.factor)
+    elif scaling:
+        stays = _ramp(rotary, frequencies).astype(np.float32)
+        frequencies = frequencies / np.float32(rotary.factor) * (1 - stays) + frequencies * stays
     angles = np.arange(config.max_tokens, dtype=np.float32)[:, None] * frequencies
     return np.concatenate([angles, angles], axis=1)
+
+
+def _ramp(rotary: Rotary, frequencies: Floats) -> Floats:
+    """Returns how much of each frequency stays in "yarn" and "llama3", 0 to 1, [size / 2]."""
+    if rotary.scaling == "llama3":
+        rotations = rotary.trained * frequencies / np.float32(2 * math.pi)
+        stays: Floats = np.clip((rotations - rotary.slow) / (rotary.fast - rotary.slow), 0, 1)
+        return stays
+    first, last = (
+        rotary.size * math.log(rotary.trained / (count * 2 * math.pi)) / (2 * math.log(rotary.theta))
+        for count in (rotary.fast, rotary.slow)
+    )
+    if rotary.whole:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rotary.size - 1)
+    last = last if last != first else last + 0.001  # as in the reference
+    columns = np.arange(rotary.size // 2, dtype=np.float32)
+    stays = 1 - np.clip((columns - np.float32(first)) / np.float32(last - first), 0, 1)
+    return stays

@@ -17,7 +17,8 @@ POOLINGS = ("mean", "cls", "max", "last", "weighted_mean", "mean_sqrt_len")
 MAX_LAYERS, MAX_SIZE = 1000, 1 << 24  # upper bounds of a network
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "swish")
 DENSE_ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "sigmoid")
-SCALINGS = ("", "linear", "ntk")
+BY_WAVELENGTH = ("yarn", "llama3")
+SCALINGS = ("", "linear", "ntk", *BY_WAVELENGTH)
 NORMS, PLACES = ("layer", "rms"), ("post", "pre", "sandwich")
 
 
@@ -74,8 +75,14 @@ class Rotary:
         theta: Base of the wavelengths.
         size: Columns of a head that are rotated.
         local_theta: Base of the wavelengths in layers with sliding-window attention; 0: `theta`.
-        scaling: Scaling of the positions of layers with full attention: "", "linear", or "ntk", a higher base.
+        scaling: Scaling of the positions of layers with full attention: "", "linear", "ntk", a higher base, or "yarn"
+            and "llama3", which scale long wavelengths alone.
         factor: Factor of the scaling.
+        trained: Tokens of the texts that the network was trained on before the scaling, of "yarn" and "llama3".
+        slow: Rotations within `trained` tokens up to which wavelengths are scaled.
+        fast: Rotations within `trained` tokens from which on wavelengths stay.
+        whole: Whether the columns between are bounded by whole numbers ("yarn").
+        amplitude: Factor of cosine and sine, the attention factor of "yarn".
     """
 
     theta: float
@@ -83,6 +90,11 @@ class Rotary:
     local_theta: float = 0.0
     scaling: str = ""
     factor: float = 1.0
+    trained: int = 0
+    slow: float = 0.0
+    fast: float = 0.0
+    whole: bool = True
+    amplitude: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -271,10 +283,15 @@ class ModelConfig:
             )
         if self.heads % self.key_heads:
             raise RequestError(f"a network of {self.heads} heads cannot share {self.key_heads} heads of keys")
-        if rotary and (rotary.size % 2 or not 0 < rotary.size <= self.head_size or rotary.scaling not in SCALINGS):
+        if rotary and (
+            rotary.size % 2
+            or not 0 < rotary.size <= self.head_size
+            or rotary.scaling not in SCALINGS
+            or (rotary.scaling in BY_WAVELENGTH and not (rotary.trained > 0 and 0 < rotary.slow < rotary.fast))
+        ):
             raise RequestError(
                 f"a network rotates {rotary.size} columns of heads of {self.head_size}, scaled by {rotary.scaling!r}; "
-                f"expected an even number of them, and one of {', '.join(map(repr, SCALINGS))}"
+                f"expected an even number of them, and one of {', '.join(map(repr, SCALINGS))} with its settings"
             )
         if (part := self.disentangled) and (
             min(part.distance, part.buckets) < 0 or not (part.to_position or part.to_content) or part.span < 2

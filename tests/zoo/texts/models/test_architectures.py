@@ -128,7 +128,7 @@ def test_tables_of_positions_are_linear_in_the_length():
     ("changes", "reason"),
     [
         ({"hidden_activation": "selu"}, "its activation is selu"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "are scaled by yarn"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "are scaled by longrope"),
         (
             {"architectures": ["ModernBertForSequenceClassification"], "classifier_activation": "selu"},
             "its activation is selu",
@@ -145,6 +145,9 @@ def test_unsupported_settings_are_refused(tmp_path, changes, reason):
 
 SLIDING = ["full_attention", *(["sliding_attention"] * 6)]
 ROPE = {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0}
+ROPE_LOCAL = {"rope_type": "default", "rope_theta": 70.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40}
+LLAMA = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 60}
 
 
 @pytest.mark.parametrize(
@@ -152,10 +155,15 @@ ROPE = {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0}
     [
         ("modernbert", {"attention_bias": True, "mlp_bias": True, "norm_bias": True}),
         ("modernbert", {"layer_types": SLIDING, "local_attention": 20}),
-        ("modernbert", {"rope_parameters": {"full_attention": ROPE, "sliding_attention": {"rope_theta": 70.0}}}),
+        ("modernbert", {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE_LOCAL}}),
         ("qwen3", {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1, "attention_bias": True}),
         ("qwen3", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "hidden_act": "gelu"}),
         ("qwen3", {"is_causal": False}),
+        ("qwen3", {"rope_scaling": YARN}),
+        ("qwen3", {"rope_scaling": {**YARN, "truncate": False, "beta_fast": 8, "attention_factor": 1.2}}),
+        ("qwen3", {"rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}}),
+        ("eurobert", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, **LLAMA}}),
+        ("modernbert", {"rope_parameters": {"full_attention": {**ROPE, **YARN}, "sliding_attention": ROPE_LOCAL}}),
         ("stella", {"auto_map": None}),
         ("gte", {"type_vocab_size": 0}),
         ("gemma3", {"use_bidirectional_attention": False, "sliding_window": 40, "layer_types": None}),
@@ -184,7 +192,11 @@ def test_other_settings_of_an_architecture(tmp_path, kind, changes):
         ("nomic_bert", {"rotary_emb_interleaved": True}, "its rotary_emb_interleaved is True"),
         ("gte", {"position_embedding_type": "absolute"}, "its position_embedding_type is 'absolute'; expected 'rope'"),
         ("qwen3", {"auto_map": {"AutoModel": "other.Model"}}, "its custom code other.Model is not known"),
-        ("qwen3", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "are scaled by yarn"),
+        (
+            "qwen3",
+            {"rope_scaling": {"type": "llama3", "factor": 4.0}},
+            "expected numbers: factor, slow, fast and original",
+        ),
         ("qwen3", {"architectures": ["Qwen3ForSequenceClassification"]}, "qwen3 with a classification head"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "its attn_logit_softcapping is 50.0; expected None"),
         ("albert", {"inner_group_num": 2}, "its inner_group_num is 2; expected 1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from pipelines.core.errors import RequestError
 from zoo.texts.models.config import SCALINGS, Adapter, ModelConfig, Rotary
 
 Floats = NDArray[np.float32]
+TRAINED = "original_max_position_embeddings"
 GLOBAL, LOCAL = "full_attention", "sliding_attention"  # kinds of layers in config.json
 ACTIVATIONS = {  # by the names in config.json
     "gelu": "gelu",
@@ -100,27 +102,62 @@ class ConfigFile:
         if local_theta:
             parameters, local = parameters.get(GLOBAL) or {}, parameters.get(LOCAL) or {}
         scaling = {**parameters, **self.get("rope_scaling", default={})}
-        kind, factor = _scaling(scaling)
-        if _scaling(local)[0] or not isinstance(factor, int | float) or factor <= 0:
-            raise RequestError(f"its rotary positions are {scaling!r:.80}; expected a factor, and none of local layers")
+        if _scaling(local):
+            raise RequestError(f"its local rotary positions are {local!r:.80}; expected none of local layers scaled")
         share = float(scaling.get("partial_rotary_factor") or self.get("partial_rotary_factor", default=1.0))
         return Rotary(
             theta=float(parameters.get("rope_theta") or self.get("rope_theta", default=theta)),
             size=int(size * share),
             local_theta=float(local.get("rope_theta") or local_theta),
-            scaling=kind,
-            factor=float(factor),
+            **self._scaling(scaling),
         )
 
+    def _scaling(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the fields of `Rotary` about the scaling, as `transformers.modeling_rope_utils` reads them."""
+        kind, values = _scaling(parameters), ConfigFile(parameters)
+        if not kind:
+            return {}
+        positions = self.get("max_position_embeddings", default=0)
+        trained = self.get("original_max_position_embeddings") or values.get(TRAINED, default=positions)
+        numbers = {"factor": values.get("factor")}
+        if kind == "yarn":
+            numbers["factor"] = values.get("factor", default=positions / (trained or 1))
+            numbers |= {"slow": values.get("beta_slow") or 1, "fast": values.get("beta_fast") or 32}
+        elif kind == "llama3":
+            numbers |= {"slow": values.get("low_freq_factor"), "fast": values.get("high_freq_factor")}
+        valid = all(isinstance(number, int | float) and number > 0 for number in numbers.values())
+        if not valid or ("fast" in numbers and not (trained > 0 and numbers["slow"] < numbers["fast"])):
+            expected = ", ".join(numbers) + (f" and {TRAINED}" if "fast" in numbers else "")
+            raise RequestError(f"its rotary positions are {dict(parameters)!r:.80}; expected numbers: {expected}")
+        if kind == "yarn":
+            numbers["amplitude"] = _amplitude(values, numbers["factor"])
+        fields: dict[str, Any] = {name: float(number) for name, number in numbers.items()}
+        if "fast" in numbers:
+            fields |= {"trained": int(trained), "whole": bool(values.get("truncate", default=True))}
+        return {"scaling": kind, **fields}
 
-def _scaling(parameters: Mapping[str, Any]) -> tuple[str, Any]:
-    """Returns the scaling of rotary positions and its factor; a dynamic one begins beyond the network's positions."""
+
+def _amplitude(parameters: ConfigFile, factor: float) -> float:
+    """Returns the attention factor of YaRN (Peng et al. 2023, equation 22)."""
+    if (given := parameters.get("attention_factor")) is not None:
+        return float(given)
+    scales = parameters.get("mscale") or 0, parameters.get("mscale_all_dim") or 0
+
+    def amplitude(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
+
+    return amplitude(scales[0]) / amplitude(scales[1]) if all(scales) else amplitude(1)
+
+
+def _scaling(parameters: Mapping[str, Any]) -> str:
+    """Returns the scaling of rotary positions; a dynamic one begins beyond the network's positions."""
     kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
     if kind in ("default", "dynamic"):
-        return "", 1.0
+        return ""
     if kind not in SCALINGS:
-        raise RequestError(f"its rotary positions are scaled by {kind}; known are linear, ntk and dynamic")
-    return kind, parameters.get("factor")
+        known = ", ".join(filter(None, (*SCALINGS, "dynamic")))
+        raise RequestError(f"its rotary positions are scaled by {kind}; known are {known}")
+    return kind
 
 
 @dataclass(frozen=True)
