@@ -25,6 +25,7 @@ from pipelines.core.files import FULL, DiskFull, mapped
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
+BLOCK_ROWS = 2**16  # rows of a large table that are read, made or changed at once
 THREADS = 1024  # maximum number of threads
 ISA = ("avx2", "avx512f", "avx512bw", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")

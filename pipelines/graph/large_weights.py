@@ -22,6 +22,7 @@ from pipelines.graph import query
 Array = NDArray[Any]
 
 LEAST = 16 << 20  # bytes of a weight that is kept apart
+READ = 1 << 20  # likewise while a file of such weights is read: a protobuf is copied twice
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # field numbers of onnx.proto
 _KNOWN = {1, 2, 8, _RAW_DATA}  # fields of a tensor that is read apart: dims, data_type, name, raw_data
 _TYPES = {onnx.TensorProto.FLOAT, onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.FLOAT16}
@@ -295,7 +296,7 @@ def _read(file: BinaryIO, size: int) -> tuple[onnx.ModelProto, dict[str, Array]]
             model += _field(file, number, kind, start, end)
             continue
         for inner, wire, begin, stop in _fields(file, start, end):
-            if inner == _INITIALIZER and stop - begin >= LEAST and (found := _tensor(file, begin, stop)):
+            if inner == _INITIALIZER and stop - begin >= min(LEAST, READ) and (found := _tensor(file, begin, stop)):
                 tensor, array = found
                 content = _bytes(tensor)
                 graph += _head(_INITIALIZER, len(content)) + content

@@ -6,7 +6,9 @@ import contextlib
 import functools
 import gc
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, one_line
 from pipelines.graph import large_weights, query
 
+SHARED_WEIGHT_BYTES = 1 << 16  # minimum bytes of weights that sessions share
 LARGEST = 64  # batch size that an exporter is expected to leave in a graph
 
 
@@ -74,7 +77,13 @@ def release() -> None:
 
 
 class _Session(ort.InferenceSession):  # type: ignore[misc]
-    """Session that gets large tables as inputs of every run: onnxruntime would copy initializers twice."""
+    """Session that gets large tables as inputs of every run: onnxruntime would copy initializers twice.
+
+    Attributes:
+        weights: What the session reads and does not keep alive.
+    """
+
+    weights: Mapping[str, ort.OrtValue] = MappingProxyType({})
 
     def __init__(self, content: bytes, chosen: ort.SessionOptions, tables: dict[str, NDArray[Any]]) -> None:
         super().__init__(content, chosen, providers=["CPUExecutionProvider"])
@@ -119,6 +128,55 @@ class Serialized:
         del proto.graph.initializer[:]
         proto.graph.initializer.extend(kept)
         return cls(proto, tables)
+
+
+def share_weights(main: ir.Graph) -> dict[str, ort.OrtValue]:
+    """Moves large weights out of a graph, to be shared by sessions; serialization then stays below 2 GB.
+
+    Args:
+        main: Graph to change.
+
+    Returns:
+        The weights by name, for `SessionOptions.add_external_initializers`; sessions do not keep them alive.
+    """
+    shared, tables = {}, large_weights.lookup_tables(main)  # sessions read those where they lie
+    for name, value in main.initializers.items():
+        tensor = value.const_value
+        if (
+            tensor is not None
+            and value.uses()
+            and name not in tables
+            and tensor.dtype == ir.DataType.FLOAT
+            and tensor.nbytes >= SHARED_WEIGHT_BYTES
+        ):
+            shared[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tensor.numpy()))
+            value.const_value = ir.ExternalTensor(
+                name, 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.numpy().shape), name=name
+            )
+    return shared
+
+
+def lean_session(model: ir.Model, needed_by: str, *, quick: bool = False, prepack: bool = True) -> ort.InferenceSession:
+    """Opens a session that reads the weights where they lie, with `options(quick, lean=True, prepack)`.
+
+    Args:
+        model: Model to run; it is not changed.
+        needed_by: See `session`.
+        quick: See `options`.
+        prepack: See `options`.
+
+    Returns:
+        The session.
+
+    Raises:
+        RequestError: onnxruntime cannot run the model.
+    """
+    copy, chosen = model.clone(), options(quick, lean=True, prepack=prepack)
+    weights = share_weights(copy.graph)
+    chosen.add_external_initializers(list(weights), list(weights.values()))
+    opened = session(copy, needed_by, chosen)
+    opened.weights = weights
+    return opened
 
 
 def session(

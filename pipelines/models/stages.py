@@ -52,7 +52,6 @@ logger = logging.getLogger(__name__)
 
 # Increment it when the digest of a table or graph changes (tests/pipelines/models/test_table_version.py).
 TABLE_VERSION = 1
-FITTED = 32  # rows of shipped samples that smoothing and corrections are fitted on, as by the default effort
 NATIVE_FORM = 9  # version of native.onnx; increment it when its steps change
 
 
@@ -368,7 +367,7 @@ def _rewrite(folder: ModelFolder) -> dict[str, Any]:
 
 def _calibrate(folder: ModelFolder, recipe: QuantRecipe) -> tuple[CalibrationTable, dict[str, Any]]:
     """Returns the calibration table and, on samples of the package, the quality of int8."""
-    from pipelines.quantization.ptq import make_table_of_file
+    from pipelines.quantization.ptq import FITTED, make_table_of_file
 
     _keep_own_data(folder, recipe.observer)
     path, trained = folder.path / "rewritten.onnx", folder.trained

@@ -94,24 +94,26 @@ def judged(
     Returns:
         The table, with `keep_float` if that is better, and the quality of it, see `quality`.
     """
+    reference_session.release()  # of the calibration
     texts = DefaultTexts(folder)
-    labels = texts.config.labels
-    small, found = large_weights.used_rows(io.load(path), texts.evaluation())
+    labels, pairs, judging = texts.config.labels, texts.pairs, texts.evaluation()
+    del texts  # a tokenizer takes 1 KB a token
+    small, found = large_weights.used_rows(io.load(path), judging)
     machine.trim()
     batches = list(found)
-    exact = _outputs(_stock(small), batches, texts.pairs)
+    exact = _outputs(_stock(small), batches, pairs)
     reference_session.release()
     count = sum(len(batch[MASK]) for batch in batches)
 
     def measure(table: CalibrationTable) -> dict[str, Any]:
         quantizer = Quantizer(small, recipe)
         int8, _ = quantizer.quantize(replace(table, graph=io.digest(small)))
-        return {"texts": count, **quality(exact, _outputs(_native(int8), batches, texts.pairs), labels)}
+        return {"texts": count, **quality(exact, _outputs(_native(int8), batches, pairs), labels)}
 
     result = measure(table)
     if not _is_low(result):
         return table, result
-    better = replace(_with_float_layers(texts, path, recipe, table), graph=table.graph)
+    better = replace(_with_float_layers(folder, path, recipe, table), graph=table.graph)
     improved = measure(better)
     if better.keep_float and _order(improved) > _order(result):
         return better, improved | {"float_layers": sorted(better.keep_float), "int8_alone": result}
@@ -119,10 +121,10 @@ def judged(
 
 
 def _with_float_layers(
-    texts: DefaultTexts, path: Path, recipe: QuantRecipe, table: CalibrationTable
+    folder: ModelFolder, path: Path, recipe: QuantRecipe, table: CalibrationTable
 ) -> CalibrationTable:
     """Returns the table with layers in float32, chosen on the calibration rows."""
-    whole = texts.calibration()
+    whole = DefaultTexts(folder).calibration()
     rows = [{name: array[i : i + JUDGED] for name, array in whole.items()} for i in range(0, len(whole[IDS]), JUDGED)]
     small, found = large_weights.used_rows(io.load(path), rows[:: max(len(rows) // JUDGED, 1)][:JUDGED])
     batches = list(found)
@@ -135,7 +137,7 @@ def _with_float_layers(
 
 def _stock(model: ir.Model) -> Run:
     """Opens a model in onnxruntime."""
-    session = reference_session.session(model, "its evaluation needs", reference_session.options(True, lean=True))
+    session = reference_session.lean_session(model, "its evaluation needs", quick=True)
     return lambda batch: {OUTPUT: reference_session.run(session, batch)[0]}
 
 

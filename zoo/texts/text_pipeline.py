@@ -111,6 +111,9 @@ class TextPipeline(LinePipeline[NativeTexts]):
             self._subject = Subject(unheld, path, reference, self.threads, names, unpadded)
         return NativeTexts(path, self.threads)
 
+    def _float_reference(self) -> Path | None:
+        return self.folder.ensure(PRECISIONS["fp32"]) if self.precision == "int8" else None
+
     def _open_stock(self, model: Path | None) -> None:
         """Opens a session of a stock engine."""
         path = model or self.folder.ensure(PRECISIONS[self.precision])

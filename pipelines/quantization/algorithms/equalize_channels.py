@@ -90,7 +90,7 @@ def channel_statistics(
     _reduce_to_channels(copy.graph, dict.fromkeys((*plain, *last)), last)
     found: dict[str, Channels] = {}
     seen = dict.fromkeys(names, 0)
-    session = reference_session.session(copy, "its equalization needs", reference_session.options(True, lean=True))
+    session = reference_session.lean_session(copy, "its equalization needs", quick=True)
     with progress("observing channels") as advance:
         for batch in samples:
             results = [

@@ -18,7 +18,7 @@ from pipelines.core.batches import Batch, joined, length
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.core.settings import memory_bytes
-from pipelines.graph import edit, io, large_weights, query, reference_session, sample_axis
+from pipelines.graph import edit, io, query, reference_session, sample_axis
 from pipelines.graph.infer import infer_shapes
 from pipelines.quantization.calibration.observers import DRAWN, Histogram, choose
 from pipelines.quantization.calibration.table import CalibrationTable, TensorRange
@@ -27,7 +27,6 @@ from pipelines.quantization.recipe import OBSERVERS
 BATCH = 256  # maximum samples per run
 MEMORY = "128MB"
 ACTIVATIONS = 0.9  # least share of the memory for activations; the less, the more often large models run
-SHARED_WEIGHT_BYTES = 1 << 16  # minimum bytes of weights that sessions share
 
 
 class Observation:
@@ -80,7 +79,7 @@ class Observation:
         most = memory_bytes(max_memory)
         loaded = 4 * query.weight_bytes(self._model)  # what the model and its loading take, as measured
         self._activation_budget = max(most - loaded, int(ACTIVATIONS * most))
-        self._shared_weights = _share_large_weights(self._model.graph)  # the engine does not keep it alive
+        self._shared_weights = reference_session.share_weights(self._model.graph)  # the engine does not keep it alive
         self._shape_session = _session(self._model, self._shared_weights, self._tensors, shapes=True)
         self._input_shapes: dict[str, Sequence[Any]] = {
             each.name: each.shape for each in self._shape_session.get_inputs()
@@ -367,21 +366,3 @@ def _session(
     used = [name for name in shared if name in copy.graph.initializers]
     options.add_external_initializers(used, [shared[name] for name in used])
     return reference_session.session(copy, "calibration needs", options)
-
-
-def _share_large_weights(main: ir.Graph) -> dict[str, ort.OrtValue]:
-    """Moves large weights out of the graph, to be shared by all sessions; serialization then stays below 2 GB."""
-    shared, tables = {}, large_weights.lookup_tables(main)  # sessions read those where they lie
-    for name, value in main.initializers.items():
-        tensor = value.const_value
-        if (
-            tensor is not None
-            and name not in tables
-            and tensor.dtype == ir.DataType.FLOAT
-            and tensor.nbytes >= SHARED_WEIGHT_BYTES
-        ):
-            shared[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(tensor.numpy()))
-            value.const_value = ir.ExternalTensor(
-                name, 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.numpy().shape), name=name
-            )
-    return shared

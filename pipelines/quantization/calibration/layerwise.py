@@ -46,7 +46,7 @@ def chunk_size(model: ir.Model, sample: Batch, room: int = ROOM) -> int:
         value.shape = None  # inference may have guessed
     graph.extend(sizes)
     graph.outputs[:] = [each.outputs[0] for each in sizes]
-    session = reference_session.session(copy, "its correction needs")
+    session = reference_session.lean_session(copy, "its correction needs", prepack=False)
     one = {name: array[:1] for name, array in sample.items()}
     largest = 4 * max(int(size) for size in reference_session.run(session, one))
     return min(CHUNK, max(room // max(largest, 1), 1))

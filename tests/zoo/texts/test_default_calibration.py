@@ -96,6 +96,8 @@ def test_data_of_the_user_replace_the_texts(tmp_path, few_texts):
 def test_layers_stay_in_float32_where_quality_is_low(tmp_path, few_texts, monkeypatch):
     monkeypatch.setattr(default_calibration, "SHARE", -1.0)
     monkeypatch.setattr(default_calibration, "GOAL", 60.0)
+    # the native kernels quantize the inputs of these layers, too, which decides by chance on a tiny network
+    monkeypatch.setattr(default_calibration, "_native", default_calibration._stock)
     quality = zoo.import_model(theirs(tmp_path / "theirs"), tmp_path / "ours", int8=True)["quality"]
     assert quality["float_layers"] and quality["minimum"] >= quality["int8_alone"]["minimum"]
     report = json.loads((tmp_path / "ours" / "quantization.json").read_text())

@@ -17,7 +17,9 @@ from helpers.text_models import TEXTS
 
 import zoo
 from pipelines.core.errors import RequestError
+from pipelines.engines.agreement import WrongResultsError
 from pipelines.kernels import extension
+from pipelines.models import line_pipeline
 from zoo.texts import metrics
 from zoo.texts.data import text_files, vector_files
 
@@ -89,6 +91,23 @@ def test_int8_is_near_fp32_in_every_engine(encoder):
         assert (fp32 * found.compute_texts([(each,) for each in TEXTS])).sum(axis=1).min() > 0.9, (
             engine
         )  # of random weights
+
+
+@pytest.mark.skipif(not extension.isas(), reason="needs the native kernels")
+@pytest.mark.parametrize("wrong", [("int8.onnx",), ("int8.onnx", "fp32.onnx")])
+def test_native_code_far_from_int8_in_onnxruntime_is_compared_with_the_float_model(encoder, monkeypatch, wrong):
+    compared = []
+
+    def hold(subject, *batches):
+        compared.append(subject.reference.name)
+        if compared[-1] in wrong:
+            raise WrongResultsError("they differ; use onnxruntime")
+
+    monkeypatch.setattr(line_pipeline, "hold", hold)
+    found = zoo.pipeline(encoder, "int8")
+    found.compute_texts([("a text",)])
+    assert compared == ["int8.onnx", "fp32.onnx"]
+    assert found.engine == ("onnxruntime" if "fp32.onnx" in wrong else "native")
 
 
 @pytest.mark.parametrize("labels", [1, 2])

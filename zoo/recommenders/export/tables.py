@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pipelines.core import machine
 from pipelines.core.errors import RequestError, requires
 from pipelines.core.files import replacing
+from pipelines.core.machine import BLOCK_ROWS
 from pipelines.graph import edit, io, query
 from pipelines.models.folder import ModelFolder
 from pipelines.models.npz import write_npz
@@ -22,7 +23,6 @@ from zoo.recommenders.data.encoding import UNKNOWN
 from zoo.recommenders.data.encoding import Field as IdField
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.lowering.graph_reader import GraphReader
-from zoo.recommenders.lowering.integer_layers import BLOCK_ROWS
 
 METADATA = "metadata"  # array of an .npz that holds the metadata as JSON text
 

@@ -8,10 +8,11 @@ import numpy as np
 
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
+from pipelines.core.machine import BLOCK_ROWS
 from pipelines.kernels.recommenders import steps
 from pipelines.kernels.recommenders.steps import CODES, SLACK
 from zoo.recommenders.lowering.expressions import Dots, Expression, Field
-from zoo.recommenders.lowering.integer_layers import BLOCK_ROWS, positive
+from zoo.recommenders.lowering.integer_layers import positive
 from zoo.recommenders.lowering.plan import HEADROOM, LoweringOptions, LoweringPlan
 
 Key = tuple[int, int, str, int]  # column, count, pooling, mean of a field

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
+from pipelines.core.machine import BLOCK_ROWS
 from pipelines.kernels.recommenders.operators import ZERO, LinearLayer
 from pipelines.kernels.recommenders.steps import CODES
 from pipelines.quantization.qdq.scales import weight_qparams
@@ -18,7 +19,6 @@ from zoo.recommenders.lowering.expressions import Field
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
-BLOCK_ROWS = 2**16  # rows of a table that are read at once
 BLOCK = 8192  # table rows multiplied at once, in float64
 FINEST = 1 / 64  # table scales below this part of a layer's scale gain nothing
 MOST = 2**31 * 0.99  # what sums of weights may reach, so that rounding them does not overflow

@@ -18,11 +18,11 @@ from torch import nn
 from torch.nn import functional
 
 from pipelines.core.errors import RequestError
+from pipelines.core.machine import BLOCK_ROWS
 from zoo.recommenders.data.encoding import Field
 from zoo.recommenders.data.features import Features
 
 LARGE_ROWS = 2**17  # rows of tables beyond which a training step changes the rows of its batch alone
-BLOCK_ROWS = 2**16  # rows of a large table that are made or settled at once
 
 _RANDOM = ContextVar("_RANDOM", default=True)
 _DEFERRED = ContextVar("_DEFERRED", default=False)

@@ -17,6 +17,7 @@ from torch import nn
 
 from pipelines.core.errors import RequestError
 from pipelines.core.files import FULL, DiskFull
+from pipelines.core.machine import BLOCK_ROWS
 from pipelines.core.progress import progress
 from zoo.recommenders.data.cell_values import parse_floats
 from zoo.recommenders.data.columns import times
@@ -25,7 +26,7 @@ from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import open_logs
 from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.data.schema import FEATURES
-from zoo.recommenders.models.layers import BLOCK_ROWS, Embeddings
+from zoo.recommenders.models.layers import Embeddings
 
 BATCH = 8192  # rows read at once
 TIMES = times.NAMES | {"text": "2024-01-31T12:00:00 or the like"}

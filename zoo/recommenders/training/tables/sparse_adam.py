@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import distributed, nn
 
-from zoo.recommenders.models.layers import BLOCK_ROWS
+from pipelines.core.machine import BLOCK_ROWS
 from zoo.training.runs import Processes
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Adam's

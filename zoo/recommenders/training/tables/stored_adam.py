@@ -11,7 +11,8 @@ import torch
 from torch.nn import functional
 
 from pipelines.core import machine
-from zoo.recommenders.models.layers import BLOCK_ROWS, Embeddings
+from pipelines.core.machine import BLOCK_ROWS
+from zoo.recommenders.models.layers import Embeddings
 from zoo.recommenders.training.tables.row_file import Records, RowFile
 from zoo.recommenders.training.tables.sparse_adam import RowState, SparseAdam
 
