@@ -1,6 +1,7 @@
 #include "transformer/layers/encoder.h"
 
 #include <cmath>
+#include <cstring>
 
 namespace zoo {
 
@@ -91,16 +92,27 @@ void Encoder::finish(int64_t in) {
     read(in, "the result");
     close(in, nullptr);
     divide(kBlock);
+    tail_ = operations_.size();
+    while (operations_[tail_ - 1].by_row()) --tail_;
+    std::vector<bool> own(register_widths_.size());  // written there
+    const auto carry = [&](int64_t index) {
+        if (index >= 0 && !own[static_cast<size_t>(index)] && std::find(carried_.begin(), carried_.end(), index) == carried_.end()) carried_.push_back(index);
+    };
+    for (size_t i = tail_; i < operations_.size(); ++i) {
+        carry(operations_[i].in), carry(operations_[i].residual);
+        own[static_cast<size_t>(operations_[i].out)] = true;
+    }
+    carry(last_);
 }
 
 Rows Encoder::encode(Encoding &work, const int32_t *tokens, const int64_t *first, int64_t count, const int32_t *types, int64_t longest,
-                     const int64_t *attended) const {
+                     const int64_t *attended, Picked picked) const {
     const int64_t n = first[count] - first[0];
     work.registers.resize(register_widths_.size());
     for (size_t i = 0; i < register_widths_.size(); ++i)
         work.registers[i].size(register_rows(i, n), register_widths_[i], register_quantizes_[i]);
     work.largest = std::max(work.largest, n);
-    run(work.registers, n, [&](const Operation &operation, const Rows &in, const Rows &out) {
+    const auto compute = [&](const Operation &operation, const Rows &in, const Rows &out) {
         for (int64_t sentence = 0; sentence < count; ++sentence) {
             const int64_t begin = first[sentence] - first[0], rows = first[sentence + 1] - first[sentence];
             float *to = out.values + begin * out.stride;
@@ -122,7 +134,19 @@ Rows Encoder::encode(Encoding &work, const int32_t *tokens, const int64_t *first
             const KeysValues<float> kv{work.keys.data(), from + 2 * operation.width, keys, in.stride, operation.size};
             isa_.rows->attention(from, in.stride, rows, kv, operation.heads, operation.size, to, out.stride);
         }
-    });
+    };
+    run(0, tail_, work.registers, n, compute);
+    for (size_t each = 0; picked != Picked::kAll && each < carried_.size(); ++each) {
+        const Rows rows = work.registers[static_cast<size_t>(carried_[each])].rows();
+        for (int64_t i = 0; i < count; ++i) {
+            const int64_t row = (picked == Picked::kFirst ? first[i] : first[i + 1] - 1) - first[0];
+            std::memmove(rows.values + i * rows.stride, rows.values + row * rows.stride, static_cast<size_t>(rows.stride) * sizeof(float));
+            if (!rows.quantized) continue;
+            std::memmove(rows.quantized + i * rows.stride, rows.quantized + row * rows.stride, static_cast<size_t>(rows.stride));
+            rows.scale[i] = rows.scale[row];
+        }
+    }
+    run(tail_, operations_.size(), work.registers, picked == Picked::kAll ? n : count, compute);
     return work.registers[static_cast<size_t>(last_)].rows();
 }
 

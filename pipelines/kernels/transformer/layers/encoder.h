@@ -42,12 +42,15 @@ class Encoder : public Layers {
                              const std::optional<std::pair<Array, Array>> &to_content, int64_t out);
     // The register `in` is the result; no operation follows.
     void finish(int64_t in);
-    // tokens: of `count` sentences, one after the other; first [count + 1]: where each begins, and the end. Returns float32 rows, one a
-    // token, which hold until the next call with this workspace.
+    // Rows of the result: one a token, or that of each sentence's first or last token alone.
+    enum class Picked { kAll, kFirst, kLast };
+    // tokens: of `count` sentences, one after the other; first [count + 1]: where each begins, and the end. Returns float32 rows, which hold
+    // until the next call with this workspace.
     // types: of the tokens, each with a table of `longest` positions of its own, or with a row for all positions; or null.
     // attended [count]: how many of a sentence's first tokens are keys; null: all.
     Rows encode(Encoding &work, const int32_t *tokens, const int64_t *first, int64_t count, const int32_t *types = nullptr,
-                int64_t longest = 0, const int64_t *attended = nullptr) const;
+                int64_t longest = 0, const int64_t *attended = nullptr,
+                Picked picked = Picked::kAll) const;
     // In place; count: whole sixteens.
     void activate(zoo::Activation kind, float *x, int64_t count) const { isa_.rows->activate(kind, x, count, x); }
     // Of one row, padded with zeros to whole 64; to another one.
@@ -61,6 +64,9 @@ class Encoder : public Layers {
     std::deque<Array> kept_;
     std::deque<std::vector<int32_t>> rows_;
     int64_t reach_ = INT64_MAX;
+    // Behind the last attention a row depends on itself alone: the first operation there, and the registers of before that are read there.
+    size_t tail_ = 0;
+    std::vector<int64_t> carried_;
 };
 
 }  // namespace zoo

@@ -142,7 +142,12 @@ class Layers {
     int64_t register_rows(size_t index, int64_t n) const { return static_cast<int64_t>(index) < first_short_ ? n : std::min(n, block_); }
     // All operations on n rows; `compute` those of embeddings and attention.
     template <class Compute>
-    void run(std::vector<Register> &registers, int64_t n, Compute compute) const;
+    void run(std::vector<Register> &registers, int64_t n, Compute compute) const {
+        run(0, operations_.size(), registers, n, compute);
+    }
+    // The same from one operation on to before another.
+    template <class Compute>
+    void run(size_t from, size_t to, std::vector<Register> &registers, int64_t n, Compute compute) const;
     template <class Compute>
     void run_operation(const Operation &operation, std::vector<Register> &registers, int64_t begin, int64_t n, Compute compute) const;
     // An operation on one row at a time; a row that is read quantized alone is stored nowhere else.
@@ -173,11 +178,11 @@ class Layers {
 };
 
 template <class Compute>
-void Layers::run(std::vector<Register> &registers, int64_t n, Compute compute) const {
+void Layers::run(size_t from, size_t to, std::vector<Register> &registers, int64_t n, Compute compute) const {
     const int64_t blocks = (n - 1) / block_ + 1, rows = round_up((n - 1) / blocks + 1, 6);  // in tiles of six
-    for (size_t first = 0, end; first < operations_.size(); first = end) {
+    for (size_t first = from, end; first < to; first = end) {
         end = first;
-        while (end < operations_.size() && operations_[end].by_row()) ++end;
+        while (end < to && operations_[end].by_row()) ++end;
         if (end == first) {
             run_operation(operations_[end++], registers, 0, n, compute);
             continue;

@@ -57,6 +57,8 @@ TextEncoder::TextEncoder(const Encoder &encoder, int64_t types, const std::vecto
         poolings_.push_back(kind->second);
     }
     width_ = encoder.width() * std::max<int64_t>(static_cast<int64_t>(poolings_.size()), 1);
+    if (poolings_.size() == 1 && poolings_[0] == Pooling::kCls) picked_ = Encoder::Picked::kFirst;
+    if (poolings_.size() == 1 && poolings_[0] == Pooling::kLast) picked_ = Encoder::Picked::kLast;
     longest_ = encoder.by_position() ? places / types : encoder.positions();
     if (encoder.reach() < longest_) refuse("texts", "a table of attention is of " + text(encoder.reach()) + " tokens, positions of " + text(longest_));
 }
@@ -184,9 +186,12 @@ void TextEncoder::compute(const int32_t *tokens, const int32_t *types, const int
             for (int64_t batch; (batch = next++) < number;) {
                 const int64_t begin = batches[static_cast<size_t>(batch)], end = batches[static_cast<size_t>(batch) + 1], at = first[begin];
                 const Rows rows = encoder_.encode(*memory, tokens + at, first + begin, end - begin, types + at, longest_,
-                                                  attended ? attended + begin : nullptr);
+                                                  attended ? attended + begin : nullptr, picked_);
                 for (int64_t i = begin; pools() && i < end; ++i) {
-                    pool(rows, first[i] - at, first[i + 1] - first[i], x);
+                    if (picked_ == Encoder::Picked::kAll)
+                        pool(rows, first[i] - at, first[i + 1] - first[i], x);
+                    else
+                        pool(rows, i - begin, 1, x);
                     finish(x, y, out + i * width_);
                 }
                 for (int64_t i = at; !pools() && i < first[end]; ++i) {

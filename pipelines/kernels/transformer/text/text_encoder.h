@@ -48,6 +48,7 @@ class TextEncoder {
     const Encoder &encoder_;
     int64_t types_, longest_, width_;
     std::vector<Pooling> poolings_;
+    Encoder::Picked picked_ = Encoder::Picked::kAll;
     std::deque<Step> steps_;
     // Memory of calls that are over: new memory would be cleared by the system, page by page.
     std::unique_ptr<Encoding> take() const;

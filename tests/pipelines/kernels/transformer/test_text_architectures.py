@@ -125,6 +125,17 @@ def test_every_instruction_set_returns_the_bits_of_the_reference(rng, programs, 
         assert row.tobytes() == reference.compute(program, ids[end - length : end], types[end - length : end]).tobytes()
 
 
+@pytest.mark.parametrize("case", ["qwen3", "types without positions"])
+def test_long_texts_beside_short_ones_have_the_bits_of_the_reference(rng, programs, case):
+    _, program = programs(case)
+    lengths = np.array([2, 250, 1, 200])
+    ids = rng.integers(0, 64, lengths.sum()).astype(np.int32)
+    found = native.compile_texts(program).compute(ids, 0 * ids, lengths, 1)
+    for row, length, end in zip(found, lengths, np.cumsum(lengths), strict=True):
+        part = ids[end - length : end]
+        assert row.tobytes() == reference.compute(program, part, 0 * part).tobytes()
+
+
 def test_layers_share_tables_and_texts_are_as_long_as_these(programs):
     _, program = programs("modernbert")
     attention = [each for each in program.encoder.operations if isinstance(each, QuantizedAttention)]
