@@ -44,7 +44,7 @@ class TextFamily(
 
     checkpoint: str = "model.safetensors"
     transient: tuple[str, ...] = ("fp32.onnx", "rewritten.onnx")  # the weights are in the checkpoint
-    files: tuple[str, ...] = ("tokenizer.json", "config.json")
+    files: tuple[str, ...] = ("tokenizer.json", "config.json", "sample.jsonl.gz")
     module: str = ""
     config: TrainConfig = field(default_factory=TrainConfig)
 

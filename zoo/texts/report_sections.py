@@ -46,6 +46,8 @@ def overview(name: str) -> dict[str, str]:
         Cell by column; {} without measurements.
     """
     cells, measured = {}, reports(zoo.SHIPPED / name / "reports", "quality")
+    if "names" in Hub(zoo.SHIPPED).card(name).details["preprocessing"]:
+        return {}
     if measured:
         metrics = newest(measured).content["metrics"]
         spearman = " / ".join(f"{metrics[precision]['spearman']:.4f}" for precision in ("fp32", "int8"))
@@ -78,7 +80,13 @@ def sections(name: str) -> str:
     Args:
         name: Name of the model.
     """
-    spec = Hub(zoo.SHIPPED).card(name).details["preprocessing"]
+    card = Hub(zoo.SHIPPED).card(name)
+    spec = card.details["preprocessing"]
+    if names := spec.get("names"):
+        return (
+            f"- **Run:** `zoo run {name} texts.txt -o labels.csv`, `zoo evaluate {name} --data sample.jsonl.gz`\n"
+            f"- **Input:** texts of up to {spec['max_length']} tokens. Output: {', '.join(names)}\n"
+        )
     lines = [
         f"- **Run:** `zoo run {name} texts.txt -o vectors.npy`",
         f"- **Input:** texts of up to {spec['max_length']} tokens, longer texts are truncated. Output: "

@@ -181,6 +181,8 @@ class EntityPipeline(TaskPipeline):
             for encoding in windows:
                 count = len(encoding.ids)
                 pieces = self._pieces(text, encoding, scores[start : start + count])
+                if self.strategy != "none":  # a blank that is a token of its own does not divide an entity
+                    pieces = [piece for piece in pieces if piece.end > piece.start]
                 entities += aggregate(pieces, self.names, self.strategy, self.tokenizer.join)
                 start += count
             entities = [
