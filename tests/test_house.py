@@ -195,7 +195,10 @@ OPENS = {  # functions that open a room on demand
     "zoo/serving/handlers/translation.py": {"translation"},
     "zoo/serving/handlers/texts.py": {"texts"},
     "zoo/serving/handlers/text_tasks.py": {"texts"},
-    **{f"zoo/serving/handlers/text_apis/{name}.py": {"texts"} for name in ("api", "openai", "tei", "cohere")},
+    **{
+        f"zoo/serving/handlers/text_apis/{name}.py": {"texts"}
+        for name in ("api", "openai", "tei", "cohere", "multi_vector")
+    },
     "zoo/serving/handlers/image_handler.py": {"vision"},
     "zoo/api/distributed.py": {"distributed"},
     "zoo/api/serving.py": {"serving"},

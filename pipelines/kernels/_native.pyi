@@ -178,6 +178,8 @@ class EmbeddingBags:
     @property
     def isa(self) -> str: ...
 
+def max_sim(query: Annotated[NDArray, dict(device='cpu', writable=False)], query_scale: Annotated[NDArray, dict(device='cpu', writable=False)], codes: Annotated[NDArray, dict(device='cpu', writable=False)], scale: Annotated[NDArray, dict(device='cpu', writable=False)], first: Annotated[NDArray, dict(device='cpu', writable=False)], chosen: Annotated[NDArray, dict(device='cpu', writable=False)] | None, threads: int, isa: str) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]: ...
+
 class LogParser:
     """
     Blocks of a log to a model's inputs. Columns are added by their place in the log (0-based) and in the outputs.

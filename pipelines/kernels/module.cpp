@@ -8,6 +8,7 @@ void bind_image_network(nb::module_ &module);
 void bind_isas(nb::module_ &module);
 void bind_csv_lines(nb::module_ &module);
 void bind_embedding_bags(nb::module_ &module);
+void bind_max_sim(nb::module_ &module);
 void bind_parse_log(nb::module_ &module);
 void bind_resize(nb::module_ &module);
 void bind_row_kernels(nb::module_ &module);
@@ -21,6 +22,7 @@ NB_MODULE(_native, module) {
     bind_isas(module);
     bind_csv_lines(module);
     bind_embedding_bags(module);
+    bind_max_sim(module);
     bind_parse_log(module);
     bind_resize(module);
     bind_row_kernels(module);

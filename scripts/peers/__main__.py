@@ -31,6 +31,7 @@ COMPARISONS = {
     "detectors": "quantization.detectors",
     "compression": "compression.compression",
     "texts": "texts.texts",
+    "max-sim": "texts.max_sim",
     "text-networks": "texts.networks",
     "translation": "translation.translation",
     "translation-rewrites": "translation.rewrites",

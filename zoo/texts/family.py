@@ -299,6 +299,8 @@ MULTI_VECTOR_ENCODER = TextFamily(  # Khattab and Zaharia 2020, "ColBERT"
     run_options=(
         COLUMN,
         RunOption("query", str, None, "Query that the texts are scored for."),
+        RunOption("index", str, None, "Index of documents, FILE.npz, which the texts are searched in."),
+        RunOption("top_k", int, 10, "Documents of a query in the index, best first."),
         MAX_LENGTH,
     ),
     summary=SUMMARY,

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="needs the train extra")
 pytest.importorskip("transformers", reason="needs the test extra")
-from helpers import text_models
+from helpers import multi_vector_models, text_models
 from helpers.serving import Server
 from helpers.text_models import TEXTS
 
@@ -39,7 +40,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         zoo.import_model(path / f"theirs-{name}", path / name, format=FORMATS.get(name))
         zoo.calibrate(path / name, str(path / ("pairs.txt" if name == "answers" else "texts.txt")), samples=16)
         zoo.build(path / name)
-    return {name: path / name for name in TASKS}
+    multi_vector_models.pylate(path / "theirs-vectors")
+    zoo.import_model(path / "theirs-vectors", path / "vectors")
+    zoo.calibrate(path / "vectors", str(path / "texts.txt"), samples=16)
+    zoo.build(path / "vectors")
+    return {name: path / name for name in (*TASKS, "vectors")}
 
 
 @pytest.fixture(scope="module")
@@ -137,3 +142,28 @@ def test_invalid_texts_and_options_are_said(served: Server) -> None:
     ):
         status, _, text = served.ask(f"/v1/models/{name}:run", json.dumps(body).encode(), "application/json")
         assert status == 400 and message in json.loads(text)["error"], body
+
+
+def test_vectors_of_tokens_and_rankings_by_them(served: Server, folders: dict[str, Path]) -> None:
+    ours = zoo.pipeline(folders["vectors"])
+
+    def post(path: str, value: Any) -> Any:
+        return served.json(path, json.dumps(value).encode(), "application/json")
+
+    for role, encode in (("document", ours.encode_document), ("query", ours.encode_query)):
+        found = post("/embed_all", {"inputs": TEXTS, "prompt_name": role})
+        assert [len(rows) for rows in found] == [len(rows) for rows in encode(TEXTS)]
+        assert np.allclose(found[2], encode(TEXTS)[2], atol=1e-6)
+    ranked = ours.rank("the cat", TEXTS)
+    found = post("/v1/models/vectors/rerank", {"query": "the cat", "texts": TEXTS, "return_text": True})
+    assert [row["index"] for row in found] == [row["corpus_id"] for row in ranked]
+    assert [row["score"] for row in found] == pytest.approx([row["score"] for row in ranked], abs=1e-5)
+    assert found[0]["text"] == TEXTS[found[0]["index"]]
+    found = post("/v1/rerank", {"model": "vectors", "query": "the cat", "documents": TEXTS, "top_n": 2})["results"]
+    assert [row["index"] for row in found] == [row["corpus_id"] for row in ranked[:2]]
+    scored = ask(served, "vectors", {"texts": TEXTS, "query": "the cat"})
+    assert [row["score"] for row in scored] == pytest.approx(
+        [row["score"] for row in ours(TEXTS, query="the cat")], abs=1e-5
+    )
+    status, _, body = served.ask("/embed_all", json.dumps({"inputs": [[2, 5, 3]]}).encode(), "application/json")
+    assert status == 422 and b"expected texts" in body

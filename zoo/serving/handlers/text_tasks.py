@@ -11,19 +11,26 @@ import numpy as np
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from zoo.serving.handlers.base import ParsedJob, json_options, require_count, text_lines
-from zoo.serving.handlers.text_apis import tei
+from zoo.serving.handlers.text_apis import multi_vector, tei
 from zoo.serving.handlers.text_apis.api import TextApi, flat
 from zoo.serving.handlers.texts import TextHandler
 from zoo.serving.protocol import limits, responses, text_apis
 from zoo.serving.protocol.text_apis import MAX_TEXTS
 from zoo.serving.workers.channel import Job
 from zoo.texts.data import text_files
-from zoo.texts.heads.task_pipeline import CLASSIFIER, SPARSE_ENCODER, TaskPipeline
+from zoo.texts.heads.task_pipeline import CLASSIFIER, MULTI_VECTOR, SPARSE_ENCODER, TaskPipeline
 
 API_TYPES: Mapping[str, Mapping[str, type[TextApi]]] = {  # by `TaskPipeline.API_KIND`
     CLASSIFIER: {text_apis.PREDICT: tei.Predict},
     SPARSE_ENCODER: {text_apis.EMBED_SPARSE: tei.EmbedSparse},
+    MULTI_VECTOR: {
+        text_apis.EMBED_ALL: multi_vector.EmbedAll,
+        text_apis.RERANK: multi_vector.Rerank,
+        text_apis.COHERE_RERANK: multi_vector.CohereRerank,
+    },
 }
+
+POOLINGS = {SPARSE_ENCODER: "splade", MULTI_VECTOR: "none"}  # in the words of text-embeddings-inference
 
 
 class TaskHandler(TextHandler):
@@ -41,7 +48,7 @@ class TaskHandler(TextHandler):
 
     @property
     def api_types(self) -> Mapping[str, type[TextApi]]:
-        """See `TextHandler`: /tokenize and /decode; of classifiers /predict, of sparse encoders /embed_sparse."""
+        """See `TextHandler`: /tokenize and /decode; and those of the kind of the pipeline."""
         tokens = {text_apis.TOKENIZE: tei.Tokenize, text_apis.DECODE: tei.Decode}
         return {**tokens, **API_TYPES.get(self.pipeline.API_KIND, {})}
 
@@ -107,5 +114,6 @@ class TaskHandler(TextHandler):
         """See `TextHandler`."""
         if self.pipeline.API_KIND == CLASSIFIER:
             return super().extra_description()
-        kind = {"embedding": {"pooling": "splade"}} if self.pipeline.API_KIND == SPARSE_ENCODER else {}
+        pooling = POOLINGS.get(self.pipeline.API_KIND)
+        kind = {"embedding": {"pooling": pooling}} if pooling else {}
         return {"info": {"model_type": kind, "max_input_length": self.pipeline.max_length}}

@@ -13,6 +13,7 @@ from helpers import text_models  # noqa: E402
 
 import zoo  # noqa: E402
 from pipelines.core.errors import RequestError  # noqa: E402
+from pipelines.kernels.transformer.token_vectors import TokenVectors  # noqa: E402
 
 PLACES = {"query": {"marker": "[unused63]", "most": 12, "expand": 12}, "document": {"marker": "cat", "most": 20}}
 TEXTS = [*text_models.TEXTS, "", "z " * 40]
@@ -82,6 +83,22 @@ def test_int8_ranking_run_and_evaluation(tmp_path):
     zoo.run(tmp_path / "ours", tmp_path / "texts.txt", tmp_path / "out.jsonl", query=query, engine="onnxruntime")
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert len(lines) == 150 and {*lines[0]} == {"row", "score"}
+    zoo.run(tmp_path / "ours", tmp_path / "texts.txt", tmp_path / "index.npz", engine="native")
+    index = TokenVectors.load(tmp_path / "index.npz")
+    assert len(index) == 150
+    (tmp_path / "queries.txt").write_text("the cat\nzebra")
+    zoo.run(
+        tmp_path / "ours", tmp_path / "queries.txt", tmp_path / "found.jsonl", index=tmp_path / "index.npz", top_k=2
+    )
+    lines = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
+    assert [(line["row"], line["document"] - 1) for line in lines[::2]] == [
+        (i, native.rank(each, index, top_k=1)[0]["corpus_id"]) for i, each in enumerate(("the cat", "zebra"), 1)
+    ]
+    assert (
+        native.index(texts).scores(native.encode_query(query)).tobytes()
+        == index.scores(native.encode_query(query), np.arange(5)).tobytes()
+    )
+    assert np.allclose([each["score"] for each in native(texts, query=query)], scores, rtol=0.02)
     rows = ["\t".join((query, text, str(i % 2))) for i, text in enumerate(texts)]
     (tmp_path / "pairs.tsv").write_text("\n".join(rows))
     report = zoo.evaluate(tmp_path / "ours", str(tmp_path / "pairs.tsv"))
@@ -103,5 +120,5 @@ def test_refusals(tmp_path):
     ours = opened(tmp_path)
     with pytest.raises(RequestError, match="found the role 'passage'"):
         ours("a", role="passage")
-    with pytest.raises(RequestError, match="found no --query"):
+    with pytest.raises(RequestError, match="expected one of --query, --index"):
         ours.run(["a"], tmp_path / "out.csv")

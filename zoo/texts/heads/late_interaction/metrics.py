@@ -37,7 +37,7 @@ def evaluate(pipelines: Mapping[str, MultiVectorPipeline], data: Any, on_error: 
     }
     places = [(queries.index(query), documents.index(document)) for query, document in pairs]
     scores = {
-        name: np.array([first.similarity(several[i], others[j])[0, 0] for i, j in places])
+        name: np.array([pipelines[name].similarity(several[i], others[j])[0, 0] for i, j in places])
         for name, (several, others) in vectors.items()
     }
 

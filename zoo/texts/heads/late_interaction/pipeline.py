@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
+from pipelines.kernels.transformer.token_vectors import SUFFIX, TokenVectors
 from pipelines.models.folder import ModelFolder
 from zoo.texts.data.tokenizer import Tokens
 from zoo.texts.heads.late_interaction.roles import DOCUMENT, QUERY, Roles
 from zoo.texts.heads.task_pipeline import MULTI_VECTOR, TaskPipeline
-from zoo.texts.text_pipeline import SORT_WINDOW, Floats
+from zoo.texts.text_pipeline import SORT_WINDOW, Floats, Write
 
 VECTORS = "token_embeddings"
+TOP = 10  # documents of a query
+FOUND = {"document": np.int64, "score": np.float32}  # columns of a search
 
 
 class MultiVectorPipeline(TaskPipeline):
@@ -24,15 +30,20 @@ class MultiVectorPipeline(TaskPipeline):
     Attributes:
         role: "query" or "document".
         query: Vectors of the query that documents are scored for; None: their own vectors are the results.
+        searched: Index of documents that `run` searches for queries; None for none.
+        top: Number of documents of a query that it finds.
         roles: Tokenizes both.
     """
 
     OUTPUT: ClassVar[str] = VECTORS
     PER_TOKEN: ClassVar[bool] = True
+    EMBEDS: ClassVar[bool] = True
     API_KIND: ClassVar[str] = MULTI_VECTOR
     COLUMNS: ClassVar[Mapping[str, Any]] = {VECTORS: np.float32}
     role: str = DOCUMENT
     query: Floats | None = None
+    searched: TokenVectors | None = None
+    top: int = TOP
 
     def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
         super().__init__(folder, *arguments, **options)
@@ -98,12 +109,12 @@ class MultiVectorPipeline(TaskPipeline):
 
     def decode(self, outputs: Floats, tokens: Tokens) -> list[Any]:
         """See `TaskPipeline.decode`."""
-        vectors = self.vectors(outputs, tokens)
+        vectors = self.kept(outputs, tokens)
         if self.query is None:
             return [{VECTORS: each} for each in vectors]
         return [{"score": float(score)} for score in self.similarity(self.query, vectors)[0]]
 
-    def vectors(self, outputs: Floats, tokens: Tokens) -> list[Floats]:
+    def kept(self, outputs: Floats, tokens: Tokens) -> list[Floats]:
         """Returns the vectors of every text.
 
         Args:
@@ -150,7 +161,7 @@ class MultiVectorPipeline(TaskPipeline):
         window = SORT_WINDOW * self.batch_size
         for start in range(0, len(texts), window):
             tokens = configured.tokenize([(text,) for text in texts[start : start + window]])
-            found += configured.vectors(configured.compute(tokens), tokens)
+            found += configured.kept(configured.compute(tokens), tokens)
         return found[0] if isinstance(inputs, str) else found
 
     def similarity(self, queries: Any, documents: Any) -> Floats:
@@ -158,34 +169,65 @@ class MultiVectorPipeline(TaskPipeline):
 
         Args:
             queries: Vectors of queries, float32 [tokens, components] each, or of one query.
-            documents: Vectors of documents, likewise.
+            documents: Vectors of documents, likewise, or an index of them.
 
         Returns:
-            float32 [queries, documents].
+            float32 [queries, documents]; of an index, and with int8, by vectors of 8 bits.
         """
         several, others = (
             [each] if isinstance(each, np.ndarray) and each.ndim == 2 else each for each in (queries, documents)
         )
-        scores = [[max_sim(query, document) for document in others] for query in several]
+        if self.precision == "int8" and not isinstance(others, TokenVectors) and len(others):
+            others = TokenVectors.of(others)
+        if isinstance(others, TokenVectors):
+            scores = [others.scores(query, threads=self.threads) for query in several]
+        else:
+            scores = [np.array([max_sim(query, document) for document in others], np.float32) for query in several]
         return np.array(scores, np.float32).reshape(len(several), len(others))
 
+    def index(self, documents: Iterable[str], *, max_length: int | None = None) -> TokenVectors:
+        """Computes an index of documents: their vectors in 8 bits, which `save` writes and `TokenVectors.load` reads.
+
+        Args:
+            documents: The documents; those of a window at a time are in memory.
+            max_length: See `__call__`.
+
+        Returns:
+            The index.
+
+        Raises:
+            RequestError: There are no documents.
+        """
+        texts, parts = iter(documents), []
+        while window := list(itertools.islice(texts, SORT_WINDOW * self.batch_size)):
+            parts.append(TokenVectors.of(self.encode_document(window, max_length=max_length)))
+        if not parts:
+            raise RequestError("found no documents; give at least one")
+        return TokenVectors.joined(parts)
+
     def rank(
-        self, query: str, documents: Sequence[str], top_k: int | None = None, return_documents: bool = False
+        self,
+        query: str,
+        documents: Sequence[str] | TokenVectors,
+        top_k: int | None = None,
+        return_documents: bool = False,
     ) -> list[dict[str, Any]]:
         """Orders documents by their scores for a query.
 
         Args:
             query: The query.
-            documents: The documents.
+            documents: The documents, or an index of them.
             top_k: Number of results; None for all documents.
-            return_documents: Whether results have "text".
+            return_documents: Whether results have "text"; an index has no texts.
 
         Returns:
             {"corpus_id", "score"} of the documents, the best first.
         """
-        (scores,) = self.similarity(self.encode_query(query), self.encode_document(documents))
+        texts = [] if isinstance(documents, TokenVectors) or not return_documents else documents
+        encoded = documents if isinstance(documents, TokenVectors) else self.encode_document(documents)
+        (scores,) = self.similarity(self.encode_query(query), encoded)
         return [
-            {"corpus_id": i, "score": float(scores[i]), **({"text": documents[i]} if return_documents else {})}
+            {"corpus_id": i, "score": float(scores[i]), **({"text": texts[i]} if texts else {})}
             for i in np.argsort(-scores, kind="stable").tolist()[:top_k]
         ]
 
@@ -197,30 +239,65 @@ class MultiVectorPipeline(TaskPipeline):
         *,
         column: str | None = None,
         query: str | None = None,
+        index: str | Path | None = None,
+        top_k: int = TOP,
         max_length: int | None = None,
     ) -> dict[str, Any]:
-        """Scores documents for a query in constant memory and input order.
+        """Scores documents for a query, writes an index of documents, or searches one for queries.
 
-        Writes the columns row (from 1) and score.
+        Writes the columns row (from 1) and score, for a query; row, document (its row from 1) and score, the best
+        first, for an index; all in input order.
 
         Args:
-            inputs: Text files with one document per line, tables, or "-" for stdin.
-            output: .csv, .csv.gz, .jsonl or .parquet file; "-" for CSV on stdout.
-            on_error: "raise" to stop at the first invalid row, "skip" to write an empty line for it.
-            column: Column of the documents in tables.
-            query: The query.
-            max_length: Maximum number of tokens of a document; None for that of the role.
+            inputs: Text files with one document or, for an index, query per line, tables, or "-" for stdin.
+            output: .csv, .csv.gz, .jsonl or .parquet file, "-" for CSV on stdout; .npz for an index of the documents.
+            on_error: "raise" to stop at the first invalid row, "skip" to write an empty line for it, or zeros.
+            column: Column of the texts in tables.
+            query: Query that the documents are scored for.
+            index: Index that is searched.
+            top_k: Number of documents of a query in the index.
+            max_length: Maximum number of tokens of a text; None for that of the role.
 
         Returns:
             Summary, as `SentencePipeline.run`.
 
         Raises:
-            RequestError: There is no query, or the input is unusable.
+            RequestError: There is neither a query nor an index, or the input is unusable.
         """
-        if query is None:
-            raise RequestError("found no --query, for which the documents are scored; give one")
-        configured = self.with_options(query=query, max_length=max_length)
+        writes = str(output).endswith(SUFFIX)
+        if [query is not None, index is not None, writes].count(True) != 1:
+            raise RequestError(f"expected one of --query, --index, or an index to write, -o NAME{SUFFIX}")
+        if type(top_k) is not int or top_k < 1:
+            raise RequestError(f"found top_k {top_k!r:.40}; expected a whole number from 1")
+        if index is None:
+            configured = self.with_options(query=query, max_length=max_length)
+        else:
+            options = {"searched": TokenVectors.load(index), "top": top_k, "COLUMNS": FOUND}
+            configured = self.configured(role=QUERY, max_length=max_length, **options)
         return configured._run(inputs, output, on_error, self.parse_columns(column), None, max_length)
+
+    def lines(self, result: Any) -> list[dict[str, Any]]:
+        """See `TaskPipeline.lines`: of a search a line a document."""
+        if self.searched is None:
+            return super().lines(result)
+        scores = self.searched.scores(result[VECTORS], threads=self.threads)
+        best = np.argsort(-scores, kind="stable")[: self.top]
+        return [{"document": int(i) + 1, "score": float(scores[i])} for i in best]
+
+    @contextlib.contextmanager
+    def _writer(self, output: str | Path) -> Iterator[Write]:
+        if not str(output).endswith(SUFFIX):
+            with super()._writer(output) as write:
+                yield write
+            return
+        parts: list[TokenVectors] = []
+        invalid = np.zeros((1, self.config.output_size), np.float32)
+
+        def write_index(results: list[Any], rows: NDArray[np.int64]) -> None:
+            parts.append(TokenVectors.of([invalid if result is None else result[VECTORS] for result in results]))
+
+        yield write_index
+        TokenVectors.joined(parts).save(output)
 
 
 def max_sim(query: Floats, document: Floats) -> np.float32:
