@@ -22,6 +22,26 @@ if TYPE_CHECKING:
     from pipelines.quantization.recipe import QuantRecipe
 
 
+@runtime_checkable
+class Draftable(Protocol):
+    """A family whose models verify the proposals of a small draft (speculative decoding)."""
+
+    def draft_config(self) -> Any:
+        """Default settings of the training of a draft."""
+
+    def train_draft(self, folder: ModelFolder, data: Any, config: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """Trains a draft for a model.
+
+        Args:
+            folder: The model folder.
+            data: Training data.
+            config: Settings.
+
+        Returns:
+            (entries of the card's preprocessing, {file name: content}).
+        """
+
+
 class NoRow(RequestError):
     """An input without valid rows.
 

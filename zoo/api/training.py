@@ -15,9 +15,10 @@ from pipelines.core.files import require_free, require_place, write_bytes
 from pipelines.deltas.scales import keep_scales
 from pipelines.graph import io, query
 from pipelines.models import stages
-from pipelines.models.family import GraphImportable, OnnxImportable, SchemaInferring, Shortlistable, Trainable
+from pipelines.models.family import Family, GraphImportable, OnnxImportable, SchemaInferring, Shortlistable, Trainable
 from pipelines.models.folder import ModelFolder
 from pipelines.models.hub import CARD, CardFile
+from pipelines.models.protocols import Draftable
 from zoo.api import exporting
 from zoo.api.models import run_stage
 from zoo.api.paths import Model, as_list, output_path, require_distinct
@@ -90,6 +91,7 @@ def train(
     on_error: str = "raise",
     schema: Model | None = None,
     label: str | Sequence[str] | None = None,
+    preset: str | None = None,
 ) -> dict[str, Any]:
     """Trains a model family on own data and writes a model folder.
 
@@ -102,14 +104,18 @@ def train(
         on_error: "raise" to stop at an invalid row, "skip" to leave it out and count it.
         schema: Schema of a click log (see `zoo.schema`); None to infer it.
         label: Columns of a click log to predict: one or, for families of several labels, several.
+        preset: "draft" for a small draft of the model that the setting `teacher` names (speculative decoding). `output`
+            becomes that model with its draft; it may be the model's own folder.
 
     Returns:
-        Metrics on the held-out data, and counts.
+        Metrics on the held-out data, and counts; with a preset {"path", "bytes": {file: size}}.
 
     Raises:
         RequestError: A setting is unknown, the data are unusable, or `output` holds something else.
     """
     entry = zoo.entry(family)
+    if preset is not None:
+        return _with_draft(entry, data, output, preset, settings or {})
     trainer = require_trainable(entry)
     options: dict[str, Any] = {name: each for name, each in (("schema", schema), ("label", label)) if each}
     if options and not trainer.takes_schema:
@@ -330,12 +336,37 @@ def _with_shortlist(model: Model, data: str, output: Model | None) -> Path:
         raise RequestError(f"{name} takes no shortlist; translation models do")
     if output is None and not Path(model).is_dir():
         raise RequestError(f"{name} is read-only; give a folder for its copy with the shortlist: -o FOLDER")
+    target = _free_target(folder, output)
+    return _with_files(folder, target, *folder.entry.shortlist(folder, data))
+
+
+def _with_draft(entry: Family, data: Any, output: Model, preset: str, settings: Mapping[str, str]) -> dict[str, Any]:
+    """Adds a draft to the teacher's folder, or to its copy `output`."""
+    if preset != "draft" or not isinstance(entry, Draftable):
+        able = ", ".join(name for name, each in zoo.entries().items() if isinstance(each, Draftable))
+        raise RequestError(f"found the preset {preset!r} of {entry.name}, expected draft of {able}")
+    config = configured(f"{entry.name} --preset draft", entry.draft_config(), settings)
+    if not config.teacher:
+        raise RequestError("found no model to train a draft for, expected --teacher FOLDER")
+    folder = zoo.load(config.teacher)
+    target = _free_target(folder, output)
+    preprocessing, made = entry.train_draft(folder, data, config)
+    path = _with_files(folder, target, preprocessing, made)
+    return {"path": str(path), "bytes": {name: len(content) for name, content in made.items()}}
+
+
+def _free_target(folder: ModelFolder, output: Model | None) -> Path:
+    """Returns where a model gets more files: its own folder, or one that is free."""
     target = folder.path if output is None else Path(output)
-    if output is not None:
+    if target.resolve() != folder.path.resolve():
         require_free(target)
     require_place(target / CARD)
-    preprocessing, made = folder.entry.shortlist(folder, data)
-    if output is not None:
+    return target
+
+
+def _with_files(folder: ModelFolder, target: Path, preprocessing: Mapping[str, Any], made: Mapping[str, bytes]) -> Path:
+    """Adds files to a model folder, or to its copy `target`; returns the folder."""
+    if target.resolve() != folder.path.resolve():
         shutil.copytree(folder.path, target, ignore=shutil.ignore_patterns(CARD, *NOT_COPIED), dirs_exist_ok=True)
     for each, content in made.items():
         write_bytes(target / each, content)

@@ -43,6 +43,13 @@ negative_rate = click.option(
     help="Click logs: last rows to hold out, as a count or a fraction. [default: 0.1]",
 )
 @negative_rate
+@click.option(
+    "--preset",
+    type=click.Choice(["draft"]),
+    default=None,
+    help="Translation: draft trains a small draft for the model --teacher (speculative decoding); -o is a new folder "
+    "for its copy with the draft, or its own folder.",
+)
 @training
 def train(family: str, as_json: bool, held_out: float | None, negative_rate: float | None, **options: Any) -> None:
     """Train a model FAMILY (e.g. wide-deep) on own data.

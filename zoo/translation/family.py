@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipelines.models import family
-from zoo.translation.train_config import FINETUNE, TrainingConfig
+from zoo.translation.train_config import FINETUNE, DraftConfig, TrainingConfig
 
 if TYPE_CHECKING:
     from pipelines.models.folder import ModelFolder
@@ -112,6 +112,18 @@ class TranslationFamily(
         from zoo.translation.search.shortlist import build_shortlist
 
         return build_shortlist(folder, data)
+
+    def draft_config(self) -> DraftConfig:
+        """See `Draftable`."""
+        return DraftConfig()
+
+    def train_draft(
+        self, folder: ModelFolder, data: Any, config: DraftConfig
+    ) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """See `Draftable` and `zoo.translation.training.draft.train_draft`."""
+        with self.needs("train"):
+            from zoo.translation.training.draft import train_draft
+        return train_draft(folder, data, config)
 
     def handler(self) -> type[Handler]:
         """See `Servable`."""

@@ -141,5 +141,51 @@ class TrainingConfig:
         return self.learning_rate * min((step + 1) / warm, math.sqrt(warm / (step + 1)))
 
 
+@dataclass(frozen=True)
+class DraftConfig:
+    """Recipe of a draft for speculative decoding, `zoo train transformer-mt --preset draft`.
+
+    Attributes:
+        teacher: Model folder whose draft is trained.
+        languages: See `TrainingConfig`.
+        width: Width, a multiple of 32.
+        hidden: Units of a feed-forward layer.
+        layers: Number of layers.
+        ahead: Maximum number of tokens that it proposes at once.
+        synthetic: Number of synthetic source sentences, see `zoo.translation.data.synthesis`.
+        epochs: Number of epochs.
+        batch_size: Target tokens of a batch, with padding.
+        learning_rate: Peak learning rate, after `warmup` steps (a third of all at most); it falls to 0 by a cosine.
+        warmup: Steps of linear warm-up.
+        seed: Seed of all random numbers.
+
+    Raises:
+        RequestError: A value is out of range.
+    """
+
+    RANGES: ClassVar[dict[str, Range]] = {
+        "languages": RANGES["languages"],
+        "width": Range("a multiple of 32", lambda width: width > 0 and width % 32 == 0),
+        "ahead": Range("1 to 8", lambda tokens: 1 <= tokens <= 8),
+        **dict.fromkeys(("warmup", "synthetic"), FROM_0),
+        "seed": SEED,
+    }
+    teacher: str = ""
+    languages: str = "en-de"
+    width: int = 128
+    hidden: int = 512
+    layers: int = 1
+    ahead: int = 4
+    synthetic: int = 0
+    epochs: int = 4
+    batch_size: int = 8192
+    learning_rate: float = 2e-3
+    warmup: int = 300
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_settings(asdict(self), self.RANGES)
+
+
 # Fine-tuning: few steps, a low learning rate, a short warm-up.
 FINETUNE = TrainingConfig(epochs=10, patience=3, learning_rate=2e-4, warmup=200, average=3)

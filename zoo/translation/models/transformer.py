@@ -179,13 +179,30 @@ class Transformer(LazyModule):
         Returns:
             Logits of the next token, float [n, t, vocabulary].
         """
-        memory, mask = encoded or self.encode(source)
+        return self._logits(self._decode(target, *(encoded or self.encode(source)), layers))
+
+    def _decode(
+        self, target: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor, layers: list[torch.Tensor] | None = None
+    ) -> torch.Tensor:
         x = self._embed("target", target)
         for layer in self.decoder:
             x, _ = layer.decode(x, None, layer.cross.keys_values(memory), mask)  # type: ignore[operator, union-attr]
             if layers is not None:
                 layers.append(x)
-        return self._logits(x)
+        return x
+
+    def results(self, target: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Computes the input of the vocabulary projection with teacher forcing.
+
+        Args:
+            target: See `forward`.
+            memory: Result of `encode`.
+            mask: Result of `encode`.
+
+        Returns:
+            float [n, t, width].
+        """
+        return self.decoder_norm(self._decode(target, memory, mask))  # type: ignore[no-any-return]
 
     def begin(self, source: torch.Tensor) -> DecodingState:
         """Encodes sentences for decoding.
