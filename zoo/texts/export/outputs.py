@@ -125,7 +125,7 @@ class OutputWriter(NetworkWriter):
         return self.cached["numbers"]
 
     def head(self, x: ir.Value, mask: ir.Value) -> ir.Value:
-        """Appends the classification head over the first token, or the mean of the tokens: float32 [batch, labels].
+        """Appends the classification head over the first or last token, or the mean of them: float32 [batch, labels].
 
         Args:
             x: Output of the last layer.
@@ -135,6 +135,8 @@ class OutputWriter(NetworkWriter):
             Value `SCORES`.
         """
         row = self.pool(x, mask, "first_row" if self.config.pooling == "cls" else "pooled")
+        if "dense.weight" not in self.weights:
+            return self.linear(row, "classifier", SCORES)
         row = self.linear(row, "dense")
         kind = self.config.head_activation or ARCHITECTURES[self.config.kind].head_activation
         if kind in ("tanh", "relu"):

@@ -193,11 +193,13 @@ def read_features(
     transformer = _json(path / sentence_modules.folder_of(modules, "Transformer") / "sentence_bert_config.json")
     settings = _json(path / SETTINGS)
     prompts = _prompts(settings)
-    changes: dict[str, Any] = {"pooling": config.get("classifier_pooling") or "cls"}
+    changes: dict[str, Any] = {}
     if head:
         if not head.HAS_LAYERS and not architecture.head:
             raise RequestError(f"{kind} with a classification head is not supported; expected a sentence encoder")
-        changes |= {"labels": head.outputs(config), "head_activation": head.activation(config)}
+        first = "cls" if head.HAS_LAYERS else architecture.head_pooling
+        changes = {"labels": head.outputs(config), "head_activation": head.activation(config)}
+        changes["pooling"] = {"bos": "cls"}.get(named := str(config.get("classifier_pooling") or first), named)
         changes |= head.form(path, _network_folder(path), config)
     else:
         embedding = sentence_modules.read_embedding(path, modules, pooling, any(prompts.values()))

@@ -228,7 +228,7 @@ class TokenHead(Head):
             found: Where they are taken from, and gathered.
             config: Configuration of the network.
         """
-        layer = self.LAYER
+        layer = self.LAYER if f"{self.LAYER}.weight" in found.tensors else "score"  # of decoders
         if config.kind == "modernbert":
             layer = "classifier"
             found.linear("dense", "head.dense", config.width, config.width)

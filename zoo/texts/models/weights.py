@@ -70,10 +70,12 @@ def shapes(config: ModelConfig, head: Head | None = None) -> dict[str, tuple[int
             if disentangled.norm:
                 yield "relative_norm", (width,), True
         if config.labels and not (head and head.HAS_LAYERS):
-            yield "dense", (width, width), "dense" not in config.unbiased
-            if "dense_norm" in ARCHITECTURES[config.kind].head:
+            layers = ARCHITECTURES[config.kind].head
+            if "dense" in layers:
+                yield "dense", (width, width), "dense" not in config.unbiased
+            if "dense_norm" in layers:
                 yield "dense_norm", (width,), has_bias
-            yield "classifier", (config.labels, width), True
+            yield "classifier", (config.labels, width), "dense" in layers
         inputs = width * len(config.poolings)
         for i, dense in enumerate(() if head and head.HAS_LAYERS else config.dense):
             yield f"dense.{i}", (dense.outputs, inputs), dense.bias

@@ -18,13 +18,18 @@ HEADS = {
     "albert": "AlbertForSequenceClassification",
     "xlm-roberta-xl": "XLMRobertaXLForSequenceClassification",
     "deberta-v3": "DebertaV2ForSequenceClassification",
+    "eurobert": "EuroBertForSequenceClassification",
+    "gemma3": "Gemma3TextForSequenceClassification",
+    "qwen3": "Qwen3ForSequenceClassification",
 }
+SETTINGS = {"eurobert": {"classifier_pooling": "mean"}}
 
 
 def write(folder, kind):
     """A folder of a random network with two labels; returns the network."""
     torch.manual_seed(0)
     values = {**CONFIGS[kind], "architectures": [HEADS[kind]], "id2label": {"0": "SAFE", "1": "INJECTION"}}
+    values |= SETTINGS.get(kind, {})
     network = getattr(transformers, HEADS[kind])(transformers.AutoConfig.for_model(**values)).eval()
     text_networks.randomize(network)
     network.save_pretrained(folder)
@@ -37,7 +42,11 @@ def write(folder, kind):
 def logits(network, first, second):
     """The logits of a pair, float32 [labels]."""
     encoded = text_models.tokenizer().encode(first, second)
-    types = {"token_type_ids": torch.tensor([encoded.type_ids])} if network.config.type_vocab_size > 1 else {}
+    types = (
+        {"token_type_ids": torch.tensor([encoded.type_ids])}
+        if getattr(network.config, "type_vocab_size", 1) > 1
+        else {}
+    )
     with torch.no_grad():
         return network(input_ids=torch.tensor([encoded.ids]), **types).logits[0].numpy()
 

@@ -188,6 +188,7 @@ class Architecture:
         parts: Name within a layer by shared name.
         head: Name of a cross-encoder's layers by shared name; "{prefix}" is that of the network. Empty: not supported.
         head_activation: Activation between the two layers of the head, "tanh", "relu" or "gelu".
+        head_pooling: Pooling before the head, where config.json names none.
         trainable: Whether transformers' network has the names of the file, so that it can be fine-tuned.
         adapt: Changes the weights in place, given the configuration, the tensors of the file, and the prefix of their
             names; returns errors.
@@ -204,6 +205,7 @@ class Architecture:
     parts: Mapping[str, str | Rows]
     head: Mapping[str, str] = field(default_factory=dict)
     head_activation: str = "tanh"
+    head_pooling: str = "cls"
     trainable: bool = True
     adapt: Callable[[ModelConfig, dict[str, Floats], Mapping[str, Floats], str], list[str]] = (
         lambda config, weights, tensors, prefix: []

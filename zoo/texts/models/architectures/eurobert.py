@@ -21,4 +21,15 @@ def _read(file: ConfigFile) -> ModelConfig:
     )
 
 
-ARCHITECTURE = Architecture("eurobert", ("eurobert",), _read, qwen2.NAMES, "layers.{}", qwen2.PARTS)
+HEAD = {"dense": "dense", "classifier": "classifier"}
+ARCHITECTURE = Architecture(
+    "eurobert",
+    ("eurobert",),
+    _read,
+    qwen2.NAMES,
+    "layers.{}",
+    qwen2.PARTS,
+    HEAD,
+    head_activation="gelu",
+    head_pooling="late",
+)

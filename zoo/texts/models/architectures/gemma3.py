@@ -60,4 +60,14 @@ PARTS = {
     "norm": "pre_feedforward_layernorm",
     "out_norm": "post_feedforward_layernorm",
 }
-ARCHITECTURE = Architecture("gemma3", ("gemma3_text",), _read, qwen2.NAMES, "layers.{}", PARTS, adapt=_add_one)
+ARCHITECTURE = Architecture(
+    "gemma3",
+    ("gemma3_text",),
+    _read,
+    qwen2.NAMES,
+    "layers.{}",
+    PARTS,
+    qwen2.HEAD,
+    head_pooling="last",
+    adapt=_add_one,
+)

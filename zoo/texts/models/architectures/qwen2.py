@@ -89,4 +89,5 @@ PARTS = {
     "down": "mlp.down_proj",
     "norm": "post_attention_layernorm",
 }
-ARCHITECTURE = Architecture("qwen2", ("qwen2",), _read, NAMES, "layers.{}", PARTS)
+HEAD = {"classifier": "score"}  # without a bias, of the last token
+ARCHITECTURE = Architecture("qwen2", ("qwen2",), _read, NAMES, "layers.{}", PARTS, HEAD, head_pooling="last")

@@ -17,4 +17,6 @@ def _read(file: ConfigFile) -> ModelConfig:
 
 
 PARTS = {**qwen2.PARTS, "query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
-ARCHITECTURE = Architecture("qwen3", ("qwen3",), _read, qwen2.NAMES, "layers.{}", PARTS)
+ARCHITECTURE = Architecture(
+    "qwen3", ("qwen3",), _read, qwen2.NAMES, "layers.{}", PARTS, qwen2.HEAD, head_pooling="last"
+)
