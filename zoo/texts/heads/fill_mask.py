@@ -185,6 +185,11 @@ class FillMaskPipeline(TaskPipeline):
         for row in self.rows(data, columns, names=names):
             yield row if row.error or mask in row.texts[0] else row._replace(error=error)
 
+    def example(self, count: int, data: Any = None) -> list[Any]:
+        """See `TextPipeline.example`: texts have a mask."""
+        mask = str(self.folder.preprocessing["mask"])
+        return [text if mask in text else f"{text} {mask}" for text in super().example(count, data)]
+
     def probabilities(self, outputs: Floats, tokens: Tokens) -> tuple[Floats, NDArray[np.int64]]:
         """Computes the probabilities of the vocabulary at the masks.
 
