@@ -34,7 +34,7 @@ from pipelines.models.family import Explainable, ScenarioBenchmark
 from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import PRECISIONS, GraphPipeline, choose_engine, graph_file, model_file
 from pipelines.models.stages import remove_spent
-from zoo.api.paths import Model, as_list, files_of, is_file, open_model, require_distinct
+from zoo.api.paths import Model, as_list, files_of, is_file, labelled_sample, open_model, require_distinct
 from zoo.api.samples import examples_of
 
 AS_IT_IS = "as it is"  # precision of an .onnx file
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 def evaluate(
     model: Model,
-    data: Any,
+    data: Any = None,
     *,
     precisions: Sequence[str] = ("fp32", "int8"),
     engine: str = "auto",
@@ -57,7 +57,7 @@ def evaluate(
 
     Args:
         model: Name of a pretrained model, or path of a model folder.
-        data: Labelled raw input: a path, or a list of paths.
+        data: Labelled raw input: a path, or a list of paths; None for the sample that ships with the model.
         precisions: Precisions to compare with fp32, which is always measured.
         engine: Inference engine. "native" has no fp32; fp32 then runs in the engine that "auto" selects.
         threads: Number of intra-op threads.
@@ -80,6 +80,8 @@ def evaluate(
     if importance and not isinstance(folder.entry, Explainable):
         able = [name for name, entry in zoo.entries().items() if isinstance(entry, Explainable)]
         raise RequestError(f"{folder.entry.name} has no --importance of columns; these families do: {', '.join(able)}")
+    if data is None:
+        data = labelled_sample(folder)
     kind = folder.entry.pipeline()
     pipelines = {}
     for each in dict.fromkeys(("fp32", *precisions)):

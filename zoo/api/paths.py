@@ -61,6 +61,18 @@ def as_list(data: Any) -> Sequence[Any]:
     return data if isinstance(data, list | tuple) else [data]
 
 
+def labelled_sample(folder: ModelFolder) -> Path:
+    """Returns the labelled sample that ships with a model.
+
+    Raises:
+        RequestError: None ships with it.
+    """
+    for file in folder.card.files:
+        if file.name.startswith("sample."):
+            return folder.ensure(file.name)
+    raise RequestError(f"{folder.card.name} ships no labelled sample; pass labelled data (--data FILE)")
+
+
 def is_file(model: Model) -> bool:
     """Returns whether a model is given as a file, such as an .onnx file.
 

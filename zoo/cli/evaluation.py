@@ -35,7 +35,7 @@ REPEATS = 5  # permutations of a column, by default
 
 @click.command()
 @click.argument("model")
-@click.option("--data", multiple=True, required=True, help="Labelled input; repeatable.")
+@click.option("--data", multiple=True, help="Labelled input; repeatable. [default: the model's sample]")
 @click.option(
     "--precision",
     "precisions",
@@ -61,7 +61,7 @@ def evaluate(
 
     if repeats is not None and not importance:
         raise click.UsageError("--repeats requires --importance")
-    report = api.evaluate(model, list(data), importance=(repeats or REPEATS) if importance else 0, **options)
+    report = api.evaluate(model, list(data) or None, importance=(repeats or REPEATS) if importance else 0, **options)
 
     def compared(part: Any, label: str) -> None:
         fp32, *others = part["metrics"]

@@ -84,7 +84,7 @@ def sections(name: str) -> str:
     spec = card.details["preprocessing"]
     if names := spec.get("names"):
         return (
-            f"- **Run:** `zoo run {name} texts.txt -o labels.csv`, `zoo evaluate {name} --data sample.jsonl.gz`\n"
+            f"- **Run:** `zoo run {name} texts.txt -o labels.csv`, `zoo evaluate {name}`\n"
             f"- **Input:** texts of up to {spec['max_length']} tokens. Output: {', '.join(names)}\n"
         )
     lines = [

@@ -382,6 +382,13 @@ def test_evaluation_data_that_cannot_be_read_end_the_search(translator: Path, pa
         measure(*models)
 
 
+def test_a_model_is_evaluated_on_the_sample_that_ships_with_it(translator: Path) -> None:
+    found = zoo.evaluate("shop-clicks", engine="onnxruntime")
+    assert found["data"] == ["sample.csv.gz"] and found["samples"] == 2000
+    with pytest.raises(RequestError, match=r"ships no labelled sample; pass labelled data \(--data FILE\)"):
+        zoo.evaluate(translator)
+
+
 # --- the native kernels beside engines
 
 
