@@ -242,11 +242,11 @@ def import_model(source: str, output: str | None, as_json: bool, **options: Any)
     """Import a model of another toolkit as a model folder.
 
     SOURCE is a folder of transformers or its hub id ORG/NAME, which is downloaded, a model of Marian or Firefox (.npz,
-    .bin), or a folder of CTranslate2. Of transformers: MarianMTModel, M2M-100 and NLLB, mBART, BART; sentence and
-    sparse encoders, cross-encoders, text and token classifiers, extractive question answering and masked language
-    models of BERT, RoBERTa, XLM-R, DistilBERT, MPNet, ALBERT, ELECTRA, DeBERTa, ModernBERT, Nomic-BERT, GTE, Jina, T5,
-    Qwen3, EmbeddingGemma and others. All problems are reported together, before anything is written. No code of the
-    model is executed.
+    .bin), or a folder of CTranslate2. Of transformers: MarianMTModel, M2M-100 and NLLB, mBART, BART, T5, mT5,
+    UMT5; sentence and sparse encoders, cross-encoders, text and token classifiers, extractive question answering and
+    masked language models of BERT, RoBERTa, XLM-R, DistilBERT, MPNet, ALBERT, ELECTRA, DeBERTa, ModernBERT, Nomic-BERT,
+    GTE, Jina, T5, Qwen3, EmbeddingGemma and others. All problems are reported together, before anything is written.
+    No code of the model is executed.
     """
     from zoo import api
 

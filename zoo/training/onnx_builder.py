@@ -118,6 +118,47 @@ class Writer:
         product = self.add("Mul", [x, share], f"{path}.twice")
         return self.add("Mul", [product, self.constant("half", 0.5)], f"{path}.gelu")
 
+    def rms_norm(
+        self, x: ir.Value, path: str, weight: tuple[str, NDArray[Any]], epsilon: float, result: str = ""
+    ) -> ir.Value:
+        """Appends the division by the root of the mean square (Zhang and Sennrich 2019), and a weight.
+
+        Args:
+            x: Input, float32.
+            path: Prefix of the names.
+            weight: Name and values of the weight, float32 [columns].
+            epsilon: Added to the mean square.
+            result: Name of the output; default: `path`.
+
+        Returns:
+            Output, of the shape of the input.
+        """
+        square = self.add("Mul", [x, x], f"{path}.square")
+        mean = self.add("ReduceMean", [square, self.constant("last", [-1])], f"{path}.mean", keepdims=1)
+        mean = self.add("Add", [mean, self.constant("epsilon", float(epsilon))], f"{path}.mean.epsilon")
+        unit = self.add("Div", [x, self.add("Sqrt", [mean], f"{path}.root")], f"{path}.unit")
+        return self.add("Mul", [unit, self.weight(*weight)], result or path)
+
+    def distances(self, length: ir.Value, furthest: int, prefix: str = "") -> ir.Value:
+        """Appends the distance of each key from each query, positive for keys after it.
+
+        Args:
+            length: Number of tokens, int64 [1].
+            furthest: Added to the distances.
+            prefix: Prefix of the names.
+
+        Returns:
+            int64 [tokens, tokens].
+        """
+        dtype = ir.DataType.INT64
+        count = self.add("Squeeze", [length], f"{prefix}count", dtype=dtype)
+        bounds = [self.constant("zero.int", np.array(0)), count, self.constant("one.int", np.array(1))]
+        keys = self.add("Range", bounds, f"{prefix}places", dtype=dtype)
+        queries = self.add("Unsqueeze", [keys, self.constant("columns", [1])], f"{prefix}place", dtype=dtype)
+        ahead = self.add("Sub", [keys, queries], f"{prefix}ahead", dtype=dtype)
+        offset = self.constant(f"{prefix}furthest", np.array(furthest))
+        return self.add("Add", [ahead, offset], f"{prefix}distance", dtype=dtype)
+
     def layer(self, inputs: list[ir.Value], path: str, module: nn.Module) -> ir.Value:
         """Appends the inference form of a torch module.
 

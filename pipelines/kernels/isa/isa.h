@@ -104,8 +104,10 @@ struct RowKernels {
     void (*layer_norm)(const LayerNorm &, const float *x, int64_t x_stride, const Rows &out, int64_t n);
     // To the nearest, ties to even, clipped to the largest float16; count: whole sixteens.
     void (*to_float16)(const float *x, int64_t count, Float16 *out);
-    // One query over a KV cache: keys[t] points to the key of position t, its value behind it.
-    void (*self_attention)(const float *q, const Float16 *const *keys, int64_t count, int64_t heads, int64_t size, float *out);
+    // One query over a KV cache: keys[t] points to the key of position t, its value behind it. bias [heads, reach]: added to the scores of
+    // the newest `reach` positions, the query's own last; the first one to those before, too; or null.
+    void (*self_attention)(const float *q, const Float16 *const *keys, int64_t count, int64_t heads, int64_t size, const float *bias,
+                           int64_t reach, float *out);
     // n queries over the same keys and values: self-attention of an encoder, cross-attention of a decoder.
     void (*attention)(const float *q, int64_t q_stride, int64_t n, const KeysValues<float> &, int64_t heads, int64_t size, float *out,
                       int64_t out_stride);

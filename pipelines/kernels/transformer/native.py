@@ -92,7 +92,8 @@ def compile_program(
             case QuantizedAttention():
                 _add_attention(native, operation)
             case SelfAttention():
-                native.self_attention(operation.input, operation.heads, operation.out)
+                bias = None if operation.bias is None else _contiguous(operation.bias)[0]
+                native.self_attention(operation.input, operation.heads, bias, operation.out)
             case CrossAttention():
                 native.cross_attention(
                     operation.input, *_layer_arguments(operation.layer), operation.heads, operation.out

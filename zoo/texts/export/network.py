@@ -93,7 +93,7 @@ class NetworkWriter(Writer):
             Output, of the shape of the input.
         """
         if self.config.norm.kind == "rms":
-            return self.rms_norm(x, path, result)
+            return self._rms_norm(x, path, result)
         size = len(self.weights[self.stored(f"{path}.weight")])
         biased = self.stored(f"{path}.bias") in self.weights
         weights = [
@@ -102,22 +102,10 @@ class NetworkWriter(Writer):
         ]
         return self.add("LayerNormalization", [x, *weights], result or path, axis=-1, epsilon=self.config.epsilon)
 
-    def rms_norm(self, x: ir.Value, path: str, result: str = "") -> ir.Value:
-        """Appends the division by the root of the mean square (Zhang and Sennrich 2019), and a weight.
-
-        Args:
-            x: Input.
-            path: Shared name of the norm.
-            result: Name of the output; default: `path`.
-
-        Returns:
-            Output, of the shape of the input.
-        """
-        square = self.add("Mul", [x, x], f"{path}.square")
-        mean = self.add("ReduceMean", [square, self.constant("last", [-1])], f"{path}.mean", keepdims=1)
-        mean = self.add("Add", [mean, self.constant("epsilon", float(self.config.epsilon))], f"{path}.mean.epsilon")
-        unit = self.add("Div", [x, self.add("Sqrt", [mean], f"{path}.root")], f"{path}.unit")
-        return self.add("Mul", [unit, self.parameter(f"{path}.weight")], result or path)
+    def _rms_norm(self, x: ir.Value, path: str, result: str = "") -> ir.Value:
+        """Appends an RMS norm. path: shared name of the norm; result: name of the output, by default `path`."""
+        name = self.stored(f"{path}.weight")
+        return self.rms_norm(x, path, (name, self.weights[name]), self.config.epsilon, result)
 
     def activate(self, x: ir.Value, path: str, kind: str = "") -> ir.Value:
         """Appends an activation.
@@ -160,13 +148,7 @@ class NetworkWriter(Writer):
     def _distance(self, ids: ir.Value) -> ir.Value:
         """Appends the distance of each key from each query, plus max_tokens - 1: int64 [tokens, tokens]."""
         if "distance" not in self.cached:
-            count = self.add("Squeeze", [self._length(ids)], "count", dtype=INT64)
-            bounds = [self.constant("zero.int", np.array(0)), count, self.constant("one.int", np.array(1))]
-            keys = self.add("Range", bounds, "places", dtype=INT64)
-            queries = self.add("Unsqueeze", [keys, self.constant("columns", [1])], "place", dtype=INT64)
-            ahead = self.add("Sub", [keys, queries], "ahead", dtype=INT64)
-            offset = self.constant("furthest", np.array(self.config.max_tokens - 1))
-            self.cached["distance"] = self.add("Add", [ahead, offset], "distance", dtype=INT64)
+            self.cached["distance"] = self.distances(self._length(ids), self.config.max_tokens - 1)
         return self.cached["distance"]
 
     def attention_bias(self, ids: ir.Value, mask: ir.Value, local: bool) -> ir.Value:
@@ -369,7 +351,7 @@ class NetworkWriter(Writer):
             shape = heads if kind == "query" else key_heads
             parts = self.add("Reshape", [self.linear(x, f"{path}.{kind}"), shape], f"{path}.{kind}.heads")
             if config.attention.norm and kind != "value":
-                parts = self.rms_norm(parts, f"{path}.{kind}_norm")
+                parts = self._rms_norm(parts, f"{path}.{kind}_norm")
             parts = self.add("Transpose", [parts], f"{path}.{kind}.split", perm=order)
             if rotations and kind != "value":
                 parts = self.rotate(parts, rotations, f"{path}.{kind}")

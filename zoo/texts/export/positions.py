@@ -9,6 +9,7 @@ import numpy as np
 
 from zoo.texts.models.architectures.base import Floats
 from zoo.texts.models.config import ModelConfig, Rotary
+from zoo.training.relative_positions import relative_buckets
 
 MASKED = -1e9  # added to attention scores that a token must not see: their softmax is 0
 
@@ -41,10 +42,7 @@ def distance_bias(config: ModelConfig, weights: Mapping[str, Floats], local: boo
 
 
 def relative_bias(config: ModelConfig, table: Floats) -> Floats:
-    """Expands a relative position bias from buckets to distances (Raffel et al. 2020, "T5", section 2.1).
-
-    Half of the buckets are of keys before the query, half of keys after it; in each half, one half of the buckets is
-    one distance each, the other half grows logarithmically up to `bucket_distance`.
+    """Expands a relative position bias from buckets to distances, see `relative_buckets`.
 
     Args:
         config: Configuration of the network.
@@ -54,14 +52,7 @@ def relative_bias(config: ModelConfig, table: Floats) -> Floats:
         Bias by distance of the key from the query, -(max_tokens - 1) first, float32 [2 max_tokens - 1, heads].
     """
     ahead = np.arange(-(config.max_tokens - 1), config.max_tokens)
-    half = config.buckets // 2
-    exact = half // 2
-    distance = np.abs(ahead)
-    large = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact)) / math.log(
-        config.bucket_distance / exact
-    )
-    large = np.minimum(exact + (large * (half - exact)).astype(np.int64), half - 1)
-    rows: Floats = table[np.where(ahead > 0, half, 0) + np.where(distance < exact, distance, large)]
+    rows: Floats = table[relative_buckets(ahead, config.buckets, config.bucket_distance)]
     return rows
 
 

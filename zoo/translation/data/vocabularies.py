@@ -34,6 +34,8 @@ class Framing:
         target_language: The chosen target language.
         prefixed: Whether translations begin with the token of the target language.
         hidden: Tokens that are no text.
+        prompts: Text that a source begins with, by target language, which need not be chosen.
+        prompt: Text that a source begins with where `prompts` has none.
     """
 
     kind: str
@@ -45,6 +47,8 @@ class Framing:
     target_language: str = ""
     prefixed: bool = False
     hidden: tuple[int, ...] = ()
+    prompts: Mapping[str, str] | None = None
+    prompt: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the values that differ from the defaults, as plain values."""
@@ -124,8 +128,14 @@ class ImportedVocabulary:
 
     @property
     def frame(self) -> int:
-        """Number of special tokens around every sentence."""
-        return len(self.framing.before) + len(self.framing.after)
+        """Number of tokens around every sentence."""
+        prompt = len(self._source_tokenizer.tokenize(self.prompt)) if self.prompt else 0
+        return len(self.framing.before) + prompt + len(self.framing.after)
+
+    @property
+    def prompt(self) -> str:
+        """Text that every source begins with, such as a task of T5 or a language of MADLAD-400."""
+        return (self.framing.prompts or {}).get(self.framing.target_language, self.framing.prompt)
 
     @property
     def source_pieces(self) -> list[str]:
@@ -147,24 +157,33 @@ class ImportedVocabulary:
         """Tokens that a translation begins with."""
         return (self._language(TARGET),) if self.framing.prefixed else ()
 
-    def choose(self, source_language: str = "", target_language: str = "") -> ImportedVocabulary:
+    def choose(
+        self, source_language: str = "", target_language: str = "", prompt: str | None = None
+    ) -> ImportedVocabulary:
         """Returns the vocabulary for other languages.
 
         Args:
             source_language: Source language; "": unchanged.
             target_language: Target language; "": unchanged.
+            prompt: Text that every source begins with, in place of that of a target language; None: unchanged.
 
         Raises:
             RequestError: A language is unknown, or the model has none to choose.
         """
         languages = {SOURCE: source_language, TARGET: target_language}
         chosen = {side: name for side, name in languages.items() if name}
+        prompts = self.framing.prompts or {}
         for side, name in chosen.items():
-            if side not in self.framing.choices:
+            if side == TARGET and prompts:
+                if name not in prompts:
+                    raise RequestError(f"found --target-language {name}; expected one of: {', '.join(sorted(prompts))}")
+            elif side not in self.framing.choices:
                 raise RequestError(f"found --{side}-language {name}; this model has no {side} languages to choose from")
         other = object.__new__(ImportedVocabulary)
         vars(other).update(vars(self))
         named: dict[str, Any] = {f"{side}_language": name for side, name in chosen.items()}
+        if prompt is not None:
+            named |= {"prompts": None, "prompt": prompt}
         other.framing = replace(self.framing, **named)
         for side in other.framing.choices:
             other._language(side)
@@ -193,12 +212,13 @@ class ImportedVocabulary:
             Tokens of each text, int32, special tokens included.
         """
         before, after, tokens = self._around(self.framing.before), self._around(self.framing.after), self._tokens
+        prompted = [self.prompt + text for text in texts]
         return [
             np.array(
                 [*before, *(tokens.get(piece, UNKNOWN) for piece in self._source_tokenizer.tokenize(text)), *after],
                 np.int32,
             )
-            for text in texts
+            for text in prompted
         ]
 
     def encode_target(self, texts: Sequence[str]) -> list[Tokens]:
@@ -297,6 +317,36 @@ class LibraryTokenizer:
         return str(self._tokenizer.decode([each for each in found if each is not None])).strip()
 
 
+class ByteTokenizer:
+    """Tokenizer of the bytes of UTF-8 (ByT5); it has no file."""
+
+    def __init__(self, content: bytes, name: str) -> None:
+        pass
+
+    def tokenize(self, text: str) -> list[str]:
+        """Splits a text into pieces.
+
+        Args:
+            text: The text.
+
+        Returns:
+            The pieces, `<0x00>` to `<0xFF>`.
+        """
+        return [f"<0x{byte:02X}>" for byte in text.encode("utf-8", "ignore")]
+
+    def detokenize(self, pieces: list[str]) -> str:
+        """Joins pieces to a text.
+
+        Args:
+            pieces: The pieces.
+
+        Returns:
+            The text; bytes that are no UTF-8 are left out.
+        """
+        codes = [int(piece[3:5], 16) for piece in pieces if piece.startswith("<0x")]
+        return bytes(codes).decode("utf-8", "ignore").strip()
+
+
 class WhitespaceTokenizer:
     """Whitespace tokenizer of text that was tokenized before; it has no file."""
 
@@ -330,6 +380,7 @@ TOKENIZERS: dict[str, Callable[[bytes, str], Any]] = {
     "sentencepiece": SentencePieceTokenizer,
     "tokenizers": LibraryTokenizer,
     "words": WhitespaceTokenizer,
+    "bytes": ByteTokenizer,
 }
 
 

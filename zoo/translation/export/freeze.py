@@ -13,6 +13,7 @@ from torch import nn
 from pipelines.graph import edit, io, query
 from pipelines.graph.infer import infer_shapes
 from zoo.training.onnx_builder import OPSET, Writer
+from zoo.training.relative_positions import relative_buckets
 from zoo.translation.data.parallel_text import PAD, VOCABULARY
 from zoo.translation.models.checkpoints import MODEL, STATE, load_model
 from zoo.translation.models.layers import Attention, Average, FeedForward, Layer, Recurrence, Residual
@@ -69,16 +70,18 @@ def export(model: Transformer) -> ir.Model:
     source, target = (writer.tokens(name) for name in (SOURCE, TARGET))
     padding = writer.padding(source)
     x = writer.embed("source", source)
-    for i, layer in enumerate(model.encoder):
-        assert isinstance(layer, Layer) and isinstance(layer.attention, Attention)
+    masks = writer.position_masks("encoder", source, padding)
+    for i, (layer, mask) in enumerate(zip(model.encoder, masks, strict=True)):
+        assert isinstance(layer, Layer) and isinstance(layer.attention, Attention) and mask is not None
         path = f"encoder.{i}"
-        x = writer.attend(x, layer.around_attention, layer.attention, path, "attention", None, padding)
+        x = writer.attend(x, layer.around_attention, layer.attention, path, "attention", None, mask)
         x = writer.feed(x, layer, path)
     memory = writer.norm(x, model.encoder_norm, "encoder_norm")
     memory.name = MEMORY
     x = writer.embed("target", target)
-    back = writer.back(target) if config.autoregression == "attention" else None
-    for i, layer in enumerate(model.decoder):
+    back = writer.back(target) if config.autoregression == "attention" and not config.buckets else None
+    masks = writer.position_masks("decoder", target, back)
+    for i, (layer, mask) in enumerate(zip(model.decoder, masks, strict=True)):
         assert isinstance(layer, Layer)
         path = f"decoder.{i}"
         if isinstance(layer.attention, Recurrence):
@@ -86,11 +89,11 @@ def export(model: Transformer) -> ir.Model:
         elif isinstance(layer.attention, Average):
             x = writer.average(x, layer, path, target)
         else:
-            assert back is not None
-            x = writer.attend(x, layer.around_attention, layer.attention, path, "attention", None, back)
+            assert mask is not None
+            x = writer.attend(x, layer.around_attention, layer.attention, path, "attention", None, mask)
         x = writer.attend(x, layer.around_cross, layer.cross, path, "cross", memory, padding)
         x = writer.feed(x, layer, path)
-    x = writer.last(writer.norm(x, model.decoder_norm, "decoder_norm"), target)
+    x = writer.last(writer.norm(x, model.decoder_norm, "decoder_norm", config.output_scale), target)
     logits = writer.output(x)
     logits.shape = ir.Shape(["batch", model.embedding.num_embeddings])
     writer.main.outputs.append(logits)
@@ -139,6 +142,38 @@ class _Writer(Writer):
         full = self.add("Expand", [self.constant("nowhere", MASKED), square], f"{tokens.name}.nowhere")
         return self.add("Trilu", [full, self.constant("one", np.array(1))], f"{tokens.name}.mask", upper=1)
 
+    def position_masks(self, side: str, tokens: ir.Value, mask: ir.Value | None) -> list[ir.Value | None]:
+        """Appends what is added to the scores of self-attention in each layer of a side.
+
+        Args:
+            side: "encoder" or "decoder".
+            tokens: The tokens.
+            mask: Added to all scores of a side, or None.
+
+        Returns:
+            `mask` for every layer; plus the layer's bias by relative position, `MASKED` at later keys of a decoder,
+            float32 [batch or 1, heads, tokens, tokens], in networks with such a bias.
+        """
+        config, found = self.model.config, list[ir.Value | None]()
+        if not config.buckets:
+            return [mask] * len(getattr(self.model, side))
+        most = config.positions[side == "decoder"]
+        ahead = np.arange(1 - most, most)
+        rows = relative_buckets(ahead, config.buckets, config.bucket_distance, both_sides=side == "encoder")
+        index = self.distances(self._length(tokens), most - 1, f"{tokens.name}.")
+        bias: ir.Value | None = None
+        for i in range(len(getattr(self.model, side))):
+            if bias is None or not config.shared_buckets:
+                table = self.weights[f"{side}.{i}.attention.relative.weight"][rows]
+                if side == "decoder":
+                    table = table + np.where(ahead > 0, np.float32(MASKED), np.float32(0))[:, None]
+                path = f"{side}.{i}.attention.relative"
+                bias = self.add("Gather", [self.constant(path, table), index], f"{path}.gathered")
+                bias = self.add("Transpose", [bias], f"{path}.heads", perm=[2, 0, 1])
+                bias = bias if mask is None else self.add("Add", [mask, bias], f"{path}.mask")
+            found.append(bias)
+        return found
+
     def embed(self, side: str, tokens: ir.Value) -> ir.Value:
         """Appends token embeddings, scaled if configured, plus positions: float32 [batch, tokens, width]."""
         table, positions, norm = self.model.table_of(side)
@@ -146,11 +181,13 @@ class _Writer(Writer):
         if self.model.config.scaled:
             scale = self.constant("embedding.scale", math.sqrt(self.model.config.width))
             rows = self.add("Mul", [rows, scale], f"{tokens.name}.scaled")
-        found = self.constant(positions, getattr(self.model, positions).cpu().numpy())
-        first = self.add(
-            "Slice", [found, self.constant("first", [0]), self._length(tokens)], f"{tokens.name}.positions"
-        )
-        x = self.add("Add", [rows, first], f"{tokens.name}.embedded")
+        x = rows
+        if positions:
+            found = self.constant(positions, getattr(self.model, positions).cpu().numpy())
+            first = self.add(
+                "Slice", [found, self.constant("first", [0]), self._length(tokens)], f"{tokens.name}.positions"
+            )
+            x = self.add("Add", [rows, first], f"{tokens.name}.embedded")
         return self.norm(x, getattr(self.model, norm), norm) if norm else x
 
     def output(self, x: ir.Value) -> ir.Value:
@@ -169,8 +206,12 @@ class _Writer(Writer):
             self.add("Add", [y, self.state(f"{path}.bias")], f"{path}.biased") if f"{path}.bias" in self.weights else y
         )
 
-    def norm(self, x: ir.Value, module: nn.Module, path: str) -> ir.Value:
-        """Appends layer normalization; other modules are the identity."""
+    def norm(self, x: ir.Value, module: nn.Module, path: str, scale: float = 1.0) -> ir.Value:
+        """Appends layer or RMS normalization, whose result is multiplied by `scale`; other modules are the identity."""
+        if isinstance(module, nn.RMSNorm):
+            weight = self.weights[f"{path}.weight"] * np.float32(scale)
+            return self.rms_norm(x, path, (f"{path}.weight", weight), float(module.eps or 0))
+        assert scale == 1
         if not isinstance(module, nn.LayerNorm):
             return x
         return self.add(
@@ -208,8 +249,12 @@ class _Writer(Writer):
             split(keys_input, "value", [0, 2, 1, 3]),
         )
         scores = self.add("MatMul", [queries, keys], f"{path}.products")
-        scale = math.sqrt(attention.size)
-        scores = self.add("Div", [scores, self.constant(f"attention.scale{other}", scale)], f"{path}.scaled")
+        scale = self.model.config.attention_scale
+        if not scale:
+            divisor = self.constant(f"attention.scale{other}", math.sqrt(attention.size))
+            scores = self.add("Div", [scores, divisor], f"{path}.scaled")
+        elif scale != 1:
+            scores = self.add("Mul", [scores, self.constant("attention.factor", scale)], f"{path}.scaled")
         scores = self.add("Add", [scores, mask], f"{path}.masked")
         weights = self.add("Softmax", [scores], f"{path}.weights", axis=-1)
         found = self.add(
@@ -228,13 +273,16 @@ class _Writer(Writer):
         assert isinstance(layer.feed, FeedForward)
         norm, around = f"{path}.around_feed.norm", layer.around_feed
         y = self.norm(x, around.norm, norm) if around.pre_norm else x
-        y = self.fed(y, f"{path}.feed", layer.feed.activation)
+        y = self.fed(y, f"{path}.feed", layer.feed.activation, layer.feed.gated)
         y = self.add("Add", [x, y], f"{path}.feed.sum")
         return y if around.pre_norm else self.norm(y, around.norm, norm)
 
-    def fed(self, x: ir.Value, path: str, activation: str) -> ir.Value:
-        """Appends two linear layers with an activation between them."""
-        inner = self.activation(self.linear(x, f"{path}.inner"), path, activation, "one.float")
+    def fed(self, x: ir.Value, path: str, activation: str, gated: bool = False) -> ir.Value:
+        """Appends two linear layers with an activation between them, which a third one is multiplied by if gated."""
+        first = self.linear(x, f"{path}.gate" if gated else f"{path}.inner")
+        inner = self.activation(first, path, activation, "one.float")
+        if gated:
+            inner = self.add("Mul", [inner, self.linear(x, f"{path}.inner")], f"{path}.gated")
         return self.linear(inner, f"{path}.outer")
 
     def recur(self, x: ir.Value, around: Residual, path: str, tokens: ir.Value) -> ir.Value:

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipelines.rewrites.driver import Rewrite
+from pipelines.rewrites.fold_batch_norm import FoldBatchNorm
 from pipelines.rewrites.fold_scale import FoldScale
 from pipelines.rewrites.merge_siblings import MergeSiblings
 from pipelines.rewrites.shared import SHARED
+
+OWN = (MergeSiblings, FoldBatchNorm)  # siblings are split; weights of RMS norms stay in the norms, as kernels fuse them
 
 
 def passes(preprocessing: Mapping[str, Any] | None = None) -> list[Rewrite]:
@@ -20,4 +23,4 @@ def passes(preprocessing: Mapping[str, Any] | None = None) -> list[Rewrite]:
     Args:
         preprocessing: Features of the card; not used.
     """
-    return [*(each() for each in SHARED if each is not MergeSiblings), FoldScale(), MergeSiblings(split=True)]
+    return [*(rewrite() for rewrite in SHARED if rewrite not in OWN), FoldScale(), MergeSiblings(split=True)]

@@ -1,4 +1,4 @@
-"""Importer of transformers folders (`save_pretrained`): Marian, M2M-100 and NLLB, mBART, BART."""
+"""Importer of transformers folders (`save_pretrained`) with an architecture of `architectures`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import pickle
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.errors import not_installed, one_line
 from zoo.translation.data.vocabularies import SOURCE, TARGET
+from zoo.translation.importers.architectures import ARCHITECTURES
+from zoo.translation.importers.architectures.base import QUICK, SIDES, Architecture
 from zoo.translation.importers.imported import ImportedModel, Renumbering
 from zoo.translation.models.config import ModelConfig, sinusoids
+from zoo.translation.models.transformer import Transformer
 from zoo.translation.search.beam_search import SearchConfig
 
 if TYPE_CHECKING:
@@ -26,54 +29,10 @@ from zoo.translation.importers.huggingface_vocabulary import Vocabulary, Vocabul
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 INDEX = ".index.json"  # suffix of the index of sharded weights
-OFFSET = 2  # rows of a position table before the first position
-ACTIVATIONS = {
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "quick_gelu": "swish",  # scaled, see `QUICK`
-    "swish": "swish",
-    "silu": "swish",
-    "tanh": "tanh",
-}
-QUICK = 1.702  # quick_gelu is x sigmoid(1.702 x): swish of 1.702 x, divided by 1.702
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """Properties that models of an architecture share.
-
-    Attributes:
-        pre_norm: Whether layers are pre-LN.
-        embedding_norm: Whether embeddings are normalized.
-        positions: Source of the position encodings: "interleaved rates", "sinusoids" or "learned".
-        activation: Default activation of feed-forward layers.
-        scaled: Whether embeddings are scaled by default.
-    """
-
-    pre_norm: bool
-    embedding_norm: bool
-    positions: str
-    activation: str = "gelu"
-    scaled: bool = False
-
-
-ARCHITECTURES = {
-    "MarianMTModel": Architecture(False, False, "interleaved rates"),
-    "M2M100ForConditionalGeneration": Architecture(True, False, "sinusoids", "relu", True),
-    "MBartForConditionalGeneration": Architecture(True, True, "learned"),
-    "BartForConditionalGeneration": Architecture(False, True, "learned"),
-}
 UNSUPPORTED_ARCHITECTURES = {
     **dict.fromkeys(
         ("BartModel", "MBartModel", "M2M100Model", "MarianModel"),
         "it has no output layer, which a model gets when it is fine-tuned to translate",
-    ),
-    **dict.fromkeys(
-        ("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration"),
-        "its relative positions are added to attention scores, which the decoding step does not support",
     ),
     "NllbMoeForConditionalGeneration": "it mixes experts",
 }
@@ -123,10 +82,11 @@ class _Reader(VocabularyFolder):
 
     def read(self) -> ImportedModel:
         """See `read`."""
-        architecture = self._architecture()
+        architecture = self._find_architecture()
         if architecture is None:
             raise self.refusal()
-        model_config = self._model_config(architecture)
+        self.architecture = architecture
+        model_config = architecture.read(self)
         sound = not self.faults
         nothing = Vocabulary("sentencepiece", [], {}, -1, "", set(), {})
         vocabulary, tensors = self._try_read("its vocabulary", self._vocabulary, nothing), self._weights()
@@ -141,7 +101,7 @@ class _Reader(VocabularyFolder):
         if self.faults or tables is None:
             raise self.refusal()
         source, target = (Renumbering(len(each), vocabulary.unknown, end) for each in tables[:2])
-        model_config, state = self._state(tensors, model_config, architecture, tables, (source, target), start)
+        model_config, state = self._state(tensors, model_config, tables, (source, target), start)
         if self.faults:
             raise self.refusal()
         framing, pieces = vocabulary.framed(source, target, rules, self.languages)
@@ -170,7 +130,7 @@ class _Reader(VocabularyFolder):
 
     # ------------------------------------------------------------------------------------------------- configuration
 
-    def _architecture(self) -> Architecture | None:
+    def _find_architecture(self) -> Architecture | None:
         """Returns the architecture; None, with an error, for an unsupported one."""
         names = self.config.get("architectures")
         name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
@@ -185,41 +145,6 @@ class _Reader(VocabularyFolder):
         )
         self.faults.append(f"found {kind}, expected {', '.join(ARCHITECTURES)}: {why}")
         return None
-
-    def _model_config(self, architecture: Architecture) -> ModelConfig:
-        """Returns the configuration without the tables, which are checked later."""
-        sizes: dict[str, Any] = {
-            name: self._whole(key)
-            for name, key in {
-                "encoder": "encoder_layers",
-                "decoder": "decoder_layers",
-                "width": "d_model",
-                "hidden": "encoder_ffn_dim",
-                "heads": "encoder_attention_heads",
-                "decoder_hidden": "decoder_ffn_dim",
-                "decoder_heads": "decoder_attention_heads",
-            }.items()
-        }
-        for heads in {sizes["heads"], sizes["decoder_heads"]}:
-            if sizes["width"] % heads or sizes["width"] % 2:
-                self.faults.append(f"{CONFIG} has d_model {sizes['width']}, which {heads} heads cannot share")
-        activation = self.config.get("activation_function", architecture.activation)
-        if activation not in ACTIVATIONS:
-            self.faults.append(f"found the activation {activation}, expected one of {', '.join(ACTIVATIONS)}")
-        if sizes["decoder_hidden"] == sizes["hidden"]:
-            sizes["decoder_hidden"] = 0
-        if sizes["decoder_heads"] == sizes["heads"]:
-            sizes["decoder_heads"] = 0
-        positions = self._whole("max_position_embeddings", default=1024)
-        return ModelConfig(
-            **sizes,
-            activation=ACTIVATIONS.get(activation, "relu"),
-            scaled=bool(self.config.get("scale_embedding", architecture.scaled)),
-            embedding_norm=architecture.embedding_norm,
-            final_norm=architecture.pre_norm,
-            output_bias=True,
-            positions=(positions, positions),
-        )
 
     def _start(self, vocabulary: Vocabulary) -> int:
         """Returns the token that starts translations; for mBART that of the target language."""
@@ -289,10 +214,13 @@ class _Reader(VocabularyFolder):
     ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]] | None:
         """Returns the embeddings of source and target, and the output weights, [tokens, width] each."""
         before, shape = len(self.faults), (-1, model_config.width)
-        shared, output = "model.shared.weight", "lm_head.weight"
-        source, target = (f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder"))
+        source, target, shared, output = self.architecture.tables
         tied = self.config.get("tie_word_embeddings", True)
-        if tied and self.config.get("share_encoder_decoder_embeddings", True):
+        if not self.architecture.tied:
+            names = ((source, shared), (target, shared), (output, shared))
+            encoder, decoder, last = (self._array(tensors, each, shape) for each in names)
+            found = encoder, decoder, last
+        elif tied and self.config.get("share_encoder_decoder_embeddings", True):
             table = self._array(tensors, (shared, source, target, output), shape)
             found = table, table, table
         else:
@@ -317,7 +245,6 @@ class _Reader(VocabularyFolder):
         self,
         tensors: Mapping[str, torch.Tensor],
         model_config: ModelConfig,
-        architecture: Architecture,
         tables: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]],
         renumbered: tuple[Renumbering, Renumbering],
         start: int,
@@ -330,53 +257,29 @@ class _Reader(VocabularyFolder):
             return model_config, {}
         shared = encoder is decoder or np.array_equal(encoder, decoder)
         tied = output is decoder or np.array_equal(output, decoder)
-        sides = ("encoder", "decoder")
-        positions = tuple(self._positions(tensors, architecture, side, model_config, start) for side in sides)
-        lengths = tuple(len(each) for each in positions)
-        model_config = replace(model_config, shared_source=shared, tied_output=tied, positions=lengths)
+        model_config = replace(model_config, shared_source=shared, tied_output=tied)
         bias = np.zeros(len(decoder), np.float32)
         if "final_logits_bias" in tensors:
             bias = self._array(tensors, ("final_logits_bias",), (1, len(decoder)))[0]
-        found = {
-            "embedding.weight": target.table(decoder, start),
-            "source_positions": positions[0],
-            "positions": positions[1],
-            "output_bias": target.bias(bias),
-        }
+        found = {"embedding.weight": target.table(decoder, start), "output_bias": target.bias(bias)}
+        if self.architecture.positions:
+            tables_of = {side: self._positions(tensors, side, model_config, start) for side in SIDES}
+            found |= {"source_positions": tables_of["encoder"], "positions": tables_of["decoder"]}
+            model_config = replace(model_config, positions=tuple(len(each) for each in tables_of.values()))
         if not shared:
             found["source_embedding.weight"] = source.table(encoder)
         if not tied:
             found["output_weight"] = target.table(output)
-
-        activation = self.config.get("activation_function")
-
-        def copy(ours: str, theirs: str, *shape: int) -> None:
-            found[f"{ours}.weight"] = self._array(tensors, (f"{theirs}.weight",), shape)
-            found[f"{ours}.bias"] = self._array(tensors, (f"{theirs}.bias",), shape[:1])
-
-        width = model_config.width
-        for side, other, layers, hidden in (
-            ("encoder", "source", model_config.encoder, model_config.hidden),
-            ("decoder", "target", model_config.decoder, model_config.decoder_hidden or model_config.hidden),
-        ):
-            blocks = {"attention": "self_attn"} | ({"cross": "encoder_attn"} if side == "decoder" else {})
-            for i in range(layers):
-                ours, theirs = f"{side}.{i}", f"model.{side}.layers.{i}"
-                for name, block in blocks.items():
-                    for part, projection in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "out")):
-                        copy(f"{ours}.{name}.{part}", f"{theirs}.{block}.{projection}_proj", width, width)
-                    copy(f"{ours}.around_{name}.norm", f"{theirs}.{block}_layer_norm", width)
-                copy(f"{ours}.feed.inner", f"{theirs}.fc1", hidden, width)
-                copy(f"{ours}.feed.outer", f"{theirs}.fc2", width, hidden)
-                if activation == "quick_gelu":
-                    for part, factor in (("inner.weight", QUICK), ("inner.bias", QUICK), ("outer.weight", 1 / QUICK)):
-                        found[f"{ours}.feed.{part}"] = found[f"{ours}.feed.{part}"] * np.float32(factor)
-                copy(f"{ours}.around_feed.norm", f"{theirs}.final_layer_norm", width)
-            if model_config.embedding_norm:
-                copy(f"{other}_norm", f"model.{side}.layernorm_embedding", width)
-            if model_config.final_norm:
-                copy(f"{side}_norm", f"model.{side}.layer_norm", width)
-        layer = re.compile(r"model\.(encoder|decoder)\.layers\.(\d+)\.")
+        for name, shape in _shapes(model_config, len(target.ours), self.architecture.pre_norm).items():
+            if name not in found:
+                found[name] = self._array(tensors, (self.architecture.name(name, model_config),), shape)
+        if self.config.get("activation_function") == "quick_gelu":
+            for name, factor in (("inner.weight", QUICK), ("inner.bias", QUICK), ("outer.weight", 1 / QUICK)):
+                for key in [key for key in found if key.endswith(f".feed.{name}")]:
+                    found[key] = found[key] * np.float32(factor)
+        layer = re.compile(
+            re.escape(self.architecture.layer).replace(r"\{side\}", "(encoder|decoder)").replace(r"\{i\}", r"(\d+)")
+        )
         found_layers = {name: layer.match(name) for name in tensors}
         if more := [name for name, at in found_layers.items() if at and int(at[2]) >= getattr(model_config, at[1])]:
             self.faults.append(f"found {more[0]}, but {CONFIG} has fewer layers")
@@ -385,16 +288,16 @@ class _Reader(VocabularyFolder):
     def _positions(
         self,
         tensors: Mapping[str, torch.Tensor],
-        architecture: Architecture,
         side: str,
         model_config: ModelConfig,
         start: int,
     ) -> NDArray[np.float32]:
         """Returns position encodings [tokens, width] of the encoder or the decoder. start: original start token."""
         length, width = model_config.positions[0], model_config.width
-        if architecture.positions == "learned":
-            return self._array(tensors, (f"model.{side}.embed_positions.weight",), (-1, width))[OFFSET:]
-        if architecture.positions == "sinusoids":
+        if self.architecture.positions == "learned":
+            name = f"model.{side}.embed_positions.weight"
+            return self._array(tensors, (name,), (-1, width))[self.architecture.offset :]
+        if self.architecture.positions == "sinusoids":
             pad = self.config.get("pad_token_id", 1)
             if not isinstance(pad, int) or not 0 <= pad <= SIZES or pad == self.config.get("eos_token_id"):
                 self.faults.append(f"{CONFIG} has pad_token_id {pad!r}, expected a token other than the end")
@@ -406,3 +309,12 @@ class _Reader(VocabularyFolder):
             return found
         angles = np.arange(length)[:, None] / np.power(10_000, 2 * np.arange(width // 2) / width)
         return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
+
+
+def _shapes(config: ModelConfig, tokens: int, pre_norm: bool) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each tensor of a network. tokens: size of its vocabulary."""
+    import torch
+
+    with torch.device("meta"):
+        network = Transformer(config, tokens, pre_norm=pre_norm, dropout=0.0)
+    return {name: tuple(each.shape) for name, each in network.state_dict().items()}

@@ -86,7 +86,16 @@ class Folder(ModelReader):
             self.faults.append(f"{what} is not as transformers writes it ({one_line(error)})")
             return otherwise
 
-    def _whole(self, key: str, default: int | None = None) -> int:
+    def whole(self, key: str, default: int | None = None) -> int:
+        """Reads a size of config.json.
+
+        Args:
+            key: Its key.
+            default: The size without this key.
+
+        Returns:
+            The size; 1, with a fault, if there is none.
+        """
         found = self.config.get(key, default)
         most = LAYERS if key.endswith("layers") else SIZES
         if isinstance(found, int) and not isinstance(found, bool) and 1 <= found <= most:

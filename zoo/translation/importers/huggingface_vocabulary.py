@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +11,17 @@ from pipelines.core.errors import RequestError, catch_panics, not_installed, one
 from zoo.translation.data.parallel_text import END
 from zoo.translation.data.sentencepieces import open_sentencepiece
 from zoo.translation.data.vocabularies import SOURCE, TARGET, Framing
+from zoo.translation.importers.architectures.base import Architecture
 from zoo.translation.importers.huggingface_folder import TOKENIZER, Folder
 from zoo.translation.importers.imported import Renumbering
 from zoo.translation.search.beam_search import SearchConfig
 
-FAST, PIECES = "tokenizer.json", "sentencepiece.bpe.model"
+FAST, PIECES, SPIECE = "tokenizer.json", "sentencepiece.bpe.model", "spiece.model"
+SENTINELS = 100  # of T5: tokens behind the pieces
+BYTES = 256
+TASK = re.compile(r"translation_([a-z]{2,3})_to_([a-z]{2,3})")  # keys of task_specific_params
+SENTINEL = re.compile(r"<extra_id_\d+>")
+TAG = re.compile(r"<2(.+)>")  # pieces of MADLAD-400 that name the target language
 SPARE = 128  # rows of a table, at most, that no token has
 # Languages of M2M-100 and of its WMT21 models, in the order of their tokens, which stand in no file of their folders
 M2M100 = (
@@ -43,7 +49,13 @@ FIRST_LANGUAGE = {
 
 
 class VocabularyFolder(Folder):
-    """Reads the vocabulary of a transformers folder."""
+    """Reads the vocabulary of a transformers folder.
+
+    Attributes:
+        architecture: The architecture of its model.
+    """
+
+    architecture: Architecture
 
     def _vocabulary(self) -> Vocabulary:
         """Returns the vocabulary; an empty one, with an error, if there is none."""
@@ -58,8 +70,12 @@ class VocabularyFolder(Folder):
             return self._of_byte_pairs()
         if PIECES in there:
             return self._of_fairseq()
+        if SPIECE in there:
+            return self._of_spiece()
+        if self.tokenizer.get("tokenizer_class") == "ByT5Tokenizer":
+            return self._of_bytes()
         self.faults.append(
-            f"found no vocabulary, expected source.spm, target.spm and vocab.json, or {FAST}, or {PIECES}"
+            f"found no vocabulary, expected source.spm, target.spm and vocab.json, or {FAST}, {PIECES} or {SPIECE}"
         )
         return self._made("sentencepiece", [], {})
 
@@ -150,6 +166,33 @@ class VocabularyFolder(Folder):
         found.hidden |= {each["content"] for each in added if each.get("special")}
         return self._of_languages(found, self._tokenizer_class(found, fast))
 
+    def _of_spiece(self) -> Vocabulary:
+        """Reads sentencepiece pieces in their own order, with the sentinels of T5 behind them."""
+        content = self.read_bytes(SPIECE)
+        try:
+            model = open_sentencepiece(content, SPIECE)
+        except RequestError as error:
+            self.faults.append(str(error))
+            return self._made("sentencepiece", [], {})
+        pieces: list[str | None] = [model.id_to_piece(i) for i in range(len(model))]
+        return self._of_languages(
+            self._made("sentencepiece", self._sentinels(pieces), {SPIECE: content}), "T5Tokenizer"
+        )
+
+    def _of_bytes(self) -> Vocabulary:
+        """Makes the vocabulary of ByT5: three special tokens, the bytes, and sentinels."""
+        pieces = ["<pad>", "</s>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(BYTES))]
+        return self._of_languages(self._made("bytes", self._sentinels(pieces), {}), "ByT5Tokenizer")
+
+    def _sentinels(self, pieces: Sequence[str | None]) -> list[str | None]:
+        """Returns the pieces with the tokens behind them, by default the sentinels of T5, which are no text."""
+        added = self.tokenizer.get("added_tokens_decoder")
+        if isinstance(added, dict):
+            behind = {int(token): str(each["content"]) for token, each in added.items() if int(token) >= len(pieces)}
+            return [*pieces, *(behind.get(token) for token in range(len(pieces), max(behind, default=-1) + 1))]
+        count = self.tokenizer.get("extra_ids", SENTINELS)
+        return [*pieces, *(f"<extra_id_{i}>" for i in range(count - 1, -1, -1))]
+
     def _of_byte_pairs(self) -> Vocabulary:
         """Converts vocab.json and merges.txt to one tokenizer.json."""
         try:
@@ -185,9 +228,11 @@ class VocabularyFolder(Folder):
     def _of_languages(self, found: Vocabulary, kind: str) -> Vocabulary:
         """Sets the special tokens around a source for a tokenizer class."""
         if kind not in FIRST_LANGUAGE:
-            found.before = ("bos",)
+            found.before = ("bos",) if self.architecture.begins else ()
             found.bos = self._special("bos_token", "<s>")
             found.languages = {}
+            found.hidden |= {piece for piece in found.source if piece and SENTINEL.fullmatch(piece)}
+            found.prompts = self._prompts(found.source)
             return found
         chosen = self.tokenizer.get("src_lang") or FIRST_LANGUAGE[kind]
         found.first = {SOURCE: str(chosen), TARGET: str(self.tokenizer.get("tgt_lang") or "")}
@@ -198,6 +243,16 @@ class VocabularyFolder(Folder):
         else:
             found.before = (SOURCE,)
         return found
+
+    def _prompts(self, pieces: Sequence[str | None]) -> dict[str, str]:
+        """Returns the text that a source begins with by target language, of tags or of task_specific_params."""
+        prompts = {tag[1]: f"{tag[0]} " for tag in (TAG.fullmatch(piece or "") for piece in pieces) if tag}
+        tasks = self.config.get("task_specific_params")
+        for key, options in (tasks if isinstance(tasks, dict) else {}).items():
+            task = TASK.fullmatch(key)
+            if task and isinstance(options, dict) and isinstance(options.get("prefix"), str):
+                prompts[task[2]] = options["prefix"]
+        return prompts
 
 
 @dataclass
@@ -220,6 +275,7 @@ class Vocabulary:
         first: Default languages of the folder, by side.
         starts: Whether the token of the target language takes the place of the start token.
         prefixed: Whether translations begin with the token of the target language.
+        prompts: Text that a source begins with, by target language.
     """
 
     kind: str
@@ -237,6 +293,7 @@ class Vocabulary:
     first: Mapping[str, str] = field(default_factory=dict)
     starts: bool = False
     prefixed: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.target = self.target or self.source
@@ -265,11 +322,10 @@ class Vocabulary:
         language_tokens = {name: int(ours[token]) for name, token in self.languages.items()}
         chosen = {side: languages[side] or self.first.get(side, "") for side in (SOURCE, TARGET)}
         for side, name in chosen.items():
-            if languages[side] and name not in language_tokens:
+            names = self.prompts if self.prompts and side == TARGET else language_tokens
+            if languages[side] and name not in names:
                 expected = (
-                    f"expected one of: {', '.join(sorted(language_tokens))}"
-                    if language_tokens
-                    else "this model has none to choose from"
+                    f"expected one of: {', '.join(sorted(names))}" if names else "this model has none to choose from"
                 )
                 raise RequestError(f"found --{side}-language {name}; {expected}")
         prefixed = self.prefixed
@@ -287,8 +343,9 @@ class Vocabulary:
             tuple(places[each] for each in self.after),
             language_tokens or None,
             chosen[SOURCE] if chosen[SOURCE] in language_tokens else "",
-            chosen[TARGET] if chosen[TARGET] in language_tokens else "",
+            chosen[TARGET] if chosen[TARGET] in {**language_tokens, **self.prompts} else "",
             prefixed,
             tuple(sorted(set(hidden))),
+            self.prompts or None,
         )
         return framing, (pieces,) if self.target is self.source else (pieces, other)

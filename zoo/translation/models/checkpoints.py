@@ -225,5 +225,9 @@ def _encoding(network: Transformer) -> tuple[Any, ...]:
         model_config.epsilon,
         network.pre_norm,
         model_config.final_norm,
+        model_config.norm,
+        model_config.attention_scale,
+        model_config.bucket_distance,
+        model_config.shared_buckets,
     )
     return *layers, model_config.scaled, model_config.embedding_norm, model_config.shared_source, model_config.positions

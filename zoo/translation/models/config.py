@@ -36,12 +36,20 @@ class ModelConfig:
         shared_source: Whether source and target share a table of embeddings.
         tied_output: Whether the target's table, transposed, makes the logits.
         output_bias: Whether the logits have a bias.
-        positions: Maximum tokens of a source and of a target, whose trained position embeddings are weights; ():
-            sinusoids.
+        positions: Maximum tokens of a source and of a target, whose position embeddings are weights; (): sinusoids.
         epsilon: Of layer normalization.
         average_hidden: Units of the feed-forward layer in `Average`; 0: `hidden`.
         average_activation: Activation of the feed-forward layer in `Average`.
         head_size: Columns of a head; 0: width / heads.
+        norm: Kind of normalization: "layer", or "rms", without a bias.
+        attention_scale: Multiplier of the products of queries and keys; 0: 1 / sqrt(columns of a head).
+        buckets: Buckets of a bias of self-attention by relative position (T5), in place of position embeddings;
+            `positions` are then limits alone. 0: none.
+        bucket_distance: Distance from which on relative positions share a bucket.
+        shared_buckets: Whether all layers of a side have the bias of its first one; else each its own (UMT5).
+        gated: Whether feed-forward layers are gated: activation(gate) inner.
+        linear_bias: Whether linear layers have a bias.
+        output_scale: Multiplier of the decoder's result before the logits.
     """
 
     encoder: int
@@ -64,6 +72,14 @@ class ModelConfig:
     average_hidden: int = 0
     average_activation: str = "swish"
     head_size: int = 0
+    norm: str = "layer"
+    attention_scale: float = 0.0
+    buckets: int = 0
+    bucket_distance: int = 128
+    shared_buckets: bool = True
+    gated: bool = False
+    linear_bias: bool = True
+    output_scale: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
         """Returns the five sizes and the values that differ from the defaults, as plain values."""

@@ -67,8 +67,10 @@ class DecodingState:
             float [n, vocabulary].
         """
         x = self.model._embed("target", tokens[:, None], self.length)
-        for i, layer in enumerate(self.model.decoder):
-            x, self.past[i] = layer.decode(x, self.past[i], self.memory[i], self.mask)  # type: ignore[operator]
+        newest = torch.tensor([self.length], device=tokens.device)
+        biases = self.model.relative_biases("decoder", newest, self.length + 1)
+        for i, (layer, bias) in enumerate(zip(self.model.decoder, biases, strict=True)):
+            x, self.past[i] = layer.decode(x, self.past[i], self.memory[i], self.mask, bias)  # type: ignore[operator]
         self.length += 1
         return self.model._logits(x[:, 0])
 
@@ -104,8 +106,8 @@ def translate(
         The `best` hypotheses of each sentence.
     """
     model.eval()
-    device = model.positions.device
+    device = model.embedding.weight.device
     with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
         decoding = model.begin(torch.from_numpy(pad(sources)).to(device))
-        limits = np.array([limit(len(each), len(model.positions)) for each in sources])
+        limits = np.array([limit(len(each), model.most_tokens) for each in sources])
         return beam_search(decoding, limits, start=START, end=END, beam=beam, length_penalty=length_penalty, best=best)

@@ -25,22 +25,26 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class Attention(nn.Module):
-    """Multi-head scaled dot-product attention (section 3.2)."""
+    """Multi-head dot-product attention (section 3.2)."""
 
-    def __init__(self, width: int, heads: int, size: int = 0) -> None:
+    def __init__(self, config: ModelConfig, heads: int, buckets: int = 0) -> None:
         """Creates the four projections.
 
         Args:
-            width: Width of the model.
+            config: Configuration of the network.
             heads: Number of heads.
-            size: Columns of a head; 0: width / heads.
+            buckets: Rows of a bias by relative position; 0: none of its own.
         """
         super().__init__()
+        width, size = config.width, config.head_size
         self.heads, self.size = heads, size or width // heads
+        self.scale = config.attention_scale or self.size**-0.5
         self.captured: list[torch.Tensor] | None = None  # collects the attention weights if it is a list
         inner = width if not size else heads * size
-        self.query, self.key, self.value = (nn.Linear(width, inner) for _ in range(3))
-        self.output = nn.Linear(inner, width)
+        self.query, self.key, self.value = (nn.Linear(width, inner, config.linear_bias) for _ in range(3))
+        self.output = nn.Linear(inner, width, config.linear_bias)
+        if buckets:
+            self.relative = nn.Embedding(buckets, heads)
 
     def _split(self, x: torch.Tensor) -> torch.Tensor:
         """[n, tokens, heads * size] -> [n, heads, tokens, size]."""
@@ -57,22 +61,26 @@ class Attention(nn.Module):
         """
         return self._split(self.key(x)), self._split(self.value(x))
 
-    def forward(self, x: torch.Tensor, keys_values: KeysValues, mask: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, keys_values: KeysValues, mask: torch.Tensor | None, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Computes attention.
 
         Args:
             x: Input of the queries, float [n, tokens, width].
             keys_values: Keys and values, see `keys_values`.
             mask: bool, broadcast to [n, heads, tokens, keys]: where attention is allowed; None: everywhere.
+            bias: Added to the scores, float [heads, tokens, keys]; None: nothing.
 
         Returns:
             float [n, tokens, width].
         """
         query, (keys, values) = self._split(self.query(x)), keys_values
-        if x.is_cuda and self.captured is None:
-            heads = F.scaled_dot_product_attention(query, keys, values, mask)
+        if x.is_cuda and self.captured is None and bias is None:
+            heads = F.scaled_dot_product_attention(query, keys, values, mask, scale=self.scale)
         else:  # torch's fused attention has a several times slower backward pass on CPUs
-            scores = query @ keys.transpose(2, 3) * query.shape[3] ** -0.5
+            scores = query @ keys.transpose(2, 3) * self.scale
+            scores = scores if bias is None else scores + bias
             weights = (scores if mask is None else scores.masked_fill(~mask, -math.inf)).softmax(3)
             if self.captured is not None:
                 self.captured.append(weights)
@@ -80,12 +88,21 @@ class Attention(nn.Module):
         return self.output(heads.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
+def normalization(config: ModelConfig) -> nn.Module:
+    """Returns a normalization of rows, see `ModelConfig.norm`.
+
+    Args:
+        config: Configuration of the network.
+    """
+    return (nn.RMSNorm if config.norm == "rms" else nn.LayerNorm)(config.width, config.epsilon)
+
+
 class Residual(nn.Module):
     """Residual connection with dropout: x + f(norm(x)) (pre-LN) or norm(x + f(x)) (post-LN)."""
 
     def __init__(self, config: ModelConfig, pre_norm: bool, dropout: float) -> None:
         super().__init__()
-        self.norm, self.dropout = nn.LayerNorm(config.width, config.epsilon), nn.Dropout(dropout)
+        self.norm, self.dropout = normalization(config), nn.Dropout(dropout)
         self.pre_norm = pre_norm
 
     def forward(self, x: torch.Tensor, f: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -104,12 +121,15 @@ class Residual(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with an activation between them (section 3.3)."""
+    """Two linear layers with an activation between them (section 3.3), gated if configured (Shazeer 2020)."""
 
     def __init__(self, config: ModelConfig, hidden: int) -> None:
         super().__init__()
-        self.inner, self.outer = nn.Linear(config.width, hidden), nn.Linear(hidden, config.width)
-        self.activation = config.activation
+        self.inner = nn.Linear(config.width, hidden, config.linear_bias)
+        self.outer = nn.Linear(hidden, config.width, config.linear_bias)
+        self.activation, self.gated = config.activation, config.gated
+        if config.gated:
+            self.gate = nn.Linear(config.width, hidden, config.linear_bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Computes the layers.
@@ -120,7 +140,8 @@ class FeedForward(nn.Module):
         Returns:
             float [n, tokens, width].
         """
-        return self.outer(ACTIVATIONS[self.activation](self.inner(x)))  # type: ignore[no-any-return]
+        activate, inner = ACTIVATIONS[self.activation], self.inner(x)
+        return self.outer(activate(self.gate(x)) * inner if self.gated else activate(inner))  # type: ignore[no-any-return]
 
 
 class Recurrence(nn.Module):
@@ -192,39 +213,42 @@ class Average(nn.Module):
 class Layer(nn.Module):
     """Encoder or decoder layer: self-attention or a recurrence, cross-attention (decoder), feed-forward."""
 
-    def __init__(self, config: ModelConfig, pre_norm: bool, dropout: float, cross: bool) -> None:
+    def __init__(self, config: ModelConfig, pre_norm: bool, dropout: float, cross: bool, first: bool = True) -> None:
         super().__init__()
         heads = (cross and config.decoder_heads) or config.heads
         self.recurrent = cross and config.autoregression != "attention"
         self.attention: Attention | Recurrence | Average
         if not self.recurrent:
-            self.attention = Attention(config.width, heads, config.head_size)
+            self.attention = Attention(config, heads, config.buckets if first or not config.shared_buckets else 0)
         else:
             self.attention = Recurrence(config.width) if config.autoregression == "ssru" else Average(config)
         self.around_attention = Residual(config, pre_norm, dropout)
         if cross:
-            self.cross, self.around_cross = (
-                Attention(config.width, heads, config.head_size),
-                Residual(config, pre_norm, dropout),
-            )
+            self.cross, self.around_cross = Attention(config, heads), Residual(config, pre_norm, dropout)
         self.feed = FeedForward(config, (cross and config.decoder_hidden) or config.hidden)
         self.around_feed = Residual(config, pre_norm, dropout)
 
-    def encode(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def encode(self, x: torch.Tensor, mask: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Computes an encoder layer.
 
         Args:
             x: float [n, tokens, width].
             mask: See `Attention.forward`.
+            bias: See `Attention.forward`.
 
         Returns:
             float [n, tokens, width].
         """
-        x, _ = self._over_tokens(x, None, mask)
+        x, _ = self._over_tokens(x, None, mask, bias)
         return self.around_feed(x, self.feed)  # type: ignore[no-any-return]
 
     def decode(
-        self, x: torch.Tensor, past: LayerState | None, memory: KeysValues, mask: torch.Tensor
+        self,
+        x: torch.Tensor,
+        past: LayerState | None,
+        memory: KeysValues,
+        mask: torch.Tensor,
+        bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, LayerState]:
         """Computes a decoder layer.
 
@@ -233,6 +257,7 @@ class Layer(nn.Module):
             past: State of the tokens before; None: `x` has all tokens.
             memory: Keys and values of the source, for cross-attention.
             mask: Of the source, see `Attention.forward`.
+            bias: Of self-attention, see `Attention.forward`.
 
         Returns:
             float [n, tokens, width], and the state after these tokens.
@@ -240,12 +265,12 @@ class Layer(nn.Module):
         causal = None
         if x.shape[1] > 1 and not self.recurrent:
             causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
-        x, past = self._over_tokens(x, past, causal)
+        x, past = self._over_tokens(x, past, causal, bias)
         x = self.around_cross(x, lambda y: self.cross(y, memory, mask))
         return self.around_feed(x, self.feed), past
 
     def _over_tokens(
-        self, x: torch.Tensor, past: LayerState | None, mask: torch.Tensor | None
+        self, x: torch.Tensor, past: LayerState | None, mask: torch.Tensor | None, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor, LayerState]:
         """Computes self-attention, or the recurrence, with its residual."""
         after: LayerState = ()
@@ -258,7 +283,7 @@ class Layer(nn.Module):
             after = self.attention.keys_values(y)
             if past is not None:
                 after = tuple(torch.cat(pair, 2) for pair in zip(past, after, strict=True))
-            return self.attention(y, after, mask)  # type: ignore[no-any-return]
+            return self.attention(y, after, mask, bias)  # type: ignore[no-any-return]
 
         x = self.around_attention(x, own)
         return x, tuple(after)

@@ -10,6 +10,7 @@ from pipelines.core.errors import RequestError
 from pipelines.models.family import RunOption
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.training.lazy_module import LazyModule
+from zoo.training.relative_positions import relative_buckets
 from zoo.translation.data.parallel_text import PAD, POSITIONS
 from zoo.translation.family import TranslationFamily
 from zoo.translation.models.config import ModelConfig, sinusoids
@@ -87,7 +88,7 @@ class Transformer(LazyModule):
         import torch.nn.functional as F
         from torch import nn
 
-        from zoo.translation.models.layers import Layer
+        from zoo.translation.models.layers import Layer, normalization
 
         super().__init__()
         self.config, self.pre_norm = config, pre_norm
@@ -99,20 +100,22 @@ class Transformer(LazyModule):
             nn.init.xavier_uniform_(self.output_weight)
         if config.output_bias:
             self.output_bias = nn.Parameter(torch.zeros(vocabulary))
-        if config.positions:
+        if config.positions and not config.buckets:
             for name, length in zip(("source_positions", "positions"), config.positions, strict=True):
                 self.register_buffer(name, torch.zeros(length, config.width))
-        else:
+        elif not config.buckets:
             self.register_buffer("positions", torch.from_numpy(sinusoids(POSITIONS, config.width)), persistent=False)
         if config.embedding_norm:
-            self.source_norm, self.target_norm = (nn.LayerNorm(config.width, config.epsilon) for _ in range(2))
+            self.source_norm, self.target_norm = (normalization(config) for _ in range(2))
         self.dropout = nn.Dropout(dropout)
         self.project: Callable[..., torch.Tensor] = F.linear  # to the logits
-        self.encoder = nn.ModuleList(Layer(config, pre_norm, dropout, cross=False) for _ in range(config.encoder))
-        self.decoder = nn.ModuleList(Layer(config, pre_norm, dropout, cross=True) for _ in range(config.decoder))
+        self.encoder, self.decoder = (
+            nn.ModuleList(Layer(config, pre_norm, dropout, cross, first=not i) for i in range(layers))
+            for layers, cross in ((config.encoder, False), (config.decoder, True))
+        )
         final_norm = pre_norm if config.final_norm is None else config.final_norm
         self.encoder_norm, self.decoder_norm = (
-            nn.LayerNorm(config.width, config.epsilon) if final_norm else nn.Identity() for _ in range(2)
+            normalization(config) if final_norm else nn.Identity() for _ in range(2)
         )
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -132,6 +135,7 @@ class Transformer(LazyModule):
         source = side == "source"
         table = "source_embedding" if source and not self.config.shared_source else "embedding"
         positions = "source_positions" if source and self.config.positions else "positions"
+        positions = "" if self.config.buckets else positions
         return table, positions, f"{side}_norm" if self.config.embedding_norm else ""
 
     def _embed(self, side: str, tokens: torch.Tensor, start: int = 0) -> torch.Tensor:
@@ -139,12 +143,52 @@ class Transformer(LazyModule):
         x = getattr(self, table)(tokens)
         if self.config.scaled:
             x = x * math.sqrt(self.config.width)
-        x = x + getattr(self, positions)[start : start + tokens.shape[1]]
+        if positions:
+            x = x + getattr(self, positions)[start : start + tokens.shape[1]]
         return self.dropout(getattr(self, norm)(x) if norm else x)  # type: ignore[no-any-return]
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
         weight = self.embedding.weight if self.config.tied_output else self.output_weight
-        return self.project(self.decoder_norm(x), weight, self.output_bias if self.config.output_bias else None)
+        x = self.decoder_norm(x)
+        if self.config.output_scale != 1:
+            x = x * self.config.output_scale
+        return self.project(x, weight, self.output_bias if self.config.output_bias else None)
+
+    @property
+    def most_tokens(self) -> int:
+        """Maximum number of target tokens."""
+        return self.config.positions[-1] if self.config.positions else POSITIONS
+
+    def relative_biases(self, side: str, queries: torch.Tensor, keys: int) -> list[torch.Tensor | None]:
+        """Returns the bias of self-attention by relative position in each layer of a side.
+
+        Args:
+            side: "encoder" or "decoder".
+            queries: Positions of the queries, int64 [n].
+            keys: Number of keys.
+
+        Returns:
+            float [heads, n, keys] for each layer; None for networks without such a bias.
+        """
+        import torch
+
+        config, layers = self.config, getattr(self, side)
+        if not config.buckets:
+            return [None] * len(layers)
+        ahead = torch.arange(keys) - queries[:, None].cpu()
+        found = relative_buckets(ahead.numpy(), config.buckets, config.bucket_distance, both_sides=side == "encoder")
+        rows, biases = torch.from_numpy(found).to(queries.device), []
+        for i, layer in enumerate(layers):
+            if not i or not config.shared_buckets:
+                bias = layer.attention.relative(rows).permute(2, 0, 1)
+            biases.append(bias)
+        return biases
+
+    def _all_biases(self, side: str, tokens: torch.Tensor) -> list[torch.Tensor | None]:
+        """Returns `relative_biases` of all positions of tokens [n, t]."""
+        import torch
+
+        return self.relative_biases(side, torch.arange(tokens.shape[1], device=tokens.device), tokens.shape[1])
 
     def encode(self, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Encodes sentences.
@@ -157,8 +201,8 @@ class Transformer(LazyModule):
         """
         mask = (source != PAD)[:, None, None, :]
         x = self._embed("source", source)
-        for layer in self.encoder:
-            x = layer.encode(x, mask)  # type: ignore[operator]
+        for layer, bias in zip(self.encoder, self._all_biases("encoder", source), strict=True):
+            x = layer.encode(x, mask, bias)  # type: ignore[operator]
         return self.encoder_norm(x), mask
 
     def forward(
@@ -185,8 +229,8 @@ class Transformer(LazyModule):
         self, target: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor, layers: list[torch.Tensor] | None = None
     ) -> torch.Tensor:
         x = self._embed("target", target)
-        for layer in self.decoder:
-            x, _ = layer.decode(x, None, layer.cross.keys_values(memory), mask)  # type: ignore[operator, union-attr]
+        for layer, bias in zip(self.decoder, self._all_biases("decoder", target), strict=True):
+            x, _ = layer.decode(x, None, layer.cross.keys_values(memory), mask, bias)  # type: ignore[operator, union-attr]
             if layers is not None:
                 layers.append(x)
         return x

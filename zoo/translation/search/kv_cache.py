@@ -78,7 +78,7 @@ def incremental_model(model: ir.Model) -> IncrementalModel:
     _append_memory(encoder.graph, attention, step.memory, cache_dtype)
     encoder_outputs = [str(value.name) for value in encoder.graph.outputs]
     assert isinstance(operations[0], Embedding)
-    positions = len(operations[0].positions)
+    positions = operations[0].longest or len(operations[0].positions)
     return IncrementalModel(
         encoder, ir.Model(step.graph, ir_version=model.ir_version), encoder_outputs, step.caches, positions
     )

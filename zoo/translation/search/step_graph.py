@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from pipelines.graph.builder import GraphBuilder
 from pipelines.kernels.transformer.operations import (
@@ -16,12 +17,15 @@ from pipelines.kernels.transformer.operations import (
     CrossAttention,
     Embedding,
     Gate,
+    GatedActivation,
     LayerNorm,
     Linear,
     Operation,
     Recurrence,
+    RMSNorm,
     RowLinear,
     RunningMean,
+    Scale,
     SelfAttention,
     Sum,
     Vocabulary,
@@ -134,6 +138,8 @@ class StepWriter:
         self._grown: list[ir.Value] = []  # the caches after the step
         self._registers: list[ir.Value] = []
         self._widths: list[int] = []
+        self._columns: ir.Value | None = None  # of biases: minus the number of tokens since each one
+        self._biases: dict[int, ir.Value] = {}  # by the identity of their arrays, which the operations keep
         for number, operation in enumerate(operations):
             rule = self._RULES[type(operation)]
             result, width = rule(self, operation, f"{number}.{type(operation).__name__.lower()}")
@@ -154,14 +160,27 @@ class StepWriter:
             rows = self._add("Gather", table, self._tokens)
             if (factor := operation.scale[0]) != 1:
                 rows = self._add("Mul", rows, factor)
-        positions = self._add.weight(f"{name}.positions", operation.positions)
-        rows = self._add("Add", rows, self._add("Gather", positions, self._position))
+        if operation.longest is None:
+            positions = self._add.weight(f"{name}.positions", operation.positions)
+            rows = self._add("Add", rows, self._add("Gather", positions, self._position))
+        elif operation.positions.any():
+            rows = self._add("Add", rows, self._add.weight(f"{name}.row", operation.positions))
         return rows, operation.table.shape[1]
 
     def _layer_norm(self, operation: LayerNorm, name: str) -> Rows:
         scale, bias = (self._add.weight(f"{name}.{kind}", getattr(operation, kind)) for kind in ("scale", "bias"))
         x, width = self._read(operation.input)
         return self._add("LayerNormalization", x, scale, bias, axis=-1, epsilon=operation.epsilon), width
+
+    def _rms_norm(self, operation: RMSNorm, name: str) -> Rows:
+        x, width = self._read(operation.input)
+        mean = self._add("ReduceMean", self._add("Mul", x, x), [-1], keepdims=1)
+        unit = self._add("Div", x, self._add("Sqrt", self._add("Add", mean, operation.epsilon)))
+        return self._add("Mul", unit, self._add.weight(f"{name}.scale", operation.scale)), width
+
+    def _scale(self, operation: Scale, name: str) -> Rows:
+        x, width = self._read(operation.input)
+        return self._add("Mul", x, self._add.weight(f"{name}.factors", operation.factors)), width
 
     def _linear(self, operation: Linear, name: str) -> Rows:
         x, _ = self._read(operation.input)
@@ -176,16 +195,12 @@ class StepWriter:
 
     def _activation(self, operation: Activation, name: str) -> Rows:
         x, width = self._read(operation.input)
-        if operation.kind == "swish":
-            return self._add("Mul", x, self._add("Sigmoid", x)), width
-        if operation.kind == "tanh":
-            return self._add("Tanh", x), width
-        if operation.kind == "gelu_tanh":
-            cube = self._add("Mul", self._add("Mul", self._add("Mul", x, x), x), 0.044715)
-            share = self._add("Tanh", self._add("Mul", self._add("Add", x, cube), math.sqrt(2 / math.pi)))
-            return self._add("Mul", self._add("Mul", x, self._add("Add", share, 1.0)), 0.5), width
-        share = self._add("Add", self._add("Erf", self._add("Div", x, math.sqrt(2))), 1.0)
-        return self._add("Mul", self._add("Mul", x, share), 0.5), width
+        return self._activated(operation.kind, x), width
+
+    def _gated_activation(self, operation: GatedActivation, name: str) -> Rows:
+        merged, width = self._read(operation.input)
+        gate, up = self._add.split(merged, [width // 2] * 2)
+        return self._add("Mul", self._activated(operation.kind, gate), up), width // 2
 
     def _self_attention(self, operation: SelfAttention, name: str) -> Rows:
         merged, width = self._read(operation.input)
@@ -198,7 +213,10 @@ class StepWriter:
             self._cache(f"{name}.{kind}", x, shape) for kind, x in zip(("keys", "values"), newest, strict=True)
         )
         keys = self._as_float(self._add("Transpose", keys, dtype=self._cache_dtype, perm=[0, 1, 3, 2]))
-        weights = self._add("Softmax", self._add("MatMul", queries, keys), axis=-1)
+        scores = self._add("MatMul", queries, keys)
+        if operation.bias is not None:
+            scores = self._add("Add", scores, self._position_bias(operation.bias, name))
+        weights = self._add("Softmax", scores, axis=-1)
         rows = self._add("MatMul", weights, self._as_float(values))
         return self._add("Reshape", rows, [-1, width]), width
 
@@ -242,6 +260,9 @@ class StepWriter:
     _RULES: ClassVar[dict[type[Any], Callable[[StepWriter, Any, str], Rows]]] = {
         Embedding: _embedding,
         LayerNorm: _layer_norm,
+        RMSNorm: _rms_norm,
+        Scale: _scale,
+        GatedActivation: _gated_activation,
         Linear: _linear,
         Vocabulary: _vocabulary,
         Activation: _activation,
@@ -262,6 +283,30 @@ class StepWriter:
     def _plus(self, y: ir.Value, residual: int | None) -> ir.Value:
         """Adds a register to `y`, if there is one."""
         return y if residual is None else self._add("Add", self._registers[residual], y)
+
+    def _activated(self, kind: str, x: ir.Value) -> ir.Value:
+        """Applies an activation, one of `GRAPH_ACTIVATIONS`."""
+        if kind == "swish":
+            return self._add("Mul", x, self._add("Sigmoid", x))
+        if kind == "tanh":
+            return self._add("Tanh", x)
+        if kind == "gelu_tanh":
+            cube = self._add("Mul", self._add("Mul", self._add("Mul", x, x), x), 0.044715)
+            share = self._add("Tanh", self._add("Mul", self._add("Add", x, cube), math.sqrt(2 / math.pi)))
+            return self._add("Mul", self._add("Mul", x, self._add("Add", share, 1.0)), 0.5)
+        share = self._add("Add", self._add("Erf", self._add("Div", x, math.sqrt(2))), 1.0)
+        return self._add("Mul", self._add("Mul", x, share), 0.5)
+
+    def _position_bias(self, bias: NDArray[np.float32], name: str) -> ir.Value:
+        """Returns the bias [heads, R] of `SelfAttention` for all tokens so far, [heads, 1, tokens]."""
+        if id(bias) not in self._biases:
+            if self._columns is None:
+                count = self._add("Add", self._position, 1, dtype=INT64)
+                self._columns = self._add("Sub", self._add.arange(count), self._position, dtype=INT64)
+            columns = self._add("Max", self._add("Add", self._columns, bias.shape[1] - 1, dtype=INT64), 0, dtype=INT64)
+            rows = self._add("Gather", self._add.weight(f"{name}.bias", bias), columns, axis=1)
+            self._biases[id(bias)] = self._add("Unsqueeze", rows, [1])
+        return self._biases[id(bias)]
 
     def _as_float(self, x: ir.Value) -> ir.Value:
         """Casts cached values to float32."""

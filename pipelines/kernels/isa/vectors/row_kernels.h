@@ -130,13 +130,23 @@ inline void add_weighted_values(const float *weights, int64_t room, const Float1
         }
 }
 
-// Decoder self-attention of one query, softmax_t(q . k_t) v_t in each head, over a float16 KV cache. q: [heads * size]; keys[t]: the key of
-// position t, as many columns, its value behind it. Four positions at a time, all their heads: memory is read in order.
-void self_attention(const float *q, const Float16 *const *keys, int64_t count, int64_t heads, int64_t size, float *out) {
+// Adds the bias [reach] of one head to the scores of `count` positions, see `RowKernels::self_attention`.
+inline void add_bias(const float *bias, int64_t reach, int64_t count, float *scores) {
+    const int64_t first = count - reach, far = first > 0 ? first : 0;
+    const float furthest = bias[0];
+    for (int64_t t = 0; t < far; ++t) scores[t] = scores[t] + furthest;
+    for (int64_t t = far; t < count; ++t) scores[t] = scores[t] + bias[t - first];
+}
+
+// Decoder self-attention of one query, softmax_t(q . k_t + bias) v_t in each head, over a float16 KV cache. q: [heads * size]; keys[t]: the
+// key of position t, as many columns, its value behind it. Four positions at a time, all their heads: memory is read in order.
+void self_attention(const float *q, const Float16 *const *keys, int64_t count, int64_t heads, int64_t size, const float *bias, int64_t reach,
+                    float *out) {
     const int64_t room = round_up(count, kLanes), fours = count / 4 * 4;
     auto *scores = static_cast<float *>(kernel_scratch((heads * room + heads) * 4)), *inverse_sums = scores + heads * room;
     for (int64_t t = 0; t < fours; t += 4) attention_scores<4>(q, keys + t, heads, size, room, scores + t);
     for (int64_t t = fours; t < count; ++t) attention_scores<1>(q, keys + t, heads, size, room, scores + t);
+    for (int64_t h = 0; bias && h < heads; ++h) add_bias(bias + h * reach, reach, count, scores + h * room);
     for (int64_t h = 0; h < heads; ++h) inverse_sums[h] = softmax(scores + h * room, count);
     for (int64_t j = 0; j < heads * size; j += kLanes) store_float(out + j, broadcast<Vec16>(0));
     for (int64_t t = 0; t < fours; t += 4) add_weighted_values<4>(scores + t, room, keys + t, heads, size, out);

@@ -35,8 +35,13 @@ void Decoder::release(std::unique_ptr<Workspace> work) const {
     idle_.push_back(std::move(work));
 }
 
-void Decoder::self_attention(int64_t in, int64_t heads, int64_t out) {
+void Decoder::self_attention(int64_t in, int64_t heads, const std::optional<Array> &bias, int64_t out) {
+    const int64_t reach = bias && bias->ndim() == 2 ? static_cast<int64_t>(bias->shape(1)) : 0;
+    if (bias && !reach) refuse("self-attention", "its bias is of no position");
+    const float *rows = bias ? finite_table(*bias, "bias", heads, reach, "self-attention") : nullptr;
     Operation &operation = attention(Kind::kSelfAttention, in, 3, heads, out, "self-attention");
+    operation.factors = rows, operation.reach = reach;
+    if (bias) kept_.push_back(*bias);
     operation.layer = static_cast<int64_t>(kv_offsets_.size()) - 1;
     kv_offsets_.push_back(kv_offsets_.back() + 2 * operation.width);
 }
@@ -120,7 +125,8 @@ void Decoder::run_self_attention(Workspace &work, const Operation &operation, co
         Float16 *newest = cached_key_value(work, sentence, operation.layer, now, beams[i].slot);
         isa_.rows->to_float16(query + width, 2 * width, newest);
         work.keys[static_cast<size_t>(now)] = newest;
-        isa_.rows->self_attention(query, work.keys.data(), now + 1, operation.heads, operation.size, out.values + r * out.stride);
+        isa_.rows->self_attention(query, work.keys.data(), now + 1, operation.heads, operation.size, operation.factors, operation.reach,
+                                  out.values + r * out.stride);
     }
 }
 

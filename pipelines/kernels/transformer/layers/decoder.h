@@ -75,7 +75,8 @@ class Decoder : public Layers {
   public:
     Decoder(int64_t memory_width, const std::string &isa);
     // Operations, see `Layers`.
-    void self_attention(int64_t in, int64_t heads, int64_t out);
+    // bias: [heads, reach] of relative positions, see `RowKernels::self_attention`; it is kept, not copied.
+    void self_attention(int64_t in, int64_t heads, const std::optional<Array> &bias, int64_t out);
     void recurrence(int64_t in, int64_t residual, int64_t out);
     void cross_attention(int64_t in, const Array &weight, const Array &scale, const Array &bias, const StaticQParams &qparams,
                          int64_t heads, int64_t out);

@@ -13,15 +13,6 @@ constexpr int64_t kBlock = 192;  // rows that pass through linear layers togethe
 
 std::string text(int64_t value) { return std::to_string(value); }
 
-// Finite float32 [rows, columns].
-const float *table(const Array &array, const char *name, int64_t rows, int64_t columns) {
-    const auto *values = data_of<float>(array, name, 2);
-    if (static_cast<int64_t>(array.shape(0)) != rows || static_cast<int64_t>(array.shape(1)) != columns)
-        refuse("attention", std::string(name) + " has another shape than " + text(rows) + " x " + text(columns));
-    if (!std::all_of(values, values + rows * columns, [](float x) { return std::isfinite(x); })) refuse("attention", std::string(name) + " is not finite");
-    return values;
-}
-
 }  // namespace
 
 void Encoder::quantized_attention(int64_t in, int64_t heads, int64_t key_heads, int64_t before, int64_t after, const std::optional<Array> &bias,
@@ -43,7 +34,7 @@ void Encoder::quantized_attention(int64_t in, int64_t heads, int64_t key_heads, 
     if (bias) {
         attention.bias_stride = bias->ndim() == 2 ? static_cast<int64_t>(bias->shape(1)) : 0;
         if (attention.bias_stride % 2 == 0) refuse("attention", "its bias has no middle");
-        attention.bias = table(*bias, "bias", heads, attention.bias_stride), keep(*bias);
+        attention.bias = finite_table(*bias, "bias", heads, attention.bias_stride, "attention"), keep(*bias);
         limit(attention.bias_stride / 2 + 1);
     }
     if (norm) {
@@ -58,14 +49,14 @@ void Encoder::quantized_attention(int64_t in, int64_t heads, int64_t key_heads, 
         const int64_t rows = cos.ndim() == 2 ? static_cast<int64_t>(cos.shape(0)) : 0;
         attention.turned = rows ? static_cast<int64_t>(cos.shape(1)) : 0;
         if (!attention.turned || 2 * attention.turned > size) refuse("attention", "it turns other columns than a head's");
-        attention.cos = table(cos, "cos", rows, attention.turned), attention.sin = table(sin, "sin", rows, attention.turned);
+        attention.cos = finite_table(cos, "cos", rows, attention.turned, "attention"), attention.sin = finite_table(sin, "sin", rows, attention.turned, "attention");
         keep(cos), keep(sin), limit(rows);
     }
     const std::optional<std::pair<Array, Array>> *const tables[] = {&to_position, &to_content};
     for (size_t i = 0; rows && i < 2; ++i) {
         if (!*tables[i]) continue;
         const auto &[codes, scale] = **tables[i];
-        zoo::QuantizedAttention::Positions positions{data_of<int8_t>(codes, "positions", 3), table(scale, "scale of positions", heads, size)};
+        zoo::QuantizedAttention::Positions positions{data_of<int8_t>(codes, "positions", 3), finite_table(scale, "scale of positions", heads, size, "attention")};
         const auto count = static_cast<int64_t>(codes.shape(1));
         if (key_heads != heads || static_cast<int64_t>(codes.shape(0)) != heads || static_cast<int64_t>(codes.shape(2)) != size || !count ||
             (attention.row_count && attention.row_count != count))

@@ -61,7 +61,6 @@ class Encoder : public Layers {
 
   private:
     std::deque<zoo::QuantizedAttention> attentions_;
-    std::deque<Array> kept_;
     std::deque<std::vector<int32_t>> rows_;
     int64_t reach_ = INT64_MAX;
     // Behind the last attention a row depends on itself alone: the first operation there, and the registers of before that are read there.

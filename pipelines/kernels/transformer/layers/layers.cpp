@@ -9,6 +9,15 @@ namespace zoo {
 
 void refuse(const char *operation, const std::string &why) { throw nb::value_error((std::string(operation) + ": " + why).c_str()); }
 
+const float *finite_table(const Array &array, const char *name, int64_t rows, int64_t columns, const char *operation) {
+    const auto *values = data_of<float>(array, name, 2);
+    if (static_cast<int64_t>(array.shape(0)) != rows || static_cast<int64_t>(array.shape(1)) != columns)
+        refuse(operation, std::string(name) + " has another shape than " + std::to_string(rows) + " x " + std::to_string(columns));
+    if (!std::all_of(values, values + rows * columns, [](float x) { return std::isfinite(x); }))
+        refuse(operation, std::string(name) + " is not finite");
+    return values;
+}
+
 namespace {
 
 constexpr int64_t kMaxRegisters = 256;

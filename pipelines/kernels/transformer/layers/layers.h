@@ -24,6 +24,9 @@ using StaticQParams = std::optional<std::pair<float, int32_t>>;
 // Raises ValueError: "operation: why".
 [[noreturn]] void refuse(const char *operation, const std::string &why);
 
+// Finite float32 [rows, columns] of an operation; raises ValueError for others.
+const float *finite_table(const Array &array, const char *name, int64_t rows, int64_t columns, const char *operation);
+
 // Fully connected layer on rows quantized to uint8: int8 weights, packed once, columns padded to whole 64.
 class RowLinear {
   public:
@@ -115,7 +118,8 @@ class Layers {
         QParams qparams;  // of the quantized result
         LayerNorm norm{};
         const RowLinear *linear = nullptr;
-        const float *factors = nullptr;
+        const float *factors = nullptr;  // of a scale; of self-attention the bias, [heads, reach]
+        int64_t reach = 0;
         Activation activation{};
         bool by_row() const {
             return kind == Kind::kLayerNorm || kind == Kind::kLinear || kind == Kind::kActivation || kind == Kind::kScale ||
@@ -167,6 +171,8 @@ class Layers {
     std::vector<Operation> operations_;
 
     int64_t width_ = 0;  // of the embeddings
+
+    std::deque<Array> kept_;  // tables of operations that are not copied
 
   private:
     Arena arena_;

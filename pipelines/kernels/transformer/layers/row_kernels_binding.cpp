@@ -83,14 +83,18 @@ struct AttentionCall {
 };
 
 // Decoder self-attention, one query at a time over a float16 cache.
-NewArray<float> self_attention(const Array &queries, const Array &keys_values, int64_t heads, const std::string &isa) {
+NewArray<float> self_attention(const Array &queries, const Array &keys_values, int64_t heads, const std::string &isa,
+                               const std::optional<Array> &bias) {
     AttentionCall call(queries, keys_values, heads);
+    const int64_t reach = bias && bias->ndim() == 2 ? static_cast<int64_t>(bias->shape(1)) : 0;
+    if (bias && !reach) throw nb::value_error("the bias is of no position");
+    const float *rows = bias ? finite_table(*bias, "bias", heads, reach, "self-attention") : nullptr;
     const Buffer<Float16> cache = call.kv_float16(choose_isa(isa));
     std::vector<const Float16 *> keys;
     for (int64_t t = 0; t < call.kv.n; ++t) keys.push_back(cache.data() + t * call.kv.stride);
     for (int64_t r = 0; r < call.in.n; ++r)
-        choose_isa(isa).rows->self_attention(call.in.values.data() + r * call.in.stride, keys.data(), call.kv.n, heads, call.size,
-                                 call.out.data() + r * call.in.width);
+        choose_isa(isa).rows->self_attention(call.in.values.data() + r * call.in.stride, keys.data(), call.kv.n, heads, call.size, rows,
+                                             reach, call.out.data() + r * call.in.width);
     return call.result();
 }
 
@@ -152,7 +156,7 @@ void bind_row_kernels(nb::module_ &module) {
     using namespace zoo;
     module.def("quantize_rows", &quantize_rows, "x"_a, "nonnegative"_a, "isa"_a, "qparams"_a.none() = nb::none());
     module.def("layer_norm", &layer_norm, "x"_a, "scale"_a, "bias"_a, "epsilon"_a, "isa"_a, "qparams"_a.none() = nb::none());
-    module.def("self_attention", &self_attention, "queries"_a, "keys_values"_a, "heads"_a, "isa"_a);
+    module.def("self_attention", &self_attention, "queries"_a, "keys_values"_a, "heads"_a, "isa"_a, "bias"_a.none() = nb::none());
     module.def("attention", &attention, "queries"_a, "keys_values"_a, "heads"_a, "float16"_a, "isa"_a);
     nb::class_<PyRowLinear>(module, "RowLinear")
         .def(nb::init<const Array &, const Array &, const Array &, bool, const std::string &, const StaticQParams &>(), "weight"_a,

@@ -4,18 +4,19 @@ The graph is matched by structure, from the result back to the tokens: pre- or p
 widths, float weights or int8 weights behind DequantizeLinear. The operations become programs of the native kernels
 here, and the ONNX graph of one decoding step in `zoo.translation.search.step_graph`.
 
-    embedding        Gather(table, tokens) [* scale] + rows of a constant table of positions
+    embedding        Gather(table, tokens) [* scale] [+ rows of a constant table of positions]
     linear layer     MatMul or Gemm [+ bias], or columns that a Split takes of one
     residual         linear layer [-> Relu], or a recurrence, + value
-    feed-forward     linear layer -> Relu, swish or GELU -> linear layer + residual
+    feed-forward     linear layer -> Relu, swish, GELU or a gated unit -> linear layer + residual
     recurrence       Scan of cell keep + (1 - keep) value over the tokens -> Relu, with keep = Sigmoid(forget) and both
                      linear layers of one value
-    layer norm       LayerNormalization over the last axis
+    normalization    LayerNormalization, or an RMS norm, over the last axis
     running mean     Scan of cell (t - 1) / t + value / t over the tokens
     gate             Sigmoid(linear layer) times another value, + value
     attention        Softmax(scale * (Q K^T) [+ mask]) V -> Transpose -> Reshape, with Q, K and V each a linear layer ->
                      Reshape -> Transpose into heads: self-attention where all three read one value (one layer of merged
-                     QKV then computes them), cross-attention where K and V read the encoder's result
+                     QKV then computes them; the mask may be a bias by the distance of tokens), cross-attention where K
+                     and V read the encoder's result
     last token       GatherND of the last row
 
 The input of a linear layer is quantized statically, by the Q/DQ pair before it, or dynamically where there is none;
@@ -27,26 +28,24 @@ as the int32 biases in the graph of one decoding step are.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import query
-from pipelines.kernels.transformer.mapping.activations import GraphActivations
+from pipelines.kernels.transformer.mapping.distances import LONGEST, MASKED
 from pipelines.kernels.transformer.mapping.registers import allocate_registers, unify_qparams
-from pipelines.kernels.transformer.mapping.values import PROBE, Array, EmbeddingTable, Heads, LinearLayer, concatenate
+from pipelines.kernels.transformer.mapping.rows import RowMapper
+from pipelines.kernels.transformer.mapping.values import PROBE, Array, EmbeddingTable, LinearLayer, concatenate
 from pipelines.kernels.transformer.operations import (
-    LANES,
-    Activation,
     Attention,
     CrossAttention,
     Embedding,
     Gate,
-    LayerNorm,
-    Linear,
     Operation,
+    QuantizedAttention,
     Recurrence,
+    RMSNorm,
     RunningMean,
     SelfAttention,
     Sum,
@@ -54,8 +53,6 @@ from pipelines.kernels.transformer.operations import (
 )
 from pipelines.kernels.transformer.program import DecoderProgram, EncoderProgram
 from pipelines.quantization.qdq.scales import weight_qparams
-
-MASKED = -1e4  # a mask adds at most this where attention is hidden
 
 
 def decoder_program(model: ir.Model) -> DecoderProgram:
@@ -113,14 +110,12 @@ def programs(model: ir.Model) -> tuple[EncoderProgram, DecoderProgram]:
     return encoder, decoder
 
 
-class GraphMapper(GraphActivations):
-    """Maps values of a graph to operations on demand: each value once, after the values that it reads.
+class GraphMapper(RowMapper):
+    """Maps the encoder or the decoder of a graph.
 
     Attributes:
-        operations: The operations so far; each writes a register of its own, numbered by its place.
-        registers: The register of each mapped value.
-        heads: Padded heads of registers.
         memory_width: Columns of the encoder's result; 0 until cross-attention was mapped.
+        reach: Maximum number of tokens by the biases of attention so far.
     """
 
     def __init__(self, model: ir.Model, names: tuple[str, ...], memory: str, for_kernels: bool = True) -> None:
@@ -133,10 +128,8 @@ class GraphMapper(GraphActivations):
             for_kernels: See `GraphValues`.
         """
         super().__init__(model, names, memory, for_kernels)
-        self.operations: list[Operation] = []  # each writes a register of its own
-        self.registers: dict[ir.Value, int] = {}
-        self.heads: dict[int, Heads] = {}  # of registers whose heads are padded
-        self.memory_width = 0
+        self.memory_width, self.reach = 0, LONGEST
+        self._parts: dict[int, Array] = {}  # of biases, which `_masks` keeps
 
     def decoder(self, logits: str) -> DecoderProgram:
         """Maps a decoder.
@@ -174,6 +167,7 @@ class GraphMapper(GraphActivations):
             self.refuse(last, "found no embedding of the target tokens before it")
         if not self.memory_width:
             self.refuse(last, f"nothing before it looks at the encoder's result, the value {self.memory}")
+        self._limit_tokens()
         return self.operations
 
     def encoder(self, memory: str) -> EncoderProgram:
@@ -192,25 +186,19 @@ class GraphMapper(GraphActivations):
         self._unpadded_register(last, last)
         if not isinstance(self.operations[0], Embedding):
             self.refuse(last, "found no embedding of the source tokens before it")
+        self._limit_tokens()
         return EncoderProgram(allocate_registers(unify_qparams(self.operations)))
 
-    def _pad_inputs(self, layer: LinearLayer) -> LinearLayer:
-        """Returns the layer with rows of zeros for the columns that pad its input's heads."""
-        heads = self.heads.get(self._register(layer.x))
-        return layer if heads is None else replace(layer, weight=heads.pad(layer.weight.T).T)
+    def _limit_tokens(self) -> None:
+        """Sets the maximum number of tokens where no table of positions limits it."""
+        embedding = self.operations[0]
+        if isinstance(embedding, Embedding) and embedding.longest is not None:
+            self.operations[0] = replace(embedding, longest=self._longest())
 
-    def _register(self, value: ir.Value) -> int:
-        """Returns the register of `value`; the operations that compute it are appended once."""
-        value = self.skip_qdq(value)
-        if value not in self.registers:
-            self.registers[value] = self._map_value(value)
-        return self.registers[value]
-
-    def _append(self, operation: type[Any], *arguments: Any, **options: Any) -> int:
-        """Appends an operation and returns its register."""
-        out = len(self.operations)
-        self.operations.append(operation(*arguments, out=out, **options))
-        return out
+    def _longest(self) -> int:
+        """Returns the maximum number of tokens by the tables that were mapped so far."""
+        first = self.operations[0]
+        return len(first.positions) if isinstance(first, Embedding) and first.longest is None else self.reach
 
     def _map_value(self, value: ir.Value) -> int:
         """Appends the operation that computes `value` and returns its register."""
@@ -219,6 +207,8 @@ class GraphMapper(GraphActivations):
             self.refuse(value, "it is read otherwise than by the keys and values of attention")
         if query.is_op(node, "LayerNormalization"):
             return self._layer_norm(value, node)
+        if (mapped := self._row_operation(value, node)) is not None:
+            return mapped
         if (parts := self._recurrence_parts(value)) is not None:
             return self._recurrence(value, *parts)
         if query.is_op(node, "Relu"):
@@ -242,39 +232,21 @@ class GraphMapper(GraphActivations):
             return self._activation(value)
         self.refuse(value, f"no step of the {self.what} computes this")
 
-    def _layer_norm(self, value: ir.Value, node: ir.Node) -> int:
-        """Appends a LayerNormalization over the last axis."""
-        scale = self.constant(node.inputs[1])
-        bias = self.constant(node.inputs[2]) if len(node.inputs) > 2 else None
-        rank = query.rank(node.inputs[0])
-        if scale is None or scale.ndim != 1 or (len(node.inputs) > 2 and bias is None):
-            self.refuse(value, "its scale and bias are no constant vectors")
-        if node.attributes.get_int("axis", -1) not in (-1, (rank or 0) - 1):
-            self.refuse(value, "it normalizes over more than the last axis")
-        register = self._unpadded_register(value, node.inputs[0])
-        scale = scale.astype(np.float32)
-        bias = np.zeros_like(scale) if bias is None else bias.astype(np.float32)
-        epsilon = float(np.float32(node.attributes.get_float("epsilon", 1e-5)))
-        return self._append(LayerNorm, register, scale, bias, epsilon)
-
-    def _unpadded_register(self, reader: ir.Value, value: ir.Value | None) -> int:
-        """Returns the register of `value`; refuses `reader` where its heads are padded."""
-        assert value is not None
-        register = self._register(value)
-        if register in self.heads:
-            size = self.heads[register].size
-            self.refuse(reader, f"it reads heads of attention of {size} columns, expected a multiple of {LANES}")
-        return register
-
-    def _linear(self, layer: LinearLayer, relu: bool = False, residual: int | None = None) -> int:
-        """Appends a linear layer with its ReLU and residual."""
-        # rounded to int32 as in the graph of one decoding step: the same uint8 values follow
-        if layer.qparams is not None and self.memory and self.for_kernels:
-            scale = np.float32(layer.qparams.scale) * layer.scale  # 0 in columns that pad heads
-            integers = np.rint(np.divide(layer.bias, scale, out=np.zeros_like(scale, np.float64), where=scale > 0))
-            layer = replace(layer, bias=integers.astype(np.float32) * scale)
-        weights = self._pad_inputs(layer).row_linear()
-        return self._append(Linear, self._register(layer.x), weights, relu=relu, residual=residual)
+    def _row_operation(self, value: ir.Value, node: ir.Node) -> int | None:
+        """Appends an RMS norm, an embedding without positions, smoothing or a gated unit; None for anything else."""
+        if (norm := self.rms_norm_parts(value)) is not None:
+            x, scale, epsilon = norm
+            return self._append(RMSNorm, self._unpadded_register(value, x), scale, epsilon)
+        if (table := self._embedding_table(value)) is not None:
+            nothing = np.zeros((1, table.weight.shape[1]), np.float32)
+            return self._append(Embedding, table.weight, table.scale, nothing, longest=LONGEST)
+        if not query.is_op(node, "Mul"):
+            return None
+        for one, other in (node.inputs, node.inputs[::-1]):
+            factors = self.constant(other)
+            if factors is not None and factors.ndim == 1 and factors.size > 1:
+                return self._scaled(self.skip_qdq(one), factors.astype(np.float32))
+        return self._gated(value, node)
 
     def _add(self, value: ir.Value, node: ir.Node) -> int:
         """Appends an Add: token plus position embedding, or a linear layer (with ReLU) plus a residual."""
@@ -294,14 +266,6 @@ class GraphMapper(GraphActivations):
                 gated, residual = self._register(gate[0]), self._register(other)
                 return self._append(Gate, gated, self._linear(gate[1]), residual=residual)
         return self._append(Sum, self._register(inputs[0]), self._register(inputs[1]))
-
-    def _activation(self, value: ir.Value) -> int:
-        """Appends an activation of one value, identified by its results."""
-        sources = self.activation_sources(value)
-        if len(sources) != 1:
-            self.refuse(value, f"no step of the {self.what} computes this")
-        (x,) = sources
-        return self._append(Activation, self._unpadded_register(value, x), self.activation_kind(value, x))
 
     def _recurrence(self, value: ir.Value, forget: LinearLayer, layer: LinearLayer, residual: int | None = None) -> int:
         """Appends a `Recurrence` with merged gates."""
@@ -373,7 +337,7 @@ class GraphMapper(GraphActivations):
     def _embedding_sum(self, value: ir.Value, summands: list[ir.Value]) -> int | None:
         """Appends a token embedding plus the rows of a constant table of positions; None for another sum."""
         for one, other in (summands, summands[::-1]):
-            if (table := self._embedding_table(one)) is not None:
+            if (table := self._embedding_table(one)) is not None and self._linear_layer(other) is None:
                 return self._embedding(value, table, other)
         return None
 
@@ -404,10 +368,17 @@ class GraphMapper(GraphActivations):
         queries = heads.pad_outputs(queries, score_scale * query_scale * key_scale)
         keys, values = heads.pad_outputs(keys), heads.pad_outputs(values)
         is_self = keys.x is values.x and keys.x is queries.x
-        self._check_mask(value, masks, causal=is_self and bool(self.memory))
+        biases: list[ir.Value | None] = [
+            mask for mask in masks if is_self and mask is not None and any(self._distances(value, mask))
+        ]
+        others = [mask for mask in masks if mask not in biases]
+        self._check_mask(value, others, causal=is_self and bool(self.memory) and not biases)
         if is_self:
             merged = self._linear(concatenate(queries, keys, values))
-            out = self._append(SelfAttention if self.memory else Attention, merged, heads.count)
+            if biases:
+                out = self._biased_attention(value, merged, biases, heads.count)
+            else:
+                out = self._append(SelfAttention if self.memory else Attention, merged, heads.count)
         elif keys.x is values.x and self.memory and keys.x.name == self.memory:
             layer = concatenate(keys, values).row_linear()
             if self.memory_width not in (0, layer.inputs):
@@ -421,6 +392,28 @@ class GraphMapper(GraphActivations):
         if heads.padded_size != heads.size:
             self.heads[out] = heads
         return out
+
+    def _biased_attention(self, value: ir.Value, merged: int, biases: list[ir.Value | None], heads: int) -> int:
+        """Appends self-attention with a bias by the distance of two tokens."""
+        before, after, bias = self._by_distance(value, biases, heads, self._longest())
+        if before is not None or after != (0 if self.memory else None):
+            self.refuse(value, f"its mask shows other tokens than {'the earlier ones' if self.memory else 'all'}")
+        if bias is None:
+            return self._append(SelfAttention if self.memory else Attention, merged, heads)
+        most = bias.shape[1] // 2 + 1
+        self.reach = min(self.reach, most)
+        if not self.memory:
+            return self._append(QuantizedAttention, merged, heads, bias=bias)
+        changes = np.flatnonzero((bias[:, 1:most] != bias[:, :1]).any(axis=0))
+        first = int(changes[0]) if changes.size else most - 1  # all tokens further before have the same bias
+        return self._append(SelfAttention, merged, heads, bias=self._part(bias, first, most))
+
+    def _part(self, bias: Array, first: int, last: int) -> Array:
+        """Returns columns of a bias, as one array for all layers that share it."""
+        key = id(bias)
+        if key not in self._parts:
+            self._parts[key] = np.ascontiguousarray(bias[:, first:last])
+        return self._parts[key]
 
     def _attention_parts(
         self, value: ir.Value, node: ir.Node

@@ -234,14 +234,21 @@ class SelfAttention(Checked):
         input: Register of [query | key | value], 3 W columns.
         heads: Number of heads.
         out: Register of the result, W columns.
+        bias: float32 [heads, R], added to the scores of the newest R tokens, the query's own last; the first column to
+            those of all tokens before them, too (T5). None: no bias.
     """
 
     input: int
     heads: int
     out: int
+    bias: Array | None = None
 
     def check(self, where: str, widths: Mapping[int, int]) -> int:
         """See `Checked`."""
+        if self.bias is not None:
+            require(where, "bias", self.bias, np.float32, (self.heads, self.bias.shape[-1]))
+            if not self.bias.size or not np.isfinite(self.bias).all():
+                raise RequestError(f"{where} has a bias that is empty or not finite")
         return _attention_width(where, self.heads, widths[self.input], 3)
 
 

@@ -18,7 +18,9 @@ from pipelines.kernels.transformer.reference.rows import (
 )
 
 
-def self_attention(query: Floats, keys: Floats, values: Floats, heads: int) -> Floats:
+def self_attention(
+    query: Floats, keys: Floats, values: Floats, heads: int, position_bias: Floats | None = None
+) -> Floats:
     """Computes self-attention of one decoder token; q . k has the order of `sum_lanes`.
 
     Args:
@@ -26,11 +28,15 @@ def self_attention(query: Floats, keys: Floats, values: Floats, heads: int) -> F
         keys: float32 [t, W].
         values: float32 [t, W].
         heads: Number of heads.
+        position_bias: See `SelfAttention`.
 
     Returns:
         float32 [W].
     """
     scores = sum_lanes(query.reshape(heads, -1) * keys.reshape(len(keys), heads, -1)).T
+    if position_bias is not None:
+        columns = np.arange(len(keys)) + position_bias.shape[1] - len(keys)
+        scores = scores + position_bias[:, np.maximum(columns, 0)]
     return _softmax_weighted(scores, values)
 
 

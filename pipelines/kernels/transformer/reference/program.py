@@ -84,7 +84,7 @@ def encode(
     Args:
         program: The program.
         tokens: int64 [n].
-        positions: Rows of the table of positions, int64 [n]; None for 0, 1, ...
+        positions: Rows of the table of positions, int64 [n]; None for 0, 1, ..., or the only one.
         attended: How many of the first tokens all tokens attend to; None: all.
 
     Returns:
@@ -95,10 +95,8 @@ def encode(
     for operation in program.operations:
         match operation:
             case Embedding():
-                result = (
-                    embedding(operation, tokens, np.arange(len(tokens)) if positions is None else positions),
-                    False,
-                )
+                places = np.arange(len(tokens)) * (operation.longest is None) if positions is None else positions
+                result = embedding(operation, tokens, places), False
             case Attention():
                 query, keys, values = np.split(registers.values[operation.input][0], 3, axis=1)
                 result = attention(query, keys[:attended], values[:attended], operation.heads), False
@@ -151,7 +149,7 @@ class Decoding:
                 case SelfAttention():
                     rows = registers.values[operation.input][0]
                     pairs = zip(self.caches, rows, strict=True)
-                    result = np.stack([_cached_attention(*pair, operation.heads) for pair in pairs]), False
+                    result = np.stack([_cached_attention(*pair, operation) for pair in pairs]), False
                 case Recurrence():
                     gates = registers.values[operation.input][0]
                     before = self.cells.get(number, np.zeros((len(parents), gates.shape[1] // 2), np.float32))
@@ -175,10 +173,10 @@ class Decoding:
         return linear(last.layer, *registers.values[last.input])
 
 
-def _cached_attention(cache: list[list[Floats]], x: Floats, heads: int) -> Floats:
+def _cached_attention(cache: list[list[Floats]], x: Floats, operation: SelfAttention) -> Floats:
     """Self-attention of one row [query | key | value], whose key and value join the cache."""
     query, key_value = np.split(x, [len(x) // 3])
     cache[-1].append(to_float16(key_value))
     layer = len(cache[-1]) - 1
     keys, values = np.split(np.stack([position[layer] for position in cache]), 2, axis=1)
-    return self_attention(query, keys, values, heads)
+    return self_attention(query, keys, values, operation.heads, operation.bias)

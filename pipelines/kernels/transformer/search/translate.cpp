@@ -394,7 +394,7 @@ void bind_transformer(nb::module_ &module) {
         .def("encode", &encode, "tokens"_a, "lengths"_a);
     nb::class_<Decoder, Layers>(module, "Decoder")
         .def(nb::init<int64_t, const std::string &>(), "memory_width"_a, "isa"_a)
-        .def("self_attention", &Decoder::self_attention, "input"_a, "heads"_a, "out"_a)
+        .def("self_attention", &Decoder::self_attention, "input"_a, "heads"_a, "bias"_a.none(), "out"_a)
         .def("recurrence", &Decoder::recurrence, "input"_a, "residual"_a, "out"_a)
         .def("cross_attention", &Decoder::cross_attention, "input"_a, "weight"_a, "scale"_a, "bias"_a, "qparams"_a.none(), "heads"_a,
              "out"_a)

@@ -8,20 +8,18 @@ positions    GatherElements(MatMul(queries or keys, table), row by distance), as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from pipelines.graph import edit, query
-from pipelines.kernels.transformer.mapping.from_graph import MASKED, GraphMapper
+from pipelines.graph import query
+from pipelines.kernels.transformer.mapping.distances import LONGEST
+from pipelines.kernels.transformer.mapping.from_graph import GraphMapper
 from pipelines.kernels.transformer.mapping.values import PROBE, Array, Heads, LinearLayer, concatenate
 from pipelines.kernels.transformer.operations import Disentangled, HeadNorm, QuantizedAttention, Rotary
 
 ROTATION = ("Add", "Sub", "Mul", "Neg", "Concat", "Slice", "Split")  # operators of rotary positions
-LONGEST = 8192  # tokens, where no table of the graph limits a text
-CHECKED = 300  # tokens for which a mask is compared with its function of distance
 ALIKE = 1e-4  # how far rotated columns may be from `Rotary`
 _Source = tuple[ir.Value, list[int]]  # a value, and the axes of its Transpose
 
@@ -70,7 +68,6 @@ class AttentionMapper(GraphMapper):
         self._by_tokens: dict[ir.Value, bool] = {}
         self._position_rows: dict[ir.Value, Array] = {}
         self._rotaries: dict[tuple[ir.Value, ...], Rotary] = {}
-        self._masks: dict[tuple[ir.Value, ...], tuple[int | None, int | None, Array | None]] = {}
 
     def _attention(self, value: ir.Value, node: ir.Node) -> int:
         """See `GraphMapper._attention`."""
@@ -248,43 +245,6 @@ class AttentionMapper(GraphMapper):
             self.refuse(reader, "expected a Transpose of the heads before it")
         return _Operand(*self.heads_of(value), scale, norm, rotary)
 
-    def rms_norm_parts(self, value: ir.Value) -> tuple[ir.Value, Array, float] | None:
-        """Matches x / sqrt(mean(x^2) + epsilon) * scale over the last axis.
-
-        Args:
-            value: The value that it computes.
-
-        Returns:
-            x, the scale, float32 [columns], and epsilon; None where something else computes `value`.
-        """
-        node = value.producer()
-        if node is None or not query.is_op(node, "Mul"):
-            return None
-        for normalized, factors in (node.inputs, node.inputs[::-1]):
-            scale, divide = self.constant(factors), self.skip_qdq(normalized).producer()
-            if scale is None or scale.size < 2 or scale.size != scale.shape[-1] or not query.is_op(divide, "Div"):
-                continue
-            assert divide is not None
-            root = self.skip_qdq(divide.inputs[1]).producer()
-            shifted = (
-                self.skip_qdq(root.inputs[0]).producer() if root is not None and query.is_op(root, "Sqrt") else None
-            )
-            if shifted is None or not query.is_op(shifted, "Add"):
-                continue
-            epsilon, mean = self.scalar(shifted.inputs[1]), self.skip_qdq(shifted.inputs[0]).producer()
-            if epsilon is None or mean is None or not query.is_op(mean, "ReduceMean"):
-                continue
-            x, square = self.skip_qdq(divide.inputs[0]), self.skip_qdq(mean.inputs[0]).producer()
-            axes, last = query.integers(mean, "axes", 1), (query.rank(x) or 0) - 1
-            if square is None or axes not in ([-1], [last]):
-                continue
-            bases = [self.skip_qdq(each) for each in square.inputs]
-            if (query.is_op(square, "Mul") and bases == [x, x]) or (
-                query.is_op(square, "Pow") and bases[0] is x and self.scalar(bases[1]) == 2
-            ):
-                return x, scale.ravel().astype(np.float32), float(np.float32(epsilon))
-        return None
-
     def _repeated(self, reshape: ir.Node) -> ir.Value | None:
         """Returns the heads that Unsqueeze, Expand and a Reshape repeat in place; None for another Reshape."""
         expand = self.skip_qdq(reshape.inputs[0]).producer()
@@ -363,124 +323,3 @@ class AttentionMapper(GraphMapper):
             self.refuse(value, "it is no rotation of two halves of the columns by their positions")
         self._rotaries[key] = rotary
         return x, rotary
-
-    def _rows_of(self, values: Sequence[ir.Value], least: int = 2) -> Iterator[int]:
-        """Yields the number of rows of each constant table, of `least` axes, from which values are computed."""
-        waiting, seen = list(values), set[ir.Value]()
-        while waiting:
-            value = waiting.pop()
-            if value in seen:
-                continue
-            seen.add(value)
-            array = self.constant(value)
-            if array is not None:
-                if array.ndim >= least:
-                    yield array.shape[-2] if array.ndim > 1 else len(array)
-            elif (node := value.producer()) is not None:
-                waiting += [x for x in node.inputs if x is not None]
-
-    # ----------------------------------------------------------------------------------------------------------- masks
-
-    def _by_distance(
-        self, value: ir.Value, masks: list[ir.Value | None], heads: int, longest: int
-    ) -> tuple[int | None, int | None, Array | None]:
-        """Reads masks that depend on the distance of a key from a query alone.
-
-        Args:
-            value: The value that is mapped.
-            masks: What is added to the scores.
-            heads: Number of heads.
-            longest: Maximum number of tokens.
-
-        Returns:
-            Keys before and after a query that it attends to, None for all; the bias [heads, 2 P - 1] or None.
-        """
-        key = tuple(mask for mask in masks if mask is not None)
-        if key not in self._masks:
-            rows: list[Array] = []
-            for mask in key:
-                if (row := self._distance_row(value, mask, longest)) is not None:
-                    rows.append(row)
-            shortest = min((len(row[0]) for row in rows), default=0)
-            rows = [row[:, (len(row[0]) - shortest) // 2 :][:, :shortest] for row in rows]
-            self._masks[key] = self._window(value, rows, heads)
-        return self._masks[key]
-
-    def _window(self, value: ir.Value, rows: list[Array], heads: int) -> tuple[int | None, int | None, Array | None]:
-        """Splits a bias by distance into a window and what is added within it."""
-        if not rows:
-            return None, None, None
-        total = np.asarray(sum(rows), np.float32)
-        most = total.shape[1] // 2
-        hidden = total.max(axis=0) <= MASKED
-        before = int(np.argmax(hidden[most::-1])) - 1 if hidden[: most + 1].any() else most
-        after = int(np.argmax(hidden[most:])) - 1 if hidden[most:].any() else most
-        visible = slice(most - before, most + after + 1)
-        if (
-            min(before, after) < 0
-            or hidden.sum() != total.shape[1] - before - after - 1
-            or (total[:, visible] <= MASKED).any()
-        ):
-            self.refuse(value, "its mask hides tokens otherwise than by a window around a query")
-        bias = None
-        if total[:, visible].any():
-            bias = np.zeros((heads, total.shape[1]), np.float32)
-            bias[:, visible] = total[:, visible]
-        return None if before == most else before, None if after == most else after, bias
-
-    def _distance_row(self, value: ir.Value, mask: ir.Value, longest: int) -> Array | None:
-        """Returns the bias [heads or 1, 2 P - 1] of a mask that depends only on the distance of two tokens, or None.
-
-        It is computed for all distances at once, not for all pairs of P tokens: what computes key - query is fed.
-        """
-        distances = dict(self._distances(value, mask))
-        if not distances:
-            if self._evaluate(value, mask).any():
-                self.refuse(value, "its mask hides tokens, or is of more than their distance")
-            return None
-        # a table by distance, from the furthest key before a query to the furthest after it
-        tables = [(rows + 1) // 2 for rows in self._rows_of([mask], 1) if rows % 2 and rows > 1]
-        length = min([longest, *tables])
-        part = edit.extract(
-            self.model, [*self.names, *(str(each.name) for each in distances)], [str(self.skip_qdq(mask).name)]
-        )
-        ahead = np.arange(1 - length, length)
-        feed = {name: self._probe(name, len(ahead), 0) for name in self.names}
-        for distance, sign in distances.items():
-            shape = [1] * ((query.rank(distance) or 2) - 1) + [-1]
-            kind = ir.DataType(distance.dtype or ir.DataType.INT64).numpy()
-            feed[str(distance.name)] = (sign * ahead).reshape(shape).astype(kind)
-        for given in part.graph.inputs:
-            given.shape = None
-        found = self._run(part, {str(one.name): feed[str(one.name)] for one in part.graph.inputs})
-        row = found.reshape(-1, len(ahead))
-        few = min(length, CHECKED)
-        square = self._evaluate(value, mask, few).reshape(-1, few, few)
-        if not np.array_equal(row[:, np.arange(few) - np.arange(few)[:, None] + length - 1], square):
-            self.refuse(value, "its mask is of more than the distance of tokens")
-        return row
-
-    def _distances(self, value: ir.Value, mask: ir.Value) -> Iterator[tuple[ir.Value, int]]:
-        """Yields the values before a mask that are the distances of all keys from all queries, with their sign."""
-        expected = np.arange(PROBE) - np.arange(PROBE)[:, None]
-        waiting, seen = [mask], set[ir.Value]()
-        while waiting:
-            part = self.skip_qdq(waiting.pop())
-            node = part.producer()
-            if part in seen or node is None or self.constant(part) is not None:
-                continue
-            seen.add(part)
-            if query.is_op(node, "Sub"):
-                found = np.squeeze(self._evaluate(value, part))
-                for sign in (1, -1):
-                    if np.array_equal(sign * found, expected):
-                        yield part, sign
-                        break
-                else:
-                    waiting += [x for x in node.inputs if x is not None]
-                continue
-            waiting += [x for x in node.inputs if x is not None]
-
-    def _longest(self) -> int:
-        """Returns the maximum number of tokens by the tables that were mapped so far."""
-        raise NotImplementedError

@@ -4,9 +4,6 @@ The graph is matched by structure as in `mapping.from_graph` and `text.attention
 the last layer, back to the tokens. In addition:
 
     embedding    Gather(table, tokens) [* scale] [+ rows of a constant table of positions] [+ Gather(table, types)]
-    RMS norm     x / Sqrt(ReduceMean(x x) + epsilon) * scale over the last axis
-    gated unit   activation(linear layer) * linear layer, both of one value
-    smoothing    Mul by a constant row before linear layers, folded into the normalization or gated unit before it
     output       the rows of `hidden` or a pooling of them, and layers behind it: `text.outputs`
 
 All linear layers quantize their inputs dynamically, whatever the graph does: 96.3% of MiniLM's ten nearest texts equal
@@ -15,26 +12,18 @@ those of fp32, with the graph's static qparams 95.2%. Weights, smoothing and GPT
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import onnx_ir as ir
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import query
-from pipelines.kernels.transformer.mapping.values import PROBE, Array, EmbeddingTable, Heads, concatenate
+from pipelines.kernels.transformer.mapping.distances import LONGEST
+from pipelines.kernels.transformer.mapping.values import PROBE, Array, EmbeddingTable
 from pipelines.kernels.transformer.operations import (
-    LANES,
     Embedding,
-    GatedActivation,
-    LayerNorm,
-    Linear,
     QuantizedAttention,
-    RMSNorm,
-    Scale,
 )
-from pipelines.kernels.transformer.program import EncoderProgram
-from pipelines.kernels.transformer.text.attention import LONGEST, AttentionMapper
+from pipelines.kernels.transformer.text.attention import AttentionMapper
 from pipelines.kernels.transformer.text.outputs import MASK, OutputMapper
 from pipelines.kernels.transformer.text.program import L2Norm, TextProgram
 
@@ -57,7 +46,7 @@ def text_program(model: ir.Model) -> TextProgram:
     output = OutputMapper(mapper, model.graph.outputs[0])
     normalize = bool(output.head) and isinstance(output.head[-1], L2Norm)
     head = output.head[:-1] if normalize else output.head
-    return TextProgram(mapper.text_encoder(str(output.rows.name)), mapper.types, output.pooling, normalize, tuple(head))
+    return TextProgram(mapper.encoder(str(output.rows.name)), mapper.types, output.pooling, normalize, tuple(head))
 
 
 class _TextMapper(AttentionMapper):
@@ -70,26 +59,8 @@ class _TextMapper(AttentionMapper):
         super().__init__(model, tuple(name for name in (MASK, TYPES, IDS) if name in given), "")
         self.types, self.type = 1, 0  # how many, and the one that is probed
 
-    def text_encoder(self, hidden: str) -> EncoderProgram:
-        """Maps the encoder, and limits texts without a table of positions by the tables of attention.
-
-        Args:
-            hidden: Name of the encoder's result.
-
-        Returns:
-            The program of the encoder.
-
-        Raises:
-            RequestError: An operator cannot be mapped; the message names it and the reason.
-        """
-        program = self.encoder(hidden)
-        if program.embedding.longest is None:
-            return program
-        embedding = replace(program.embedding, longest=self._longest())
-        return EncoderProgram([embedding, *program.operations[1:]])
-
     def _longest(self) -> int:
-        """See `AttentionMapper._longest`."""
+        """See `GraphMapper._longest`."""
         first, lengths = self.operations[0], [LONGEST]
         if isinstance(first, Embedding) and first.longest is None:
             return len(first.positions) // self.types
@@ -105,67 +76,6 @@ class _TextMapper(AttentionMapper):
 
     def _input_qparams(self, value: ir.Value | None) -> None:
         """See `GraphValues._input_qparams`: None, as each row is quantized with its own range."""
-
-    def _map_value(self, value: ir.Value) -> int:
-        """See `GraphMapper._map_value`."""
-        node = value.producer()
-        if (norm := self.rms_norm_parts(value)) is not None:
-            x, scale, epsilon = norm
-            return self._append(RMSNorm, self._unpadded_register(value, x), scale, epsilon)
-        if (table := self._embedding_table(value)) is not None:
-            return self._embedding_of(value, table, [])
-        if node is not None and query.is_op(node, "Mul"):
-            for one, other in (node.inputs, node.inputs[::-1]):
-                factors = self.constant(other)
-                if factors is not None and factors.ndim == 1 and factors.size > 1:
-                    return self._scaled(self.skip_qdq(one), factors.astype(np.float32))
-            if (gated := self._gated(value, node)) is not None:
-                return gated
-        return super()._map_value(value)
-
-    def _gated(self, value: ir.Value, node: ir.Node) -> int | None:
-        """Appends a `GatedActivation` where `value` is one; else returns None."""
-        factors = [self.skip_qdq(factor) for factor in node.inputs]
-        for activated, up in (factors, factors[::-1]):
-            up_layer = self._linear_layer(up)
-            sources = self.activation_sources(activated) if up_layer is not None else set()
-            if up_layer is None or len(sources) != 1:
-                continue
-            (gate,) = sources
-            gate_layer = self._linear_layer(gate)
-            if gate_layer is None or gate is up or gate is activated or gate_layer.x is not up_layer.x:
-                continue
-            kind = self.activation_kind(activated, gate)
-            width = Heads(1, len(up_layer.scale), LANES)
-            merged = self._linear(concatenate(*(width.pad_outputs(layer) for layer in (gate_layer, up_layer))))
-            out = self._append(GatedActivation, merged, kind)
-            if width.padded_size != width.size:
-                self.heads[out] = width
-            return out
-        return None
-
-    def _scaled(self, x: ir.Value, factors: Array) -> int:
-        """Appends the product of columns and factors; folds it into a normalization or gated unit that computes `x`."""
-        before = self._register(x)
-        operation = self.operations[before]
-        if isinstance(operation, LayerNorm):
-            scale, bias = (each * factors for each in (operation.scale, operation.bias))
-            return self._append(LayerNorm, operation.input, scale, bias, operation.epsilon)
-        if isinstance(operation, RMSNorm):
-            return self._append(RMSNorm, operation.input, operation.scale * factors, operation.epsilon)
-        heads = self.heads.get(before)
-        if isinstance(operation, GatedActivation) and len(list(x.uses())) == 1:
-            linear = self.operations[operation.input]
-            assert isinstance(linear, Linear)
-            up = factors if heads is None else heads.pad(factors)
-            both = np.concatenate([np.ones_like(up), up])
-            layer = replace(linear.layer, scale=linear.layer.scale * both, bias=linear.layer.bias * both)
-            self.operations[operation.input] = replace(linear, layer=layer)
-            return before
-        out = self._append(Scale, before, factors if heads is None else heads.pad(factors))
-        if heads is not None:
-            self.heads[out] = heads
-        return out
 
     def _embedding_sum(self, value: ir.Value, summands: list[ir.Value]) -> int | None:
         """See `GraphMapper._embedding_sum`: of rows by position, by type, or both; a residual is no such sum."""

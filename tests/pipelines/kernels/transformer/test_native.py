@@ -154,6 +154,24 @@ def test_attention_is_alike(isa, n, count, heads, size, seed):
 
 
 @every_isa
+@given(st.integers(1, 70), st.integers(1, 90), st.integers(1, 4), st.integers(0, 2**32))
+@settings(deadline=None)
+def test_a_bias_by_position_is_added_alike(isa, count, reach, heads, seed):
+    rng = np.random.default_rng(seed)
+    query, keys_values = floats(rng, 2, heads * 16), floats(rng, count, 2 * heads * 16)
+    bias = floats(rng, heads, reach, scale=3.0)
+    keys, values = np.split(reference.to_float16(keys_values), 2, axis=1)
+    for found, one in zip(native.self_attention(query, keys_values, heads, isa, bias), query, strict=True):
+        same(found, reference.self_attention(one, keys, values, heads, bias))
+    newest = bias[:, max(reach - count, 0) :]  # all others have the first column of the bias
+    whole = np.concatenate([np.repeat(bias[:, :1], count - newest.shape[1], axis=1), newest], axis=1)
+    same(
+        native.self_attention(query, keys_values, heads, isa, whole),
+        native.self_attention(query, keys_values, heads, isa, bias),
+    )
+
+
+@every_isa
 @given(
     st.sampled_from([0, 1, 2, 3, 5, 6, 7, 13, 64, 65, 239, 241, 700]),
     st.integers(1, 150),

@@ -29,6 +29,7 @@ LANGUAGES = {
     "nllb legacy": ("eng_Latn", "fra_Latn"),
     "mbart50": ("en_XX", "de_DE"),
     "marian languages": ("", "de"),
+    "madlad": ("", "de"),
 }
 FEW, MANY = 40, 500
 
@@ -49,7 +50,9 @@ class Original:
         self.targets = Renumbering(targets, unknown, self.model.config.eos_token_id)
 
     def begun(self, texts):
-        """The texts with the language that a Marian model reads there."""
+        """The texts with the language that a Marian model, or MADLAD-400, reads there."""
+        if self.kind == "madlad":
+            return [f"<2{self.target}> {each}" for each in texts]
         return [f">>{self.target}<< {each}" for each in texts] if self.kind == "marian languages" else texts
 
     def generate(self, texts, **options):
@@ -531,11 +534,10 @@ def zipped_code(folder):
 FAULTS = {
     "a causal LM": (change("config.json", architectures=["GPT2LMHeadModel"]), "GPT2LMHeadModel.*decoder-only"),
     "a Marian decoder": (change("config.json", architectures=["MarianForCausalLM"]), "decoder-only"),
-    "T5": (
-        change("config.json", architectures=["T5ForConditionalGeneration"]),
-        "relative positions are added to attention",
+    "buckets": (
+        change("config.json", architectures=["T5ForConditionalGeneration"], relative_attention_num_buckets=6),
+        "6 buckets up to a distance of 128",
     ),
-    "mT5": (change("config.json", architectures=["MT5ForConditionalGeneration"]), "relative positions"),
     "no output layer": (change("config.json", architectures=["BartModel"]), "BartModel.*it has no output layer"),
     "no architecture": (change("config.json", architectures=[]), "the model type marian"),
     "broken JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json is not valid JSON"),
