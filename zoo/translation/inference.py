@@ -191,6 +191,7 @@ class TranslationPipeline(Translator):
         scores: bool = False,
         source_language: str | None = None,
         target_language: str | None = None,
+        prompt: str | None = None,
         max_tokens: int | None = None,
         sentences: bool = False,
         no_repeat_ngram: int | None = None,
@@ -215,6 +216,7 @@ class TranslationPipeline(Translator):
             scores: Whether scores are written.
             source_language: Source language of a multilingual model.
             target_language: Target language of a multilingual model.
+            prompt: Text before every source, such as a task of T5; None: the model's.
             max_tokens: Maximum length of a translation.
             sentences: Whether every line is split into its sentences.
             no_repeat_ngram: No n-gram of this size occurs twice, 0: no restriction; None: the model's.
@@ -234,6 +236,7 @@ class TranslationPipeline(Translator):
             n_best=n_best,
             source_language=source_language,
             target_language=target_language,
+            prompt=prompt,
             max_tokens=max_tokens,
             no_repeat_ngram=no_repeat_ngram,
             length_penalty=length_penalty,

@@ -290,6 +290,7 @@ class Translator(LinePipeline[NativeTranslator]):
         n_best: int = 1,
         source_language: str | None = None,
         target_language: str | None = None,
+        prompt: str | None = None,
         max_tokens: int | None = None,
         no_repeat_ngram: int | None = None,
         length_penalty: float | None = None,
@@ -302,6 +303,7 @@ class Translator(LinePipeline[NativeTranslator]):
             n_best: Number of translations of each sentence, at most the beam.
             source_language: Source language of a multilingual model.
             target_language: Target language of a multilingual model.
+            prompt: Text before every source, such as a task of T5; None: the model's.
             max_tokens: Maximum length of a translation; None: the model's.
             no_repeat_ngram: No n-gram of this size occurs twice, 0: no restriction; None: the model's.
             length_penalty: A score is the sum of log probabilities / length ** length_penalty; None: the model's.
@@ -324,7 +326,7 @@ class Translator(LinePipeline[NativeTranslator]):
         changed.length_penalty = self.rules.length_penalty if length_penalty is None else length_penalty
         check_rules(changed.rules.no_repeat_ngram, changed.length_penalty)
         check_beam(changed.beam, n_best, len(self.vocabulary) - len(changed.rules.banned))
-        changed.vocabulary = self.vocabulary.choose(source_language or "", target_language or "")
+        changed.vocabulary = self.vocabulary.choose(source_language or "", target_language or "", prompt)
         return changed
 
     def _rules(self) -> SearchConfig:

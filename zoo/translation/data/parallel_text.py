@@ -185,19 +185,22 @@ class Vocabulary:
         """Number of source tokens."""
         return len(self)
 
-    def choose(self, source_language: str = "", target_language: str = "") -> Vocabulary:
-        """Chooses languages, which this vocabulary does not have.
+    def choose(self, source_language: str = "", target_language: str = "", prompt: str | None = None) -> Vocabulary:
+        """Chooses languages and a prompt, which this vocabulary does not have.
 
         Args:
             source_language: Must be empty.
             target_language: Must be empty.
+            prompt: Must be None.
 
         Returns:
             The vocabulary itself.
 
         Raises:
-            RequestError: A language is given.
+            RequestError: A language or a prompt is given.
         """
+        if prompt is not None:
+            raise RequestError(f"found the prompt {prompt!r}; sources of models of this project begin with none")
         if source_language or target_language:
             raise RequestError(
                 f"found the language {source_language or target_language}; this model has none to choose from"

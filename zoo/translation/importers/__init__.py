@@ -62,6 +62,7 @@ def write(
     source_language: str = "",
     target_language: str = "",
     shortlist: str = "",
+    prompt: str = "",
 ) -> tuple[dict[str, Any], list[CardFile]]:
     """Writes another toolkit's model as a model folder: model.pt, the files of its vocabulary, train.json.
 
@@ -75,6 +76,7 @@ def write(
         source_language: Source language of a multilingual model.
         target_language: Target language of a multilingual model.
         shortlist: Replaces the model's own shortlist, see `zoo.translation.search.shortlist.of_data`.
+        prompt: Text before every source where none is chosen by a target language.
 
     Returns:
         Details for the card, and the files that came with the model.
@@ -92,9 +94,10 @@ def write(
     if path.is_dir() and output.resolve() == path.resolve():
         raise RequestError(f"found {output} as the folder of both models; choose another output")
     found = _reader(format).read(path, source_language=source_language, target_language=target_language)
+    framing = dataclasses.replace(found.framing, prompt=prompt)
     pieces = {SOURCE: found.pieces[0], **({TARGET: found.pieces[1]} if len(found.pieces) > 1 else {})}
     files = {**found.files, PIECES: json.dumps(pieces, ensure_ascii=False).encode()}
-    vocabulary = ImportedVocabulary(found.framing, files)  # raises, where they are none, before anything is written
+    vocabulary = ImportedVocabulary(framing, files)  # raises, where they are none, before anything is written
     if shortlist:
         files[SHORTLIST] = load_shortlist(shortlist, vocabulary).to_bytes()
     features = {
@@ -102,7 +105,7 @@ def write(
         "pre_norm": found.pre_norm,
         "languages": found.languages,
         "max_length": found.max_length,
-        "vocabulary": found.framing.to_json(),
+        "vocabulary": framing.to_json(),
         "search": found.rules.to_json(),
         **({"shortlist": SHORTLIST} if SHORTLIST in files else {}),
     }
@@ -150,5 +153,5 @@ def importer(build: type[Transformer]) -> Importer:
     Args:
         build: Class of the network.
     """
-    options = ("source_language", "target_language", "shortlist")
+    options = ("source_language", "target_language", "shortlist", "prompt")
     return Importer(FORMATS, recognize, functools.partial(write, build), options, PATTERNS)

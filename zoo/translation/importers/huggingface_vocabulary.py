@@ -19,6 +19,7 @@ from zoo.translation.search.beam_search import SearchConfig
 FAST, PIECES, SPIECE = "tokenizer.json", "sentencepiece.bpe.model", "spiece.model"
 SENTINELS = 100  # of T5: tokens behind the pieces
 BYTES = 256
+PEGASUS = 103  # tokens of Pegasus before the pieces of text, but for padding and end
 TASK = re.compile(r"translation_([a-z]{2,3})_to_([a-z]{2,3})")  # keys of task_specific_params
 SENTINEL = re.compile(r"<extra_id_\d+>")
 TAG = re.compile(r"<2(.+)>")  # pieces of MADLAD-400 that name the target language
@@ -38,14 +39,17 @@ MBART50 = (
     f"{MBART} af_ZA az_AZ bn_IN fa_IR he_IL hr_HR id_ID ka_GE km_KH mk_MK ml_IN mn_MN mr_IN pl_PL ps_AF pt_XX sv_SE "
     "sw_KE ta_IN te_IN th_TH tl_XX uk_UA ur_PK xh_ZA gl_ES sl_SI"
 )
+PLBART = {"base": "java python en_XX", "multi": "java python en_XX javascript php ruby go"}
 CODES = {"m2m100": M2M100, "wmt21": "en ha is ja cs ru zh de"}
-LANGUAGE = re.compile(r"__([a-z]{2,3})__|>>(.+)<<|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")
+LANGUAGE = re.compile(r"__([a-z]{2,10}|[a-z]{2}_[A-Z]{2})__|>>(.+)<<|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")
 FIRST_LANGUAGE = {
     "M2M100Tokenizer": "en",
     "NllbTokenizer": "eng_Latn",
     "MBartTokenizer": "en_XX",
     "MBart50Tokenizer": "en_XX",
+    "PLBartTokenizer": "",
 }
+STARTS = ("MBartTokenizer", "PLBartTokenizer")  # the target language takes the place of the start token
 
 
 class VocabularyFolder(Folder):
@@ -144,7 +148,12 @@ class VocabularyFolder(Folder):
         )
         codes = extra.get("additional_special_tokens") or self.tokenizer.get("additional_special_tokens") or []
         codes = [each.get("content") if isinstance(each, dict) else each for each in codes]
-        if not codes and self.config["architectures"][0].startswith("MBart"):
+        kind = str(self.config["architectures"][0])
+        if kind.startswith("PLBart"):
+            languages = str(self.tokenizer.get("language_codes") or "base")
+            codes = [f"__{code}__" for code in PLBART.get(languages, "").split()]
+            pieces += [None] if languages == "multi" else []  # which has no mask
+        if not codes and kind.startswith("MBart"):
             codes = (MBART50 if self.tokenizer.get("tokenizer_class") == "MBart50Tokenizer" else MBART).split()
         if not codes:
             self.faults.append(f"found no languages in special_tokens_map.json or {TOKENIZER}, and no {FAST}")
@@ -175,9 +184,13 @@ class VocabularyFolder(Folder):
             self.faults.append(str(error))
             return self._made("sentencepiece", [], {})
         pieces: list[str | None] = [model.id_to_piece(i) for i in range(len(model))]
-        return self._of_languages(
-            self._made("sentencepiece", self._sentinels(pieces), {SPIECE: content}), "T5Tokenizer"
-        )
+        if str(self.config["architectures"][0]).startswith("Pegasus"):
+            special = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{i}>" for i in range(2, PEGASUS))]
+            found = self._made("sentencepiece", [*special, *pieces[2:]], {SPIECE: content})
+            found.hidden |= {*special}
+            return self._of_languages(found, "PegasusTokenizer")
+        found = self._made("sentencepiece", self._sentinels(pieces), {SPIECE: content})
+        return self._of_languages(found, "T5Tokenizer")
 
     def _of_bytes(self) -> Vocabulary:
         """Makes the vocabulary of ByT5: three special tokens, the bytes, and sentinels."""
@@ -203,7 +216,10 @@ class VocabularyFolder(Folder):
         try:
             with catch_panics(quiet=True):
                 merged = tokenizers.ByteLevelBPETokenizer.from_file(
-                    str(self.path / "vocab.json"), str(self.path / "merges.txt"), trim_offsets=True
+                    str(self.path / "vocab.json"),
+                    str(self.path / "merges.txt"),
+                    add_prefix_space=bool(self.tokenizer.get("add_prefix_space", not self.architecture.begins)),
+                    trim_offsets=True,
                 )
         except Exception as error:  # what the library raises has no class of its own
             self.faults.append(f"merges.txt is damaged ({one_line(error)})")
@@ -221,6 +237,8 @@ class VocabularyFolder(Folder):
             form = fast.get("post_processor")
             parts = form.get("single") if isinstance(form, dict) else None
             return "MBart50Tokenizer" if parts and "SpecialToken" in parts[0] else "MBartTokenizer"
+        if architecture.startswith("PLBart"):
+            return "PLBartTokenizer"
         if architecture.startswith("M2M100"):
             return "M2M100Tokenizer" if "__en__" in found.source else "NllbTokenizer"
         return "BartTokenizer"
@@ -234,11 +252,14 @@ class VocabularyFolder(Folder):
             found.hidden |= {piece for piece in found.source if piece and SENTINEL.fullmatch(piece)}
             found.prompts = self._prompts(found.source)
             return found
-        chosen = self.tokenizer.get("src_lang") or FIRST_LANGUAGE[kind]
-        found.first = {SOURCE: str(chosen), TARGET: str(self.tokenizer.get("tgt_lang") or "")}
-        found.starts = kind == "MBartTokenizer"
+        own = {side: str(self.tokenizer.get(key) or "") for side, key in ((SOURCE, "src_lang"), (TARGET, "tgt_lang"))}
+        found.first = {side: name.removeprefix("__").removesuffix("__") for side, name in own.items()}
+        found.first[SOURCE] = found.first[SOURCE] or FIRST_LANGUAGE[kind]
+        found.starts = kind in STARTS
         found.prefixed = not found.starts
-        if found.starts or self.tokenizer.get("legacy_behaviour"):
+        if not (found.first[SOURCE] or self.languages[SOURCE]):
+            found.after = ("eos",)
+        elif found.starts or self.tokenizer.get("legacy_behaviour"):
             found.after = ("eos", SOURCE)
         else:
             found.before = (SOURCE,)
@@ -290,7 +311,7 @@ class Vocabulary:
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ("eos",)
     bos: str = ""
-    first: Mapping[str, str] = field(default_factory=dict)
+    first: dict[str, str] = field(default_factory=dict)
     starts: bool = False
     prefixed: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)

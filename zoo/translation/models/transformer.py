@@ -276,6 +276,7 @@ TRANSFORMER_MT = TranslationFamily(  # Vaswani et al. 2017, "Attention Is All Yo
         RunOption("sentences", bool, False, "Translate the sentences of a line one by one."),
         RunOption("source_language", str, None, "Source language of a multilingual model."),
         RunOption("target_language", str, None, "Target language of a multilingual model."),
+        RunOption("prompt", str, None, "Text before every source, such as a task of T5. [default: the model's]"),
         RunOption(
             "max_tokens", int, None, "Maximum tokens of a translation. [default: the model's, or 2 * source + 10]"
         ),

@@ -357,6 +357,28 @@ def test_a_language_in_the_text_of_a_marian_model(originals):
     assert found[0] != found[1]
 
 
+def test_prompts_are_put_before_every_source(originals, tmp_path):
+    original, texts = originals("madlad"), folders.sentences(4, 5)
+    zoo.import_model(original.path, tmp_path / "imported", prompt="the man: ")
+    pipeline = zoo.pipeline(tmp_path / "imported", "fp32")
+    forms = {
+        "the man: ": pipeline,
+        "<2fr> ": pipeline.with_options(target_language="fr"),
+        "old: ": pipeline.with_options(target_language="fr").with_options(prompt="old: "),
+        "": pipeline.with_options(prompt=""),
+    }
+    for prompt, changed in forms.items():
+        tokens = [
+            original.sources.ours[each].tolist() for each in original.tokenizer([prompt + x for x in texts]).input_ids
+        ]
+        assert [each.tolist() for each in changed.vocabulary.encode(texts)] == tokens
+        assert changed.vocabulary.frame == len(changed.vocabulary.encode([""])[0])
+    with pytest.raises(RequestError, match="found --target-language xx; expected one of: de, fr"):
+        pipeline.with_options(target_language="xx")
+    with pytest.raises(RequestError, match="found --target-language xx; expected one of: de, fr"):
+        zoo.import_model(original.path, tmp_path / "other", target_language="xx")
+
+
 def test_no_language_is_asked_for_where_there_is_one(originals, tmp_path):
     with pytest.raises(RequestError, match="this model has none to choose from"):
         zoo.import_model(originals("marian").path, tmp_path / "x", target_language="de")
