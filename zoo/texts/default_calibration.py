@@ -36,10 +36,12 @@ from zoo.texts import metrics
 from zoo.texts.data import sample_texts, tokenizer
 from zoo.texts.data.prompts import Prompts
 from zoo.texts.data.tokenizer import Tokenizer, Tokens
+from zoo.texts.heads.late_interaction.roles import DOCUMENT, QUERY, Roles
 from zoo.texts.models.config import IDS, MASK, TYPES, ModelConfig
 
 LENGTH = 128  # tokens of a calibration row
 ROWS = 256  # maximum number of calibration rows
+QUERY_PART = 8  # one of so many texts is a query of a multi-vector encoder
 BATCH_TOKENS = 2048  # of a padded batch that judges
 SHARE, MINIMUM = 0.01, 0.97  # largest share of texts of cosines below `metrics.LOW`, and the lowest cosine
 AGREEMENT = 0.98
@@ -59,14 +61,20 @@ class DefaultTexts:
     def __init__(self, folder: ModelFolder) -> None:
         features = folder.preprocessing
         self.config = ModelConfig.from_json(features["form"])
-        self.pairs = folder.entry.pipeline().TEXTS_PER_ROW == 2  # type: ignore[attr-defined]
+        pipeline = folder.entry.pipeline()
+        self.pairs = pipeline.TEXTS_PER_ROW == 2  # type: ignore[attr-defined]
+        self.labels = 0 if pipeline.EMBEDS else self.config.labels  # type: ignore[attr-defined]
         self._prompt, self._length = Prompts(features).default, int(features["max_length"])
         path, lower = folder.verify(tokenizer.FILE), bool(features.get("lower"))
         self._tokenizer = Tokenizer(path, self.config.vocabulary, self._length, lower, pairs=self.pairs)
+        self._roles = Roles(features, self._tokenizer) if "roles" in features else None
 
     def calibration(self) -> dict[str, NDArray[Any]]:
         """Returns calibration rows without padding, see `TextPipeline.calibration`."""
-        tokens = self._tokens(sample_texts.calibration_texts())
+        texts = sample_texts.calibration_texts()
+        tokens = self._tokens(texts)
+        if self._roles:  # a part of the texts as queries, too
+            tokens = Tokens.concatenated([self._roles.tokens(texts[::QUERY_PART], QUERY), tokens])
         return tokens.packed(self.config.inputs, min(LENGTH, self._length), ROWS)
 
     def evaluation(self) -> list[Batch]:
@@ -77,6 +85,8 @@ class DefaultTexts:
     def _tokens(self, texts: Sequence[str]) -> Tokens:
         if self.pairs:
             return self._tokenizer([(self._prompt + a, b) for a, b in sample_texts.pairs(texts)])
+        if self._roles:
+            return self._roles.tokens(texts, DOCUMENT)
         return self._tokenizer([self._prompt + text for text in texts])
 
 
@@ -96,7 +106,7 @@ def judged(
     """
     reference_session.release()  # of the calibration
     texts = DefaultTexts(folder)
-    labels, pairs, judging = texts.config.labels, texts.pairs, texts.evaluation()
+    labels, pairs, judging = texts.labels, texts.pairs, texts.evaluation()
     del texts  # a tokenizer takes 1 KB a token
     small, found = large_weights.used_rows(io.load(path), judging)
     machine.trim()

@@ -29,6 +29,7 @@ class SentencePipeline(SentenceEncoder):
     """
 
     OUTPUT: ClassVar[str] = EMBEDDING
+    EMBEDS: ClassVar[bool] = True
     TEXTS_PER_ROW: ClassVar[int] = 1
     output_dtype: str = "float32"
     chunks: DividedRows | None = None

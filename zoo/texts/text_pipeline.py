@@ -60,6 +60,7 @@ class TextPipeline(LinePipeline[NativeTexts]):
     Attributes:
         OUTPUT: Output of the graph.
         PER_TOKEN: Whether the output has a row a token, otherwise a row a text.
+        EMBEDS: Whether the outputs are vectors that are compared by their cosine, otherwise scores.
         BATCH_TOKENS: Maximum number of tokens of a padded batch of a stock engine.
         TEXTS_PER_ROW: 1 for texts, 2 for pairs.
         INVALID: Value that fills the results of an invalid row.
@@ -78,6 +79,7 @@ class TextPipeline(LinePipeline[NativeTexts]):
     PARTS: ClassVar[str] = "texts"
     OUTPUT: ClassVar[str]
     PER_TOKEN: ClassVar[bool] = False
+    EMBEDS: ClassVar[bool] = False
     TEXTS_PER_ROW: ClassVar[int]
     INVALID: ClassVar[float] = 0.0
     MAX_WARNINGS: ClassVar[int] = 5

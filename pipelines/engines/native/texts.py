@@ -56,7 +56,7 @@ class NativeTexts:
         else:
             program = _mapped(path)
         self.threads, self.longest, self.width = threads, program.longest, program.width
-        self.by_token = not program.poolings
+        self.by_token = program.by_token
         self._types = program.types
         self._encoder = native.compile_texts(program, isa)
 

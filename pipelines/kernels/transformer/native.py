@@ -160,6 +160,8 @@ def compile_texts(program: TextProgram, isa: str = "") -> Any:
                 native.truncate(step.components)
             case L2Norm():
                 native.normalize()
+    if (layer := program.vocabulary) is not None:
+        native.vocabulary(*_contiguous(layer.weight, layer.scale, layer.bias))
     return native
 
 

@@ -85,6 +85,7 @@ class SparsePipeline(TaskPipeline):
     """
 
     OUTPUT: ClassVar[str] = WEIGHTS
+    EMBEDS: ClassVar[bool] = True
     BATCH_TOKENS: ClassVar[int] = 512
     API_KIND: ClassVar[str] = SPARSE_ENCODER
     COLUMNS: ClassVar[Mapping[str, Any]] = {"token": np.int64, "token_str": str, "weight": np.float32}

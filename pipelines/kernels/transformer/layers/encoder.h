@@ -57,6 +57,7 @@ class Encoder : public Layers {
     void normalize(const zoo::LayerNorm &norm, const float *x, float *out) const {
         isa_.rows->layer_norm(norm, x, round_up(norm.width, kColumns), {out, nullptr, nullptr, round_up(norm.width, kColumns)}, 1);
     }
+    const Isa &kernels() const { return isa_; }
     int64_t reach() const { return reach_; }  // tokens of a text, at most, that all tables of attention are of
 
   private:

@@ -98,6 +98,14 @@ void RowLinear::run(const Rows &in, int64_t n, bool relu, const float *residual,
     isa_.linear(linear_, {in.scale, bias_.data(), residual, residual_stride, relu}, in.quantized, in.stride, n, out, out_stride);
 }
 
+void RowLinear::panel(const Rows &in, int64_t n, int64_t begin, float *out) const {
+    Linear part = linear_;
+    part.outputs = std::min(kPanel, linear_.outputs - begin);
+    part.weight = static_cast<const uint8_t *>(linear_.weight) + isa_.packed_bytes(linear_.inputs, begin + kColumns) - isa_.packed_bytes(linear_.inputs, kColumns);
+    part.bias = linear_.bias + begin, part.scale = linear_.scale + begin;
+    isa_.linear(part, {in.scale, bias_.data() + begin, nullptr, 0, false}, in.quantized, in.stride, n, out, kPanel);
+}
+
 void RowLinear::begin_top_k(const TopK &top, int64_t n) {
     std::fill_n(top.values, n * top.k, -INFINITY), std::fill_n(top.tokens, n * top.k, -1);
     std::fill_n(top.maxima, n, -INFINITY), std::fill_n(top.exp_sums, n * 16, 0.0f);
@@ -105,12 +113,8 @@ void RowLinear::begin_top_k(const TopK &top, int64_t n) {
 
 void RowLinear::add_top_k(const Rows &in, int64_t n, float *panel, int64_t first, const TopK &top,
                           const std::vector<int32_t> *masked) const {
-    Linear part = linear_;
     for (int64_t begin = 0; begin < outputs_; begin += kPanel) {
-        part.outputs = std::min(kPanel, linear_.outputs - begin);
-        part.weight = static_cast<const uint8_t *>(linear_.weight) + isa_.packed_bytes(linear_.inputs, begin + kColumns) - isa_.packed_bytes(linear_.inputs, kColumns);
-        part.bias = linear_.bias + begin, part.scale = linear_.scale + begin;
-        isa_.linear(part, {in.scale, bias_.data() + begin, nullptr, 0, false}, in.quantized, in.stride, n, panel, kPanel);
+        this->panel(in, n, begin, panel);
         for (int64_t r = 0; masked && r < n; ++r)
             for (auto at = std::lower_bound(masked[r].begin(), masked[r].end(), begin); at != masked[r].end() && *at < begin + kPanel; ++at)
                 panel[r * kPanel + *at - begin] = kMasked;

@@ -36,6 +36,8 @@ class RowLinear {
               float padding = 0, Arena *arena = nullptr);
     // in.quantized and in.scale -> out [n, out_stride], whole 64 columns; residual: [n, residual_stride] or null.
     void run(const Rows &in, int64_t n, bool relu, const float *residual, int64_t residual_stride, float *out, int64_t out_stride) const;
+    // Columns [begin, begin + kPanel), fewer at the end, of the result: out [n, kPanel].
+    void panel(const Rows &in, int64_t n, int64_t begin, float *out) const;
     // The largest columns of every row, and log(sum_j exp(y_j)), [n], over all of them; panel: scratch, [n, kPanel].
     void top_k(const Rows &in, int64_t n, float *panel, const TopK &top, double *log_sum_exp) const;
     // The same in parts, where columns of several layers compete: nothing yet; those of this layer, numbered from `first` on; the end.

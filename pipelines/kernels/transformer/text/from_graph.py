@@ -22,10 +22,12 @@ from pipelines.kernels.transformer.mapping.values import PROBE, Array, Embedding
 from pipelines.kernels.transformer.operations import (
     Embedding,
     QuantizedAttention,
+    RowLinear,
 )
+from pipelines.kernels.transformer.program import EncoderProgram
 from pipelines.kernels.transformer.text.attention import AttentionMapper
 from pipelines.kernels.transformer.text.outputs import MASK, OutputMapper
-from pipelines.kernels.transformer.text.program import L2Norm, TextProgram
+from pipelines.kernels.transformer.text.program import TOKENS, L2Norm, TextProgram
 
 IDS, TYPES = "input_ids", "token_type_ids"
 
@@ -44,6 +46,9 @@ def text_program(model: ir.Model) -> TextProgram:
     """
     mapper = _TextMapper(model)
     output = OutputMapper(mapper, model.graph.outputs[0])
+    if output.logits is not None:
+        encoder, layer = mapper.with_vocabulary(output.logits)
+        return TextProgram(encoder, mapper.types, TOKENS, False, (), layer)
     normalize = bool(output.head) and isinstance(output.head[-1], L2Norm)
     head = output.head[:-1] if normalize else output.head
     return TextProgram(mapper.encoder(str(output.rows.name)), mapper.types, output.pooling, normalize, tuple(head))
@@ -58,6 +63,23 @@ class _TextMapper(AttentionMapper):
             raise RequestError(f"the graph takes {', '.join(map(str, given))}; expected {IDS} and {MASK}")
         super().__init__(model, tuple(name for name in (MASK, TYPES, IDS) if name in given), "")
         self.types, self.type = 1, 0  # how many, and the one that is probed
+
+    def with_vocabulary(self, logits: ir.Value) -> tuple[EncoderProgram, RowLinear]:
+        """Maps the encoder before a last layer, and this layer.
+
+        Args:
+            logits: Output of the layer.
+
+        Returns:
+            The program of the encoder, and the layer.
+
+        Raises:
+            RequestError: An operator cannot be mapped; the message names it and the reason.
+        """
+        layer = self._linear_layer(logits)
+        if layer is None:
+            self.refuse(logits, "expected a matrix product with constant weights, the vocabulary")
+        return self.encoder(str(layer.x.name)), self._pad_inputs(layer).row_linear()
 
     def _longest(self) -> int:
         """See `GraphMapper._longest`."""

@@ -33,6 +33,7 @@ class OutputMapper:
         rows: The value whose rows, one a token, the encoder computes.
         pooling: See `TextProgram.pooling`.
         head: See `TextProgram.head`.
+        logits: Value of the layer of `TextProgram.vocabulary`, or None.
     """
 
     def __init__(self, mapper: GraphMapper, result: ir.Value) -> None:
@@ -53,10 +54,10 @@ class OutputMapper:
         while value is not self.rows and (found := self._step(value, by_token)) is not None:
             step, value = found
             self.head.insert(0, step)
-        self.pooling = TOKENS
+        self.pooling, self.logits = TOKENS, self._logits(value)
         if by_token:
             self.rows = value
-        else:
+        elif self.logits is None:
             self.pooling = self._pooling(value)
 
     def _step(self, value: ir.Value, by_token: bool) -> tuple[HeadStep, ir.Value] | None:
@@ -137,6 +138,26 @@ class OutputMapper:
                 weight, before = weight * factors, self.mapper.skip_qdq(smoothing.inputs[0])
         return Dense(np.ascontiguousarray(weight, np.float32), offset, activation), before
 
+    def _logits(self, value: ir.Value) -> ir.Value | None:
+        """Returns y where `value` is log(1 + relu(y)) of the largest y of all tokens, with a mask added; else None."""
+        for kind in ("Log", "Add", "Relu", "ReduceMax"):
+            node = value.producer()
+            if node is None or not query.is_op(node, kind):
+                return None
+            constants = [self.mapper.constant(each) for each in node.inputs]
+            one = next((each for each in constants if each is not None), None)
+            if kind == "Add" and (one is None or one.size != 1 or one.item() != 1):
+                return None
+            if kind == "ReduceMax" and (one is None or one.tolist() not in ([1], [-2]) or _keeps(node)):
+                return None
+            value = self.mapper.skip_qdq(node.inputs[int(constants[0] is not None)])
+        node = value.producer()
+        if node is None or not query.is_op(node, "Add"):
+            return None
+        summands = [self.mapper.skip_qdq(each) for each in node.inputs]
+        masks = [self._reads_mask(each) for each in summands]
+        return summands[masks.index(False)] if sorted(masks) == [False, True] else None
+
     def _pooling(self, pooled: ir.Value) -> str:
         """Identifies the pooling, or several that are concatenated, by the results for random rows."""
         hidden = self.rows
@@ -176,3 +197,8 @@ class OutputMapper:
             if (node := value.producer()) is not None:
                 waiting += [each for each in node.inputs if each is not None]
         return False
+
+
+def _keeps(node: ir.Node) -> bool:
+    """Returns whether a reduction keeps its axes."""
+    return node.attributes.get_int("keepdims", 1) != 0

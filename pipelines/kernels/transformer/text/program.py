@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array, require
+from pipelines.kernels.transformer.operations import RowLinear
 from pipelines.kernels.transformer.program import EncoderProgram
 
 POOLINGS = ("mean", "cls", "max", "last", "weighted_mean", "mean_sqrt_len")
@@ -118,6 +119,8 @@ class TextProgram:
             concatenated; `TOKENS` for a result of each row.
         normalize: Whether the result is L2-normalized at the end.
         head: Steps after the pooling, in order.
+        vocabulary: Layer of every row, with `TOKENS` and no head: the result is log(1 + y) of the largest y of a text's
+            rows, 0 at least, column by column (Formal et al. 2021, "SPLADE v2"); None: no such layer.
 
     Raises:
         RequestError: The parts do not fit each other.
@@ -128,6 +131,7 @@ class TextProgram:
     pooling: str
     normalize: bool
     head: Sequence[HeadStep] = ()
+    vocabulary: RowLinear | None = None
 
     def __post_init__(self) -> None:
         rows = len(self.encoder.embedding.positions)
@@ -137,12 +141,19 @@ class TextProgram:
                 f"texts are pooled by {self.pooling!r}, with {rows} positions of {self.types} types; "
                 f"expected {', '.join(POOLINGS)} or {TOKENS}, and as many positions for each type"
             )
+        if self.vocabulary is not None and (self.pooling != TOKENS or self.steps):
+            raise RequestError("a vocabulary follows a pooling or a head; expected it behind the encoder")
         assert self.width
 
     @property
     def poolings(self) -> tuple[str, ...]:
         """Poolings whose results are concatenated; none where each token has a result."""
         return () if self.pooling == TOKENS else tuple(self.pooling.split("+"))
+
+    @property
+    def by_token(self) -> bool:
+        """Whether each token has a result, instead of each text."""
+        return self.pooling == TOKENS and self.vocabulary is None
 
     @property
     def steps(self) -> tuple[HeadStep, ...]:
@@ -158,6 +169,8 @@ class TextProgram:
     @property
     def width(self) -> int:
         """Columns of the result of a text, or of a token."""
+        if self.vocabulary is not None:
+            return self.vocabulary.outputs
         width = self.encoder.width * max(len(self.poolings), 1)
         for step in self.head:
             width = step.outputs(width)

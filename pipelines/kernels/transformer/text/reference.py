@@ -11,6 +11,7 @@ from pipelines.kernels.transformer.reference import (
     encode,
     exponential,
     layer_norm,
+    linear,
     sigmoid,
     sum_lanes,
 )
@@ -114,6 +115,10 @@ def compute(
         float32 [width], or, where each token has a result, [n, width].
     """
     rows = encode(program.encoder, tokens, program.position_rows(types), attended)
+    if program.vocabulary is not None:
+        largest = np.maximum(linear(program.vocabulary, rows).max(axis=0), np.float32(0))
+        sparse: Floats = np.log1p(largest.astype(np.float64)).astype(np.float32)
+        return sparse
     if program.poolings:
         rows = np.concatenate([pool(kind, rows) for kind in program.poolings])[None]
     results = []

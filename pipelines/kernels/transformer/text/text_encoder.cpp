@@ -98,6 +98,40 @@ void TextEncoder::truncate(int64_t components) {
 
 void TextEncoder::normalize() { steps_.push_back({Kind::kNormalize, width_, width_, {}, {}}); }
 
+void TextEncoder::vocabulary(const Array &weight, const Array &scale, const Array &bias) {
+    if (pools() || !steps_.empty() || vocabulary_) refuse("vocabulary", "it follows a pooling or another step");
+    if (weight.ndim() != 2 || static_cast<int64_t>(weight.shape(0)) != width_) refuse("vocabulary", "its weights do not take " + text(width_) + " numbers");
+    vocabulary_.emplace(encoder_.kernels(), weight, scale, bias, StaticQParams{}, false);
+    width_ = vocabulary_->outputs();
+}
+
+void TextEncoder::largest(const Rows &rows, const int64_t *first, int64_t begin, int64_t end, float *out) const {
+    thread_local Buffer<uint8_t> codes;
+    thread_local Buffer<float> scales, panel;
+    codes.reserve(kTokensAtOnce * rows.stride), scales.reserve(kTokensAtOnce), panel.reserve(kTokensAtOnce * kPanel);
+    std::fill_n(out + begin * width_, (end - begin) * width_, 0.0f);
+    int64_t text = begin;  // that of a block's first row
+    for (int64_t at = first[begin]; at < first[end]; at += kTokensAtOnce) {
+        const int64_t n = std::min(kTokensAtOnce, first[end] - at);
+        const Rows block{rows.values + (at - first[begin]) * rows.stride, codes.data(), scales.data(), rows.stride};
+        encoder_.kernels().rows->quantize_rows(block, rows.stride, vocabulary_->qparams(), n);
+        while (first[text + 1] <= at) ++text;
+        for (int64_t column = 0; column < width_; column += kPanel) {
+            vocabulary_->panel(block, n, column, panel.data());
+            const int64_t columns = std::min(kPanel, width_ - column);
+            int64_t own = text;
+            for (int64_t i = 0; i < n; ++i) {
+                while (first[own + 1] <= at + i) ++own;
+                float *to = out + own * width_ + column;
+                const float *from = panel.data() + i * kPanel;
+                for (int64_t j = 0; j < columns; ++j) to[j] = from[j] > to[j] ? from[j] : to[j];
+            }
+        }
+    }
+    for (int64_t j = begin * width_; j < end * width_; ++j)
+        if (out[j] > 0) out[j] = static_cast<float>(std::log1p(static_cast<double>(out[j])));
+}
+
 void TextEncoder::pool(const Rows &rows, int64_t begin, int64_t count, std::vector<float> &x) const {
     const int64_t width = encoder_.width();
     x.assign(static_cast<size_t>(round_up(width * static_cast<int64_t>(poolings_.size()), kColumns)), 0.0f);
@@ -194,7 +228,8 @@ void TextEncoder::compute(const int32_t *tokens, const int32_t *types, const int
                         pool(rows, i - begin, 1, x);
                     finish(x, y, out + i * width_);
                 }
-                for (int64_t i = at; !pools() && i < first[end]; ++i) {
+                if (vocabulary_) largest(rows, first, begin, end, out);
+                for (int64_t i = at; by_token() && i < first[end]; ++i) {
                     const float *row = rows.values + (i - at) * rows.stride;
                     x.assign(row, row + rows.stride);
                     finish(x, y, out + i * width_);
@@ -242,7 +277,7 @@ NewArray<float> compute(const TextEncoder &encoder, const Array &tokens, const A
         for (size_t i = 0; i < keys.size(); ++i)
             if (keys[i] < 1 || keys[i] > first[i + 1] - first[i]) refuse("attended", text(keys[i]) + " of a text's " + text(first[i + 1] - first[i]) + " tokens");
     }
-    const int64_t rows = encoder.pools() ? count : first.back();
+    const int64_t rows = encoder.by_token() ? first.back() : count;
     Buffer<float> out(std::max<int64_t>(rows * encoder.width(), 1));
     {
         nb::gil_scoped_release unlocked;
@@ -262,5 +297,6 @@ void bind_text_encoder(nb::module_ &module) {
         .def("layer_norm", &TextEncoder::layer_norm, "scale"_a, "bias"_a, "epsilon"_a)
         .def("truncate", &TextEncoder::truncate, "components"_a)
         .def("normalize", &TextEncoder::normalize)
+        .def("vocabulary", &TextEncoder::vocabulary, "weight"_a, "scale"_a, "bias"_a)
         .def("compute", &compute, "tokens"_a, "types"_a, "lengths"_a, "threads"_a, "attended"_a = nb::none());
 }

@@ -12,6 +12,11 @@ from helpers import text_models  # noqa: E402
 
 import zoo  # noqa: E402
 from pipelines.core.errors import RequestError  # noqa: E402
+from pipelines.graph import io  # noqa: E402
+from pipelines.kernels import extension  # noqa: E402
+from pipelines.kernels.transformer import native as kernels  # noqa: E402
+from pipelines.kernels.transformer.text import reference  # noqa: E402
+from pipelines.kernels.transformer.text.from_graph import text_program  # noqa: E402
 from zoo.texts import metrics  # noqa: E402
 
 
@@ -53,7 +58,21 @@ def test_int8_run_and_evaluation(tmp_path):
     rows = [(text,) for text in text_models.TEXTS]
     a, b = (each.compute_texts(rows) for each in (exact, found))
     assert ((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)).min() > 0.95
-    zoo.run(folder, tmp_path / "texts.txt", tmp_path / "out.jsonl", max_active_dims=2, engine="onnxruntime")
+    native = zoo.pipeline(folder, "int8", "native")
+    assert native.engine == "native"
+    c = native.compute_texts(rows)
+    assert ((a * c).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(c, axis=1)).min() > 0.97
+    assert np.array_equal(native.compute_texts(rows[3:4])[0], c[3])
+    program = text_program(io.load(folder / "int8.onnx"))
+    ids = np.random.default_rng(0).integers(0, 64, 250)
+    lengths = np.array([70, 3, 57, 70, 50])
+    parts = np.split(ids, np.cumsum(lengths)[:-1])
+    wanted = np.stack([reference.compute(program, part, np.zeros_like(part)) for part in parts])
+    for isa in extension.isas():
+        encoder = kernels.compile_texts(program, isa)
+        found = encoder.compute(ids.astype(np.int32), np.zeros(250, np.int32), lengths, 2)
+        assert found.tobytes() == wanted.tobytes() and (found > 0).any()
+    zoo.run(folder, tmp_path / "texts.txt", tmp_path / "out.jsonl", max_active_dims=2)
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert len(lines) == 2 * 150 and {*lines[0]} == {"row", "token", "token_str", "weight"}
     pairs = zip(text_models.TEXTS, text_models.TEXTS[::-1], [5, 1, 4, 2, 3], strict=True)
