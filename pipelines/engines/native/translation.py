@@ -110,7 +110,7 @@ class NativeTranslator:
             if costs is None:
                 found.measure()
             else:
-                found.costs = costs
+                found.assume(costs)
         return Speculation(found)
 
     def translate(

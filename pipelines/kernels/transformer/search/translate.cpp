@@ -410,7 +410,8 @@ void bind_transformer(nb::module_ &module) {
         .def("set_draft", &Speculation::set_draft, nb::keep_alive<1, 2>(), "draft"_a, "weight"_a, "scale"_a, "bias"_a, "qparams"_a.none(),
              "offsets"_a.none() = nb::none(), "targets"_a.none() = nb::none(), "common"_a = std::vector<int32_t>{})
         .def("measure", &Speculation::measure)
-        .def_prop_rw("costs", &Speculation::costs, &Speculation::assume)
+        .def_prop_ro("costs", &Speculation::costs)
+        .def("assume", &Speculation::assume, "costs"_a)
         .def_prop_ro("counts", &Speculation::counts);
     nb::class_<TranslationStream>(module, "TranslationStream")
         .def(

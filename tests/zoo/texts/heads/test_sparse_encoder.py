@@ -70,8 +70,8 @@ def test_int8_run_and_evaluation(tmp_path):
     wanted = np.stack([reference.compute(program, part, np.zeros_like(part)) for part in parts])
     for isa in extension.isas():
         encoder = kernels.compile_texts(program, isa)
-        found = encoder.compute(ids.astype(np.int32), np.zeros(250, np.int32), lengths, 2)
-        assert found.tobytes() == wanted.tobytes() and (found > 0).any()
+        weights = encoder.compute(ids.astype(np.int32), np.zeros(250, np.int32), lengths, 2)
+        assert weights.tobytes() == wanted.tobytes() and (weights > 0).any()
     zoo.run(folder, tmp_path / "texts.txt", tmp_path / "out.jsonl", max_active_dims=2)
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert len(lines) == 2 * 150 and {*lines[0]} == {"row", "token", "token_str", "weight"}
