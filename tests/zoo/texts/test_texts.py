@@ -94,7 +94,7 @@ def test_int8_is_near_fp32_in_every_engine(encoder):
 
 
 @pytest.mark.skipif(not extension.isas(), reason="needs the native kernels")
-@pytest.mark.parametrize("wrong", [("int8.onnx",), ("int8.onnx", "fp32.onnx")])
+@pytest.mark.parametrize("wrong", [("int8.onnx",), ("int8.onnx", "rewritten.onnx")])
 def test_native_code_far_from_int8_in_onnxruntime_is_compared_with_the_float_model(encoder, monkeypatch, wrong):
     compared = []
 
@@ -106,8 +106,8 @@ def test_native_code_far_from_int8_in_onnxruntime_is_compared_with_the_float_mod
     monkeypatch.setattr(line_pipeline, "hold", hold)
     found = zoo.pipeline(encoder, "int8")
     found.compute_texts([("a text",)])
-    assert compared == ["int8.onnx", "fp32.onnx"]
-    assert found.engine == ("onnxruntime" if "fp32.onnx" in wrong else "native")
+    assert compared == ["int8.onnx", "rewritten.onnx"]
+    assert found.engine == ("onnxruntime" if "rewritten.onnx" in wrong else "native")
 
 
 @pytest.mark.parametrize("labels", [1, 2])
