@@ -20,13 +20,14 @@ from pipelines.engines.native import recommender_files
 from pipelines.engines.native.recommender_files import ClickModel
 from pipelines.engines.native.recommenders import ProgramGraph, ProgramSession
 from pipelines.engines.quickest import Option
-from pipelines.engines.timing import MARGIN, choose
+from pipelines.engines.timing import choose
 from pipelines.kernels import extension
 from pipelines.kernels.recommenders.native import SharedInputs
 
 logger = logging.getLogger(__name__)
 SIZES = (1, 64, 512)  # batch sizes that forms are timed at
 RANKED = 512  # items of a ranking that forms are timed at
+MARGIN = 0.1  # part of the time by which a form may be slower that has finer integers
 
 
 class Forms:

@@ -244,7 +244,7 @@ def test_forms_of_a_model_that_ranks_are_timed_with_a_ranking_too(path, monkeypa
     ("milliseconds", "chosen"),
     [
         ({"folded-int16": 1.04, "folded": 1.0, "int8": 2.0}, "folded-int16"),
-        ({"folded-int16": 1.08, "folded": 1.0, "int8": 2.0}, "folded"),
+        ({"folded-int16": 1.2, "folded": 1.0, "int8": 2.0}, "folded"),
         ({"folded-int16": 1.2, "folded": 1.0, "int8": 0.5}, "int8"),
     ],
 )
