@@ -276,7 +276,7 @@ def test_an_instance_that_dies_gives_one_line(path, started):
     assert started[0].returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_no_instance_outlives_the_process_that_asked(how, path):
     code = f"""
 import sys, numpy as np

@@ -224,7 +224,10 @@ def test_a_typing_error_leaves_a_folder_as_it_was(copied: Path, rows: Path) -> N
     assert set(zoo.build(copied)["stages"].values()) == {"kept"}
 
 
-@pytest.mark.parametrize("record", ["null", "[1]", '{"int8.onnx": 3}', '{"int8.on'])
+SLOW_RECORDS = [pytest.param(each, marks=pytest.mark.slow) for each in ("null", "[1]")]
+
+
+@pytest.mark.parametrize("record", ['{"int8.onnx": 3}', '{"int8.on', *SLOW_RECORDS])
 def test_a_damaged_record_is_no_traceback(tmp_path: Path, record: str) -> None:
     path = Path(shutil.copytree(zoo.load(NAMES[0]).path, tmp_path / "copy"))
     (path / RECORD).write_text(record)

@@ -37,7 +37,7 @@ def few(start: Callable[..., Server]) -> Server:
     return start("wide-deep-criteo", "--workers", "1", files=64)
 
 
-@pytest.mark.parametrize("data", PARTS)
+@pytest.mark.parametrize("data", [PARTS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in PARTS[1:])])
 def test_more_idle_connections_than_files_leave_the_server_to_others(few: Server, data: bytes) -> None:
     with idle(few, 80, data) as clients:
         begin = time.monotonic()

@@ -60,7 +60,7 @@ def test_logits_are_those_of_transformers(tmp_path, kind):
     assert np.abs(found - expected).max() < 1e-5 * max(1, np.abs(expected).max())
 
 
-@pytest.mark.parametrize("kind", [*HEADS, "t5"])
+@pytest.mark.parametrize("kind", ["t5", *(pytest.param(each, marks=pytest.mark.slow) for each in HEADS)])
 def test_networks_without_kernels_run_in_another_engine_without_a_word(tmp_path, kind, capfd):
     text_networks.write(tmp_path / "theirs", CONFIGS[kind])
     zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
