@@ -48,7 +48,9 @@ def test_padding_on_either_side_changes_nothing(tmp_path, kind):
             assert np.abs(session.run(None, given)[0] - alone).max() < 1e-5
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(each, marks=[pytest.mark.slow] if i % 3 else []) for i, each in enumerate(CONFIGS)]
+)
 def test_int8_is_near_fp32(tmp_path, kind):
     text_networks.write(tmp_path / "theirs", CONFIGS[kind])
     zoo.import_model(tmp_path / "theirs", tmp_path / "ours")

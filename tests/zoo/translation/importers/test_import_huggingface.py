@@ -127,7 +127,12 @@ def compare(original, count, beams, **options):
         assert [each["translation"] for each in pipeline(texts[:5])] == [each.strip() for each in decoded[:5]]
 
 
-@pytest.mark.parametrize("kind", folders.KINDS)
+SLOW = ("t5 gated", "madlad", "mt5", "byt5", "plbart", "mvp", "blenderbot", "nllb legacy", "mbart50")  # near others
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(each, marks=pytest.mark.slow) if each in SLOW else each for each in folders.KINDS]
+)
 def test_tokens_and_scores_are_those_of_generate(originals, kind):
     compare(originals(kind), FEW, (1, 4))
 
