@@ -92,5 +92,5 @@ def measure(args: Any) -> dict[str, Any]:
         "largest_change": float(np.abs(exact - found).max()),
         "mean_score": float(exact.mean()),
         "bytes": {OURS: ours.codes.nbytes + ours.scale.nbytes, "float32": packed.nbytes},
-        "environment": harness.environment("numpy", "torch", rounds=args.rounds, threads=1, documents=args.documents),
+        "environment": harness.environment("numpy", "torch", rounds=args.rounds, documents=args.documents),
     }
