@@ -46,6 +46,22 @@ def flat(tokens: Tokens) -> dict[str, NDArray[Any]]:
     return batch if tokens.attended is None else {**batch, "attended": tokens.attended}
 
 
+def require_whole(tokens: Tokens, kind: str, most: int) -> None:
+    """Checks that no text was truncated.
+
+    Args:
+        tokens: Tokens of the texts.
+        kind: What the texts are, for the message.
+        most: Maximum number of tokens of a text.
+
+    Raises:
+        RequestError: A text was truncated.
+    """
+    if tokens.truncated.any():
+        place = int(np.argmax(tokens.truncated)) + 1
+        raise RequestError(f"{kind} {place} is too long; expected at most {most:,} tokens, or truncate true")
+
+
 def require_limits(samples: Sequence[Sample], job: Job, prompt: str = "") -> None:
     """Checks the number of samples, and their characters.
 
@@ -140,9 +156,8 @@ class TextApi(abc.ABC):
         tokens = self.pipeline.tokenizer(texts, most, direction)
         if len(texts) < len(samples):
             tokens = self._with_ids(samples, tokens)
-        if not truncate and tokens.truncated.any():
-            place = int(np.argmax(tokens.truncated)) + 1
-            raise RequestError(f"input {place} is too long; expected at most {most:,} tokens, or truncate true")
+        if not truncate:
+            require_whole(tokens, "input", most)
         return tokens
 
     def _with_ids(self, samples: Sequence[Sample], tokens: Tokens) -> Tokens:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from zoo.serving.handlers.text_apis import cohere, tei
-from zoo.serving.handlers.text_apis.api import RankingApi, Sample, TextApi, flat, require_limits
+from zoo.serving.handlers.text_apis.api import RankingApi, Sample, TextApi, flat, require_limits, require_whole
 from zoo.serving.protocol.fields import Fields
 from zoo.serving.workers.channel import Job
 from zoo.texts.data.tokenizer import Tokens
@@ -56,10 +56,8 @@ class MultiVectorApi(TextApi):
         if direction == "left":
             raise RequestError("found the truncation direction 'left'; expected 'right'")
         tokens = self.pipeline.roles.tokens(texts, role, max_length)
-        if not truncate and tokens.truncated.any():
-            place = int(np.argmax(tokens.truncated)) + 1
-            most = max_length or self.pipeline.roles.length(role)
-            raise RequestError(f"{role} {place} is too long; expected at most {most:,} tokens, or truncate true")
+        if not truncate:
+            require_whole(tokens, role, max_length or self.pipeline.roles.length(role))
         return tokens
 
 
