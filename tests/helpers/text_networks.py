@@ -230,12 +230,11 @@ CONFIGS = {
         "vocab_size": 64,
     },
 }
-HEADS = ("ForSequenceClassification", "ForTokenClassification")
-NATIVE = {  # what transformers itself calls networks of custom code
-    "NomicBertModel": {**SIZES, "model_type": "nomic_bert", "num_hidden_layers": 2, "intermediate_size": 256},
-    "NewModel": {"model_type": "gte", "rope_scaling": None, "rope_theta": None, "auto_map": None},
-    "NewForSequenceClassification": {"model_type": "gte", "rope_scaling": None, "rope_theta": None, "auto_map": None},
-    "Qwen2ForCausalLM": {"is_causal": False, "auto_map": None},
+HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM")
+NATIVE = {  # what transformers itself calls networks of custom code, by their model_type
+    "nomic_bert": {**SIZES, "model_type": "nomic_bert", "num_hidden_layers": 2, "intermediate_size": 256},
+    "new": {"model_type": "gte", "rope_scaling": None, "rope_theta": None, "auto_map": None},
+    "qwen2": {"is_causal": False, "auto_map": None},
 }
 ABSOLUTE = ("albert", "xlm-roberta-xl")  # a text has other positions after padding
 LONG = " ".join(["the", "zebra", "sat,", "and", "a", "cat?", "no!"] * 60)  # longer than windows of real models
@@ -251,14 +250,15 @@ def write(folder, values, modules=(("Pooling", {"pooling_mode_mean_tokens": True
     torch.manual_seed(seed)
     folder.mkdir(parents=True, exist_ok=True)
     values = copy.deepcopy(values)
-    native = NATIVE.get(values["architectures"][0], {}) if values.get("auto_map") else {}
-    base = {} if "n_embd" in values else copy.deepcopy(values)
+    native = NATIVE.get(values["model_type"], {}) if values.get("auto_map") else {}
+    labels = {key: values[key] for key in ("id2label", "label2id") if key in values}
+    base = labels if "n_embd" in values else copy.deepcopy(values)
     given = {key: value for key, value in {**base, **native}.items() if value is not None}
     config = transformers.AutoConfig.for_model(**given)
     if values["model_type"] == "t5":
         network = transformers.T5EncoderModel(config).float().eval()
     else:
-        ends = (end for end in HEADS if str(values["architectures"]).endswith(f"{end}']"))
+        ends = (end for end in HEADS if modules is None and values["architectures"][0].endswith(end))
         loader = getattr(transformers, f"AutoModel{next(ends, '')}")
         network = loader.from_config(config, attn_implementation="eager").float().eval()
     randomize(network)

@@ -42,7 +42,7 @@ class FillMask(MaskedLanguageHead):
 
     def outputs(self, config: Mapping[str, Any]) -> int:
         """See `Head`."""
-        keys = [*(["embedding_size"] if config.get("model_type") == "electra" else []), "hidden_size", "dim"]
+        keys = [*(["embedding_size"] if config.get("model_type") == "electra" else []), "hidden_size", "dim", "n_embd"]
         return int(next(config[key] for key in keys if config.get(key)))
 
     def features(self, path: Path, network: Path, config: Mapping[str, Any]) -> dict[str, Any]:

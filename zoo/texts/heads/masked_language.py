@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import numpy as np
+
+from zoo.texts.models.architectures import architecture_of
 from zoo.texts.models.architectures.base import ConfigFile
 from zoo.texts.models.config import ModelConfig
 from zoo.texts.models.head import Head, HeadWeights
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+
+OF_LAYERS = ("bert", "ernie", "distilbert", "nomic_bert", "new")  # networks whose head has the activation of layers
 
 
 class Names(NamedTuple):
@@ -29,7 +35,14 @@ NAMES = (
         "cls.predictions.decoder",
         "cls.predictions.bias",
     ),
+    Names(  # Nomic-BERT
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.layer_norm",
+        "cls.predictions.decoder",
+        "cls.predictions.bias",
+    ),
     Names("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),  # RoBERTa, MPNet
+    Names("lm_head.dense", "lm_head.norm", "lm_head.decoder", "lm_head.decoder.bias"),  # GTE
     Names("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"),  # DistilBERT
     Names(  # ELECTRA
         "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head", "generator_lm_head.bias"
@@ -46,13 +59,9 @@ class MaskedLanguageHead(Head):
 
     def activation(self, config: Mapping[str, Any]) -> str:
         """See `Head`: gelu, or that of BERT's layers."""
-        keys = {
-            "bert": "hidden_act",
-            "ernie": "hidden_act",
-            "distilbert": "activation",
-            "modernbert": "classifier_activation",
-        }
-        return ConfigFile(config).activation(keys.get(str(config.get("model_type")), ""))
+        if config["model_type"] in OF_LAYERS:
+            return architecture_of(config).read(ConfigFile(config)).activation
+        return super().activation(config) or ConfigFile(config).activation()
 
     def weights(self, found: HeadWeights, config: ModelConfig) -> None:
         """See `Head`: "transform", "transform_norm" and "decoder".
@@ -61,7 +70,7 @@ class MaskedLanguageHead(Head):
             found: Where they are taken from, and gathered.
             config: Configuration of the network.
         """
-        names = next((names for names in NAMES if f"{names.dense}.weight" in found.tensors), NAMES[0])
+        names = next((names for names in NAMES if f"{names.norm}.weight" in found.tensors), NAMES[0])
         width = config.embedding or config.width
         found.linear("transform", names.dense, width, config.width)
         found.norm("transform_norm", names.norm, width)
@@ -70,7 +79,10 @@ class MaskedLanguageHead(Head):
         else:  # tied to the embedding
             found.weights["decoder.weight"] = found.network["token.weight"]
         bias = names.bias if names.bias in found.tensors else f"{names.decoder}.bias"
-        found.take("decoder.bias", bias, config.vocabulary)
+        if bias in found.tensors or config.kind != "nomic_bert":
+            found.take("decoder.bias", bias, config.vocabulary)
+        else:  # its custom code has none
+            found.weights["decoder.bias"] = np.zeros(config.vocabulary, np.float32)
 
     def transform(self, writer: Any, hidden: ir.Value, result: str = "") -> ir.Value:
         """Appends the layers before the decoder.

@@ -101,6 +101,34 @@ def test_embeddings_of_v2_follow_its_formula(tmp_path, heads, kind):
     assert np.abs(found - text_networks.unit(torch.stack(rows).numpy())).max() < 1e-5
 
 
+def test_rerankers_of_v2_have_the_head_of_bert(tmp_path):
+    torch.manual_seed(0)
+    parts = {"bert": JinaBert(4), "pooler": torch.nn.Linear(32, 32), "classifier": torch.nn.Linear(32, 1)}
+    network = torch.nn.ModuleDict(parts)
+    text_networks.randomize(network)
+    (tmp_path / "theirs").mkdir()
+    tensors = {name.replace("pooler", "bert.pooler.dense"): value for name, value in network.state_dict().items()}
+    types = "bert.embeddings.token_type_embeddings.weight"
+    tensors[types] = tensors[types][:1].clone()  # the class above has one type
+    values = {**V2, "architectures": ["JinaBertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    values["type_vocab_size"] = 1
+    save_file(tensors, tmp_path / "theirs/model.safetensors")
+    (tmp_path / "theirs/config.json").write_text(json.dumps(values))
+    text_networks.finish(tmp_path / "theirs", ())
+    (tmp_path / "theirs/modules.json").unlink()
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    opened = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")
+    assert opened.folder.entry.name == "cross-encoder"
+    found = opened.compute_texts([(TEXTS[0], text) for text in TEXTS])
+    expected = []
+    with torch.no_grad():
+        for text in TEXTS:
+            ids = torch.tensor(text_models.tokenizer().encode(TEXTS[0], text).ids)
+            row = parts["bert"](ids, torch.nn.GELU())[0]
+            expected.append(parts["classifier"](parts["pooler"](row).tanh()).numpy())
+    assert np.abs(found - np.stack(expected)).max() < 1e-5
+
+
 @pytest.mark.parametrize("heads", [12, 5])
 def test_slopes_of_other_counts_of_heads(heads):
     from zoo.texts.export.positions import alibi_bias

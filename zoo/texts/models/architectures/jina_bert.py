@@ -47,4 +47,6 @@ PARTS: dict[str, str | Rows] = {
     "down": "mlp.wo",
     "norm": "mlp.layernorm",
 }
-ARCHITECTURE = Architecture("jina_bert", ("bert",), _read, NAMES, bert.LAYER, PARTS, trainable=False, matches=_is_jina)
+ARCHITECTURE = Architecture(
+    "jina_bert", ("bert",), _read, NAMES, bert.LAYER, PARTS, bert.HEAD, trainable=False, matches=_is_jina
+)

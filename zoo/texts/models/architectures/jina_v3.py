@@ -1,7 +1,7 @@
 """Jina embeddings v3 (Sturua et al. 2024): XLM-R with rotary positions, and low-rank adapters (LoRA) of tasks.
 
-Public models have the `model_type` of XLM-R and custom code; transformers 5 has the network as "jina_embeddings_v3",
-without adapters.
+Public models have the `model_type` of XLM-R and custom code (`XLMRobertaFlashConfig`), which also runs the position
+embedding of XLM-R (jina-reranker-v2); transformers 5 has the network as "jina_embeddings_v3", without adapters.
 """
 
 from __future__ import annotations
@@ -9,18 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zoo.texts.models.architectures import bert
+from zoo.texts.models.architectures import bert, roberta
 from zoo.texts.models.architectures.base import Architecture, ConfigFile, Rows
 from zoo.texts.models.config import ModelConfig
 
-TYPE = "jina_embeddings_v3"
+TYPE, CODE = "jina_embeddings_v3", "XLMRobertaFlashConfig"
+ABSOLUTE, ROTARY = "absolute", "rotary"
 
 
 def _is_jina(values: Mapping[str, Any]) -> bool:
-    return values.get("model_type") == TYPE or values.get("position_embedding_type") == "rotary"
+    code = str(values.get("auto_map"))
+    return values.get("model_type") == TYPE or values.get("position_embedding_type") == ROTARY or CODE in code
 
 
 def _read(file: ConfigFile) -> ModelConfig:
+    is_absolute = file.get("position_embedding_type", default=ROTARY) == ABSOLUTE and file.get("model_type") != TYPE
+    if not is_absolute:
+        file.require("position_embedding_type", ABSOLUTE, ROTARY)
     plain = ConfigFile({key: value for key, value in file.values.items() if key != "position_embedding_type"})
     width, heads = file.get("hidden_size", default=1024), file.get("num_attention_heads", default=16)
     return bert.read_bert(
@@ -34,13 +39,14 @@ def _read(file: ConfigFile) -> ModelConfig:
         positions=file.get("max_position_embeddings", default=8194),
         types=file.get("type_vocab_size", default=1),
         epsilon=float(file.get("layer_norm_eps", default=1e-5)),
-        absolute=False,
-        rotary=file.rotary(width // heads, file.get("rotary_emb_base", default=20_000.0)),
+        first_position=roberta.first_position(file) if is_absolute else 0,
+        absolute=is_absolute,
+        rotary=None if is_absolute else file.rotary(width // heads, file.get("rotary_emb_base", default=20_000.0)),
         adapter=file.adapter(),
     )
 
 
-NAMES = {"token": bert.NAMES["token"], "type": bert.NAMES["type"], "embedding_norm": "emb_ln"}
+NAMES = {**bert.NAMES, "embedding_norm": "emb_ln"}
 PARTS: dict[str, str | Rows] = {
     "query": Rows("mixer.Wqkv", 0, 3),
     "key": Rows("mixer.Wqkv", 1, 3),
@@ -59,6 +65,7 @@ ARCHITECTURE = Architecture(
     NAMES,
     "encoder.layers.{}",
     PARTS,
+    roberta.HEAD,
     trainable=False,
     matches=_is_jina,
     renamed=RENAMED,

@@ -75,4 +75,6 @@ PARTS: dict[str, str | Rows] = {
     "down": "mlp.fc2",
     "norm": "norm2",
 }
-ARCHITECTURE = Architecture("nomic_bert", ("nomic_bert",), _read, NAMES, "encoder.layers.{}", PARTS, trainable=False)
+ARCHITECTURE = Architecture(
+    "nomic_bert", ("nomic_bert",), _read, NAMES, "encoder.layers.{}", PARTS, bert.HEAD, trainable=False
+)
