@@ -224,8 +224,14 @@ def translate(folder: Path) -> None:
     written(folder, "pairs.tsv", (f"{each}\t{each}" for each in texts))
 
 
+def control(folder: Path) -> None:
+    written(folder, "text.txt", ["A man is riding a bicycle.", "Two children play in the park."])
+    written(folder, "banned.txt", ["Fahrrad", "ein Mann"])
+
+
 FOLDERS: Mapping[str, Callable[[Path], None]] = {
     "README": readme,
+    "control-translations": control,
     "daily-training": lambda folder: None,
     "fine-tune": fine_tune,
     "label-texts": label,

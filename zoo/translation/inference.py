@@ -29,6 +29,8 @@ from zoo.translation.data.parallel_text import (
     pad,
 )
 from zoo.translation.search.beam_search import Hypothesis
+from zoo.translation.search.config import Demands
+from zoo.translation.search.options import file_options
 from zoo.translation.translator import Translator
 
 SORT_WINDOW = 64  # batches of a long file that are sorted by length together
@@ -41,12 +43,14 @@ class TranslationPipeline(Translator):
 
     Attributes:
         split_lines: Whether the sentences of a line are translated separately even if the line fits the model.
+        target_prefixes: Whether the beginning of its translation follows each line of a file, behind a TAB.
     """
 
     CALIBRATION: ClassVar[int] = 256
     ON_ERROR: ClassVar[str] = "skip"
     PARTS: ClassVar[str] = "lines"
     split_lines: bool = False
+    target_prefixes: bool = False
 
     def preprocess(self, raw: Any) -> dict[str, NDArray[Any]]:
         """Tokenizes sentences.
@@ -65,11 +69,12 @@ class TranslationPipeline(Translator):
             raise RequestError(f"{faulty.where} {faulty.fault}")
         return {"source": pad([line.parts[0] if line.parts else self.vocabulary.encode([""])[0] for line in lines])}
 
-    def __call__(self, raw: Any) -> Any:
+    def __call__(self, raw: Any, **options: Any) -> Any:
         """Translates sentences; a long one is translated in pieces.
 
         Args:
             raw: See `preprocess`.
+            **options: See `with_options`; without any, those of this pipeline.
 
         Returns:
             Results of `postprocess`. Where characters were left out or text was copied, "untranslated" says which; the
@@ -78,11 +83,13 @@ class TranslationPipeline(Translator):
         Raises:
             RequestError: There are no sentences, or none can be translated.
         """
+        if options:
+            return self.with_options(**options)(raw)
         lines = self._lines(raw, split=True)
         faulty = next((line for line in lines if line.fault), None)
         if faulty and all(line.fault or not line.pieces for line in lines):
             raise RequestError(f"{faulty.where} {faulty.fault}")
-        translated = iter(self.translate([part for line in lines for part in line.parts]))
+        translated = iter(self.translate_lines(lines))
         results = []
         for line in lines:
             parts = list(itertools.islice(translated, len(line.parts)))
@@ -125,7 +132,7 @@ class TranslationPipeline(Translator):
             for i, text in enumerate(texts, 1):
                 if not isinstance(text, str):
                     raise RequestError(f"sentence {i} is {type(text).__name__}, expected text")
-            lines = [self.line(f"sentence {i}", text, split) for i, text in enumerate(texts, 1)]
+            lines = self.prefixed([self.line(f"sentence {i}", text, split) for i, text in enumerate(texts, 1)])
         if not lines:
             raise RequestError("found no sentences; give at least one")
         return lines
@@ -138,7 +145,11 @@ class TranslationPipeline(Translator):
                     f"found no file {name}; expected text, one sentence a line, plain or .gz, or - for stdin"
                 )
             for number, text in enumerate(read_lines(name), 1):
-                yield self.line(f"{'line' if name == STDIN else f'{name}, line'} {number}", text, split)
+                where = f"{'line' if name == STDIN else f'{name}, line'} {number}"
+                prefix = str(self.target_prefix)
+                if self.target_prefixes and text is not None:
+                    text, _, prefix = text.partition("\t")
+                yield self.line(where, text, split)._replace(prefix=prefix)
 
     def line(self, where: str, text: str | None, split: bool = False, most: int | None = None) -> Line:
         """Tokenizes a line and checks it.
@@ -165,6 +176,47 @@ class TranslationPipeline(Translator):
         parts = () if fault or tokens is None else (tokens,)
         return Line(where, text, fault, parts, ((),) * len(parts), tuple(notes))
 
+    def prefixed(self, lines: Sequence[Line]) -> list[Line]:
+        """Returns the lines with the texts that their translations begin with.
+
+        Args:
+            lines: The lines of texts.
+
+        Raises:
+            RequestError: `target_prefix` has another number of texts.
+        """
+        prefixes = self.target_prefix
+        if isinstance(prefixes, str):
+            prefixes = (prefixes,) * len(lines)
+        if len(prefixes) != len(lines):
+            raise RequestError(f"found {len(prefixes)} texts of target-prefix for {len(lines)} sentences")
+        return [line._replace(prefix=prefix) for line, prefix in zip(lines, prefixes, strict=True)]
+
+    def demands(self, lines: Sequence[Line]) -> list[Demands] | None:
+        """Returns what the translations of the `parts` of lines are to have; None for nothing.
+
+        Args:
+            lines: The lines.
+
+        Raises:
+            RequestError: The vocabulary cannot write a prefix.
+        """
+        tokens = {text: self.target_tokens(text) for text in {line.prefix for line in lines} if text.strip()}
+        if not tokens:
+            return None
+        return [Demands(tokens.get(line.prefix, ()) if not k else ()) for line in lines for k in range(len(line.parts))]
+
+    def translate_lines(self, lines: Sequence[Line]) -> list[list[Hypothesis]]:
+        """Translates the `parts` of lines.
+
+        Args:
+            lines: The lines.
+
+        Returns:
+            The hypotheses of each part.
+        """
+        return self.translate([part for line in lines for part in line.parts], self.demands(lines))
+
     def _language(self) -> str:
         """Returns the language of the text; "" if it is unknown."""
         return self.vocabulary.source_language or str(self.folder.preprocessing.get("languages", "")).partition("-")[0]
@@ -186,17 +238,10 @@ class TranslationPipeline(Translator):
         output: str | Path,
         on_error: str = "skip",
         *,
-        beam: int | None = None,
-        n_best: int = 1,
         scores: bool = False,
-        source_language: str | None = None,
-        target_language: str | None = None,
-        prompt: str | None = None,
-        max_tokens: int | None = None,
         sentences: bool = False,
-        no_repeat_ngram: int | None = None,
-        length_penalty: float | None = None,
-        draft: str | None = None,
+        target_prefixes: bool = False,
+        **options: Any,
     ) -> dict[str, Any]:
         """Translates text files, one sentence a line, in constant memory and input order; empty lines stay empty.
 
@@ -211,17 +256,10 @@ class TranslationPipeline(Translator):
                 the line's number and a TAB with `n_best` above 1. A name that ends with .csv(.gz), .jsonl or .parquet:
                 a table of line (from 1), translation and score.
             on_error: "skip", or "raise" to stop at the first line that cannot be translated.
-            beam: Beam size; None: the model's.
-            n_best: Number of translations of each line, at most the beam.
             scores: Whether scores are written.
-            source_language: Source language of a multilingual model.
-            target_language: Target language of a multilingual model.
-            prompt: Text before every source, such as a task of T5; None: the model's.
-            max_tokens: Maximum length of a translation.
             sentences: Whether every line is split into its sentences.
-            no_repeat_ngram: No n-gram of this size occurs twice, 0: no restriction; None: the model's.
-            length_penalty: A score is the sum of log probabilities / length ** length_penalty; None: the model's.
-            draft: "auto", "off" or a file, see `zoo.translation.translator.Translator`; None: as before.
+            target_prefixes: Whether the beginning of its translation follows each line, behind a TAB.
+            **options: See `with_options`; a text names the file of a list.
 
         Returns:
             {"sentences", "skipped" (lines that are not UTF-8 or in an unknown script), "untranslated" (lines of which
@@ -231,18 +269,10 @@ class TranslationPipeline(Translator):
         Raises:
             RequestError: No line can be translated, or an option is not possible.
         """
-        configured = self.with_options(
-            beam=beam,
-            n_best=n_best,
-            source_language=source_language,
-            target_language=target_language,
-            prompt=prompt,
-            max_tokens=max_tokens,
-            no_repeat_ngram=no_repeat_ngram,
-            length_penalty=length_penalty,
-            draft=draft,
-        )
-        configured.split_lines = sentences
+        configured = self.with_options(**file_options(options))
+        if not isinstance(configured.target_prefix, str):
+            raise RequestError("target-prefix is one text for all lines; --target-prefixes reads one behind each line")
+        configured.split_lines, configured.target_prefixes = sentences, target_prefixes
         return configured._run(inputs, output, on_error, scores)
 
     def _run(self, inputs: Any, output: str | Path, on_error: str, scores: bool) -> dict[str, Any]:
@@ -254,7 +284,7 @@ class TranslationPipeline(Translator):
             found = self._read(names, split=True)
             while window := list(itertools.islice(found, SORT_WINDOW * self.batch_size)):
                 self._report_errors(((line.where, line.fault) for line in window), faults, on_error)
-                translated = self.translate([part for each in window for part in each.parts])
+                translated = self.translate_lines(window)
                 ends = list(itertools.accumulate(len(each.parts) for each in window))
                 before = self.first_row + count["lines"]
                 rows = [

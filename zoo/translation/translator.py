@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core import machine
-from pipelines.core.batches import Batch, whole_number
+from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.engines.native import translation_check as check
 from pipelines.engines.native.held import Subject
@@ -28,16 +28,9 @@ from pipelines.models.pipeline import PRECISIONS
 from zoo.translation.data.lines import EXAMPLES
 from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, UNKNOWN, Tokens, batch_by_tokens, pad
 from zoo.translation.data.vocabularies import open_vocabulary
-from zoo.translation.search.beam_search import (
-    LENGTH_LIMIT,
-    Hypothesis,
-    SearchConfig,
-    beam_search,
-    check_beam,
-    check_rules,
-    hypotheses,
-    naive_step,
-)
+from zoo.translation.search.beam_search import Hypothesis, beam_search, hypotheses, naive_step
+from zoo.translation.search.config import LENGTH_LIMIT, Demands, SearchConfig, check_beam
+from zoo.translation.search.options import checked_options
 from zoo.translation.search.scores import expected
 from zoo.translation.search.sessions import is_int8, search_session, split_sessions, step_sessions
 from zoo.translation.search.shortlist import Shortlist
@@ -70,6 +63,7 @@ class Translator(LinePipeline[NativeTranslator]):
         draft: Speculative decoding of greedy search in the engine "native": "auto" for the model's draft, or without
             one for copies of source tokens where source and target share a vocabulary; "off"; or a draft's file.
             Results are the same.
+        target_prefix: Text that translations begin with, or one for each text.
     """
 
     BATCH_SIZE: ClassVar[int] = 32
@@ -79,6 +73,7 @@ class Translator(LinePipeline[NativeTranslator]):
     best: int = 1
     length_penalty: float = 1.0
     draft: str = "auto"
+    target_prefix: str | tuple[str, ...] = ""
 
     def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
         self.rules = SearchConfig.from_json(folder.preprocessing.get("search", {}))
@@ -172,11 +167,14 @@ class Translator(LinePipeline[NativeTranslator]):
         tokens = tokens.reshape(len(found), self.best, tokens.shape[1])
         return {"tokens": tokens, "scores": np.array([[one.score for one in each] for each in found], np.float32)}
 
-    def translate(self, sentences: Sequence[Tokens]) -> list[list[Hypothesis]]:
+    def translate(
+        self, sentences: Sequence[Tokens], demands: Sequence[Demands] | None = None
+    ) -> list[list[Hypothesis]]:
         """Translates tokenized sentences; sentences of similar length share a batch.
 
         Args:
             sentences: Tokens of each sentence, int32.
+            demands: What each translation is to have; None: nothing.
 
         Returns:
             The `best` hypotheses of each sentence, in order.
@@ -185,22 +183,27 @@ class Translator(LinePipeline[NativeTranslator]):
         full = [i for i, each in enumerate(sentences) if len(each) > self.vocabulary.frame]
         order = sorted(full, key=lambda i: len(sentences[i]))
         if self._native is not None:
-            return self._translate_native(self._native, sentences, order[::-1], found)
-        for a, b in batch_by_tokens([len(sentences[i]) for i in order], MEAN_TOKENS * self.batch_size, self.batch_size):
-            for i, each in zip(order[a:b], self._search([sentences[i] for i in order[a:b]]), strict=True):
+            order.reverse()  # a finished sentence is replaced by the next
+            translated = self._translate_native(self._native, *_chosen(sentences, demands, order))
+            for i, each in zip(order, translated, strict=True):
                 found[i] = each
+            return found
+        for group in _by_prefix(order, demands):
+            lengths = [len(sentences[i]) for i in group]
+            for a, b in batch_by_tokens(lengths, MEAN_TOKENS * self.batch_size, self.batch_size):
+                batch = group[a:b]
+                for i, each in zip(batch, self._search(*_chosen(sentences, demands, batch)), strict=True):
+                    found[i] = each
         return found
 
     def _translate_native(
-        self, native: NativeTranslator, sentences: Sequence[Tokens], order: Sequence[int], found: list[list[Hypothesis]]
+        self, native: NativeTranslator, sentences: Sequence[Tokens], demands: Sequence[Demands] | None
     ) -> list[list[Hypothesis]]:
-        """Translates all sentences, the longest first; a finished sentence is replaced by the next."""
-        chosen = [sentences[i] for i in order]
-        limits, words = self._limits(chosen)
-        options = self._options(max(len(order), 1))
-        for i, each in zip(order, native.translate(chosen, limits, words=words, **options), strict=True):
-            found[i] = [Hypothesis(tokens, score) for tokens, score in each]
-        return found
+        """Translates sentences in native code."""
+        limits, words = self._limits(sentences, demands)
+        options = self._options(max(len(sentences), 1))
+        found = native.translate(sentences, limits, words=words, demands=demands, **options)
+        return [[Hypothesis(tokens, score) for tokens, score in each] for each in found]
 
     def _options(self, most: int) -> dict[str, Any]:
         """Returns the options of the native translator. most: maximum number of sentences at once."""
@@ -228,9 +231,19 @@ class Translator(LinePipeline[NativeTranslator]):
             self._speculations[self.draft] = self._native.speculation(copies, arrays)
         return self._speculations[self.draft]
 
-    def _limits(self, sentences: Sequence[Tokens]) -> tuple[list[int], list[Tokens] | None]:
+    def _limits(
+        self, sentences: Sequence[Tokens], demands: Sequence[Demands] | None
+    ) -> tuple[list[int], list[Tokens] | None]:
         """Returns the maximum length and the shortlist of each translation."""
         limits = [self.rules.limit(len(each), self.positions) for each in sentences]
+        for i, each in enumerate(demands or ()):
+            if each.prefix and not self.rules.most:
+                limits[i] = min(limits[i] + len(each.prefix), self.positions)
+            if limits[i] <= len(each.prefix) + len(self._rules().prefix):
+                raise RequestError(
+                    f"found a target prefix of {len(each.prefix)} tokens; expected fewer than the {limits[i]} of a "
+                    "translation"
+                )
         if self.shortlist is None:
             return limits, None
         return limits, [self.shortlist.allowed(each.tolist()).astype(np.int32) for each in sentences]
@@ -245,22 +258,25 @@ class Translator(LinePipeline[NativeTranslator]):
             raise RequestError(f"translations come as a stream from the engine native, not from {self.engine}")
         return self._native.stream(**self._options(MAX_SLOTS))
 
-    def submit(self, stream: TranslationStream, sentences: Sequence[Tokens]) -> range:
+    def submit(
+        self, stream: TranslationStream, sentences: Sequence[Tokens], demands: Sequence[Demands] | None = None
+    ) -> range:
         """Adds tokenized sentences to a stream.
 
         Args:
             stream: Result of `stream`.
             sentences: Tokens of each sentence, int32, not empty.
+            demands: What each translation is to have; None: nothing.
 
         Returns:
             Numbers of the sentences in the stream.
         """
-        return stream.submit(sentences, *self._limits(sentences))
+        return stream.submit(sentences, *self._limits(sentences, demands), demands)
 
-    def _search(self, sentences: Sequence[Tokens]) -> list[list[Hypothesis]]:
+    def _search(self, sentences: Sequence[Tokens], demands: Sequence[Demands] | None) -> list[list[Hypothesis]]:
         source = pad(sentences)
         check_beam(self.beam, self.best, len(self.vocabulary) - len(self.rules.banned))
-        if self._search_session is not None and self._rules().is_default:
+        if self._search_session is not None and self._rules().is_default and not demands:
             batch = {
                 "source": source,
                 "beam": np.array([self.beam]),
@@ -269,7 +285,7 @@ class Translator(LinePipeline[NativeTranslator]):
             }
             found = self._search_session.run({**batch, "length_penalty": np.array([self.length_penalty], np.float32)})
             return hypotheses(found["tokens"], found["scores"])
-        limits = np.array([self.rules.limit(len(each), self.positions) for each in sentences])
+        limits, allowed = self._limits(sentences, demands)
         stepping = self._stepping if self._search_session is None else self._open_steps()
         if stepping is not None:
             from zoo.translation.search.kv_cache import cached_step
@@ -278,57 +294,94 @@ class Translator(LinePipeline[NativeTranslator]):
             step = cached_step(decoder, encoder.run({"source": source}), caches)
         else:
             step = naive_step(self._decoder, source, self._encoder.run({"source": source})["memory"])
-        allowed = [self.shortlist.allowed(each.tolist()) for each in sentences] if self.shortlist else None
-        options = {"beam": self.beam, "length_penalty": self.length_penalty, "best": self.best, "rules": self._rules()}
-        options["allowed"] = allowed
-        return beam_search(step, limits, start=START, end=END, **options)  # type: ignore[arg-type]
+        return beam_search(
+            step,
+            np.array(limits),
+            start=START,
+            end=END,
+            beam=self.beam,
+            length_penalty=self.length_penalty,
+            best=self.best,
+            rules=self._rules(),
+            allowed=allowed,  # type: ignore[arg-type]
+            sources=[each.tolist() for each in sentences],
+            demands=demands,
+        )
 
-    def with_options(
-        self,
-        *,
-        beam: int | None = None,
-        n_best: int = 1,
-        source_language: str | None = None,
-        target_language: str | None = None,
-        prompt: str | None = None,
-        max_tokens: int | None = None,
-        no_repeat_ngram: int | None = None,
-        length_penalty: float | None = None,
-        draft: str | None = None,
-    ) -> Self:
+    def with_options(self, *, draft: str | None = None, **options: Any) -> Self:
         """Returns a pipeline with other options over the same sessions.
 
         Args:
-            beam: Beam size; None: the model's.
-            n_best: Number of translations of each sentence, at most the beam.
-            source_language: Source language of a multilingual model.
-            target_language: Target language of a multilingual model.
-            prompt: Text before every source, such as a task of T5; None: the model's.
-            max_tokens: Maximum length of a translation; None: the model's.
-            no_repeat_ngram: No n-gram of this size occurs twice, 0: no restriction; None: the model's.
-            length_penalty: A score is the sum of log probabilities / length ** length_penalty; None: the model's.
             draft: "auto", "off" or a file, see the class; None: as before.
+            **options: Options of `zoo.translation.search.options.OPTIONS`; None, or an option that is not named: the
+                model's.
 
         Raises:
             RequestError: An option is not possible.
         """
-        changed = copy.copy(self)
+        values, changed = checked_options(options), copy.copy(self)
         if draft is not None:
             changed.draft = draft
             if draft not in ("auto", "off") and self._native is None:
                 raise RequestError(f"found the draft {draft} for the engine {self.engine}; drafts need --engine native")
-        if no_repeat_ngram is not None:
-            changed.rules = replace(changed.rules, no_repeat_ngram=no_repeat_ngram)
-        if max_tokens is not None:
-            changed.rules = replace(changed.rules, most=whole_number("max tokens", max_tokens))
-        changed.beam = self.rules.beam if beam is None else beam
-        changed.best = n_best
-        changed.length_penalty = self.rules.length_penalty if length_penalty is None else length_penalty
-        check_rules(changed.rules.no_repeat_ngram, changed.length_penalty)
-        check_beam(changed.beam, n_best, len(self.vocabulary) - len(changed.rules.banned))
-        changed.vocabulary = self.vocabulary.choose(source_language or "", target_language or "", prompt)
+        changed.rules = self._changed_rules(values)
+        changed.beam, changed.length_penalty = changed.rules.beam, changed.rules.length_penalty
+        changed.best = values.get("n_best", 1)
+        check_beam(changed.beam, changed.best, len(self.vocabulary) - len(changed.rules.banned))
+        languages = (values.get(f"{side}_language", "") for side in ("source", "target"))
+        changed.vocabulary = self.vocabulary.choose(*languages, values.get("prompt"))
+        changed.target_prefix = values.get("target_prefix", "")
         return changed
+
+    def _changed_rules(self, values: Mapping[str, Any]) -> SearchConfig:
+        """Returns the model's rules with checked options."""
+        fields = {
+            name: name
+            for name in ("beam", "length_penalty", "no_repeat_ngram", "encoder_no_repeat_ngram", "repetition_penalty")
+        }
+        names = {**fields, "max_tokens": "most"}
+        rules: dict[str, Any] = {names[name]: value for name, value in values.items() if name in names}
+        if "min_tokens" in values:  # the end counts
+            rules["least"] = values["min_tokens"] and values["min_tokens"] + 1
+        if "bad_words" in values:
+            rules["bad_words"] = self.rules.bad_words + tuple(map(self.target_tokens, values["bad_words"]))
+        changed = replace(self.rules, **rules)
+        if changed.encoder_no_repeat_ngram and self.vocabulary.source_pieces != self.vocabulary.pieces:
+            raise RequestError("encoder-no-repeat-ngram needs one vocabulary for both languages; this model has two")
+        return changed
+
+    def target_tokens(self, text: str) -> tuple[int, ...]:
+        """Tokenizes text of a translation.
+
+        Args:
+            text: The text.
+
+        Returns:
+            Its tokens, without the end.
+
+        Raises:
+            RequestError: The vocabulary cannot write it.
+        """
+        tokens: list[int] = self.vocabulary.encode_target([text])[0][:-1].tolist()
+        if not tokens or UNKNOWN in tokens:
+            raise RequestError(f"the vocabulary of the translations cannot write {text!r:.60}")
+        return tuple(tokens)
 
     def _rules(self) -> SearchConfig:
         """Returns the search options with the prefix of the chosen target language."""
         return replace(self.rules, prefix=self.vocabulary.prefix or self.rules.prefix)
+
+
+def _chosen(
+    sentences: Sequence[Tokens], demands: Sequence[Demands] | None, order: Sequence[int]
+) -> tuple[list[Tokens], list[Demands] | None]:
+    """Returns the sentences of a batch, and what their translations are to have."""
+    return [sentences[i] for i in order], [demands[i] for i in order] if demands else None
+
+
+def _by_prefix(order: Sequence[int], demands: Sequence[Demands] | None) -> list[list[int]]:
+    """Groups sentences by the length of their prefix."""
+    groups: dict[int, list[int]] = {}
+    for i in order:
+        groups.setdefault(len(demands[i].prefix) if demands else 0, []).append(i)
+    return list(groups.values())

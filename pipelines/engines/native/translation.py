@@ -126,6 +126,7 @@ class NativeTranslator:
         slots: int = 32,
         rules: Mapping[str, Any] | None = None,
         words: Sequence[NDArray[np.int32]] | None = None,
+        demands: Sequence[Any] | None = None,
         speculation: Speculation | None = None,
     ) -> list[list[Translation]]:
         """Translates sentences by beam search, as `zoo.translation.search.beam_search.beam_search` does.
@@ -142,9 +143,10 @@ class NativeTranslator:
             length_penalty: Exponent of the length that scores are divided by.
             slots: Sentences in the batch of a thread; the next sentence replaces a finished one. Results do not depend
                 on it.
-            rules: kind, early_stopping, prefix, banned, least, forced_end, no_repeat_ngram, word_penalty and
-                renormalize of `zoo.translation.search.beam_search.SearchConfig` that differ from its defaults.
+            rules: Values of `zoo.translation.search.config.SearchConfig` that differ from its defaults, but those that
+                are options here.
             words: Shortlist of each sentence, int32 in ascending order, with `end`; only their logits are computed.
+            demands: `zoo.translation.search.config.Demands` of each sentence; None: none.
             speculation: Result of `speculation`; it makes greedy search faster and changes no result. None: every step
                 computes one token of a beam.
 
@@ -156,7 +158,7 @@ class NativeTranslator:
             ZooError: Scores are not finite.
         """
         arrays, last = _arrays(sources, limits), -1 if end is None else end
-        others = {**_rules(rules), **_words(words), **_speculation(speculation)}
+        others = {**_rules(rules), **_words(words), **_demands(demands), **_speculation(speculation)}
         with _reported():
             found: list[list[Translation]] = self._decoder.translate(
                 self._encoder, *arrays, start, last, beam, best, float(length_penalty), slots, self.threads, **others
@@ -244,6 +246,7 @@ class TranslationStream:
         sources: Sequence[NDArray[np.int32]],
         limits: Sequence[int] | NDArray[np.int64],
         words: Sequence[NDArray[np.int32]] | None = None,
+        demands: Sequence[Any] | None = None,
     ) -> range:
         """Submits sentences.
 
@@ -251,6 +254,7 @@ class TranslationStream:
             sources: See `NativeTranslator.translate`.
             limits: See `NativeTranslator.translate`.
             words: See `NativeTranslator.translate`.
+            demands: See `NativeTranslator.translate`.
 
         Returns:
             Numbers that identify the sentences.
@@ -259,7 +263,7 @@ class TranslationStream:
             RequestError: Tokens or limits do not fit.
         """
         with _reported():
-            first = self._native.submit(*_arrays(sources, limits), **_words(words))
+            first = self._native.submit(*_arrays(sources, limits), **_words(words), **_demands(demands))
         return range(first, first + len(sources))
 
     def finished(self, seconds: float) -> list[tuple[int, list[Translation], str]]:
@@ -301,10 +305,14 @@ def _arrays(sources: Sequence[NDArray[np.int32]], limits: Sequence[int] | NDArra
 
 
 def _rules(rules: Mapping[str, Any] | None) -> dict[str, Any]:
-    others = dict(rules or {})
-    if "early_stopping" in others:
-        others["early_stopping"] = str(others["early_stopping"])
-    return others
+    native = required().SearchRules()
+    for name, value in (rules or {}).items():
+        setattr(native, name, str(value) if name == "early_stopping" else value)
+    return {"rules": native}
+
+
+def _demands(demands: Sequence[Any] | None) -> dict[str, Any]:
+    return {} if demands is None else {"prefixes": [each.prefix for each in demands]}
 
 
 def _words(words: Sequence[NDArray[np.int32]] | None) -> dict[str, Any]:

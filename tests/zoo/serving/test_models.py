@@ -91,6 +91,11 @@ def test_a_text_is_translated_line_by_line_in_every_form(both: Server, opened: C
     assert [each["line"] for each in best] == [1, 1] and best[0]["score"] >= best[1]["score"]
     body = {"sentences": SENTENCES[1], "beam": 3, "n_best": 2}
     assert both.json(MT, json.dumps(body).encode(), "application/json")["results"] == best
+    options = {"target_prefix": ["Ein Herr", ""], "bad_words": ["Fahrrad"], "repetition_penalty": 1.1}
+    found = both.json(MT, json.dumps({"sentences": SENTENCES[:2], **options}).encode(), "application/json")["results"]
+    wanted = opened("multi30k-en-de", "int8", "native")(SENTENCES[:2], **options)
+    assert [each["translation"] for each in found] == [each["translation"] for each in wanted]
+    assert found[0]["translation"].startswith("Ein Herr")
     odd = both.json(MT, "Two dogs.\n\nA \x01 man.\n\u4f60\u597d\n50%".encode(), "text/plain")["results"]
     assert [bool(row["translation"]) for row in odd] == [True, False, True, True, True]
     assert [row.get("untranslated") for row in odd] == [
@@ -109,8 +114,8 @@ def test_a_text_is_translated_line_by_line_in_every_form(both: Server, opened: C
         (MT, b"", "no sentence"),
         (MT, b"\xff\xfe", "UTF-8"),
         (MT, "\u4f60\u597d".encode(), "script or language"),
-        (f"{MT}?beam=0", b"A man.", "beam must be 1 or more"),
-        (f"{MT}?beam=99", b"A man.", "beam must be at most 32"),
+        (f"{MT}?beam=0", b"A man.", "found beam 0; expected a whole number from 1"),
+        (f"{MT}?beam=99", b"A man.", "found beam 99; expected at most 32"),
         (f"{MT}?beam=2&n_best=3", b"A man.", "beam 2 and n-best 3"),
         (f"{MT}?sentences=maybe", b"A man.", "sentences is 'maybe'"),
         (f"{MT}?output=/tmp/x", b"A man.", "no option 'output'"),
@@ -129,16 +134,20 @@ def test_what_is_wrong_is_said_in_one_line(both: Server, path: str, body: bytes,
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"beam": -5}, "beam must be 1 or more, not -5"),
-        ({"beam": 2.5}, "beam must be a whole number, not '2.5'"),
-        ({"beam": None}, "beam is None; expected a number"),
-        ({"beam": [4]}, r"beam is [4]; expected a number"),
+        ({"beam": -5}, "found beam -5; expected a whole number from 1 to 256"),
+        ({"beam": 2.5}, "found beam 2.5; expected a whole number"),
+        ({"beam": None}, "found beam None; expected a whole number"),
+        ({"beam": [4]}, "found beam [4]; expected a whole number"),
         ({"n_best": 9}, "beam 4 and n-best 9"),
         ({"nbest": 2}, "the body has the key 'nbest'"),
-        ({"no_repeat_ngram": -1}, "no-repeat-ngram -1; expected 0 to"),
-        ({"length_penalty": "long"}, "length penalty 'long'; expected a number"),
-        ({"length_penalty": "nan"}, "length penalty nan"),
-        ({"max_tokens": 0}, "max_tokens must be 1 or more"),
+        ({"no_repeat_ngram": -1}, "no-repeat-ngram -1; expected a whole number from 0 to"),
+        ({"length_penalty": "long"}, "length-penalty 'long'; expected a number"),
+        ({"length_penalty": "nan"}, "length-penalty nan"),
+        ({"max_tokens": 0}, "found max-tokens 0"),
+        ({"repetition_penalty": 0}, "repetition-penalty 0; expected a number above 0"),
+        ({"bad_words": [""]}, "bad-words has an empty text"),
+        ({"bad_words": ["\u4f60"]}, "cannot write"),
+        ({"target_prefix": ["Ein", "Zwei"]}, "found 2 texts of target-prefix for 1 sentences"),
     ],
     ids=str,
 )

@@ -156,9 +156,9 @@ def test_batches_are_of_like_lengths_and_no_larger_than_allowed(translator, text
     pipeline, shapes = zoo.pipeline(translator, precision="fp32", batch_size=4), []
     search = inference.TranslationPipeline._search
 
-    def note(self, sentences):
+    def note(self, sentences, demands):
         shapes.append([len(each) for each in sentences])
-        return search(self, sentences)
+        return search(self, sentences, demands)
 
     monkeypatch.setattr(inference.TranslationPipeline, "_search", note)
     pipeline(texts)
@@ -389,7 +389,7 @@ def test_the_command_reads_stdin_and_archives_and_writes_stdout(translator, text
         (["--beam", "0"], "beam 0"),
         (["--n-best", "9"], "n-best 9"),
         (["--no-repeat-ngram", "-1"], "no-repeat-ngram -1"),
-        (["--length-penalty", "nan"], "length penalty nan"),
+        (["--length-penalty", "nan"], "length-penalty nan"),
         (["--precision", "fp64"], "fp64"),
     ],
 )

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pipelines.core.batches import whole_number
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.settings import BOOLEANS
 from zoo.serving.handlers.base import (
@@ -30,6 +29,7 @@ from zoo.serving.protocol import limits, responses
 from zoo.serving.workers.channel import Job, JobResult
 from zoo.translation.data.lines import Line
 from zoo.translation.inference import TranslationPipeline
+from zoo.translation.search import options
 from zoo.translation.search.beam_search import Hypothesis
 
 EXAMPLE_LINES = 3
@@ -37,17 +37,8 @@ MAX_LINES = 4096  # of one request
 MAX_SENTENCES = 32768  # of one request
 MAX_BEAM = 32
 MAX_STREAMS = 4  # streams with different options that are open at once
-OPTIONS = (
-    "beam",
-    "n_best",
-    "source_language",
-    "target_language",
-    "max_tokens",
-    "sentences",
-    "no_repeat_ngram",
-    "length_penalty",
-)
-JSON_OPTIONS = tuple(name for name in OPTIONS if name != "sentences")  # which in a JSON body are the texts
+OPTIONS = (*options.OPTIONS, "sentences")
+JSON_OPTIONS = tuple(options.OPTIONS)  # "sentences" in a JSON body are the texts
 POLL_SECONDS = 1.0  # interval at which an idle thread checks whether its stream was closed
 
 
@@ -72,8 +63,13 @@ class TranslationHandler(Handler):
         return self.pipeline.engine == "native"
 
     def extra_description(self) -> dict[str, Any]:
-        """Returns the names of the query parameters."""
-        return {"options": list(OPTIONS)}
+        """Returns the names of the query parameters, and their schemas for OpenAPI."""
+        schemas = {name: option.schema for name, option in options.OPTIONS.items()}
+        schemas["sentences"] = {
+            "description": "Translate the sentences of a line one by one.",
+            "schema": {"type": "boolean"},
+        }
+        return {"options": list(OPTIONS), "option_schemas": schemas}
 
     def example_text(self) -> str:
         """Returns example sentences, one per line."""
@@ -110,7 +106,7 @@ class TranslationHandler(Handler):
             if job.verb != INFER:
                 try:
                     request = self._parse_request(job)
-                    request.hypotheses |= enumerate(request.pipeline.translate(request.tokens))
+                    request.hypotheses |= enumerate(request.pipeline.translate_lines(request.lines))
                     results.append(request.result(len(request.lines)))
                 except BaseException as error:  # a panic of a library, too
                     results.append(error_result(job, error))
@@ -120,9 +116,9 @@ class TranslationHandler(Handler):
         """Raises RequestError for an invalid body or option."""
         begin = time.perf_counter()
         media_type = responses.negotiate(job.accept, self.response_types)
-        texts, options = _texts(job)
-        options = {**job.options, **options}
-        pipeline = _with_options(self.pipeline, options) if options else self.pipeline
+        texts, given = _texts(job)
+        given = {**job.options, **given}
+        pipeline = _with_options(self.pipeline, given) if given else self.pipeline
         require_count(len(texts), MAX_LINES, "lines")
         limits.TEXT.require(sum(map(len, texts)), job.received_bytes)
         lines, count = [], 0
@@ -133,6 +129,7 @@ class TranslationHandler(Handler):
         if not any(line.pieces and not line.fault for line in lines):
             invalid = next((line for line in lines if line.fault), None)
             raise RequestError(f"{invalid.where} {invalid.fault}" if invalid else "the body holds no sentence")
+        lines = pipeline.prefixed(lines)
         tokens = [part for line in lines for part in line.parts]
         now = time.perf_counter()
         return TranslationRequest(job, media_type, pipeline, lines, tokens, now - begin, now)
@@ -140,16 +137,16 @@ class TranslationHandler(Handler):
     def _stream(self, pipeline: TranslationPipeline) -> TranslationStream:
         """The stream with a pipeline's options; replaces an idle one if too many are open, or raises Overloaded."""
         rules = replace(pipeline.rules, most=0)  # a sentence has its own limit
-        options = (pipeline.beam, pipeline.best, pipeline.length_penalty, rules, pipeline.vocabulary.prefix)
-        stream = self._streams.pop(options, None)
+        key = (pipeline.beam, pipeline.best, pipeline.length_penalty, rules, pipeline.vocabulary.prefix)
+        stream = self._streams.pop(key, None)
         if stream is None:
             if len(self._streams) >= MAX_STREAMS:
-                idle = next((key for key, other in self._streams.items() if not other.busy), None)
+                idle = next((open_key for open_key, other in self._streams.items() if not other.busy), None)
                 if idle is None:
                     raise Overloaded(f"requests with {MAX_STREAMS} other sets of options are in progress; try again")
                 self._streams.pop(idle).close()
             stream = TranslationStream(pipeline)
-        self._streams[options] = stream
+        self._streams[key] = stream
         return stream
 
 
@@ -263,8 +260,13 @@ class TranslationStream:
         if not nonempty:
             send([request.result(0)])
             return
+        demands = request.pipeline.demands(request.lines)
         with self._lock:  # results must not be collected before their request is registered
-            request.sentence_ids = request.pipeline.submit(self._decoder, [request.tokens[i] for i in nonempty])
+            request.sentence_ids = request.pipeline.submit(
+                self._decoder,
+                [request.tokens[i] for i in nonempty],
+                None if demands is None else [demands[i] for i in nonempty],
+            )
             for sentence_id, i in zip(request.sentence_ids, nonempty, strict=True):
                 self._sentences[sentence_id] = (request, send, i)
 
@@ -350,52 +352,39 @@ class TranslationStream:
         ]
 
 
-def _with_options(pipeline: TranslationPipeline, options: Mapping[str, str]) -> TranslationPipeline:
+def _with_options(pipeline: TranslationPipeline, given: Mapping[str, Any]) -> TranslationPipeline:
     """The pipeline with the options of a request. Raises RequestError for an invalid option."""
-    if unknown := [name for name in options if name not in OPTIONS]:
-        raise RequestError(f"there is no option {unknown[0][:40]!r}; expected {', '.join(OPTIONS)}")
-    largest = max(MAX_BEAM, pipeline.beam)
-    given: dict[str, Any] = {name: options[name] for name in ("source_language", "target_language") if name in options}
-    for name, most in (("beam", largest), ("n_best", largest), ("max_tokens", 1 << 20)):
-        if name in options:
-            given[name] = whole_number(name, _number(options[name], int), most)
-    for name, kind in (("no_repeat_ngram", int), ("length_penalty", float)):
-        if name in options:
-            given[name] = _number(options[name], kind)
-    changed = pipeline.with_options(**given)
-    sentences = options.get("sentences", "false").lower() or "true"
+    values = dict(given)
+    sentences = str(values.pop("sentences", "false")).lower() or "true"
     if sentences not in BOOLEANS:
         raise RequestError(f"sentences is {sentences[:40]!r}; expected true or false")
+    values = {name: _value(name, value) for name, value in values.items()}
+    largest = max(MAX_BEAM, pipeline.beam)
+    for name in ("beam", "n_best"):
+        if name in values and values[name] > largest:
+            raise RequestError(f"found {name} {values[name]}; expected at most {largest} in a request")
+    changed = pipeline.with_options(**values)
     changed.split_lines = BOOLEANS[sentences]
     return changed
 
 
-def _number(text: str, kind: type[int] | type[float]) -> int | float | str:
-    """Returns the number of an option; the text itself, which the check of its range refuses, if it is none."""
-    try:
-        return kind(text) if text.isascii() and len(text) < 20 and "_" not in text else text[:40]
-    except ValueError:
-        return text[:40]
+def _value(name: str, value: Any) -> Any:
+    """Returns the checked value of an option; numbers may be text, as in a query."""
+    if name not in options.OPTIONS:
+        raise RequestError(f"there is no option {name[:40]!r}; expected {', '.join(OPTIONS)}")
+    option = options.OPTIONS[name]
+    return option.checked(option.parsed(value) if isinstance(value, str) else value)
 
 
-def _option_text(name: str, value: Any) -> str:
-    """Returns an option of a JSON body as a query has it. Raises RequestError for lists, objects and null."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, bool | int | float):
-        raise RequestError(f"{name} is {value!r:.40}; expected a number, a text, true or false")
-    return str(value).lower()
-
-
-def _texts(job: Job) -> tuple[list[str], dict[str, str]]:
+def _texts(job: Job) -> tuple[list[str], dict[str, Any]]:
     """The texts of a body, and the options beside them."""
     if job.content_type.lower().startswith("multipart/"):
         types = ", ".join(TranslationHandler.content_types)
         raise RequestError(f"Content-Type is {job.content_type[:100]!r}; expected one of {types}")
     if job.content_type != responses.JSON:
         return text_lines(job, MAX_LINES, "lines"), {}
-    content, options = json_options(job, "sentences", JSON_OPTIONS)
+    content, given = json_options(job, "sentences", JSON_OPTIONS)
     texts = [content] if isinstance(content, str) else content
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise RequestError('the body must be {"sentences": [text, ...]}')
-    return texts, {name: _option_text(name, value) for name, value in options.items()}
+    return texts, given

@@ -31,16 +31,6 @@ _ERRORS = {
     503: "The models are not loaded, the worker died twice, or too many sets of options are in use; try again.",
     504: "The request timed out.",
 }
-_OPTIONS = {  # query parameters of translation models
-    "beam": ("integer", "Beam size; 1 for greedy search."),
-    "n_best": ("integer", "Number of translations per line, the best first."),
-    "source_language": ("string", "Source language of a multilingual model."),
-    "target_language": ("string", "Target language of a multilingual model."),
-    "max_tokens": ("integer", "Maximum length of a translation, in tokens."),
-    "sentences": ("boolean", "Translate the sentences of a line one by one."),
-    "no_repeat_ngram": ("integer", "No n-gram of this size occurs twice; 0 for no limit."),
-    "length_penalty": ("number", "Scores are divided by length ** penalty; 0 favours short translations."),
-}
 _VERSION = {
     "name": "version",
     "in": "path",
@@ -183,8 +173,7 @@ def _inference(summary: str, media_types: Sequence[str]) -> dict[str, Any]:
 def _run(model: Mapping[str, Any]) -> dict[str, Any]:
     operation = _inference(f"{model['name']}: {model['description']}", model["answers"])
     operation["parameters"] += [
-        {"name": name, "in": "query", "description": _OPTIONS[name][1], "schema": {"type": _OPTIONS[name][0]}}
-        for name in model.get("options", ())
+        {"name": name, "in": "query", **description} for name, description in model.get("option_schemas", {}).items()
     ]
     content: dict[str, Any] = {media_type: {} for media_type in model["run"]}
     return {**operation, "requestBody": {"required": True, "content": content}}

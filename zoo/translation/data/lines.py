@@ -39,6 +39,7 @@ class Line(NamedTuple):
         pieces: Its translation in order: text that is copied; or for the next of `parts` the words to insert into its
             translation, each with its place from 0 (first) to 1 (last).
         notes: What was left out or copied.
+        prefix: Text that its translation begins with.
     """
 
     where: str
@@ -47,6 +48,7 @@ class Line(NamedTuple):
     parts: tuple[Tokens, ...]
     pieces: tuple[Piece, ...] = ()
     notes: tuple[str, ...] = ()
+    prefix: str = ""
 
     def join(self, translations: Iterable[str]) -> str:
         """Joins the translation of the line.

@@ -25,7 +25,7 @@ from zoo.translation.data.vocabularies import Framing
 from zoo.translation.importers.imported import ImportedModel, Renumbering
 from zoo.translation.importers.model_reader import ModelReader, refuse_languages
 from zoo.translation.models.config import ModelConfig, sinusoids
-from zoo.translation.search.beam_search import SearchConfig
+from zoo.translation.search.config import SearchConfig
 
 MODEL, CONFIG = "model.bin", "config.json"
 VERSION, KIND = 6, "TransformerSpec"

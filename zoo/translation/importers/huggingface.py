@@ -20,7 +20,7 @@ from zoo.translation.importers.architectures.base import QUICK, SIDES, Architect
 from zoo.translation.importers.imported import ImportedModel, Renumbering
 from zoo.translation.models.config import ModelConfig, sinusoids
 from zoo.translation.models.transformer import Transformer
-from zoo.translation.search.beam_search import SearchConfig
+from zoo.translation.search.config import SearchConfig
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +94,7 @@ class _Reader(VocabularyFolder):
         tables = self._tables(tensors, model_config) if tensors and sound else None
         size = len(vocabulary.target) if tables is None else len(tables[1])
         rules = self._try_read(
-            GENERATION, lambda: self._rules(size, vocabulary.unknown, end), SearchConfig("transformers")
+            GENERATION, lambda: self._rules(size, vocabulary.unknown, end, start), SearchConfig("transformers")
         )
         if tables is not None:
             self._fits(vocabulary, tables, end)

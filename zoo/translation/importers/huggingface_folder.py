@@ -10,7 +10,7 @@ from pipelines.core.errors import one_line
 from zoo.translation.data.parallel_text import END
 from zoo.translation.importers.imported import Renumbering
 from zoo.translation.importers.model_reader import ModelReader
-from zoo.translation.search.beam_search import SearchConfig
+from zoo.translation.search.config import SearchConfig
 
 Made = TypeVar("Made")
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
@@ -19,16 +19,13 @@ MAX_BEAM = 256  # of the native search
 # Options of generation_config.json that are not supported: {name: values with which they have no effect}
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "do_sample": (False,),
-    "repetition_penalty": (1, 1.0),
     "encoder_repetition_penalty": (1, 1.0),
-    "encoder_no_repeat_ngram_size": (0,),
     "diversity_penalty": (0, 0.0),
     "num_beam_groups": (1,),
     "penalty_alpha": (0, 0.0),
     "guidance_scale": (1, 1.0),
     **dict.fromkeys(
         (
-            "begin_suppress_tokens",
             "constraints",
             "dola_layers",
             "exponential_decay_length_penalty",
@@ -47,7 +44,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 # Other options: supported, or without effect on a deterministic search
 HARMLESS = (
     "max_length max_new_tokens min_length min_new_tokens early_stopping num_beams length_penalty no_repeat_ngram_size "
-    "renormalize_logits remove_invalid_values "
+    "renormalize_logits remove_invalid_values repetition_penalty encoder_no_repeat_ngram_size begin_suppress_tokens "
     "bad_words_ids suppress_tokens forced_bos_token_id forced_eos_token_id decoder_start_token_id eos_token_id "
     "pad_token_id bos_token_id use_cache cache_implementation cache_config max_cache_len temperature top_k top_p min_p "
     "top_h typical_p epsilon_cutoff eta_cutoff num_return_sequences output_attentions output_hidden_states "
@@ -123,7 +120,7 @@ class Folder(ModelReader):
         found: Any = self.tokenizer.get("model_max_length")
         return int(found) if isinstance(found, int | float) and 1 <= found < 1 << 20 else 1 << 20
 
-    def _rules(self, size: int, unknown: int, end: int) -> SearchConfig:
+    def _rules(self, size: int, unknown: int, end: int, start: int) -> SearchConfig:
         """Returns the search options of generation_config.json. size: tokens of the target vocabulary."""
         ours = Renumbering(size, *(each if each < size else -1 for each in (unknown, end))).ours
         options = {key: value for key, value in self.generation.items() if value is not None}
@@ -148,12 +145,12 @@ class Folder(ModelReader):
                 return []
             return [int(ours[each]) for each in found]
 
-        banned = []
         words = options.get("bad_words_ids") or []
-        if not all(isinstance(each, list) and len(each) == 1 for each in words):
-            self.faults.append("bad_words_ids of several tokens are not supported")
+        if not all(isinstance(each, list) and each for each in words):
+            self.faults.append(f"bad_words_ids are {words!r:.60}, expected lists of tokens")
             words = []
-        banned += [each for each in tokens("bad_words_ids", [each[0] for each in words]) if each != END]
+        bad_words = [tuple(tokens("bad_words_ids", each)) for each in words]
+        banned = [each[0] for each in bad_words if len(each) == 1 and each[0] != END]
         banned += tokens("suppress_tokens", options.get("suppress_tokens") or [])
         prefix = tokens("forced_bos_token_id", [options[key] for key in ("forced_bos_token_id",) if key in options])
         forced = options.get("forced_eos_token_id")
@@ -166,7 +163,10 @@ class Folder(ModelReader):
             self.faults.append(f"early_stopping is {stopping!r}, expected true, false or never")
         most = number("max_new_tokens", 0) or max(number("max_length", 1) - 1, 0)
         least = number("min_new_tokens", -1) + 1 or number("min_length", 0)
-        repeated = number("no_repeat_ngram_size", 0)
+        repeated, copied = number("no_repeat_ngram_size", 0), number("encoder_no_repeat_ngram_size", 0)
+        penalty = float(number("repetition_penalty", 1.0, (int, float)))
+        if penalty <= 0:
+            self.faults.append(f"repetition_penalty is {penalty}, expected a number above 0")
         beam = number("num_beams", 1)  # greedy, as generate() without it
         if not 1 <= beam <= MAX_BEAM:
             self.faults.append(f"num_beams is {beam}, expected 1 to {MAX_BEAM}")
@@ -185,5 +185,10 @@ class Folder(ModelReader):
             most=most,
             forced_end=forced is not None,
             no_repeat_ngram=repeated,
+            encoder_no_repeat_ngram=copied,
+            repetition_penalty=penalty,
+            counted=(int(ours[start]),) if 0 <= start < len(ours) else (),
+            bad_words=tuple(each for each in bad_words if len(each) > 1),
+            first_banned=tuple(tokens("begin_suppress_tokens", options.get("begin_suppress_tokens") or [])),
             renormalize=bool(options.get("renormalize_logits", False)),
         )

@@ -14,7 +14,7 @@ from zoo.translation.data.vocabularies import SOURCE, TARGET, Framing
 from zoo.translation.importers.architectures.base import Architecture
 from zoo.translation.importers.huggingface_folder import TOKENIZER, Folder
 from zoo.translation.importers.imported import Renumbering
-from zoo.translation.search.beam_search import SearchConfig
+from zoo.translation.search.config import SearchConfig
 
 FAST, PIECES, SPIECE = "tokenizer.json", "sentencepiece.bpe.model", "spiece.model"
 SENTINELS = 100  # of T5: tokens behind the pieces

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from zoo.translation.data.parallel_text import END, PAD, START, UNKNOWN
 from zoo.translation.data.vocabularies import Framing
 from zoo.translation.models.config import EXCLUDED_LOGIT, ModelConfig
-from zoo.translation.search.beam_search import SearchConfig
+from zoo.translation.search.config import SearchConfig
 
 FIRST = 1 + max(PAD, UNKNOWN, START, END)  # first token of the original's other tokens
 

@@ -19,7 +19,7 @@ from zoo.translation.importers.marian_file import Tensor, candidates, is_model
 from zoo.translation.importers.marian_folder import Folder, Vocabulary
 from zoo.translation.importers.model_reader import refuse_languages
 from zoo.translation.models.config import ModelConfig
-from zoo.translation.search.beam_search import SearchConfig
+from zoo.translation.search.config import SearchConfig
 from zoo.translation.search.shortlist import MAGIC, SHORTLIST, Shortlist, read_binary, read_text
 
 EPSILON = 1e-6

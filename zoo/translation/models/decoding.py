@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from zoo.translation.data.parallel_text import END, START, pad
 from zoo.translation.models.layers import KeysValues, LayerState
-from zoo.translation.search.beam_search import Hypothesis, beam_search, limit
+from zoo.translation.search.beam_search import Hypothesis, beam_search
+from zoo.translation.search.config import limit
 
 if TYPE_CHECKING:
     from zoo.translation.models.transformer import Transformer

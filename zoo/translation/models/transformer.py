@@ -14,6 +14,7 @@ from zoo.training.relative_positions import relative_buckets
 from zoo.translation.data.parallel_text import PAD, POSITIONS
 from zoo.translation.family import TranslationFamily
 from zoo.translation.models.config import ModelConfig, sinusoids
+from zoo.translation.search.options import run_options
 
 if TYPE_CHECKING:
     import torch
@@ -270,25 +271,10 @@ TRANSFORMER_MT = TranslationFamily(  # Vaswani et al. 2017, "Attention Is All Yo
     # attention products are too small to gain from int8
     recipe=QuantRecipe(correct=False, keep_float=(r".*\.(products|found)",)),
     run_options=(
-        RunOption("beam", int, None, "Beam size; 1 is greedy search. [default: 4, or the model's own]"),
-        RunOption("n_best", int, 1, "Translations of each sentence, at most the beam size."),
+        *run_options(),
         RunOption("scores", bool, False, "Write the mean log probability of a token before each translation."),
         RunOption("sentences", bool, False, "Translate the sentences of a line one by one."),
-        RunOption("source_language", str, None, "Source language of a multilingual model."),
-        RunOption("target_language", str, None, "Target language of a multilingual model."),
-        RunOption("prompt", str, None, "Text before every source, such as a task of T5. [default: the model's]"),
-        RunOption(
-            "max_tokens", int, None, "Maximum tokens of a translation. [default: the model's, or 2 * source + 10]"
-        ),
-        RunOption(
-            "no_repeat_ngram", int, None, "No n-gram of this size occurs twice; 0 for no limit. [default: the model's]"
-        ),
-        RunOption(
-            "length_penalty",
-            float,
-            None,
-            "Scores are divided by length ** penalty; 0 favours short translations. [default: 1, or the model's own]",
-        ),
+        RunOption("target_prefixes", bool, False, "The beginning of its translation follows each line, behind a TAB."),
         RunOption(
             "draft",
             str,

@@ -199,26 +199,32 @@ void Decoder::step(Workspace &work, const std::vector<Beam> &beams) const {
         const RowLinear *layer = common(sentence_of(begin));
         while (end < n && common(sentence_of(end)) == layer) end += sentence_of(end).rows();
         RowLinear::begin_top_k(top(begin), end - begin);
-        // Tokens that rows must not have, as columns of a layer over these words.
-        const auto masked = [&](int64_t first, int64_t count, const std::vector<int32_t> &words) {
-            std::vector<std::vector<int32_t>> columns(work.masked.empty() ? 0 : static_cast<size_t>(count));
-            for (size_t r = 0; r < columns.size(); ++r)
-                for (const int32_t token : work.masked[static_cast<size_t>(first) + r])
-                    if (const auto at = std::lower_bound(words.begin(), words.end(), token); at != words.end() && *at == token)
-                        columns[r].push_back(static_cast<int32_t>(at - words.begin()));
-            return columns;
+        // The tokens that are taken out, as columns of a layer over these words; null: over the vocabulary.
+        const auto taken = [&](int64_t first, int64_t count, const std::vector<int32_t> *words) -> const std::vector<RowLinear::Taken> * {
+            if (work.taken.empty()) return nullptr;
+            work.taken_columns.resize(std::max(work.taken_columns.size(), static_cast<size_t>(n)));
+            for (int64_t r = first; r < first + count; ++r) {
+                auto &columns = work.taken_columns[static_cast<size_t>(r)];
+                columns.clear();
+                for (Workspace::Taken &each : work.taken[static_cast<size_t>(r)]) {
+                    if (!words) {
+                        columns.push_back({each.token, &each.logit});
+                    } else if (const auto at = std::lower_bound(words->begin(), words->end(), each.token); at != words->end() && *at == each.token) {
+                        columns.push_back({static_cast<int32_t>(at - words->begin()), &each.logit});
+                    }
+                }
+            }
+            return work.taken_columns.data() + first;
         };
-        if (layer == vocabulary_)
+        if (layer)
             layer->add_top_k(from(begin), end - begin, work.logits.data(), 0, top(begin),
-                             work.masked.empty() ? nullptr : work.masked.data() + begin);
-        else if (layer)
-            layer->add_top_k(from(begin), end - begin, work.logits.data(), 0, top(begin), masked(begin, end - begin, shared_words_).data());
+                             taken(begin, end - begin, layer == vocabulary_ ? nullptr : &shared_words_));
         for (int64_t i = begin; i < end && layer != vocabulary_; i += sentence_of(i).rows()) {
             const Sentence &sentence = sentence_of(i);
             const auto shared = sentence.shares ? static_cast<int64_t>(shared_words_.size()) : 0;
             if (!sentence.words.empty())
                 sentence.words_layer->add_top_k(from(i), sentence.rows(), work.logits.data(), shared, top(i),
-                                                masked(i, sentence.rows(), sentence.words).data());
+                                                taken(i, sentence.rows(), &sentence.words));
             for (int64_t at = i * k; at < (i + sentence.rows()) * k; ++at) {
                 int32_t &token = work.top_tokens[at];
                 if (token < 0) continue;  // of logits that are no numbers

@@ -26,6 +26,9 @@ struct Sentence {
     std::vector<Part<Float16>> cross_kv;    // of each cross-attention the keys, transposed, then the values of one head after the other; see KeysValues
     std::vector<uint8_t> ancestors, next_ancestors;  // [beam, limit]
     std::vector<int32_t> tokens;                     // fed at every position, [limit, beam]
+    std::vector<int32_t> prefix;                     // that the translation begins with
+    int64_t uncounted = 0;                           // tokens of the prefix that have no part in its length
+    std::vector<int32_t> source_tokens;              // where a rule reads them
     std::vector<double> scores;                      // [beams]
     struct Hypothesis {
         std::vector<int32_t> tokens;
@@ -64,7 +67,12 @@ struct Workspace {
     Buffer<float> logits, top_values, exp_sums, maxima, no_cell;  // no_cell: zeros
     Buffer<int32_t> top_tokens;
     Buffer<double> log_sum_exp;
-    std::vector<std::vector<int32_t>> masked;          // of each row the tokens, in order, that get no probability; empty: none
+    struct Taken {
+        int32_t token;
+        float logit;  // -infinity: not among the sentence's words
+    };
+    std::vector<std::vector<Taken>> taken;             // of each row the tokens, in order, that have no part in `top_tokens` and `log_sum_exp`
+    std::vector<std::vector<RowLinear::Taken>> taken_columns;
     std::vector<const Float16 *> keys;                 // of every position, for self-attention
     Arena arena;                                       // of keys and values
     std::vector<Float16 *> free_pages;                 // of finished sentences

@@ -112,12 +112,16 @@ void RowLinear::begin_top_k(const TopK &top, int64_t n) {
 }
 
 void RowLinear::add_top_k(const Rows &in, int64_t n, float *panel, int64_t first, const TopK &top,
-                          const std::vector<int32_t> *masked) const {
+                          const std::vector<Taken> *taken) const {
     for (int64_t begin = 0; begin < outputs_; begin += kPanel) {
         this->panel(in, n, begin, panel);
-        for (int64_t r = 0; masked && r < n; ++r)
-            for (auto at = std::lower_bound(masked[r].begin(), masked[r].end(), begin); at != masked[r].end() && *at < begin + kPanel; ++at)
-                panel[r * kPanel + *at - begin] = kMasked;
+        for (int64_t r = 0; taken && r < n; ++r) {
+            const auto before = [](const Taken &each, int64_t column) { return each.column < column; };
+            for (auto at = std::lower_bound(taken[r].begin(), taken[r].end(), begin, before); at != taken[r].end() && at->column < begin + kPanel; ++at) {
+                float &logit = panel[r * kPanel + at->column - begin];
+                *at->logit = logit, logit = kTaken;
+            }
+        }
         isa_.rows->top_k(panel, kPanel, first + begin, std::min(kPanel, outputs_ - begin), top, n);
     }
 }

@@ -16,7 +16,7 @@ namespace zoo {
 constexpr int64_t kMaxWidth = 65536;
 constexpr int64_t kMostCodes = 65536;  // products of codes, 255 times 127 at most, that a sum of 32 bits takes
 constexpr int64_t kPanel = 256;  // logits of a row that are computed at a time
-constexpr float kMasked = -1e30f;  // a logit without a share of the probability; finite, as all columns of a panel may have it
+constexpr float kTaken = -1e30f;  // in place of a logit that is taken out; finite, as all columns of a panel may be
 
 // (scale, zero point) of the QuantizeLinear before a layer; none: dynamic quantization, each row by its own range.
 using StaticQParams = std::optional<std::pair<float, int32_t>>;
@@ -42,9 +42,13 @@ class RowLinear {
     void top_k(const Rows &in, int64_t n, float *panel, const TopK &top, double *log_sum_exp) const;
     // The same in parts, where columns of several layers compete: nothing yet; those of this layer, numbered from `first` on; the end.
     static void begin_top_k(const TopK &top, int64_t n);
-    // masked: of each row the columns, in order, whose logits become kMasked; null: none.
-    void add_top_k(const Rows &in, int64_t n, float *panel, int64_t first, const TopK &top,
-                   const std::vector<int32_t> *masked = nullptr) const;
+    // A column whose logit is stored, and has no part in the sum and the largest ones.
+    struct Taken {
+        int32_t column;
+        float *logit;
+    };
+    // taken: of each row the columns, in order; null: none.
+    void add_top_k(const Rows &in, int64_t n, float *panel, int64_t first, const TopK &top, const std::vector<Taken> *taken = nullptr) const;
     void end_top_k(const Rows &in, int64_t n, const TopK &top, double *log_sum_exp) const;
     // Without any weights yet.
     explicit RowLinear(const Isa &isa) : isa_(isa), outputs_(0) {}

@@ -10,17 +10,20 @@ namespace {
 
 constexpr auto kInterval = std::chrono::milliseconds(10);  // between two calls of `between`, unless a step takes longer
 
+// log(exp(a) + exp(b))
+double log_add(double a, double b) { return std::max(a, b) + std::log1p(std::exp(-std::abs(a - b))); }
+
 }  // namespace
 
 BeamSearch::BeamSearch(const Decoder &decoder, const Options &options, SentenceQueue &queue)
     : decoder_(decoder), options_(options), queue_(queue),
       workspace_(decoder.acquire(options.slots * options.beam + (options.speculation ? kMaxProposed : 0), options.beam,
-                                 std::min(decoder.vocabulary_size(), 2 * options.beam + options.spare(decoder.positions())))),
-      work_(*workspace_) {
+                                 std::min(decoder.vocabulary_size(), 2 * options.beam))),
+      work_(*workspace_), rules_(options, options.end), ranked_(static_cast<size_t>(options.beam)) {
+    work_.taken.clear();
     work_.cells = options.speculation ? kMaxProposed + 2 : 2;
     if (options.speculation)
-        proposer_ = std::make_unique<Proposer>(*options.speculation, decoder, options.beam == 1, static_cast<int32_t>(options.end),
-                                               options.prefix, options.banned);
+        proposer_ = std::make_unique<Proposer>(*options.speculation, decoder, options.beam == 1, static_cast<int32_t>(options.end), options.banned);
 }
 
 BeamSearch::~BeamSearch() {
@@ -54,19 +57,23 @@ void BeamSearch::run(void (*between)()) {
     }
 }
 
-// The rows of a step, and the tokens that none of them may have.
+// The rows of a step, and the rules of their tokens.
 void BeamSearch::list_rows() {
     beams_.clear();
     for (const auto &sentence : live_) {
         for (int64_t slot = 0; slot < sentence->beams; ++slot) beams_.push_back({sentence.get(), slot});
         for (int64_t ahead = 1; ahead <= sentence->proposed; ++ahead) beams_.push_back({sentence.get(), 0, ahead});
     }
-    work_.masked.clear();
-    for (size_t i = 0; options_.renormalize && i < beams_.size(); ++i) {
-        const Beam &beam = beams_[i];
-        beam.sentence->position += beam.ahead;
-        work_.masked.push_back(forbidden(*beam.sentence, beam.slot));
-        beam.sentence->position -= beam.ahead;
+    if (token_rules_.size() < beams_.size()) token_rules_.resize(beams_.size()), work_.taken.resize(beams_.size());
+    std::vector<int32_t> tokens;
+    for (size_t i = 0; i < beams_.size(); ++i) {
+        Sentence &sentence = *beams_[i].sentence;
+        sentence.position += beams_[i].ahead;
+        if (rules_.reads_history()) tokens = history(sentence, beams_[i].slot);
+        rules_.list(sentence, sentence.position + 1, tokens, token_rules_[i]);
+        sentence.position -= beams_[i].ahead;
+        work_.taken[i].clear();
+        for (const TokenRule &rule : token_rules_[i]) work_.taken[i].push_back({rule.token, -INFINITY});
     }
 }
 
@@ -121,6 +128,14 @@ void BeamSearch::encode_next() {
             decoder_.gather_words(*sentence);
         }
         sentence->scores.assign(1, 0.0);
+        sentence->prefix = options_.prefix, sentence->uncounted = 0;
+        if (!sources.demands.empty()) {
+            const Demands &demands = sources.demands[at];
+            sentence->prefix.insert(sentence->prefix.end(), demands.prefix.begin(), demands.prefix.end());
+            sentence->uncounted = static_cast<int64_t>(demands.prefix.size());
+        }
+        if (options_.reads_source() && !sources.tokens.empty())
+            sentence->source_tokens.assign(sources.tokens.begin() + sources.first[at], sources.tokens.begin() + sources.first[at + 1]);
         waiting_.push_back(std::move(sentence));
     }
     std::vector<Sentence *> sentences;
@@ -186,53 +201,43 @@ std::vector<int32_t> BeamSearch::history(const Sentence &sentence, int64_t slot)
     return tokens;
 }
 
-// The tokens that must not follow a beam, in order.
-std::vector<int32_t> BeamSearch::forbidden(const Sentence &sentence, int64_t slot) const {
-    std::vector<int32_t> forbidden = options_.banned;
-    if (sentence.position + 1 < options_.least) forbidden.push_back(static_cast<int32_t>(options_.end));
-    if (options_.no_repeat_ngram) {
-        const std::vector<int32_t> tokens = history(sentence, slot);
-        const auto size = static_cast<std::ptrdiff_t>(options_.no_repeat_ngram), length = static_cast<std::ptrdiff_t>(tokens.size());
-        for (std::ptrdiff_t i = 0; i + size <= length; ++i)
-            if (std::equal(tokens.begin() + i, tokens.begin() + i + size - 1, tokens.end() - size + 1))
-                forbidden.push_back(tokens[static_cast<size_t>(i + size - 1)]);
+// Ranks the continuations of a beam, whose results are in `row`. As in transformers, rules see log probabilities, in greedy search logits.
+void BeamSearch::rank(int64_t slot, int64_t row) {
+    std::vector<Continuation> &ranked = ranked_[static_cast<size_t>(slot)];
+    const std::vector<TokenRule> &rules = token_rules_[static_cast<size_t>(row)];
+    const std::vector<Workspace::Taken> &taken = work_.taken[static_cast<size_t>(row)];
+    double norm = work_.log_sum_exp[row];
+    for (const Workspace::Taken &each : taken)
+        if (each.logit != -INFINITY) norm = log_add(norm, static_cast<double>(each.logit));
+    if (!std::isfinite(norm)) throw std::runtime_error("the model computes NaN or infinite logits; check its weights");
+    const double base = options_.beam > 1 ? norm : 0.0;
+    double total = options_.renormalize ? work_.log_sum_exp[row] - base : norm - base;
+    ranked.clear();
+    for (int64_t at = row * work_.top_k; at < (row + 1) * work_.top_k; ++at)
+        if (work_.top_tokens[at] >= 0 && work_.top_values[at] > kTaken)
+            ranked.push_back({static_cast<double>(work_.top_values[at]) - base, work_.top_tokens[at]});
+    const size_t unchanged = ranked.size();
+    for (size_t i = 0; i < taken.size(); ++i) {
+        if (rules[i].banned || taken[i].logit == -INFINITY) continue;
+        const double score = static_cast<double>(taken[i].logit) - base;
+        ranked.push_back({rules[i].penalized ? rules_.penalized(score) : score, taken[i].token});
+        if (options_.renormalize) total = log_add(total, ranked.back().score);
     }
-    std::sort(forbidden.begin(), forbidden.end());
-    return forbidden;
-}
-
-// Removes the forbidden tokens from a beam's own likeliest ones; returns how many are left.
-int64_t BeamSearch::allowed(const Sentence &sentence, int64_t slot, int64_t row) {
-    const int64_t count = work_.top_k;
-    if (!options_.spare(1)) return count;
-    const std::vector<int32_t> none = forbidden(sentence, slot);
-    int64_t left = 0;
-    for (int64_t at = (row + slot) * count, i = 0; i < count; ++i) {
-        if (work_.top_tokens[at + i] < 0 || std::binary_search(none.begin(), none.end(), work_.top_tokens[at + i])) continue;
-        work_.top_tokens[at + left] = work_.top_tokens[at + i], work_.top_values[at + left] = work_.top_values[at + i];
-        ++left;
-    }
-    return left;
+    if (ranked.size() > unchanged)
+        std::sort(ranked.begin(), ranked.end(), [](const auto &a, const auto &b) { return a.score > b.score || (a.score == b.score && a.token < b.token); });
+    for (Continuation &each : ranked) each.score -= total;
 }
 
 // Merges the likeliest continuations of a sentence's beams, whose rows begin at `row`, to 2 * beam candidates; ties: the first beam,
 // then its first token. last: the sentence is at its limit.
 void BeamSearch::merge_candidates(const Sentence &sentence, int64_t row, bool last) {
-    const int64_t count = work_.top_k;
-    candidates_.clear(), taken_.assign(static_cast<size_t>(sentence.beams), 0), left_.clear();
-    const auto score = [&](int64_t slot) {
-        const int64_t at = (row + slot) * count + taken_[static_cast<size_t>(slot)];
-        return sentence.scores[static_cast<size_t>(slot)] + (static_cast<double>(work_.top_values[at]) - work_.log_sum_exp[row + slot]);
-    };
-    for (int64_t slot = 0; slot < sentence.beams; ++slot)
-        if (!std::isfinite(work_.log_sum_exp[row + slot]))
-            throw std::runtime_error("the model computes NaN or infinite logits; check its weights");
+    candidates_.clear(), merged_.assign(static_cast<size_t>(sentence.beams), 0);
+    for (int64_t slot = 0; slot < sentence.beams; ++slot) rank(slot, row + slot);
     if (last && options_.forced_end) {  // beams are sorted by score
         for (int64_t slot = 0; slot < sentence.beams; ++slot)
             candidates_.push_back({sentence.scores[static_cast<size_t>(slot)], slot, static_cast<int32_t>(options_.end)});
         return;
     }
-    for (int64_t slot = 0; slot < sentence.beams; ++slot) left_.push_back(allowed(sentence, slot, row));
     // in Marian every hypothesis narrows the beam by one
     const bool narrows = options_.kind == "marian";
     const int64_t target = narrows ? options_.beam - static_cast<int64_t>(sentence.hypotheses.size()) : 2 * options_.beam;
@@ -240,22 +245,22 @@ void BeamSearch::merge_candidates(const Sentence &sentence, int64_t row, bool la
         int64_t best = -1;
         double best_score = 0;
         for (int64_t slot = 0; slot < sentence.beams; ++slot) {
-            if (taken_[static_cast<size_t>(slot)] == left_[static_cast<size_t>(slot)]) continue;
-            const double candidate = score(slot);
-            if (best < 0 || candidate > best_score) best = slot, best_score = candidate;
+            const std::vector<Continuation> &ranked = ranked_[static_cast<size_t>(slot)];
+            const size_t next = merged_[static_cast<size_t>(slot)];
+            if (next == ranked.size()) continue;
+            const double score = sentence.scores[static_cast<size_t>(slot)] + ranked[next].score;
+            if (best < 0 || score > best_score) best = slot, best_score = score;
         }
         if (best < 0) return;
-        int64_t &taken = taken_[static_cast<size_t>(best)];
-        candidates_.push_back({best_score, best, work_.top_tokens[(row + best) * count + taken]});
-        ++taken;
+        candidates_.push_back({best_score, best, ranked_[static_cast<size_t>(best)][merged_[static_cast<size_t>(best)]++].token});
     }
 }
 
 // Extends the sentence's beams by their likeliest continuations; returns whether the sentence is finished.
 bool BeamSearch::advance(Sentence &sentence, int64_t row) {
     const int64_t beam = options_.beam, now = sentence.position, length = now + 1;
-    if (now < static_cast<int64_t>(options_.prefix.size())) {  // one beam so far
-        sentence.tokens[static_cast<size_t>(length * beam)] = options_.prefix[static_cast<size_t>(now)];
+    if (now < static_cast<int64_t>(sentence.prefix.size())) {  // one beam so far
+        sentence.tokens[static_cast<size_t>(length * beam)] = sentence.prefix[static_cast<size_t>(now)];
         sentence.position = length;
         return false;
     }
@@ -267,9 +272,9 @@ bool BeamSearch::advance(Sentence &sentence, int64_t row) {
         if (!last && !ends(candidate)) continue;
         std::vector<int32_t> tokens = history(sentence, candidate.slot);
         if (!ends(candidate)) tokens.push_back(candidate.token);
+        const auto counted = static_cast<double>(length - sentence.uncounted);
         sentence.hypotheses.push_back(
-            {std::move(tokens), (candidate.score - options_.word_penalty * static_cast<double>(length)) /
-                                    std::pow(static_cast<double>(length), options_.length_penalty)});
+            {std::move(tokens), (candidate.score - options_.word_penalty * counted) / std::pow(counted, options_.length_penalty)});
     }
     if (candidates_.empty()) throw std::runtime_error("every token of a sentence is banned");
     sentence.top_ended = sentence.top_ended || ends(candidates_[0]);
@@ -288,7 +293,7 @@ bool BeamSearch::advance(Sentence &sentence, int64_t row) {
     }
     sentence.ancestors.swap(sentence.next_ancestors);
     sentence.position = length, sentence.beams = static_cast<int64_t>(sentence.scores.size());
-    return false;
+    return !sentence.beams;  // all other tokens are banned
 }
 
 // Whether a sentence has its translations after `length` tokens, by the toolkit's rules; see `KINDS` in zoo/translation/search/beam_search.py.
@@ -302,10 +307,11 @@ bool BeamSearch::is_done(const Sentence &sentence, int64_t length) const {
     const auto going = std::find_if(candidates_.begin(), candidates_.end(), [&](const auto &each) { return each.token != options_.end; });
     if (going == candidates_.end()) return true;
     const int64_t reached = options_.early_stopping == "never" && penalty > 0 ? sentence.limit : length;
+    const auto counted = static_cast<double>(reached - sentence.uncounted);
     std::vector<double> scores;
     for (const auto &each : sentence.hypotheses) scores.push_back(each.score);
     std::nth_element(scores.begin(), scores.begin() + options_.beam - 1, scores.end(), std::greater<>());
-    return going->score / std::pow(static_cast<double>(reached), penalty) <= scores[static_cast<size_t>(options_.beam - 1)];
+    return going->score / std::pow(counted, penalty) <= scores[static_cast<size_t>(options_.beam - 1)];
 }
 
 }  // namespace zoo

@@ -6,26 +6,22 @@
 #include <vector>
 
 #include "transformer/layers/decoder.h"
+#include "transformer/search/score_rules.h"
 #include "transformer/search/speculation.h"
 
 namespace zoo {
 
-struct Options {
+struct Options : SearchRules {
     int64_t start, end, beam, n_best, slots;  // end: -1 for none, every sentence then reaches its limit; slots: sentences in a batch
     double length_penalty;
-    // `SearchConfig` of zoo/translation/search/beam_search.py
-    std::string kind, early_stopping;
-    std::vector<int32_t> prefix, banned;
-    int64_t least, no_repeat_ngram;
-    bool forced_end;
-    double word_penalty;
-    bool renormalize;
     const Speculation *speculation = nullptr;  // none: no tokens are proposed
-    // Maximum number of forbidden candidates of a row, which are computed in addition.
-    int64_t spare(int64_t longest) const {
-        return static_cast<int64_t>(banned.size()) + (least > 0) + (no_repeat_ngram == 1 ? longest : no_repeat_ngram ? kRepeated : 0);
-    }
-    static constexpr int64_t kRepeated = 32;  // bound of the different continuations of one n-gram prefix in a translation
+    // Words that a sentence needs at least.
+    int64_t least_words() const { return 2 * beam + static_cast<int64_t>(banned.size()) + (least > 0); }
+};
+
+// What one sentence's translation is to have.
+struct Demands {
+    std::vector<int32_t> prefix{};  // tokens behind the rules' prefix, which have no part in the length
 };
 
 // Concatenated sources: their tokens and the encoder, or the encoder's results, [sum of lengths, width].
@@ -38,6 +34,7 @@ struct Sources {
     std::vector<int32_t> words{};       // shortlists of the sentences, concatenated; empty: the whole vocabulary
     std::vector<int64_t> first_word{};  // offset of each sentence in `words`, then their number
     std::vector<int64_t> numbers{};     // sentence numbers for `SentenceQueue::done`; empty: 0, 1, ...
+    std::vector<Demands> demands{};     // of the sentences; empty: none
 };
 
 constexpr int64_t kEncoderRows = 192;  // maximum tokens that are encoded together, except for a longer sentence
@@ -91,8 +88,7 @@ class BeamSearch {
     };
 
     std::vector<int32_t> history(const Sentence &sentence, int64_t slot) const;
-    std::vector<int32_t> forbidden(const Sentence &sentence, int64_t slot) const;
-    int64_t allowed(const Sentence &sentence, int64_t slot, int64_t row);
+    void rank(int64_t slot, int64_t row);
     void merge_candidates(const Sentence &sentence, int64_t row, bool last);
     bool advance(Sentence &sentence, int64_t row);
     bool is_done(const Sentence &sentence, int64_t length) const;
@@ -105,8 +101,15 @@ class BeamSearch {
     std::unique_ptr<Proposer> proposer_;
     std::vector<std::unique_ptr<Sentence>> live_, waiting_;
     std::vector<Beam> beams_;
+    const ScoreRules rules_;
+    std::vector<std::vector<TokenRule>> token_rules_;  // of each row
     std::vector<Candidate> candidates_;
-    std::vector<int64_t> taken_, left_;  // of each beam: continuations among the candidates, and all continuations
+    struct Continuation {
+        double score;  // log probability
+        int32_t token;
+    };
+    std::vector<std::vector<Continuation>> ranked_;  // of each beam of a sentence, the likeliest first
+    std::vector<size_t> merged_;                     // of each beam: how many are among the candidates
 };
 
 }  // namespace zoo

@@ -107,9 +107,8 @@ void Speculation::measure() {
     step_ = one, row_ = std::max((many - one) / (kRows - 1), 0.0), drafted_ = draft ? drafted : 0.0;
 }
 
-Proposer::Proposer(const Speculation &speculation, const Decoder &decoder, bool greedy, int32_t end, const std::vector<int32_t> &prefix,
-                   const std::vector<int32_t> &banned)
-    : speculation_(speculation), decoder_(decoder), greedy_(greedy), end_(end), prefix_(prefix), banned_(banned) {
+Proposer::Proposer(const Speculation &speculation, const Decoder &decoder, bool greedy, int32_t end, const std::vector<int32_t> &banned)
+    : speculation_(speculation), decoder_(decoder), greedy_(greedy), end_(end), banned_(banned) {
     if (!greedy || !speculation.draft_) return;
     draft_work_ = speculation.draft_->acquire(kMaxDrafting, 1, 1);
     cells_ = round_up(speculation.draft_->cell_width(), kColumns);
@@ -162,9 +161,9 @@ void Proposer::propose(const Workspace &work, const std::vector<std::unique_ptr<
     const double saved = std::max(step - row, 0.0) / static_cast<double>(live.size()) + std::max(row, 1e-9);
     least_ = (row + drafted) / saved, proposed_ = 0, beam_ = work.beam;
     for (const auto &sentence : live) {
-        const int64_t prefix = static_cast<int64_t>(prefix_.size()) - sentence->position;
+        const int64_t prefix = static_cast<int64_t>(sentence->prefix.size()) - sentence->position;
         while (sentence->proposed < prefix && room(*sentence))
-            add(*sentence, prefix_[static_cast<size_t>(sentence->position + sentence->proposed)], Sentence::kPrefix);
+            add(*sentence, sentence->prefix[static_cast<size_t>(sentence->position + sentence->proposed)], Sentence::kPrefix);
         if (prefix <= 0 && !sentence->source.empty()) propose_copies(*sentence, row / saved);
     }
     if (speculation_.paused_ > 0) {

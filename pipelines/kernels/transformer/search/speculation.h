@@ -59,8 +59,7 @@ class Speculation {
 class Proposer {
   public:
     // greedy: whether more than the prefix is proposed.
-    Proposer(const Speculation &speculation, const Decoder &decoder, bool greedy, int32_t end, const std::vector<int32_t> &prefix,
-             const std::vector<int32_t> &banned);
+    Proposer(const Speculation &speculation, const Decoder &decoder, bool greedy, int32_t end, const std::vector<int32_t> &banned);
     ~Proposer();
     // New sentences, with their tokens, or null, and the encoder's results one after the other; live: sentences of the search.
     void begin(const std::vector<Sentence *> &sentences, const int32_t *tokens, const Rows &memory, int64_t live);
@@ -83,7 +82,7 @@ class Proposer {
     int64_t beam_ = 1;
     const bool greedy_;
     const int32_t end_;
-    const std::vector<int32_t> &prefix_, &banned_;
+    const std::vector<int32_t> &banned_;
     std::unique_ptr<Workspace> draft_work_;
     std::vector<Beam> beams_;
     std::vector<double> chances_;     // of the beams' proposals so far

@@ -111,7 +111,7 @@ void take_words(Sources &sources, const Decoder &decoder, const Options &options
     sources.words.assign(word, word + words.shape(0));
     const auto *count = data_of<int64_t>(counts, "word_counts", 1);
     if (static_cast<int64_t>(counts.shape(0)) != sources.count) refuse("there are words for another number of sentences");
-    const int64_t least = std::min(decoder.vocabulary_size(), 2 * options.beam + options.spare(decoder.positions()));
+    const int64_t least = std::min(decoder.vocabulary_size(), options.least_words());
     sources.first_word.push_back(0);
     for (int64_t i = 0; i < sources.count; ++i) {
         const int64_t first = sources.first_word.back(), last = first + count[i];
@@ -129,23 +129,41 @@ void take_words(Sources &sources, const Decoder &decoder, const Options &options
     }
 }
 
+void require_tokens(const Decoder &decoder, const std::vector<int32_t> &tokens) {
+    for (const int32_t token : tokens)
+        if (token < 0 || token >= decoder.vocabulary_size()) refuse("a token of the rules is none of the vocabulary");
+}
+
+// What each translation is to have; none: nothing.
+using Prefixes = std::optional<std::vector<std::vector<int32_t>>>;
+
+std::vector<Demands> checked_demands(const Decoder &decoder, const Prefixes &prefixes, int64_t count) {
+    std::vector<Demands> demands;
+    if (!prefixes) return demands;
+    if (static_cast<int64_t>(prefixes->size()) != count) refuse("there are prefixes for another number of sentences");
+    for (const auto &prefix : *prefixes) require_tokens(decoder, prefix), demands.push_back({prefix});
+    return demands;
+}
+
 // Limits int64 [sentences]: 1 to the decoder's positions, and beyond the prefix.
-std::vector<int64_t> checked_limits(const Decoder &decoder, const Options &options, const Array &limits, int64_t count) {
+std::vector<int64_t> checked_limits(const Decoder &decoder, const Options &options, const Array &limits, int64_t count,
+                                    const std::vector<Demands> &demands) {
     const auto *limit = data_of<int64_t>(limits, "limits", 1);
     std::vector<int64_t> copy(limit, limit + limits.shape(0));  // the caller cannot change the copy
     if (static_cast<int64_t>(copy.size()) != count) refuse("lengths and limits are not as many");
-    for (const int64_t length : copy) {
+    for (size_t i = 0; i < copy.size(); ++i) {
+        const int64_t length = copy[i];
+        const size_t prefix = options.prefix.size() + (demands.empty() ? 0 : demands[i].prefix.size());
         if (length < 1 || length > decoder.positions())
             refuse("found a limit of " + std::to_string(length) + " tokens, expected 1 to " + std::to_string(decoder.positions()));
-        if (length <= static_cast<int64_t>(options.prefix.size())) refuse("a limit leaves no token after those that come first");
+        if (length <= static_cast<int64_t>(prefix)) refuse("a limit leaves no token after those that come first");
     }
     return copy;
 }
 
 Options checked_options(const Decoder &decoder, const Encoder *encoder, int64_t start, int64_t end, int64_t beam, int64_t n_best,
-                        double length_penalty, int64_t slots, int64_t threads, const std::string &kind, const std::string &early_stopping,
-                        const std::vector<int32_t> &prefix, const std::vector<int32_t> &banned, int64_t least, bool forced_end,
-                        int64_t no_repeat_ngram, double word_penalty, bool renormalize, const Speculation *speculation) {
+                        double length_penalty, int64_t slots, int64_t threads, const SearchRules *asked, const Speculation *speculation) {
+    const SearchRules rules = asked ? *asked : SearchRules{};
     if (!decoder.complete()) refuse("the decoder has no vocabulary yet");
     if (encoder && !encoder->complete()) refuse("the encoder has no result yet");
     if (encoder && encoder->width() != decoder.memory_width()) refuse("the encoder's rows have another width than the decoder wants");
@@ -156,15 +174,18 @@ Options checked_options(const Decoder &decoder, const Encoder *encoder, int64_t 
         refuse("the start or end token is none of the vocabulary");
     if (slots < 1 || slots > 65536 || threads < 1 || !(std::abs(length_penalty) < 100))
         refuse("impossible slots, threads or length penalty");
-    if (kind != "ctranslate2" && kind != "transformers" && kind != "marian") refuse("there are no rules of " + kind);
-    for (const auto *tokens : {&prefix, &banned})
-        for (const int32_t token : *tokens)
-            if (token < 0 || token >= decoder.vocabulary_size()) refuse("a token that comes first or never is none of the vocabulary");
-    if (least < 0 || no_repeat_ngram < 0 || !std::isfinite(word_penalty) || (forced_end && end < 0))
+    if (rules.kind != "ctranslate2" && rules.kind != "transformers" && rules.kind != "marian") refuse("there are no rules of " + rules.kind);
+    for (const auto *tokens : {&rules.prefix, &rules.banned, &rules.first_banned, &rules.counted}) require_tokens(decoder, *tokens);
+    for (const auto &word : rules.bad_words) {
+        if (word.empty()) refuse("a bad word has no tokens");
+        require_tokens(decoder, word);
+    }
+    if (rules.least < 0 || rules.no_repeat_ngram < 0 || rules.encoder_no_repeat_ngram < 0 || !std::isfinite(rules.word_penalty) ||
+        !(rules.repetition_penalty > 0 && std::isfinite(rules.repetition_penalty)) || (rules.forced_end && end < 0))
         refuse("impossible rules of the search");
+    if (rules.reads_source() && !encoder) refuse("a rule reads the source, which is encoded already");
     if (speculation && !speculation->is_for(decoder)) refuse("proposals are for another decoder");
-    return {start,  end,    beam,  n_best,          slots,      length_penalty, kind,        early_stopping,
-            prefix, banned, least, no_repeat_ngram, forced_end, word_penalty,   renormalize, speculation};
+    return {rules, start, end, beam, n_best, slots, length_penalty, speculation};
 }
 
 using Translation = std::vector<std::pair<std::vector<int32_t>, double>>;
@@ -178,12 +199,9 @@ Translation plain(Hypotheses hypotheses) {
 // rows: tokens for the encoder, or without an encoder its results.
 std::vector<Translation> translate(const Decoder &decoder, const Encoder *encoder, const Array &rows, const Array &lengths,
                                    const Array &limits, int64_t start, int64_t end, int64_t beam, int64_t n_best, double length_penalty,
-                                   int64_t slots, int64_t threads, const std::string &kind, const std::string &early_stopping,
-                                   const std::vector<int32_t> &prefix, const std::vector<int32_t> &banned, int64_t least, bool forced_end,
-                                   int64_t no_repeat_ngram, double word_penalty, bool renormalize, const std::optional<Array> &words,
-                                   const std::optional<Array> &word_counts, const Speculation *speculation) {
-    Options options = checked_options(decoder, encoder, start, end, beam, n_best, length_penalty, slots, threads, kind, early_stopping,
-                                      prefix, banned, least, forced_end, no_repeat_ngram, word_penalty, renormalize, speculation);
+                                   int64_t slots, int64_t threads, const SearchRules *asked, const std::optional<Array> &words,
+                                   const std::optional<Array> &word_counts, const Prefixes &prefixes, const Speculation *speculation) {
+    Options options = checked_options(decoder, encoder, start, end, beam, n_best, length_penalty, slots, threads, asked, speculation);
     auto sources = std::make_shared<Sources>(Sources{encoder, {}, nullptr, {}, {}, static_cast<int64_t>(lengths.shape(0))});
     if (encoder) {
         sources->tokens = checked_tokens(*encoder, rows);
@@ -192,7 +210,8 @@ std::vector<Translation> translate(const Decoder &decoder, const Encoder *encode
         if (static_cast<int64_t>(rows.shape(1)) != decoder.memory_width()) refuse("memory has another width than the decoder wants");
     }
     sources->first = offsets(lengths, rows.shape(0), encoder ? encoder->positions() : kMaxSource);
-    sources->limits = checked_limits(decoder, options, limits, sources->count);
+    sources->demands = checked_demands(decoder, prefixes, sources->count);
+    sources->limits = checked_limits(decoder, options, limits, sources->count, sources->demands);
     options.slots = std::max<int64_t>(1, std::min(slots, (sources->count + threads - 1) / threads));
     if (words && word_counts) take_words(*sources, decoder, options, *words, *word_counts);
     std::vector<Hypotheses> found;
@@ -232,10 +251,11 @@ class TranslationStream {
 
     // Returns the number of the first sentence; the others follow.
     int64_t submit(const Array &tokens, const Array &lengths, const Array &limits, const std::optional<Array> &words,
-                   const std::optional<Array> &word_counts) {
+                   const std::optional<Array> &word_counts, const Prefixes &prefixes) {
         Sources sources{&encoder_, checked_tokens(encoder_, tokens), nullptr, {}, {}, static_cast<int64_t>(lengths.shape(0))};
         sources.first = offsets(lengths, sources.tokens.size(), encoder_.positions());
-        sources.limits = checked_limits(decoder_, options_, limits, sources.count);
+        sources.demands = checked_demands(decoder_, prefixes, sources.count);
+        sources.limits = checked_limits(decoder_, options_, limits, sources.count, sources.demands);
         if (words && word_counts) take_words(sources, decoder_, options_, *words, *word_counts);
         const std::lock_guard<std::mutex> locked(mutex_);
         if (closed_) throw std::runtime_error("the stream is closed");
@@ -246,7 +266,8 @@ class TranslationStream {
                 return std::vector<int32_t>(values.begin() + first[at], values.begin() + first[at + 1]);
             };
             waiting_.push_back({next_++, sources.limits[static_cast<size_t>(i)], cut(sources.tokens, sources.first),
-                                sources.words.empty() ? std::vector<int32_t>{} : cut(sources.words, sources.first_word)});
+                                sources.words.empty() ? std::vector<int32_t>{} : cut(sources.words, sources.first_word),
+                                sources.demands.empty() ? Demands{} : sources.demands[static_cast<size_t>(i)]});
         }
         come_.notify_all();
         return number;
@@ -291,6 +312,7 @@ class TranslationStream {
     struct Waiting {
         int64_t number, limit;
         std::vector<int32_t> tokens, words;
+        Demands demands;
     };
 
     // Queue of one thread. taken: its active sentences that are not cancelled.
@@ -326,6 +348,7 @@ class TranslationStream {
             sources->words.insert(sources->words.end(), next.words.begin(), next.words.end());
             if (!next.words.empty()) sources->first_word.push_back(static_cast<int64_t>(sources->words.size()));
             sources->first.push_back(rows), sources->limits.push_back(next.limit), sources->numbers.push_back(next.number);
+            sources->demands.push_back(std::move(next.demands));
             worker.taken.insert(next.number);
             ++sources->count;
             waiting_.pop_front();
@@ -384,6 +407,22 @@ void bind_transformer(nb::module_ &module) {
         .def("sum", &Layers::sum, "input"_a, "residual"_a, "out"_a)
         .def("scale", &Layers::scale, "input"_a, "factors"_a, "out"_a)
         .def_prop_ro("isa", &Layers::isa);
+    nb::class_<SearchRules>(module, "SearchRules")
+        .def(nb::init<>())
+        .def_rw("kind", &SearchRules::kind)
+        .def_rw("early_stopping", &SearchRules::early_stopping)
+        .def_rw("prefix", &SearchRules::prefix)
+        .def_rw("banned", &SearchRules::banned)
+        .def_rw("first_banned", &SearchRules::first_banned)
+        .def_rw("counted", &SearchRules::counted)
+        .def_rw("bad_words", &SearchRules::bad_words)
+        .def_rw("least", &SearchRules::least)
+        .def_rw("no_repeat_ngram", &SearchRules::no_repeat_ngram)
+        .def_rw("encoder_no_repeat_ngram", &SearchRules::encoder_no_repeat_ngram)
+        .def_rw("repetition_penalty", &SearchRules::repetition_penalty)
+        .def_rw("word_penalty", &SearchRules::word_penalty)
+        .def_rw("forced_end", &SearchRules::forced_end)
+        .def_rw("renormalize", &SearchRules::renormalize);
     nb::class_<Encoder, Layers>(module, "Encoder")
         .def(nb::init<const std::string &>(), "isa"_a)
         .def("attention", &Encoder::attention, "input"_a, "heads"_a, "out"_a)
@@ -401,10 +440,8 @@ void bind_transformer(nb::module_ &module) {
         .def("vocabulary", &Decoder::vocabulary, "input"_a, "weight"_a, "scale"_a, "bias"_a, "qparams"_a.none())
         .def("share_words", &Decoder::share_words, "words"_a)
         .def("translate", &translate, "encoder"_a.none(), "rows"_a, "lengths"_a, "limits"_a, "start"_a, "end"_a, "beam"_a, "n_best"_a,
-             "length_penalty"_a, "slots"_a, "threads"_a, "kind"_a = "ctranslate2", "early_stopping"_a = "False",
-             "prefix"_a = std::vector<int32_t>{}, "banned"_a = std::vector<int32_t>{}, "least"_a = 0, "forced_end"_a = false,
-             "no_repeat_ngram"_a = 0, "word_penalty"_a = 0.0, "renormalize"_a = false, "words"_a.none() = nb::none(),
-             "word_counts"_a.none() = nb::none(), "speculation"_a.none() = nb::none());
+             "length_penalty"_a, "slots"_a, "threads"_a, "rules"_a.none() = nb::none(), "words"_a.none() = nb::none(),
+             "word_counts"_a.none() = nb::none(), "prefixes"_a.none() = nb::none(), "speculation"_a.none() = nb::none());
     nb::class_<Speculation>(module, "Speculation")
         .def(nb::init<const Decoder &, bool>(), nb::keep_alive<1, 2>(), "decoder"_a, "copies"_a)
         .def("set_draft", &Speculation::set_draft, nb::keep_alive<1, 2>(), "draft"_a, "weight"_a, "scale"_a, "bias"_a, "qparams"_a.none(),
@@ -417,20 +454,14 @@ void bind_transformer(nb::module_ &module) {
         .def(
             "__init__",
             [](TranslationStream *self, const Decoder &decoder, const Encoder &encoder, int64_t start, int64_t end, int64_t beam,
-               int64_t n_best, double length_penalty, int64_t slots, int64_t threads, const std::string &kind,
-               const std::string &early_stopping, const std::vector<int32_t> &prefix, const std::vector<int32_t> &banned, int64_t least,
-               bool forced_end, int64_t no_repeat_ngram, double word_penalty, bool renormalize, const Speculation *speculation) {
-                Options options = checked_options(decoder, &encoder, start, end, beam, n_best, length_penalty, slots, threads, kind,
-                                                  early_stopping, prefix, banned, least, forced_end, no_repeat_ngram, word_penalty,
-                                                  renormalize, speculation);
+               int64_t n_best, double length_penalty, int64_t slots, int64_t threads, const SearchRules *asked, const Speculation *speculation) {
+                Options options = checked_options(decoder, &encoder, start, end, beam, n_best, length_penalty, slots, threads, asked, speculation);
                 new (self) TranslationStream(decoder, encoder, std::move(options), threads);
             },
-            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 20>(), "decoder"_a, "encoder"_a, "start"_a, "end"_a, "beam"_a, "n_best"_a,
-            "length_penalty"_a, "slots"_a, "threads"_a, "kind"_a = "ctranslate2", "early_stopping"_a = "False",
-            "prefix"_a = std::vector<int32_t>{}, "banned"_a = std::vector<int32_t>{}, "least"_a = 0, "forced_end"_a = false,
-            "no_repeat_ngram"_a = 0, "word_penalty"_a = 0.0, "renormalize"_a = false, "speculation"_a.none() = nb::none())
+            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 12>(), "decoder"_a, "encoder"_a, "start"_a, "end"_a, "beam"_a, "n_best"_a,
+            "length_penalty"_a, "slots"_a, "threads"_a, "rules"_a.none() = nb::none(), "speculation"_a.none() = nb::none())
         .def("submit", &TranslationStream::submit, "tokens"_a, "lengths"_a, "limits"_a, "words"_a.none() = nb::none(),
-             "word_counts"_a.none() = nb::none())
+             "word_counts"_a.none() = nb::none(), "prefixes"_a.none() = nb::none())
         .def("finished", &TranslationStream::finished, "seconds"_a)
         .def("cancel", &TranslationStream::cancel, "number"_a)
         .def("close", &TranslationStream::close, nb::call_guard<nb::gil_scoped_release>());

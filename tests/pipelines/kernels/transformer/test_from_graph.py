@@ -44,7 +44,8 @@ from zoo.translation.export.freeze import export
 from zoo.translation.export.rewrites import passes
 from zoo.translation.models.config import ModelConfig
 from zoo.translation.models.transformer import TRANSFORMER_MT, Transformer
-from zoo.translation.search.beam_search import beam_search, limit
+from zoo.translation.search.beam_search import beam_search
+from zoo.translation.search.config import limit
 
 
 def sentences(count, rng, longest=12):

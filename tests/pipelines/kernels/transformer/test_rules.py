@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -16,7 +19,8 @@ from pipelines.kernels.transformer import reference
 from pipelines.kernels.transformer.mapping.from_graph import programs
 from zoo.translation.data.parallel_text import END, START
 from zoo.translation.export.freeze import export
-from zoo.translation.search.beam_search import SearchConfig, beam_search
+from zoo.translation.search.beam_search import beam_search
+from zoo.translation.search.config import Demands, SearchConfig
 
 pytestmark = pytest.mark.skipif(not extension.isas(), reason="no kernels for this CPU")
 RULES = {
@@ -33,6 +37,11 @@ RULES = {
     "no token twice": SearchConfig(no_repeat_ngram=1, banned=(4,)),
     "renormalized": SearchConfig(kind="transformers", banned=(5, 9, 12), renormalize=True),
     "renormalized repeats": SearchConfig(kind="transformers", forced_end=True, no_repeat_ngram=2, renormalize=True),
+    "repetitions": SearchConfig(kind="transformers", repetition_penalty=1.3, counted=(END,), banned=(4, 7)),
+    "preferred repetitions": SearchConfig(kind="transformers", repetition_penalty=0.8, renormalize=True),
+    "bad words": SearchConfig(bad_words=((9,), (12, 30), (12, 12, 31), (5, END)), first_banned=(6, 7, 8, END)),
+    "not of the source": SearchConfig(kind="transformers", encoder_no_repeat_ngram=1, least=3),
+    "no pairs of the source": SearchConfig(encoder_no_repeat_ngram=2, no_repeat_ngram=3, repetition_penalty=1.2),
     "renormalized marian": SearchConfig(kind="marian", banned=tuple(range(4, 40)), least=6, renormalize=True),
 }
 
@@ -52,7 +61,7 @@ class Case:
         self.limits = np.array([2 * len(each) + 6 for each in self.sources])
         self.memories = [reference.encode(encoder, each) for each in self.sources]
 
-    def wanted(self, i, rules, beam, words=None):
+    def wanted(self, i, rules, beam, words=None, demands=None):
         """Translations of sentence `i` by the numpy search."""
         decoding = reference.Decoding(self.decoder, [self.memories[i]])
 
@@ -65,12 +74,13 @@ class Case:
             return masked
 
         options = {"beam": beam, "best": beam, "length_penalty": rules.length_penalty, "rules": rules}
+        options |= {"sources": [self.sources[i].tolist()], "demands": demands and demands[i : i + 1]}
         return beam_search(step, self.limits[i : i + 1], start=START, end=END, **options)[0]
 
-    def check(self, found, rules, beam, words=None):
+    def check(self, found, rules, beam, words=None, demands=None):
         lengths = set()
         for i, each in enumerate(found):
-            wanted = self.wanted(i, rules, beam, None if words is None else words[i])
+            wanted = self.wanted(i, rules, beam, None if words is None else words[i], demands)
             assert [tokens for tokens, _ in each] == [one.tokens for one in wanted]
             np.testing.assert_allclose([score for _, score in each], [one.score for one in wanted], atol=1e-5)
             lengths |= {len(tokens) for tokens, _ in each}
@@ -102,6 +112,33 @@ def test_the_native_search_follows_the_rules(case, name, beam):
     assert (speculation.counts[0] > 0) == (beam == 1)
     for tokens in (tokens for each in found for tokens, _ in each):
         assert not set(tokens) & set(rules.banned) and tuple(tokens[: len(rules.prefix)]) == rules.prefix
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("name", ["own", "never early", "repetitions", "marian", "bad words"])
+def test_translations_begin_with_the_prefix_of_their_sentence(case, name, beam):
+    rules = replace(RULES[name], prefix=(11,))
+    draw = np.random.default_rng(3)
+    demands = [Demands(tuple(draw.integers(4, WORDS, i % 4).tolist())) for i in range(len(case.sources))]
+    options = {"start": START, "end": END, "beam": beam, "best": beam, "demands": demands, "slots": 3}
+    options |= {"length_penalty": rules.length_penalty, "rules": rules.native_options}
+    translator = NativeTranslator(case.graph)
+    found = translator.translate(case.sources, case.limits, **options)
+    case.check(found, rules, beam, demands=demands)
+    for each, asked in zip(found, demands, strict=True):
+        assert all(tuple(tokens[: 1 + len(asked.prefix)]) == (11, *asked.prefix) for tokens, _ in each)
+    speculation = translator.speculation(copies=True, costs=(1.0, 0.0, 0.0))
+    assert translator.translate(case.sources, case.limits, speculation=speculation, **options) == found
+    with contextlib.closing(
+        translator.stream(**{name: each for name, each in options.items() if name != "demands"})
+    ) as stream:
+        numbers = stream.submit(case.sources, case.limits, demands=demands)
+        streamed = {}
+        while len(streamed) < len(numbers):
+            streamed |= {number: each for number, each, _ in stream.finished(5.0)}
+    assert [streamed[number] for number in numbers] == found
+    with pytest.raises(RequestError, match="no token after"):
+        translator.translate(case.sources[1:2], [2], **options | {"demands": demands[1:2]})
 
 
 @pytest.mark.parametrize("isa", extension.isas())
@@ -192,6 +229,9 @@ def test_shortlists_that_do_not_fit_are_refused(case, words, why):
         ({"kind": "fairseq"}, "no rules of fairseq"),
         ({"prefix": [WORDS]}, "none of the vocabulary"),
         ({"least": -1}, "impossible"),
+        ({"repetition_penalty": 0.0}, "impossible"),
+        ({"bad_words": [[]]}, "no tokens"),
+        ({"bad_words": [[5, WORDS]]}, "none of the vocabulary"),
     ],
 )
 def test_rules_that_do_not_fit_are_refused(case, rules, why):

@@ -20,7 +20,8 @@ from scripts.peers.translation import rewrites as steps
 from scripts.peers.translation import systems as engines
 from zoo.translation import report_sections
 from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, Vocabulary
-from zoo.translation.search.beam_search import Hypothesis, limit
+from zoo.translation.search.beam_search import Hypothesis
+from zoo.translation.search.config import limit
 
 PEERS = Path(harness.__file__).parent
 PIECES = 40

@@ -17,6 +17,7 @@ from pipelines.kernels import extension
 from pipelines.models import stages
 from zoo.cli import app as cli
 from zoo.translation.importers.imported import Renumbering
+from zoo.translation.search.config import Demands
 
 torch = pytest.importorskip("torch", reason="importing needs the train extra")
 pytest.importorskip("transformers", reason="the originals are its models")
@@ -194,6 +195,56 @@ def test_what_generation_config_says_is_followed(originals, options, tmp_path):
     found = [each[0] for each in pipeline.translate(pipeline.vocabulary.encode(texts))]
     assert [each.tokens for each in found] == wanted
     close([each.score for each in found], scores)
+
+
+def rows_of(original, tokens):
+    """The zoo's target tokens in the original's numbers."""
+    theirs = {int(ours): token for token, ours in enumerate(original.targets.ours)}
+    return [theirs[each] for each in tokens]
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("kind", ["marian", "bart"])
+def test_rules_of_scores_are_those_of_generate(originals, kind, beam, tmp_path):
+    """Penalties, n-grams of the source, phrases and first tokens that must not come; the folder's, and of a run."""
+    original, texts = originals(kind), folders.sentences(FEW, 1)
+    usual, _, _ = original.generate(texts, num_beams=beam)
+    pairs = [each[i : i + 2] for each in usual[::2] for i in range(len(each) - 1)]
+    options = {
+        "bad_words_ids": [[2] if kind == "marian" else [1], *(rows_of(original, each) for each in pairs)],
+        "begin_suppress_tokens": rows_of(original, [each[0] for each in usual[1::4] if each]),
+        "repetition_penalty": 1.3,
+        "encoder_no_repeat_ngram_size": 2,
+        "no_repeat_ngram_size": 0,
+    }
+    shutil.copytree(original.path, tmp_path / "original")
+    change("generation_config.json", num_beams=beam, **options)(tmp_path / "original")
+    found = generated(original, tmp_path / "original", tmp_path, **options)
+    assert [each[0].tokens for each in found.translate(found.vocabulary.encode(texts))] != usual
+    for run in ({"repetition_penalty": 0.8}, {"repetition_penalty": 1.0, "min_tokens": 8}):
+        theirs = {**options, **{name.replace("min_tokens", "min_new_tokens"): each for name, each in run.items()}}
+        wanted, scores, _ = original.generate(texts, num_beams=beam, **theirs)
+        ours = [each[0] for each in found.with_options(**run).translate(found.vocabulary.encode(texts))]
+        assert [each.tokens for each in ours] == wanted
+        close([each.score for each in ours if scores], scores)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_prefixes_of_translations_are_decoder_inputs_of_generate(originals, beam):
+    original, texts = originals("marian"), folders.sentences(FEW, 1)
+    pipeline = zoo.pipeline(original.imported, "fp32").with_options(beam=beam, n_best=beam, repetition_penalty=1.2)
+    tokens = pipeline.vocabulary.encode(texts)
+    prefixes = [pipeline.target_tokens(text) for text in folders.sentences(FEW, 2)]
+    prefixes = [each[: i % 3] for i, each in enumerate(prefixes)]
+    found = pipeline.translate(tokens, [Demands(each) for each in prefixes])
+    start = original.model.config.decoder_start_token_id
+    for count in range(3):  # of one length in a batch
+        rows = [i for i, each in enumerate(prefixes) if len(each) == count]
+        inputs = torch.tensor([[start, *rows_of(original, prefixes[i])] for i in rows])
+        options = {"num_beams": beam, "num_return_sequences": beam, "repetition_penalty": 1.2}
+        wanted, scores, _ = original.generate([texts[i] for i in rows], decoder_input_ids=inputs, **options)
+        assert [one.tokens for i in rows for one in found[i]] == wanted
+        close([one.score for i in rows for one in found[i] if scores], scores)
 
 
 def test_options_of_a_run_override_generation_config(originals, tmp_path):
@@ -598,10 +649,10 @@ FAULTS = {
     ),
     "beams": (change("generation_config.json", num_beams=257), "num_beams is 257, expected 1 to 256"),
     "sampling": (change("generation_config.json", do_sample=True), "do_sample True is not supported"),
-    "repetition": (change("generation_config.json", repetition_penalty=1.2), "repetition_penalty 1.2"),
+    "repetition": (change("generation_config.json", repetition_penalty=-1.2), "repetition_penalty is -1.2"),
     "groups": (change("generation_config.json", num_beam_groups=2), "num_beam_groups 2"),
     "something new": (change("generation_config.json", magic=3), "generation_config.json has magic"),
-    "bad words": (change("generation_config.json", bad_words_ids=[[4, 5]]), "bad_words_ids of several tokens"),
+    "bad words": (change("generation_config.json", bad_words_ids=[[4, []]]), "bad_words_ids names tokens"),
     "odd words": (change("generation_config.json", bad_words_ids=5), "generation_config.json is not as transformers"),
     "odd tokens": (
         change("tokenizer_config.json", added_tokens_decoder={"0": {"special": True}}),

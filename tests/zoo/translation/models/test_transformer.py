@@ -11,7 +11,8 @@ from pipelines.core.errors import RequestError
 from pipelines.engines import catalog, stock
 from pipelines.graph import edit, io
 from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, pad
-from zoo.translation.search.beam_search import beam_search, limit, naive_step
+from zoo.translation.search.beam_search import beam_search, naive_step
+from zoo.translation.search.config import limit
 
 torch = pytest.importorskip("torch")
 from zoo.translation.export import freeze as freezing  # noqa: E402

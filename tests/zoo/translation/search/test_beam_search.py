@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from pipelines.core.errors import RequestError, ZooError
-from zoo.translation.search.beam_search import SearchConfig, beam_search, limit
+from zoo.translation.search.beam_search import beam_search
+from zoo.translation.search.config import SearchConfig, limit
 
 START, END, WORDS = 2, 3, 12
 

@@ -17,7 +17,8 @@ from pipelines.rewrites.driver import rewrite
 from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, pad
 from zoo.translation.export.rewrites import passes
 from zoo.translation.models.transformer import TRANSFORMER_MT
-from zoo.translation.search.beam_search import SearchConfig, beam_search, hypotheses, limit, naive_step
+from zoo.translation.search.beam_search import beam_search, hypotheses, naive_step
+from zoo.translation.search.config import SearchConfig, limit
 from zoo.translation.search.kv_cache import cached_step, incremental_model
 from zoo.translation.search.loop_graph import search
 

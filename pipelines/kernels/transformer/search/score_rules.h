@@ -1,0 +1,45 @@
+// Rules for the scores of a row's next token ("logits processors"); their reference is zoo/translation/search/score_rules.py.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "transformer/layers/decoder.h"
+
+namespace zoo {
+
+// `SearchConfig` of zoo/translation/search/config.py.
+struct SearchRules {
+    std::string kind = "ctranslate2", early_stopping = "False";
+    std::vector<int32_t> prefix, banned, first_banned, counted;
+    std::vector<std::vector<int32_t>> bad_words;
+    int64_t least = 0, no_repeat_ngram = 0, encoder_no_repeat_ngram = 0;
+    double repetition_penalty = 1, word_penalty = 0;
+    bool forced_end = false, renormalize = false;
+
+    // Whether a rule reads the tokens of the source.
+    bool reads_source() const { return encoder_no_repeat_ngram > 0; }
+};
+
+// A token that follows a row and whose score a rule changes.
+struct TokenRule {
+    int32_t token;
+    bool banned, penalized;
+};
+
+// The token rules of the rows of a search.
+class ScoreRules {
+  public:
+    ScoreRules(const SearchRules &rules, int64_t end) : rules_(rules), end_(static_cast<int32_t>(end)) {}
+    // Whether rules depend on the tokens of a translation so far.
+    bool reads_history() const;
+    // The rules of a row whose translation begins with `history`, sorted by token, one a token. history: empty unless `reads_history`.
+    void list(const Sentence &sentence, int64_t length, const std::vector<int32_t> &history, std::vector<TokenRule> &found) const;
+    // The penalized score.
+    double penalized(double score) const { return score < 0 ? score * rules_.repetition_penalty : score / rules_.repetition_penalty; }
+
+  private:
+    const SearchRules &rules_;
+    const int32_t end_;
+};
+
+}  // namespace zoo

@@ -1,0 +1,100 @@
+"""Controls of translation: prefixes, phrases that must not come, penalties; in every engine, of `run`, and their checks."""
+
+import numpy as np
+import pytest
+
+import zoo
+from pipelines.core.errors import RequestError
+from pipelines.kernels import extension
+from zoo.translation.search.options import OPTIONS, checked_options
+
+ENGINES = ("onnxruntime", "native") if extension.isas() else ("onnxruntime",)
+
+
+@pytest.fixture(scope="module")
+def texts(language):
+    return [a for a, _ in language.pairs(12, seed=5)]
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def opened(request, translator):
+    return zoo.pipeline(translator, engine=request.param)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_controls_are_followed_in_every_engine(opened, texts, beam, tmp_path):
+    plain = [each["translation"] for each in opened(texts, beam=beam)]
+    words = [each.split(" ") for each in plain]
+    prefixes = [each[-1] if i % 2 else "" for i, each in enumerate(words)]
+    found = [each["translation"] for each in opened(texts, beam=beam, target_prefix=prefixes)]
+    assert found[::2] == plain[::2]
+    assert all(each.startswith(prefix) for each, prefix in zip(found, prefixes, strict=True))
+    (tmp_path / "in.txt").write_text("".join(f"{a}\t{b}\n" for a, b in zip(texts, prefixes, strict=True)))
+    opened.run(tmp_path / "in.txt", tmp_path / "out.txt", beam=beam, target_prefixes=True)
+    assert (tmp_path / "out.txt").read_text().splitlines() == found
+    banned = [" ".join(words[0][:2]), words[1][0]]
+    (tmp_path / "banned.txt").write_text("\n".join(banned))
+    (tmp_path / "in.txt").write_text("".join(f"{each}\n" for each in texts))
+    opened.run(tmp_path / "in.txt", tmp_path / "out.txt", beam=beam, bad_words=str(tmp_path / "banned.txt"))
+    without = (tmp_path / "out.txt").read_text().splitlines()
+    assert without == [each["translation"] for each in opened(texts, beam=beam, bad_words=banned)] != plain
+    assert not any(f" {phrase} " in f" {each} " for phrase in banned for each in without)
+    longer = opened(texts, beam=beam, min_tokens=30, repetition_penalty=1.5)
+    tokens = opened.vocabulary.encode_target([each["translation"] for each in longer])
+    assert np.median([len(each) for each in tokens]) > max(map(len, words))
+    assert [each["translation"] for each in opened(texts, beam=beam)] == plain
+
+
+@pytest.mark.skipif(len(ENGINES) < 2, reason="no kernels for this CPU")
+@pytest.mark.parametrize("beam", [1, 4])
+def test_engines_follow_controls_alike(translator, texts, beam):
+    options = {"beam": beam, "repetition_penalty": 1.3, "min_tokens": 4, "target_prefix": texts[0].split(" ")[0]}
+    found = [zoo.pipeline(translator, engine=engine)(texts, **options) for engine in ENGINES]
+    same = sum(a["translation"] == b["translation"] for a, b in zip(*found, strict=True))
+    assert same >= len(texts) - 1  # they round differently
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"beam": True}, "found beam True; expected a whole number from 1 to 256"),
+        ({"beam": 0}, "found beam 0"),
+        ({"min_tokens": -1}, "found min-tokens -1; expected a whole number from 0"),
+        ({"repetition_penalty": 0}, "found repetition-penalty 0; expected a number above 0 to 100"),
+        ({"repetition_penalty": float("nan")}, "found repetition-penalty nan"),
+        ({"length_penalty": "1"}, "found length-penalty '1'"),
+        ({"bad_words": "Fahrrad"}, "found bad-words 'Fahrrad'; expected a list of texts"),
+        ({"bad_words": ["a", " "]}, "empty text"),
+        ({"target_prefix": 3}, "expected a text, or one for each sentence"),
+        ({"beams": 3}, "no option 'beams'; expected beam, n_best"),
+    ],
+    ids=str,
+)
+def test_wrong_values_are_one_line(options, says):
+    with pytest.raises(RequestError, match=says):
+        checked_options(options)
+
+
+def test_what_a_model_cannot_do_is_refused(opened, texts, tmp_path):
+    for options, says in (
+        ({"target_prefix": ["a"]}, "found 1 texts of target-prefix for 12 sentences"),
+        ({"target_prefix": "\u4f60\u597d"}, "cannot write '\u4f60\u597d'"),
+        ({"target_prefix": texts[0], "max_tokens": 2}, "expected fewer than the 2 of a translation"),
+        ({"bad_words": ["\u4f60"]}, "cannot write"),
+        ({"bad_words": tmp_path / "none.txt"}, "found no file"),
+    ):
+        with pytest.raises(RequestError, match=says):
+            opened(texts, **options)
+    (tmp_path / "in.txt").write_text(texts[0])
+    with pytest.raises(RequestError, match="one text for all lines"):
+        opened.run(tmp_path / "in.txt", tmp_path / "out.txt", target_prefix=["a"])
+    assert not (tmp_path / "out.txt").exists()
+
+
+def test_texts_of_a_query_are_numbers():
+    assert OPTIONS["beam"].parsed("3") == 3
+    assert OPTIONS["length_penalty"].parsed("-0.5") == -0.5
+    assert OPTIONS["bad_words"].parsed("a b") == ["a b"]
+    for wrong in ("3.0", "0x3", "1_0", "\u0663", ""):
+        with pytest.raises(RequestError, match="found beam"):
+            OPTIONS["beam"].checked(OPTIONS["beam"].parsed(wrong))

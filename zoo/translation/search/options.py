@@ -1,0 +1,209 @@
+"""Options of translation that a person sets: in Python, of `zoo run`, and in requests; checked in one place."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.errors import RequestError
+from pipelines.data.text_files import read_lines
+from pipelines.models.family import RunOption
+from zoo.translation.data.parallel_text import POSITIONS
+
+MAX_BEAM = 256  # of the native search
+MAX_TOKENS = 1 << 20
+MAX_PENALTY = 100.0  # of a length, in native code, too
+MAX_TEXTS = 10_000  # texts of one option
+NUMBERS = {int: numbers.Integral, float: numbers.Real}
+
+
+@dataclass(frozen=True)
+class SearchOption:
+    """An option of translation.
+
+    Attributes:
+        name: Its name in Python and requests; the flag has hyphens.
+        kind: int, float or str.
+        help: Help text.
+        least: Smallest number.
+        most: Largest number.
+        above: Whether the number is greater than `least`.
+        many: "" for one value; "list" for a list of texts, in Python or of a file's lines; "each" for one text, or a
+            list with one for each sentence.
+    """
+
+    name: str
+    kind: type[int] | type[float] | type[str]
+    help: str
+    least: float = 0
+    most: float = math.inf
+    above: bool = False
+    many: str = ""
+
+    @property
+    def flag(self) -> str:
+        """The name with hyphens."""
+        return self.name.replace("_", "-")
+
+    @property
+    def expected(self) -> str:
+        """Values that the option takes."""
+        if self.kind is str:
+            return {"": "a text", "list": "a list of texts", "each": "a text, or one for each sentence"}[self.many]
+        what = "a whole number" if self.kind is int else "a number"
+        low = f"above {self.least:g}" if self.above else f"from {self.least:g}"
+        return f"{what} {low}" + ("" if self.most == math.inf else f" to {self.most:,.15g}")
+
+    def checked(self, value: Any) -> Any:
+        """Returns a value that was checked.
+
+        Args:
+            value: The value; a `Path` names the file of a list.
+
+        Raises:
+            RequestError: It is not of the kind, or out of range.
+        """
+        if self.kind is str:
+            if isinstance(value, Path) and self.many == "list":
+                value = self._read(value)
+            if isinstance(value, str) and self.many != "list":
+                return value
+            if self.many and isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+                if self.many == "list" and (len(value) > MAX_TEXTS or not all(each.strip() for each in value)):
+                    raise RequestError(f"{self.flag} has an empty text, or more than {MAX_TEXTS:,}")
+                return tuple(value)
+        elif isinstance(value, NUMBERS[self.kind]) and not isinstance(value, bool):
+            number: Any = self.kind(value)  # type: ignore[call-overload]
+            if (
+                (self.least < number if self.above else self.least <= number)
+                and number <= self.most
+                and number < math.inf
+            ):
+                return number
+        raise RequestError(f"found {self.flag} {value!r:.60}; expected {self.expected}")
+
+    def parsed(self, text: str) -> Any:
+        """Returns the value of a text, such as of a query; of no number the text itself, which is refused.
+
+        Args:
+            text: The text.
+        """
+        if self.kind is str:
+            return [text] if self.many == "list" else text
+        try:
+            return self.kind(text) if text.isascii() and len(text) < 20 and "_" not in text else text[:40]
+        except ValueError:
+            return text[:40]
+
+    def _read(self, path: Path) -> list[str]:
+        if not path.is_file():
+            raise RequestError(f"found no file {path} for --{self.flag}; expected text, one entry a line")
+        lines = [*read_lines(path)]
+        if None in lines:
+            raise RequestError(f"{path} of --{self.flag} is not UTF-8")
+        return [line.strip() for line in lines if line and line.strip()]
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Description and JSON schema."""
+        kind = {"type": {int: "integer", float: "number", str: "string"}[self.kind]}
+        kinds = {"": kind, "list": {"type": "array", "items": kind}}
+        return {"description": self.help, "schema": kinds.get(self.many, kind)}
+
+    @property
+    def run_option(self) -> RunOption:
+        """The option of `zoo run`."""
+        return RunOption(self.name, self.kind, None, self.help)
+
+
+OPTIONS = {
+    option.name: option
+    for option in (
+        SearchOption("beam", int, "Beam size; 1 is greedy search. [default: 4, or the model's own]", 1, MAX_BEAM),
+        SearchOption("n_best", int, "Translations of each sentence, at most the beam size. [default: 1]", 1, MAX_BEAM),
+        SearchOption("source_language", str, "Source language of a multilingual model."),
+        SearchOption("target_language", str, "Target language of a multilingual model."),
+        SearchOption("prompt", str, "Text before every source, such as a task of T5. [default: the model's]"),
+        SearchOption("target_prefix", str, "Text that every translation begins with.", many="each"),
+        SearchOption(
+            "max_tokens",
+            int,
+            "Maximum tokens of a translation. [default: the model's, or 2 * source + 10]",
+            1,
+            MAX_TOKENS,
+        ),
+        SearchOption("min_tokens", int, "Minimum tokens of a translation. [default: the model's]", 0, MAX_TOKENS),
+        SearchOption(
+            "no_repeat_ngram",
+            int,
+            "No n-gram of this size occurs twice; 0 for no limit. [default: the model's]",
+            0,
+            POSITIONS,
+        ),
+        SearchOption(
+            "encoder_no_repeat_ngram",
+            int,
+            "No n-gram of this size is copied from the source; 0 for no limit. [default: the model's]",
+            0,
+            POSITIONS,
+        ),
+        SearchOption(
+            "repetition_penalty",
+            float,
+            "Scores of tokens that occurred are divided by it, negative ones multiplied; 1 for none. [default: the "
+            "model's]",
+            0,
+            MAX_PENALTY,
+            above=True,
+        ),
+        SearchOption(
+            "length_penalty",
+            float,
+            "Scores are divided by length ** penalty; 0 favours short translations. [default: 1, or the model's own]",
+            -MAX_PENALTY,
+            MAX_PENALTY,
+        ),
+        SearchOption("bad_words", str, "File of phrases that no translation contains, one a line.", many="list"),
+    )
+}
+
+
+def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Checks options.
+
+    Args:
+        options: Values by name; None: not set.
+
+    Returns:
+        The options that are set.
+
+    Raises:
+        RequestError: An option is unknown, or its value impossible.
+    """
+    if unknown := [name for name in options if name not in OPTIONS]:
+        raise RequestError(f"there is no option {unknown[0][:40]!r}; expected {', '.join(OPTIONS)}")
+    return {name: OPTIONS[name].checked(value) for name, value in options.items() if value is not None}
+
+
+def file_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Names of files, as on the command line, as paths.
+
+    Args:
+        options: Values by name.
+
+    Returns:
+        The options; a text for a list of texts names its file.
+    """
+    return {
+        name: Path(value) if isinstance(value, str) and name in OPTIONS and OPTIONS[name].many == "list" else value
+        for name, value in options.items()
+    }
+
+
+def run_options() -> tuple[RunOption, ...]:
+    """Returns the options of `zoo run`."""
+    return tuple(option.run_option for option in OPTIONS.values())
