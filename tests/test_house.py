@@ -120,6 +120,7 @@ DOCUMENTED = (  # rooms and files whose public functions describe their argument
     "zoo/api",
     "zoo/cli",
     "zoo/distributed",
+    "zoo/huggingface",
     "zoo/recommenders",
     "zoo/registry",
     "zoo/serving",
@@ -183,7 +184,8 @@ TASKS = ("recommenders", "translation", "texts", "vision")
 # rooms of zoo/ and what of zoo/ each may import besides itself; a task imports no other task
 ROOMS = {task: {"training"} for task in TASKS} | {
     "training": set(),
-    "api": {"training"},
+    "huggingface": set(),
+    "api": {"training", "huggingface"},
     "cli": {"api", "training"},
     "serving": set(),
     "distributed": {"api", "training", "serving"},

@@ -16,7 +16,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.registry import BUILT_IN, SHIPPED, entries, entry, entry_of, hub, locations, names
+from zoo.registry import BUILT_IN, SHIPPED, entries, entry, entry_of, hub, located, locations, names
 
 if TYPE_CHECKING:
     from pipelines.engines.plan import PlannedSession
@@ -41,6 +41,8 @@ VERBS = (
     "benchmark",
     "build",
     "plan",
+    "push",
+    "verify",
     "doctor",
 )
 
@@ -55,6 +57,7 @@ __all__ = [
     "entry_of",
     "hub",
     "load",
+    "located",
     "names",
     "open_plan",
     "pipeline",
@@ -71,7 +74,7 @@ def load(model: str | Path) -> ModelFolder:
     downloaded when a build stage needs them.
 
     Args:
-        model: Name of a pretrained model, or path of a model folder.
+        model: Name of a pretrained model, path of a model folder, or hf://ORG/NAME[@REVISION] of the Hugging Face Hub.
 
     Returns:
         The model folder.
@@ -84,6 +87,7 @@ def load(model: str | Path) -> ModelFolder:
     from pipelines.models.record import HALF
     from pipelines.models.stages import build
 
+    model = located(model)
     if Path(model).is_dir():
         return open_folder(model, entry)
     known, name = hub(), str(model)
@@ -109,7 +113,7 @@ def pipeline(
     `pipelines.models.pipeline.Pipeline`).
 
     Args:
-        model: Name of a pretrained model, or path of a model folder.
+        model: Name of a pretrained model, path of a model folder, or hf://ORG/NAME[@REVISION] of the Hugging Face Hub.
         precision: "int8", "fp32", or "bf16" (the fp32 graph computed in bfloat16 by OpenVINO).
         engine: "auto" (the fastest engine on this machine), "onnxruntime", "openvino" or "native".
         threads: Number of intra-op threads.

@@ -132,16 +132,32 @@ def entries() -> dict[str, Family]:
     return found
 
 
+def located(model: str | Path) -> str | Path:
+    """Returns the folder of a model of the Hugging Face Hub, fetched at first use; other models as they are given.
+
+    Args:
+        model: Name of a pretrained model, path of a model folder, or hf://ORG/NAME[@REVISION].
+
+    Raises:
+        RequestError: There is no such repository, or no importer reads its model.
+    """
+    if not str(model).startswith("hf://"):
+        return model
+    folder: Path = importlib.import_module("zoo.api.importing").hub_folder(str(model))
+    return folder
+
+
 def entry_of(model: str | Path) -> Family:
     """Returns the family of a model, without fetching or checking its files.
 
     Args:
-        model: Name of a pretrained model, or path of a model folder.
+        model: Name of a pretrained model, path of a model folder, or hf://ORG/NAME[@REVISION], which is fetched.
 
     Raises:
         RequestError: There is no such model.
     """
     from pipelines.models.hub import CARD, Card
 
+    model = located(model)
     card = Card.read(Path(model) / CARD) if Path(model).is_dir() else hub().card(str(model))
     return entry(card.entry)

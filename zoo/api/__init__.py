@@ -1,7 +1,7 @@
 """Python API of the `zoo` command: one function for each command.
 
-A model is the NAME of a pretrained model or the path of a model folder. The module of a function is imported on first
-use, since some modules import frameworks that take seconds to load.
+A model is the NAME of a pretrained model, the path of a model folder, or hf://ORG/NAME[@REVISION]. The module of a
+function is imported on first use, since some modules import frameworks that take seconds to load.
 """
 
 import importlib
@@ -9,7 +9,7 @@ from typing import Any
 
 MODULES = {
     "distributed": ("check", "cluster_yaml", "run_on_ray", "run_shard", "serve_on_ray", "train_on_ray"),
-    "exporting": ("apply_delta", "delta", "export"),
+    "exporting": ("apply_delta", "delta", "export", "push", "verify"),
     "importing": ("import_model",),
     "evaluation": ("benchmark", "evaluate", "plan"),
     "models": ("build", "doctor", "download", "info", "rank", "run"),

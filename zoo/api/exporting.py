@@ -1,4 +1,4 @@
-"""Commands that export a model to another model server, its tables, or what changed since another: export, delta."""
+"""Commands that give a model away: export (servers, tables), delta (what changed), push and verify (the hub)."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from pipelines.models.pipeline import PRECISIONS
 from pipelines.models.protocols import ModulesExportable
 from pipelines.models.record import NATIVE
 from zoo.api.paths import Model
+from zoo.huggingface.repository import Repository, is_address
 
 TO = ("triton", "ovms")
 MODULES = "sentence-transformers"  # a folder that SentenceTransformer opens
@@ -209,6 +210,73 @@ def describe(opened: Delta) -> dict[str, Any]:
         "rows": opened.rows,
         "columns": columns,
     }
+
+
+def push(
+    model: Model,
+    repository: str,
+    *,
+    private: bool = False,
+    create: bool = False,
+    signature: str | Path | None = None,
+) -> dict[str, Any]:
+    """Uploads a model to the Hugging Face Hub, built and with a model card; `zoo.load(repository)` runs it at once.
+
+    Args:
+        model: Name of a pretrained model, or path of a model folder.
+        repository: hf://ORG/NAME[@BRANCH].
+        private: Make the new repository private; requires `create`.
+        create: Make the repository if there is none.
+        signature: PEM file of the private key that signs the files.
+
+    Returns:
+        {"model", "repository", "url", "commit", "files": {name: bytes}}.
+
+    Raises:
+        RequestError: The address is invalid, or there is no such repository or no access to it.
+        ZooError: The network or the hub failed.
+    """
+    from zoo.huggingface import model_card
+    from zoo.huggingface.push import push as upload
+
+    if not is_address(repository):
+        raise RequestError(f"found the repository {repository!r}, expected hf://ORG/NAME")
+    if private and not create:
+        raise RequestError("--private is for a new repository; add --create")
+    if is_address(model):
+        raise RequestError(f"found {model} as the model, expected a folder or the name of a pretrained model")
+    target = Repository.parse(repository)
+    if not Path(model).is_dir():
+        zoo.hub().fetch(str(model))  # the files that int8 needs not, too
+    folder = zoo.load(model)
+    _build_served(folder)
+    for file in folder.card.files:
+        folder.verify(file.name)
+    shipped = folder.path if Path(model).is_dir() else zoo.hub().shipped(folder.card.name)
+    key = None if signature is None else Path(signature)
+    return upload(folder, target, shipped / model_card.REPORTS, private=private, create=create, private_key=key)
+
+
+def verify(model: Model, key: str | Path) -> dict[str, Any]:
+    """Verifies the signature of a model that was pushed with `signature`: no file is missing, new or different.
+
+    Args:
+        model: hf://ORG/NAME[@REVISION], or a folder with all files of the repository.
+        key: PEM file of the public key.
+
+    Returns:
+        {"model", "path", "key", "files": names of the signed files}.
+
+    Raises:
+        RequestError: The model has no signature, or the key is invalid.
+        ZooError: The signature does not match.
+    """
+    from zoo.huggingface import signing
+
+    folder = Repository.parse(str(model)).snapshot() if is_address(model) else Path(model)
+    if not folder.is_dir():
+        raise RequestError(f"found no folder {model}, expected a folder or hf://ORG/NAME")
+    return {"model": str(model), "path": str(folder), "key": str(key), "files": signing.verify(folder, Path(key))}
 
 
 def _build_served(folder: ModelFolder) -> None:

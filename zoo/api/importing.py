@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import shutil
 import tempfile
@@ -12,8 +13,8 @@ from typing import Any
 
 import zoo
 from pipelines.core import settings
-from pipelines.core.errors import RequestError, ZooError, one_line, requires
-from pipelines.core.files import require_free, require_place, umask
+from pipelines.core.errors import RequestError, ZooError, one_line
+from pipelines.core.files import link_or_copy, locked, require_free, require_place, umask
 from pipelines.models.family import Family, Importable, Importer
 from pipelines.models.hub import CARD
 from pipelines.models.protocols import ShipsSamples
@@ -21,7 +22,11 @@ from pipelines.models.record import QUANTIZATION, RANGES, SAMPLES, SCALES, STAGE
 from zoo.api.models import build
 from zoo.api.paths import Model, output_path
 from zoo.api.training_settings import write_card
+from zoo.huggingface.repository import Repository, is_address
 
+logger = logging.getLogger(__name__)
+
+REPOSITORY_FILES = ("README.md", ".git*")  # of a repository, not of its model
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
@@ -40,7 +45,7 @@ def import_model(
     Text encoders need no calibration data: texts that ship calibrate them.
 
     Args:
-        source: A folder, a file, or a hub id ORG/NAME, which is downloaded.
+        source: A folder, a file, or a hub id ORG/NAME or hf://ORG/NAME[@REVISION], which is downloaded.
         output: Folder of the new model.
         format: Format of `source`; None to detect it.
         int8: Also build int8.onnx, of families that need no calibration data (`ShipsSamples`).
@@ -75,7 +80,11 @@ def import_model(
     with _staged(target) as folder_path:
         with _understood(path):
             details, files = importer.write(path, folder_path, format=recognized, **given)
-        description = f"{entry.title}; imported from {Path(source).name}"
+        origin = Path(source).name
+        if path != Path(source):  # downloaded; the folder of a snapshot is its commit
+            origin = Repository.parse(str(source)).id
+            details = {**details, "base_model": {"repository": origin, "commit": path.name}}
+        description = f"{entry.title}; imported from {origin}"
         write_card(folder_path, entry.name, description, details, files, name=target.resolve().name)
         folder = zoo.load(folder_path)
         folder.ensure("fp32.onnx")
@@ -217,26 +226,61 @@ def _recognized(
 
 
 def _found(source: str, patterns: list[str]) -> Path:
-    """Returns the local path of a source; a hub id is downloaded.
+    """Returns the local path of a source; a repository of the hub is downloaded.
 
     Args:
-        source: Path, or hub id ORG/NAME.
+        source: Path, hub id ORG/NAME, or hf://ORG/NAME[@REVISION].
         patterns: Patterns of the files to download.
 
     Raises:
-        RequestError: There is no such path or hub id, or the download failed.
+        RequestError: There is no such path or repository.
+        ZooError: The download failed.
     """
+    if is_address(source):
+        return Repository.parse(source).snapshot(patterns)
     path = Path(source)
     if path.exists():
         return path
     if not HUB_ID.fullmatch(source):
         raise RequestError(f"found no {source}; expected a folder, a file, or the hub id ORG/NAME of a model")
-    with requires(f"found no folder {source}; to fetch it as a hub id", "int8-zoo[import]"):
-        import huggingface_hub
     try:
-        return Path(
-            huggingface_hub.snapshot_download(source, allow_patterns=patterns, local_files_only=settings.offline())
-        )
-    except Exception as error:  # errors of the library and its HTTP client, ValueError for an invalid name
-        why = "it is not in the cache, and ZOO_OFFLINE forbids downloads" if settings.offline() else one_line(error)
-        raise RequestError(f"found no folder {source}, and cannot download it from the hub: {why}") from error
+        return Repository(source).snapshot(patterns)
+    except ZooError as error:
+        raise type(error)(f"found no folder {source}; {error}") from error
+
+
+def hub_folder(model: str) -> Path:
+    """Returns the cached folder of a model of the Hugging Face Hub, which is copied or imported at first use.
+
+    Args:
+        model: hf://ORG/NAME[@REVISION]: a repository that `zoo push` wrote, or one that an importer reads.
+
+    Returns:
+        A folder for each commit.
+
+    Raises:
+        RequestError: There is no such repository, or no importer reads its model.
+        ZooError: The download failed.
+    """
+    asked = Repository.parse(model)
+    listed = asked.snapshot([CARD, ".gitattributes"])  # a pattern that matches no file would be a warning
+    pinned = Repository(asked.id, listed.name)
+    place = settings.home() / "hub" / asked.id.replace("/", "--") / listed.name[:12] / asked.name
+    if (place / CARD).is_file():
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with locked(place.parent / ".lock", f"another process fetches {asked}"):
+        if (place / CARD).is_file():
+            return place
+        if not (listed / CARD).is_file():
+            logger.warning("%s is no model of zoo push; importing it into %s", asked, place)
+            import_model(str(pinned), place)
+            return place
+        source = pinned.snapshot(ignore=REPOSITORY_FILES)
+        with _staged(place) as staging:
+            for path in source.rglob("*"):
+                if path.is_file():
+                    target = staging / path.relative_to(source)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    link_or_copy(path, target)
+    return place

@@ -30,6 +30,7 @@ from pipelines.models.pipeline import PRECISIONS, graph_file
 from pipelines.models.protocols import RanksItems
 from pipelines.models.record import BUILD_STAGES, NATIVE, QUANTIZATION, SAMPLES, read_record
 from zoo.api.paths import Model, as_list, files_of, is_file, require_distinct
+from zoo.huggingface.repository import is_address
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +40,11 @@ RANKING = {"rank": np.int64, "item": str, "row": np.int64}  # columns of `rank`,
 
 
 def info(model: Model) -> dict[str, Any]:
-    """Describes a model without downloading anything.
+    """Describes a model without downloading anything but models of the Hugging Face Hub.
 
     Args:
-        model: Name of a pretrained model, path of a model folder, an .onnx file, a delta or a plan file.
+        model: Name of a pretrained model, path of a model folder, hf://ORG/NAME[@REVISION], an .onnx file, a delta or a
+            plan file.
 
     Returns:
         Of a model: its card, files, build record, quantization report, and how its operators run in the native kernels.
@@ -68,6 +70,7 @@ def info(model: Model) -> dict[str, Any]:
         return {"path": str(model), "stale": plan.stale(model, details) or "no", **details}
     if is_file(model):
         return _of_file(Path(model))
+    model = zoo.located(model)
     if Path(model).is_dir():
         folder = zoo.load(model)
         card, path = folder.card, folder.path
@@ -130,7 +133,7 @@ def download(model: str) -> Path:
     """Downloads and verifies a pretrained model and builds its derived files.
 
     Args:
-        model: Name of a pretrained model.
+        model: Name of a pretrained model, or hf://ORG/NAME[@REVISION].
 
     Returns:
         Path of the model folder.
@@ -138,7 +141,7 @@ def download(model: str) -> Path:
     Raises:
         RequestError: The name is unknown.
     """
-    folder = open_folder(zoo.hub().fetch(model), zoo.entry)
+    folder = zoo.load(model) if is_address(model) else open_folder(zoo.hub().fetch(model), zoo.entry)
     stages.build(folder)
     return folder.path
 

@@ -14,6 +14,7 @@ from pipelines.core.errors import RequestError
 from pipelines.models.folder import ModelFolder
 from pipelines.models.hub import CARD
 from pipelines.models.record import QUANTIZATION, RECORD, SAMPLES, STAGES
+from zoo.huggingface.repository import is_address
 
 Model = str | Path
 
@@ -77,12 +78,14 @@ def is_file(model: Model) -> bool:
     """Returns whether a model is given as a file, such as an .onnx file.
 
     Args:
-        model: Name, folder or file of a model.
+        model: Name, folder, file or hf:// address of a model.
 
     Raises:
         RequestError: The path ends in .onnx, but there is no such file.
     """
     path = Path(model)
+    if is_address(model):
+        return False
     if path.suffix == ".onnx" and not path.is_file():
         raise RequestError(
             f"no ONNX model at {path}; pass the path of an .onnx file, a model folder, or one of: "

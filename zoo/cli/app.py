@@ -26,6 +26,8 @@ TOPICS: dict[str, tuple[click.Command, ...]] = {
         inference.serve,
         inference.export,
         inference.delta,
+        models.push,
+        models.verify,
     ),
     "Create models": (training.schema, training.train, training.finetune, training.freeze, training.import_model),
     "Quantize models": (
@@ -80,7 +82,7 @@ class _Plain(logging.Formatter):
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="int8-zoo", prog_name="zoo")
 def cli() -> None:
-    """Optimized INT8 models for CPUs. MODEL is a name from `zoo list` or a model folder."""
+    """Optimized INT8 models for CPUs. MODEL is a name from `zoo list`, a model folder, or hf://ORG/NAME."""
     settings.table_memory()  # refuses a wrong value before the work begins
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 import zoo
@@ -54,6 +56,33 @@ def build(model: str, force: bool, as_json: bool) -> None:
     from zoo import api
 
     show(api.build(model, force=force), as_json)
+
+
+@click.command()
+@click.argument("model")
+@click.argument("repository", metavar="hf://ORG/NAME")
+@click.option("--create", is_flag=True, help="Create the repository if there is none.")
+@click.option("--private", is_flag=True, help="With --create: make it private.")
+@click.option("--signature", metavar="KEY", default=None, help="Sign the files with a private key (PEM).")
+@as_json
+def push(model: str, repository: str, as_json: bool, **options: Any) -> None:
+    """Upload MODEL with a model card to the Hugging Face Hub; HF_TOKEN or `hf auth login` has the token."""
+    from zoo import api
+
+    report = api.push(model, repository, **options)
+    emit(report, as_json, lambda: click.echo(report["url"]))
+
+
+@click.command()
+@click.argument("model")
+@click.option("--key", required=True, help="Public key of the signature (PEM).")
+@as_json
+def verify(model: str, key: str, as_json: bool) -> None:
+    """Verify the signature of MODEL: hf://ORG/NAME, or a folder with all files of its repository."""
+    from zoo import api
+
+    report = api.verify(model, key)
+    emit(report, as_json, lambda: click.echo(f"{len(report['files'])} files are as they were signed"))
 
 
 @click.command()

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the train extra")
 pytest.importorskip("transformers", reason="needs the test extra")
 from helpers import text_models
+from helpers.fake_hub import fake_hub
 
 import zoo
 from pipelines.core.errors import RequestError
@@ -132,3 +133,20 @@ def test_an_import_replaces_a_model_and_what_was_built_of_it(tmp_path, source):
     zoo.import_model(source, tmp_path / "ours", force=True)
     assert not (tmp_path / "ours" / "rewritten.onnx").exists()
     assert zoo.load(tmp_path / "ours").ensure("rewritten.onnx").is_file()
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    with fake_hub(monkeypatch, tmp_path / "hub-cache") as found:
+        yield found
+
+
+def test_a_repository_of_transformers_is_imported_once(hub, source, caplog):
+    text_models.write(source)
+    commit = hub.add("theirs/bert", source).refs["main"]
+    folder = zoo.load("hf://theirs/bert")
+    assert "importing it into" in caplog.text and folder.path.is_relative_to(os.environ["ZOO_HOME"])
+    assert folder.card.name == "bert" and folder.entry.name == "sentence-encoder"
+    assert folder.card.details["base_model"] == {"repository": "theirs/bert", "commit": commit}
+    caplog.clear()
+    assert zoo.load("hf://theirs/bert@main").path == folder.path and not caplog.text

@@ -159,6 +159,7 @@ def parse_options(
     machine.require_threads(threads)
     model_file(precision, engine)
     requested = [_split_precision(str(model), precision) for model in models]
+    requested = [(str(zoo.located(model)), own_precision) for model, own_precision in requested]
     for model, own_precision in requested:
         zoo.entry_of(model)
         model_file(own_precision, engine)
