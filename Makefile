@@ -18,7 +18,7 @@ run: $(VENV)/.runtime
 # Training in torch, and the toolkits that models are imported from, in a process of their own: with tensorflow and both engines in it,
 # torch crashed there when it started another process.
 TRAINING := tests/zoo/vision/training/test_train.py tests/zoo/vision/training/test_qat.py tests/zoo/vision/training/test_smaller.py $(wildcard tests/zoo/translation/importers/test_import_*.py) \
-	tests/zoo/translation/training/test_train.py tests/zoo/translation/training/test_students.py tests/zoo/translation/training/test_pruning.py
+	tests/zoo/translation/training/test_train.py tests/zoo/translation/training/test_finetune_imported.py tests/zoo/translation/training/test_students.py tests/zoo/translation/training/test_pruning.py
 
 # A file's tests stay in one process: they share what is slow to make.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile

@@ -137,7 +137,7 @@ def write_trained_card(folder: Path, entry: str, description: str) -> None:
     details = {
         "preprocessing": trained["features"],
         "training": {key: trained[key] for key in ("rows", "metrics", "config") if key in trained},
-        **{key: trained[key] for key in ("classes", "shapes") if key in trained},
+        **{key: trained[key] for key in ("classes", "shapes", "imported") if key in trained},
     }
     write_card(folder, entry, description, details)
 

@@ -99,6 +99,21 @@ def train(family: str, as_json: bool, held_out: float | None, negative_rate: flo
     metavar="PLACE",
     help="Also write the delta from MODEL (zoo delta): a file, or a folder or URL of deltas; scales of MODEL are kept.",
 )
+@click.option(
+    "--freeze",
+    type=click.Choice(["encoder"]),
+    default=None,
+    help="Translation: part that is not trained: the encoder, with the embeddings.",
+)
+@click.option(
+    "--keep-data",
+    default=None,
+    metavar="DATA",
+    help="Translation: pairs of the kind that MODEL was trained on; BLEU on some of them is measured before and after, "
+    "and others are mixed into the training (--set keep_share=.2).",
+)
+@click.option("--source-language", default=None, help="Translation: source language of a multilingual model.")
+@click.option("--target-language", default=None, help="Translation: target language of a multilingual model.")
 @click.option("--freeze-towers", is_flag=True, help="Recommenders: train embedding tables alone.")
 @click.option(
     "--evict-after",
@@ -126,13 +141,18 @@ def finetune(
     strategy: str | None,
     drop: float | None,
     delta: str | None,
+    freeze: str | None,
     freeze_towers: bool,
     evict_after: int | None,
     evict_below: int | None,
     negative_rate: float | None,
     **options: Any,
 ) -> None:
-    """Fine-tune MODEL on own data, or compress it with --prune or --strategy."""
+    """Fine-tune MODEL on own data, or compress it with --prune or --strategy.
+
+    Translation and other text to text, also imported: --set adapters=RANK trains low-rank adapters and merges them into
+    the weights.
+    """
     from zoo import api
 
     given = {"prune": prune, "strategy": strategy, "drop": drop, "delta": delta}
@@ -144,6 +164,10 @@ def finetune(
         options["settings"] += ("qat=true",)
     if freeze_towers:
         options["settings"] += ("freeze_towers=true",)
+    if freeze:
+        options["settings"] += ("frozen=true",)
+    own = {name: options.pop(name) for name in ("keep_data", "source_language", "target_language")}
+    options["settings"] += tuple(f"{name}={value}" for name, value in own.items() if value is not None)
     ids = {"evict_after": evict_after, "evict_below": evict_below, "negative_rate": negative_rate}
     options["settings"] += tuple(f"{name}={value}" for name, value in ids.items() if value is not None)
     if columns:

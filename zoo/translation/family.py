@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pipelines.models import family
-from zoo.translation.train_config import FINETUNE, DraftConfig, TrainingConfig
+from zoo.translation.train_config import FINETUNE, DraftConfig, ImportedConfig, TrainingConfig
 
 if TYPE_CHECKING:
     from pipelines.models.folder import ModelFolder
@@ -50,6 +50,16 @@ class TranslationFamily(
     build: type[Transformer]
     config: TrainingConfig = field(default_factory=TrainingConfig)
     finetuning: TrainingConfig = FINETUNE
+
+    def for_model(self, preprocessing: Mapping[str, Any]) -> Self:
+        """See `Family`: imported models are fine-tuned by another recipe."""
+        if "vocabulary" not in preprocessing:
+            return self
+        languages = str(preprocessing.get("languages"))
+        config = ImportedConfig()
+        if languages.count("-") == 1:  # names of columns of data sets
+            config = replace(config, languages=languages)
+        return replace(self, finetuning=config)
 
     def pipeline(self) -> type[Pipeline]:
         """See `Family`."""

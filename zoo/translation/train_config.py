@@ -7,23 +7,25 @@ from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from pipelines.core.errors import RequestError
-from zoo.training.settings import BELOW_1, FROM_0, PRECISION, SEED, Range, require_settings
+from zoo.training.settings import BELOW_1, FROM_0, PRECISION, SEED, SHARE, Range, require_settings
 from zoo.translation.data.parallel_text import POSITIONS
 
 FROZEN = (
     "encoder.",
     "encoder_norm.",
     "embedding.",
+    "source_embedding.",
+    "source_norm.",
 )  # prefixes of the weights that `TrainingConfig.frozen` does not train
 RANGES = {
     "languages": Range("source-target, as en-de", lambda languages: languages.count("-") == 1),
     "max_length": Range(f"2 to {POSITIONS}", lambda tokens: 2 <= tokens <= POSITIONS),
     "precision": PRECISION,
     "seed": SEED,
-    "soft": Range("0 to 1", lambda share: 0 <= share <= 1),
-    **dict.fromkeys(("dropout", "label_smoothing"), BELOW_1),
+    "soft": SHARE,
+    **dict.fromkeys(("dropout", "label_smoothing", "keep_share"), BELOW_1),
     "schedule": Range("inverse-sqrt or cosine", lambda name: name in ("inverse-sqrt", "cosine")),
-    **dict.fromkeys(("warmup", "weight_decay", "max_ratio", "hints", "attention", "synthetic"), FROM_0),
+    **dict.fromkeys(("warmup", "weight_decay", "max_ratio", "hints", "attention", "synthetic", "adapters"), FROM_0),
 }
 
 
@@ -58,7 +60,8 @@ class TrainingConfig:
         teacher: Model folder whose translations are trained on (sequence-level distillation, Kim and Rush 2016).
         teacher_beam: Beam size of the teacher.
         inherit: Whether the student takes the teacher's vocabulary, and its weights of the same names and shapes.
-        frozen: Whether the inherited encoder and embeddings are not trained; an epoch takes half of the time.
+        frozen: Whether the encoder and the embeddings of the start model, or the inherited ones, are not trained; an
+            epoch takes half of the time.
         soft: Share of the loss that is the cross entropy to the teacher's distribution (Hinton et al. 2015); needs the
             teacher's vocabulary.
         hints: Weight of the squared difference of decoder layers from the teacher's, relative to the teacher's square
@@ -69,6 +72,14 @@ class TrainingConfig:
         references: Whether to train on the data's own translations as well.
         qat: Whether to fine-tune with the rounding of int8 (`zoo.translation.training.qat`): in fp32, in one process,
             at a tenth of the learning rate.
+        adapters: Fine-tuning: rank of adapters of all linear layers, which alone are trained and then merged into the
+            weights (Hu et al. 2022, "LoRA"); 0: all weights are trained.
+        keep_data: Fine-tuning: parallel text of the kind that the start model was trained on, see
+            `zoo.translation.data.text_files.read_pairs`. Its BLEU is measured before and after.
+        keep_share: Share of `keep_data` in the pairs to train on; 0: it is only measured.
+        source_language: Fine-tuning: source language of an imported multilingual model; "": the model's.
+        target_language: Fine-tuning: target language of an imported multilingual model; "": the model's.
+        prompt: Fine-tuning: text before every source of an imported model, such as a task of T5; "": the model's.
         seed: Seed of all random numbers.
 
     Raises:
@@ -77,6 +88,12 @@ class TrainingConfig:
 
     SOFT: ClassVar[str] = "soft"  # option of the loss weight in strategies
     HINTS: ClassVar[str] = "hints"  # option of the feature loss in strategies
+    # added after version 1: their values in checkpoints of earlier versions
+    ADDED: ClassVar[dict[str, object]] = {
+        **dict.fromkeys(("keep_data", "source_language", "target_language", "prompt"), ""),
+        "adapters": 0,
+        "keep_share": 0.2,
+    }
     # taken from the start model
     KEPT: ClassVar[tuple[str, ...]] = ("arch", "pre_norm", "languages", "max_length", "vocabulary")
     arch: str = "tiny"
@@ -112,12 +129,18 @@ class TrainingConfig:
     synthetic: int = 0
     references: bool = False
     qat: bool = False
+    adapters: int = 0
+    keep_data: str = ""
+    keep_share: float = 0.2
+    source_language: str = ""
+    target_language: str = ""
+    prompt: str = ""
     seed: int = 0
 
     def __post_init__(self) -> None:
         require_settings(asdict(self), RANGES)
-        if self.frozen and not self.inherit:
-            raise RequestError("found frozen without inherit, which would freeze an untrained encoder")
+        if self.adapters and self.qat:
+            raise RequestError("found adapters and qat; fine-tune with adapters first, then with qat")
         for name in ("soft", "synthetic", "references"):
             if getattr(self, name) and not self.teacher:
                 raise RequestError(f"found {name} without a teacher; name one with --set teacher=FOLDER")
@@ -139,6 +162,46 @@ class TrainingConfig:
             share = (step - warm) / max(1, self.epochs * epoch_steps - warm)
             return self.learning_rate * (1 + math.cos(math.pi * min(share, 1.0))) / 2
         return self.learning_rate * min((step + 1) / warm, math.sqrt(warm / (step + 1)))
+
+    def require_start(self, start: bool) -> None:
+        """Checks settings that need a trained model to start from.
+
+        Args:
+            start: Whether there is one.
+
+        Raises:
+            RequestError: A setting needs a start model.
+        """
+        if self.frozen and not start and not self.inherit:
+            raise RequestError("found frozen without inherit, which would freeze an untrained encoder")
+        for name in ("adapters", "keep_data", "source_language", "target_language", "prompt"):
+            if getattr(self, name) and not start:
+                raise RequestError(f"found {name} without a model to start from; run: zoo finetune MODEL")
+
+
+@dataclass(frozen=True)
+class ImportedConfig(TrainingConfig):
+    """Recipe of fine-tuning of a model of another toolkit.
+
+    Raises:
+        RequestError: A value is out of range, or is not supported for these models.
+    """
+
+    KEPT: ClassVar[tuple[str, ...]] = ()
+    UNSUPPORTED: ClassVar[tuple[str, ...]] = ("arch", "pre_norm", "vocabulary", "teacher", "inherit", "qat")
+    dropout: float = 0.1
+    epochs: int = 3
+    patience: int = 2
+    batch_size: int = 2048
+    learning_rate: float = 5e-5
+    warmup: int = 200
+    average: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.UNSUPPORTED:
+            if getattr(self, name) != getattr(TrainingConfig, name):
+                raise RequestError(f"found {name} for an imported model; fine-tuning of imported models has no {name}")
 
 
 @dataclass(frozen=True)

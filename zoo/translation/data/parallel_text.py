@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,13 @@ from zoo.translation.data.known_text import KnownText
 from zoo.translation.data.sentencepieces import open_sentencepiece
 from zoo.translation.data.text_files import Faults, Pair, read_pairs, sources
 
+if TYPE_CHECKING:
+    from zoo.translation.data.vocabularies import ImportedVocabulary
+
 PAD, UNKNOWN, START, END = 0, 1, 2, 3  # tokens of every vocabulary
 POSITIONS = 512  # default maximum number of tokens of a sentence
 VOCABULARY = "vocabulary.model"
 MAX_VOCABULARY_SENTENCES = 1_000_000  # of the sample that a vocabulary is learned from
-
 MANY_TEXTS = 64  # that are encoded in one call
 MIN_BYTE_VOCABULARY = 1024  # pieces of the smallest vocabulary with byte fallback, which takes 256 of them
 
@@ -284,7 +286,7 @@ class Corpus:
 
 def corpus(
     pairs: Sequence[Pair],
-    vocabulary: Vocabulary,
+    vocabulary: Vocabulary | ImportedVocabulary,
     faults: Faults | None = None,
     *,
     max_length: int = 0,
@@ -302,7 +304,7 @@ def corpus(
     Returns:
         The corpus, and the indices of the pairs in it.
     """
-    source, target = (vocabulary.encode([pair[side] for pair in pairs]) for side in (0, 1))
+    source, target = vocabulary.encode([a for a, _ in pairs]), vocabulary.encode_target([b for _, b in pairs])
     kept = []
     for i, (a, b) in enumerate(zip(source, target, strict=True)):
         if max_length and max(len(a), len(b)) > max_length:
@@ -425,7 +427,7 @@ class ParallelText:
     train: Corpus
     held_out: Corpus
     references: list[Pair]
-    vocabulary: Vocabulary
+    vocabulary: Vocabulary | ImportedVocabulary
     faults: Faults = field(default_factory=Faults)
 
     @property
@@ -436,7 +438,7 @@ class ParallelText:
 
 def load_parallel_text(
     data: Any,
-    vocabulary: Callable[[Sequence[Pair]], Vocabulary],
+    vocabulary: Callable[[Sequence[Pair]], Vocabulary | ImportedVocabulary],
     *,
     languages: str,
     swap: bool = False,

@@ -88,6 +88,7 @@ class ImportedVocabulary:
     """Tokenizer of another toolkit."""
 
     copies_words = False  # sentences are translated as the toolkit does, unknown words included
+    label_prefix: tuple[int, ...] = ()  # tokens that the targets of a training begin with
 
     def __init__(self, framing: Framing, contents: Mapping[str, bytes]) -> None:
         """Opens the tokenizer.
@@ -228,11 +229,15 @@ class ImportedVocabulary:
             texts: Target texts.
 
         Returns:
-            Tokens of each text, int32, `END` last.
+            Tokens of each text, int32, `label_prefix` first and `END` last.
         """
+        before = self.label_prefix
         tokens = {piece: token for token, piece in enumerate(self._target) if piece is not None}
         return [
-            np.array([*(tokens.get(piece, UNKNOWN) for piece in self._target_tokenizer.tokenize(text)), END], np.int32)
+            np.array(
+                [*before, *(tokens.get(piece, UNKNOWN) for piece in self._target_tokenizer.tokenize(text)), END],
+                np.int32,
+            )
             for text in texts
         ]
 

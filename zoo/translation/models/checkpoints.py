@@ -85,8 +85,8 @@ def copy_shortlist(kept: Mapping[str, Any], folder: Path, output: Path) -> None:
         copy_file(folder / name, output / name)
 
 
-def require_trainable(folder: str | Path, about: dict[str, Any]) -> None:
-    """Checks that a model can be trained further.
+def require_own(folder: str | Path, about: dict[str, Any]) -> None:
+    """Checks that a model can be pruned.
 
     Args:
         folder: Its folder, for the message.
@@ -97,8 +97,8 @@ def require_trainable(folder: str | Path, about: dict[str, Any]) -> None:
     """
     if "arch" not in about:
         raise RequestError(
-            f"{folder} was imported from another toolkit, whose models cannot be trained further; distill it into "
-            f"a model of the zoo: zoo train transformer-mt --teacher {folder}"
+            f"{folder} was imported from another toolkit, whose models cannot be pruned; distill it into a model of "
+            f"the zoo: zoo train transformer-mt --teacher {folder}"
         )
 
 
@@ -162,7 +162,9 @@ def _load(name: str) -> tuple[Transformer, Vocabulary | ImportedVocabulary]:
     return network_of(folder)[1], open_vocabulary(folder.path, read_features(folder.path))
 
 
-def load_teacher(config: TrainingConfig, student: Transformer, vocabulary: Vocabulary) -> Transformer:
+def load_teacher(
+    config: TrainingConfig, student: Transformer, vocabulary: Vocabulary | ImportedVocabulary
+) -> Transformer:
     """Opens the teacher of soft targets.
 
     Args:

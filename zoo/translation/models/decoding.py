@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from zoo.translation.data.parallel_text import END, START, pad
 from zoo.translation.models.layers import KeysValues, LayerState
 from zoo.translation.search.beam_search import Hypothesis, beam_search
-from zoo.translation.search.config import limit
+from zoo.translation.search.config import DEFAULT_SEARCH, SearchConfig
 
 if TYPE_CHECKING:
     from zoo.translation.models.transformer import Transformer
@@ -91,6 +91,7 @@ def translate(
     beam: int = 1,
     best: int = 1,
     length_penalty: float = 1.0,
+    rules: SearchConfig = DEFAULT_SEARCH,
     bf16: bool = False,
 ) -> list[list[Hypothesis]]:
     """Translates sentences in one batch.
@@ -101,6 +102,7 @@ def translate(
         beam: Beam size.
         best: Number of translations of each sentence.
         length_penalty: See `beam_search`.
+        rules: Search options of the model.
         bf16: Whether to compute in bfloat16.
 
     Returns:
@@ -110,5 +112,6 @@ def translate(
     device = model.embedding.weight.device
     with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
         decoding = model.begin(torch.from_numpy(pad(sources)).to(device))
-        limits = np.array([limit(len(each), model.most_tokens) for each in sources])
-        return beam_search(decoding, limits, start=START, end=END, beam=beam, length_penalty=length_penalty, best=best)
+        limits = np.array([rules.limit(len(each), model.most_tokens) for each in sources])
+        options = {"beam": beam, "length_penalty": length_penalty, "best": best, "rules": rules}
+        return beam_search(decoding, limits, start=START, end=END, **options)  # type: ignore[arg-type]

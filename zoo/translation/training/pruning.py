@@ -42,7 +42,7 @@ from zoo.translation.models.checkpoints import (
     copy_shortlist,
     inherited_features,
     read_features,
-    require_trainable,
+    require_own,
 )
 from zoo.translation.models.decoding import translate
 from zoo.translation.models.layers import Attention, FeedForward
@@ -72,7 +72,7 @@ class PrunableTranslator(PrunableModel):
         """See `PrunableModel`."""
         self.folder.ensure("fp32.onnx")
         self.about = read_features(self.folder.path)
-        require_trainable(self.folder.path, self.about)
+        require_own(self.folder.path, self.about)
         self.network: Transformer = network_of(self.folder)[1]
         vocabulary = Vocabulary.read(self.folder.path / VOCABULARY)
         names = ("languages", "swap", "validation_data", "validation", "max_length", "max_ratio")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,9 @@ from torch import distributed
 import zoo
 from pipelines.core.console import print_line
 from pipelines.core.errors import RequestError
-from pipelines.core.files import sha256, write_bytes, write_json
+from pipelines.core.files import write_bytes, write_json
 from pipelines.models.npz import write_npz
 from zoo.training.runs import (
-    fill,
     load_checkpoint,
     plot_curves,
     processes,
@@ -37,23 +36,15 @@ from zoo.translation.data.parallel_text import (
     load_parallel_text,
 )
 from zoo.translation.data.text_files import Pair, sources
+from zoo.translation.data.vocabularies import ImportedVocabulary
 from zoo.translation.metrics import signatures
-from zoo.translation.models.checkpoints import (
-    MODEL,
-    STATE,
-    copy_shortlist,
-    inherit,
-    inherited_features,
-    load_teacher,
-    read_features,
-    read_weights,
-    require_trainable,
-)
-from zoo.translation.models.config import ModelConfig
+from zoo.translation.models.checkpoints import MODEL, STATE, inherit, load_teacher
 from zoo.translation.models.decoding import translate
-from zoo.translation.train_config import TrainingConfig
-from zoo.translation.training import qat
+from zoo.translation.search.config import DEFAULT_SEARCH
+from zoo.translation.train_config import FROZEN, TrainingConfig
+from zoo.translation.training import adapters, qat
 from zoo.translation.training.distillation import distill_corpus
+from zoo.translation.training.start import StartModel, mixed
 from zoo.translation.training.trainer import Trainer
 from zoo.translation.training.weight_averaging import average, groups, weights_after
 
@@ -61,6 +52,7 @@ if TYPE_CHECKING:
     from zoo.translation.models.transformer import Transformer
 
 CALIBRATION_SENTENCES = 256
+DATA_SETTINGS = ("languages", "swap", "validation_data", "validation", "max_length", "max_ratio")
 
 
 def _stopped(history: Sequence[Mapping[str, Any]], config: TrainingConfig) -> bool:
@@ -96,7 +88,8 @@ def train(
         on_error: "raise" or "skip" for lines that are no pairs.
 
     Returns:
-        {"bleu", "chrf", "loss"} of the held-out pairs.
+        {"bleu", "chrf", "loss"} of the held-out pairs; with a start model also "bleu_before", and of the held-out pairs
+        of `config.keep_data` "kept_bleu" and "kept_bleu_before".
 
     Raises:
         RequestError: The data cannot be used, the output folder is in use, or the checkpoint is of another run.
@@ -104,55 +97,54 @@ def train(
     output = Path(output)
     with processes() as group:
         require_output(output, STATE, resume)
-        inherited: Vocabulary | None = Vocabulary.read(output / "checkpoint" / VOCABULARY) if resume else None
-        start, model_config, kept = None, None, {}
-        if start_from is not None:
-            about = read_features(Path(start_from))
-            require_trainable(start_from, about)
-            config = replace(config, **{name: about[name] for name in config.KEPT if name in about})
-            inherited, start = Vocabulary.read(Path(start_from) / VOCABULARY), sha256(about["source"])
-            model_config = ModelConfig.from_json(about["form"]) if "form" in about else None
-            kept = inherited_features(Path(start_from))
-        elif config.inherit and not inherited:
+        config.require_start(start_from is not None)
+        inherited: Vocabulary | ImportedVocabulary | None = None
+        start = None if start_from is None else StartModel.read(Path(start_from), config)
+        if start is not None:
+            config, inherited = start.settled(config), start.vocabulary
+        elif resume:
+            inherited = Vocabulary.read(output / "checkpoint" / VOCABULARY)
+        elif config.inherit:
             if not config.teacher:
                 raise RequestError(
                     "found inherit without a teacher to inherit from; name one with --set teacher=FOLDER"
                 )
             inherited = Vocabulary.read(zoo.load(config.teacher).path / VOCABULARY)
 
-        def vocabulary(pairs: Sequence[Pair]) -> Vocabulary:
+        def vocabulary(pairs: Sequence[Pair]) -> Vocabulary | ImportedVocabulary:
             return inherited or Vocabulary(
                 group.same(learn_vocabulary(pairs, config.vocabulary, config.seed) if group.rank == 0 else b"")
             )
 
-        text = load_parallel_text(
-            data,
-            vocabulary,
-            **{
-                name: getattr(config, name)
-                for name in ("languages", "swap", "validation_data", "validation", "max_length", "max_ratio")
-            },
-            seed=config.seed,
-            on_error=on_error,
-        )
+        options: dict[str, Any] = {name: getattr(config, name) for name in DATA_SETTINGS}
+        options |= {"seed": config.seed, "on_error": on_error}
+        text = load_parallel_text(data, vocabulary, **options)
+        old = None
+        if config.keep_data:
+            old = load_parallel_text(config.keep_data, lambda _: text.vocabulary, **options | {"validation_data": ""})
+            text.train = mixed(text.train, old.train, config.keep_share, config.seed)
         torch.manual_seed(config.seed)
-        sizes: dict[str, Any] = {"pre_norm": config.pre_norm, "dropout": config.dropout, "config": model_config}
-        model = build.of(config.arch, len(text.vocabulary), **sizes)
-        if start_from is not None:
-            fill(model, read_weights(about["source"], model), about["source"])
-        elif config.inherit:
-            inherit(model, config)
+        if start is not None:
+            model = start.network(build, config)
+        else:
+            model = build.of(config.arch, len(text.vocabulary), pre_norm=config.pre_norm, dropout=config.dropout)
+            if config.inherit:
+                inherit(model, config)
         teacher = load_teacher(config, model, text.vocabulary) if config.soft else None
+        if config.adapters:
+            adapters.add(model, config.adapters, FROZEN if config.frozen else ())
         if config.qat:
             config = qat.settled(config, start, group.count)
             qat.prepare(model, zoo.load(str(start_from)))
-        run = {"config": asdict(config), "data": text.digest, "start": start}
-        state = load_checkpoint(output / STATE, run) if resume else None
+        run = {"config": asdict(config), "data": text.digest, "start": start and start.digest}
+        state = load_checkpoint(output / STATE, run, config.ADDED) if resume else None
         if config.teacher:
             text.train = distill_corpus(text, config, group, output, resumed=state is not None)
-        trainer = Trainer(model, config, group, teacher)
+        trainer = Trainer(model, config, group, teacher, start.rules if start else DEFAULT_SEARCH)
+        before = trainer.quality(text, old, "_before") if start and not state else {}
         if state:
             trainer.restore(state)
+            before = state.get("before", {})
         history: list[dict[str, Any]] = state["history"] if state else []
         order = batches(text.train, config.batch_size)
         used = state["used"] if state else trainer.choose(text.train, order[len(order) // 2])
@@ -160,13 +152,14 @@ def train(
         while not _stopped(history, config):
             history.append(trainer.epoch(text.train, len(history)) | trainer.validate(text))
             if group.rank == 0:
-                _keep(output, trainer, text, history, {"run": run, "used": used})
+                _keep(output, trainer, text, history, {"run": run, "used": used, "before": before})
             group.checkpointed(output)
         metrics, chosen = _choose(output, trainer, text, history)
+        if before:
+            metrics = {**metrics, **before, **(trainer.quality(None, old) if old else {})}
         if group.rank == 0:
             record = {**chosen, **used, "processes": group.count}
-            _write(output, trainer, text, history, metrics, record, data, kept)
-            copy_shortlist(kept, Path(start_from or output), output)
+            _write(output, trainer, text, history, metrics, record, data, start)
             if config.qat:
                 qat.save_ranges(model, zoo.load(str(start_from)), output)
         group.same(None)  # the others wait for the files
@@ -183,10 +176,10 @@ def _keep(
         f"{last['loss']:.3f}  BLEU {last['bleu']:.2f}"
     )
     print_line(f"{line}  {last['seconds']:.0f} s, {last['tokens'] / last['seconds']:,.0f} tokens/s")
-    save_checkpoint(
-        weights_after(output, last["epoch"]), {name: each.cpu() for name, each in trainer.model.state_dict().items()}
-    )
-    write_bytes(output / "checkpoint" / VOCABULARY, text.vocabulary.content)
+    state = adapters.weights(trainer.model)
+    save_checkpoint(weights_after(output, last["epoch"]), {name: each.cpu() for name, each in state.items()})
+    if isinstance(text.vocabulary, Vocabulary):
+        write_bytes(output / "checkpoint" / VOCABULARY, text.vocabulary.content)
     save_checkpoint(output / STATE, {**record, "history": list(history), **trainer.state()})
     kept = {weights_after(output, epoch) for epochs in groups(history, config.average).values() for epoch in epochs}
     for path in set((output / "checkpoint").glob("epoch-*.pt")) - kept:
@@ -198,6 +191,7 @@ def _choose(
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Loads the candidate weights with the best BLEU; returns their metrics and how they were chosen."""
     group, found, seen = trainer.group, [], []
+    adapters.merge(trainer.model)
     for name, epochs in groups(history, trainer.config.average).items():
         if epochs in seen:
             continue
@@ -233,15 +227,19 @@ def _write(
     metrics: Mapping[str, Any],
     record: Mapping[str, Any],
     data: Any,
-    kept: Mapping[str, Any],
+    start: StartModel | None,
 ) -> None:
     config = trainer.config
     save_weights(output / MODEL, qat.weights(trainer.model) if config.qat else trainer.model.state_dict())
-    write_bytes(output / VOCABULARY, text.vocabulary.content)
+    if start is None:
+        write_bytes(output / VOCABULARY, text.vocabulary.content)
+    else:
+        start.copy_files(output)
     count = min(CALIBRATION_SENTENCES, len(text.train))
     chosen = np.sort(np.random.default_rng(config.seed).choice(len(text.train), count, replace=False))
     sentences = [text.train.pair(int(i))[0] for i in chosen]
-    translations = [best[0].tokens for best in translate(trainer.model, sentences, bf16=trainer.bf16)]
+    translated = translate(trainer.model, sentences, rules=trainer.rules, bf16=trainer.bf16)
+    translations = [best[0].tokens for best in translated]
     samples: dict[str, Any] = decoder_samples(sentences, translations)
     write_npz(output / "calibration.npz", samples)
     write_json(output / "history.json", list(history))
@@ -250,14 +248,15 @@ def _write(
     axes = ("cross entropy, nats a token", "BLEU (greedy)")
     plot_curves(output / "curves.png", history, left, {"bleu": ("BLEU, held out", "C1-")}, axes, best)
     files = [Path(part) for each in sources(data) for part in ([each] if Path(each).is_file() else each.split(","))]
+    arch = "" if start and start.imported else config.arch
     features = {
-        "arch": config.arch,
-        "pre_norm": config.pre_norm,
+        **({"arch": arch} if arch else {}),
+        "pre_norm": trainer.model.pre_norm,
         "languages": config.languages,
         "max_length": config.max_length,
-        **kept,
+        **(start.features if start else {}),
     }
-    if (model_config := trainer.model.config) != trainer.model.architectures[config.arch]:
+    if (model_config := trainer.model.config) != trainer.model.architectures.get(arch):
         features["form"] = model_config.to_json()
     about = {
         "features": features,
@@ -269,6 +268,7 @@ def _write(
         "signatures": signatures(),
         "rows": {"train": len(text.train), "held_out": len(text.held_out), "left_out": dict(text.faults)},
         **record,
+        **({"imported": start.origin} if start and start.imported else {}),
         "epochs": len(history),
         "seconds": round(sum(each["seconds"] for each in history)),
         **provenance(config.seed, files, sentencepiece=sentencepiece.__version__),

@@ -23,12 +23,16 @@ from zoo.training.communication import Communication, exchanging
 from zoo.training.runs import QAT_FROZEN, Processes
 from zoo.translation.data.parallel_text import PAD, START, Corpus, ParallelText, Tokens, batch_by_tokens, batches, pad
 from zoo.translation.metrics import translation_metrics
+from zoo.translation.models.config import EXCLUDED_LOGIT
 from zoo.translation.models.decoding import capture_attention, translate
+from zoo.translation.search.config import DEFAULT_SEARCH, SearchConfig
 from zoo.translation.train_config import FROZEN, TrainingConfig
+from zoo.translation.training.adapters import FACTORS
 
 if TYPE_CHECKING:
     from zoo.translation.models.transformer import Transformer
 
+OUTPUT_BIAS = "output_bias"  # is not trained: it excludes tokens, and transformers does not train it
 DECODED = 8192  # tokens, padded sources of a batch that is translated
 PLAIN = Communication(gradient_as_bucket_view=True)
 
@@ -42,7 +46,7 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, smoothing: float
+        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, smoothing: float, shares: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Computes loss and gradient.
 
@@ -51,6 +55,7 @@ class CrossEntropy(torch.autograd.Function):
             logits: float [n, vocabulary].
             labels: int64 [n].
             smoothing: Label smoothing.
+            shares: Share of each token in the smoothing, float [vocabulary]; None: all the same.
 
         Returns:
             Cross entropy with smoothing, and without (which has no gradient), in nats.
@@ -58,15 +63,17 @@ class CrossEntropy(torch.autograd.Function):
         table, kept, label = logits.to(torch.float32, copy=True), labels != PAD, labels[:, None]
         total = table.logsumexp(1, keepdim=True)
         plain = (total - table.gather(1, label))[kept].sum()
-        loss = (1 - smoothing) * plain + smoothing * (total[:, 0] - table.mean(1))[kept].sum()
+        mean = table.mean(1) if shares is None else table @ shares
+        loss = (1 - smoothing) * plain + smoothing * (total[:, 0] - mean)[kept].sum()
         if ctx.needs_input_grad[0]:
-            table.sub_(total).exp_().sub_(smoothing / table.shape[1])  # softmax - smoothed labels
+            smooth = smoothing / table.shape[1] if shares is None else smoothing * shares
+            table.sub_(total).exp_().sub_(smooth)  # softmax - smoothed labels
             ctx.table = table.scatter_add_(1, label, table.new_full(label.shape, smoothing - 1)).mul_(kept[:, None])
         ctx.mark_non_differentiable(plain)
         return loss, plain
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         """Computes the gradient with respect to the logits.
 
         Args:
@@ -76,14 +83,19 @@ class CrossEntropy(torch.autograd.Function):
         Returns:
             Gradient of the logits, and None for the other inputs.
         """
-        return ctx.table.mul_(gradients[0]), None, None
+        return ctx.table.mul_(gradients[0]), None, None, None
 
 
 class Trainer:
     """A network in training with its optimizer: everything that a checkpoint holds."""
 
     def __init__(
-        self, model: Transformer, config: TrainingConfig, group: Processes, teacher: Transformer | None = None
+        self,
+        model: Transformer,
+        config: TrainingConfig,
+        group: Processes,
+        teacher: Transformer | None = None,
+        rules: SearchConfig = DEFAULT_SEARCH,
     ) -> None:
         """Creates optimizer and schedule.
 
@@ -92,17 +104,19 @@ class Trainer:
             config: The training recipe.
             group: The processes of the training.
             teacher: The teacher of soft targets, see `TrainingConfig.soft`.
+            rules: Search options of validation.
         """
-        self.config, self.group = config, group
+        self.config, self.group, self.rules = config, group, rules
         self.model = model.to(group.device)
         self.teacher = teacher.to(group.device).eval() if teacher is not None else None
         frozen = FROZEN if config.frozen else ()
         self.trained = []
         for name, each in model.named_parameters():
-            if name.startswith(frozen):
+            if name.startswith(frozen) or name == OUTPUT_BIAS or (config.adapters and not name.endswith(FACTORS)):
                 each.requires_grad_(False)
             else:
                 self.trained.append(each)
+        self.start_rows, self.shares = _start_rows(self.model), _smoothing_shares(self.model)
         self.optimizer = torch.optim.AdamW(
             self.trained, config.learning_rate, (0.9, 0.98), 1e-9, weight_decay=config.weight_decay, foreach=True
         )
@@ -175,7 +189,7 @@ class Trainer:
         hard = (
             logits.detach() if teacher_logits is not None and self.config.soft == 1 else logits
         )  # the hard loss has no weight
-        loss, plain = CrossEntropy.apply(hard, labels.flatten(), smoothing)  # type: ignore[no-untyped-call]
+        loss, plain = CrossEntropy.apply(hard, labels.flatten(), smoothing, self.shares)  # type: ignore[no-untyped-call]
         if teacher_logits is not None:
             kept = (labels.flatten() != PAD).nonzero()[:, 0]
             soft = F.cross_entropy(logits[kept].float(), teacher_logits[kept].float().softmax(1), reduction="sum")
@@ -211,6 +225,8 @@ class Trainer:
                 loss, plain, _ = self.loss(self.parallel, data, part, self.bf16, self.config.label_smoothing)
                 torch.autograd.backward(loss * (self.group.count / tokens))  # they are averaged over the processes
             found += float(plain)
+        if self.start_rows is not None and (gradient := self.model.embedding.weight.grad) is not None:
+            gradient[self.start_rows] = gradient[self.start_rows].sum(0)
         nn.utils.clip_grad_norm_(self.trained, self.config.clip, foreach=True)
         self.optimizer.step()
         self.steps += 1
@@ -276,7 +292,9 @@ class Trainer:
         parts = batch_by_tokens([len(data[i]) for i in order], DECODED // beam)
         found: dict[int, list[int]] = {}
         for a, b in parts[self.group.rank :: self.group.count]:
-            translated = translate(self.model, [data[i] for i in order[a:b]], beam=beam, bf16=self.bf16)
+            translated = translate(
+                self.model, [data[i] for i in order[a:b]], beam=beam, rules=self.rules, bf16=self.bf16
+            )
             found |= {int(i): hypotheses[0].tokens for i, hypotheses in zip(order[a:b], translated, strict=True)}
         if self.group.count > 1:
             gathered: list[dict[int, list[int]]] = [{}] * self.group.count
@@ -303,6 +321,20 @@ class Trainer:
         found = translation_metrics(text.vocabulary.decode(translated), [target for _, target in text.references])
         return {"loss": self._sum(total) / count, **found}
 
+    def quality(self, text: ParallelText | None, kept: ParallelText | None, suffix: str = "") -> dict[str, float]:
+        """Returns the BLEU of held-out pairs.
+
+        Args:
+            text: The parallel text; None: not measured.
+            kept: Parallel text of the start model; None: not measured.
+            suffix: Suffix of the keys.
+
+        Returns:
+            {"bleu", "kept_bleu"} with the suffix.
+        """
+        texts = {"bleu": text, "kept_bleu": kept}
+        return {f"{name}{suffix}": self.validate(each)["bleu"] for name, each in texts.items() if each is not None}
+
     def state(self) -> dict[str, Any]:
         """Returns the state for a checkpoint."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "steps": self.steps}
@@ -316,3 +348,23 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps = state["steps"]
+
+
+def _start_rows(model: Transformer) -> torch.Tensor | None:
+    """Returns the tokens whose embedding is that of `START`, int64; None if it has its own.
+
+    In imported models the start token is a copy of another token, such as padding, and has to stay one.
+    """
+    table = model.embedding.weight.detach()
+    same = (table == table[START]).all(1)
+    same[PAD] = False
+    rows = same.nonzero()[:, 0]
+    return rows if len(rows) > 1 else None
+
+
+def _smoothing_shares(model: Transformer) -> torch.Tensor | None:
+    """Returns the share of each token in label smoothing, which excluded tokens do not take part in; None: equal."""
+    if not model.config.output_bias:
+        return None
+    allowed = (model.output_bias.detach() > EXCLUDED_LOGIT / 2).float()
+    return None if allowed.all() else allowed / allowed.sum()

@@ -225,14 +225,7 @@ def test_a_frozen_encoder_stays_and_the_decoder_learns_the_teacher_s_distributio
     assert losses[-1] - entropy < 0.2 * (losses[0] - entropy)
     same = {name for name, each in student.state_dict().items() if torch.equal(each, before[name])}
     assert {name for name in before if not name.startswith("decoder")} == same
-    for wrong in (
-        {"frozen": True},
-        {"soft": 0.5},
-        {"synthetic": 9},
-        {"references": True},
-        {"hints": 1.0},
-        {"attention": 1.0},
-    ):
+    for wrong in ({"soft": 0.5}, {"synthetic": 9}, {"references": True}, {"hints": 1.0}, {"attention": 1.0}):
         with pytest.raises(RequestError, match="without"):
             replace(QUICK, **wrong)
 
