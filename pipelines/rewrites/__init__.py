@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pipelines.rewrites.fold_scale import FoldScale
     from pipelines.rewrites.fuse_activations import FuseActivations
     from pipelines.rewrites.fuse_linear import FuseLinear
+    from pipelines.rewrites.gather_to_reshape import GatherToReshape
     from pipelines.rewrites.merge_siblings import MergeSiblings
     from pipelines.rewrites.push_transposes import PushTransposes
     from pipelines.rewrites.remove_dead_branches import RemoveDeadBranches
@@ -44,6 +45,7 @@ __all__ = [
     "FoldScale",
     "FuseActivations",
     "FuseLinear",
+    "GatherToReshape",
     "MergeSiblings",
     "PushTransposes",
     "RemoveDeadBranches",
@@ -74,6 +76,7 @@ _MODULES = {
     "FoldScale": "fold_scale",
     "FuseActivations": "fuse_activations",
     "FuseLinear": "fuse_linear",
+    "GatherToReshape": "gather_to_reshape",
     "MergeSiblings": "merge_siblings",
     "PushTransposes": "push_transposes",
     "RemoveDeadBranches": "remove_dead_branches",

@@ -12,6 +12,7 @@ from pipelines.rewrites.fold_pad import FoldPad
 from pipelines.rewrites.fold_scale import FoldScale
 from pipelines.rewrites.fuse_activations import FuseActivations
 from pipelines.rewrites.fuse_linear import FuseLinear
+from pipelines.rewrites.gather_to_reshape import GatherToReshape
 from pipelines.rewrites.merge_siblings import MergeSiblings
 from pipelines.rewrites.push_transposes import PushTransposes
 from pipelines.rewrites.remove_dead_branches import RemoveDeadBranches
@@ -22,8 +23,9 @@ from pipelines.rewrites.widen_half import WidenHalf
 # First what makes constants and lays layers side by side, then what fuses them; MergeSiblings last, for it joins
 # finished layers.
 SHARED = (
-    *(ExpandFused, WidenHalf, RemoveDeadBranches, FoldConstants, FoldIndexWrap, ReshapeChains, PushTransposes),
-    *(SimplifyConcat, FuseActivations, FoldPad, FoldBatchNorm, AffineToDepthwise, FuseLinear, MergeSiblings),
+    *(ExpandFused, WidenHalf, RemoveDeadBranches, FoldConstants, FoldIndexWrap, GatherToReshape, ReshapeChains),
+    *(PushTransposes, SimplifyConcat, FuseActivations, FoldPad, FoldBatchNorm, AffineToDepthwise, FuseLinear),
+    MergeSiblings,
 )
 
 
