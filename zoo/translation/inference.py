@@ -18,9 +18,10 @@ from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.data.text_files import STDIN, read_lines
 from pipelines.models.line_pipeline import benchmark_samples
+from zoo.translation.alignment.results import line_results
 from zoo.translation.data.characters import clean_characters
 from zoo.translation.data.line_splitting import MAX_TOKEN_CHARACTERS, UNKNOWN_SCRIPT, LineSplitter
-from zoo.translation.data.lines import EXAMPLES, Line, translation_writer
+from zoo.translation.data.lines import EXAMPLES, Line, Translation, translation_writer
 from zoo.translation.data.parallel_text import (
     PAD,
     UNKNOWN,
@@ -89,12 +90,10 @@ class TranslationPipeline(Translator):
         faulty = next((line for line in lines if line.fault), None)
         if faulty and all(line.fault or not line.pieces for line in lines):
             raise RequestError(f"{faulty.where} {faulty.fault}")
-        translated = iter(self.translate_lines(lines))
+        translated = self.translate_lines(lines)
         results = []
-        for line in lines:
-            parts = list(itertools.islice(translated, len(line.parts)))
-            joined = [self.join_sentences(line, [part[k] for part in parts]) for k in range(self.best)]
-            first, *others = ({"translation": text, "score": float(np.float32(score))} for text, score in joined)
+        for line, found in zip(lines, self.results(lines, translated), strict=True):
+            first, *others = (each.columns() for each in found)
             more: dict[str, Any] = {"others": others} if others else {}
             if line.notes:
                 more["untranslated"] = line.untranslated
@@ -253,8 +252,9 @@ class TranslationPipeline(Translator):
         Args:
             inputs: A text file or a list of them, plain or .gz, or "-" for stdin.
             output: A text file, or "-" for stdout: a line a translation, after its score and a TAB with `scores`, after
-                the line's number and a TAB with `n_best` above 1. A name that ends with .csv(.gz), .jsonl or .parquet:
-                a table of line (from 1), translation and score.
+                the line's number and a TAB with `n_best` above 1, before a TAB and its alignment or scores of words if
+                asked for. A name that ends with .csv(.gz), .jsonl or .parquet: a table of line (from 1), translation,
+                score and these.
             on_error: "skip", or "raise" to stop at the first line that cannot be translated.
             scores: Whether scores are written.
             sentences: Whether every line is split into its sentences.
@@ -280,22 +280,16 @@ class TranslationPipeline(Translator):
         faults, start = Counter[str](), time.perf_counter()
         count: Counter[str] = Counter()
         names = [os.fspath(each) for each in (inputs if isinstance(inputs, list | tuple) else [inputs])]
-        with translation_writer(output, scores, self.best > 1) as write, progress("translating lines") as advance:
+        options = (scores, self.best > 1, self.alignments, self.word_scores)
+        with translation_writer(output, *options) as write, progress("translating lines") as advance:
             found = self._read(names, split=True)
             while window := list(itertools.islice(found, SORT_WINDOW * self.batch_size)):
                 self._report_errors(((line.where, line.fault) for line in window), faults, on_error)
                 translated = self.translate_lines(window)
-                ends = list(itertools.accumulate(len(each.parts) for each in window))
+                results = self.results(window, translated)
                 before = self.first_row + count["lines"]
-                rows = [
-                    (
-                        before + i,
-                        *self.join_sentences(line, [part[k] for part in translated[end - len(line.parts) : end]]),
-                    )
-                    for i, (line, end) in enumerate(zip(window, ends, strict=True), 1)
-                    for k in range(self.best)
-                ]
-                write(*(list(column) for column in zip(*rows, strict=True)))
+                numbers = [before + i for i, each in enumerate(results, 1) for _ in each]
+                write(numbers, list(itertools.chain.from_iterable(results)))
                 count["lines"] += len(window)
                 count["sentences"] += sum(bool(line.pieces) and not line.fault for line in window)
                 self._log_notes(window, count)
@@ -328,22 +322,17 @@ class TranslationPipeline(Translator):
                 if count["untranslated"] <= self.MAX_WARNINGS:
                     logger.warning("%s: %s", line.where, line.untranslated)
 
-    def join_sentences(self, line: Line, parts: Sequence[Hypothesis]) -> tuple[str, float]:
-        """Joins the translated sentences of a line and its copied text.
+    def results(self, lines: Sequence[Line], translated: Sequence[Sequence[Hypothesis]]) -> list[list[Translation]]:
+        """Makes text of translated lines: joins their sentences and copied text.
 
         Args:
-            line: The line.
-            parts: A hypothesis of each of its `parts`.
+            lines: The lines.
+            translated: Hypotheses of the `parts` of all lines, in order.
 
         Returns:
-            The text, and the mean score of its tokens, ends included.
+            The translations of each line, the best first. Their score is the mean of their tokens, ends included.
         """
-        text = line.join(self.vocabulary.decode([part.tokens for part in parts]))
-        if len(parts) == 1:
-            return text, parts[0].score
-        lengths = [len(part.tokens) + 1 for part in parts]
-        score = sum(part.score * length for part, length in zip(parts, lengths, strict=True)) / max(sum(lengths), 1)
-        return text, score
+        return line_results(self, lines, translated)
 
     def calibration(self, data: Any, count: int, on_error: str = "raise") -> dict[str, NDArray[Any]]:
         """Translates lines and returns the decoder's inputs, see `decoder_samples`.

@@ -25,6 +25,7 @@ from pipelines.models.folder import ModelFolder
 from pipelines.models.line_pipeline import LinePipeline
 from pipelines.models.npz import read_arrays
 from pipelines.models.pipeline import PRECISIONS
+from zoo.translation.alignment.forced import ForcedDecoder
 from zoo.translation.data.lines import EXAMPLES
 from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, UNKNOWN, Tokens, batch_by_tokens, pad
 from zoo.translation.data.vocabularies import open_vocabulary
@@ -64,6 +65,9 @@ class Translator(LinePipeline[NativeTranslator]):
             one for copies of source tokens where source and target share a vocabulary; "off"; or a draft's file.
             Results are the same.
         target_prefix: Text that translations begin with, or one for each text.
+        alignments: Whether results have an alignment of words.
+        word_scores: Whether results have scores of words.
+        forced: Attention and log probabilities of given translations.
     """
 
     BATCH_SIZE: ClassVar[int] = 32
@@ -74,6 +78,8 @@ class Translator(LinePipeline[NativeTranslator]):
     length_penalty: float = 1.0
     draft: str = "auto"
     target_prefix: str | tuple[str, ...] = ""
+    alignments: bool = False
+    word_scores: bool = False
 
     def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
         self.rules = SearchConfig.from_json(folder.preprocessing.get("search", {}))
@@ -92,6 +98,11 @@ class Translator(LinePipeline[NativeTranslator]):
             self._hold(self._held_example)
         self._speculations: dict[str, Speculation] = {}  # by the draft; shared by copies with other options
         self.positions = (folder.preprocessing.get("form", {}).get("positions") or [POSITIONS])[-1]
+        self.forced = ForcedDecoder(folder, self._model, self.threads, self.precision, len(self.vocabulary))
+
+    def _open(self, engine: str, model: Path | None) -> None:
+        self._model = model
+        super()._open(engine, model)
 
     def _open_stock(self, model: Path | None) -> None:
         """Opens beam search in one graph, else step by step, else without KV caches."""
@@ -320,6 +331,8 @@ class Translator(LinePipeline[NativeTranslator]):
             RequestError: An option is not possible.
         """
         values, changed = checked_options(options), copy.copy(self)
+        changed.alignments = values.get("alignments", False)
+        changed.word_scores = values.get("word_scores", False)
         if draft is not None:
             changed.draft = draft
             if draft not in ("auto", "off") and self._native is None:
@@ -366,6 +379,23 @@ class Translator(LinePipeline[NativeTranslator]):
         if not tokens or UNKNOWN in tokens:
             raise RequestError(f"the vocabulary of the translations cannot write {text!r:.60}")
         return tuple(tokens)
+
+    def token_scores(self, sources: Sequence[Tokens], targets: Sequence[Sequence[int]]) -> list[NDArray[np.float64]]:
+        """Computes the log probabilities of the tokens of translations, as the search has them.
+
+        Args:
+            sources: Source tokens of each sentence, int32.
+            targets: Tokens of each translation.
+
+        Returns:
+            For each translation float64 [tokens]; 0 for tokens that every translation begins with.
+        """
+        rules = self._rules()
+        allowed = [self.shortlist.allowed(each.tolist()) for each in sources] if self.shortlist else None
+        found = self.forced.scores(sources, targets, allowed, rules.banned if rules.renormalize else ())
+        for scores in found:
+            scores[: len(rules.prefix)] = 0
+        return found
 
     def _rules(self) -> SearchConfig:
         """Returns the search options with the prefix of the chosen target language."""

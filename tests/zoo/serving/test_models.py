@@ -96,6 +96,10 @@ def test_a_text_is_translated_line_by_line_in_every_form(both: Server, opened: C
     wanted = opened("multi30k-en-de", "int8", "native")(SENTENCES[:2], **options)
     assert [each["translation"] for each in found] == [each["translation"] for each in wanted]
     assert found[0]["translation"].startswith("Ein Herr")
+    body = {"sentences": SENTENCES[1], "alignments": True, "word_scores": True}
+    (aligned,) = both.json(MT, json.dumps(body).encode(), "application/json")["results"]
+    assert aligned["translation"] == expected[1] and "0-0" in aligned["alignment"].split()
+    assert len(aligned["word_scores"]) == len(expected[1].split())
     odd = both.json(MT, "Two dogs.\n\nA \x01 man.\n\u4f60\u597d\n50%".encode(), "text/plain")["results"]
     assert [bool(row["translation"]) for row in odd] == [True, False, True, True, True]
     assert [row.get("untranslated") for row in odd] == [

@@ -27,7 +27,7 @@ from zoo.serving.handlers.base import (
 )
 from zoo.serving.protocol import limits, responses
 from zoo.serving.workers.channel import Job, JobResult
-from zoo.translation.data.lines import Line
+from zoo.translation.data.lines import Line, score_text
 from zoo.translation.inference import TranslationPipeline
 from zoo.translation.search import options
 from zoo.translation.search.beam_search import Hypothesis
@@ -187,27 +187,26 @@ class TranslationRequest:
             offset: Index of the first sentence of the first line.
 
         Returns:
-            The columns line, translation and score; untranslated if something was left out or copied, error if a line
-            is invalid; for text, translation alone.
+            The columns line, translation and score; alignment and word_scores if asked for; untranslated if
+            something was left out or copied, error if a line is invalid; for text, translation alone.
         """
-        best = self.pipeline.best
-        numbers: list[int] = []
-        rows: list[tuple[str, float]] = []
-        errors: list[str | None] = []
-        notes: list[str | None] = []
-        for number, line in enumerate(self.lines[first:last], first + 1):
-            end = offset + len(line.parts)
-            for k in range(best):
-                rows.append(self.pipeline.join_sentences(line, [self.hypotheses[i][k] for i in range(offset, end)]))
-                numbers.append(number)
-                errors.append(line.fault or None)
-                notes.append(line.untranslated or None)
-            offset = end
-        translations = [text for text, _ in rows]
+        lines = self.lines[first:last]
+        parts = range(offset, offset + sum(len(line.parts) for line in lines))
+        found = self.pipeline.results(lines, [self.hypotheses[i] for i in parts])
+        rows = [each for translations in found for each in translations]
         if self.media_type == responses.TEXT:
-            return {"translation": translations}
-        scores = np.array([score for _, score in rows], np.float32)
-        columns: dict[str, Any] = {"line": numbers, "translation": translations, "score": scores}
+            return {"translation": [each.text for each in rows]}
+        counted = [(first + i, line) for i, (line, each) in enumerate(zip(lines, found, strict=True), 1) for _ in each]
+        columns: dict[str, Any] = {"line": [number for number, _ in counted]}
+        columns["translation"] = [each.text for each in rows]
+        columns["score"] = np.array([each.score for each in rows], np.float32)
+        if self.pipeline.alignments:
+            columns["alignment"] = [each.alignment for each in rows]
+        if self.pipeline.word_scores:
+            scores = [each.word_scores or [] for each in rows]
+            is_json = self.media_type in (responses.JSON, responses.JSON_LINES)
+            columns["word_scores"] = scores if is_json else [score_text(each) for each in scores]
+        notes, errors = ([getattr(line, name) or None for _, line in counted] for name in ("untranslated", "fault"))
         if any(notes):
             columns["untranslated"] = notes
         if any(errors):

@@ -41,6 +41,7 @@ class LineSplitter:
             copy.
         most: Maximum number of sentences of a line; None: any.
         parts: Tokens of the sentences so far.
+        texts: Text of each of `parts`.
         pieces: See `Line`.
         notes: What is left out or copied.
         unknown_words: Whether a word is copied, of the words so far.
@@ -53,6 +54,7 @@ class LineSplitter:
     every: bool = False
     most: int | None = None
     parts: list[Tokens] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     notes: dict[str, None] = field(default_factory=dict)
     unknown_words: dict[str, bool] = field(default_factory=dict)
@@ -86,7 +88,8 @@ class LineSplitter:
             else:
                 self._add(text, tokens)
         fault = UNKNOWN_SCRIPT if self.foreign and not self.parts else ""
-        return Line(where, text, fault, tuple(self.parts), tuple(self.pieces), tuple(self.notes))
+        parts, pieces, texts = tuple(self.parts), tuple(self.pieces), tuple(self.texts)
+        return Line(where, text, fault, parts, pieces, tuple(self.notes), texts=texts)
 
     def _encode(self, text: str) -> Tokens | None:
         """Returns the tokens of a text, or None if it has too many characters."""
@@ -113,6 +116,7 @@ class LineSplitter:
             self._add_pieces(text, None if tokens is None else len(tokens))
         elif not np.count_nonzero(tokens == UNKNOWN):
             self.parts.append(tokens)
+            self.texts.append(text)
             self.pieces.append(())
         elif self.vocabulary.copies_words:
             self._add_around_unknown(text, tokens)
@@ -157,6 +161,7 @@ class LineSplitter:
         for _, words in inserted:
             self._note_copy(words)
         self.parts.append(tokens)
+        self.texts.append(stripped)
         self.pieces.append(inserted)
 
     def _known_format(self, match: re.Match[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ class Line(NamedTuple):
             translation, each with its place from 0 (first) to 1 (last).
         notes: What was left out or copied.
         prefix: Text that its translation begins with.
+        texts: Text of each of `parts`.
     """
 
     where: str
@@ -49,6 +50,7 @@ class Line(NamedTuple):
     pieces: tuple[Piece, ...] = ()
     notes: tuple[str, ...] = ()
     prefix: str = ""
+    texts: tuple[str, ...] = ()
 
     def join(self, translations: Iterable[str]) -> str:
         """Joins the translation of the line.
@@ -78,23 +80,75 @@ class Line(NamedTuple):
         return "; ".join(self.notes[:MAX_NOTES]) + (f"; and {more} more" if more > 0 else "")
 
 
+class Translation(NamedTuple):
+    """A translation of a line.
+
+    Attributes:
+        text: The text.
+        score: Mean score of its tokens.
+        alignment: Pairs "i-j" of source word i and target word j, counted from 0, words between blanks (the format of
+            Pharaoh); None if it is not asked for.
+        word_scores: Log probability of each word between blanks; None if they are not asked for.
+    """
+
+    text: str
+    score: float
+    alignment: str | None = None
+    word_scores: list[float] | None = None
+
+    def columns(self) -> dict[str, Any]:
+        """Returns its values by the names that results and tables have."""
+        found: dict[str, Any] = {"translation": self.text, "score": float(np.float32(self.score))}
+        if self.alignment is not None:
+            found["alignment"] = self.alignment
+        if self.word_scores is not None:
+            found["word_scores"] = self.word_scores
+        return found
+
+
+def score_text(scores: Sequence[float]) -> str:
+    """Writes the scores of words, as files and tables have them.
+
+    Args:
+        scores: The scores.
+
+    Returns:
+        The scores, separated by blanks.
+    """
+    return " ".join(f"{score:.4f}" for score in scores)
+
+
 @contextlib.contextmanager
-def translation_writer(output: str | Path, scores: bool, numbers: bool) -> Iterator[Callable[..., None]]:
+def translation_writer(
+    output: str | Path, scores: bool, numbers: bool, alignments: bool = False, word_scores: bool = False
+) -> Iterator[Callable[[Sequence[int], Sequence[Translation]], None]]:
     """Context manager that writes translations; see `TranslationPipeline.run`.
 
     Args:
         output: A text file, "-" for stdout, or a table (.csv, .csv.gz, .jsonl, .parquet).
         scores: Whether scores are written to text.
         numbers: Whether line numbers are written to text.
+        alignments: Whether translations have an alignment.
+        word_scores: Whether translations have scores of words.
 
     Yields:
-        A function of line numbers, translations and scores, one list each.
+        A function of line numbers and translations.
     """
     if str(output).lower().endswith(FORMATS):
-        with writing(output, {"line": np.int64, "translation": str, "score": np.float32}) as table:
-            yield lambda *rows: table(
-                {"line": np.array(rows[0]), "translation": rows[1], "score": np.array(rows[2], np.float32)}
-            )
+        kinds = {"line": np.int64, "translation": str, "score": np.float32}
+        kinds |= dict.fromkeys(("alignment",) * alignments + ("word_scores",) * word_scores, str)
+        with writing(output, kinds) as table:
+
+            def add(lines: Sequence[int], found: Sequence[Translation]) -> None:
+                columns: dict[str, Any] = {"line": np.array(lines), "translation": [each.text for each in found]}
+                columns["score"] = np.array([each.score for each in found], np.float32)
+                if alignments:
+                    columns["alignment"] = [each.alignment or "" for each in found]
+                if word_scores:
+                    columns["word_scores"] = [score_text(each.word_scores or ()) for each in found]
+                table(columns)
+
+            yield add
         return
     with contextlib.ExitStack() as stack:
         if str(output) == STDIN:
@@ -102,9 +156,10 @@ def translation_writer(output: str | Path, scores: bool, numbers: bool) -> Itera
         else:
             file = stack.enter_context(stack.enter_context(replacing(output)).open("wb"))
 
-        def write(found: list[int], texts: list[str], values: list[float]) -> None:
-            for line, text, value in zip(found, texts, values, strict=True):
-                parts = [str(line)] * numbers + [f"{value:.4f}"] * scores + [text]
+        def write(lines: Sequence[int], found: Sequence[Translation]) -> None:
+            for line, each in zip(lines, found, strict=True):
+                parts = [str(line)] * numbers + [f"{each.score:.4f}"] * scores + [each.text]
+                parts += [each.alignment or ""] * alignments + [score_text(each.word_scores or ())] * word_scores
                 file.write(("\t".join(parts) + "\n").encode())
 
         yield write

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError, ZooError
 from zoo.translation.data.characters import invalid_characters
 from zoo.translation.data.known_text import KnownText
-from zoo.translation.data.sentencepieces import open_sentencepiece
+from zoo.translation.data.sentencepieces import Pieces, open_sentencepiece
 from zoo.translation.data.text_files import Faults, Pair, read_pairs, sources
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def learn_vocabulary(pairs: Sequence[Pair], size: int, seed: int) -> bytes:
     return written.getvalue()
 
 
-class Vocabulary:
+class Vocabulary(Pieces):
     """A sentencepiece vocabulary shared by source and target.
 
     Attributes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,3 +38,39 @@ def open_sentencepiece(content: bytes, name: str | Path) -> SentencePieceProcess
     except RuntimeError as error:
         raise RequestError(f"{name} is no vocabulary of sentencepiece ({one_line(error)}); {again}") from error
     return model
+
+
+class Pieces:
+    """Texts in pieces of a sentencepiece model, for `zoo.translation.alignment.spans`."""
+
+    _pieces: SentencePieceProcessor
+
+    def split_source(self, text: str) -> tuple[str, int, list[str], int]:
+        """Splits a source into pieces.
+
+        Args:
+            text: The text.
+
+        Returns:
+            The prompt before it, the number of tokens before, the pieces of both, and the number of tokens behind them.
+        """
+        return "", 0, list(self._pieces.encode(text, out_type=str)), 1
+
+    def join_source(self, pieces: Sequence[str]) -> str:
+        """Joins pieces of a source.
+
+        Args:
+            pieces: The pieces.
+
+        Returns:
+            The text.
+        """
+        return str(self._pieces.decode_pieces(list(pieces)))
+
+    def target_piece(self, token: int) -> str:
+        """Returns the piece of a target token; "" for a special one.
+
+        Args:
+            token: The token.
+        """
+        return "" if self._pieces.is_control(int(token)) else str(self._pieces.id_to_piece(int(token)))

@@ -222,6 +222,37 @@ class ImportedVocabulary:
             for text in prompted
         ]
 
+    def split_source(self, text: str) -> tuple[str, int, list[str], int]:
+        """Splits a text into pieces.
+
+        Args:
+            text: The text.
+
+        Returns:
+            The prompt before it, the number of tokens before, the pieces of both, and the number of tokens behind them.
+        """
+        pieces = self._source_tokenizer.tokenize(self.prompt + text)
+        return self.prompt, len(self.framing.before), pieces, len(self.framing.after)
+
+    def join_source(self, pieces: Sequence[str]) -> str:
+        """Joins pieces of a source.
+
+        Args:
+            pieces: The pieces.
+
+        Returns:
+            The text.
+        """
+        return str(self._source_tokenizer.detokenize(list(pieces)))
+
+    def target_piece(self, token: int) -> str:
+        """Returns the piece of a target token; "" for a special one.
+
+        Args:
+            token: The token.
+        """
+        return "" if token in self._hidden else self._target[token] or ""
+
     def encode_target(self, texts: Sequence[str]) -> list[Tokens]:
         """Tokenizes translations.
 

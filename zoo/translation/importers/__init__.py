@@ -108,6 +108,7 @@ def write(
         "vocabulary": framing.to_json(),
         "search": found.rules.to_json(),
         **({"shortlist": SHORTLIST} if SHORTLIST in files else {}),
+        **({"alignment": dict(found.alignment)} if found.alignment else {}),
     }
     sizes = [len(each) for each in found.pieces]
     model = build(found.config, sizes[-1], pre_norm=found.pre_norm, dropout=0.0, source_vocabulary=sizes[0])

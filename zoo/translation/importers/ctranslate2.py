@@ -176,7 +176,15 @@ class _Reader(ModelReader):
             SearchConfig(beam=2, most=MAX_DECODING_LENGTH),
             min(model_config.positions[0], MAX_INPUT_LENGTH),
             about={"format": "ctranslate2", "architecture": self.kind, "start": start},
+            alignment=self._alignment(),
         )
+
+    def _alignment(self) -> dict[str, Any]:
+        """Returns the layer and the heads that CTranslate2 aligns by, the first ones; {}: the file names none."""
+        if "decoder/alignment_layer" not in self.tensors:
+            return {}
+        layer, heads = (int(self._scalar(f"decoder/alignment_{name}")) for name in ("layer", "heads"))
+        return {"layer": layer, "heads": list(range(heads))}
 
     # ------------------------------------------------------------------------------------------- configuration, pieces
 

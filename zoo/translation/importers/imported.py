@@ -33,6 +33,7 @@ class ImportedModel:
         languages: "source-target", such as "en-de".
         about: Facts for the card.
         magnitudes: Maximum magnitude of the input of a weight, if the original has them.
+        alignment: Values of `zoo.translation.alignment.forced.AttentionHeads`, if the original names them.
     """
 
     config: ModelConfig
@@ -46,6 +47,7 @@ class ImportedModel:
     languages: str = ""
     about: Mapping[str, Any] = field(default_factory=dict)
     magnitudes: Mapping[str, float] = field(default_factory=dict)
+    alignment: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,7 @@ class _Reader(Folder):
         pieces = tuple(each.pieces(one.pieces) for each, one in zip(renumbered, vocabularies, strict=True))
         files = {name: content for each in vocabularies for name, content in each.files.items()}
         framing = Framing(vocabularies[0].kind, tuple(files))
+        alignment = self._alignment()
         if shortlist := self._shortlist(vocabularies, renumbered):
             files[SHORTLIST] = shortlist.to_bytes()
         if self.faults:
@@ -134,7 +135,13 @@ class _Reader(Folder):
             self._languages(),
             about | ({"int8": f"{len(self.int8)} matrices"} if self.int8 else {}),
             self.magnitudes,
+            alignment,
         )
+
+    def _alignment(self) -> dict[str, object]:
+        """Returns the layer and the head of guided alignment, which Marian aligns by in every model."""
+        name = "transformer-guided-alignment-layer"
+        return {"layer": -1 if self._option(name, "last") == "last" else self._whole(name) - 1, "heads": [0]}
 
     def _model_config(self) -> tuple[ModelConfig, bool]:
         """Returns the configuration, and whether layers are pre-LN; unsupported options become errors."""

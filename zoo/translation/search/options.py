@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import RequestError
+from pipelines.core.settings import BOOLEANS
 from pipelines.data.text_files import read_lines
 from pipelines.models.family import RunOption
 from zoo.translation.data.parallel_text import POSITIONS
@@ -19,6 +20,7 @@ MAX_TOKENS = 1 << 20
 MAX_PENALTY = 100.0  # of a length, in native code, too
 MAX_TEXTS = 10_000  # texts of one option
 NUMBERS = {int: numbers.Integral, float: numbers.Real}
+TYPES = {int: "integer", float: "number", str: "string", bool: "boolean"}  # in JSON schema
 
 
 @dataclass(frozen=True)
@@ -27,22 +29,24 @@ class SearchOption:
 
     Attributes:
         name: Its name in Python and requests; the flag has hyphens.
-        kind: int, float or str.
+        kind: int, float, str or bool.
         help: Help text.
         least: Smallest number.
         most: Largest number.
         above: Whether the number is greater than `least`.
         many: "" for one value; "list" for a list of texts, in Python or of a file's lines; "each" for one text, or a
             list with one for each sentence.
+        choices: Texts that it takes; (): any.
     """
 
     name: str
-    kind: type[int] | type[float] | type[str]
+    kind: type[int] | type[float] | type[str] | type[bool]
     help: str
     least: float = 0
     most: float = math.inf
     above: bool = False
     many: str = ""
+    choices: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
@@ -52,6 +56,10 @@ class SearchOption:
     @property
     def expected(self) -> str:
         """Values that the option takes."""
+        if self.kind is bool:
+            return "true or false"
+        if self.choices:
+            return f"{', '.join(self.choices[:-1])} or {self.choices[-1]}"
         if self.kind is str:
             return {"": "a text", "list": "a list of texts", "each": "a text, or one for each sentence"}[self.many]
         what = "a whole number" if self.kind is int else "a number"
@@ -67,7 +75,13 @@ class SearchOption:
         Raises:
             RequestError: It is not of the kind, or out of range.
         """
-        if self.kind is str:
+        if self.kind is bool:
+            if isinstance(value, bool):
+                return value
+        elif self.choices:
+            if value in self.choices:
+                return value
+        elif self.kind is str:
             if isinstance(value, Path) and self.many == "list":
                 value = self._read(value)
             if isinstance(value, str) and self.many != "list":
@@ -92,6 +106,8 @@ class SearchOption:
         Args:
             text: The text.
         """
+        if self.kind is bool:
+            return BOOLEANS.get(text.lower() or "true", text[:40])
         if self.kind is str:
             return [text] if self.many == "list" else text
         try:
@@ -110,14 +126,14 @@ class SearchOption:
     @property
     def schema(self) -> dict[str, Any]:
         """Description and JSON schema."""
-        kind = {"type": {int: "integer", float: "number", str: "string"}[self.kind]}
+        kind = {"type": TYPES[self.kind], **({"enum": [*self.choices]} if self.choices else {})}
         kinds = {"": kind, "list": {"type": "array", "items": kind}}
         return {"description": self.help, "schema": kinds.get(self.many, kind)}
 
     @property
     def run_option(self) -> RunOption:
         """The option of `zoo run`."""
-        return RunOption(self.name, self.kind, None, self.help)
+        return RunOption(self.name, self.kind, False if self.kind is bool else None, self.help)
 
 
 OPTIONS = {
@@ -168,6 +184,8 @@ OPTIONS = {
             MAX_PENALTY,
         ),
         SearchOption("bad_words", str, "File of phrases that no translation contains, one a line.", many="list"),
+        SearchOption("alignments", bool, "Add the pairs of source and target words (0-0 1-2) to translations."),
+        SearchOption("word_scores", bool, "Add the log probability of each word to translations."),
     )
 }
 

@@ -159,6 +159,30 @@ def test_activations_are_those_of_transformers(originals, activation, engine, tm
         assert zoo.pipeline(original.imported, "int8").engine == engine
 
 
+@pytest.mark.parametrize("kind", ["marian", "t5"])
+def test_scores_of_tokens_and_attention_are_those_of_transformers(originals, kind):
+    original = originals(kind)
+    pipeline = zoo.pipeline(original.imported, "fp32")
+    text = folders.sentences(1, 7)[0]
+    batch = original.tokenizer([text], return_tensors="pt")
+    with torch.inference_mode():
+        made = original.model.generate(
+            **batch, num_beams=4, do_sample=False, return_dict_in_generate=True, output_scores=True
+        )
+        transitions = original.model.compute_transition_scores(made.sequences, made.scores, made.beam_indices)
+        implementation = original.model.config._attn_implementation
+        original.model.set_attn_implementation("eager")
+        read = original.model(**batch, decoder_input_ids=made.sequences[:, :-1], output_attentions=True)
+        original.model.set_attn_implementation(implementation)
+    tokens = original.targets.ours[made.sequences[0, 1:].tolist()].tolist()
+    sources = pipeline.vocabulary.encode([text])
+    (scores,) = pipeline.token_scores(sources, [tokens])
+    close(scores[:-1], transitions[0].numpy()[: len(scores) - 1])  # the end may be forced
+    (attention,) = pipeline.forced.attention(sources, [tokens])
+    layer = max(len(read.cross_attentions) - 2, 0)
+    np.testing.assert_allclose(attention, read.cross_attentions[layer][0].mean(0), atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", folders.KINDS)
 def test_tokens_and_scores_of_many_sentences(originals, kind):
