@@ -32,6 +32,13 @@ struct RowEpilogue {
     bool relu = false;
 };
 
+// The same of float32 [n, inputs] with float weights, in panels of 64 columns: [outputs / 64][inputs][64].
+struct FloatLinear {
+    int64_t inputs, outputs;     // outputs: whole 64
+    const float *weight;
+    const float *scale, *bias;   // [outputs]
+};
+
 // Quantization of activations to uint8. Static: clip(rint(x / scale) + zero_point), as ONNX's QuantizeLinear. scale 0: dynamic, each row
 // by its own range, symmetric around the zero point 128, or with zero point 0 where nothing is negative.
 struct QParams {
@@ -102,6 +109,8 @@ struct QuantizedAttention {
 struct RowKernels {
     void (*quantize_rows)(const Rows &rows, int64_t stride, const QParams &, int64_t n);
     void (*layer_norm)(const LayerNorm &, const float *x, int64_t x_stride, const Rows &out, int64_t n);
+    // y = (sum_k x_k weight_k) scale + bias, summed in order; of the epilogue ReLU and residual are used.
+    void (*float_linear)(const FloatLinear &, const RowEpilogue &, const float *x, int64_t x_stride, int64_t n, float *out, int64_t out_stride);
     // To the nearest, ties to even, clipped to the largest float16; count: whole sixteens.
     void (*to_float16)(const float *x, int64_t count, Float16 *out);
     // One query over a KV cache: keys[t] points to the key of position t, its value behind it. bias [heads, reach]: added to the scores of

@@ -135,7 +135,9 @@ def _check_operations(
             if member.name in ("input", "residual") and value is not None and (value not in widths or value == MEMORY):
                 raise RequestError(f"{where} reads register {value}, which holds nothing yet")
         width = operation.check(where, widths)
-        if isinstance(operation, Linear | CrossAttention | Vocabulary):
+        if isinstance(operation, Linear | CrossAttention | Vocabulary) and (
+            operation.layer.quantizes or not isinstance(operation, Linear)
+        ):
             require(where, "weight", operation.layer.weight, np.int8, operation.layer.weight.shape)
             register = MEMORY if isinstance(operation, CrossAttention) else operation.input
             if quantized.setdefault(register, operation.layer.qparams) != operation.layer.qparams:

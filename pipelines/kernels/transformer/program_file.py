@@ -14,7 +14,7 @@ from pipelines.kernels.transformer.text.program import HeadStep, TextProgram
 # The key under which programs are cached. Bump it when the layout of this file, the dataclasses of `operations` or what
 # `from_graph` makes of a graph change; tests/pipelines/kernels/transformer/test_program_file.py fails where that is
 # forgotten.
-VERSION = 5
+VERSION = 6
 SUFFIX = ".zoo"
 _PARTS = (EncoderProgram, DecoderProgram, TextProgram, RowLinear, StaticQParams, HeadNorm, Rotary, Disentangled)
 CLASSES = {each.__name__: each for each in (*_PARTS, *typing.get_args(Operation), *typing.get_args(HeadStep))}

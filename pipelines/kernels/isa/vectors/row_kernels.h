@@ -185,6 +185,27 @@ inline void matmul_rows(const float *a, int64_t a_stride, int64_t count, const T
     for (; j < width; j += kVecLanes) matmul_tile<Count, 1>(a, a_stride, count, x + j, stride, row_scale, out + j, out_stride);
 }
 
+void float_linear(const FloatLinear &l, const RowEpilogue &epilogue, const float *x, int64_t x_stride, int64_t n, float *out, int64_t out_stride) {
+    constexpr float ones[] = {1, 1, 1, 1};
+    float sums[4 * kColumns];
+    const auto panel = [&](auto function, int64_t first, int64_t count, int64_t column) {
+        function(x + first * x_stride, x_stride, l.inputs, l.weight + column * l.inputs, kColumns, kColumns, ones, sums, kColumns);
+        for (int64_t r = 0; r < count; ++r)
+            for (int64_t j = 0; j < kColumns; j += kVecLanes) {
+                Vec y = load_float<Vec>(sums + r * kColumns + j) * load_float<Vec>(l.scale + column + j) + load_float<Vec>(l.bias + column + j);
+                if (epilogue.relu) y = y < 0 ? Vec{} : y;
+                if (epilogue.residual) y = y + load_float<Vec>(epilogue.residual + (first + r) * epilogue.residual_stride + column + j);
+                store_float(out + (first + r) * out_stride + column + j, y);
+            }
+    };
+    for (int64_t column = 0; column < l.outputs; column += kColumns) {
+        int64_t i = 0;
+        for (; i + 4 <= n; i += 4) panel(matmul_rows<4, float>, i, 4, column);
+        for (; i + 2 <= n; i += 2) panel(matmul_rows<2, float>, i, 2, column);
+        if (i < n) panel(matmul_rows<1, float>, i, 1, column);
+    }
+}
+
 // Attention of Count queries, all heads.
 template <int Count, class T>
 void attention_tile(const float *q, int64_t q_stride, const KeysValues<T> &kv, int64_t heads, int64_t size, float *out,
@@ -349,6 +370,7 @@ void activate_gate(Activation kind, const float *gate, const float *up, int64_t 
 constexpr RowKernels kRowKernels = {
     .quantize_rows = quantize_rows,
     .layer_norm = layer_norm,
+    .float_linear = float_linear,
     .to_float16 = to_float16,
     .self_attention = self_attention,
     .attention = attention<float>,

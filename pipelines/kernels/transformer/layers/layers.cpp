@@ -45,6 +45,24 @@ Activation activation_of(const std::string &kind) {
 
 }  // namespace
 
+FloatRowLinear::FloatRowLinear(const Isa &isa, const Array &weight, const Array &scale, const Array &bias, Arena &arena) : isa_(isa) {
+    const auto *w = data_of<float>(weight, "weight", 2);
+    const auto inputs = static_cast<int64_t>(weight.shape(0));
+    outputs_ = static_cast<int64_t>(weight.shape(1));
+    if (!inputs || !outputs_ || inputs > kMaxWidth) refuse("linear", "weights of " + text(inputs) + " x " + text(outputs_));
+    finite_table(weight, "weight", inputs, outputs_, "linear");
+    scale_ = padded(scale, "scale", outputs_, "linear"), bias_ = padded(bias, "bias", outputs_, "linear");
+    const int64_t all = round_up(outputs_, kColumns);
+    auto *packed = static_cast<float *>(arena.take(inputs * all * 4));
+    for (int64_t column = 0; column < all; column += kColumns)
+        for (int64_t k = 0; k < inputs; ++k) {
+            const int64_t count = std::min(kColumns, outputs_ - column);
+            float *to = packed + column * inputs + k * kColumns;
+            std::fill(std::copy_n(w + k * outputs_ + column, count, to), to + kColumns, 0.0f);
+        }
+    linear_ = {inputs, all, packed, scale_.data(), bias_.data()};
+}
+
 RowLinear::RowLinear(const Isa &isa, const Array &weight, const Array &scale, const Array &bias, const StaticQParams &qparams,
                      bool nonnegative, float padding, Arena *arena)
     : isa_(isa) {
@@ -170,10 +188,14 @@ Layers::Operation &Layers::append(Kind kind, int64_t in, int64_t out, int64_t wi
     return operations_.back();
 }
 
-const RowLinear *Layers::add_linear(const Array &weight, const Array &scale, const Array &bias, const StaticQParams &qparams,
-                                    bool nonnegative, int64_t inputs, const char *operation, float padding) {
+void Layers::require_inputs(const Array &weight, int64_t inputs, const char *operation) {
     if (weight.ndim() == 2 && static_cast<int64_t>(weight.shape(0)) != inputs)
         refuse(operation, "takes " + text(static_cast<int64_t>(weight.shape(0))) + " inputs, is given " + text(inputs));
+}
+
+const RowLinear *Layers::add_linear(const Array &weight, const Array &scale, const Array &bias, const StaticQParams &qparams,
+                                    bool nonnegative, int64_t inputs, const char *operation, float padding) {
+    require_inputs(weight, inputs, operation);
     linears_.emplace_back(isa_, weight, scale, bias, qparams, nonnegative, padding, &arena_);
     return &linears_.back();
 }
@@ -226,11 +248,15 @@ void Layers::linear(int64_t in, const Array &weight, const Array &scale, const A
                     int64_t residual, int64_t out) {
     require_open("linear");
     const Value from = read(in, "linear");
-    const RowLinear *layer = add_linear(weight, scale, bias, qparams, from.nonnegative, from.width, "linear");
-    if (residual != -1 && read(residual, "linear").width != layer->outputs())
-        refuse("linear", "gives " + text(layer->outputs()) + " columns, the residual has " + text(read(residual, "linear").width));
-    Operation &operation = append(Kind::kLinear, in, out, layer->outputs(), relu && residual == -1);
+    const bool is_float = weight.dtype() == nb::dtype<float>();
+    const RowLinear *layer = is_float ? nullptr : add_linear(weight, scale, bias, qparams, from.nonnegative, from.width, "linear");
+    if (is_float) require_inputs(weight, from.width, "linear"), float_linears_.emplace_back(isa_, weight, scale, bias, arena_);
+    const int64_t outputs = layer ? layer->outputs() : float_linears_.back().outputs();
+    if (residual != -1 && read(residual, "linear").width != outputs)
+        refuse("linear", "gives " + text(outputs) + " columns, the residual has " + text(read(residual, "linear").width));
+    Operation &operation = append(Kind::kLinear, in, out, outputs, relu && residual == -1);
     operation.relu = relu, operation.residual = residual, operation.linear = layer;
+    if (is_float) operation.float_linear = &float_linears_.back();
 }
 
 void Layers::activation(int64_t in, const std::string &kind, int64_t out) {

@@ -70,6 +70,24 @@ class RowLinear {
     Buffer<float> scale_, bias_;
 };
 
+// Fully connected layer on float32 rows, weights packed once, columns padded to whole 64.
+class FloatRowLinear {
+  public:
+    // See RowLinear, with float32 weights.
+    FloatRowLinear(const Isa &isa, const Array &weight, const Array &scale, const Array &bias, Arena &arena);
+    // in.values -> out [n, out_stride], see RowLinear.
+    void run(const Rows &in, int64_t n, bool relu, const float *residual, int64_t residual_stride, float *out, int64_t out_stride) const {
+        isa_.rows->float_linear(linear_, {nullptr, nullptr, residual, residual_stride, relu}, in.values, in.stride, n, out, out_stride);
+    }
+    int64_t outputs() const { return outputs_; }
+
+  private:
+    const Isa &isa_;
+    FloatLinear linear_{};
+    int64_t outputs_;
+    Buffer<float> scale_, bias_;
+};
+
 // Memory for rows of float32 and of uint8.
 struct Register {
     Buffer<float> values, scale;
@@ -97,6 +115,7 @@ class Layers {
     void embedding(std::optional<Array> table, const Layers *shared, const Array &scale, const Array &positions, int64_t longest, int64_t out);
     void layer_norm(int64_t in, const Array &scale, const Array &bias, float epsilon, int64_t out);
     void rms_norm(int64_t in, const Array &scale, float epsilon, int64_t out);
+    // weight: int8, or float32 of a layer that quantizes nothing.
     void linear(int64_t in, const Array &weight, const Array &scale, const Array &bias, const StaticQParams &qparams, bool relu,
                 int64_t residual, int64_t out);
     void activation(int64_t in, const std::string &kind, int64_t out);        // "swish", "gelu" or "gelu_tanh"
@@ -124,6 +143,7 @@ class Layers {
         QParams qparams;  // of the quantized result
         LayerNorm norm{};
         const RowLinear *linear = nullptr;
+        const FloatRowLinear *float_linear = nullptr;
         const float *factors = nullptr;  // of a scale; of self-attention the bias, [heads, reach]
         int64_t reach = 0;
         Activation activation{};
@@ -144,6 +164,7 @@ class Layers {
     Operation &attention(Kind kind, int64_t in, int64_t parts, int64_t heads, int64_t out, const char *operation);
     const RowLinear *add_linear(const Array &weight, const Array &scale, const Array &bias, const StaticQParams &qparams, bool nonnegative,
                                 int64_t inputs, const char *operation, float padding = 0);
+    static void require_inputs(const Array &weight, int64_t inputs, const char *operation);
     // No operation follows: the register `last` is read by `reader`, or as float32.
     void close(int64_t last, const RowLinear *reader);
     // Operations on one row at a time pass through `rows` rows together, and what they alone read gets registers of so many rows.
@@ -183,6 +204,7 @@ class Layers {
   private:
     Arena arena_;
     std::deque<RowLinear> linears_;
+    std::deque<FloatRowLinear> float_linears_;
     std::deque<Buffer<float>> parameters_;
     std::optional<Array> table_;  // kept alive
     const int8_t *table_rows_ = nullptr;
@@ -219,7 +241,8 @@ void Layers::run_operation(const Operation &operation, std::vector<Register> &re
     if (operation.kind == Kind::kActivation || operation.kind == Kind::kScale || operation.kind == Kind::kGated || operation.kind == Kind::kSum)
         return run_rows(operation, in, residual, rows, n);
     if (operation.kind == Kind::kLinear) {
-        operation.linear->run(in, n, operation.relu, residual.values, rows.stride, rows.values, rows.stride);
+        const auto compute_layer = [&](const auto &layer) { layer.run(in, n, operation.relu, residual.values, rows.stride, rows.values, rows.stride); };
+        operation.linear ? compute_layer(*operation.linear) : compute_layer(*operation.float_linear);
     } else {
         compute(operation, in, rows);
         if (operation.width < rows.stride)

@@ -9,7 +9,8 @@ import onnx_ir as ir
 
 from pipelines.graph import edit, query
 from pipelines.kernels.transformer.mapping.activations import GraphActivations
-from pipelines.kernels.transformer.mapping.values import PROBE, Array
+from pipelines.kernels.transformer.mapping.layers import Array
+from pipelines.kernels.transformer.mapping.values import PROBE
 
 MASKED = -1e4  # a mask adds at most this where attention is hidden
 LONGEST = 8192  # tokens, where no table of the graph limits a text

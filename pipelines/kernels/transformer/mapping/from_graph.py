@@ -34,9 +34,10 @@ import onnx_ir as ir
 
 from pipelines.graph import query
 from pipelines.kernels.transformer.mapping.distances import LONGEST, MASKED
+from pipelines.kernels.transformer.mapping.layers import Array, EmbeddingTable, LinearLayer, concatenate
 from pipelines.kernels.transformer.mapping.registers import allocate_registers, unify_qparams
 from pipelines.kernels.transformer.mapping.rows import RowMapper
-from pipelines.kernels.transformer.mapping.values import PROBE, Array, EmbeddingTable, LinearLayer, concatenate
+from pipelines.kernels.transformer.mapping.values import PROBE
 from pipelines.kernels.transformer.operations import (
     Attention,
     CrossAttention,
@@ -162,7 +163,9 @@ class GraphMapper(RowMapper):
         projection = self._linear_layer(last)
         if projection is None:
             self.refuse(last, "expected a matrix product with constant weights, the vocabulary")
-        self.operations.append(Vocabulary(self._register(projection.x), self._pad_inputs(projection).row_linear()))
+        self.operations.append(
+            Vocabulary(self._register(projection.x), self._quantized(self._pad_inputs(projection)).row_linear())
+        )
         if not isinstance(self.operations[0], Embedding):
             self.refuse(last, "found no embedding of the target tokens before it")
         if not self.memory_width:
@@ -380,7 +383,7 @@ class GraphMapper(RowMapper):
             else:
                 out = self._append(SelfAttention if self.memory else Attention, merged, heads.count)
         elif keys.x is values.x and self.memory and keys.x.name == self.memory:
-            layer = concatenate(keys, values).row_linear()
+            layer = self._quantized(concatenate(keys, values)).row_linear()
             if self.memory_width not in (0, layer.inputs):
                 self.refuse(value, f"it takes a memory of width {layer.inputs}, others {self.memory_width}")
             self.memory_width = layer.inputs

@@ -17,6 +17,8 @@ from pipelines.kernels.transformer.operations import (
 def unify_qparams(operations: list[Operation]) -> list[Operation]:
     """Replaces static by dynamic quantization where layers quantize one register by different parameters.
 
+    Layers with float weights, which quantize nothing, lose their parameters.
+
     Args:
         operations: The operations; each register is written once.
 
@@ -29,11 +31,13 @@ def unify_qparams(operations: list[Operation]) -> list[Operation]:
         return readers.setdefault(MEMORY if isinstance(operation, CrossAttention) else operation.input, set())
 
     for operation in operations:
-        if isinstance(operation, Linear | CrossAttention | Vocabulary):
+        if isinstance(operation, Linear | CrossAttention | Vocabulary) and operation.layer.quantizes:
             qparams_beside(operation).add(operation.layer.qparams)
     unified: list[Operation] = []
     for operation in operations:
-        if isinstance(operation, Linear | CrossAttention | Vocabulary) and len(qparams_beside(operation)) > 1:
+        if isinstance(operation, Linear | CrossAttention | Vocabulary) and (
+            not operation.layer.quantizes or len(qparams_beside(operation)) > 1
+        ):
             operation = replace(operation, layer=replace(operation.layer, qparams=None))
         unified.append(operation)
     return unified

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from pipelines.graph import query
 from pipelines.kernels.transformer.mapping.distances import GraphDistances
-from pipelines.kernels.transformer.mapping.values import Array, Heads, LinearLayer, concatenate
+from pipelines.kernels.transformer.mapping.layers import Array, Heads, LinearLayer, concatenate
 from pipelines.kernels.transformer.operations import (
     LANES,
     Activation,
@@ -50,6 +50,10 @@ class RowMapper(GraphDistances):
         """Returns the layer with rows of zeros for the columns that pad its input's heads."""
         heads = self.heads.get(self._register(layer.x))
         return layer if heads is None else replace(layer, weight=heads.pad(layer.weight.T).T)
+
+    def _quantized(self, layer: LinearLayer) -> LinearLayer:
+        """Returns the layer as an operation takes it that has no float kernel."""
+        return layer.quantized() if self.for_kernels else layer
 
     def _register(self, value: ir.Value) -> int:
         """Returns the register of `value`; the operations that compute it are appended once."""
@@ -95,7 +99,7 @@ class RowMapper(GraphDistances):
     def _linear(self, layer: LinearLayer, relu: bool = False, residual: int | None = None) -> int:
         """Appends a linear layer with its ReLU and residual."""
         # rounded to int32 as in the graph of one decoding step: the same uint8 values follow
-        if layer.qparams is not None and self.memory and self.for_kernels:
+        if layer.qparams is not None and layer.weight.dtype == np.int8 and self.memory and self.for_kernels:
             scale = np.float32(layer.qparams.scale) * layer.scale  # 0 in columns that pad heads
             integers = np.rint(np.divide(layer.bias, scale, out=np.zeros_like(scale, np.float64), where=scale > 0))
             layer = replace(layer, bias=integers.astype(np.float32) * scale)

@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import query
-from pipelines.kernels.transformer.mapping.values import PROBE, Array, GraphValues, LinearLayer
+from pipelines.kernels.transformer.mapping.layers import Array, LinearLayer
+from pipelines.kernels.transformer.mapping.values import PROBE, GraphValues
 
 RECURRENCE = "expected a Scan of cell keep + (1 - keep) value over the tokens, from zeros on"
 RUNNING_MEAN = "expected a Scan of cell (t - 1) / t + value / t over the tokens, from zeros on"

@@ -2,144 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, query, reference_session
-from pipelines.kernels.transformer.operations import LANES, RowLinear, StaticQParams
+from pipelines.kernels.transformer.mapping.layers import Array, Floats, Heads, LinearLayer
+from pipelines.kernels.transformer.operations import LANES, StaticQParams
 from pipelines.quantization.qdq.scales import weight_qparams
 
-Array = NDArray[Any]
-Floats = NDArray[np.float32]
 PROBE = 5  # length of the sentence on which masks are evaluated
-
-
-@dataclass(frozen=True)
-class LinearLayer:
-    """Linear layer x W + b of a value, W = weight * scale.
-
-    Attributes:
-        x: Its input.
-        weight: int8 or float32 [K, N].
-        scale: float32 [N]; of float weights 1 unless a factor was folded into it.
-        bias: float32 [N].
-        qparams: Static quantization parameters of its input; None where it has none.
-    """
-
-    x: ir.Value
-    weight: Array
-    scale: Floats
-    bias: Floats
-    qparams: StaticQParams | None
-
-    def columns(self, first: int, last: int) -> LinearLayer:
-        """Returns a layer of some columns.
-
-        Args:
-            first: First column.
-            last: One past the last column.
-
-        Returns:
-            The layer that computes columns [first, last).
-        """
-        return replace(
-            self, weight=self.weight[:, first:last], scale=self.scale[first:last], bias=self.bias[first:last]
-        )
-
-    def dequantized(self) -> LinearLayer:
-        """Returns the layer with float weights."""
-        return replace(self, weight=self.weight * self.scale, scale=np.ones_like(self.scale))
-
-    def row_linear(self) -> RowLinear:
-        """Returns the layer as an operand of operations."""
-        layer = self
-        if self.weight.dtype == np.float32 and (self.scale != 1).any():
-            layer = self.dequantized()
-        return RowLinear(np.ascontiguousarray(layer.weight), layer.scale, layer.bias, layer.qparams)
-
-
-def concatenate(*parts: LinearLayer) -> LinearLayer:
-    """Joins the columns of linear layers of one input, such as merged QKV; float where one of them is.
-
-    Args:
-        *parts: The layers.
-
-    Returns:
-        One layer.
-    """
-    if len({part.weight.dtype for part in parts}) > 1:
-        parts = tuple(part.dequantized() for part in parts)
-    weight, scale, bias = (
-        np.concatenate([getattr(part, name) for part in parts], -1) for name in ("weight", "scale", "bias")
-    )
-    qparams = parts[0].qparams if len({part.qparams for part in parts}) == 1 else None
-    return LinearLayer(parts[0].x, weight, scale, bias, qparams)
-
-
-@dataclass(frozen=True)
-class EmbeddingTable:
-    """Token embeddings, weight * scale.
-
-    Attributes:
-        weight: int8 or float32 [vocabulary, width].
-        scale: float32 [vocabulary].
-    """
-
-    weight: Array
-    scale: Floats
-
-
-@dataclass(frozen=True)
-class Heads:
-    """Attention heads.
-
-    Attributes:
-        count: Number of heads.
-        size: Columns of a head.
-        lanes: Heads are padded to a multiple of so many columns.
-    """
-
-    count: int
-    size: int
-    lanes: int
-
-    @property
-    def padded_size(self) -> int:
-        """Columns of a head after padding."""
-        return -(-self.size // self.lanes) * self.lanes
-
-    def pad(self, array: Array) -> Array:
-        """Pads heads with zeros.
-
-        Args:
-            array: [..., count * size].
-
-        Returns:
-            [..., count * padded_size].
-        """
-        if self.padded_size == self.size:
-            return array
-        parts = array.reshape(*array.shape[:-1], self.count, self.size)
-        wide = [(0, 0)] * (parts.ndim - 1) + [(0, self.padded_size - self.size)]
-        return np.pad(parts, wide).reshape(*array.shape[:-1], self.count * self.padded_size)
-
-    def pad_outputs(self, layer: LinearLayer, factor: float = 1.0) -> LinearLayer:
-        """Pads the heads of a layer's result.
-
-        Args:
-            layer: The layer.
-            factor: Multiplier of the result.
-
-        Returns:
-            The layer with padded, scaled outputs.
-        """
-        scale, bias = layer.scale * np.float32(factor), layer.bias * np.float32(factor)
-        return replace(layer, weight=self.pad(layer.weight), scale=self.pad(scale), bias=self.pad(bias))
 
 
 class GraphValues:
@@ -152,11 +27,14 @@ class GraphValues:
             model: The frozen graph.
             names: Inputs of tokens.
             memory: Name of the encoder's result; "" for an encoder.
-            for_kernels: Whether float weights become int8 and heads are padded to `LANES` columns, as the native
-                kernels need. Otherwise weights are read in their own precision, and heads are not padded.
+            for_kernels: Whether the weights of a graph without int8 layers become int8 and heads are padded to `LANES`
+                columns, as the native kernels need. Otherwise weights are read in their own precision, and heads are
+                not padded.
         """
         self.model, self.names, self.memory, self.for_kernels = model, names, memory, for_kernels
         self.what = "decoder" if memory else "encoder"
+        # layers of an int8 graph that are float lose by int8
+        self.keeps_float = not for_kernels or any(_has_int8_weights(node) for node in model.graph)
 
     def value(self, name: str) -> ir.Value:
         """Finds a value by name.
@@ -258,8 +136,8 @@ class GraphValues:
             transposed: Whether it is [N, K].
 
         Returns:
-            Weights [K, N] and their scale float32 [N]: int8 as the graph has them, or quantized here from float. Float
-            weights that are not read for the kernels stay float32 with a scale of 1. None for anything else.
+            Weights [K, N] and their scale float32 [N]: int8 as the graph has them, or quantized here from float where
+            the graph has no int8 layers. Other float weights stay float32 with a scale of 1. None for anything else.
         """
         integers, scale, zero_point = query.dequantized(value) or (None, None, None)
         symmetric = zero_point is None or not zero_point.any()
@@ -279,7 +157,7 @@ class GraphValues:
         if array is None or array.ndim != 2 or array.dtype.kind != "f":
             return None
         floats = (array.T if transposed else array).astype(np.float32, copy=False)
-        if not self.for_kernels:
+        if self.keeps_float:
             return floats, np.ones(floats.shape[1], np.float32)
         scale, integers = weight_qparams(floats, 1)
         return integers, scale
@@ -488,3 +366,11 @@ class GraphValues:
         ):
             self.refuse(reshaped, f"it shapes {width} columns into heads {shape[2:]}")
         return layer, Heads(count, width // count, LANES if self.for_kernels else 1)
+
+
+def _has_int8_weights(node: ir.Node) -> bool:
+    """Returns whether an operator is a linear layer whose constant weights are int8."""
+    before = node.inputs[1].producer() if query.is_op(node, "MatMul", "Gemm") and node.inputs[1] else None
+    if before is None or not query.is_op(before, "DequantizeLinear") or before.inputs[0] is None:
+        return False
+    return query.constant(before.inputs[0]) is not None and before.inputs[0].dtype == ir.DataType.INT8

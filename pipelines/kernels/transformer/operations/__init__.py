@@ -9,6 +9,8 @@ row by its own range:
     s   = max_k x_k / 255,    u_k = rint(x_k (255 / max))              and s = 1 for a row of zeros (all |x_k| < 1e-30)
     y_j = float32(sum_k (u_k - zero) weight[k, j]) (s scale_j) + bias_j,   then ReLU and residual, where asked for
 
+A layer with float weights takes float32 rows: y_j = (sum_k x_k weight[k, j]) scale_j + bias_j, summed from k = 0 on.
+
 The KV caches of a decoder are float16 (`reference.to_float16`), which halves the bytes that a decoding step reads.
 Everything else is float32. Every operation is rounded by itself, and sums have the order of `reference.sum_lanes`, so
 that all instruction sets and the numpy `reference` return the same bits.

@@ -43,11 +43,11 @@ class StaticQParams:
 
 @dataclass(frozen=True, eq=False)
 class RowLinear:
-    """A fully connected layer on quantized rows, see the module.
+    """A fully connected layer, see the module: on quantized rows, or in float32.
 
     Attributes:
-        weight: int8 [K, N], or float32 in operations that do not become a program of the kernels.
-        scale: float32 [N], per output channel; 1 for float weights.
+        weight: int8 [K, N], or float32.
+        scale: float32 [N], per output channel.
         bias: float32 [N].
         qparams: Static quantization parameters of its input, the same for all layers of one register. None: dynamic
             quantization.
@@ -78,6 +78,11 @@ class RowLinear:
             and 255 * np.abs(self.weight, dtype=np.int16).sum(axis=0, dtype=np.int64).max() >= 2**31 - 1
         ):
             raise RequestError("a linear layer can overflow 32 bits")
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether the layer takes quantized rows."""
+        return self.weight.dtype != np.float32
 
     @property
     def inputs(self) -> int:

@@ -135,6 +135,8 @@ class Linear(Checked):
 
     def check(self, where: str, widths: Mapping[int, int]) -> int:
         """See `Checked`."""
+        if not self.layer.quantizes and not np.isfinite(self.layer.weight).all():
+            raise RequestError(f"{where} has weights that are not finite")
         width = layer_width(where, self.layer, widths[self.input])
         require_residual(where, self.residual, widths, width)
         return width

@@ -115,10 +115,16 @@ def linear(
     Returns:
         float32 [n, N].
     """
-    rows, scale = quantize_rows(x, nonnegative, layer.qparams)
-    zero_point = layer.qparams.zero_point if layer.qparams else 0 if nonnegative else 128
-    sums = (rows.astype(np.float64) - zero_point) @ layer.weight.astype(np.float64)  # exact: below 2^53
-    y = sums.astype(np.float32) * (scale[:, None] * layer.scale) + layer.bias
+    if layer.quantizes:
+        rows, scale = quantize_rows(x, nonnegative, layer.qparams)
+        zero_point = layer.qparams.zero_point if layer.qparams else 0 if nonnegative else 128
+        sums = (rows.astype(np.float64) - zero_point) @ layer.weight.astype(np.float64)  # exact: below 2^53
+        y = sums.astype(np.float32) * (scale[:, None] * layer.scale) + layer.bias
+    else:
+        total = np.zeros((len(x), layer.outputs), np.float32)
+        for column, row in zip(x.T, layer.weight, strict=True):
+            total = total + column[:, None] * row
+        y = total * layer.scale + layer.bias
     if relu:
         y = np.maximum(y, np.float32(0))
     return y if residual is None else y + residual

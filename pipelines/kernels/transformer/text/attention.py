@@ -16,7 +16,8 @@ import onnx_ir as ir
 from pipelines.graph import query
 from pipelines.kernels.transformer.mapping.distances import LONGEST
 from pipelines.kernels.transformer.mapping.from_graph import GraphMapper
-from pipelines.kernels.transformer.mapping.values import PROBE, Array, Heads, LinearLayer, concatenate
+from pipelines.kernels.transformer.mapping.layers import Array, Heads, LinearLayer, concatenate
+from pipelines.kernels.transformer.mapping.values import PROBE
 from pipelines.kernels.transformer.operations import Disentangled, HeadNorm, QuantizedAttention, Rotary
 
 ROTATION = ("Add", "Sub", "Mul", "Neg", "Concat", "Slice", "Split")  # operators of rotary positions
@@ -51,7 +52,7 @@ class _PositionPart:
         by_query: Whether the content is that of queries; else of keys.
         content: Queries or keys, in heads.
         table: Keys or queries of positions, float32 [heads, size, rows].
-        index: Row of each query and key, by their distance.
+        index: Row of each token whose content it is and each other token, by the distance of the other token.
     """
 
     by_query: bool
@@ -162,19 +163,24 @@ class AttentionMapper(GraphMapper):
         rows: Array | None = None
         for part in parts:
             found = self._rows_by_distance(value, part.index, longest)
+            if not part.by_query:  # by the distance of the key from the query
+                found = np.ascontiguousarray(found[::-1])
             if self._source(part.content) != contents[not part.by_query] or part.by_query in tables:
                 self.refuse(value, "its scores of positions read other values than its queries and keys")
-            if rows is not None and not np.array_equal(rows, found):
-                self.refuse(value, "its scores of positions have other rows for queries than for keys")
-            rows = found
-            columns = part.table.transpose(0, 2, 1) / np.float32(factor if part.by_query else 1)  # [heads, rows, size]
+            if part.table.shape != parts[0].table.shape:
+                self.refuse(value, "its scores of positions have tables of different shapes")
+            rows = found if rows is None else rows
+            order = np.arange(part.table.shape[2])  # row of this table in the place of each row
+            order[rows] = found
+            if not np.array_equal(order[rows], found):
+                self.refuse(value, "its scores of positions share other rows for queries than for keys")
+            columns = part.table.transpose(0, 2, 1)[:, order]  # [heads, rows, size]
+            columns = columns / np.float32(factor if part.by_query else 1)
             columns = np.pad(columns, [(0, 0), (0, 0), (0, heads.padded_size - heads.size)])
             largest = np.abs(columns).max(axis=1)
             scale = np.where(largest > 0, largest / np.float32(127), np.float32(1)).astype(np.float32)
             tables[part.by_query] = np.rint(columns / scale[:, None]).astype(np.int8), scale
         assert rows is not None
-        if len({table.shape[1] for table, _ in tables.values()}) > 1:
-            self.refuse(value, "its scores of positions have tables of different lengths")
         return Disentangled(rows, *tables.get(True, (None, None)), *tables.get(False, (None, None)))
 
     def _rows_by_distance(self, value: ir.Value, index: ir.Value, longest: int) -> Array:

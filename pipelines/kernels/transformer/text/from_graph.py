@@ -18,7 +18,8 @@ import onnx_ir as ir
 from pipelines.core.errors import RequestError
 from pipelines.graph import query
 from pipelines.kernels.transformer.mapping.distances import LONGEST
-from pipelines.kernels.transformer.mapping.values import PROBE, Array, EmbeddingTable
+from pipelines.kernels.transformer.mapping.layers import Array, EmbeddingTable
+from pipelines.kernels.transformer.mapping.values import PROBE
 from pipelines.kernels.transformer.operations import (
     Embedding,
     QuantizedAttention,
@@ -79,7 +80,7 @@ class _TextMapper(AttentionMapper):
         layer = self._linear_layer(logits)
         if layer is None:
             self.refuse(logits, "expected a matrix product with constant weights, the vocabulary")
-        return self.encoder(str(layer.x.name)), self._pad_inputs(layer).row_linear()
+        return self.encoder(str(layer.x.name)), self._quantized(self._pad_inputs(layer)).row_linear()
 
     def _longest(self) -> int:
         """See `GraphMapper._longest`."""

@@ -17,7 +17,7 @@ from pipelines.kernels.transformer.mapping.from_graph import programs
 from zoo.translation.export.freeze import export
 
 # (program_file.VERSION, digest of what the programs below are in a file of that version)
-RECORDED = (5, "36bfcecb7adaaa28")
+RECORDED = (6, "36bfcecb7adaaa28")
 
 
 def test_stored_programs_are_the_same_and_share_what_they_shared(tmp_path):
