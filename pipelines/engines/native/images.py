@@ -28,7 +28,7 @@ from pipelines.kernels.images.native import PackedProgram, pack
 from pipelines.kernels.images.program import ImageProgram
 
 # Of what `store` makes of a graph: bump it when `from_graph`, the packed weights or the native object's methods change.
-VERSION = 6
+VERSION = 7
 SUFFIX = ".zoo"
 CLASSES = {PackedProgram.__name__: PackedProgram}
 

@@ -17,16 +17,15 @@ import onnx_ir as ir
 from pipelines.core.errors import RequestError
 from pipelines.graph import query
 from pipelines.kernels.arrays import Array
+from pipelines.kernels.images.functions import FUNCTIONS, Functions
 from pipelines.kernels.images.fuse import drop_unread, fuse_sums, renumbered
 from pipelines.kernels.images.operators import ceil_mode_pads, windows
 from pipelines.kernels.images.program import ENDINGS, ImageProgram
 from pipelines.kernels.images.qdq import (
     data_input,
-    evaluated,
     input_at,
     int8_weight,
     int32_bias,
-    quantized,
     refused,
 )
 from pipelines.kernels.images.rest import Rest
@@ -36,20 +35,12 @@ from pipelines.kernels.images.steps import (
     Convolution,
     Dequantize,
     GlobalAverage,
-    Lookup,
     MaxPool,
-    Product,
     Shape,
-    Sum,
 )
-from pipelines.kernels.images.steps.elementwise import product
-from pipelines.kernels.images.walk import Bytes, Input, Pending, Walk
+from pipelines.kernels.images.steps.elementwise import quantized_sum
+from pipelines.kernels.images.walk import Bytes, Input, Pending
 
-FUNCTIONS = {
-    *("HardSwish", "HardSigmoid", "Sigmoid", "LeakyRelu", "PRelu", "ThresholdedRelu", "Elu", "Celu", "Selu", "Tanh"),
-    *("Softplus", "Softsign", "Gelu", "Mish", "Swish", "Erf", "Exp", "Log", "Sqrt", "Pow", "Abs", "Neg"),
-    *("Reciprocal", "Add", "Sub", "Mul", "Div", "Min", "Max", "Relu", "Clip"),
-}
 LEAST = 100  # times as many weights as a rest in float holds are int8
 
 
@@ -68,7 +59,7 @@ def image_program(model: ir.Model) -> ImageProgram:
     return _Mapping(model).program()
 
 
-class _Mapping(Walk):
+class _Mapping(Functions):
     """The walk that makes a program."""
 
     def program(self) -> ImageProgram:
@@ -220,7 +211,8 @@ class _Mapping(Walk):
             step(-1, scales)
             return (len(weight),) if flat else (len(weight), 1, 1)
 
-        self.values[node.outputs[0]] = Pending(emit, flat=flat, result=result, count=len(weight))
+        shape = (*counts, len(weight))
+        self.values[node.outputs[0]] = Pending(emit, shape, flat=flat, result=result)
 
     def _conv(self, node: ir.Node) -> None:
         x = self._read(node)
@@ -275,24 +267,22 @@ class _Mapping(Walk):
         self._layer(node, x, np.ascontiguousarray(cut), scale, bias)
 
     def _add(self, node: ir.Node) -> None:
+        if self._by_constant(node):
+            return
         a, b = self._read(node, 0), self._read(node, 1)
         if self.tensors[a.tensor] != self.tensors[b.tensor] or (a.last, a.flat) != (b.last, b.flat):
             raise refused(node, "adds tensors of different shapes")
         assert a.scale is not None
         assert b.scale is not None
-        a_scale, b_scale = a.scale, b.scale
+        scales = a.scale, b.scale
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
-            ratios = a_scale / scale, b_scale / scale
-            # one rounding, of a product in a fused multiply-add: onnxruntime is compiled so
-            shift = np.longdouble(ratios[0]) * a.zero + np.longdouble(ratios[1] * np.float32(b.zero))
-            fixed = np.float32(zero) - np.float32(shift)
             out = self._new(self.tensors[a.tensor])
-            total = Sum(float(ratios[0]), float(ratios[1]), float(fixed), low, high)
+            total = quantized_sum(scales, (a.zero, b.zero), scale, zero, low, high)
             self.steps.append(Addition(a.tensor, b.tensor, out, total))
             return out
 
-        self.values[node.outputs[0]] = Pending(emit, last=a.last, flat=a.flat)
+        self.values[node.outputs[0]] = Pending(emit, self.tensors[a.tensor], last=a.last, flat=a.flat)
 
     # ----------------------------------------------------------------------------------------------------------- pools
 
@@ -333,7 +323,7 @@ class _Mapping(Walk):
             self.steps.append(AveragePool(x.tensor, out, kernel, strides, pads, *of, padded))
             return self._clipped(out, low, high)
 
-        self.values[node.outputs[0]] = Pending(emit)
+        self.values[node.outputs[0]] = Pending(emit, (*counts, self.tensors[x.tensor][2]))
 
     def _globalaveragepool(self, node: ir.Node) -> None:
         x = self._read(node)
@@ -365,105 +355,12 @@ class _Mapping(Walk):
             self.steps.append(GlobalAverage(x.tensor, -1, x.zero, float(factor), 0))
             return (channels,) if flat else (1, 1, channels) if x.last else (channels, 1, 1)
 
-        self.values[node.outputs[0]] = Pending(emit, last=x.last, flat=flat, result=result, count=channels)
+        self.values[node.outputs[0]] = Pending(emit, (1, 1, channels), last=x.last, flat=flat, result=result)
 
     def _clipped(self, tensor: int, low: int, high: int) -> int:
         if (low, high) == (0, 255):
             return tensor
         return self._lookup(tensor, np.clip(np.arange(256), low, high).astype(np.uint8))
-
-    # --------------------------------------------------------------------------------------- functions of single values
-
-    def _relu(self, node: ir.Node) -> None:
-        self._bounded(node, 0.0, np.inf)
-
-    def _clip(self, node: ir.Node) -> None:
-        low, high = (query.scalar(input_at(node, position)) for position in (1, 2))
-        if any(input_at(node, at) is not None and bound is None for at, bound in ((1, low), (2, high))):
-            raise refused(node, "has bounds that are not constant")
-        self._bounded(node, -np.inf if low is None else low, np.inf if high is None else high)
-
-    def _bounded(self, node: ir.Node, low: float, high: float) -> None:
-        found = self.values.get(data_input(node))
-        if not isinstance(found, Pending):
-            self._function(node)
-            return
-        clipped = (min(max(bound, low), high) for bound in (found.low, found.high))
-        least, most = clipped
-        self.values[node.outputs[0]] = replace(found, low=least, high=most)
-
-    def _mul(self, node: ir.Node) -> None:
-        """Maps a product: a table where both factors are functions of one tensor, such as x sigmoid(x).
-
-        Otherwise a `Product` of two tensors of one shape (attention maps) or of a tensor with one pixel
-        (squeeze-and-excitation).
-        """
-        a, b = self._read(node, 0), self._read(node, 1)
-        if self.tensors[a.tensor][:2] == (1, 1):
-            a, b = b, a
-        (base, of_a), (other, of_b) = (self._function_of(each.tensor) for each in (a, b))
-        same = base == other and (a.last, a.flat) == (b.last, b.flat)
-        alike = self.tensors[a.tensor] == self.tensors[b.tensor] and (a.last, a.flat) == (b.last, b.flat)
-        gated = not (a.flat or b.flat) and self.tensors[b.tensor] == (1, 1, self.tensors[a.tensor][2])
-        if not (same or alike or gated):
-            raise refused(node, "multiplies tensors of different shapes, neither of which is a pixel")
-        assert a.scale is not None
-        assert b.scale is not None
-        a_scale, b_scale = a.scale, b.scale
-
-        def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
-            if same:
-                first, second = of_a.astype(np.int32) - a.zero, of_b.astype(np.int32) - b.zero
-                return self._lookup(base, product(first, second, [a_scale, b_scale, scale], zero, low, high))
-            out = self._new(self.tensors[a.tensor])
-            of = (a.zero, b.zero, float(a_scale), float(b_scale), float(scale), zero, low, high)
-            self.steps.append(Product(a.tensor, b.tensor, out, *of))
-            return out
-
-        self.values[node.outputs[0]] = Pending(emit, last=a.last, flat=a.flat)
-
-    def _function_of(self, tensor: int) -> tuple[int, Array]:
-        """(the tensor that determines this one byte by byte, the function as a table)."""
-        table: Array = np.arange(256, dtype=np.uint8)
-        tables = {step.out: step for step in self.steps if isinstance(step, Lookup)}
-        while tensor in tables:
-            table, tensor = table[tables[tensor].table], tables[tensor].x
-        return tensor, table
-
-    def _is_function(self, node: ir.Node) -> bool:
-        """Whether a sum or product is a function of one value: it has a constant, or a function not yet quantized."""
-        if node.op_type not in ("Add", "Mul"):
-            return False
-        inputs = [None if value is None else self.values.get(value) for value in node.inputs]
-        return any(each is None or (isinstance(each, Pending) and each.curve is not None) for each in inputs)
-
-    def _curve(self, node: ir.Node, value: ir.Value) -> tuple[int, Array, Bytes | Pending]:
-        """(the tensor that determines a value byte by byte, the float32 of each byte, the value)."""
-        found = self.values[value]
-        if isinstance(found, Pending) and found.curve is not None:
-            base, values = found.curve
-            return base, np.clip(values, np.float32(found.low), np.float32(found.high)), found
-        if not isinstance(found, Bytes) or not found.real or found.scale is None:
-            raise refused(node, "reads a float value")
-        base, table = self._function_of(found.tensor)
-        return base, (table.astype(np.float32) - np.float32(found.zero)) * found.scale, found
-
-    def _function(self, node: ir.Node) -> None:
-        """Maps a function of single values between two quantizations to a table, which onnxruntime computes."""
-        curves = [self._curve(node, value) for value in node.inputs if value is not None and value in self.values]
-        (base, _, found), shapes = curves[0], {(each[0], each[2].last, each[2].flat) for each in curves}
-        if len(shapes) != 1:
-            raise refused(node, "is a function of several tensors")
-        real = iter([each[1] for each in curves])
-        arguments = [next(real) if value is not None and value in self.values else value for value in node.inputs]
-        axis = -1 if found.last or found.flat else -3
-        values = evaluated(self.model, node, arguments, self.tensors[base][2], axis)
-
-        def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
-            return self._lookup(base, np.clip(quantized(values, scale, zero), low, high).astype(np.uint8))
-
-        curve = (base, values) if values.ndim == 1 else None
-        self.values[node.outputs[0]] = Pending(emit, last=found.last, flat=found.flat, curve=curve)
 
 
 # by ONNX operator; an operator without a rule is a function of single values, or stays float

@@ -139,6 +139,45 @@ def int32_bias(node: ir.Node, bias: ir.Value | None, scales: Array, outputs: int
     return np.asarray(np.rint(biases).ravel(), np.int64)
 
 
+def per_channel(node: ir.Node, position: int, channels: int, axis: int) -> tuple[NDArray[np.uint8], np.float32, int]:
+    """Returns an int8 constant with one value, or one per channel.
+
+    Args:
+        node: Operator that reads it behind a DequantizeLinear.
+        position: Index of the input.
+        channels: Number of channels.
+        axis: Axis of the channels, from the end (-1: the last).
+
+    Returns:
+        uint8 [1] or [channels, 1], scale, and zero point from 0 to 255; 128 is added to signed ones.
+
+    Raises:
+        RequestError: The input is no such constant, or has several scales.
+    """
+    found = query.dequantized(input_at(node, position))
+    if found is None or found[1].size != 1 or found[0].dtype not in (np.uint8, np.int8):
+        raise refused(node, "has no constant of 8 bits with a single scale")
+    integers, scale, zero = found
+    if integers.size != 1 and not integers.size == channels == _length(integers, axis):
+        raise refused(node, "has a constant with neither one value nor one per channel")
+    shift = 128 if integers.dtype == np.int8 else 0
+    values = (integers.astype(np.int32) + shift).astype(np.uint8).reshape(1 if integers.size == 1 else (-1, 1))
+    return values, np.float32(scale.item()), shift + (0 if zero is None else int(zero.item()))
+
+
+def is_integer(node: ir.Node) -> bool:
+    """Returns whether onnxruntime computes a sum or product with integers: it dequantizes inputs of one type.
+
+    Args:
+        node: Operator.
+    """
+    dequantize = [None if value is None else value.producer() for value in node.inputs]
+    if any(each is None or each.op_type != "DequantizeLinear" for each in dequantize):
+        return False
+    zeros = [query.constant(input_at(each, 2)) for each in dequantize if each is not None]
+    return len({np.dtype(np.uint8) if zero is None else zero.dtype for zero in zeros}) == 1
+
+
 def evaluated(
     model: ir.Model,
     node: ir.Node,
@@ -166,7 +205,7 @@ def evaluated(
     own = any(_size(each) > 1 for each in arguments if isinstance(each, ir.Value))
     for at, each in enumerate(arguments):
         if isinstance(each, ir.Value):
-            constant = query.constant(each)
+            constant = _real(each)
             single = constant is not None and constant.size == 1
             if constant is None or not (single or (constant.size == channels == _length(constant, axis))):
                 raise refused(node, "has an argument that is neither constant nor one value per channel")
@@ -239,6 +278,15 @@ def _length(array: Array, axis: int) -> int:
     return array.shape[axis] if array.ndim >= -axis else 1
 
 
+def _real(value: ir.Value) -> Array | None:
+    """A float constant, or a dequantized one with a single scale; None for another value."""
+    if (found := query.dequantized(value)) is None:
+        return query.constant(value)
+    integers, scale, zero = found
+    whole = integers.astype(np.float32) - np.float32(0 if zero is None else zero.item())
+    return whole * scale.astype(np.float32).reshape(()) if scale.size == 1 else None
+
+
 def _size(value: ir.Value) -> int:
-    constant = query.constant(value)
+    constant = _real(value)
     return 0 if constant is None else constant.size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,22 +44,22 @@ class Pending:
 
     Attributes:
         emit: (scale, zero, low, high) -> tensor: adds the step that quantizes it.
+        shape: Shape of a sample.
         low: Lower bound of Relu and Clip.
         high: Upper bound of Relu and Clip.
         last: See `Bytes`.
         flat: See `Bytes`.
         result: Adds the step that ends the program.
-        count: Values of a sample that `result` writes.
         curve: For a function of single bytes, their tensor and the float32 result of each byte.
     """
 
     emit: Callable[[np.float32, int, int, int], int]
+    shape: Shape
     low: float = -np.inf
     high: float = np.inf
     last: bool = False
     flat: bool = False
     result: Callable[[], tuple[int, ...]] | None = None
-    count: int = 0
     curve: tuple[int, NDArray[np.float32]] | None = None
 
 
@@ -136,16 +137,12 @@ class Walk:
             self.values[node.outputs[0]] = Bytes(self._pixels(found, scale, zero), scale, zero, found.last)
             return
         if isinstance(found, Pending):
-            low, high = (int(quantized(bound, scale, zero)) for bound in (found.low, found.high))
-            tensor = found.emit(scale, zero, low, high)
+            tensor = self._requantized(found, scale, zero, 0, 255)
             self.values[node.outputs[0]] = Bytes(tensor, scale, zero, found.last, found.flat)
             return
         if not found.real or found.scale is None:
             raise refused(node, "quantizes a quantized value")
-        tensor = found.tensor
-        if (found.scale, found.zero) != (scale, zero):
-            real = (np.arange(256, dtype=np.float32) - np.float32(found.zero)) * found.scale
-            tensor = self._lookup(tensor, quantized(real, scale, zero))
+        tensor = self._requantized(found, scale, zero, 0, 255)
         self.values[node.outputs[0]] = replace(found, tensor=tensor, scale=scale, zero=zero, real=False)
 
     def _dequantizelinear(self, node: ir.Node) -> None:
@@ -167,32 +164,41 @@ class Walk:
 
     def _concat(self, node: ir.Node) -> None:
         parts = [self.values.get(value) if value is not None else None for value in node.inputs]
-        bytes_of = [each for each in parts if isinstance(each, Bytes)]
+        joined = [each for each in parts if isinstance(each, Bytes | Pending)]
         axis = node.attributes.get_int("axis", 1)
-        if len(bytes_of) != len(parts) or len({(each.last, each.flat, each.real) for each in bytes_of}) != 1:
+        kinds = {(each.last, each.flat, isinstance(each, Pending) or each.real) for each in joined}
+        if len(joined) != len(parts) or len(kinds) != 1:
             raise refused(node, "concatenates a float value")
-        first = bytes_of[0]
+        first, shapes = joined[0], [self._shape(each) for each in joined]
         ranked = 2 if first.flat else 4
-        pixels = all(self.tensors[each.tensor][:2] == (1, 1) for each in bytes_of)
+        pixels = all(shape[:2] == (1, 1) for shape in shapes)
         if axis % ranked != (3 if first.last and not first.flat else 1) or (first.flat and not pixels):
             raise refused(node, "does not concatenate channels")
-        if first.real:
+        if isinstance(first, Pending) or first.real:
 
             def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
-                tensors = []
-                for each in bytes_of:
-                    tensor = each.tensor
-                    if (each.scale, each.zero) != (scale, zero) or (low, high) != (0, 255):
-                        assert each.scale is not None
-                        real = (np.arange(256, dtype=np.float32) - np.float32(each.zero)) * each.scale
-                        table = np.clip(quantized(real, scale, zero), low, high).astype(np.uint8)
-                        tensor = self._lookup(tensor, table)
-                    tensors.append(tensor)
-                return self._joined(tensors)
+                return self._joined([self._requantized(each, scale, zero, low, high) for each in joined])
 
-            self.values[node.outputs[0]] = Pending(emit, last=first.last, flat=first.flat)
+            shape = (*shapes[0][:2], sum(shape[2] for shape in shapes))
+            self.values[node.outputs[0]] = Pending(emit, shape, last=first.last, flat=first.flat)
             return
-        self.values[node.outputs[0]] = replace(first, tensor=self._joined([each.tensor for each in bytes_of]))
+        self.values[node.outputs[0]] = replace(
+            first, tensor=self._joined([each.tensor for each in joined if isinstance(each, Bytes)])
+        )
+
+    def _shape(self, found: Bytes | Pending) -> Shape:
+        return found.shape if isinstance(found, Pending) else self.tensors[found.tensor]
+
+    def _requantized(self, found: Bytes | Pending, scale: np.float32, zero: int, low: int, high: int) -> int:
+        """The tensor of a real value with these qparams and bounds."""
+        if isinstance(found, Pending):
+            least, most = (int(quantized(bound, scale, zero)) for bound in (found.low, found.high))
+            return found.emit(scale, zero, min(max(least, low), high), min(max(most, low), high))
+        if (found.scale, found.zero, low, high) == (scale, zero, 0, 255):
+            return found.tensor
+        assert found.scale is not None
+        real = (np.arange(256, dtype=np.float32) - np.float32(found.zero)) * found.scale
+        return self._lookup(found.tensor, np.clip(quantized(real, scale, zero), low, high).astype(np.uint8))
 
     def _joined(self, tensors: Sequence[int]) -> int:
         shapes = [self.tensors[each] for each in tensors]
@@ -242,7 +248,7 @@ class Walk:
         if (
             isinstance(found, Pending)
             and found.result is not None
-            and (sizes is None or (len(sizes) == 2 and self._is_row(sizes, found.count)))
+            and (sizes is None or (len(sizes) == 2 and self._is_row(sizes, int(np.prod(found.shape)))))
         ):
             self.values[node.outputs[0]] = replace(found, flat=True)
             return
@@ -298,15 +304,26 @@ class Walk:
         self.steps.append(Selection(tensor, out, tuple(map(int, channels))))
         return out
 
-    def _part(self, node: ir.Node, axis: int) -> Bytes:
-        """The quantized value to cut along this axis, which must be that of its channels."""
+    def _part(self, node: ir.Node, axis: int) -> Bytes | Pending:
+        """The value to cut along this axis, which must be that of its channels."""
         found = self.values[data_input(node)]
-        if not isinstance(found, Bytes) or (found.flat and self.tensors[found.tensor][:2] != (1, 1)):
-            raise refused(node, "slices a float or flattened value")
+        if isinstance(found, Input) or (found.flat and self._shape(found)[:2] != (1, 1)):
+            raise refused(node, "slices the input or a flattened value")
         ranked = 2 if found.flat else 4
         if axis % ranked != (3 if found.last and not found.flat else 1):
             raise refused(node, "slices another axis than the channels")
+        if isinstance(found, Pending):  # parts with the same qparams are cut from one tensor
+            self.values[data_input(node)] = found = replace(found, emit=functools.cache(found.emit))
         return found
+
+    def _cut(self, found: Bytes | Pending, channels: range) -> Bytes | Pending:
+        if isinstance(found, Bytes):
+            return replace(found, tensor=self._selected(found.tensor, channels))
+
+        def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
+            return self._selected(found.emit(scale, zero, low, high), channels)
+
+        return Pending(emit, (*found.shape[:2], len(channels)), found.low, found.high, found.last, found.flat)
 
     def _slice(self, node: ir.Node) -> None:
         bounds = [query.integers(node, name, at) for at, name in ((1, "starts"), (2, "ends"), (3, "axes"))]
@@ -316,14 +333,14 @@ class Walk:
             raise refused(node, "has bounds that are not constant, or slices several axes")
         found = self._part(node, axes[0])
         cut = slice(starts[0], ends[0], 1 if steps is None else int(steps.item()))
-        channels = range(self.tensors[found.tensor][2])[cut]
+        channels = range(self._shape(found)[2])[cut]
         if not channels:
             raise refused(node, "has an empty result")
-        self.values[node.outputs[0]] = replace(found, tensor=self._selected(found.tensor, channels))
+        self.values[node.outputs[0]] = self._cut(found, channels)
 
     def _split(self, node: ir.Node) -> None:
         found = self._part(node, node.attributes.get_int("axis", 0))
-        channels, count = self.tensors[found.tensor][2], len(node.outputs)
+        channels, count = self._shape(found)[2], len(node.outputs)
         sizes = query.integers(node, "split", 1)
         if sizes is None:
             each = -(-channels // count)
@@ -332,8 +349,7 @@ class Walk:
             raise refused(node, f"splits {channels} channels into {sizes}")
         ends = np.cumsum(sizes)
         for output, size, end in zip(node.outputs, sizes, ends, strict=True):
-            part = self._selected(found.tensor, range(int(end) - size, int(end)))
-            self.values[output] = replace(found, tensor=part)
+            self.values[output] = self._cut(found, range(int(end) - size, int(end)))
 
     def _resize(self, node: ir.Node) -> None:
         """Maps resizing to nearest neighbours, which onnxruntime computes from ramps of indices."""
@@ -360,17 +376,19 @@ class Walk:
 
     def _transpose(self, node: ir.Node) -> None:
         found, order = self.values[data_input(node)], tuple(node.attributes.get_ints("perm", []))
-        if isinstance(found, Pending) or (isinstance(found, Bytes) and found.flat):
-            raise refused(node, "transposes a float or flattened value")
+        if not isinstance(found, Input) and found.flat:
+            raise refused(node, "transposes a flattened value")
         to_last, to_first = order == (0, 2, 3, 1), order == (0, 3, 1, 2)
         if isinstance(found, Input):
             if not to_first or found.stored != found.last or found.fills:
                 raise refused(node, "transposes the input, but not from [n, H, W, C] to [n, C, H, W]")
             self.values[node.outputs[0]] = Input(stored=True)
             return
-        pixel = self.tensors[found.tensor][:2] == (1, 1)
+        pixel = self._shape(found)[:2] == (1, 1)
         if not ((to_last and not found.last) or (to_first and found.last) or (pixel and order and order[0] == 0)):
             raise refused(node, f"transposes to {order}")
+        if isinstance(found, Pending):
+            found = replace(found, result=None)  # which has the order of the layer
         self.values[node.outputs[0]] = replace(found, last=to_last)
 
 

@@ -68,6 +68,30 @@ class Sum:
         return self.a_ratio, self.b_ratio, self.fixed, self.low, self.high
 
 
+def quantized_sum(
+    scales: tuple[np.float32, np.float32],
+    zeros: tuple[int, int],
+    scale: np.float32,
+    zero: int,
+    low: int = 0,
+    high: int = 255,
+) -> Sum:
+    """Returns the `Sum` of two tensors with these qparams.
+
+    Args:
+        scales: Scales of the tensors.
+        zeros: Zero points of the tensors.
+        scale: Scale of the result.
+        zero: Zero point of the result.
+        low: Lower bound of the result.
+        high: Upper bound of the result.
+    """
+    ratios = scales[0] / scale, scales[1] / scale
+    # one rounding, of a product in a fused multiply-add: onnxruntime is compiled so
+    shift = np.longdouble(ratios[0]) * zeros[0] + np.longdouble(ratios[1] * np.float32(zeros[1]))
+    return Sum(float(ratios[0]), float(ratios[1]), float(np.float32(zero) - np.float32(shift)), low, high)
+
+
 def byte_sum(a_ratio: float, b_ratio: float, fixed: float, low: int, high: int) -> ByteSum:
     """Creates the parameters of a native sum, see `Sum`.
 

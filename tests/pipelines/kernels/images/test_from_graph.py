@@ -324,6 +324,57 @@ def test_channels_cut_apart_and_joined(tmp_path: Path) -> None:
         image_program(io.load(g.save(tmp_path / "rows.onnx", [3, 16, 4], row)))
 
 
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("kind", ["Split", "Slice"])
+def test_parts_of_a_float_value_are_quantized_apart(kind: str, shared: bool, tmp_path: Path) -> None:
+    """As in YOLOv8: both parts of x sigmoid(x), each with its qparams, joined with what a layer makes of one of them."""
+    g = Graph()
+    x = layer(g, g.quantize("image", 0.02, 120), 16, 3, 0.02)
+    silu = g.add("Mul", [x, g.quantize(g.add("Sigmoid", [x]), 1 / 255, 0)])
+    if kind == "Split":
+        left, right = g.add("Split", [silu], axis=1), "right"
+        g.nodes[-1].output.append(right)
+    else:
+        ends = [g.constant(np.array([at])) for at in (0, 8, 16, 1)]
+        left, right = (g.add("Slice", [silu, ends[at], ends[at + 1], ends[3]]) for at in (0, 1))
+    left, right = g.quantize(left, 0.08, 10), g.quantize(right, *((0.08, 10) if shared else (0.06, 20)))
+    more = g.quantize(g.layer("Conv", right, (8, 8, 1, 1), 0.08 if shared else 0.06), 0.1, 120)
+    out = g.quantize(g.add("Concat", [left, more], axis=1), 0.09, 100)
+    steps = same_as_onnxruntime(g, out, [3, 6, 5], tmp_path)
+    assert sum(isinstance(each, Selection) for each in steps) == 2
+    assert len({each.x for each in steps if isinstance(each, Selection)}) == (1 if shared else 2)
+
+
+def test_float_values_are_joined(tmp_path: Path) -> None:
+    """A bounded result of a layer and a dequantized tensor, quantized once behind the Concat."""
+    g = Graph()
+    x = layer(g, g.quantize("image", 0.02, 120), 20, 3, 0.02)
+    relu = g.add("Relu", [g.layer("Conv", x, (12, 20, 1, 1), 0.1)])
+    steps = same_as_onnxruntime(g, g.quantize(g.add("Concat", [relu, x], axis=1), 0.1, 90), [3, 4, 4], tmp_path)
+    assert sum(isinstance(each, Convolution) for each in steps) == 2
+
+
+@pytest.mark.parametrize("kind", ["Mul", "Add"])
+@pytest.mark.parametrize(
+    ("shape", "dtype", "first"),
+    [
+        ((1,), np.uint8, True),
+        ((20, 1, 1), np.uint8, False),
+        ((1, 20, 1, 1), np.uint8, True),
+        ((20, 1, 1), np.int8, False),
+    ],
+)
+def test_a_constant_of_8_bits(kind: str, shape: Any, dtype: Any, first: bool, tmp_path: Path) -> None:
+    """A factor or summand behind a DequantizeLinear, one value or one per channel; int8 beside uint8 is float."""
+    g = Graph()
+    x = layer(g, g.quantize("image", 0.02, 120), 20, 3, 0.02)
+    integers = g.constant(g.rng.integers(0, 128, shape).astype(dtype))
+    constant = g.add("DequantizeLinear", [integers, g.constant(np.float32(0.02)), g.constant(dtype(30))])
+    y = g.add(kind, [constant, x] if first else [x, constant])
+    steps = same_as_onnxruntime(g, g.quantize(y, 0.12, 110), [3, 4, 4], tmp_path)
+    assert sum(isinstance(each, Lookup) for each in steps) == 1
+
+
 @pytest.mark.parametrize("form", ["gelu", "mish", "swish"])
 def test_a_function_of_several_operators_is_a_table(form: str, tmp_path: Path) -> None:
     g = Graph()
