@@ -66,7 +66,7 @@ bench: $(VENV)/.development
 	$(BIN)/python scripts/reproduce.py
 
 wheel: $(VENV)/bin/python
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist . ./deploy/weights
 
 # The tests of the native kernels, and what the fault suite does to them, under AddressSanitizer and UndefinedBehaviorSanitizer, in an environment of their own; needs g++.
 sanitize: VENV := build/sanitize

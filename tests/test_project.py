@@ -1,5 +1,6 @@
 """Files about the project agree with each other: addresses, versions, workflows."""
 
+import json
 import re
 import subprocess
 import tomllib
@@ -63,3 +64,19 @@ def test_the_notes_of_a_release_are_its_section_of_the_changelog(tmp_path: Path)
     other = environment | {"GITHUB_REF_NAME": "v9"}
     missing = subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=other, check=False)
     assert missing.returncode
+
+
+def test_the_package_of_weights_has_what_the_main_wheel_leaves_out() -> None:
+    weights = tomllib.loads((ROOT / "deploy/weights/pyproject.toml").read_text())
+    included = weights["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    excluded = [each for each in PROJECT["tool"]["scikit-build"]["wheel"]["exclude"] if each.endswith(".onnx")]
+    assert {f"../../{each}": each.replace("zoo/weights", "int8_zoo_weights") for each in excluded} == included
+    version = PROJECT["project"]["version"]
+    assert weights["project"]["version"] == version
+    assert PROJECT["project"]["optional-dependencies"]["weights"] == [f"{weights['project']['name']}=={version}"]
+
+
+def test_no_address_of_weights_is_of_a_branch() -> None:
+    cards = [json.loads(path.read_text()) for path in ROOT.glob("zoo/weights/*/card.json")]
+    urls = [file["url"] for card in cards for file in card["files"].values() if file["url"]]
+    assert urls and not [url for url in urls if re.search(r"/(main|master)/", url)]

@@ -238,9 +238,9 @@ class Hub:
         """Fetches files of a model into its working folder.
 
         Size and SHA-256 are checked at every call: a file that does not match is deleted, logged and fetched again. A
-        file comes from the first source that has it: the folder itself, the package, the source tree that it was
-        installed from, ZOO_MIRROR (its subfolder NAME, or flat in it), the card's URL. Other files in the folder are
-        kept.
+        file comes from the first source that has it: the folder itself, the folders of models (of packages), the source
+        tree that the package was installed from, ZOO_MIRROR (its subfolder NAME, or flat in it), the card's URL. Other
+        files in the folder are kept.
 
         Args:
             name: Name of the model.
@@ -269,10 +269,14 @@ class Hub:
         return folder
 
     def _packaged(self, card: Card, file: CardFile) -> list[Path]:
-        """Returns the paths of a file in the package and in the source tree that it was installed from."""
+        """Returns the paths of a file in the folders of models and in the source tree that they were installed from.
+
+        The folder with the card comes first; another package may hold files of the model alone.
+        """
         place, tree = self.shipped(card.name), source_tree()
+        others = [other for folder in self.folders if (other := folder / card.name / file.name).is_file()]
         own = tree.joinpath(*place.parts[-3:], file.name) if tree else None
-        return [place / file.name, *([own] if own and own.is_file() else [])]
+        return list(dict.fromkeys([place / file.name, *others, *([own] if own and own.is_file() else [])]))
 
     def _here(self, card: Card, file: CardFile) -> bool:
         """Returns whether the package, its source tree or a local mirror has a file."""

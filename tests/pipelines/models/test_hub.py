@@ -468,3 +468,16 @@ def test_the_first_eight_digits_of_a_digest_will_do(tmp_path):
     assert "expected 00000000" in str(CardFile("weights.pth", None, "00000000", None).fault(tmp_path / "weights.pth"))
     with pytest.raises(RequestError, match="or their first 8"):
         CardFile("weights.pth", None, digest[:9], None)
+
+
+def test_files_of_a_model_may_be_in_the_folder_of_another_package(tmp_path) -> None:
+    content, other = b"float weights", tmp_path / "weights" / "toy"
+    other.mkdir(parents=True)
+    file = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest(), "url": "https://zoo.invalid/a.bin"}
+    (tmp_path / "models" / "toy").mkdir(parents=True)
+    card = {"name": "toy", "entry": "toy", "description": "of a test", "files": {"a.bin": file}}
+    (tmp_path / "models" / "toy" / "card.json").write_text(json.dumps(card))
+    catalogue = Hub(tmp_path / "models", tmp_path / "weights")
+    (other / "a.bin").write_bytes(content)
+    assert catalogue.names() == ["toy"]
+    assert (catalogue.fetch("toy") / "a.bin").read_bytes() == content
