@@ -22,6 +22,7 @@ from zoo.translation.alignment.results import line_results
 from zoo.translation.data.characters import clean_characters
 from zoo.translation.data.line_splitting import MAX_TOKEN_CHARACTERS, UNKNOWN_SCRIPT, LineSplitter
 from zoo.translation.data.lines import EXAMPLES, Line, Translation, translation_writer
+from zoo.translation.data.markup import Markup, read_markup
 from zoo.translation.data.parallel_text import (
     PAD,
     UNKNOWN,
@@ -167,9 +168,15 @@ class TranslationPipeline(Translator):
         """
         if text is None:
             return Line(where, "", "is not UTF-8", ())
+        if split and self.tag_handling != "none":
+            text, notes = clean_characters(text)
+            try:
+                line = self.marked_line(where, read_markup(text, self.tag_handling), most)
+            except RequestError as error:
+                return Line(where, text, str(error), ())
+            return line._replace(notes=(*notes, *line.notes))
         if split:
-            splitter = LineSplitter(self.vocabulary, self.max_length, self._language(), self.split_lines, most)
-            return splitter.line(where, text)
+            return self._splitter(most).line(where, text)
         text, notes = clean_characters(text)
         tokens, fault = self._tokenize(text) if text else (None, "")
         parts = () if fault or tokens is None else (tokens,)
@@ -215,6 +222,25 @@ class TranslationPipeline(Translator):
             The hypotheses of each part.
         """
         return self.translate([part for line in lines for part in line.parts], self.demands(lines))
+
+    def marked_line(self, where: str, markup: Markup, most: int | None = None) -> Line:
+        """Tokenizes a text of which tags or placeholders were taken out.
+
+        Args:
+            where: Its place, for messages.
+            markup: The text and what was taken out.
+            most: Maximum number of its sentences; None: any.
+
+        Returns:
+            The line.
+
+        Raises:
+            RequestError: It has more sentences.
+        """
+        return self._splitter(most).line(where, markup.text)._replace(text=markup.text, markup=markup)
+
+    def _splitter(self, most: int | None) -> LineSplitter:
+        return LineSplitter(self.vocabulary, self.max_length, self._language(), self.split_lines, most)
 
     def _language(self) -> str:
         """Returns the language of the text; "" if it is unknown."""

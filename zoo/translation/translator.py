@@ -67,6 +67,8 @@ class Translator(LinePipeline[NativeTranslator]):
         target_prefix: Text that translations begin with, or one for each text.
         alignments: Whether results have an alignment of words.
         word_scores: Whether results have scores of words.
+        tag_handling: Markup of the texts: "html", "xml" or "none".
+        placeholders: What is put back where a translation loses it, see `zoo.translation.data.markup.PLACEHOLDERS`.
         forced: Attention and log probabilities of given translations.
     """
 
@@ -80,6 +82,8 @@ class Translator(LinePipeline[NativeTranslator]):
     target_prefix: str | tuple[str, ...] = ""
     alignments: bool = False
     word_scores: bool = False
+    tag_handling: str = "none"
+    placeholders: str = "auto"
 
     def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
         self.rules = SearchConfig.from_json(folder.preprocessing.get("search", {}))
@@ -333,6 +337,8 @@ class Translator(LinePipeline[NativeTranslator]):
         values, changed = checked_options(options), copy.copy(self)
         changed.alignments = values.get("alignments", False)
         changed.word_scores = values.get("word_scores", False)
+        changed.tag_handling = values.get("tag_handling", "none")
+        changed.placeholders = values.get("placeholders", "auto")
         if draft is not None:
             changed.draft = draft
             if draft not in ("auto", "off") and self._native is None:

@@ -100,6 +100,9 @@ def test_a_text_is_translated_line_by_line_in_every_form(both: Server, opened: C
     (aligned,) = both.json(MT, json.dumps(body).encode(), "application/json")["results"]
     assert aligned["translation"] == expected[1] and "0-0" in aligned["alignment"].split()
     assert len(aligned["word_scores"]) == len(expected[1].split())
+    marked = {"sentences": ["<b>Two</b> dogs run.", "See www.example.com now."], "tag_handling": "html"}
+    found = both.json(MT, json.dumps(marked).encode(), "application/json")["results"]
+    assert found[0]["translation"].startswith("<b>Zwei</b> Hunde") and "www.example.com" in found[1]["translation"]
     odd = both.json(MT, "Two dogs.\n\nA \x01 man.\n\u4f60\u597d\n50%".encode(), "text/plain")["results"]
     assert [bool(row["translation"]) for row in odd] == [True, False, True, True, True]
     assert [row.get("untranslated") for row in odd] == [

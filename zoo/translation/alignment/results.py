@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from zoo.translation.alignment.placement import write_markup
 from zoo.translation.alignment.spans import source_spans, target_spans
 from zoo.translation.alignment.words import Alignment, Sentence
 from zoo.translation.data.lines import Line, Translation
+from zoo.translation.data.markup import PLACEHOLDERS, read_markup
 from zoo.translation.search.beam_search import Hypothesis
 
 if TYPE_CHECKING:
-    from zoo.translation.translator import Translator
+    from zoo.translation.inference import TranslationPipeline
 
 Pair = tuple[Line, Sequence[Hypothesis]]  # a line, and a hypothesis of each of its parts
 
 
 def line_results(
-    translator: Translator, lines: Sequence[Line], translated: Sequence[Sequence[Hypothesis]]
+    translator: TranslationPipeline, lines: Sequence[Line], translated: Sequence[Sequence[Hypothesis]]
 ) -> list[list[Translation]]:
     """Makes text of translated lines, see `zoo.translation.inference.TranslationPipeline.results`.
 
@@ -30,18 +33,59 @@ def line_results(
     Returns:
         The translations of each line, the best first.
     """
-    following = iter(translated)
+    best, following = translator.best, iter(translated)
     pairs: list[Pair] = []
     for line in lines:
-        parts = list(itertools.islice(following, len(line.parts)))
-        pairs += [(line, [part[k] for part in parts]) for k in range(translator.best)]
+        pairs += _pairs(line, list(itertools.islice(following, len(line.parts))), best)
     found = [_joined(translator, *pair) for pair in pairs]
-    if translator.alignments or translator.word_scores:
-        found = list(_with_words(translator, pairs, found))
-    return [found[i : i + translator.best] for i in range(0, len(found), translator.best)]
+    _keep_placeholders(translator, pairs, found)
+    chosen = [
+        i for i, (line, _) in enumerate(pairs) if translator.alignments or translator.word_scores or _is_marked(line)
+    ]
+    aligned = alignments(translator, [pairs[i] for i in chosen], translator.word_scores)
+    for i, alignment in zip(chosen, aligned, strict=True):
+        line, each = pairs[i][0], found[i]
+        if translator.alignments:
+            each = each._replace(alignment=" ".join(f"{a}-{b}" for a, b in alignment.pairs()))
+        if translator.word_scores:
+            each = each._replace(word_scores=alignment.word_scores())
+        if line.markup is not None and not line.fault:
+            each = each._replace(text=write_markup(line.markup, alignment))
+        found[i] = each
+    return [found[i : i + best] for i in range(0, len(found), best)]
 
 
-def _joined(translator: Translator, line: Line, parts: Sequence[Hypothesis]) -> Translation:
+def _pairs(line: Line, parts: Sequence[Sequence[Hypothesis]], best: int) -> list[Pair]:
+    """Returns a line with the hypotheses of its parts, for each of its `best` translations."""
+    return [(line, [part[k] for part in parts]) for k in range(best)]
+
+
+def _is_marked(line: Line) -> bool:
+    return line.markup is not None and not line.fault and bool(line.markup.nodes or line.markup.handling)
+
+
+def _keep_placeholders(translator: TranslationPipeline, pairs: list[Pair], found: list[Translation]) -> None:
+    """Translates lines again without their placeholders, if a translation lost one, to be put back by alignment."""
+    pattern, best = PLACEHOLDERS[translator.placeholders], translator.best
+    if pattern is None:
+        return
+    again: list[tuple[int, Line]] = []
+    for i in range(0, len(pairs), best):
+        line = pairs[i][0]
+        wanted = Counter(match[0] for match in pattern.finditer(line.text))
+        if line.fault or all(each.text.count(name) == wanted[name] for name in wanted for each in found[i : i + best]):
+            continue
+        raw, handling = (line.markup.raw, line.markup.handling) if line.markup else (line.text, "")
+        again.append(
+            (i, translator.marked_line(line.where, read_markup(raw, handling, pattern))._replace(prefix=line.prefix))
+        )
+    translated = iter(translator.translate_lines([line for _, line in again]))
+    for i, line in again:
+        pairs[i : i + best] = _pairs(line, list(itertools.islice(translated, len(line.parts))), best)
+        found[i : i + best] = [_joined(translator, *pair) for pair in pairs[i : i + best]]
+
+
+def _joined(translator: TranslationPipeline, line: Line, parts: Sequence[Hypothesis]) -> Translation:
     text = line.join(translator.vocabulary.decode([part.tokens for part in parts]))
     if len(parts) == 1:
         return Translation(text, parts[0].score)
@@ -50,17 +94,7 @@ def _joined(translator: Translator, line: Line, parts: Sequence[Hypothesis]) -> 
     return Translation(text, score)
 
 
-def _with_words(translator: Translator, pairs: Sequence[Pair], found: Sequence[Translation]) -> Iterator[Translation]:
-    """Yields translations with alignments and scores of words."""
-    for each, alignment in zip(found, alignments(translator, pairs, translator.word_scores), strict=True):
-        if translator.alignments:
-            each = each._replace(alignment=" ".join(f"{a}-{b}" for a, b in alignment.pairs()))
-        if translator.word_scores:
-            each = each._replace(word_scores=alignment.word_scores())
-        yield each
-
-
-def alignments(translator: Translator, pairs: Sequence[Pair], scores: bool = False) -> Iterator[Alignment]:
+def alignments(translator: TranslationPipeline, pairs: Sequence[Pair], scores: bool = False) -> Iterator[Alignment]:
     """Aligns lines with their translations.
 
     Args:
@@ -82,4 +116,4 @@ def alignments(translator: Translator, pairs: Sequence[Pair], scores: bool = Fal
             target = vocabulary.decode([hypothesis.tokens])[0]
             spans = source_spans(vocabulary, source), target_spans(vocabulary, hypothesis.tokens, target)
             sentences.append(Sentence(source, spans[0], target, spans[1], next(attention), next(probabilities)))
-        yield Alignment(line, sentences)
+        yield Alignment(line, sentences, PLACEHOLDERS[translator.placeholders])

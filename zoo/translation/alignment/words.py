@@ -15,12 +15,18 @@ from zoo.translation.data.lines import Line
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
-# words, each character of scripts without blanks (Thai, Lao, Burmese, Khmer, Chinese, Japanese), other characters
+# characters of scripts without blanks: Thai, Lao, Burmese, Khmer, Chinese, Japanese
+_CONTINUOUS = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff60"
+_MARKS = r"\u0300-\u036f\u0483-\u0489\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed"
+_MARKS += r"\u0900-\u0963\u0966-\u0dff\u200c\u200d"  # all of Indic scripts but the danda
+CONTINUOUS = re.compile(f"[{_CONTINUOUS}]")
+# each of these characters, words (with the marks of other scripts and apostrophes within), other characters
 _UNIT = re.compile(
-    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W_]+|[^\w\s]|_+"
+    rf"[{_CONTINUOUS}]|(?:(?![{_CONTINUOUS}])(?:[^\W_]|[{_MARKS}])|(?<=[^\W_])['\u2019](?=[^\W_]))+|_+|[^\w\s]"
 )
 _WORD = re.compile(r"\S+")
 TINY = 1e-6
+SHARPNESS = 4  # exponent of attention: the source token that is attended to most decides, unless others are near
 REACH = 64  # characters that a sentence leaves out one after the other, at most
 
 
@@ -72,15 +78,16 @@ class Alignment:
     Attributes:
         source: The line.
         target: Its translation.
-        units: Words of the translation and characters beside them, as ranges of characters.
+        units: Words of the translation and characters beside them, as ranges of characters; placeholders are whole.
     """
 
-    def __init__(self, line: Line, sentences: Iterable[Sentence]) -> None:
+    def __init__(self, line: Line, sentences: Iterable[Sentence], placeholders: re.Pattern[str] | None = None) -> None:
         """Aligns a line.
 
         Args:
             line: The line.
             sentences: Its sentences, one for each of its `parts`.
+            placeholders: What is one unit.
         """
         self.source, self.target = line.text, ""
         self._blocks: list[_Block] = []
@@ -91,7 +98,8 @@ class Alignment:
                 self._copy(self._consume(piece), self._append(piece), piece)
             else:
                 self._add(next(following), piece)
-        self.units = [match.span() for match in _UNIT.finditer(self.target)]
+        pattern = _UNIT if placeholders is None else re.compile(f"{placeholders.pattern}|{_UNIT.pattern}")
+        self.units = [match.span() for match in pattern.finditer(self.target)]
         self._starts = [start for start, _ in self.units]
 
     def shares(self, begin: int, end: int) -> Floats:
@@ -109,7 +117,9 @@ class Alignment:
             inside = np.concatenate([[0], np.cumsum((block.source >= begin) & (block.source < end))])
             sizes = np.diff(block.source_spans, axis=1)[:, 0]
             shares = (inside[block.source_spans[:, 1]] - inside[block.source_spans[:, 0]]) / sizes
-            shares = shares if block.weights is None else block.weights @ shares
+            if block.weights is not None:
+                sharp = block.weights**SHARPNESS
+                shares = sharp @ shares / sharp.sum(axis=1)
             sizes = np.diff(block.target_spans, axis=1)[:, 0]  # a token counts in a unit by its characters
             characters = np.concatenate([np.arange(*span) for span in block.target_spans])
             units = np.searchsorted(self._starts, block.target[characters], "right") - 1

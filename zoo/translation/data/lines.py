@@ -13,6 +13,7 @@ import numpy as np
 from pipelines.core.files import replacing
 from pipelines.data.tables import FORMATS, writing
 from pipelines.data.text_files import STDIN
+from zoo.translation.data.markup import Markup
 from zoo.translation.data.parallel_text import Tokens
 
 MAX_NOTES = 8  # messages of a line that are shown
@@ -41,6 +42,7 @@ class Line(NamedTuple):
         notes: What was left out or copied.
         prefix: Text that its translation begins with.
         texts: Text of each of `parts`.
+        markup: What was taken out of the text and is written into its translation; None: nothing.
     """
 
     where: str
@@ -51,6 +53,7 @@ class Line(NamedTuple):
     notes: tuple[str, ...] = ()
     prefix: str = ""
     texts: tuple[str, ...] = ()
+    markup: Markup | None = None
 
     def join(self, translations: Iterable[str]) -> str:
         """Joins the translation of the line.

@@ -184,6 +184,19 @@ OPTIONS = {
             MAX_PENALTY,
         ),
         SearchOption("bad_words", str, "File of phrases that no translation contains, one a line.", many="list"),
+        SearchOption(
+            "tag_handling",
+            str,
+            "Markup of the texts, whose tags translations keep: html, xml or none. [default: none]",
+            choices=("html", "xml", "none"),
+        ),
+        SearchOption(
+            "placeholders",
+            str,
+            "What translations keep: auto ({0}, %s, URLs, e-mail addresses), all (numbers with units, too) or off. "
+            "[default: auto]",
+            choices=("auto", "all", "off"),
+        ),
         SearchOption("alignments", bool, "Add the pairs of source and target words (0-0 1-2) to translations."),
         SearchOption("word_scores", bool, "Add the log probability of each word to translations."),
     )
