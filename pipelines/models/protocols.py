@@ -260,6 +260,25 @@ class ModulesExportable(Protocol):
 
 
 @runtime_checkable
+class HuggingFaceExportable(Protocol):
+    """Models that transformers can run: `zoo export --to huggingface`."""
+
+    def export_huggingface(self, folder: ModelFolder, output: Path) -> dict[str, Any]:
+        """Writes a folder for `from_pretrained`.
+
+        Args:
+            folder: Model folder.
+            output: Folder to make.
+
+        Returns:
+            {"path", "files": {name: bytes}}.
+
+        Raises:
+            RequestError: The model does not come from transformers.
+        """
+
+
+@runtime_checkable
 class ShipsSamples(Protocol):
     """Models that are calibrated on samples of the package where the folder has none and no data are given."""
 

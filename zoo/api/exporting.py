@@ -22,13 +22,14 @@ from pipelines.kernels import extension
 from pipelines.models.family import HasTables, Lowerable
 from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import PRECISIONS
-from pipelines.models.protocols import ModulesExportable
+from pipelines.models.protocols import HuggingFaceExportable, ModulesExportable
 from pipelines.models.record import NATIVE
 from zoo.api.paths import Model
 from zoo.huggingface.repository import Repository, is_address
 
 TO = ("triton", "ovms")
 MODULES = "sentence-transformers"  # a folder that SentenceTransformer opens
+TRANSFORMERS = "huggingface"  # a folder that transformers opens
 TABLES = ("npz", "safetensors")  # files of embedding tables
 MAX_BATCH = 64  # maximum dynamic batch size of Triton, in requests
 GATHER_US = 100  # maximum queue delay of Triton, in microseconds
@@ -52,25 +53,27 @@ TRITON = {
 
 
 def export(model: Model, to: str, output: str | Path, *, precision: str = "int8", threads: int = 1) -> dict[str, Any]:
-    """Exports a model to NVIDIA Triton, the OpenVINO Model Server (OVMS) or sentence-transformers, or its tables.
+    """Exports a model to Triton, OpenVINO Model Server (OVMS), sentence-transformers or transformers, or its tables.
 
     Writes the ONNX file to output/NAME/VERSION/, with output/NAME/config.pbtxt for Triton, or an entry in
     output/config.json for OVMS. VERSION is the highest existing version plus one; if the highest version holds the same
     file, it is reused. With "npz" and "safetensors" the embedding tables of a recommender are written to the file
     `output`, float32 and int8, with what maps values to rows (see `zoo.recommenders.export.tables.export_tables`).
     "sentence-transformers" writes a sentence encoder or a cross-encoder as a new folder, which
-    `SentenceTransformer(output, trust_remote_code=True)` or `CrossEncoder` runs on the native kernels.
+    `SentenceTransformer(output, trust_remote_code=True)` or `CrossEncoder` runs on the native kernels. "huggingface"
+    writes an imported translation or text-to-text model, fine-tuned or not, as a new folder for
+    `AutoModelForSeq2SeqLM`, float32.
 
     Args:
         model: Name of a pretrained model, or path of a model folder.
-        to: "triton", "ovms" or "sentence-transformers"; or "npz" or "safetensors" for embedding tables.
+        to: "triton", "ovms", "sentence-transformers" or "huggingface"; or "npz" or "safetensors" for embedding tables.
         output: Folder of the model repository, whose other contents are kept; or a new folder, or file of the tables.
         precision: "int8" or "fp32".
         threads: Number of intra-op threads; written for Triton and sentence-transformers.
 
     Returns:
         {"model", "to", "path", "version", "config"}; for tables {"model", "to", "path", "columns": {column: rows},
-        "bytes"}; for sentence-transformers {"model", "to", "path", "files": {name: bytes}}.
+        "bytes"}; for sentence-transformers and huggingface {"model", "to", "path", "files": {name: bytes}}.
 
     Raises:
         RequestError: The model has no such tables, server or precision is unknown, the model's name is no valid folder
@@ -78,13 +81,15 @@ def export(model: Model, to: str, output: str | Path, *, precision: str = "int8"
     """
     if to in TABLES:
         return _tables(zoo.load(model), to, Path(output))
-    if to not in (*TO, MODULES):
-        raise RequestError(
-            f"unknown target {to!r}; choose {', '.join((*TO, MODULES))} or, for tables, {' or '.join(TABLES)}"
-        )
+    if to not in (known := (*TO, MODULES, TRANSFORMERS)):
+        raise RequestError(f"unknown target {to!r}; choose {', '.join(known)} or, for tables, {' or '.join(TABLES)}")
     if precision not in ("int8", "fp32"):
         raise RequestError(f"found the precision {precision!r}; expected int8 or fp32")
     folder = zoo.load(model)
+    if to == TRANSFORMERS:
+        if not isinstance(folder.entry, HuggingFaceExportable):
+            raise RequestError(f"{folder.card.name} is no translation model that was imported from transformers")
+        return {"model": folder.card.name, "to": to, **folder.entry.export_huggingface(folder, Path(output))}
     if to == MODULES:
         if not isinstance(folder.entry, ModulesExportable):
             raise RequestError(f"{folder.card.name} embeds no texts; expected a sentence encoder")

@@ -180,9 +180,10 @@ def rank(model: str, output: str, as_json: bool, **options: Any) -> None:
 @click.option(
     "--to",
     required=True,
-    type=click.Choice(["triton", "ovms", "sentence-transformers", "npz", "safetensors"]),
-    help="Target model server; sentence-transformers: a folder for SentenceTransformer; npz or safetensors: a file of "
-    "a recommender's embedding tables.",
+    type=click.Choice(["triton", "ovms", "sentence-transformers", "huggingface", "npz", "safetensors"]),
+    help="Target model server; sentence-transformers: a folder for SentenceTransformer; huggingface: a folder for "
+    "AutoModelForSeq2SeqLM, of an imported translation model; npz or safetensors: a file of a recommender's embedding "
+    "tables.",
 )
 @click.option(
     "-o",
@@ -193,7 +194,7 @@ def rank(model: str, output: str, as_json: bool, **options: Any) -> None:
 @combined(precision, threads)
 @as_json
 def export(model: str, as_json: bool, **options: Any) -> None:
-    """Export MODEL to NVIDIA Triton, the OpenVINO Model Server or sentence-transformers, or its tables to a file."""
+    """Export MODEL to Triton, the OpenVINO Model Server, sentence-transformers or transformers, or its tables."""
     from zoo import api
 
     report = api.export(model, **options)

@@ -111,6 +111,12 @@ class TranslationFamily(
             from zoo.translation.models.checkpoints import load_model, read_features
         return {"features": read_features(folder)}, load_model(folder, self.build)[0]
 
+    def export_huggingface(self, folder: ModelFolder, output: Path) -> dict[str, Any]:
+        """See `HuggingFaceExportable` and `zoo.translation.export.huggingface`."""
+        with self.needs("network"):
+            from zoo.translation.export.huggingface import export_huggingface
+        return export_huggingface(folder, self.build, output)
+
     def prunable(self) -> type[Any]:
         """See `Prunable`."""
         with self.needs("prune"):

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import not_installed, one_line
 from zoo.translation.data.vocabularies import SOURCE, TARGET
-from zoo.translation.importers.architectures import ARCHITECTURES
-from zoo.translation.importers.architectures.base import QUICK, SIDES, Architecture
+from zoo.translation.importers.architectures.base import QUICK, SIDES
 from zoo.translation.importers.imported import ImportedModel, Renumbering
+from zoo.translation.importers.original import ORIGINAL, pack
 from zoo.translation.models.config import ModelConfig, sinusoids
 from zoo.translation.models.transformer import Transformer
 from zoo.translation.search.config import SearchConfig
@@ -29,26 +29,7 @@ from zoo.translation.importers.huggingface_vocabulary import Vocabulary, Vocabul
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 INDEX = ".index.json"  # suffix of the index of sharded weights
-UNSUPPORTED_ARCHITECTURES = {
-    **dict.fromkeys(
-        ("BartModel", "MBartModel", "M2M100Model", "MarianModel"),
-        "it has no output layer, which a model gets when it is fine-tuned to translate",
-    ),
-    "NllbMoeForConditionalGeneration": "it mixes experts",
-}
 OTHER_WEIGHTS = ("*.onnx", "onnx/*.onnx", "*.h5", "*.msgpack", "*.gguf", "*.ot")
-UNSUPPORTED_KINDS = (  # parts of names of architectures
-    (
-        ("Whisper", "Speech", "Seamless", "Moonshine", "Wav2Vec2", "Hubert", "CTC"),
-        "its inputs are speech; text translation is supported",
-    ),
-    (
-        ("Vision", "Image", "Blip", "Donut", "Pix2Struct", "TrOCR", "Florence", "Kosmos"),
-        "its inputs are images; text translation is supported",
-    ),
-    (("CausalLM", "LMHeadModel"), "it is a decoder-only model"),
-    (("EncoderDecoderModel",), "it joins two models; encoder and decoder of one architecture are supported"),
-)
 
 
 def recognizes(folder: Path) -> bool:
@@ -114,7 +95,7 @@ class _Reader(VocabularyFolder):
             {name: np.ascontiguousarray(each) for name, each in state.items()},
             framing,
             pieces,
-            vocabulary.files,
+            {**vocabulary.files, ORIGINAL: pack(self.path)},
             rules,
             min(model_config.positions[0], self._most_tokens()),
             "-".join(filter(None, (framing.source_language, framing.target_language))),
@@ -129,22 +110,6 @@ class _Reader(VocabularyFolder):
         return {"licence": found[1]} if found else {}
 
     # ------------------------------------------------------------------------------------------------- configuration
-
-    def _find_architecture(self) -> Architecture | None:
-        """Returns the architecture; None, with an error, for an unsupported one."""
-        names = self.config.get("architectures")
-        name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
-        if name in ARCHITECTURES:
-            return ARCHITECTURES[name]
-        if self.faults:
-            return None
-        kind = name or f"the model type {self.config.get('model_type')}"
-        why = UNSUPPORTED_ARCHITECTURES.get(name) or next(
-            (text for words, text in UNSUPPORTED_KINDS if any(word in name for word in words)),
-            "the architecture is not supported",
-        )
-        self.faults.append(f"found {kind}, expected {', '.join(ARCHITECTURES)}: {why}")
-        return None
 
     def _start(self, vocabulary: Vocabulary) -> int:
         """Returns the token that starts translations; for mBART that of the target language."""

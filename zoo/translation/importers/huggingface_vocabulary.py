@@ -11,6 +11,7 @@ from pipelines.core.errors import RequestError, catch_panics, not_installed, one
 from zoo.translation.data.parallel_text import END
 from zoo.translation.data.sentencepieces import open_sentencepiece
 from zoo.translation.data.vocabularies import SOURCE, TARGET, Framing
+from zoo.translation.importers.architectures import ARCHITECTURES
 from zoo.translation.importers.architectures.base import Architecture
 from zoo.translation.importers.huggingface_folder import TOKENIZER, Folder
 from zoo.translation.importers.imported import Renumbering
@@ -51,15 +52,66 @@ FIRST_LANGUAGE = {
 }
 STARTS = ("MBartTokenizer", "PLBartTokenizer")  # the target language takes the place of the start token
 
+UNSUPPORTED_ARCHITECTURES = {
+    **dict.fromkeys(
+        ("BartModel", "MBartModel", "M2M100Model", "MarianModel"),
+        "it has no output layer, which a model gets when it is fine-tuned to translate",
+    ),
+    "NllbMoeForConditionalGeneration": "it mixes experts",
+}
+UNSUPPORTED_KINDS = (  # parts of names of architectures
+    (
+        ("Whisper", "Speech", "Seamless", "Moonshine", "Wav2Vec2", "Hubert", "CTC"),
+        "its inputs are speech; text translation is supported",
+    ),
+    (
+        ("Vision", "Image", "Blip", "Donut", "Pix2Struct", "TrOCR", "Florence", "Kosmos"),
+        "its inputs are images; text translation is supported",
+    ),
+    (("CausalLM", "LMHeadModel"), "it is a decoder-only model"),
+    (("EncoderDecoderModel",), "it joins two models; encoder and decoder of one architecture are supported"),
+)
+
 
 class VocabularyFolder(Folder):
-    """Reads the vocabulary of a transformers folder.
+    """Reads the architecture and the vocabulary of a transformers folder.
 
     Attributes:
         architecture: The architecture of its model.
     """
 
     architecture: Architecture
+
+    def numbers(self) -> tuple[Architecture, int, int]:
+        """Returns the architecture, the unknown token (-1 for none) and the end token of a folder without weights.
+
+        Raises:
+            RequestError: The folder is not supported.
+        """
+        architecture = self._find_architecture()
+        if architecture is None:
+            raise self.refusal()
+        self.architecture = architecture
+        vocabulary = self._vocabulary()
+        if self.faults:
+            raise self.refusal()
+        return architecture, vocabulary.unknown, self._token("eos_token_id")
+
+    def _find_architecture(self) -> Architecture | None:
+        """Returns the architecture; None, with an error, for an unsupported one."""
+        names = self.config.get("architectures")
+        name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+        if name in ARCHITECTURES:
+            return ARCHITECTURES[name]
+        if self.faults:
+            return None
+        kind = name or f"the model type {self.config.get('model_type')}"
+        why = UNSUPPORTED_ARCHITECTURES.get(name) or next(
+            (text for words, text in UNSUPPORTED_KINDS if any(word in name for word in words)),
+            "the architecture is not supported",
+        )
+        self.faults.append(f"found {kind}, expected {', '.join(ARCHITECTURES)}: {why}")
+        return None
 
     def _vocabulary(self) -> Vocabulary:
         """Returns the vocabulary; an empty one, with an error, if there is none."""

@@ -16,6 +16,7 @@ from pipelines.models.hub import CARD
 from zoo.training.runs import fill
 from zoo.translation.data.parallel_text import VOCABULARY, Corpus, Vocabulary, from_tokens
 from zoo.translation.data.vocabularies import PIECES, ImportedVocabulary, open_vocabulary
+from zoo.translation.importers.original import ORIGINAL
 from zoo.translation.models.checkpoints import copy_shortlist, inherited_features, read_features, read_weights
 from zoo.translation.models.config import ModelConfig
 from zoo.translation.search.config import DEFAULT_SEARCH, SearchConfig
@@ -136,6 +137,8 @@ class StartModel:
         own = isinstance(self.vocabulary, ImportedVocabulary)
         for name in (*self.vocabulary.framing.files, PIECES) if own else (VOCABULARY,):  # type: ignore[union-attr]
             copy_file(self.folder / name, output / name)
+        if (self.folder / ORIGINAL).is_file():
+            copy_file(self.folder / ORIGINAL, output / ORIGINAL)
         copy_shortlist(self.features, self.folder, output)
 
 

@@ -15,12 +15,13 @@ from pipelines.core import files
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
 from pipelines.models import stages
+from zoo import api
 from zoo.cli import app as cli
 from zoo.translation.importers.imported import Renumbering
 from zoo.translation.search.config import Demands
 
 torch = pytest.importorskip("torch", reason="importing needs the train extra")
-pytest.importorskip("transformers", reason="the originals are its models")
+transformers = pytest.importorskip("transformers", reason="the originals are its models")
 
 from helpers import huggingface_folders as folders  # noqa: E402
 
@@ -138,6 +139,33 @@ def test_tokens_and_scores_are_those_of_generate(originals, kind):
     compare(originals(kind), FEW, (1, 4))
 
 
+FAST = ("marian separate", "nllb", "bart", "t5")  # of exports; the others are near
+
+
+@pytest.mark.parametrize(
+    "kind", [each if each in FAST else pytest.param(each, marks=pytest.mark.slow) for each in folders.KINDS]
+)
+def test_an_exported_folder_gives_the_tokens_of_the_original(originals, kind, tmp_path):
+    original = originals(kind)
+    found = api.export(original.imported, "huggingface", tmp_path / "exported")
+    assert "model.safetensors" in found["files"]
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "exported")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    texts = original.begun(folders.sentences(6, 2))
+    batch = original.tokenizer(texts, return_tensors="pt", padding=True)
+    assert all(
+        torch.equal(each, batch[key]) for key, each in tokenizer(texts, return_tensors="pt", padding=True).items()
+    )
+    options = {}
+    if original.source:  # which the exported folder has in its generation_config.json
+        name = f"__{original.target}__" if kind == "m2m" else original.target
+        options["forced_bos_token_id"] = original.tokenizer.convert_tokens_to_ids(name)
+    for beam in (1, 4):
+        with torch.inference_mode():
+            wanted = original.model.generate(**batch, num_beams=beam, **options)
+            assert torch.equal(model.generate(**batch, num_beams=beam), wanted)
+
+
 @pytest.mark.parametrize(
     ("activation", "engine"),
     [
@@ -157,6 +185,11 @@ def test_activations_are_those_of_transformers(originals, activation, engine, tm
     zoo.calibrate(original.imported, tmp_path / "in.txt", samples=16)
     if extension.isas():
         assert zoo.pipeline(original.imported, "int8").engine == engine
+    if activation == "quick_gelu":  # whose factor the imported weights have
+        api.export(original.imported, "huggingface", tmp_path / "exported")
+        exported = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "exported").state_dict()
+        for name, tensor in original.model.state_dict().items():
+            torch.testing.assert_close(exported[name], tensor, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", ["marian", "t5"])

@@ -9,10 +9,11 @@ from helpers.trainings import assert_same_weights, broken_off, weights
 
 import zoo
 from pipelines.core.errors import RequestError
+from zoo import api
 from zoo.cli.app import cli
 
 torch = pytest.importorskip("torch", reason="training needs the train extra")
-pytest.importorskip("transformers", reason="the originals are its models")
+transformers = pytest.importorskip("transformers", reason="the originals are its models")
 
 from helpers import huggingface_folders as folders  # noqa: E402
 
@@ -148,6 +149,32 @@ def test_training_lowers_the_loss_and_keeps_what_transformers_shares(marian):
         with torch.inference_mode():
             losses.append(float(trainer.loss(trainer.model, data, np.arange(20), False, 0.1)[0]))
     assert losses[1] < 0.8 * losses[0]
+
+
+def exported(folder, tmp_path):
+    """Asserts that transformers translates with the exported folder as the folder's pipeline does."""
+    api.export(folder, "huggingface", tmp_path / "exported")
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "exported")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    pipeline, texts = zoo.pipeline(folder, "fp32"), folders.sentences(6, 2)
+    for beam in (1, 4):
+        with torch.inference_mode():
+            tokens = model.generate(**tokenizer(texts, return_tensors="pt", padding=True), num_beams=beam)
+        decoded = tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        pipeline.beam = beam
+        assert [each["translation"] for each in pipeline(texts)] == [each.strip() for each in decoded]
+
+
+def test_a_fine_tuned_model_is_exported_to_transformers(marian, tmp_path):
+    exported(marian[3], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["nllb", "mbart50", "bart", "t5", "umt5", "marian separate", "pegasus"])
+def test_fine_tuned_models_of_other_kinds_are_exported(marian, kind, tmp_path):
+    _, _, folder = imported(kind, tmp_path)
+    zoo.finetune(folder, marian[1], tmp_path / "tuned", settings={**QUICK, "epochs": "1"})
+    exported(tmp_path / "tuned", tmp_path)
 
 
 def test_a_resumed_run_gives_the_same_bytes(marian, tmp_path):

@@ -41,6 +41,7 @@ class Architecture:
         positions: Position encodings: "interleaved rates", "sinusoids", "learned", or "" for none.
         offset: Rows of a learned table before the first position.
         begins: Whether sources begin with the start token.
+        bias: Whether the logits have a bias, `final_logits_bias`.
     """
 
     names: tuple[str, ...]
@@ -54,6 +55,7 @@ class Architecture:
     positions: str = "learned"
     offset: int = 2
     begins: bool = True
+    bias: bool = True
 
     def name(self, ours: str, config: ModelConfig) -> str:
         """Returns the name of a tensor of the network's layers and norms.

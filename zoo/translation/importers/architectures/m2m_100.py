@@ -12,6 +12,7 @@ ARCHITECTURES = (
         read=functools.partial(bart_config, kind="relu", scaled=True, final_norm=True),
         pre_norm=True,
         positions="sinusoids",
+        bias=False,
         **BART,
     ),
 )

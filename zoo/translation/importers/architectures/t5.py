@@ -87,6 +87,7 @@ def _architecture(name: str, *, feed: str = "gated-gelu", shared: bool = True, s
         pre_norm=True,
         positions="",
         begins=False,
+        bias=False,
     )
 
 
