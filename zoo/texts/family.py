@@ -139,6 +139,13 @@ MAX_LENGTH = RunOption(
     "max_length", int, None, "Maximum number of tokens; longer texts are truncated and counted. [default: the model's]"
 )
 
+PROMPT = RunOption(
+    "prompt",
+    str,
+    None,
+    "Name of a prompt of the model, such as query, or a prefix of every text, with a blank or a colon.",
+)
+
 SENTENCE_ENCODER = TextFamily(  # Reimers and Gurevych 2019, "Sentence-BERT"
     name="sentence-encoder",
     title="Sentence encoder: texts to vectors",
@@ -149,12 +156,7 @@ SENTENCE_ENCODER = TextFamily(  # Reimers and Gurevych 2019, "Sentence-BERT"
             "column", str, None, "Column with the texts in CSV, TSV, JSON lines or Parquet. [default: text, ...]"
         ),
         RunOption("output_dtype", str, "float32", "Dtype of the vectors: float32, float16, int8 or binary."),
-        RunOption(
-            "prompt",
-            str,
-            None,
-            "Name of a prompt of the model, such as query, or a prefix of every text, with a blank or a colon.",
-        ),
+        PROMPT,
         MAX_LENGTH,
         RunOption(
             "chunk",
@@ -285,6 +287,7 @@ SPARSE_ENCODER = TextFamily(  # Formal et al. 2021, "SPLADE v2"
     run_options=(
         COLUMN,
         RunOption("max_active_dims", int, None, "Number of tokens of a vector. [default: all above 0]"),
+        PROMPT,
         MAX_LENGTH,
     ),
     summary=SUMMARY,

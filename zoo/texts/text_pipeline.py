@@ -351,7 +351,7 @@ class TextPipeline(LinePipeline[NativeTexts]):
         if not len(tokens.lengths):
             return np.zeros((0, self.config.output_size), np.float32)
         if self._native is not None:
-            self._hold(lambda: tokens.first(EXAMPLE).padded(self.config.inputs), self._long_example)
+            self._hold(lambda: tokens.first(EXAMPLE).padded(self.config.inputs), *self._long_examples())
         if self._native is not None:
             return self._native.compute(tokens.ids, tokens.types, tokens.lengths, tokens.attended)
         count = len(tokens.ids if self.PER_TOKEN else tokens.lengths)
@@ -364,6 +364,10 @@ class TextPipeline(LinePipeline[NativeTexts]):
             else:
                 results[rows] = outputs
         return results
+
+    def _long_examples(self) -> list[Callable[[], Batch]]:
+        """Returns functions that make batches of other lengths, which native code is checked with."""
+        return [self._long_example]
 
     def _long_example(self) -> Batch:
         """Returns a text of several blocks of the native code, and a short one."""

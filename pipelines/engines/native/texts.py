@@ -18,6 +18,8 @@ from pipelines.kernels.transformer.text.program import TextProgram
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+LENGTHS = "lengths"  # of a batch of `unheld` with tokens that are not attended to, which its mask leaves out; int64 [n]
+
 
 def store(source: Path, path: Path) -> None:
     """Writes the program of an ONNX file, for `NativeTexts`.
@@ -103,14 +105,14 @@ def unheld(path: str | Path | ir.Model, threads: int, output: str, ids: str, mas
         types: Input of the token types, which a graph may lack.
 
     Returns:
-        A function from padded batches to outputs.
+        A function from padded batches, which may have `LENGTHS`, to outputs.
     """
     native = NativeTexts(path, threads)
 
     def run(batch: Batch) -> dict[str, NDArray[Any]]:
-        chosen = batch[mask] != 0
+        chosen, attended = _tokens(batch, mask), (batch[mask] != 0).sum(axis=1)
         kinds = batch.get(types, np.zeros_like(batch[ids]))[chosen]
-        found = native.compute(batch[ids][chosen], kinds, chosen.sum(axis=1))
+        found = native.compute(batch[ids][chosen], kinds, chosen.sum(axis=1), attended if LENGTHS in batch else None)
         if native.by_token:
             rows = np.zeros((*chosen.shape, native.width), np.float32)
             rows[chosen] = found
@@ -137,12 +139,19 @@ def unpadded(path: Path, threads: int, output: str, ids: str, mask: str, *_: str
     expect = onnxruntime(path, threads, optimize=optimize)
 
     def run(batch: Batch, found: Batch) -> dict[str, NDArray[Any]]:
-        outputs = expect(batch, found)
+        outputs = expect({name: array for name, array in batch.items() if name != LENGTHS}, found)
         if outputs[output].ndim == 3:  # a row a token
-            outputs[output] = np.where(batch[mask][..., None] != 0, outputs[output], np.float32(0))
+            outputs[output] = np.where(_tokens(batch, mask)[..., None], outputs[output], np.float32(0))
         return outputs
 
     return run
+
+
+def _tokens(batch: Batch, mask: str) -> NDArray[np.bool_]:
+    """Returns which columns are tokens: those of the mask, or by `LENGTHS` also those that are not attended to."""
+    if LENGTHS not in batch:
+        return np.asarray(batch[mask] != 0)
+    return np.asarray(np.arange(batch[mask].shape[1]) < batch[LENGTHS][:, None])
 
 
 def _mapped(model: str | Path | ir.Model) -> TextProgram:

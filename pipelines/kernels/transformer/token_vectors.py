@@ -10,12 +10,16 @@ Sums of codes are exact; floats are rounded one operation at a time, and summed 
 
 from __future__ import annotations
 
+import math
+import struct
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from pipelines.core import machine
@@ -30,6 +34,7 @@ UNIT = 16  # components are padded with zeros to a multiple
 EXACT = 1024  # components up to which float32 holds the sums of codes
 SUFFIX = ".npz"
 VERSION = 1
+LOCAL_HEADER = 30  # bytes before the name of a file in a zip archive
 
 
 def quantize(vectors: Floats) -> tuple[NDArray[np.int8], Floats]:
@@ -158,7 +163,7 @@ class TokenVectors:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Reads a file of `save`.
+        """Reads a file of `save`; codes are mapped, so that an index may be larger than the memory.
 
         Args:
             path: The file.
@@ -171,9 +176,11 @@ class TokenVectors:
         """
         try:
             with np.load(Path(path), allow_pickle=False) as file:
-                found = cls(file["codes"], file["scale"], file["first"], int(file["components"]))
+                codes = _mapped(Path(path), "codes")
+                codes = file["codes"] if codes is None else codes
+                found = cls(codes, file["scale"], file["first"], int(file["components"]))
                 is_known = int(file["version"]) == VERSION
-        except (OSError, ValueError, KeyError, EOFError) as error:  # zipfile.BadZipFile is none of these
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise RequestError(f"cannot read vectors of tokens in {path} ({one_line(error)})") from error
         found._require(str(path), is_known)
         return found
@@ -187,6 +194,25 @@ class TokenVectors:
         ordered = first.ndim == 1 and len(first) > 1 and first[0] == 0 and first[-1] == tokens
         if not (is_known and fit and ordered and (np.diff(first) > 0).all() and np.isfinite(self.scale).all()):
             raise RequestError(f"the vectors of tokens in {path} are damaged or of another version; write them again")
+
+
+def _mapped(path: Path, name: str) -> NDArray[np.uint8] | None:
+    """Maps an array of bytes in an .npz; None for a compressed one.
+
+    Raises ValueError, OSError or KeyError for a damaged file.
+    """
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        info = archive.getinfo(f"{name}.npy")
+        if info.compress_type != zipfile.ZIP_STORED:
+            return None
+        file.seek(info.header_offset + LOCAL_HEADER - 4)  # lengths of the name and of the extra field
+        start = info.header_offset + LOCAL_HEADER + sum(struct.unpack("<HH", file.read(4)))
+        file.seek(start)
+        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(file)]
+        shape, by_columns, dtype = read(file)
+        if dtype != np.uint8 or by_columns or file.tell() - start + math.prod(shape) != info.file_size:
+            raise ValueError(f"{name} has the dtype {dtype} and the shape {list(shape)}")
+        return np.asarray(np.memmap(path, np.uint8, "r", file.tell(), shape))
 
 
 def reference(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -96,6 +96,7 @@ class SparsePipeline(TaskPipeline):
         raw: Any,
         *,
         max_active_dims: int | None = None,
+        prompt: str | None = None,
         max_length: int | None = None,
         on_error: str = "raise",
     ) -> list[Any]:
@@ -104,6 +105,8 @@ class SparsePipeline(TaskPipeline):
         Args:
             raw: Texts, or one text. Only a `Path` names a file.
             max_active_dims: Number of tokens of a vector, those of the largest weights; None: all above 0.
+            prompt: Name of a prompt of the model, or a prefix with a blank or a colon; "" for none, None for the
+                default.
             max_length: Maximum number of tokens of a text; None for that of the model.
             on_error: "raise" at the first invalid text, or "skip" to return its error.
 
@@ -113,7 +116,7 @@ class SparsePipeline(TaskPipeline):
         Raises:
             RequestError: There are no valid texts, or an option is out of range.
         """
-        configured = self.with_options(max_active_dims=max_active_dims, max_length=max_length)
+        configured = self.with_options(max_active_dims=max_active_dims, prompt=prompt, max_length=max_length)
         return super(SparsePipeline, configured).__call__(raw, on_error=on_error)
 
     def run(
@@ -124,6 +127,7 @@ class SparsePipeline(TaskPipeline):
         *,
         column: str | None = None,
         max_active_dims: int | None = None,
+        prompt: str | None = None,
         max_length: int | None = None,
     ) -> dict[str, Any]:
         """Computes sparse vectors of texts in constant memory and input order.
@@ -136,6 +140,7 @@ class SparsePipeline(TaskPipeline):
             on_error: "raise" to stop at the first invalid row, "skip" to write an empty line for it.
             column: Column of the texts in tables.
             max_active_dims: See `__call__`.
+            prompt: See `__call__`.
             max_length: Maximum number of tokens of a text; None for that of the model.
 
         Returns:
@@ -144,19 +149,48 @@ class SparsePipeline(TaskPipeline):
         Raises:
             RequestError: The input is unusable.
         """
-        configured = self.with_options(max_active_dims=max_active_dims, max_length=max_length)
+        configured = self.with_options(max_active_dims=max_active_dims, prompt=prompt, max_length=max_length)
         return configured._run(inputs, output, on_error, self.parse_columns(column), None, max_length)
 
-    def with_options(self, *, max_active_dims: int | None = None, max_length: int | None = None) -> Self:
+    def with_options(
+        self, *, max_active_dims: int | None = None, prompt: str | None = None, max_length: int | None = None
+    ) -> Self:
         """See `TaskPipeline`.
 
         Args:
             max_active_dims: See `__call__`.
+            prompt: See `__call__`.
             max_length: See `__call__`.
         """
         if max_active_dims is not None and (type(max_active_dims) is not int or max_active_dims < 1):
             raise RequestError(f"found max_active_dims {max_active_dims!r:.40}; expected a whole number from 1")
-        return self.configured(max_length=max_length, most=max_active_dims or 0)
+        prefix = self.prompts.resolve(prompt)
+        return self.configured(max_length=max_length, most=max_active_dims or 0, prompt=prefix)
+
+    def encode_query(self, inputs: str | Sequence[str], **options: Any) -> Any:
+        """Computes sparse vectors with the prompt of queries, as `SparseEncoder.encode_query`.
+
+        Args:
+            inputs: Queries, or one query.
+            **options: See `__call__`.
+        """
+        return self(inputs, **{"prompt": self.prompts.role("query"), **options})
+
+    def encode_document(self, inputs: str | Sequence[str], **options: Any) -> Any:
+        """Computes sparse vectors with the prompt of documents, as `SparseEncoder.encode_document`.
+
+        Args:
+            inputs: Documents, or one document.
+            **options: See `__call__`.
+        """
+        return self(inputs, **{"prompt": self.prompts.role("document"), **options})
+
+    def tokenize(
+        self, rows: Sequence[tuple[str, ...]], prompt: str | None = None, max_length: int | None = None
+    ) -> Tokens:
+        """See `TextPipeline.tokenize`."""
+        prefix = self.prompt if prompt is None else prompt
+        return super().tokenize([(prefix + row[0],) for row in rows], None, max_length)
 
     def decode(self, outputs: Floats, tokens: Tokens) -> list[Any]:
         """See `TaskPipeline.decode`."""

@@ -50,13 +50,19 @@ def test_groups_are_joined_and_files_read(tmp_path, rng, documents):
     read, query = TokenVectors.load(tmp_path / "index.npz"), vectors(rng, 5, 96)
     assert len(read) == len(LENGTHS) and read.components == 96
     assert np.array_equal(read.scores(query), TokenVectors.of(documents).scores(query))
+    assert isinstance(read.codes.base, np.memmap) and isinstance(packed.codes, np.ndarray)
+    arrays = {"codes": packed.codes, "scale": packed.scale, "first": packed.first}
+    np.savez_compressed(tmp_path / "small.npz", version=1, components=96, **arrays)
+    assert np.array_equal(TokenVectors.load(tmp_path / "small.npz").scores(query), read.scores(query))
     for found, wanted in zip(read.vectors, documents, strict=True):
         assert np.abs(found - wanted).max() < 0.002
     with pytest.raises(RequestError, match="cannot read vectors of tokens"):
         TokenVectors.load(tmp_path / "none.npz")
-    (tmp_path / "other.npz").write_bytes(b"no file")
-    with pytest.raises(RequestError, match="cannot read vectors of tokens"):
-        TokenVectors.load(tmp_path / "other.npz")
+    content = (tmp_path / "index.npz").read_bytes()
+    for damaged in (b"no file", content[: len(content) // 2], content.replace(b"'descr': '|u1'", b"'descr': '|i1'")):
+        (tmp_path / "other.npz").write_bytes(damaged)
+        with pytest.raises(RequestError, match="cannot read vectors of tokens"):
+            TokenVectors.load(tmp_path / "other.npz")
     np.savez(
         tmp_path / "other.npz", version=1, components=96, codes=packed.codes, scale=packed.scale[1:], first=packed.first
     )

@@ -13,6 +13,8 @@ from helpers import text_models  # noqa: E402
 
 import zoo  # noqa: E402
 from pipelines.core.errors import RequestError  # noqa: E402
+from pipelines.engines.native import held  # noqa: E402
+from pipelines.engines.native.texts import LENGTHS, NativeTexts  # noqa: E402
 from pipelines.kernels.transformer.token_vectors import TokenVectors  # noqa: E402
 
 PLACES = {"query": {"marker": "[unused63]", "most": 12, "expand": 12}, "document": {"marker": "cat", "most": 20}}
@@ -103,6 +105,23 @@ def test_int8_ranking_run_and_evaluation(tmp_path):
     (tmp_path / "pairs.tsv").write_text("\n".join(rows))
     report = zoo.evaluate(tmp_path / "ours", str(tmp_path / "pairs.tsv"))
     assert report["metrics"]["fp32"].keys() == {"ndcg10", "mrr10"} and report["difference"]["cosine"] > 0.95
+
+
+def test_the_check_of_native_kernels_covers_tokens_that_are_not_attended_to(tmp_path, monkeypatch):
+    models.stanford(tmp_path / "theirs")
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    (tmp_path / "texts.txt").write_text("\n".join(text_models.TEXTS * 30))
+    zoo.calibrate(tmp_path / "ours", str(tmp_path / "texts.txt"), samples=16)
+    ours = zoo.pipeline(tmp_path / "ours", "int8", "native")
+    subject, batch = ours._subject, ours._queries()
+    assert batch["attention_mask"].sum() < batch[LENGTHS].sum() == 24
+    result = held.check(subject, batch)
+    assert result["difference"] < held.ALIKE and result["sizes"]
+    compute = NativeTexts.compute
+    monkeypatch.setattr(
+        NativeTexts, "compute", lambda self, ids, types, lengths, attended=None: compute(self, ids, types, lengths)
+    )
+    assert held.check(subject, batch)["difference"] > held.ALIKE
 
 
 def test_expansion_beyond_the_window_is_refused(tmp_path):

@@ -50,6 +50,28 @@ def test_weights_are_those_of_transformers(tmp_path, kind):
         assert {*few["indices"]} == {*np.argsort(-wanted)[:3]}
 
 
+def test_prompts_are_those_of_sentence_encoders(tmp_path):
+    text_models.write_task(tmp_path / "theirs", "AutoModelForMaskedLM")
+    text_models.prompted(tmp_path / "theirs")
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours", format="sparse-encoder")
+    ours = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")
+
+    def same(found, wanted):
+        return all(found[key].tobytes() == wanted[key].tobytes() for key in ("indices", "values"))
+
+    (plain,), (query,), (document,) = (ours("cat", prompt=name) for name in ("", "query", "passage"))
+    assert same(query, ours("the cat", prompt="")[0]) and not same(query, plain)
+    assert same(ours("cat")[0], query)  # the default
+    assert same(ours.encode_query("cat")[0], query) and same(ours.encode_document("cat")[0], document)
+    with pytest.raises(RequestError, match="found no prompt other; the model has query, passage, document"):
+        ours("cat", prompt="other")
+    (tmp_path / "texts.txt").write_text("cat")
+    options = {"prompt": "passage", "engine": "onnxruntime", "precision": "fp32"}
+    zoo.run(tmp_path / "ours", tmp_path / "texts.txt", tmp_path / "out.jsonl", **options)
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [line["token"] for line in lines] == document["indices"].tolist()
+
+
 def test_int8_run_and_evaluation(tmp_path):
     folder, _, _ = imported(tmp_path)
     (tmp_path / "texts.txt").write_text("\n".join(text_models.TEXTS * 30))

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
+from pipelines.engines.native.texts import LENGTHS
 from pipelines.kernels.transformer.token_vectors import SUFFIX, TokenVectors
 from pipelines.models.folder import ModelFolder
 from zoo.texts.data.tokenizer import Tokens
 from zoo.texts.heads.late_interaction.roles import DOCUMENT, QUERY, Roles
 from zoo.texts.heads.task_pipeline import MULTI_VECTOR, TaskPipeline
-from zoo.texts.text_pipeline import SORT_WINDOW, Floats, Write
+from zoo.texts.text_pipeline import EXAMPLES, SORT_WINDOW, Floats, Write
 
 VECTORS = "token_embeddings"
 TOP = 10  # documents of a query
@@ -151,6 +153,14 @@ class MultiVectorPipeline(TaskPipeline):
             float32 [tokens, components] of each document, or of a single one, without skipped tokens.
         """
         return self._encode(inputs, DOCUMENT, options)
+
+    def _long_examples(self) -> list[Callable[[], Batch]]:
+        """See `TextPipeline._long_examples`: queries, too, with tokens that are not attended to."""
+        return [*super()._long_examples(), self._queries] if self.roles.expands else super()._long_examples()
+
+    def _queries(self) -> Batch:
+        tokens = self.roles.tokens(["", " ".join(EXAMPLES)], QUERY)
+        return {**tokens.padded(self.config.inputs), LENGTHS: tokens.lengths}
 
     def _encode(self, inputs: str | Sequence[str], role: str, options: Mapping[str, Any]) -> Any:
         configured = self.with_options(role=role, **options)

@@ -105,10 +105,14 @@ class Roles:
                 lengths=tokens.lengths + 1,
             )
         tokens = tokens._replace(attended=tokens.lengths, context=None)
-        return self._expanded(tokens, min(most, int(self._expansion["length"]))) if self._expands(role) else tokens
+        if role != QUERY or not self.expands:
+            return tokens
+        return self._expanded(tokens, min(most, int(self._expansion["length"])))
 
-    def _expands(self, role: str) -> bool:
-        return role == QUERY and bool(self._expansion)
+    @property
+    def expands(self) -> bool:
+        """Whether queries are filled up to a length."""
+        return bool(self._expansion)
 
     def _expanded(self, tokens: Tokens, length: int) -> Tokens:
         """Fills the texts up to a length."""
