@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pipelines.core.errors import RequestError
-from pipelines.core.files import read_json, write_json
+from pipelines.core.files import read_json, replacing, write_json
 from zoo.texts.models.config import POOLINGS, Dense, ModelConfig
 
 CONFIG, MODULES = "config.json", "modules.json"
@@ -23,6 +26,14 @@ POOLING_MODES = {  # by the keys of a pooling's config.json, in the order in whi
     "lasttoken": "last",
 }
 NAMES = {**POOLING_MODES, "weightedmean": "weighted_mean"}  # older and newer names
+NEWER = {"mean_sqrt_len": "mean_sqrt_len_tokens", "weighted_mean": "weightedmean", "last": "lasttoken"}
+CLASSES = {  # of activations
+    "identity": "torch.nn.modules.linear.Identity",
+    "tanh": "torch.nn.modules.activation.Tanh",
+    "relu": "torch.nn.modules.activation.ReLU",
+    "gelu": "torch.nn.modules.activation.GELU",
+    "sigmoid": "torch.nn.modules.activation.Sigmoid",
+}
 AFTER_POOLING = ("Dense", "Normalize")
 
 
@@ -168,19 +179,37 @@ def _dense(folder: Path) -> Dense:
     )
 
 
-def write_modules(folder: Path, config: ModelConfig, features: Mapping[str, Any]) -> None:
-    """Writes the files of sentence-transformers: modules, pooling, prompts and truncation.
+def _write_dense(folder: Path, dense: Dense, inputs: int, arrays: Mapping[str, NDArray[np.float32]]) -> None:
+    """Writes a Dense layer of `inputs` columns."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"in_features": inputs, "out_features": dense.outputs, "bias": dense.bias}
+    write_json(folder / CONFIG, {**config, "activation_function": CLASSES[dense.activation]})
+    with replacing(folder / "model.safetensors") as temporary:
+        save_file({f"linear.{name}": array for name, array in arrays.items()}, temporary)
+
+
+def write_modules(
+    folder: Path,
+    config: ModelConfig,
+    features: Mapping[str, Any],
+    layers: Sequence[Mapping[str, NDArray[np.float32]]] = (),
+) -> None:
+    """Writes the files of sentence-transformers: modules, pooling, Dense layers, prompts and truncation.
 
     Args:
         folder: Folder of the model.
-        config: Configuration of the network, without Dense layers.
+        config: Configuration of the network.
         features: Features of its card.
+        layers: Weight and bias of its Dense layers.
     """
-    kinds = [
-        ("", "Transformer"),
-        ("1_Pooling", "Pooling"),
-        *([("2_Normalize", "Normalize")] if config.normalize else []),
-    ]
+    named = ["Pooling", *["Dense"] * len(config.dense), *["Normalize"] * config.normalize]
+    kinds = [("", "Transformer"), *((f"{i}_{kind}", kind) for i, kind in enumerate(named, 1))]
+    inputs = config.width * len(config.poolings)
+    for i, (dense, arrays) in enumerate(zip(config.dense, layers, strict=True), 2):
+        _write_dense(folder / f"{i}_Dense", dense, inputs, arrays)
+        inputs = dense.outputs
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for i, (path, kind) in enumerate(kinds)
@@ -188,6 +217,8 @@ def write_modules(folder: Path, config: ModelConfig, features: Mapping[str, Any]
     (folder / "1_Pooling").mkdir(parents=True, exist_ok=True)
     pooling: dict[str, Any] = {"word_embedding_dimension": config.width}
     pooling |= {f"pooling_mode_{key}": mode in config.poolings for key, mode in POOLING_MODES.items()}
+    if len(config.poolings) > 1:  # in their order
+        pooling["pooling_mode"] = [NEWER.get(mode, mode) for mode in config.poolings]
     write_json(folder / "1_Pooling" / CONFIG, pooling)
     transformer = {"max_seq_length": features["max_length"], "do_lower_case": bool(features.get("lower"))}
     write_json(folder / "sentence_bert_config.json", transformer)

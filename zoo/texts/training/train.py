@@ -19,8 +19,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from pipelines.core.errors import RequestError, one_line, requires
-from pipelines.core.files import copy_file, read_json, replacing, sha256, write_json
+from pipelines.core.errors import RequestError, one_line
+from pipelines.core.files import copy_file, read_json, sha256, write_json
 from pipelines.core.progress import progress
 from pipelines.models.hub import CARD
 from pipelines.models.npz import write_npz
@@ -30,12 +30,12 @@ from zoo.texts.data.prompts import ROLES, Prompts
 from zoo.texts.data.tokenizer import Tokenizer, Tokens
 from zoo.texts.importers.huggingface import read_features
 from zoo.texts.importers.sentence_modules import CONFIG, write_modules
-from zoo.texts.models.architectures import ARCHITECTURES
 from zoo.texts.models.config import IDS, MASK, TYPES, ModelConfig
 from zoo.texts.models.head import Head
 from zoo.texts.models.weights import FILE
 from zoo.texts.text_pipeline import CALIBRATION_LENGTH
 from zoo.texts.train_config import TrainConfig
+from zoo.texts.training.networks import DenseLayers, load_network, pool, require_trainable, save_network
 from zoo.texts.training.span_tasks import task_of
 from zoo.texts.training.tasks import Task
 from zoo.training.runs import load_checkpoint, require_output, save_checkpoint
@@ -94,7 +94,7 @@ def train(
     require_output(output, STATE, resume)
     content = read_json(start_from / CONFIG)
     features = read_json(start_from / CARD)["preprocessing"]
-    _require_trainable(ModelConfig.from_json(features["form"]), content)
+    require_trainable(ModelConfig.from_json(features["form"]), content)
     if is_new:
         features = _new_features(start_from, content, features, head)
     task = task_of(head, features, config)
@@ -132,8 +132,11 @@ def train(
     }
     torch.manual_seed(config.seed)
     changes = _label_keys(names) if names else {}
-    model = _load_network(start_from, head.MODEL if head else "AutoModel", changes, is_new).to(_device(config.device))
-    trainer = _Trainer(model, model_config, config, tokenize, len(pairs) // config.batch_size * config.epochs, task)
+    device = _device(config.device)
+    model = load_network(start_from, model_config, content, head, changes).to(device)
+    layers = DenseLayers(model_config, start_from / FILE)
+    steps = len(pairs) // config.batch_size * config.epochs
+    trainer = _Trainer(model, model_config, config, tokenize, steps, task, layers.to(device))
     if resume:
         trainer.restore(load_checkpoint(output / STATE, run))
     loss = trainer.fit(pairs, labels, output / STATE, run)
@@ -263,52 +266,6 @@ def _digest(pairs: list[Any], labels: Any) -> str:
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _require_trainable(config: ModelConfig, content: Mapping[str, Any]) -> None:
-    """Raises RequestError for a model that transformers does not load as it is run here."""
-    code = content.get("auto_map")
-    if config.dense or code or not ARCHITECTURES[config.kind].trainable:
-        found = (
-            "Dense layers" if config.dense else f"custom code ({code})"[:80] if code else f"the network {config.kind}"
-        )
-        raise RequestError(
-            f"a model with {found} cannot be fine-tuned; expected a network that transformers loads as it is"
-        )
-
-
-def _pool(hidden: torch.Tensor, mask: torch.Tensor, mode: str) -> torch.Tensor:
-    """Pools the last layer of texts that are padded on the right: float32 [n, width]."""
-    weights = mask[:, :, None].float()
-    if mode == "cls":
-        return hidden[:, 0]
-    if mode == "last":
-        return hidden[torch.arange(len(hidden)), mask.sum(1) - 1]
-    if mode == "max":
-        return (hidden - 1e9 * (1 - weights)).max(1).values
-    if mode == "weighted_mean":
-        weights = weights.cumsum(1) * weights
-    count = weights.sum(1)
-    return (hidden * weights).sum(1) / (count.sqrt() if mode == "mean_sqrt_len" else count)
-
-
-def _load_network(folder: Path, loader: str, changes: Mapping[str, Any], is_new: bool = False) -> torch.nn.Module:
-    """Loads the network of a transformers folder, with its dropout; with other labels, or as a new task, a new layer.
-
-    Raises RequestError without transformers.
-    """
-    with requires("training text encoders", "int8-zoo[train]"):
-        import transformers
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    if changes or is_new:  # transformers reports the new layer as a warning
-        transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    model: torch.nn.Module = getattr(transformers, loader).from_pretrained(
-        folder,
-        local_files_only=True,
-        dtype=torch.float32,
-        **({"ignore_mismatched_sizes": True, **changes} if changes else {}),
-    )
-    return model
-
-
 def _label_keys(names: Sequence[str]) -> dict[str, Any]:
     """Returns the labels as keys of a config.json."""
     return {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
@@ -325,12 +282,15 @@ class _Trainer:
         tokenizer: Tokenizer,
         steps: int,
         task: Task | None = None,
+        layers: DenseLayers | None = None,
     ) -> None:
         self.task = task
+        self.layers = layers or DenseLayers(model_config)
         self.model, self.model_config, self.config = model, model_config, config
         self.tokenizer, self.steps = tokenizer, steps
-        matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-        vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+        self.parameters = [*model.parameters(), *self.layers.parameters()]
+        matrices = [parameter for parameter in self.parameters if parameter.ndim > 1]
+        vectors = [parameter for parameter in self.parameters if parameter.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, config.learning_rate)
         self.step, self.losses = 0, [0.0, 0.0]  # sum and number of the losses of this epoch
@@ -339,6 +299,7 @@ class _Trainer:
     def restore(self, state: dict[str, Any]) -> None:
         """Restores a checkpoint."""
         self.model.load_state_dict(state["model"])
+        self.layers.load_state_dict(state.get("layers", {}))
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.losses = state["done"], state["losses"]
 
@@ -347,6 +308,7 @@ class _Trainer:
         state = {
             "run": run,
             "model": self.model.state_dict(),
+            "layers": self.layers.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "done": self.step,
             "losses": self.losses,
@@ -373,7 +335,7 @@ class _Trainer:
                     group["lr"] = config.learning_rate * self._rate()
                 self.optimizer.zero_grad(set_to_none=True)
                 torch.autograd.backward(loss)
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRADIENT_NORM)
+                torch.nn.utils.clip_grad_norm_(self.parameters, MAX_GRADIENT_NORM)
                 self.optimizer.step()
                 self.losses = [self.losses[0] + loss.item(), self.losses[1] + 1]
                 self.step += 1
@@ -409,8 +371,8 @@ class _Trainer:
         """Computes L2-normalized embeddings, float32 [n, width]."""
         inputs = self._inputs(texts)
         hidden, mask = self.model(**inputs).last_hidden_state, inputs[MASK]
-        pooled = torch.cat([_pool(hidden, mask, mode) for mode in self.model_config.poolings], dim=1)
-        return F.normalize(pooled, dim=1)
+        pooled = torch.cat([pool(hidden, mask, mode) for mode in self.model_config.poolings], dim=1)
+        return F.normalize(self.layers(pooled), dim=1)
 
     def _inputs(self, texts: Sequence[Any]) -> dict[str, torch.Tensor]:
         """Tokenizes and pads texts or pairs for the network."""
@@ -432,19 +394,18 @@ def _write(
     changes: Mapping[str, Any],
 ) -> None:
     """Writes the files of the trained model."""
-    from safetensors.torch import save_file
-
-    state = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in trainer.model.state_dict().items()}
-    with replacing(output / FILE) as temporary:
-        save_file(state, temporary, {"format": "pt"})
+    made = save_network(trainer.model, trainer.layers, output)
     for name in COPIED_FILES:
         copy_file(start_from / name, output / name)
-    if changes:
-        write_json(output / CONFIG, {**read_json(output / CONFIG), **changes})
+    content = read_json(output / CONFIG)
+    if content.get("auto_map") or content["model_type"] != made["model_type"]:  # instead of custom code
+        write_json(output / CONFIG, {**made, **changes})
+    elif changes:
+        write_json(output / CONFIG, {**content, **changes})
     count, model_config = 16 * CALIBRATION_ROWS, trainer.model_config
     samples: Any = trainer.task.texts(pairs[:count]) if trainer.task else pairs[:count]
     if not trainer.task and not model_config.labels:
-        write_modules(output, model_config, features)
+        write_modules(output, model_config, features, trainer.layers.arrays())
         samples = list(dict.fromkeys(text for pair in pairs for text in pair))
     tokens = trainer.tokenizer(samples[:count])
     length = min(CALIBRATION_LENGTH, model_config.max_tokens)

@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 
 train = pytest.importorskip("zoo.texts.training.train", reason="needs the train extra", exc_type=ImportError)
-pytest.importorskip("transformers", reason="needs the train extra")
+torch = pytest.importorskip("torch", reason="needs the train extra")
+transformers = pytest.importorskip("transformers", reason="needs the train extra")
 from helpers import text_models, text_networks  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
 
 import zoo  # noqa: E402
 from pipelines.core.errors import RequestError  # noqa: E402
+from zoo.texts.models.config import ModelConfig, Rotary  # noqa: E402
 from zoo.texts.train_config import TrainConfig  # noqa: E402
+from zoo.texts.training import networks  # noqa: E402
 
 read_pairs = train.read_pairs
 
@@ -113,10 +117,22 @@ def test_fine_tuning_trains_and_calibrates_with_the_prompts_of_inference(tmp_pat
     assert zoo.pipeline(tmp_path / "again", "fp32").prompt == "the "
 
 
+DENSE = {"in_features": 32, "out_features": 24, "activation_function": "torch.nn.modules.activation.Tanh"}
+WIDE = {
+    "in_features": 24,
+    "out_features": 40,
+    "bias": False,
+    "activation_function": "torch.nn.modules.linear.Identity",
+}
 NETWORKS = {
     "qwen3": [("Pooling", {"pooling_mode_lasttoken": True})],
     "modernbert": [("Pooling", {"pooling_mode": ["mean", "weightedmean", "mean_sqrt_len_tokens"]})],
+    "nomic_bert": [("Pooling", {"pooling_mode_mean_tokens": True})],
+    "gte": [("Pooling", {"pooling_mode_cls_token": True}), ("Dense", DENSE), ("Dense", WIDE), ("Normalize", {})],
+    "stella": [("Pooling", {"pooling_mode_mean_tokens": True}), ("Dense", DENSE)],
+    "t5": [("Pooling", {"pooling_mode_mean_tokens": True})],
 }
+CLASSES = {"nomic_bert": "NomicBertModel", "gte": "GteModel"}  # of transformers, instead of custom code
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
@@ -131,17 +147,39 @@ def test_newer_networks_and_poolings_are_fine_tuned(tmp_path, kind):
         zoo.pipeline(tmp_path / name, "fp32", "onnxruntime").compute_texts(texts) for name in ("ours", "tuned")
     )
     assert np.abs(after - before).max() < 1e-3 * np.abs(before).max()
+    zoo.import_model(tmp_path / "tuned", tmp_path / "again")
+    again = zoo.pipeline(tmp_path / "again", "fp32", "onnxruntime").compute_texts(texts)
+    assert np.abs(again - after).max() < 1e-5 * np.abs(after).max()
+    if kind in CLASSES:
+        opened = transformers.AutoModel.from_pretrained(tmp_path / "tuned")
+        assert type(opened).__name__ == CLASSES[kind]
+
+
+def test_dense_layers_are_trained(tmp_path):
+    theirs = tmp_path / "theirs"
+    text_networks.write(
+        theirs, text_networks.CONFIGS["albert"], [("Pooling", {"pooling_mode_mean_tokens": True}), ("Dense", DENSE)]
+    )
+    zoo.import_model(theirs, tmp_path / "ours")
+    (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a in text_models.TEXTS for b in text_models.TEXTS))
+    settings = {"batch_size": "8", "epochs": "1", "learning_rate": "1e-2"}
+    zoo.finetune(tmp_path / "ours", str(tmp_path / "pairs.tsv"), tmp_path / "tuned", settings=settings)
+    before, after = (load_file(tmp_path / name / "model.safetensors")["dense.0.weight"] for name in ("ours", "tuned"))
+    assert not torch.equal(before, after)
+    assert torch.equal(after, load_file(tmp_path / "tuned/2_Dense/model.safetensors")["linear.weight"])
 
 
 @pytest.mark.parametrize(
-    ("kind", "found"), [("stella", "custom code"), ("nomic_bert", "custom code"), ("gte", "the network gte")]
+    ("kind", "changes", "found"),
+    [
+        ("bert", {"auto_map": {"AutoModel": "code.Model"}}, "custom code"),
+        ("jina_bert", {}, "the network jina_bert"),
+        ("nomic_bert", {}, "a network nomic_bert with other biases"),
+        ("jina_v3", {"lora_adaptations": ["separation"]}, "a network jina_v3 with adapters"),
+    ],
 )
-def test_networks_that_transformers_does_not_load_as_they_run_are_not_fine_tuned(tmp_path, kind, found):
-    text_networks.write(tmp_path / "theirs", text_networks.CONFIGS[kind])
-    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
-    if found.startswith("the network"):
-        content = json.loads((tmp_path / "ours/config.json").read_text())
-        (tmp_path / "ours/config.json").write_text(json.dumps({**content, "auto_map": None}))
-    (tmp_path / "pairs.tsv").write_text("the cat\ta cat\n" * 40)
-    with pytest.raises(RequestError, match=f"a model with {found}.*cannot be fine-tuned"):
-        zoo.finetune(tmp_path / "ours", str(tmp_path / "pairs.tsv"), tmp_path / "tuned")
+def test_networks_that_transformers_lacks_are_not_fine_tuned(kind, changes, found):
+    sizes = {"layers": 1, "width": 32, "heads": 4, "hidden": 8, "vocabulary": 9, "positions": 3}
+    config = ModelConfig(kind, **sizes, rotary=Rotary(theta=10_000.0, size=8))
+    with pytest.raises(RequestError, match=f"{found}.*cannot be fine-tuned"):
+        networks.require_trainable(config, changes)

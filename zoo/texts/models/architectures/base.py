@@ -26,6 +26,8 @@ ACTIVATIONS = {  # by the names in config.json
     "silu": "swish",
     "swish": "swish",
 }
+NATIVE_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "swish": "silu"}
+KEPT = ("id2label", "label2id", "problem_type", "classifier_dropout", "hidden_dropout_prob", "pad_token_id")
 
 
 class ConfigFile:
@@ -160,6 +162,51 @@ def _scaling(parameters: Mapping[str, Any]) -> str:
     return kind
 
 
+def native_config(
+    kind: str, unbiased: tuple[str, ...], config: ModelConfig, content: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the config.json of a network of transformers with rotary positions, for one that has custom code.
+
+    Args:
+        kind: Its model_type.
+        unbiased: Linear layers without a bias in that network.
+        config: Configuration of the network.
+        content: Content of its config.json.
+
+    Raises:
+        RequestError: The network has parts that the one of transformers lacks.
+    """
+    rotary = config.rotary
+    lacking = {
+        "other biases": set(config.unbiased) != set(unbiased),
+        "no rotary positions of whole heads": not rotary or rotary.size != config.head_size,
+        "adapters": bool(content.get("lora_adaptations")),
+        "scaled positions": bool(rotary and rotary.scaling not in ("", "linear", "ntk")),
+    }
+    if found := [name for name, lacks in lacking.items() if lacks]:
+        raise RequestError(f"a network {config.kind} with {found[0]} cannot be fine-tuned; expected that of {kind}")
+    assert rotary is not None
+    positions: dict[str, Any] = {"rope_type": "default", "rope_theta": rotary.theta}
+    if rotary.scaling:
+        is_ntk = rotary.scaling == "ntk"  # a linear scaling of another base, see `rotary_angles`
+        positions = {"rope_type": "linear", "factor": rotary.factor ** (2 / rotary.size) if is_ntk else rotary.factor}
+        positions["rope_theta"] = rotary.theta * (rotary.factor if is_ntk else 1)
+    return {
+        "model_type": kind,
+        "vocab_size": config.vocabulary,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "intermediate_size": config.hidden,
+        "hidden_act": NATIVE_ACTIVATIONS[config.activation],
+        "max_position_embeddings": config.positions,
+        "type_vocab_size": config.types,
+        "layer_norm_eps": config.epsilon,
+        "rope_parameters": positions,
+        **{key: content[key] for key in KEPT if content.get(key) is not None},
+    }
+
+
 @dataclass(frozen=True)
 class Rows:
     """One of several layers that a file stores as one, below each other.
@@ -189,7 +236,10 @@ class Architecture:
         head: Name of a cross-encoder's layers by shared name; "{prefix}" is that of the network. Empty: not supported.
         head_activation: Activation between the two layers of the head, "tanh", "relu" or "gelu".
         head_pooling: Pooling before the head, where config.json names none.
-        trainable: Whether transformers' network has the names of the file, so that it can be fine-tuned.
+        trainable: Whether transformers has the network, so that it can be fine-tuned.
+        native: Returns the config.json of transformers' own network, given the configuration and the content of the
+            file, where public models have custom code; raises RequestError for settings that it lacks. None: the file.
+        encoder: Class of transformers that opens the network without a head.
         adapt: Changes the weights in place, given the configuration, the tensors of the file, and the prefix of their
             names; returns errors.
         matches: Whether a config.json of one of the model types is of this architecture; the first one of the list is
@@ -207,6 +257,8 @@ class Architecture:
     head_activation: str = "tanh"
     head_pooling: str = "cls"
     trainable: bool = True
+    native: Callable[[ModelConfig, Mapping[str, Any]], dict[str, Any]] | None = None
+    encoder: str = "AutoModel"
     adapt: Callable[[ModelConfig, dict[str, Floats], Mapping[str, Floats], str], list[str]] = (
         lambda config, weights, tensors, prefix: []
     )

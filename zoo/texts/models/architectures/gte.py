@@ -5,8 +5,10 @@ Public models have the custom code `NewModel` ("new"); transformers 5 has the sa
 
 from __future__ import annotations
 
+from functools import partial
+
 from zoo.texts.models.architectures import bert
-from zoo.texts.models.architectures.base import Architecture, ConfigFile, Rows
+from zoo.texts.models.architectures.base import Architecture, ConfigFile, Rows, native_config
 from zoo.texts.models.config import ModelConfig
 
 
@@ -46,4 +48,5 @@ PARTS: dict[str, str | Rows] = {
     "down": "mlp.down_proj",
     "norm": "mlp_ln",
 }
-ARCHITECTURE = Architecture("gte", ("new", "gte"), _read, NAMES, bert.LAYER, PARTS, bert.HEAD, trainable=False)
+NATIVE = partial(native_config, "gte", ("gate", "up"))
+ARCHITECTURE = Architecture("gte", ("new", "gte"), _read, NAMES, bert.LAYER, PARTS, bert.HEAD, native=NATIVE)

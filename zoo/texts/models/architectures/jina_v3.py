@@ -7,10 +7,11 @@ embedding of XLM-R (jina-reranker-v2); transformers 5 has the network as "jina_e
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from zoo.texts.models.architectures import bert, roberta
-from zoo.texts.models.architectures.base import Architecture, ConfigFile, Rows
+from zoo.texts.models.architectures.base import Architecture, ConfigFile, Rows, native_config
 from zoo.texts.models.config import ModelConfig
 
 TYPE, CODE = "jina_embeddings_v3", "XLMRobertaFlashConfig"
@@ -66,7 +67,7 @@ ARCHITECTURE = Architecture(
     "encoder.layers.{}",
     PARTS,
     roberta.HEAD,
-    trainable=False,
+    native=partial(native_config, TYPE, ()),
     matches=_is_jina,
     renamed=RENAMED,
 )

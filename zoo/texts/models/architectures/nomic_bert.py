@@ -6,8 +6,10 @@ transformers 5 have its usual names.
 
 from __future__ import annotations
 
+from functools import partial
+
 from zoo.texts.models.architectures import bert
-from zoo.texts.models.architectures.base import Architecture, ConfigFile, Rows
+from zoo.texts.models.architectures.base import Architecture, ConfigFile, Rows, native_config
 from zoo.texts.models.config import Attention, ModelConfig
 
 GATED = {"swiglu": "swish", "geglu": "gelu"}
@@ -17,6 +19,8 @@ UNBIASED = {
     "mlp_fc1_bias": ("gate", "up"),
     "mlp_fc2_bias": ("down",),
 }
+
+LINEAR = tuple(name for names in UNBIASED.values() for name in names)
 
 
 def _read(file: ConfigFile) -> ModelConfig:
@@ -76,5 +80,12 @@ PARTS: dict[str, str | Rows] = {
     "norm": "norm2",
 }
 ARCHITECTURE = Architecture(
-    "nomic_bert", ("nomic_bert",), _read, NAMES, "encoder.layers.{}", PARTS, bert.HEAD, trainable=False
+    "nomic_bert",
+    ("nomic_bert",),
+    _read,
+    NAMES,
+    "encoder.layers.{}",
+    PARTS,
+    bert.HEAD,
+    native=partial(native_config, "nomic_bert", LINEAR),
 )

@@ -6,6 +6,7 @@ gte-Qwen2 family, such as Stella, run it without a causal mask, by custom code o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pipelines.core.errors import RequestError
@@ -77,6 +78,10 @@ def _read(file: ConfigFile) -> ModelConfig:
     return read_qwen(file, "qwen2", unbiased=("output", "gate", "up", "down"))
 
 
+def _native(config: ModelConfig, content: Mapping[str, Any]) -> dict[str, Any]:
+    return {**{key: value for key, value in content.items() if key != "auto_map"}, "is_causal": config.attention.causal}
+
+
 NAMES = {"token": "embed_tokens", "final_norm": "norm"}
 PARTS = {
     "query": "self_attn.q_proj",
@@ -90,4 +95,6 @@ PARTS = {
     "norm": "post_attention_layernorm",
 }
 HEAD = {"classifier": "score"}  # without a bias, of the last token
-ARCHITECTURE = Architecture("qwen2", ("qwen2",), _read, NAMES, "layers.{}", PARTS, HEAD, head_pooling="last")
+ARCHITECTURE = Architecture(
+    "qwen2", ("qwen2",), _read, NAMES, "layers.{}", PARTS, HEAD, head_pooling="last", native=_native
+)

@@ -55,4 +55,6 @@ PARTS = {
     "norm": "layer.1.layer_norm",
 }
 OTHERS = {"encoder.embed_tokens": "shared", "DenseReluDense.wi.": "DenseReluDense.wi_1."}
-ARCHITECTURE = Architecture("t5", ("t5",), _read, NAMES, "encoder.block.{}", PARTS, trainable=False, renamed=OTHERS)
+ARCHITECTURE = Architecture(
+    "t5", ("t5",), _read, NAMES, "encoder.block.{}", PARTS, encoder="T5EncoderModel", renamed=OTHERS
+)
