@@ -91,7 +91,7 @@ class SparsePipeline(TaskPipeline):
     COLUMNS: ClassVar[Mapping[str, Any]] = {"token": np.int64, "token_str": str, "weight": np.float32}
     most: int = 0
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self,
         raw: Any,
         *,
