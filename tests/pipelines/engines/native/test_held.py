@@ -137,8 +137,8 @@ def test_a_text_encoder_that_is_wrong_for_long_texts_is_noticed(tmp_path, monkey
     assert held.check(request["native"], request["batch"], other)["difference"] <= agreement.ALIKE
     compute = NativeTexts.compute
 
-    def wrong(self, tokens, types, lengths):
-        return compute(self, tokens, types, lengths) * np.where(lengths > 192, -1, 1).astype(np.float32)[:, None]
+    def wrong(self, tokens, types, lengths, attended):
+        return compute(self, tokens, types, lengths, attended) * np.where(lengths > 192, -1, 1).astype(np.float32)[:, None]
 
     monkeypatch.setattr(NativeTexts, "compute", wrong)
     assert held.check(request["native"], request["batch"])["difference"] <= agreement.ALIKE

@@ -105,9 +105,6 @@ def test_dense_layers_follow_the_pooling(tmp_path, pickled):
     zoo.run(tmp_path / "ours", str(tmp_path / "t.txt"), tmp_path / "v.npy")
     vectors = np.load(tmp_path / "v.npy")
     assert (vectors[: len(TEXTS)] * found).sum(axis=1).min() > 0.95
-    with pytest.raises(RequestError, match="with Dense layers cannot be fine-tuned"):
-        (tmp_path / "pairs.tsv").write_text("the cat\ta cat\n" * 40)
-        zoo.finetune(tmp_path / "ours", str(tmp_path / "pairs.tsv"), tmp_path / "tuned")
 
 
 @pytest.mark.parametrize(("key", "value"), [("use_residual", True), ("activation_function", "torch.nn.SELU")])
