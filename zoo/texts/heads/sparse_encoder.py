@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from zoo.texts import metrics
-from zoo.texts.data.tokenizer import Tokens
+from zoo.texts.data import tokenizer as tokenizer_file
+from zoo.texts.data.tokenizer import Tokenizer, Tokens
 from zoo.texts.heads.masked_language import MaskedLanguageHead
 from zoo.texts.heads.task_pipeline import SPARSE_ENCODER, TaskPipeline
 from zoo.texts.importers import sentence_modules
+from zoo.texts.models.tensor_file import TensorFile
+from zoo.texts.models.weights import FILE
 from zoo.texts.text_pipeline import Floats
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+ACTIVATIONS = ("relu", "log1p_relu")  # of `SpladePooling`; the second one has another logarithm
+QUERIES = "queries.weight"  # name of the weights of tokens in queries
 WEIGHTS, POOLING = "weights", "SpladePooling"
 MASKED = -1e9  # logits of padding
 
@@ -41,13 +48,36 @@ class SparseEncoder(MaskedLanguageHead):
 
     def features(self, path: Path, network: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         """See `Head`; a folder without the pooling of SPLADE is read as with its defaults."""
+        features: dict[str, Any] = {}
         for kind, folder in sentence_modules.read_modules(path):
             file = path / folder / sentence_modules.CONFIG
             settings = read_json(file) if kind == POOLING and file.is_file() else {}
-            for key, expected in (("pooling_strategy", "max"), ("activation_function", "relu")):
-                if settings.get(key, expected) != expected:
-                    raise RequestError(f"its {key} is {settings[key]!r:.40} ({folder}); expected {expected}")
-        return {}
+            for key, expected in (("pooling_strategy", ("max",)), ("activation_function", ACTIVATIONS)):
+                if settings.get(key, expected[0]) not in expected:
+                    raise RequestError(
+                        f"its {key} is {settings[key]!r:.40} ({folder}); expected {' or '.join(expected)}"
+                    )
+            if settings.get("activation_function") == ACTIVATIONS[1]:
+                features["activation"] = ACTIVATIONS[1]
+            if kind == sentence_modules.STATIC:
+                features["queries"] = QUERIES
+        return features
+
+    def tables(self, path: Path, network: Path) -> dict[str, NDArray[np.float32]]:
+        """See `Head`: the weights of tokens in queries, where these need no network (`SparseStaticEmbedding`)."""
+        folder = sentence_modules.folder_of(sentence_modules.read_modules(path), sentence_modules.STATIC)
+        if not folder:
+            return {}
+        size = int(read_json(network / sentence_modules.CONFIG)["vocab_size"])
+        file = path / folder / FILE
+        if file.is_file():
+            found = TensorFile(file).get("weight")
+        else:
+            found = _inverse_document_frequencies(path, folder, network, size)
+        if found is None or found.shape != (size,) or not np.isfinite(found).all():
+            shape = "no weight" if found is None else f"{list(found.shape)}"
+            raise RequestError(f"its weights of queries ({folder}) are {shape}; expected {size} numbers")
+        return {QUERIES: np.ascontiguousarray(found)}
 
     def export(self, writer: Any, hidden: ir.Value, ids: ir.Value, mask: ir.Value) -> ir.Value:
         """See `Head`."""
@@ -67,8 +97,34 @@ class SparseEncoder(MaskedLanguageHead):
         return SparsePipeline
 
     def evaluate(self, pipelines: Mapping[str, Any], data: Any, on_error: str) -> dict[str, Any]:
-        """See `Head` and `zoo.texts.metrics.evaluate`: as for embeddings."""
+        """See `Head` and `zoo.texts.metrics.evaluate`: as for embeddings.
+
+        Args:
+            pipelines: See `Head`.
+            data: See `Head`.
+            on_error: See `Head`.
+
+        Raises:
+            RequestError: Queries have no network.
+        """
+        if next(iter(pipelines.values())).queries is not None:
+            raise RequestError("found a sparse encoder whose queries have no network; it is not evaluated here")
         return metrics.evaluate(pipelines, data, on_error)
+
+
+def _inverse_document_frequencies(path: Path, folder: str, network: Path, size: int) -> NDArray[np.float32] | None:
+    """Returns the weights of tokens in a JSON file, {token: weight}; None without one."""
+    named = str(sentence_modules.read_object(path / folder / sentence_modules.CONFIG).get("path") or "")
+    names = [path / folder / Path(named).name, path / Path(named).name, path / "idf.json"]
+    file = next((name for name in names if name.suffix == ".json" and name.is_file()), None)
+    if file is None:
+        return None
+    content, tokenizer = read_json(file), Tokenizer(network / tokenizer_file.FILE, size, 8)
+    weights = np.zeros(size, np.float32)
+    for token, weight in content.items():
+        if (number := tokenizer.number(token)) is not None:
+            weights[number] = weight
+    return weights
 
 
 def _int64() -> ir.DataType:
@@ -90,6 +146,22 @@ class SparsePipeline(TaskPipeline):
     API_KIND: ClassVar[str] = SPARSE_ENCODER
     COLUMNS: ClassVar[Mapping[str, Any]] = {"token": np.int64, "token_str": str, "weight": np.float32}
     most: int = 0
+
+    @functools.cached_property
+    def queries(self) -> Floats | None:
+        """Weights of the vocabulary in queries that need no network, float32 [vocabulary]; None for others."""
+        if not (name := self.folder.preprocessing.get("queries")):
+            return None
+        return TensorFile(self.folder.verify(FILE)).get(name)
+
+    def compute(self, tokens: Tokens) -> Floats:
+        """See `TextPipeline.compute`: with another logarithm where the model has it.
+
+        Args:
+            tokens: Tokens of texts.
+        """
+        weights = super().compute(tokens)
+        return np.log1p(weights) if self.folder.preprocessing.get("activation") == ACTIVATIONS[1] else weights
 
     def __call__(
         self,
@@ -170,11 +242,22 @@ class SparsePipeline(TaskPipeline):
     def encode_query(self, inputs: str | Sequence[str], **options: Any) -> Any:
         """Computes sparse vectors with the prompt of queries, as `SparseEncoder.encode_query`.
 
+        Models whose queries need no network look up the weights of their tokens.
+
         Args:
             inputs: Queries, or one query.
             **options: See `__call__`.
         """
-        return self(inputs, **{"prompt": self.prompts.role("query"), **options})
+        options = {"prompt": self.prompts.role("query"), **options}
+        if self.queries is None:
+            return self(inputs, **options)
+        configured = self.with_options(**options)
+        tokens = configured.tokenize([(text,) for text in ([inputs] if isinstance(inputs, str) else inputs)])
+        outputs = np.zeros((len(tokens.lengths), len(self.queries)), np.float32)
+        for row, encoding in zip(outputs, tokens.context, strict=True):  # special tokens are none of the text
+            ids = np.array(encoding.ids)[np.array(encoding.special_tokens_mask) == 0]
+            row[ids] = self.queries[ids]
+        return configured.decode(outputs, tokens)
 
     def encode_document(self, inputs: str | Sequence[str], **options: Any) -> Any:
         """Computes sparse vectors with the prompt of documents, as `SparseEncoder.encode_document`.

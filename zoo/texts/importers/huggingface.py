@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pipelines.core.errors import RequestError, one_line, requires
 from pipelines.core.files import copy_file, link_or_copy, read_json, replacing, require_place, write_json
 from pipelines.models.family import Importer
@@ -35,6 +38,7 @@ PATTERNS = (
     PICKLED,
     "*_Dense*/model.safetensors",
     f"*_Dense*/{PICKLED}",
+    f"*_{sentence_modules.STATIC}/model.safetensors",
 )
 ENCODERS = ("Model", "ForMaskedLM", "ForPreTraining", "ForNextSentencePrediction")  # ends of architectures
 TASKS = (
@@ -134,14 +138,15 @@ def _write(
     for name in names:
         require_place(output / name)
     first, *more = sources
-    whole = not more and first == network / weights.FILE
+    tables = head.tables(path, network) if head else {}
+    whole = not more and not tables and first == network / weights.FILE
     convert = None if whole else _converter(first.name)  # raises without torch, before anything is written
     output.mkdir(parents=True, exist_ok=True)
     if convert is None:
         link_or_copy(first, output / weights.FILE)
     else:
         with replacing(output / weights.FILE) as temporary:
-            convert(sources, temporary)
+            convert(sources, tables, temporary)
     weights.load_weights(model_config, output / weights.FILE, path, head)  # raises for another configuration
     for name in names[2:]:
         copy_file(network / name, output / name)
@@ -264,7 +269,9 @@ def _network_folder(path: Path) -> Path:
     if _json(path / CONFIG).get("model_type") or not (path / MODULES).is_file():
         return path
     try:
-        network = path / sentence_modules.folder_of(sentence_modules.read_modules(path), "Transformer")
+        modules = sentence_modules.read_modules(path)
+        kinds = ("Transformer", "MLMTransformer")
+        network = path / next(filter(None, (sentence_modules.folder_of(modules, kind) for kind in kinds)), "")
     except RequestError:
         return path
     return network if (network / CONFIG).is_file() else path
@@ -314,8 +321,8 @@ def _max_length(path: Path, config: ModelConfig, transformer: Mapping[str, Any])
     return min(config.max_tokens, int(length))
 
 
-def _converter(name: str) -> Callable[[Mapping[Path, str], Path], None]:
-    """Returns a function that joins weights as safetensors, given the files, and the new names' prefix of each file.
+def _converter(name: str) -> Callable[[Mapping[Path, str], Mapping[str, NDArray[np.float32]], Path], None]:
+    """Returns a function that joins weights as safetensors, given the files with the new names' prefix, and arrays.
 
     Files are shards, pickled, or Dense layers, whose names get a prefix; nothing in them is executed.
     """
@@ -323,8 +330,8 @@ def _converter(name: str) -> Callable[[Mapping[Path, str], Path], None]:
         import torch
         from safetensors.torch import load_file, save_file
 
-    def convert(sources: Mapping[Path, str], target: Path) -> None:
-        state: dict[str, Any] = {}
+    def convert(sources: Mapping[Path, str], tables: Mapping[str, NDArray[np.float32]], target: Path) -> None:
+        state: dict[str, Any] = {name: torch.from_numpy(array) for name, array in tables.items()}
         for path, prefix in sources.items():
             try:
                 pickled = path.suffix != ".safetensors"

@@ -16,6 +16,7 @@ from zoo.texts.models.config import POOLINGS, Dense, ModelConfig
 
 CONFIG, MODULES = "config.json", "modules.json"
 SETTINGS = "config_sentence_transformers.json"  # prompts and truncation; activation of a cross-encoder
+ROUTER, STATIC = "router_config.json", "SparseStaticEmbedding"
 SENTENCE = "sentence_embedding"  # what modules hand on
 POOLING_MODES = {  # by the keys of a pooling's config.json, in the order in which several are concatenated
     "cls_token": "cls",
@@ -61,10 +62,28 @@ def read_modules(path: Path) -> list[tuple[str, str]]:
         found = [(str(module["type"]).rsplit(".", 1)[-1], str(module["path"])) for module in modules]
     except (KeyError, TypeError) as error:
         raise RequestError(f"{MODULES} is no list of modules ({error!r})") from error
+    if [kind for kind, _ in found] == ["Router"]:
+        found = _routed(path, found[0][1])
     for _, folder in found:
         if Path(folder).is_absolute() or ".." in Path(folder).parts:
             raise RequestError(f"{MODULES} names the folder {folder}; expected one in the model's folder")
     return found
+
+
+def _routed(path: Path, folder: str) -> list[tuple[str, str]]:
+    """Returns the modules of documents, and the one of queries where they are looked up in a table of weights."""
+    routes = read_object(path / folder / ROUTER)
+    try:
+        kinds = {name: str(kind).rsplit(".", 1)[-1] for name, kind in routes["types"].items()}
+        query, document = (
+            [(kinds[name], (Path(folder) / name).as_posix()) for name in routes["structure"][role]]
+            for role in ("query", "document")
+        )
+    except (AttributeError, KeyError, TypeError) as error:
+        raise RequestError(f"{ROUTER} has no modules of queries and documents ({error!r})") from error
+    if [kind for kind, _ in query] != [STATIC]:
+        raise RequestError(f"its queries have a network of their own ({ROUTER}); expected {STATIC}")
+    return [*document, *query]
 
 
 def folder_of(modules: list[tuple[str, str]], kind: str) -> str:

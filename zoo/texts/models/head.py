@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
@@ -164,6 +165,18 @@ class Head(abc.ABC):
         Raises:
             RequestError: A part of the head is not supported.
         """
+
+    def tables(self, path: Path, network: Path) -> dict[str, NDArray[np.float32]]:
+        """Returns arrays beside the weights of the network, which its file of weights has by these names.
+
+        Args:
+            path: Folder of the model.
+            network: Folder of its network and tokenizer, the same or within it.
+
+        Raises:
+            RequestError: One is damaged.
+        """
+        return {}
 
     def require(self, form: ModelConfig, features: Mapping[str, Any]) -> None:  # noqa: B027 - most heads fit all
         """Raises RequestError for a network that the head cannot be computed with.

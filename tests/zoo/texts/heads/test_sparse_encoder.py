@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch", reason="needs the train extra")
 pytest.importorskip("transformers", reason="the originals are its models")
 
 from helpers import text_models  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 
 import zoo  # noqa: E402
 from pipelines.core.errors import RequestError  # noqa: E402
@@ -70,6 +71,59 @@ def test_prompts_are_those_of_sentence_encoders(tmp_path):
     zoo.run(tmp_path / "ours", tmp_path / "texts.txt", tmp_path / "out.jsonl", **options)
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [line["token"] for line in lines] == document["indices"].tolist()
+
+
+def routed(folder, fast, weights, *, query="query_0_SparseStaticEmbedding"):
+    """Makes a folder one whose queries need no network, as those of opensearch-neural-sparse-encoding-doc-v3."""
+    module = "sentence_transformers.sparse_encoder.models."
+    (folder / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": "x.models.Router"}]))
+    structure = {"document": ["", "document_1_SpladePooling"], "query": [query]}
+    kinds = ("MLMTransformer", "SpladePooling", query.rpartition("_")[2])
+    types = dict(zip([*structure["document"], query], [module + kind for kind in kinds], strict=True))
+    (folder / "router_config.json").write_text(json.dumps({"types": types, "structure": structure, "parameters": {}}))
+    for name, settings in ((structure["document"][1], {"activation_function": "log1p_relu"}), (query, {})):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "config.json").write_text(json.dumps(settings))
+    if isinstance(weights, dict):
+        (folder / "idf.json").write_text(json.dumps(weights))
+    else:
+        save_file({"weight": torch.tensor(weights)}, folder / query / "model.safetensors")
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+def test_queries_without_a_network_have_the_weights_of_their_tokens(tmp_path, is_json):
+    model, fast = text_models.write_task(tmp_path / "theirs", "AutoModelForMaskedLM")
+    weights = np.linspace(0.5, 3, 64, dtype=np.float32)
+    weights[fast.convert_tokens_to_ids("a")] = 0
+    named = {fast.convert_ids_to_tokens(i): float(weights[i]) for i in range(64)}
+    routed(tmp_path / "theirs", fast, named if is_json else weights)
+    assert zoo.import_model(tmp_path / "theirs", tmp_path / "ours")["family"] == "sparse-encoder"
+    ours = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")
+    found, empty = ours.encode_query(["the cat, a cat", ""])
+    ids = np.unique(fast("the cat, cat", add_special_tokens=False)["input_ids"])
+    assert found["indices"].tolist() == ids.tolist() and np.allclose(found["values"], weights[ids])
+    assert not len(empty["indices"])
+    with torch.no_grad():
+        logits = model(**fast("the cat", return_tensors="pt")).logits[0]
+    wanted = torch.log1p(torch.log1p(torch.relu(logits))).max(0).values.numpy()
+    (found,) = ours.encode_document("the cat")
+    assert np.abs(found["values"] - wanted[found["indices"]]).max() < 1e-5
+    with pytest.raises(RequestError, match="whose queries have no network; it is not evaluated"):
+        zoo.evaluate(tmp_path / "ours", data="none")
+
+
+def test_damaged_routers_are_refused(tmp_path):
+    _, fast = text_models.write_task(tmp_path / "theirs", "AutoModelForMaskedLM")
+    routed(tmp_path / "theirs", fast, np.ones(7, np.float32))
+    with pytest.raises(RequestError, match=r"its weights of queries .* are \[7\]; expected 64 numbers"):
+        zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    routed(tmp_path / "theirs", fast, {}, query="query_0_Transformer")
+    with pytest.raises(RequestError, match="its queries have a network of their own"):
+        zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    (tmp_path / "theirs/router_config.json").write_text("{}")
+    with pytest.raises(RequestError, match="router_config.json has no modules of queries and documents"):
+        zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
 
 
 def test_int8_run_and_evaluation(tmp_path):
