@@ -28,10 +28,12 @@ def check_independence(rng, path, program, threads):
     native = NativeTexts(path)
     ids, types, lengths = tokens(rng, program, rng.integers(1, 70, 40))
     together = native.compute(ids, types, lengths)
-    assert np.array_equal(NativeTexts(path, threads).compute(ids, types, lengths), together)
+    several = NativeTexts(path, threads)
+    assert np.array_equal(several.compute(ids, types, lengths), together)
     ends = np.cumsum(lengths)
     places = [np.arange(a, b) for a, b in zip(ends - lengths, ends, strict=True)]
     for i, place in enumerate(places[:8]):
-        assert np.array_equal(native.compute(ids[place], types[place], lengths[i : i + 1])[0], together[i])
+        for each in (native, several):  # several threads share the rows of one text
+            assert np.array_equal(each.compute(ids[place], types[place], lengths[i : i + 1])[0], together[i])
     back = np.concatenate(places[::-1])
     assert np.array_equal(native.compute(ids[back], types[back], lengths[::-1])[::-1], together)

@@ -1,7 +1,12 @@
 #include "transformer/layers/encoder.h"
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
+#include <exception>
+#include <mutex>
+
+#include "isa/threads.h"
 
 namespace zoo {
 
@@ -74,7 +79,8 @@ void Encoder::quantized_attention(int64_t in, int64_t heads, int64_t key_heads, 
             if (row < 0 || row >= attention.row_count) refuse("attention", "it has no row " + text(row) + " of positions");
         attention.rows = rows_.back().data() + distances / 2, limit(distances / 2 + 1);
     }
-    append(Kind::kQuantizedAttention, in, out, heads * size).layer = static_cast<int64_t>(attentions_.size());
+    Operation &operation = append(Kind::kQuantizedAttention, in, out, heads * size);
+    operation.layer = static_cast<int64_t>(attentions_.size()), operation.heads = key_heads;
     attentions_.push_back(attention);
 }
 
@@ -96,6 +102,42 @@ void Encoder::finish(int64_t in) {
     carry(last_);
 }
 
+void Encoder::embed(const int32_t *tokens, int64_t n, const int32_t *types, int64_t longest, const Rows &out) const {
+    for (int64_t i = 0; i < n; ++i) {
+        const int64_t type = types ? types[i] : 0;
+        embed_row(tokens[i], by_position_ ? i + type * longest : type, out.values + i * out.stride);
+    }
+}
+
+void Encoder::attend(Encoding &work, const Operation &operation, const Rows &in, int64_t n, int64_t keys, int64_t begin, int64_t heads,
+                     const Rows &out) const {
+    if (operation.kind == Kind::kQuantizedAttention) {
+        const zoo::QuantizedAttention &whole = attentions_[static_cast<size_t>(operation.layer)];
+        if (heads == whole.key_heads) return isa_.rows->quantized_attention(whole, in.values, in.stride, n, keys, out.values, out.stride);
+        const int64_t group = whole.heads / whole.key_heads, size = whole.size, first = begin * group;
+        zoo::QuantizedAttention part = whole;
+        part.heads = heads * group, part.key_heads = heads;
+        if (part.bias) part.bias += first * part.bias_stride;
+        for (auto *positions : {&part.to_position, &part.to_content})
+            if (positions->codes) positions->codes += first * part.row_count * size, positions->scale += first * size;
+        const int64_t stride = (part.heads + 2 * heads) * size;
+        work.keys.reserve(n * stride);
+        float *to = work.keys.data();
+        for (int64_t r = 0; r < n; ++r) {
+            const float *row = in.values + r * in.stride, *key = row + (whole.heads + begin) * size;
+            to = std::copy_n(row + first * size, part.heads * size, to);
+            to = std::copy_n(key, heads * size, to);
+            to = std::copy_n(key + whole.key_heads * size, heads * size, to);
+        }
+        return isa_.rows->quantized_attention(part, work.keys.data(), stride, n, keys, out.values + first * size, out.stride);
+    }
+    const int64_t at = begin * operation.size, width = heads * operation.size;
+    work.keys.reserve(width * round_up(keys, 16));
+    transpose(in.values + operation.width + at, in.stride, keys, width, work.keys.data());
+    const KeysValues<float> kv{work.keys.data(), in.values + 2 * operation.width + at, keys, in.stride, operation.size};
+    isa_.rows->attention(in.values + at, in.stride, n, kv, heads, operation.size, out.values + at, out.stride);
+}
+
 Rows Encoder::encode(Encoding &work, const int32_t *tokens, const int64_t *first, int64_t count, const int32_t *types, int64_t longest,
                      const int64_t *attended, Picked picked) const {
     const int64_t n = first[count] - first[0];
@@ -106,24 +148,10 @@ Rows Encoder::encode(Encoding &work, const int32_t *tokens, const int64_t *first
     const auto compute = [&](const Operation &operation, const Rows &in, const Rows &out) {
         for (int64_t sentence = 0; sentence < count; ++sentence) {
             const int64_t begin = first[sentence] - first[0], rows = first[sentence + 1] - first[sentence];
-            float *to = out.values + begin * out.stride;
-            if (operation.kind == Kind::kEmbed) {
-                for (int64_t i = 0; i < rows; ++i) {
-                    const int64_t type = types ? types[begin + i] : 0;
-                    embed_row(tokens[begin + i], by_position_ ? i + type * longest : type, to + i * out.stride);
-                }
-                continue;
-            }
-            const float *from = in.values + begin * in.stride;
-            const int64_t keys = attended ? attended[sentence] : rows;
-            if (operation.kind == Kind::kQuantizedAttention) {
-                isa_.rows->quantized_attention(attentions_[static_cast<size_t>(operation.layer)], from, in.stride, rows, keys, to, out.stride);
-                continue;
-            }
-            work.keys.reserve(operation.width * round_up(keys, 16));
-            transpose(from + operation.width, in.stride, keys, operation.width, work.keys.data());
-            const KeysValues<float> kv{work.keys.data(), from + 2 * operation.width, keys, in.stride, operation.size};
-            isa_.rows->attention(from, in.stride, rows, kv, operation.heads, operation.size, to, out.stride);
+            if (operation.kind == Kind::kEmbed)
+                embed(tokens + begin, rows, types ? types + begin : nullptr, longest, rows_from(out, begin));
+            else
+                attend(work, operation, rows_from(in, begin), rows, attended ? attended[sentence] : rows, 0, operation.heads, rows_from(out, begin));
         }
     };
     run(0, tail_, work.registers, n, compute);
@@ -139,6 +167,55 @@ Rows Encoder::encode(Encoding &work, const int32_t *tokens, const int64_t *first
     }
     run(tail_, operations_.size(), work.registers, picked == Picked::kAll ? n : count, compute);
     return work.registers[static_cast<size_t>(last_)].rows();
+}
+
+Rows Encoder::encode_together(const std::vector<std::unique_ptr<Encoding>> &works, const int32_t *tokens, int64_t n, const int32_t *types,
+                              int64_t longest, int64_t attended) const {
+    const auto threads = static_cast<int64_t>(works.size());
+    const auto is_own = [&](size_t index) { return static_cast<int64_t>(index) >= first_short_; };  // registers of a block
+    for (int64_t thread = 0; thread < threads; ++thread) {
+        Encoding &work = *works[static_cast<size_t>(thread)];
+        work.registers.resize(register_widths_.size());
+        for (size_t i = 0; i < register_widths_.size(); ++i)
+            if (!thread || is_own(i)) work.registers[i].size(register_rows(i, n), register_widths_[i], register_quantizes_[i]);
+        work.largest = std::max(work.largest, n);
+    }
+    const std::vector<Share> parts = shares(n, threads);
+    Pieces pieces(static_cast<int64_t>(parts.size()));
+    std::atomic<size_t> joined{0};
+    std::exception_ptr error;
+    std::mutex error_mutex;
+    on_threads(threads, [&](bool) {
+        const auto guarded = [&](const auto &work) {
+            try {
+                work();
+            } catch (...) {
+                const std::lock_guard<std::mutex> locked(error_mutex);
+                error = std::current_exception();
+            }
+        };
+        Encoding &work = *works[joined++];
+        std::vector<Rows> views;
+        guarded([&] {
+            for (size_t i = 0; i < register_widths_.size(); ++i) views.push_back((is_own(i) ? work : *works[0]).registers[i].rows());
+        });
+        if (views.size() < register_widths_.size()) return;
+        size_t over = 0;
+        for (int64_t piece; (piece = pieces.take([&](int64_t each) { return parts[static_cast<size_t>(each)].before; })) >= 0; pieces.done())
+            guarded([&] {
+                run_share(parts[static_cast<size_t>(piece)], views, over,
+                          [&](const Operation &operation, const Rows &in, const Rows &out, int64_t begin, int64_t heads) {
+                              if (operation.kind == Kind::kEmbed)
+                                  embed(tokens, n, types, longest, out);
+                              else
+                                  attend(work, operation, in, n, attended, begin, heads, out);
+                          });
+            });
+    });
+    if (error) std::rethrow_exception(error);
+    Register &last = works[0]->registers[static_cast<size_t>(last_)];
+    last.stride = round_up(width(), kColumns);
+    return last.rows();
 }
 
 }  // namespace zoo

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <deque>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -14,7 +15,7 @@ namespace zoo {
 // The memory in which one thread encodes.
 struct Encoding {
     std::vector<Register> registers;
-    Buffer<float> keys;    // transposed
+    Buffer<float> keys;    // transposed, or queries, keys and values of some heads
     int64_t largest = 0;   // number of rows so far
 };
 
@@ -51,6 +52,10 @@ class Encoder : public Layers {
     Rows encode(Encoding &work, const int32_t *tokens, const int64_t *first, int64_t count, const int32_t *types = nullptr,
                 int64_t longest = 0, const int64_t *attended = nullptr,
                 Picked picked = Picked::kAll) const;
+    // One sentence of n tokens, of which the first `attended` are keys, on as many threads as there are workspaces; the rows are in the
+    // first of them. The same bits.
+    Rows encode_together(const std::vector<std::unique_ptr<Encoding>> &works, const int32_t *tokens, int64_t n, const int32_t *types,
+                         int64_t longest, int64_t attended) const;
     // In place; count: whole sixteens.
     void activate(zoo::Activation kind, float *x, int64_t count) const { isa_.rows->activate(kind, x, count, x); }
     // Of one row, padded with zeros to whole 64; to another one.
@@ -61,6 +66,10 @@ class Encoder : public Layers {
     int64_t reach() const { return reach_; }  // tokens of a text, at most, that all tables of attention are of
 
   private:
+    void embed(const int32_t *tokens, int64_t n, const int32_t *types, int64_t longest, const Rows &out) const;
+    // Heads [begin, begin + heads) of the first `keys` tokens of a sentence of n, and those of queries that they serve.
+    void attend(Encoding &work, const Operation &operation, const Rows &in, int64_t n, int64_t keys, int64_t begin, int64_t heads,
+                const Rows &out) const;
     std::deque<zoo::QuantizedAttention> attentions_;
     std::deque<std::vector<int32_t>> rows_;
     int64_t reach_ = INT64_MAX;

@@ -362,6 +362,36 @@ void Layers::divide(int64_t rows) {
     register_widths_ = std::move(widths);
 }
 
+std::vector<Layers::Share> Layers::shares(int64_t n, int64_t threads) const {
+    std::vector<Share> found;
+    const auto add = [&](Share::Of of, size_t first, size_t end, int64_t count, int64_t most) {
+        const auto before = static_cast<int64_t>(found.size());
+        for (int64_t begin = 0; begin < count; begin += most) found.push_back({of, first, end, begin, std::min(most, count - begin), before});
+    };
+    const bool divided = block_ != INT64_MAX;  // else an operation may write what one before it still reads in other rows
+    const int64_t even = round_up((n - 1) / threads + 1, kTile), rows = divided ? std::min(even, block_) : even;
+    for (size_t first = 0, end; first < operations_.size(); first = end) {
+        const Operation &operation = operations_[first];
+        end = first + 1;
+        if (operation.by_row()) {
+            while (divided && end < operations_.size() && operations_[end].by_row()) ++end;
+            add(Share::Of::kRows, first, end, n, rows);
+        } else if (operation.kind == Kind::kEmbed) {
+            add(Share::Of::kRows, first, end, n, n);
+        } else {
+            add(Share::Of::kHeads, first, end, operation.heads, (operation.heads - 1) / threads + 1);
+            if (operation.quantized_output || operation.width % kColumns) add(Share::Of::kResults, first, end, n, rows);
+        }
+    }
+    return found;
+}
+
+void Layers::complete_rows(const Operation &operation, const Rows &rows, int64_t n) const {
+    for (int64_t r = 0; operation.width < rows.stride && r < n; ++r)
+        std::fill(rows.values + r * rows.stride + operation.width, rows.values + (r + 1) * rows.stride, 0.0f);
+    if (operation.quantized_output) isa_.rows->quantize_rows(rows, rows.stride, operation.qparams, n);
+}
+
 void Layers::run_rows(const Operation &operation, const Rows &in, const Rows &residual, const Rows &out, int64_t n) const {
     const int64_t stride = out.stride, width = operation.width;
     for (int64_t r = 0; r < n; ++r) {

@@ -15,6 +15,7 @@ namespace zoo {
 
 constexpr int64_t kMaxWidth = 65536;
 constexpr int64_t kMostCodes = 65536;  // products of codes, 255 times 127 at most, that a sum of 32 bits takes
+constexpr int64_t kTile = 6;     // rows of a linear layer that are computed together
 constexpr int64_t kPanel = 256;  // logits of a row that are computed at a time
 constexpr float kTaken = -1e30f;  // in place of a logit that is taken out; finite, as all columns of a panel may be
 
@@ -87,6 +88,12 @@ class FloatRowLinear {
     int64_t outputs_;
     Buffer<float> scale_, bias_;
 };
+// The rows from `begin` on.
+inline Rows rows_from(Rows rows, int64_t begin) {
+    if (rows.values) rows.values += begin * rows.stride;
+    if (rows.quantized) rows.quantized += begin * rows.stride, rows.scale += begin;
+    return rows;
+}
 
 // Memory for rows of float32 and of uint8.
 struct Register {
@@ -99,8 +106,7 @@ struct Register {
         if (quantizes) quantized.reserve(rows * stride), scale.reserve(rows);
     }
     Rows rows(int64_t begin = 0) const {
-        const bool quantizes = quantized.data() != nullptr;
-        return {values.data() + begin * stride, quantizes ? quantized.data() + begin * stride : nullptr, quantizes ? scale.data() + begin : nullptr, stride};
+        return rows_from({values.data(), quantized.data(), quantized.data() ? scale.data() : nullptr, stride}, begin);
     }
 };
 
@@ -179,8 +185,25 @@ class Layers {
     // The same from one operation on to before another.
     template <class Compute>
     void run(size_t from, size_t to, std::vector<Register> &registers, int64_t n, Compute compute) const;
+    // A part of the operations on n rows that one thread computes: on rows [begin, begin + count), or on so many heads of an attention,
+    // or the forms of what these heads gave.
+    struct Share {
+        enum class Of { kRows, kHeads, kResults } of;
+        size_t first, end;  // operations
+        int64_t begin, count;
+        int64_t before;     // shares that are over when it begins
+    };
+    // All of them, for several threads.
+    std::vector<Share> shares(int64_t n, int64_t threads) const;
+    // views: rows of the registers as this thread sees them, with the strides of what they hold; `over`: operations that these are of.
+    // compute(operation, in, out, first head, heads)
     template <class Compute>
-    void run_operation(const Operation &operation, std::vector<Register> &registers, int64_t begin, int64_t n, Compute compute) const;
+    void run_share(const Share &share, std::vector<Rows> &views, size_t &over, Compute compute) const;
+    // at(index): rows of a register.
+    template <class At, class Compute>
+    void run_operation(const Operation &operation, const At &at, int64_t n, Compute compute) const;
+    // The forms in which the result of an embedding or an attention is read.
+    void complete_rows(const Operation &operation, const Rows &rows, int64_t n) const;
     // An operation on one row at a time; a row that is read quantized alone is stored nowhere else.
     void run_rows(const Operation &operation, const Rows &in, const Rows &residual, const Rows &out, int64_t n) const;
     bool tied_embedding() const { return !table_rows_; }
@@ -213,23 +236,45 @@ class Layers {
 
 template <class Compute>
 void Layers::run(size_t from, size_t to, std::vector<Register> &registers, int64_t n, Compute compute) const {
-    const int64_t blocks = (n - 1) / block_ + 1, rows = round_up((n - 1) / blocks + 1, 6);  // in tiles of six
+    const int64_t blocks = (n - 1) / block_ + 1, rows = round_up((n - 1) / blocks + 1, kTile);
+    const auto run_rows_from = [&](const Operation &operation, int64_t begin, int64_t count) {
+        registers[static_cast<size_t>(operation.out)].stride = round_up(operation.width, kColumns);
+        const auto at = [&](int64_t index) { return registers[static_cast<size_t>(index)].rows(index < first_short_ ? begin : 0); };
+        run_operation(operation, at, count, compute);
+    };
     for (size_t first = from, end; first < to; first = end) {
         end = first;
         while (end < to && operations_[end].by_row()) ++end;
         if (end == first) {
-            run_operation(operations_[end++], registers, 0, n, compute);
+            run_rows_from(operations_[end++], 0, n);
             continue;
         }
         for (int64_t begin = 0; begin < n; begin += rows)
-            for (size_t i = first; i < end; ++i) run_operation(operations_[i], registers, begin, std::min(rows, n - begin), compute);
+            for (size_t i = first; i < end; ++i) run_rows_from(operations_[i], begin, std::min(rows, n - begin));
     }
 }
 
 template <class Compute>
-void Layers::run_operation(const Operation &operation, std::vector<Register> &registers, int64_t begin, int64_t n, Compute compute) const {
-    const auto at = [&](int64_t index) { return registers[static_cast<size_t>(index)].rows(index < first_short_ ? begin : 0); };
-    registers[static_cast<size_t>(operation.out)].stride = round_up(operation.width, kColumns);
+void Layers::run_share(const Share &share, std::vector<Rows> &views, size_t &over, Compute compute) const {
+    const auto enter = [&](size_t i) { views[static_cast<size_t>(operations_[i].out)].stride = round_up(operations_[i].width, kColumns); };
+    for (; over < share.first; ++over) enter(over);
+    for (size_t i = share.first; i < share.end; ++i) {
+        const Operation &operation = operations_[i];
+        enter(i);
+        const int64_t begin = share.of == Share::Of::kHeads ? 0 : share.begin;
+        const auto at = [&](int64_t index) { return rows_from(views[static_cast<size_t>(index)], index < first_short_ ? begin : 0); };
+        if (share.of == Share::Of::kHeads)
+            compute(operation, at(operation.in), at(operation.out), share.begin, share.count);
+        else if (share.of == Share::Of::kResults)
+            complete_rows(operation, at(operation.out), share.count);
+        else
+            run_operation(operation, at, share.count, [&](const Operation &each, const Rows &in, const Rows &out) { compute(each, in, out, 0, each.heads); });
+    }
+    over = std::max(over, share.end);
+}
+
+template <class At, class Compute>
+void Layers::run_operation(const Operation &operation, const At &at, int64_t n, Compute compute) const {
     Rows rows = at(operation.out);
     const Rows in = operation.in < 0 ? Rows{} : at(operation.in), residual = operation.residual < 0 ? Rows{} : at(operation.residual);
     if (operation.kind == Kind::kLayerNorm) {
@@ -243,13 +288,11 @@ void Layers::run_operation(const Operation &operation, std::vector<Register> &re
     if (operation.kind == Kind::kLinear) {
         const auto compute_layer = [&](const auto &layer) { layer.run(in, n, operation.relu, residual.values, rows.stride, rows.values, rows.stride); };
         operation.linear ? compute_layer(*operation.linear) : compute_layer(*operation.float_linear);
+        if (operation.quantized_output) isa_.rows->quantize_rows(rows, rows.stride, operation.qparams, n);
     } else {
         compute(operation, in, rows);
-        if (operation.width < rows.stride)
-            for (int64_t r = 0; r < n; ++r)
-                std::fill(rows.values + r * rows.stride + operation.width, rows.values + (r + 1) * rows.stride, 0.0f);
+        complete_rows(operation, rows, n);
     }
-    if (operation.quantized_output) isa_.rows->quantize_rows(rows, rows.stride, operation.qparams, n);
 }
 
 }  // namespace zoo

@@ -22,6 +22,7 @@ namespace {
 
 constexpr int64_t kTokensAtOnce = 192;  // texts are encoded together up to so many tokens
 constexpr int64_t kMostKept = 1024;     // tokens whose memory is kept for the next call
+constexpr int64_t kLeastShared = 24;    // tokens of a text that several threads compute: of fewer they would be slower than one
 constexpr int64_t kWidth = 16;          // lanes of a sum
 constexpr float kShortest = 1e-12f;     // length of a vector, at least, that is divided by
 
@@ -210,34 +211,56 @@ void TextEncoder::compute(const int32_t *tokens, const int32_t *types, const int
         if (first[i + 1] - first[batches.back()] > most) batches.push_back(i);
     batches.push_back(count);
     const int64_t number = static_cast<int64_t>(batches.size()) - 1;
+    const auto result = [&](const Rows &rows, Encoder::Picked picked, int64_t begin, int64_t end, std::vector<float> &x, std::vector<float> &y) {
+        const int64_t at = first[begin];
+        for (int64_t i = begin; pools() && i < end; ++i) {
+            if (picked == Encoder::Picked::kAll)
+                pool(rows, first[i] - at, first[i + 1] - first[i], x);
+            else
+                pool(rows, i - begin, 1, x);
+            finish(x, y, out + i * width_);
+        }
+        if (vocabulary_) largest(rows, first, begin, end, out);
+        for (int64_t i = at; by_token() && i < first[end]; ++i) {
+            const float *row = rows.values + (i - at) * rows.stride;
+            x.assign(row, row + rows.stride);
+            finish(x, y, out + i * width_);
+        }
+    };
+    // A text far beyond the tokens of a thread is computed by all threads, before the other batches.
+    std::vector<int64_t> others;
+    std::vector<std::unique_ptr<Encoding>> works;
+    for (int64_t batch = 0; batch < number; ++batch) {
+        const int64_t begin = batches[static_cast<size_t>(batch)], end = batches[static_cast<size_t>(batch) + 1], size = first[end] - first[begin];
+        if (end - begin > 1 || size < kLeastShared || 2 * size * threads <= 3 * first[count]) {
+            others.push_back(batch);
+            continue;
+        }
+        while (static_cast<int64_t>(works.size()) < threads) works.push_back(take());
+        std::vector<float> x, y;
+        const int64_t keys = attended ? attended[begin] : size;
+        result(encoder_.encode_together(works, tokens + first[begin], size, types + first[begin], longest_, keys),
+               Encoder::Picked::kAll, begin, end, x, y);
+    }
+    for (std::unique_ptr<Encoding> &memory : works) give_back(std::move(memory));
+    const auto left = static_cast<int64_t>(others.size());
     std::atomic<int64_t> next{0};
     std::exception_ptr error;
     std::mutex error_mutex;
-    on_threads(std::min(threads, number), [&](bool) {
+    if (left) on_threads(std::min(threads, left), [&](bool) {
         try {
             std::unique_ptr<Encoding> memory = take();
             std::vector<float> x, y;
-            for (int64_t batch; (batch = next++) < number;) {
-                const int64_t begin = batches[static_cast<size_t>(batch)], end = batches[static_cast<size_t>(batch) + 1], at = first[begin];
-                const Rows rows = encoder_.encode(*memory, tokens + at, first + begin, end - begin, types + at, longest_,
-                                                  attended ? attended + begin : nullptr, picked_);
-                for (int64_t i = begin; pools() && i < end; ++i) {
-                    if (picked_ == Encoder::Picked::kAll)
-                        pool(rows, first[i] - at, first[i + 1] - first[i], x);
-                    else
-                        pool(rows, i - begin, 1, x);
-                    finish(x, y, out + i * width_);
-                }
-                if (vocabulary_) largest(rows, first, begin, end, out);
-                for (int64_t i = at; by_token() && i < first[end]; ++i) {
-                    const float *row = rows.values + (i - at) * rows.stride;
-                    x.assign(row, row + rows.stride);
-                    finish(x, y, out + i * width_);
-                }
+            for (int64_t each; (each = next++) < left;) {
+                const auto batch = static_cast<size_t>(others[static_cast<size_t>(each)]);
+                const int64_t begin = batches[batch], end = batches[batch + 1], at = first[begin];
+                result(encoder_.encode(*memory, tokens + at, first + begin, end - begin, types + at, longest_,
+                                       attended ? attended + begin : nullptr, picked_),
+                       picked_, begin, end, x, y);
             }
             give_back(std::move(memory));
         } catch (...) {
-            next = number;
+            next = left;
             const std::lock_guard<std::mutex> locked(error_mutex);
             error = std::current_exception();
         }

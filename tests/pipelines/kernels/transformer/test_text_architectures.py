@@ -183,6 +183,18 @@ def test_float_layers_of_an_int8_graph_stay_float(rng, programs):
     assert error("all layers but one are float") < 0.5 * error("modernbert")
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_threads_share_the_rows_of_a_long_text(rng, programs, case):
+    _, program = programs(case)
+    encoder = native.compile_texts(program)
+    for lengths in ([390], [24], [5, 390, 7]):
+        ids = rng.integers(0, 64, sum(lengths)).astype(np.int32)
+        types = rng.integers(0, program.types, len(ids)).astype(np.int32)
+        alone = encoder.compute(ids, types, np.array(lengths), 1)
+        for threads in (2, 3, 5):
+            assert encoder.compute(ids, types, np.array(lengths), threads).tobytes() == alone.tobytes()
+
+
 def test_layers_share_tables_and_texts_are_as_long_as_these(programs):
     _, program = programs("modernbert")
     attention = [each for each in program.encoder.operations if isinstance(each, QuantizedAttention)]
