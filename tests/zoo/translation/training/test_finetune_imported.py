@@ -151,6 +151,16 @@ def test_training_lowers_the_loss_and_keeps_what_transformers_shares(marian):
     assert losses[1] < 0.8 * losses[0]
 
 
+def test_a_fine_tuned_model_is_fine_tuned_again(marian, tmp_path):
+    _, new, _, tuned, _ = marian
+    zoo.load(tuned).ensure("int8.onnx")
+    before = {each.name for each in tuned.iterdir()}
+    result = zoo.finetune(tuned, new, tmp_path / "again", settings={**QUICK, "epochs": "1"})
+    assert result["loss"] < marian[4]["loss"]
+    assert {each.name for each in tuned.iterdir()} == before  # no float graph stays
+    assert zoo.load(tmp_path / "again").preprocessing == zoo.load(tuned).preprocessing
+
+
 def exported(folder, tmp_path):
     """Asserts that transformers translates with the exported folder as the folder's pipeline does."""
     api.export(folder, "huggingface", tmp_path / "exported")
