@@ -6,7 +6,10 @@ Any quantized graph that maps onto an `ImageProgram` runs here.
 from __future__ import annotations
 
 import functools
+import logging
 import math
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.derived import derived
 from pipelines.core.errors import RequestError, ZooError, one_line
+from pipelines.engines.agreement import WrongResultsError
 from pipelines.engines.contexts import Asynchronous
 from pipelines.engines.native.held import Run, Subject, hold
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
@@ -28,36 +32,49 @@ from pipelines.kernels.images.native import PackedProgram, pack
 from pipelines.kernels.images.program import ImageProgram
 
 # Of what `store` makes of a graph: bump it when `from_graph`, the packed weights or the native object's methods change.
-VERSION = 7
+VERSION = 8
 SUFFIX = ".zoo"
+SIZES = 8  # of images with a program of their own
+logger = logging.getLogger(__name__)
 CLASSES = {PackedProgram.__name__: PackedProgram}
 
 
-def store(source: Path, path: Path) -> None:
+class FreeSizesError(RequestError):
+    """An image network takes images of any size, and no size is given."""
+
+
+def store(source: Path, path: Path, sizes: Sequence[int] = ()) -> None:
     """Writes the packed program of an ONNX file.
 
     Args:
         source: ONNX file.
         path: File to write.
+        sizes: See `packed`.
 
     Raises:
         RequestError: The graph cannot be mapped; the message names the operator.
+        FreeSizesError: The graph can be mapped, but no sizes are given and they are free.
     """
-    program_file.save(path, (pack(_mapped(source)),), CLASSES, VERSION)
+    program, free = _mapped(source, sizes)
+    if free and not sizes:
+        raise FreeSizesError(f"the sizes of the input {program.input} of {source} are free")
+    program_file.save(path, (pack(program),), CLASSES, VERSION)
 
 
-def packed(path: Path) -> PackedProgram:
+def packed(path: Path, sizes: Sequence[int] = ()) -> PackedProgram:
     """Returns the packed program of an ONNX file, memory-mapped from the cache, where it is built at first use.
 
     Args:
         path: ONNX file.
+        sizes: Sizes of the input beside its first axis, if they are free.
 
     Raises:
         RequestError: The kernels are missing, or the graph cannot be mapped.
     """
     extension.required()
-    form = f"images {VERSION} {extension.isas()[0]}"
-    (program,) = program_file.load(derived(path, [], "images", form, store, SUFFIX), CLASSES, VERSION)
+    form = f"images {VERSION} {extension.isas()[0]}{''.join(f' {size}' for size in sizes)}"
+    make = functools.partial(store, sizes=sizes) if sizes else store
+    (program,) = program_file.load(derived(path, [], "images", form, make, SUFFIX), CLASSES, VERSION)
     return program  # type: ignore[no-any-return]
 
 
@@ -72,7 +89,7 @@ def form(path: Path) -> dict[str, Any]:
         {"reason": why the graph cannot be mapped}.
     """
     try:
-        program = _mapped(path)
+        program, _ = _mapped(path)
     except ZooError as error:
         return {"reason": str(error)}
     steps = [type(each).__name__ for each in program.steps]
@@ -95,6 +112,7 @@ class ImageSession(Asynchronous):
     Args:
         path: ONNX file, which is the reference in ONNX Runtime too.
         threads: Intra-op threads.
+        sizes: See `packed`.
         held: Whether the kernels are held to the reference before the first batch, see `held.hold`.
 
     Raises:
@@ -103,11 +121,12 @@ class ImageSession(Asynchronous):
 
     engine = "native"
 
-    def __init__(self, path: Path, threads: int, *, held: bool = True) -> None:
+    def __init__(self, path: Path, threads: int, sizes: Sequence[int] = (), *, held: bool = True) -> None:
         machine.require_threads(threads)
-        self._subject = Subject(unheld, path, path, threads) if held else None
+        names = [tuple(sizes)] if sizes else []
+        self._subject = Subject(unheld, path, path, threads, names, sizes=tuple(sizes)) if held else None
         self.path, self.threads = path, threads
-        self._program = given = packed(path)
+        self._program = given = packed(path, *names)
         try:
             self._network = given.open()
             self._rest = OnnxRuntimeSession(path, threads, given.rest.tobytes()) if given.rest.size else None
@@ -169,17 +188,82 @@ class ImageSession(Asynchronous):
         return found
 
 
-def unheld(path: Path, threads: int) -> Run:
+class FreeSizeSession(Asynchronous):
+    """An image network of free height and width: an `ImageSession` for each of the first `SIZES` sizes of images.
+
+    Further sizes, and those without a native form or with wrong results, run in ONNX Runtime. Threads may share it.
+
+    Args:
+        path: ONNX file.
+        threads: Intra-op threads.
+    """
+
+    engine = "native"
+
+    def __init__(self, path: Path, threads: int) -> None:
+        self.path, self.threads = path, threads
+        self._sessions: dict[tuple[int, ...], ImageSession | OnnxRuntimeSession] = {}
+        self._stock: OnnxRuntimeSession | None = None
+        self._lock = threading.Lock()  # one thread opens
+
+    @property
+    def inputs(self) -> dict[str, Port]:
+        """Element type and shape of every input, by name."""
+        return self._opened().inputs
+
+    def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """Computes the outputs of a batch, see `Runnable.run`."""
+        try:
+            return self._session(batch).run(batch)
+        except WrongResultsError as error:
+            logger.warning("%s; images of this size run there", error)
+            with self._lock:
+                self._sessions[_sizes(batch)] = self._opened()
+            return self._opened().run(batch)
+
+    def executed(self, batch: Batch) -> list[Executed]:
+        """Lists the steps that run, see `Session.executed`."""
+        return self._session(batch).executed(batch)
+
+    def _session(self, batch: Batch) -> ImageSession | OnnxRuntimeSession:
+        sizes = _sizes(batch)
+        found = self._sessions.get(sizes)
+        if found is not None:
+            return found
+        with self._lock:
+            if sizes not in self._sessions:
+                if len(self._sessions) >= SIZES or len(sizes) != 3 or 0 in sizes:
+                    return self._opened()
+                try:
+                    self._sessions[sizes] = ImageSession(self.path, self.threads, sizes)
+                except RequestError as error:
+                    logger.info("images of %s run in onnxruntime: %s", list(sizes), error)
+                    self._sessions[sizes] = self._opened()
+            return self._sessions[sizes]
+
+    def _opened(self) -> OnnxRuntimeSession:
+        if self._stock is None:
+            self._stock = OnnxRuntimeSession(self.path, self.threads)
+        return self._stock
+
+
+def _sizes(batch: Batch) -> tuple[int, ...]:
+    """Sizes of the inputs beside their first axes."""
+    return tuple(size for x in batch.values() for size in np.shape(x)[1:])
+
+
+def unheld(path: Path, threads: int, *sizes: Sequence[int]) -> Run:
     """Opens an image network for `held.check`.
 
     Args:
         path: ONNX file.
         threads: Intra-op threads.
+        *sizes: See `packed`; none or one.
 
     Returns:
         Its `run`.
     """
-    return ImageSession(path, threads, held=False).run
+    return ImageSession(path, threads, *sizes, held=False).run
 
 
 def options(path: Path, threads: int) -> dict[str, Option]:
@@ -192,12 +276,18 @@ def options(path: Path, threads: int) -> dict[str, Option]:
     Raises:
         RequestError: The kernels are missing, or the graph cannot be mapped.
     """
-    packed(path)
+    try:
+        packed(path)
+    except FreeSizesError:
+        return {"native": Option(functools.partial(FreeSizeSession, path, threads), 0)}
     return {"native": Option(functools.partial(ImageSession, path, threads), 0)}
 
 
-def _mapped(path: Path) -> ImageProgram:
+def _mapped(path: Path, sizes: Sequence[int] = ()) -> tuple[ImageProgram, bool]:
+    """The program of these sizes, or of nominal ones where they are free, and whether they are free."""
     from pipelines.graph import io  # with onnx, which only the first use of a file needs
-    from pipelines.kernels.images.from_graph import image_program
+    from pipelines.kernels.images.from_graph import fix_sizes, image_program
 
-    return image_program(io.load(path))
+    model = io.load(path)
+    free = fix_sizes(model, sizes)
+    return image_program(model), free

@@ -7,7 +7,7 @@ Resize. The float remainder is a `Rest`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +40,11 @@ from pipelines.kernels.images.steps import (
 )
 from pipelines.kernels.images.steps.elementwise import quantized_sum
 from pipelines.kernels.images.walk import Bytes, Input, Pending
+from pipelines.rewrites.driver import rewrite
+from pipelines.rewrites.fold_constants import FoldConstants
+from pipelines.rewrites.reshape_chains import ReshapeChains
 
+NOMINAL = 224  # pixels of a free height or width where none is given
 LEAST = 100  # times as many weights as a rest in float holds are int8
 
 
@@ -48,7 +52,7 @@ def image_program(model: ir.Model) -> ImageProgram:
     """Maps a quantized image network.
 
     Args:
-        model: QDQ model, an image network [n, C, H, W] or [n, H, W, C].
+        model: QDQ model, an image network [n, C, H, W] or [n, H, W, C] of fixed sizes, see `fix_sizes`.
 
     Returns:
         The program.
@@ -57,6 +61,27 @@ def image_program(model: ir.Model) -> ImageProgram:
         RequestError: The graph cannot be mapped; the message names the operator.
     """
     return _Mapping(model).program()
+
+
+def fix_sizes(model: ir.Model, sizes: Sequence[int] = ()) -> bool:
+    """Fixes the free height and width of an image network, in place, and computes what depends on them alone.
+
+    Args:
+        model: QDQ model.
+        sizes: Sizes of the input beside its first axis; `NOMINAL` where they are free if there are none.
+
+    Returns:
+        Whether sizes were free.
+    """
+    shape = query.dimensions(model.graph.inputs[0]) if len(model.graph.inputs) == 1 else None
+    if shape is None or len(shape) != 4 or shape[1:].count(None) not in (1, 2):
+        return False
+    fixed = sizes or [size or NOMINAL for size in shape[1:]]
+    model.graph.inputs[0].shape = ir.Shape([shape[0], *fixed])
+    for value in (value for node in model.graph for value in node.outputs):
+        value.shape = None
+    rewrite(model, [FoldConstants(), ReshapeChains()])
+    return True
 
 
 class _Mapping(Functions):
@@ -85,6 +110,8 @@ class _Mapping(Functions):
         for node in self.main:
             if rest.reads(node):
                 rest.take(node)
+            elif rest.is_shape(node):
+                continue
             elif any(value in self.values for value in node.inputs if value is not None):
                 if node.op_type in ENDINGS and node.outputs[0] is found and len(self.main.outputs) == 1:
                     ending = node

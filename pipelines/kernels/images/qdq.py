@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -222,13 +222,14 @@ def evaluated(
     return _computed(model, node, inputs, constants, feeds)
 
 
-def computed(model: ir.Model, node: ir.Node, x: Array) -> Array:
+def computed(model: ir.Model, node: ir.Node, x: Array, known: Mapping[int, Array] | None = None) -> Array:
     """Evaluates a node in onnxruntime for an array; other arguments are constants.
 
     Args:
         model: Model of the node.
         node: Operator.
         x: float32 of any shape, the first input.
+        known: Values of further inputs, by position.
 
     Returns:
         float32, the first output.
@@ -240,7 +241,7 @@ def computed(model: ir.Model, node: ir.Node, x: Array) -> Array:
     inputs: list[ir.Value | None] = [x_value]
     constants = []
     for at, each in enumerate(node.inputs[1:]):
-        constant = query.constant(each)
+        constant = (known or {}).get(at + 1, query.constant(each))
         if each is not None and constant is None:
             raise refused(node, "has an argument that is not constant")
         value = None if constant is None else ir.Value(name=f"c{at}", const_value=ir.tensor(constant, name=f"c{at}"))

@@ -361,10 +361,13 @@ class Walk:
         height, width, channels = self.tensors[found.tensor]
         shape = (1, height, width, channels) if found.last else (1, channels, height, width)
         axes = (1, 2) if found.last else (2, 3)
+        elements = query.shape_elements(input_at(node, 3))
+        known = elements is not None and all(isinstance(each, int) for each in elements[1:])
+        sizes = {3: np.array([1, *(elements or [])[1:]], np.int64)} if known else None
         places = []
         for axis in axes:
             ramp = np.arange(shape[axis], dtype=np.float32).reshape([-1 if at == axis else 1 for at in range(4)])
-            made = computed(self.model, node, np.broadcast_to(ramp, shape))
+            made = computed(self.model, node, np.broadcast_to(ramp, shape), sizes)
             along = np.moveaxis(made, axis, 0).reshape(made.shape[axis], -1)
             pixels = made.shape[axes[0]] * made.shape[axes[1]]
             if made.size != pixels * channels or np.ptp(along, axis=1).any():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.qdq_graphs import Graph, results
 
 import zoo
 from pipelines.core.errors import RequestError
@@ -72,3 +73,57 @@ def test_a_packed_program_of_another_result_shape_is_named_damaged(monkeypatch: 
     session = images.ImageSession(INT8, 1)
     with pytest.raises(RequestError, match=r"damaged: .*reshape"):
         session.run({"image": np.zeros((1, 3, 64, 64), np.uint8)})
+
+
+def _free(path: Path, remainder: bool) -> tuple[Path, np.random.Generator]:
+    """A network of free height and width, whose Resize and Reshape compute their sizes."""
+    g = Graph()
+    x = g.quantize("image", 0.02, 120)
+    large = g.quantize(g.layer("Conv", x, (32, 3, 3, 3), 0.02, pads=[1, 1, 1, 1]), 0.1, 120)
+    small = g.add("MaxPool", [large], kernel_shape=[2, 2], strides=[2, 2])
+    small = g.quantize(g.layer("Conv", small, (32, 32, 1, 1), 0.1), 0.1, 120)
+    ends = [g.constant(np.array(at)) for at in ([0], [2], [4])]
+    channels = g.add("Slice", [g.add("Shape", [small]), ends[0], ends[1]])
+    sizes = g.add("Concat", [channels, g.add("Slice", [g.add("Shape", [large]), ends[1], ends[2]])], axis=0)
+    up = g.add("Resize", [small, "", "", sizes], mode="nearest", coordinate_transformation_mode="asymmetric")
+    out = g.quantize(g.add("Concat", [large, g.quantize(up, 0.1, 120)], axis=1), 0.1, 120)
+    if remainder:
+        rows = g.add(
+            "Concat", [g.add("Slice", [g.add("Shape", [out]), ends[0], ends[1]]), g.constant(np.array([-1]))], axis=0
+        )
+        out = g.add("Reshape", [g.add("LRN", [out], size=3), rows])
+        g.ranks[out] = 3
+    return g.save(path, [3, "h", "w"], out), g.rng  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("remainder", [False, True])
+def test_a_network_of_free_sizes_has_a_program_for_each_of_the_first_sizes(
+    remainder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, rng = _free(tmp_path / "m.onnx", remainder)
+    monkeypatch.setattr(images, "SIZES", 2)
+    form = images.form(path)
+    assert form["steps"]["Resampling"] == 1 and ("LRN" in form.get("rest", {})) == remainder
+    session = catalog.load(path, "native")
+    assert session.inputs["image"].shape == (None, 3, None, None)
+    for sizes, native in (((8, 6), True), ((12, 10), True), ((8, 6), True), ((16, 16), False)):
+        batch = {"image": rng.normal(0, 1, (2, 3, *sizes)).astype(np.float32)}
+        (found,), wanted = session.run(batch).values(), results(path, batch["image"])
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+        assert any("convolution" in each.type for each in session.executed(batch)) == native
+    with pytest.raises(images.FreeSizesError, match="are free"):
+        images.packed(path)
+
+
+def test_a_size_with_wrong_results_runs_in_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = _free(tmp_path / "m.onnx", remainder=False)
+
+    def wrong(*_: object) -> None:
+        raise images.WrongResultsError("wrong; use onnxruntime")
+
+    monkeypatch.setattr(images.ImageSession, "run", wrong)
+    batch = {"image": np.zeros((1, 3, 8, 6), np.float32)}
+    session = images.FreeSizeSession(path, 1)
+    for _ in range(2):
+        (found,) = session.run(batch).values()
+        np.testing.assert_array_equal(found, results(path, batch["image"]))
