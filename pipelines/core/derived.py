@@ -32,6 +32,23 @@ def removed_after(folder: Path) -> Iterator[None]:
         yield
 
 
+def existing(
+    origin: Path, places: Sequence[Path], kind: str, form: int | str, suffix: str, holds: Callable[[Path], bool]
+) -> Path | None:
+    """Returns the path of a derived file that is whole and still used; None if there is none.
+
+    Args:
+        origin: See `derived`, as the others.
+        places: Folders to try.
+        kind: Kind of the derived file.
+        form: Version.
+        suffix: Suffix of the derived file.
+        holds: Whether a whole derived file is still used.
+    """
+    _, paths = _paths(origin, places, kind, form, suffix)
+    return next((path for path in paths if _is_whole(path) and holds(path)), None)
+
+
 def derived(
     origin: Path,
     places: Sequence[Path],
@@ -39,6 +56,7 @@ def derived(
     form: int | str,
     make: Callable[[Path, Path], object],
     suffix: str = ".onnx",
+    holds: Callable[[Path], bool] = Path.is_file,
 ) -> Path:
     """Returns the path of a derived file, which is made if it is missing or stale.
 
@@ -53,6 +71,7 @@ def derived(
         form: Version of `make`.
         make: Writes the result; takes the paths of source and result.
         suffix: Suffix of the derived file.
+        holds: Whether a whole derived file is still used; otherwise it is made again.
 
     Returns:
         The path.
@@ -60,19 +79,16 @@ def derived(
     Raises:
         RequestError: No place is writable; errors of `make` are raised too.
     """
-    digest = hashlib.sha256(f"{files.digest(origin)} {form}".encode()).hexdigest()[:12]
-    stem = f"{origin.stem}.{kind}-"
-    scratch = _SCRATCH.get()
-    places = [*([scratch] if scratch else []), *places, settings.home() / "derived"]
-    if existing := next((path for place in places if _is_whole(path := place / f"{stem}{digest}{suffix}")), None):
-        return existing
-    for place in places:
+    if found := existing(origin, places, kind, form, suffix, holds):
+        return found
+    stem, paths = _paths(origin, places, kind, form, suffix)
+    places = [path.parent for path in paths]
+    for place, path in zip(places, paths, strict=True):
         try:
             place.mkdir(parents=True, exist_ok=True)
-            path = place / f"{stem}{digest}{suffix}"
             # no process writes a file that another process has mapped
             with files.locked(place / ".derived.lock", f"another process writes into {place}"):
-                if not _is_whole(path):
+                if not (_is_whole(path) and holds(path)):
                     make(origin, path)
                     parts = [each for each in (path, files.mapped(path)) if each.is_file()]
                     files.write_json(_identities(path), {each.name: files.identity(each) for each in parts})
@@ -86,6 +102,15 @@ def derived(
                         outdated.unlink(missing_ok=True)
         return path
     raise RequestError(f"cannot write {places[-1]}: {fault}; set ZOO_HOME to a folder you may write")
+
+
+def _paths(origin: Path, places: Sequence[Path], kind: str, form: int | str, suffix: str) -> tuple[str, list[Path]]:
+    """Returns the names' common part of all versions of a derived file, and its path in every place."""
+    digest = hashlib.sha256(f"{files.digest(origin)} {form}".encode()).hexdigest()[:12]
+    stem = f"{origin.stem}.{kind}-"
+    scratch = _SCRATCH.get()
+    places = [*([scratch] if scratch else []), *places, settings.home() / "derived"]
+    return stem, [place / f"{stem}{digest}{suffix}" for place in places]
 
 
 def _identities(path: Path) -> Path:

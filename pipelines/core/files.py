@@ -249,6 +249,28 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
     return write_bytes(path, text.encode())
 
 
+def write_first(path: Path, text: str) -> bool:
+    """Writes UTF-8 text atomically, unless another process has written the file.
+
+    Args:
+        path: Output path.
+        text: Text to write.
+
+    Returns:
+        Whether this process was the first.
+    """
+    own = write_text(path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}"), text)
+    try:
+        os.link(own, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without hard links
+        own.replace(path)
+    finally:
+        own.unlink(missing_ok=True)
+    return True
+
+
 def write_json(path: str | os.PathLike[str], value: Any) -> Path:
     """Writes indented JSON with a final newline atomically.
 

@@ -101,22 +101,14 @@ def native_options(path: Path, threads: int, engine: str = "native") -> dict[str
     return images.options(path, threads)
 
 
-def finest_form(path: Path) -> str:
-    """Returns the engine native with the form of a file that has the finest integers; "native" if it has one form.
-
-    Args:
-        path: Model file.
-    """
-    names = _forms(path)
-    return f"native{FORM}{names[0]}" if len(names) > 1 else "native"
-
-
 def chosen_form(path: Path) -> str:
     """Returns the engine native with the form of a file that runs on this machine; "native" if it has one form.
 
     Args:
         path: Model file.
     """
+    if path.name != NATIVE:
+        return "native"
     from pipelines.engines.native.forms import Forms
 
     forms = Forms(path)

@@ -66,9 +66,12 @@ def read_arrays(path: str | Path) -> dict[str, Any]:
                 raise ValueError("it is no archive of numpy.savez")
         with np.load(path, allow_pickle=False) as archive:
             return {name: np.asarray(archive[name]) for name in archive.files}
+    except OSError as error:
+        raise RequestError(f"cannot read {path}: {error.strerror or one_line(error)}") from error
     except Exception as error:  # numpy, zipfile and zlib raise many types for damaged files
-        why = error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
-        raise RequestError(f"cannot read {path} as .npz: {why}; it must hold one array per graph input") from error
+        raise RequestError(
+            f"cannot read {path} as .npz: {one_line(error)}; it must hold one array per graph input"
+        ) from error
 
 
 def require_samples(path: str | Path, arrays: Batch) -> int:

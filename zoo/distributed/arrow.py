@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,16 @@ import numpy as np
 import pyarrow as pa
 
 import zoo
-from pipelines.core.errors import RequestError
+from pipelines.core.errors import RequestError, ZooError
 from pipelines.models.protocols import ShardableRows
+from zoo.distributed.shards import shared_engine
 
 
 class ArrowScorer:
     """Adds the column `probability` (float32; of several labels probability_LABEL) to Arrow data with rows of a log.
 
-    The model is not pickled: each process loads it at its first rows. The class can be passed to
+    The model is not pickled: each process loads it at its first rows, in the engine and native form of the process that
+    pickled the scorer. The class can be passed to
     `ray.data.Dataset.map_batches(..., batch_format="pyarrow")`.
 
     Args:
@@ -32,7 +35,10 @@ class ArrowScorer:
         self._pipeline: ShardableRows | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"arguments": self.arguments, "_pipeline": None}
+        model, precision, engine, threads = self.arguments
+        with contextlib.suppress(ZooError):  # the workers alone have the model
+            engine = shared_engine(zoo.load(model), precision, engine)
+        return {"arguments": (model, precision, engine, threads), "_pipeline": None}
 
     @property
     def pipeline(self) -> ShardableRows:

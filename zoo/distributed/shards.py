@@ -14,7 +14,7 @@ from typing import Any
 
 import zoo
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.core.files import read_json, require_place, sha256, write_json, write_text
+from pipelines.core.files import read_json, require_place, sha256, write_first, write_json
 from pipelines.engines import catalog
 from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import PRECISIONS, graph_file
@@ -73,8 +73,8 @@ class ShardedRun:
 
     The engine and the digest of the graph that it runs ("form") are part of the plan and of manifests, because int8
     results of engines, and of native forms for other caches, differ in the last bits. "auto" is native if the model has
-    a native form, else onnxruntime. Native kernels run the finest form of the graph, so that machines agree, unless the
-    engine names another.
+    a native form, else onnxruntime. The first process writes its form of the graph into the plan ("native:FORM"), which
+    the others run, on all machines.
 
     Args:
         model: Name of a pretrained model, or path of a model folder.
@@ -119,66 +119,77 @@ class ShardedRun:
         require_place(self.folder / PLAN)
         loaded = zoo.load(model)
         pipeline_type = loaded.entry.pipeline()
-        if engine == "auto":
-            engine = "native" if precision == "int8" and "native" in pipeline_type.engines(loaded) else "onnxruntime"
         if unknown := run_options.keys() - {option.name for option in loaded.entry.run_options}:
             raise RequestError(f"{model} has no option {', '.join(sorted(unknown))}; other families do")
         formats = FORMATS if pipeline_type.PARTS == "lines" else FORMATS[1:]
         suffix = format or formats[0]
         if suffix not in formats:
             raise RequestError(f"found the format {format}, expected {', '.join(formats)}")
-        opened = catalog.finest_form(graph_file(loaded, precision, engine)) if engine == "native" else engine
-        self.pipeline = zoo.pipeline(model, precision, opened, threads, batch_size)
-        self.on_error = on_error or self.pipeline.ON_ERROR
+        free = engine in (catalog.AUTO, "native") and precision == "int8"
+        engine = (_planned_form(self.folder) if free else "") or shared_engine(loaded, precision, engine)
+        self.on_error = on_error or pipeline_type.ON_ERROR
         self.options = run_options
-        settings = {
-            "version": IMAGES_VERSION if pipeline_type.PARTS == "files" else VERSION,
+        self._is_images = pipeline_type.PARTS == "files"
+        places = [name if name == "-" else remote_files.absolute(name) for name in inputs]
+        files = [] if self._is_images else remote_files.expand(places)
+        settings: dict[str, Any] = {
+            "version": IMAGES_VERSION if self._is_images else VERSION,
             "model": loaded.card.name,
             "digest": sha256(loaded.ensure(PRECISIONS[precision])),
             "precision": precision,
             "engine": engine,
-            "form": self._form(loaded, precision, engine),
+            "form": sha256(graph_file(loaded, precision, engine)),
             "on_error": self.on_error,
             "options": run_options,
             "format": suffix,
-            "inputs": [name if name == "-" else remote_files.absolute(name) for name in inputs],
+            "inputs": places,
+            "files": {file: remote_files.file_version(file) for file in files},
         }
+        plan = self._kept_plan(settings, free)
+        self.pipeline = zoo.pipeline(model, precision, engine, threads, batch_size)
+        self.plan = plan or self._new_plan(settings, inputs, free)
+        if self.plan["engine"] != engine:  # another process was first, with its form
+            self.pipeline = zoo.pipeline(model, precision, self.plan["engine"], threads, batch_size)
         self.pipeline.in_parts = True
-        self.plan = self._load_or_make_plan(settings, inputs)
         self.parts = [Part(**part) for part in self.plan["parts"]]
 
-    @staticmethod
-    def _form(folder: ModelFolder, precision: str, engine: str) -> str:
-        """Returns the digest of the graph that the engine runs: native.onnx may differ between machines."""
-        return sha256(graph_file(folder, precision, engine))
+    def _kept_plan(self, settings: dict[str, Any], free: bool) -> dict[str, Any] | None:
+        """Returns the plan in the folder, None without one.
 
-    def _load_or_make_plan(self, settings: dict[str, Any], inputs: Sequence[str]) -> dict[str, Any]:
-        path = self.folder / PLAN
-        images = self.pipeline.PARTS == "files"
-        files = [] if images else remote_files.expand(settings["inputs"])
-        settings = {**settings, "files": {file: remote_files.file_version(file) for file in files}}
-        if path.is_file():
-            plan = read_json(path)
-            if isinstance(plan, dict) and "form" not in plan:  # of 0.2
-                settings.pop("form")
-            wrong = [key for key in settings if not isinstance(plan, dict) or plan.get(key) != settings[key]]
-            if wrong == ["form"]:
-                raise RequestError(
-                    f"{self.folder} holds a run whose native form of the model ({plan['form'][:12]}) is not the one of "
-                    f"this machine ({settings['form'][:12]}), which depends on its caches: results would differ in the "
-                    "last digits; choose another folder, or --engine onnxruntime on all machines"
-                )
-            if wrong:
-                raise RequestError(
-                    f"{self.folder} holds a run with another {', '.join(wrong)}; choose another folder, or remove it"
-                )
-            return dict(plan)
-        parts = split_inputs(self.pipeline, inputs if images else settings["inputs"], self.options)
+        Args:
+            settings: Settings of this process.
+            free: Whether this process runs any native form.
+
+        Raises:
+            RequestError: It is of another run.
+        """
+        plan = _plan(self.folder)
+        if not plan:
+            return None
+        if free and (planned := _planned_form(self.folder)):
+            settings = {**settings, "engine": planned}
+        # runs of 0.2 name no form
+        wrong = [key for key in settings if plan.get(key) != settings[key] and (key != "form" or key in plan)]
+        if wrong == ["form"]:
+            raise RequestError(
+                f"{self.folder} holds a run whose native form of the model ({plan['form'][:12]}) is not the one of "
+                f"this machine ({settings['form'][:12]}), which depends on its caches: results would differ in the "
+                "last digits; choose another folder, or --engine onnxruntime on all machines"
+            )
+        if wrong:
+            raise RequestError(
+                f"{self.folder} holds a run with another {', '.join(wrong)}; choose another folder, or remove it"
+            )
+        return plan
+
+    def _new_plan(self, settings: dict[str, Any], inputs: Sequence[str], free: bool) -> dict[str, Any]:
+        """Writes a plan and returns it, or that of another process that wrote one first."""
+        parts = split_inputs(self.pipeline, inputs if self._is_images else settings["inputs"], self.options)
         plan = {**settings, "parts": [part.to_json() for part in parts]}
         results = (file for number in range(len(parts)) for file in _result_and_manifest(self.folder, plan, number))
-        _require_inputs_kept(results, [*files, *(image for part in parts for image in part.image_paths())])
-        write_text(path, json.dumps(plan, indent=2) + "\n")  # in ASCII: file names need not be UTF-8
-        return plan
+        _require_inputs_kept(results, [*settings["files"], *(image for part in parts for image in part.image_paths())])
+        text = json.dumps(plan, indent=2) + "\n"  # in ASCII: file names need not be UTF-8
+        return plan if write_first(self.folder / PLAN, text) else self._kept_plan(settings, free) or plan
 
     def is_done(self, number: int) -> bool:
         """Returns whether a part is scored.
@@ -223,6 +234,20 @@ class ShardedRun:
         content |= {key: self.plan[key] for key in ("engine", "form") if key in self.plan}
         write_json(manifest, content)
         return content
+
+
+def shared_engine(folder: ModelFolder, precision: str, engine: str) -> str:
+    """Returns the engine for all processes of a run, whose results must agree: with a native form, never by a timing.
+
+    Args:
+        folder: Model folder.
+        precision: Name of the precision.
+        engine: Inference engine; "auto" is native if the model has a native form, else onnxruntime.
+    """
+    if engine == catalog.AUTO:
+        has_native = precision == "int8" and "native" in folder.entry.pipeline().engines(folder)
+        engine = "native" if has_native else "onnxruntime"
+    return catalog.chosen_form(graph_file(folder, precision, engine)) if engine == "native" else engine
 
 
 def run_shard(
@@ -319,6 +344,20 @@ def _require_inputs_kept(results: Iterable[Path], inputs: Sequence[str]) -> None
 def _inode(path: str | Path) -> tuple[int, int]:
     status = Path(path).stat()
     return status.st_dev, status.st_ino
+
+
+def _plan(folder: Path) -> dict[str, Any]:
+    """Returns the plan in a folder; {} if there is none."""
+    if not (folder / PLAN).is_file():
+        return {}
+    plan = read_json(folder / PLAN)
+    return plan if isinstance(plan, dict) and plan else {"version": None}
+
+
+def _planned_form(folder: Path) -> str:
+    """Returns the engine of the plan in a folder if it is a native form; "" for others."""
+    engine = str(_plan(folder).get("engine", ""))
+    return engine if catalog.base_engine(engine) != engine else ""
 
 
 def _digest(plan: dict[str, Any]) -> str:

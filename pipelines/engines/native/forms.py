@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from pathlib import Path
@@ -13,20 +14,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.core import machine
+from pipelines.core import files, machine
 from pipelines.core.batches import Batch
+from pipelines.core.derived import derived, existing
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines.native import recommender_files
 from pipelines.engines.native.recommender_files import ClickModel
 from pipelines.engines.native.recommenders import ProgramGraph, ProgramSession
 from pipelines.engines.quickest import Option
-from pipelines.engines.timing import choose
+from pipelines.engines.timing import SETTLING, choose
 from pipelines.kernels import extension
 from pipelines.kernels.recommenders.native import SharedInputs
 
 logger = logging.getLogger(__name__)
 SIZES = (1, 64, 512)  # batch sizes that forms are timed at
 RANKED = 512  # items of a ranking that forms are timed at
+SUFFIX = ".form"
 MARGIN = 0.1  # part of the time by which a form may be slower that has finer integers
 
 
@@ -68,36 +71,73 @@ class Forms:
 
     @functools.cached_property
     def chosen(self) -> str:
-        """The fastest form by its times at all of `SIZES`, relative to the fastest at that size.
+        """The form that all processes of this machine run.
+
+        The first process that opens the model chooses by time, see `_decided`, and keeps the choice beside the model,
+        or under ZOO_HOME; other processes take it, whatever they would measure. A choice made under load is timed again
+        after `timing.SETTLING` seconds, and replaced, with a warning, by a form that is faster by more than `MARGIN` on
+        a free CPU. The first form runs where the choice cannot be kept.
+        """
+        if len(self.names) == 1:
+            return self.names[0]
+        machine_key = hashlib.sha256(repr((machine.cpu(), extension.isas())).encode()).hexdigest()[:8]
+        place = ([self.path.parent], f"chosen-{machine_key}", recommender_files.VERSION)
+        try:
+            if kept := existing(self.path, *place, SUFFIX, _holds):
+                return str(files.read_json(kept)["form"])
+            found = self._decided()  # outside the lock of derived files, since timings have another
+
+            def keep(_: Path, path: Path) -> None:
+                files.write_json(path, self._replaced(_kept(path), *found))
+
+            return str(files.read_json(derived(self.path, *place, keep, SUFFIX, _holds))["form"])
+        except ZooError as error:
+            logger.warning("the form of %s is not chosen: %s; %s runs", self.path, error, self.names[0])
+            return self.names[0]
+
+    def _decided(self) -> tuple[dict[str, Any], dict[str, float]]:
+        """Returns the fastest form by its times at all of `SIZES`, relative to the fastest at that size.
 
         The times of a model that ranks items include that of `RANKED` items of one user, whose inputs are shared. The
-        first of `names` up to `MARGIN` slower is chosen. Timings are cached and repeated as those of engines are, see
-        `timing.choose`; they hold for all models of the same structure, as for those with other weights. The first form
-        runs where tables lie beyond memory.
+        first of `names` up to `MARGIN` slower is chosen. Timings are those of `timing.choose`, under the lock of all
+        timings; they hold for all models of the same structure, as for those with other weights. The first form is
+        chosen where tables lie beyond memory.
+
+        Returns:
+            {"form", "settled": whether the CPU was free, "made": seconds since 1970}, and the times of the forms.
         """
-        if len(self.names) == 1 or machine.beyond_memory(self.path):
-            return self.names[0]
+        if machine.beyond_memory(self.path):
+            return {"form": self.names[0], "settled": False, "made": time.time()}, {}
         openers = {name: functools.partial(self._open, 1, name, timed=True) for name in self.names}
         digest, model = f"forms {_structure(self._models)}", self._models[0]
-        try:
-            with recommender_files.readable(self.path):
-                choices = [choose(digest, openers, random_batch(model, size), finest=self.names) for size in SIZES]
-                if model.shared is not None:
-                    rankers = {
-                        name: functools.partial(_Ranker, opener, model.shared) for name, opener in openers.items()
-                    }
-                    digest = f"{digest} sharing {model.shared}"
-                    choices.append(choose(digest, rankers, random_batch(model, RANKED), finest=self.names))
-        except ZooError as error:
-            logger.warning("the forms of %s are not timed: %s", self.path, error)
-            return self.names[0]
-        times = [
-            sum(each.milliseconds.get(name, np.inf) / min(each.milliseconds.values()) for each in choices)
+        with recommender_files.readable(self.path):
+            choices = [choose(digest, openers, random_batch(model, size), finest=self.names) for size in SIZES]
+            if model.shared is not None:
+                rankers = {name: functools.partial(_Ranker, opener, model.shared) for name, opener in openers.items()}
+                digest = f"{digest} sharing {model.shared}"
+                choices.append(choose(digest, rankers, random_batch(model, RANKED), finest=self.names))
+        times = {
+            name: sum(each.milliseconds.get(name, np.inf) / min(each.milliseconds.values()) for each in choices)
             for name in self.names
-        ]
-        near = [name for name, time in zip(self.names, times, strict=True) if time <= (1 + MARGIN) * min(times)]
-        logger.info("%s runs in the form %s", self.path, near[0])
-        return near[0]
+        }
+        form = next(name for name, share in times.items() if share <= (1 + MARGIN) * min(times.values()))
+        logger.info("%s runs in the form %s", self.path, form)
+        settled = all(each.settled for each in choices)
+        return {"form": form, "settled": settled, "made": time.time()}, times
+
+    def _replaced(self, kept: dict[str, Any], found: dict[str, Any], times: dict[str, float]) -> dict[str, Any]:
+        """Returns a new choice; it has the form that was kept unless a settled timing shows that another is faster."""
+        form = kept.get("form", found["form"])
+        if form == found["form"] or form not in self.names:
+            return found
+        if not found["settled"] or times[form] <= (1 + MARGIN) * times[found["form"]]:
+            return {**found, "form": form}
+        logger.warning(
+            "%s runs in the form %s from now on, which is faster than %s on this machine: results differ in the last "
+            "digits; --form %s keeps the form before",
+            *(self.path, found["form"], form, form),
+        )
+        return found
 
     def _read(self) -> list[ClickModel]:
         with recommender_files.readable(self.path):
@@ -127,6 +167,21 @@ class _Ranker:
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """Ranks the items of a batch, see `Asynchronous.run_shared`."""
         return self._session.run_shared(batch, self._shared)
+
+
+def _kept(path: Path) -> dict[str, Any]:
+    """Returns a choice that is kept; {} if it is missing or damaged."""
+    try:
+        found = files.read_json(path)
+        return found if isinstance(found["form"], str) and isinstance(found["made"], float) else {}
+    except (KeyError, OSError, TypeError, ZooError):
+        return {}
+
+
+def _holds(path: Path) -> bool:
+    """Whether a choice that is kept is still used: for good if it was made on a free CPU."""
+    kept = _kept(path)
+    return bool(kept) and (kept.get("settled") is True or 0 <= time.time() - kept["made"] < SETTLING)
 
 
 def _structure(models: Sequence[ClickModel]) -> str:

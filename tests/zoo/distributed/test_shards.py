@@ -17,8 +17,10 @@ import zoo
 from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.files import sha256
-from zoo.distributed import arrow_scorer, parts, remote_files
-from zoo.distributed.shards import check, run_shard
+from pipelines.engines import catalog
+from pipelines.engines.native.forms import Forms
+from zoo.distributed import arrow_scorer, parts, remote_files, shards
+from zoo.distributed.shards import ShardedRun, check, run_shard
 
 CLICKS = "shop-clicks"
 IMAGES = "mobilenet-v1-cifar10"
@@ -191,9 +193,10 @@ def test_the_native_form_is_part_of_a_run(log, small, tmp_path, monkeypatch):
     run_shard(CLICKS, inputs, out, "1/2")
     plan = json.loads((out / "plan.json").read_text())
     form = sha256(zoo.load(CLICKS).path / "native.onnx")
-    assert (plan["engine"], plan["form"]) == ("native", form)
+    engine = catalog.chosen_form(zoo.load(CLICKS).path / "native.onnx")
+    assert (plan["engine"], plan["form"]) == (engine, form) and engine.startswith("native:")
     manifest = json.loads((out / "part-00000.json").read_text())
-    assert (manifest["engine"], manifest["form"]) == ("native", form)
+    assert (manifest["engine"], manifest["form"]) == (engine, form)
     monkeypatch.setenv("ZOO_HOME", str(tmp_path / "same"))
     run_shard(CLICKS, inputs, out, "2/2")
     check(out)
@@ -201,7 +204,8 @@ def test_the_native_form_is_part_of_a_run(log, small, tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "caches", lambda: {"L1d": 0, "L2": 0, "L3": 0})
     with pytest.raises(RequestError, match=r"holds a run whose native form of the model .* --engine onnxruntime"):
         run_shard(CLICKS, inputs, out, "2/2")
-    (out / "plan.json").write_text(json.dumps({key: value for key, value in plan.items() if key != "form"}))
+    old = {key: value for key, value in plan.items() if key != "form"} | {"engine": "native"}
+    (out / "plan.json").write_text(json.dumps(old))
     run_shard(CLICKS, inputs, out, "2/2")  # a run of 0.2 goes on
 
 
@@ -218,8 +222,30 @@ def test_shards_at_once_write_what_one_process_writes(log, small, tmp_path):
         for i in range(3)
     ]
     assert [each.wait() for each in running] == [0, 0, 0]
-    zoo.run(CLICKS, log / "a.csv", tmp_path / "one.parquet", engine="native")
+    engine = json.loads((tmp_path / "out" / "plan.json").read_text())["engine"]
+    zoo.run(CLICKS, log / "a.csv", tmp_path / "one.parquet", engine=engine)
     assert union(check(tmp_path / "out")).equals(pq.read_table(tmp_path / "one.parquet"))
+
+
+def test_shards_run_the_form_of_the_plan_whatever_they_would_choose(log, small, tmp_path, monkeypatch):
+    """Of processes that begin at once the first one to write the plan decides."""
+    path = zoo.load(CLICKS).ensure("native.onnx")
+    first, other = (f"native:{name}" for name in Forms(path).names[:2])
+    arguments = (CLICKS, [str(log / "a.csv")], tmp_path / "out")
+    split, run = shards.split_inputs, []
+
+    def meanwhile(*options):
+        monkeypatch.setattr(shards, "split_inputs", split)
+        monkeypatch.setattr(catalog, "chosen_form", lambda _: first)
+        run.append(ShardedRun(*arguments))
+        return split(*options)
+
+    monkeypatch.setattr(shards, "split_inputs", meanwhile)
+    monkeypatch.setattr(catalog, "chosen_form", lambda _: other)
+    run += [ShardedRun(*arguments), ShardedRun(*arguments, engine="native")]
+    assert [each.plan["engine"] for each in run] == [each.pipeline.requested for each in run] == [first] * 3
+    with pytest.raises(RequestError, match="holds a run with another engine"):
+        ShardedRun(*arguments, engine=other)
 
 
 def test_rows_of_urls(log, small, tmp_path):

@@ -240,6 +240,11 @@ def test_forms_of_a_model_that_ranks_are_timed_with_a_ranking_too(path, monkeypa
     np.testing.assert_allclose(seen["int16"], load(ranked, "native:int16").run(batch)["probability"], rtol=1e-6)
 
 
+def timings(monkeypatch, milliseconds, settled=True):
+    """Injects the times of forms that this process measures."""
+    monkeypatch.setattr(native_forms, "choose", lambda *_, **more: Choice("", 1, 1, milliseconds, "", settled))
+
+
 @pytest.mark.parametrize(
     ("milliseconds", "chosen"),
     [
@@ -249,7 +254,46 @@ def test_forms_of_a_model_that_ranks_are_timed_with_a_ranking_too(path, monkeypa
     ],
 )
 def test_the_finest_of_the_fastest_forms_is_chosen(path, monkeypatch, milliseconds, chosen):
-    monkeypatch.setattr(native_forms, "choose", lambda *_, **more: Choice("", 1, 1, milliseconds, ""))
+    timings(monkeypatch, milliseconds)
+    assert Forms(path).chosen == chosen
+
+
+@needs_kernels
+def test_processes_that_time_differently_run_the_form_of_the_first(path, monkeypatch):
+    """Other homes and other loads too: the choice lies beside the model."""
+    feeds = Network("wide-deep").feeds(40)
+    timings(monkeypatch, {"folded-int16": 2.0, "folded": 1.0, "int8": 2.0}, settled=False)
+    first = load(path, "native").run(feeds)["probability"].tobytes()
+    monkeypatch.setenv("ZOO_HOME", str(path.parent / "another home"))
+    timings(monkeypatch, {"folded-int16": 2.0, "folded": 2.0, "int8": 1.0})
+    assert Forms(path).chosen == "folded"
+    assert load(path, "native").run(feeds)["probability"].tobytes() == first
+    assert load(path, "native:int8").run(feeds)["probability"].tobytes() != first
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("settled", "milliseconds", "chosen"),
+    [
+        (False, {"folded": 2.0, "int8": 1.0}, "folded"),  # under load again
+        (True, {"folded": 1.05, "int8": 1.0}, "folded"),
+        (True, {"folded": 2.0, "int8": 1.0}, "int8"),
+    ],
+)
+def test_a_form_chosen_under_load_is_replaced_later_with_a_warning(
+    path, monkeypatch, caplog, settled, milliseconds, chosen
+):
+    timings(monkeypatch, {"folded": 1.0, "int8": 2.0}, settled=False)
+    assert Forms(path).chosen == "folded"
+    timings(monkeypatch, milliseconds, settled)
+    assert Forms(path).chosen == "folded" and not caplog.records
+    now = native_forms.time.time()
+    monkeypatch.setattr(native_forms.time, "time", lambda: now + native_forms.SETTLING + 1)
+    assert Forms(path).chosen == chosen
+    assert [each.message for each in caplog.records if "from now on" in each.message] == [
+        each.message for each in caplog.records if chosen == "int8"
+    ]
+    timings(monkeypatch, {"folded": 1.0, "int8": 9.0})
     assert Forms(path).chosen == chosen
 
 
