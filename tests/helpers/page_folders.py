@@ -227,6 +227,7 @@ def translate(folder: Path) -> None:
 def control(folder: Path) -> None:
     written(folder, "text.txt", ["A man is riding a bicycle.", "Two children play in the park."])
     written(folder, "banned.txt", ["Fahrrad", "ein Mann"])
+    written(folder, "terms.tsv", ["man\tHerr", "bicycle\tRad"])
 
 
 FOLDERS: Mapping[str, Callable[[Path], None]] = {

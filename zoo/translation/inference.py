@@ -32,7 +32,7 @@ from zoo.translation.data.parallel_text import (
 )
 from zoo.translation.search.beam_search import Hypothesis
 from zoo.translation.search.config import Demands
-from zoo.translation.search.options import file_options
+from zoo.translation.search.controls.options import file_options
 from zoo.translation.translator import Translator
 
 SORT_WINDOW = 64  # batches of a long file that are sorted by length together
@@ -79,7 +79,8 @@ class TranslationPipeline(Translator):
             **options: See `with_options`; without any, those of this pipeline.
 
         Returns:
-            Results of `postprocess`. Where characters were left out or text was copied, "untranslated" says which; the
+            Results of `postprocess`. "unmet" names the forced words that a translation does not contain. Where
+            characters were left out or text was copied, "untranslated" says which; the
             result of a text that cannot be translated has "error", too.
 
         Raises:
@@ -91,13 +92,15 @@ class TranslationPipeline(Translator):
         faulty = next((line for line in lines if line.fault), None)
         if faulty and all(line.fault or not line.pieces for line in lines):
             raise RequestError(f"{faulty.where} {faulty.fault}")
-        translated = self.translate_lines(lines)
+        translated, unmet = self.translate_lines(lines)
         results = []
-        for line, found in zip(lines, self.results(lines, translated), strict=True):
+        for line, found, missing in zip(lines, self.results(lines, translated), unmet, strict=True):
             first, *others = (each.columns() for each in found)
             more: dict[str, Any] = {"others": others} if others else {}
             if line.notes:
                 more["untranslated"] = line.untranslated
+            if missing:
+                more["unmet"] = missing
             results.append({**first, **more, **({"error": line.fault} if line.fault else {})})
         return results
 
@@ -180,7 +183,7 @@ class TranslationPipeline(Translator):
         text, notes = clean_characters(text)
         tokens, fault = self._tokenize(text) if text else (None, "")
         parts = () if fault or tokens is None else (tokens,)
-        return Line(where, text, fault, parts, ((),) * len(parts), tuple(notes))
+        return Line(where, text, fault, parts, ((),) * len(parts), tuple(notes), texts=(text,) * len(parts))
 
     def prefixed(self, lines: Sequence[Line]) -> list[Line]:
         """Returns the lines with the texts that their translations begin with.
@@ -208,20 +211,35 @@ class TranslationPipeline(Translator):
             RequestError: The vocabulary cannot write a prefix.
         """
         tokens = {text: self.target_tokens(text) for text in {line.prefix for line in lines} if text.strip()}
-        if not tokens:
+        if not (tokens or self.forces_words):
             return None
-        return [Demands(tokens.get(line.prefix, ()) if not k else ()) for line in lines for k in range(len(line.parts))]
+        return [
+            self._phrases(
+                (*(self.forced_words if not k else ()), *self.glossary.translations(text)),
+                part,
+                tokens.get(line.prefix, ()) if not k else (),
+            )
+            for line in lines
+            for k, (part, text) in enumerate(zip(line.parts, line.texts, strict=True))
+        ]
 
-    def translate_lines(self, lines: Sequence[Line]) -> list[list[Hypothesis]]:
+    @property
+    def forces_words(self) -> bool:
+        """Whether translations must contain words."""
+        return bool(self.forced_words or len(self.glossary))
+
+    def translate_lines(self, lines: Sequence[Line]) -> tuple[list[list[Hypothesis]], list[list[str]]]:
         """Translates the `parts` of lines.
 
         Args:
             lines: The lines.
 
         Returns:
-            The hypotheses of each part.
+            The hypotheses of each part; and for each line the forced words that its best translation does not contain.
         """
-        return self.translate([part for line in lines for part in line.parts], self.demands(lines))
+        demands = self.demands(lines)
+        found = self.translate([part for line in lines for part in line.parts], demands)
+        return found, unmet_words(lines, demands, [each[0] for each in found])
 
     def marked_line(self, where: str, markup: Markup, most: int | None = None) -> Line:
         """Tokenizes a text of which tags or placeholders were taken out.
@@ -289,7 +307,8 @@ class TranslationPipeline(Translator):
 
         Returns:
             {"sentences", "skipped" (lines that are not UTF-8 or in an unknown script), "untranslated" (lines of which
-            something was left out or copied), "seconds", "sentences_per_second", "tokens_per_second" (of the
+            something was left out or copied), "unmet" (number of forced words that translations do not
+            contain), "seconds", "sentences_per_second", "tokens_per_second" (of the
             translations), "engine", "precision"}.
 
         Raises:
@@ -311,7 +330,8 @@ class TranslationPipeline(Translator):
             found = self._read(names, split=True)
             while window := list(itertools.islice(found, SORT_WINDOW * self.batch_size)):
                 self._report_errors(((line.where, line.fault) for line in window), faults, on_error)
-                translated = self.translate_lines(window)
+                translated, unmet = self.translate_lines(window)
+                self._log_unmet(window, unmet, count)
                 results = self.results(window, translated)
                 before = self.first_row + count["lines"]
                 numbers = [before + i for i, each in enumerate(results, 1) for _ in each]
@@ -333,6 +353,7 @@ class TranslationPipeline(Translator):
             "sentences": count["sentences"],
             "skipped": faults.total(),
             "untranslated": count["untranslated"],
+            **({"unmet": count["unmet"]} if self.forces_words else {}),
             "seconds": round(seconds, 3),
             "sentences_per_second": round(count["sentences"] / seconds, 2),
             "tokens_per_second": round(count["tokens"] / seconds, 1),
@@ -347,6 +368,13 @@ class TranslationPipeline(Translator):
                 count["untranslated"] += 1
                 if count["untranslated"] <= self.MAX_WARNINGS:
                     logger.warning("%s: %s", line.where, line.untranslated)
+
+    def _log_unmet(self, lines: Iterable[Line], unmet: Iterable[list[str]], count: Counter[str]) -> None:
+        """Counts forced words that translations do not contain, and logs the first ones."""
+        for line, missing in zip(lines, unmet, strict=True):
+            if missing and count["unmet"] < self.MAX_WARNINGS:
+                logger.warning("%s: the translation does not contain %s", line.where, ", ".join(missing))
+            count["unmet"] += len(missing)
 
     def results(self, lines: Sequence[Line], translated: Sequence[Sequence[Hypothesis]]) -> list[list[Translation]]:
         """Makes text of translated lines: joins their sentences and copied text.
@@ -398,3 +426,25 @@ class TranslationPipeline(Translator):
         lines = self._read([os.fspath(data)] if data is not None else [])
         valid = (line.text for line in itertools.islice(lines, count) if line.text and not line.fault)
         return benchmark_samples(EXAMPLES, valid, data, "sentences", count)
+
+
+def unmet_words(
+    lines: Iterable[Line], demands: Sequence[Demands] | None, translations: Sequence[Hypothesis]
+) -> list[list[str]]:
+    """Finds forced words that translations do not contain.
+
+    Args:
+        lines: The lines.
+        demands: What the translations of their parts are to have.
+        translations: These translations.
+
+    Returns:
+        The words of each line.
+    """
+    if demands is None:
+        return [[] for _ in lines]
+    parts = iter(zip(demands, translations, strict=True))
+    return [
+        [text for asked, found in itertools.islice(parts, len(line.parts)) for text in asked.unmet(found.tokens)]
+        for line in lines
+    ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -26,12 +27,13 @@ from pipelines.models.line_pipeline import LinePipeline
 from pipelines.models.npz import read_arrays
 from pipelines.models.pipeline import PRECISIONS
 from zoo.translation.alignment.forced import ForcedDecoder
+from zoo.translation.data.glossary import Glossary
 from zoo.translation.data.lines import EXAMPLES
 from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, UNKNOWN, Tokens, batch_by_tokens, pad
 from zoo.translation.data.vocabularies import open_vocabulary
 from zoo.translation.search.beam_search import Hypothesis, beam_search, hypotheses, naive_step
 from zoo.translation.search.config import LENGTH_LIMIT, Demands, SearchConfig, check_beam
-from zoo.translation.search.options import checked_options
+from zoo.translation.search.controls.options import checked_options
 from zoo.translation.search.scores import expected
 from zoo.translation.search.sessions import is_int8, search_session, split_sessions, step_sessions
 from zoo.translation.search.shortlist import Shortlist
@@ -70,6 +72,8 @@ class Translator(LinePipeline[NativeTranslator]):
         tag_handling: Markup of the texts: "html", "xml" or "none".
         placeholders: What is put back where a translation loses it, see `zoo.translation.data.markup.PLACEHOLDERS`.
         forced: Attention and log probabilities of given translations.
+        forced_words: Texts that every translation contains.
+        glossary: Terms with the translations that sentences with them contain.
     """
 
     BATCH_SIZE: ClassVar[int] = 32
@@ -84,6 +88,8 @@ class Translator(LinePipeline[NativeTranslator]):
     word_scores: bool = False
     tag_handling: str = "none"
     placeholders: str = "auto"
+    forced_words: tuple[str, ...] = ()
+    glossary: Glossary = Glossary({})
 
     def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
         self.rules = SearchConfig.from_json(folder.preprocessing.get("search", {}))
@@ -261,7 +267,11 @@ class Translator(LinePipeline[NativeTranslator]):
                 )
         if self.shortlist is None:
             return limits, None
-        return limits, [self.shortlist.allowed(each.tolist()).astype(np.int32) for each in sentences]
+        words = [self.shortlist.allowed(each.tolist()).astype(np.int32) for each in sentences]
+        for i, each in enumerate(demands or ()):
+            if each.phrases:
+                words[i] = np.union1d(words[i], [token for phrase in each.phrases for token in phrase]).astype(np.int32)
+        return limits, words
 
     def stream(self) -> TranslationStream:
         """Starts native threads that translate sentences as they arrive, `batch_size` at once; see `submit`.
@@ -328,8 +338,8 @@ class Translator(LinePipeline[NativeTranslator]):
 
         Args:
             draft: "auto", "off" or a file, see the class; None: as before.
-            **options: Options of `zoo.translation.search.options.OPTIONS`; None, or an option that is not named: the
-                model's.
+            **options: Options of `zoo.translation.search.controls.options.OPTIONS`; None, or an option that is not
+                named: the model's.
 
         Raises:
             RequestError: An option is not possible.
@@ -350,6 +360,10 @@ class Translator(LinePipeline[NativeTranslator]):
         languages = (values.get(f"{side}_language", "") for side in ("source", "target"))
         changed.vocabulary = self.vocabulary.choose(*languages, values.get("prompt"))
         changed.target_prefix = values.get("target_prefix", "")
+        changed.forced_words = values.get("forced_words", ())
+        changed.glossary = Glossary(values.get("glossary", {}))
+        if changed.beam < 2 and (changed.forced_words or len(changed.glossary)):
+            raise RequestError("found beam 1; forced words and a glossary need --beam 2 or more")
         return changed
 
     def _changed_rules(self, values: Mapping[str, Any]) -> SearchConfig:
@@ -368,6 +382,23 @@ class Translator(LinePipeline[NativeTranslator]):
         if changed.encoder_no_repeat_ngram and self.vocabulary.source_pieces != self.vocabulary.pieces:
             raise RequestError("encoder-no-repeat-ngram needs one vocabulary for both languages; this model has two")
         return changed
+
+    def _phrases(self, texts: Iterable[str], source: Tokens, prefix: tuple[int, ...]) -> Demands:
+        """Returns what a translation is to have; texts that it cannot contain are `impossible`."""
+        rules, possible, impossible = self._rules(), {}, []
+        room = rules.limit(len(source), self.positions) - len(rules.prefix) - 1
+        room -= len(prefix) if rules.most else 0
+        for text in dict.fromkeys(texts):
+            tokens: tuple[int, ...] = ()
+            with contextlib.suppress(RequestError):
+                tokens = self.target_tokens(text)
+            parts = {tokens[i:j] for i in range(len(tokens)) for j in range(i + 1, len(tokens) + 1)}
+            if not tokens or len(tokens) > room or parts & {*rules.bad_words, *((each,) for each in rules.banned)}:
+                impossible.append(text)
+            else:
+                possible[text] = tokens
+                room -= len(tokens)
+        return Demands(prefix, tuple(possible.values()), tuple(possible), tuple(impossible))
 
     def target_tokens(self, text: str) -> tuple[int, ...]:
         """Tokenizes text of a translation.

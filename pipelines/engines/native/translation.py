@@ -312,7 +312,7 @@ def _rules(rules: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _demands(demands: Sequence[Any] | None) -> dict[str, Any]:
-    return {} if demands is None else {"prefixes": [each.prefix for each in demands]}
+    return {} if demands is None else {"demands": [(each.prefix, each.phrases) for each in demands]}
 
 
 def _words(words: Sequence[NDArray[np.int32]] | None) -> dict[str, Any]:

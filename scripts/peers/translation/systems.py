@@ -169,10 +169,10 @@ def force_steps(steps: int, engine: str) -> None:
     is made with its end.
     """
     from zoo.translation import translator
-    from zoo.translation.search import beam_search as decode
+    from zoo.translation.search import config
 
     changes: dict[Any, dict[str, Any]] = {
-        decode: {"limit": lambda source, most: steps},
+        config: {"limit": lambda source, most: steps},
         translator: {"END": NO_TOKEN, "LENGTH_LIMIT": (0, steps)},
     }
     if engine != "native":  # which has no use for the graph, nor memory for what reads it

@@ -103,6 +103,9 @@ def test_a_text_is_translated_line_by_line_in_every_form(both: Server, opened: C
     marked = {"sentences": ["<b>Two</b> dogs run.", "See www.example.com now."], "tag_handling": "html"}
     found = both.json(MT, json.dumps(marked).encode(), "application/json")["results"]
     assert found[0]["translation"].startswith("<b>Zwei</b> Hunde") and "www.example.com" in found[1]["translation"]
+    options = {"glossary": {"dogs": "Katzen"}, "forced_words": ["\u4f60"]}
+    found = both.json(MT, json.dumps({"sentences": ["Two dogs."], **options}).encode(), "application/json")["results"]
+    assert "Katzen" in found[0]["translation"] and found[0]["unmet"] == "\u4f60"
     odd = both.json(MT, "Two dogs.\n\nA \x01 man.\n\u4f60\u597d\n50%".encode(), "text/plain")["results"]
     assert [bool(row["translation"]) for row in odd] == [True, False, True, True, True]
     assert [row.get("untranslated") for row in odd] == [

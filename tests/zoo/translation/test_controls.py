@@ -6,7 +6,8 @@ import pytest
 import zoo
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
-from zoo.translation.search.options import OPTIONS, checked_options
+from zoo.translation.data.glossary import Glossary
+from zoo.translation.search.controls.options import OPTIONS, checked_options
 
 ENGINES = ("onnxruntime", "native") if extension.isas() else ("onnxruntime",)
 
@@ -52,6 +53,48 @@ def test_engines_follow_controls_alike(translator, texts, beam):
     found = [zoo.pipeline(translator, engine=engine)(texts, **options) for engine in ENGINES]
     same = sum(a["translation"] == b["translation"] for a, b in zip(*found, strict=True))
     assert same >= len(texts) - 1  # they round differently
+
+
+@pytest.mark.parametrize("beam", [2, 4])
+def test_terms_of_a_glossary_have_their_translation(opened, texts, language, beam, tmp_path, caplog):
+    plain = [each["translation"] for each in opened(texts, beam=beam)]
+    others = [b.split(" ")[0] for _, b in language.pairs(12, seed=6)]
+    terms = {}
+    for text, other in zip(texts, others, strict=True):
+        terms.setdefault(text.split(" ")[-1].upper(), other)  # in any case
+    (tmp_path / "terms.tsv").write_text("".join(f"{term}\t{other}\n" for term, other in terms.items()))
+    (tmp_path / "in.txt").write_text("".join(f"{each}\n" for each in texts))
+    options = {"beam": beam, "glossary": str(tmp_path / "terms.tsv")}
+    summary = opened.run(tmp_path / "in.txt", tmp_path / "out.txt", **options)
+    found = (tmp_path / "out.txt").read_text().splitlines()
+    assert summary["unmet"] == 0
+    assert [each["translation"] for each in opened(texts, beam=beam, glossary=terms)] == found != plain
+    for text, each in zip(texts, found, strict=True):
+        assert {terms[word.upper()] for word in text.split(" ") if word.upper() in terms} <= set(each.split(" "))
+    assert [each["translation"] for each in opened(texts, beam=beam, glossary={"zzz": "yyy"})] == plain
+    forced = opened(texts[:2], beam=beam, forced_words=[others[0], "\u4f60\u597d"])
+    assert all(others[0] in each["translation"].split(" ") for each in forced)
+    assert [each["unmet"] for each in forced] == [["\u4f60\u597d"]] * 2
+    (tmp_path / "words.txt").write_text("\u4f60\u597d\n")
+    summary = opened.run(tmp_path / "in.txt", tmp_path / "out.txt", forced_words=str(tmp_path / "words.txt"))
+    assert summary["unmet"] == len(texts)
+    assert "does not contain \u4f60\u597d" in caplog.text
+    for given, says in (
+        ({"beam": 1, "glossary": terms}, "need --beam 2"),
+        ({"glossary": {"a": ""}}, "empty text"),
+        ({"glossary": tmp_path / "in.txt"}, "line 1 has no TAB"),
+        ({"glossary": ["a"]}, "expected a mapping of texts"),
+    ):
+        with pytest.raises(RequestError, match=says):
+            opened(texts, **given)
+
+
+def test_terms_are_whole_words_the_longest_first():
+    glossary = Glossary({"cat": "Katze", "Big cat": "Raubkatze", "U.S.": "USA", "e-mail": "E-Mail"})
+    assert glossary.translations("A big CAT sees a cat.") == ["Raubkatze", "Katze"]
+    assert glossary.translations("Cats concatenate; cat-like, cat's cat") == ["Katze"]
+    assert glossary.translations("an e-mail to the U.S.") == ["E-Mail", "USA"]
+    assert glossary.translations("") == Glossary({}).translations("cat") == []
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,10 @@ from zoo.serving.handlers.base import (
 from zoo.serving.protocol import limits, responses
 from zoo.serving.workers.channel import Job, JobResult
 from zoo.translation.data.lines import Line, score_text
-from zoo.translation.inference import TranslationPipeline
-from zoo.translation.search import options
+from zoo.translation.inference import TranslationPipeline, unmet_words
 from zoo.translation.search.beam_search import Hypothesis
+from zoo.translation.search.config import Demands
+from zoo.translation.search.controls import options
 
 EXAMPLE_LINES = 3
 MAX_LINES = 4096  # of one request
@@ -106,7 +107,8 @@ class TranslationHandler(Handler):
             if job.verb != INFER:
                 try:
                     request = self._parse_request(job)
-                    request.hypotheses |= enumerate(request.pipeline.translate_lines(request.lines))
+                    found = request.pipeline.translate(request.tokens, request.demands)
+                    request.hypotheses |= enumerate(found)
                     results.append(request.result(len(request.lines)))
                 except BaseException as error:  # a panic of a library, too
                     results.append(error_result(job, error))
@@ -132,7 +134,8 @@ class TranslationHandler(Handler):
         lines = pipeline.prefixed(lines)
         tokens = [part for line in lines for part in line.parts]
         now = time.perf_counter()
-        return TranslationRequest(job, media_type, pipeline, lines, tokens, now - begin, now)
+        demands = pipeline.demands(lines)
+        return TranslationRequest(job, media_type, pipeline, lines, tokens, demands, now - begin, now)
 
     def _stream(self, pipeline: TranslationPipeline) -> TranslationStream:
         """The stream with a pipeline's options; replaces an idle one if too many are open, or raises Overloaded."""
@@ -160,6 +163,7 @@ class TranslationRequest:
         pipeline: Pipeline with the options of the request.
         lines: Lines of the text.
         tokens: Token ids of all sentences.
+        demands: What the translations of all sentences are to have; None: nothing.
         parse_seconds: Duration of parsing, in seconds.
         begin: Time when the model got the request (`time.perf_counter`).
         hypotheses: Translations so far, by index of the sentence in `tokens`.
@@ -172,6 +176,7 @@ class TranslationRequest:
     pipeline: TranslationPipeline
     lines: list[Line]
     tokens: list[Any]
+    demands: list[Demands] | None
     parse_seconds: float
     begin: float
     hypotheses: dict[int, list[Hypothesis]] = field(default_factory=dict)
@@ -187,8 +192,9 @@ class TranslationRequest:
             offset: Index of the first sentence of the first line.
 
         Returns:
-            The columns line, translation and score; alignment and word_scores if asked for; untranslated if
-            something was left out or copied, error if a line is invalid; for text, translation alone.
+            The columns line, translation and score; alignment and word_scores if asked for; untranslated if something
+            was left out or copied, unmet if forced words are missing, error if a line is invalid; for text, translation
+            alone.
         """
         lines = self.lines[first:last]
         parts = range(offset, offset + sum(len(line.parts) for line in lines))
@@ -206,9 +212,14 @@ class TranslationRequest:
             scores = [each.word_scores or [] for each in rows]
             is_json = self.media_type in (responses.JSON, responses.JSON_LINES)
             columns["word_scores"] = scores if is_json else [score_text(each) for each in scores]
+        asked = None if self.demands is None else self.demands[parts.start : parts.stop]
+        missing = unmet_words(lines, asked, [self.hypotheses[i][0] for i in parts])
+        unmet = [", ".join(words) or None for words, each in zip(missing, found, strict=True) for _ in each]
         notes, errors = ([getattr(line, name) or None for _, line in counted] for name in ("untranslated", "fault"))
         if any(notes):
             columns["untranslated"] = notes
+        if any(unmet):
+            columns["unmet"] = unmet
         if any(errors):
             columns["error"] = errors
         return columns
@@ -259,7 +270,7 @@ class TranslationStream:
         if not nonempty:
             send([request.result(0)])
             return
-        demands = request.pipeline.demands(request.lines)
+        demands = request.demands
         with self._lock:  # results must not be collected before their request is registered
             request.sentence_ids = request.pipeline.submit(
                 self._decoder,

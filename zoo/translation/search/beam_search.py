@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.core.errors import ZooError
+from pipelines.core.errors import RequestError, ZooError
 from zoo.translation.data.parallel_text import PAD, POSITIONS
 from zoo.translation.search.config import DEFAULT_SEARCH, Demands, SearchConfig, check_beam
-from zoo.translation.search.score_rules import apply_rules
+from zoo.translation.search.controls.phrases import PhraseState, constrained_candidates
+from zoo.translation.search.controls.score_rules import apply_rules
 
 MIN_SCORE = -1e30  # score of an empty slot
 Integers = NDArray[np.int64]
@@ -76,6 +78,8 @@ def beam_search(
         ZooError: Logits are NaN or infinite.
     """
     check_beam(beam, best)
+    if beam < 2 and any(each.phrases for each in demands or ()):
+        raise RequestError("found beam 1; forced words need a beam of 2 or more")
     demands = demands or [Demands()] * len(limits)
     uncounted = len(demands[0].prefix) if demands else 0
     begins = len(rules.prefix) + uncounted
@@ -100,7 +104,8 @@ def beam_search(
             continue
         norm = _log_sum_exp(logits)
         last = limits[active] <= length
-        if rules.changes_scores:
+        constrained = {i: demands[each].phrases for i, each in enumerate(active.tolist()) if demands[each].phrases}
+        if rules.changes_scores or constrained:
             rows = np.repeat(active, history.shape[1]).tolist()
             if beam > 1 and rules.repetition_penalty != 1:  # it sees log probabilities
                 logits, norm = logits - norm, np.zeros_like(norm)
@@ -111,6 +116,7 @@ def beam_search(
                 end=end,
                 begins=length == begins + 1,
                 sources=[sources[i] for i in rows] if sources is not None else None,
+                phrases=[demands[i].phrases for i in rows],
             )
             norm = _log_sum_exp(logits) if rules.renormalize else norm
             if rules.forced_end and last.any():
@@ -122,14 +128,23 @@ def beam_search(
         order = np.argsort(-total, axis=1, kind="stable")[:, : 2 * beam]
         total, origin = np.take_along_axis(total, order, 1), order // (2 * beam)
         words = np.take_along_axis(words.reshape(len(active), -1), order, 1)
+        complete = np.zeros(len(active))  # score of the likeliest beam that goes on and has all phrases
+        for i, phrases in constrained.items():
+            rows_of = slice(i * history.shape[1], (i + 1) * history.shape[1])
+            chosen = constrained_candidates(logits[rows_of] - norm[rows_of], scores[i], history[i], phrases, beam, end)
+            total[i], origin[i], words[i], complete[i] = MIN_SCORE, 0, int(not end), chosen.running
+            count = len(chosen.tokens)
+            total[i, :count], origin[i, :count], words[i, :count] = chosen.scores, chosen.origins, chosen.tokens
         grown = np.concatenate(
             [np.take_along_axis(history, origin[..., None], 1), words[..., None]], 2
         )  # [active, 2 * beam, length]
 
         ended = words == end
         beyond = np.zeros(total.shape, bool)
+        beyond |= total <= MIN_SCORE / 2  # empty, of a sentence with phrases
         if rules.kind == "marian":  # a hypothesis leaves no room for another beam
-            beyond |= np.arange(2 * beam) >= np.array([[beam - len(found[each])] for each in active])
+            room = [2 * beam if demands[each].phrases else beam - len(found[each]) for each in active.tolist()]
+            beyond |= np.arange(2 * beam) >= np.array(room)[:, None]
             total[beyond], ended[beyond] = MIN_SCORE, False
         for i, k in np.argwhere(((ended | last[:, None]) & ~beyond)[:, :beam]).tolist():
             hypothesis = grown[i, k, : length - ended[i, k]].tolist()
@@ -139,6 +154,7 @@ def beam_search(
         best_ended |= ended[:, 0]
         kept = np.argsort(ended, axis=1, kind="stable")[:, :beam]  # the first that go on; a beam ends in one way only
         best_running = np.take_along_axis(total, kept[:, :1], 1)[:, 0]  # the scores of the likeliest of them
+        best_running[list(constrained)] = complete[list(constrained)]
         state = SearchState(
             found,
             active,
@@ -151,7 +167,11 @@ def beam_search(
             length_penalty,
             rules,
         )
-        left = np.flatnonzero(~(last | TERMINATION[rules.kind](state)))
+        done = TERMINATION[rules.kind](state)
+        if constrained:  # by the rule of transformers, whatever the toolkit
+            own = state._replace(rules=replace(rules, kind="transformers", early_stopping=False))
+            done[list(constrained)] = _transformers(own)[list(constrained)]
+        left = np.flatnonzero(~(last | done))
 
         width, kept = scores.shape[1], kept[left]
         scores = np.take_along_axis(total[left], kept, 1)
@@ -159,7 +179,10 @@ def beam_search(
         tokens = history[:, :, -1].ravel()
         parents = (left[:, None] * width + np.take_along_axis(origin[left], kept, 1)).ravel()
         active, best_ended = active[left], best_ended[left]
-    return [sorted(each, key=lambda one: -one.score)[:best] for each in found]
+    return [
+        sorted(each, key=lambda one: (-PhraseState(asked.phrases, one.tokens).count, -one.score))[:best]
+        for asked, each in zip(demands, found, strict=True)
+    ]
 
 
 class SearchState(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -20,9 +21,25 @@ class Demands(NamedTuple):
 
     Attributes:
         prefix: Tokens that it begins with, behind `SearchConfig.prefix`; they have no part in its length.
+        phrases: Token sequences that it contains.
+        texts: Texts of the phrases.
+        impossible: Further texts, which no translation can contain.
     """
 
     prefix: tuple[int, ...] = ()
+    phrases: tuple[tuple[int, ...], ...] = ()
+    texts: tuple[str, ...] = ()
+    impossible: tuple[str, ...] = ()
+
+    def unmet(self, tokens: Sequence[int]) -> list[str]:
+        """Returns the texts that a translation does not contain.
+
+        Args:
+            tokens: Its tokens.
+        """
+        parts = {len(each): {tuple(tokens[i : i + len(each)]) for i in range(len(tokens))} for each in self.phrases}
+        missing = [text for text, each in zip(self.texts, self.phrases, strict=True) if each not in parts[len(each)]]
+        return [*self.impossible, *missing]
 
 
 @dataclass(frozen=True)
@@ -115,7 +132,7 @@ class SearchConfig:
 
     @property
     def changes_scores(self) -> bool:
-        """Whether scores of tokens are changed, see `zoo.translation.search.score_rules`."""
+        """Whether scores of tokens are changed, see `zoo.translation.search.controls.score_rules`."""
         return bool(
             self.banned
             or self.first_banned

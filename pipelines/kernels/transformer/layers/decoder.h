@@ -29,6 +29,7 @@ struct Sentence {
     std::vector<int32_t> prefix;                     // that the translation begins with
     int64_t uncounted = 0;                           // tokens of the prefix that have no part in its length
     std::vector<int32_t> source_tokens;              // where a rule reads them
+    std::vector<std::vector<int32_t>> phrases;       // that the translation contains
     std::vector<double> scores;                      // [beams]
     struct Hypothesis {
         std::vector<int32_t> tokens;

@@ -69,7 +69,7 @@ void BeamSearch::list_rows() {
     for (size_t i = 0; i < beams_.size(); ++i) {
         Sentence &sentence = *beams_[i].sentence;
         sentence.position += beams_[i].ahead;
-        if (rules_.reads_history()) tokens = history(sentence, beams_[i].slot);
+        if (rules_.reads_history(sentence)) tokens = history(sentence, beams_[i].slot);
         rules_.list(sentence, sentence.position + 1, tokens, token_rules_[i]);
         sentence.position -= beams_[i].ahead;
         work_.taken[i].clear();
@@ -128,11 +128,11 @@ void BeamSearch::encode_next() {
             decoder_.gather_words(*sentence);
         }
         sentence->scores.assign(1, 0.0);
-        sentence->prefix = options_.prefix, sentence->uncounted = 0;
+        sentence->prefix = options_.prefix, sentence->uncounted = 0, sentence->phrases.clear();
         if (!sources.demands.empty()) {
             const Demands &demands = sources.demands[at];
             sentence->prefix.insert(sentence->prefix.end(), demands.prefix.begin(), demands.prefix.end());
-            sentence->uncounted = static_cast<int64_t>(demands.prefix.size());
+            sentence->uncounted = static_cast<int64_t>(demands.prefix.size()), sentence->phrases = demands.phrases;
         }
         if (options_.reads_source() && !sources.tokens.empty())
             sentence->source_tokens.assign(sources.tokens.begin() + sources.first[at], sources.tokens.begin() + sources.first[at + 1]);
@@ -169,6 +169,9 @@ Rows BeamSearch::encoder_results(const Sources &sources, int64_t begin, int64_t 
 void BeamSearch::finish(std::unique_ptr<Sentence> sentence) {
     auto &hypotheses = sentence->hypotheses;
     std::stable_sort(hypotheses.begin(), hypotheses.end(), [](const auto &a, const auto &b) { return a.score > b.score; });
+    const auto phrases = [&](const auto &each) { return PhraseState(sentence->phrases, each.tokens).count(); };
+    if (!sentence->phrases.empty())
+        std::stable_sort(hypotheses.begin(), hypotheses.end(), [&](const auto &a, const auto &b) { return phrases(a) > phrases(b); });
     if (static_cast<int64_t>(hypotheses.size()) > options_.n_best) hypotheses.resize(static_cast<size_t>(options_.n_best));
     queue_.done(sentence->index, std::move(hypotheses));
     recycle(std::move(sentence));
@@ -238,6 +241,7 @@ void BeamSearch::merge_candidates(const Sentence &sentence, int64_t row, bool la
             candidates_.push_back({sentence.scores[static_cast<size_t>(slot)], slot, static_cast<int32_t>(options_.end)});
         return;
     }
+    if (!sentence.phrases.empty()) return choose_constrained(sentence, row);
     // in Marian every hypothesis narrows the beam by one
     const bool narrows = options_.kind == "marian";
     const int64_t target = narrows ? options_.beam - static_cast<int64_t>(sentence.hypotheses.size()) : 2 * options_.beam;
@@ -253,6 +257,47 @@ void BeamSearch::merge_candidates(const Sentence &sentence, int64_t row, bool la
         }
         if (best < 0) return;
         candidates_.push_back({best_score, best, ranked_[static_cast<size_t>(best)][merged_[static_cast<size_t>(best)]++].token});
+    }
+}
+
+// The candidates of a sentence with phrases: those that end, then those that go on, at most `beam` each.
+void BeamSearch::choose_constrained(const Sentence &sentence, int64_t row) {
+    struct Constrained : Candidate {
+        int64_t bank;
+        bool complete;
+    };
+    std::vector<Constrained> all;
+    for (int64_t slot = 0; slot < sentence.beams; ++slot) {
+        std::vector<int32_t> tokens = history(sentence, slot);
+        const std::vector<int32_t> wanted = PhraseState(sentence.phrases, tokens).wanted();
+        tokens.push_back(0);
+        int64_t others = 0;
+        for (const Continuation &each : ranked_[static_cast<size_t>(slot)]) {
+            if (!std::binary_search(wanted.begin(), wanted.end(), each.token) && others++ >= 2 * options_.beam) continue;
+            tokens.back() = each.token;
+            const PhraseState state(sentence.phrases, tokens);
+            all.push_back({{sentence.scores[static_cast<size_t>(slot)] + each.score, slot, each.token}, state.bank(), state.complete()});
+        }
+    }
+    std::sort(all.begin(), all.end(), [](const auto &a, const auto &b) {
+        return a.score != b.score ? a.score > b.score : a.slot != b.slot ? a.slot < b.slot : a.token < b.token;
+    });
+    std::vector<Constrained> running;
+    int64_t complete = 0;
+    for (const Constrained &each : all) {
+        complete += each.complete;
+        if (each.token != options_.end) {
+            running.push_back(each);
+        } else if (each.complete && complete <= options_.beam) {
+            candidates_.push_back(each);
+        }
+    }
+    std::vector<int64_t> banks;
+    for (const Constrained &each : running) banks.push_back(each.bank);
+    complete_ = -INFINITY;
+    for (const size_t place : allocate(banks, options_.beam)) {
+        candidates_.push_back(running[place]);
+        if (running[place].complete) complete_ = std::max(complete_, running[place].score);
     }
 }
 
@@ -300,18 +345,20 @@ bool BeamSearch::advance(Sentence &sentence, int64_t row) {
 bool BeamSearch::is_done(const Sentence &sentence, int64_t length) const {
     const auto count = static_cast<int64_t>(sentence.hypotheses.size());
     const double penalty = options_.length_penalty;
-    if (options_.kind == "marian") return count >= options_.beam;
-    if (options_.kind == "ctranslate2") return penalty != 0 ? count >= options_.beam : count >= options_.n_best && sentence.top_ended;
+    const bool constrained = !sentence.phrases.empty();  // then by the rule of transformers, whatever the toolkit
+    if (!constrained && options_.kind == "marian") return count >= options_.beam;
+    if (!constrained && options_.kind == "ctranslate2") return penalty != 0 ? count >= options_.beam : count >= options_.n_best && sentence.top_ended;
     if (count < options_.beam) return false;
-    if (options_.early_stopping == "True" || options_.beam == 1) return true;
+    if ((!constrained && options_.early_stopping == "True") || options_.beam == 1) return true;
     const auto going = std::find_if(candidates_.begin(), candidates_.end(), [&](const auto &each) { return each.token != options_.end; });
     if (going == candidates_.end()) return true;
-    const int64_t reached = options_.early_stopping == "never" && penalty > 0 ? sentence.limit : length;
+    const int64_t reached = !constrained && options_.early_stopping == "never" && penalty > 0 ? sentence.limit : length;
     const auto counted = static_cast<double>(reached - sentence.uncounted);
     std::vector<double> scores;
     for (const auto &each : sentence.hypotheses) scores.push_back(each.score);
     std::nth_element(scores.begin(), scores.begin() + options_.beam - 1, scores.end(), std::greater<>());
-    return going->score / std::pow(counted, penalty) <= scores[static_cast<size_t>(options_.beam - 1)];
+    const double running = constrained ? complete_ : going->score;
+    return running / std::pow(counted, penalty) <= scores[static_cast<size_t>(options_.beam - 1)];
 }
 
 }  // namespace zoo

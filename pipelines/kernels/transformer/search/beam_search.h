@@ -1,11 +1,13 @@
 // Beam search over a decoder with continuous batching; its reference is zoo/translation/search/beam_search.py.
 #pragma once
 #include <atomic>
+#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "transformer/layers/decoder.h"
+#include "transformer/search/phrases.h"
 #include "transformer/search/score_rules.h"
 #include "transformer/search/speculation.h"
 
@@ -22,6 +24,7 @@ struct Options : SearchRules {
 // What one sentence's translation is to have.
 struct Demands {
     std::vector<int32_t> prefix{};  // tokens behind the rules' prefix, which have no part in the length
+    Phrases phrases{};              // that it contains
 };
 
 // Concatenated sources: their tokens and the encoder, or the encoder's results, [sum of lengths, width].
@@ -89,6 +92,7 @@ class BeamSearch {
 
     std::vector<int32_t> history(const Sentence &sentence, int64_t slot) const;
     void rank(int64_t slot, int64_t row);
+    void choose_constrained(const Sentence &sentence, int64_t row);
     void merge_candidates(const Sentence &sentence, int64_t row, bool last);
     bool advance(Sentence &sentence, int64_t row);
     bool is_done(const Sentence &sentence, int64_t length) const;
@@ -110,6 +114,7 @@ class BeamSearch {
     };
     std::vector<std::vector<Continuation>> ranked_;  // of each beam of a sentence, the likeliest first
     std::vector<size_t> merged_;                     // of each beam: how many are among the candidates
+    double complete_ = -INFINITY;                    // score of the likeliest candidate that goes on and contains all phrases
 };
 
 }  // namespace zoo

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "transformer/search/phrases.h"
+
 namespace zoo {
 namespace {
 
@@ -22,8 +24,8 @@ bool ends_with(const Tokens &history, const Tokens &word, size_t count) {
 
 }  // namespace
 
-bool ScoreRules::reads_history() const {
-    return rules_.no_repeat_ngram || rules_.encoder_no_repeat_ngram || rules_.repetition_penalty != 1 || !rules_.bad_words.empty();
+bool ScoreRules::reads_history(const Sentence &sentence) const {
+    return !sentence.phrases.empty() || rules_.no_repeat_ngram || rules_.encoder_no_repeat_ngram || rules_.repetition_penalty != 1 || !rules_.bad_words.empty();
 }
 
 void ScoreRules::list(const Sentence &sentence, int64_t length, const Tokens &history, std::vector<TokenRule> &found) const {
@@ -39,6 +41,11 @@ void ScoreRules::list(const Sentence &sentence, int64_t length, const Tokens &hi
     if (rules_.repetition_penalty != 1)
         for (const Tokens *tokens : {&rules_.counted, &history})
             for (const int32_t token : *tokens) found.push_back({token, false, true});
+    if (!sentence.phrases.empty()) {
+        const PhraseState state(sentence.phrases, history);
+        if (!state.complete()) ban(end_);
+        for (const int32_t token : state.wanted()) found.push_back({token, false, false});
+    }
     std::sort(found.begin(), found.end(), [](const TokenRule &a, const TokenRule &b) { return a.token < b.token; });
     size_t count = 0;
     for (const TokenRule &rule : found) {

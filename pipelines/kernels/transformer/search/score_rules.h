@@ -1,4 +1,4 @@
-// Rules for the scores of a row's next token ("logits processors"); their reference is zoo/translation/search/score_rules.py.
+// Rules for the scores of a row's next token ("logits processors"); their reference is zoo/translation/search/controls/score_rules.py.
 #pragma once
 #include <string>
 #include <vector>
@@ -31,7 +31,7 @@ class ScoreRules {
   public:
     ScoreRules(const SearchRules &rules, int64_t end) : rules_(rules), end_(static_cast<int32_t>(end)) {}
     // Whether rules depend on the tokens of a translation so far.
-    bool reads_history() const;
+    bool reads_history(const Sentence &sentence) const;
     // The rules of a row whose translation begins with `history`, sorted by token, one a token. history: empty unless `reads_history`.
     void list(const Sentence &sentence, int64_t length, const std::vector<int32_t> &history, std::vector<TokenRule> &found) const;
     // The penalized score.

@@ -141,6 +141,45 @@ def test_translations_begin_with_the_prefix_of_their_sentence(case, name, beam):
         translator.translate(case.sources[1:2], [2], **options | {"demands": demands[1:2]})
 
 
+@pytest.mark.parametrize("beam", [2, 4, 7])
+@pytest.mark.parametrize("name", ["own", "repetitions", "marian", "renormalized repeats", "never early"])
+def test_translations_contain_the_phrases_of_their_sentence(case, name, beam):
+    rules, draw = RULES[name], np.random.default_rng(beam)
+    free = np.setdiff1d(np.arange(4, WORDS), rules.banned)
+    demands = []
+    for i in range(len(case.sources)):  # of 0 to 3 phrases; the last one begins with a phrase
+        sizes = draw.integers(1, 4, i % 4)
+        words = draw.choice(free, sum(sizes), replace=False).tolist()
+        phrases = tuple(tuple(words[sum(sizes[:k]) : sum(sizes[: k + 1])]) for k in range(len(sizes)))
+        demands.append(Demands(phrases[0] if i == 9 else (), phrases, ("",) * len(phrases)))
+    options = {"start": START, "end": END, "beam": beam, "best": beam, "demands": demands, "slots": 3}
+    options |= {"length_penalty": rules.length_penalty, "rules": rules.native_options}
+    limits = case.limits + 4
+    found = NativeTranslator(case.graph).translate(case.sources, limits, **options)
+    case.limits, before = limits, case.limits
+    case.check(found, rules, beam, demands=demands)
+    case.limits = before
+    for each, asked in zip(found, demands, strict=True):
+        assert not asked.unmet(each[0][0])
+    alone = NativeTranslator(case.graph).translate(
+        case.sources[7:8], limits[7:8], **options | {"demands": demands[7:8]}
+    )
+    assert alone[0] == found[7]
+
+
+def test_phrases_that_do_not_fit_come_in_part(case):
+    asked = Demands((), ((20, 21, 22), (30, 31, 32)), ("a", "b"))
+    options = {"start": START, "end": END, "beam": 4, "demands": [asked]}
+    (found,) = NativeTranslator(case.graph).translate(case.sources[:1], [5], **options)
+    assert len(asked.unmet(found[0][0])) == 1
+    options["demands"] = [Demands((), ((20, 21), (30, 31)), ("a", "b"))]
+    (found,) = NativeTranslator(case.graph).translate(case.sources[:1], [5], **options)
+    assert not options["demands"][0].unmet(found[0][0])
+    for wrong, why in (({"beam": 1}, "beam of 2"), ({"demands": [Demands((), ((WORDS,),), ("a",))]}, "vocabulary")):
+        with pytest.raises(RequestError, match=why):
+            NativeTranslator(case.graph).translate(case.sources[:1], [5], **options | wrong)
+
+
 @pytest.mark.parametrize("isa", extension.isas())
 def test_only_the_words_of_a_shortlist_come(case, isa):
     rng = np.random.default_rng(1)

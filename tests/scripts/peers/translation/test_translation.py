@@ -167,10 +167,10 @@ def test_all_engines_take_exactly_so_many_steps(torch, folder, name, beam, monke
         pytest.skip("needs the native kernels")
     monkeypatch.setitem(models.RANDOM, "little", ("one", PIECES))
     from zoo.translation import translator
-    from zoo.translation.search import beam_search, loop_graph
+    from zoo.translation.search import config, loop_graph
 
     changed = [
-        (beam_search, "limit"),
+        (config, "limit"),
         (translator, "END"),
         (translator, "LENGTH_LIMIT"),
         (loop_graph, "search"),

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zoo.translation.search.config import SearchConfig
+from zoo.translation.search.controls.phrases import Phrases, PhraseState
 
 
 def apply_rules(
@@ -22,6 +23,7 @@ def apply_rules(
     end: int,
     begins: bool,
     sources: Sequence[Sequence[int]] | None = None,
+    phrases: Sequence[Phrases] | None = None,
 ) -> NDArray[np.floating[Any]]:
     """Applies the rules to scores of the next token.
 
@@ -32,6 +34,7 @@ def apply_rules(
         end: End token.
         begins: Whether the next token is the first one after the prefix.
         sources: Source tokens of every row, for `encoder_no_repeat_ngram`.
+        phrases: Phrases of every row, which must not end without them.
 
     Returns:
         The scores; -inf for tokens that must not follow.
@@ -47,6 +50,8 @@ def apply_rules(
             banned += following(tokens, tokens, rules.no_repeat_ngram)
         if rules.encoder_no_repeat_ngram and sources is not None:
             banned += following(sources[i], tokens, rules.encoder_no_repeat_ngram)
+        if phrases is not None and not PhraseState(phrases[i], tokens).complete:
+            banned.append(end)
         row[np.array(banned, np.int64)] = -np.inf
     scores[:, list(rules.banned)] = -np.inf
     if begins:

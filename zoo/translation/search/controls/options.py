@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,9 @@ class SearchOption:
         least: Smallest number.
         most: Largest number.
         above: Whether the number is greater than `least`.
-        many: "" for one value; "list" for a list of texts, in Python or of a file's lines; "each" for one text, or a
-            list with one for each sentence.
+        many: "" for one value; "list" for a list of texts, in Python or of a file's lines; "map" for a mapping of texts
+            to texts, in Python or of a file's lines with a TAB; "each" for one text, or a list with one for each
+            sentence.
         choices: Texts that it takes; (): any.
     """
 
@@ -61,7 +62,12 @@ class SearchOption:
         if self.choices:
             return f"{', '.join(self.choices[:-1])} or {self.choices[-1]}"
         if self.kind is str:
-            return {"": "a text", "list": "a list of texts", "each": "a text, or one for each sentence"}[self.many]
+            return {
+                "": "a text",
+                "list": "a list of texts",
+                "map": "a mapping of texts to texts",
+                "each": "a text, or one for each sentence",
+            }[self.many]
         what = "a whole number" if self.kind is int else "a number"
         low = f"above {self.least:g}" if self.above else f"from {self.least:g}"
         return f"{what} {low}" + ("" if self.most == math.inf else f" to {self.most:,.15g}")
@@ -82,13 +88,22 @@ class SearchOption:
             if value in self.choices:
                 return value
         elif self.kind is str:
-            if isinstance(value, Path) and self.many == "list":
+            if isinstance(value, Path) and self.is_file:
                 value = self._read(value)
-            if isinstance(value, str) and self.many != "list":
+            if isinstance(value, str) and not self.is_file:
                 return value
-            if self.many and isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
-                if self.many == "list" and (len(value) > MAX_TEXTS or not all(each.strip() for each in value)):
-                    raise RequestError(f"{self.flag} has an empty text, or more than {MAX_TEXTS:,}")
+            if self.many == "map" and isinstance(value, Mapping):
+                texts = [each for pair in value.items() for each in pair]
+                if all(isinstance(each, str) for each in texts):
+                    self._require_texts(texts)
+                    return dict(value)
+            if (
+                self.many in ("list", "each")
+                and isinstance(value, list | tuple)
+                and all(isinstance(each, str) for each in value)
+            ):
+                if self.many == "list":
+                    self._require_texts(value)
                 return tuple(value)
         elif isinstance(value, NUMBERS[self.kind]) and not isinstance(value, bool):
             number: Any = self.kind(value)  # type: ignore[call-overload]
@@ -115,19 +130,40 @@ class SearchOption:
         except ValueError:
             return text[:40]
 
-    def _read(self, path: Path) -> list[str]:
+    @property
+    def is_file(self) -> bool:
+        """Whether a path names a file with the texts."""
+        return self.many in ("list", "map")
+
+    def _require_texts(self, texts: Sequence[str]) -> None:
+        if len(texts) > MAX_TEXTS or not all(each.strip() for each in texts):
+            raise RequestError(f"{self.flag} has an empty text, or more than {MAX_TEXTS:,}")
+
+    def _read(self, path: Path) -> list[str] | dict[str, str]:
         if not path.is_file():
-            raise RequestError(f"found no file {path} for --{self.flag}; expected text, one entry a line")
+            raise RequestError(f"found no file {path} for --{self.flag}; expected text in UTF-8")
         lines = [*read_lines(path)]
         if None in lines:
             raise RequestError(f"{path} of --{self.flag} is not UTF-8")
-        return [line.strip() for line in lines if line and line.strip()]
+        if self.many == "list":
+            return [line.strip() for line in lines if line and line.strip()]
+        terms = {}
+        for number, line in enumerate(lines, 1):
+            term, tab, translation = (line or "").strip().partition("\t")
+            if not tab and term:
+                raise RequestError(f"{path}, line {number} has no TAB; expected a term, TAB, and its translation")
+            if term:
+                terms[term.strip()] = translation.strip()
+        return terms
 
     @property
     def schema(self) -> dict[str, Any]:
         """Description and JSON schema."""
         kind = {"type": TYPES[self.kind], **({"enum": [*self.choices]} if self.choices else {})}
-        kinds = {"": kind, "list": {"type": "array", "items": kind}}
+        kinds: dict[str, Any] = {
+            "list": {"type": "array", "items": kind},
+            "map": {"type": "object", "additionalProperties": kind},
+        }
         return {"description": self.help, "schema": kinds.get(self.many, kind)}
 
     @property
@@ -183,6 +219,13 @@ OPTIONS = {
             -MAX_PENALTY,
             MAX_PENALTY,
         ),
+        SearchOption(
+            "glossary",
+            str,
+            "File of terms: a term of the source, TAB, and the translation that a sentence with it contains.",
+            many="map",
+        ),
+        SearchOption("forced_words", str, "File of phrases that every translation contains, one a line.", many="list"),
         SearchOption("bad_words", str, "File of phrases that no translation contains, one a line.", many="list"),
         SearchOption(
             "tag_handling",
@@ -227,10 +270,10 @@ def file_options(options: Mapping[str, Any]) -> dict[str, Any]:
         options: Values by name.
 
     Returns:
-        The options; a text for a list of texts names its file.
+        The options; a text for several texts names their file.
     """
     return {
-        name: Path(value) if isinstance(value, str) and name in OPTIONS and OPTIONS[name].many == "list" else value
+        name: Path(value) if isinstance(value, str) and name in OPTIONS and OPTIONS[name].is_file else value
         for name, value in options.items()
     }
 
