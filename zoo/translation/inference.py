@@ -32,7 +32,7 @@ from zoo.translation.data.parallel_text import (
 )
 from zoo.translation.search.beam_search import Hypothesis
 from zoo.translation.search.config import Demands
-from zoo.translation.search.controls.options import file_options
+from zoo.translation.search.options import file_options
 from zoo.translation.translator import Translator
 
 SORT_WINDOW = 64  # batches of a long file that are sorted by length together

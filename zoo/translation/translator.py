@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,13 +28,14 @@ from pipelines.models.line_pipeline import LinePipeline
 from pipelines.models.npz import read_arrays
 from pipelines.models.pipeline import PRECISIONS
 from zoo.translation.alignment.forced import ForcedDecoder
-from zoo.translation.data.glossary import Glossary
 from zoo.translation.data.lines import EXAMPLES
 from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, UNKNOWN, Tokens, batch_by_tokens, pad
 from zoo.translation.data.vocabularies import open_vocabulary
 from zoo.translation.search.beam_search import Hypothesis, beam_search, hypotheses, naive_step
 from zoo.translation.search.config import LENGTH_LIMIT, Demands, SearchConfig, check_beam
-from zoo.translation.search.controls.options import checked_options
+from zoo.translation.search.controls.glossary import Glossary
+from zoo.translation.search.controls.variants import search_variant
+from zoo.translation.search.options import checked_options
 from zoo.translation.search.scores import expected
 from zoo.translation.search.sessions import is_int8, search_session, split_sessions, step_sessions
 from zoo.translation.search.shortlist import Shortlist
@@ -43,6 +45,7 @@ if TYPE_CHECKING:  # onnx, which the native engine does not need
 
 MEAN_TOKENS = 32  # a padded batch has at most MEAN_TOKENS * batch_size tokens
 MAX_SLOTS = 65536  # maximum batch of the native translator
+DIVERSITY = 0.5  # default penalty of diverse beams
 HELD_SENTENCES, LONGEST = 3, 96  # of the example that native code is held to ONNX Runtime on: sentences, tokens
 
 logger = logging.getLogger(__name__)
@@ -242,7 +245,7 @@ class Translator(LinePipeline[NativeTranslator]):
 
     def _speculation(self) -> Speculation | None:
         """Returns the proposals of greedy search; opened at the first use, since they are timed."""
-        if self.draft == "off" or self.beam > 1 or self._native is None:
+        if self.draft == "off" or self.beam > 1 or self.rules.sample or self._native is None:
             return None
         if self.draft not in self._speculations:
             own = self.folder.preprocessing.get("draft") if self.draft == "auto" else None
@@ -319,7 +322,8 @@ class Translator(LinePipeline[NativeTranslator]):
             step = cached_step(decoder, encoder.run({"source": source}), caches)
         else:
             step = naive_step(self._decoder, source, self._encoder.run({"source": source})["memory"])
-        return beam_search(
+        search = search_variant if self.rules.sample or self.rules.groups > 1 else beam_search
+        return search(
             step,
             np.array(limits),
             start=START,
@@ -338,7 +342,7 @@ class Translator(LinePipeline[NativeTranslator]):
 
         Args:
             draft: "auto", "off" or a file, see the class; None: as before.
-            **options: Options of `zoo.translation.search.controls.options.OPTIONS`; None, or an option that is not
+            **options: Options of `zoo.translation.search.options.OPTIONS`; None, or an option that is not
                 named: the model's.
 
         Raises:
@@ -362,18 +366,32 @@ class Translator(LinePipeline[NativeTranslator]):
         changed.target_prefix = values.get("target_prefix", "")
         changed.forced_words = values.get("forced_words", ())
         changed.glossary = Glossary(values.get("glossary", {}))
-        if changed.beam < 2 and (changed.forced_words or len(changed.glossary)):
+        forced = changed.forced_words or len(changed.glossary)
+        if forced and (changed.rules.sample or changed.rules.groups > 1):
+            raise RequestError("forced words and a glossary are for beam search, not for samples or groups of beams")
+        if changed.beam < 2 and forced:
             raise RequestError("found beam 1; forced words and a glossary need --beam 2 or more")
         return changed
 
     def _changed_rules(self, values: Mapping[str, Any]) -> SearchConfig:
         """Returns the model's rules with checked options."""
-        fields = {
-            name: name
-            for name in ("beam", "length_penalty", "no_repeat_ngram", "encoder_no_repeat_ngram", "repetition_penalty")
-        }
-        names = {**fields, "max_tokens": "most"}
+        same = {each.name for each in dataclasses.fields(SearchConfig)}
+        names = {**{name: name for name in values if name in same}, "max_tokens": "most", "beam_groups": "groups"}
         rules: dict[str, Any] = {names[name]: value for name, value in values.items() if name in names}
+        rules.pop("bad_words", None)
+        rules["sample"] = "temperature" in values or (self.rules.sample and "beam" not in values)
+        if rules["sample"]:
+            if values.get("beam", 1) > 1 or values.get("beam_groups", 1) > 1:
+                raise RequestError("found a beam and a temperature; samples have neither beams nor groups")
+            rules |= {"beam": values.get("n_best", 1), "groups": 1}
+        elif alone := [name for name in ("top_k", "top_p", "seed") if name in values]:
+            raise RequestError(f"found {alone[0].replace('_', '-')} without a temperature; samples need --temperature")
+        elif (groups := values.get("beam_groups", self.rules.groups)) > 1:
+            rules |= {"diversity_penalty": values.get("diversity_penalty", DIVERSITY)}
+            if values.get("beam", self.rules.beam) % groups:
+                raise RequestError(f"found {groups} beam-groups; expected a beam that is a multiple of them")
+        elif "diversity_penalty" in values:
+            raise RequestError("found diversity-penalty without groups; diverse beams need --beam-groups 2 or more")
         if "min_tokens" in values:  # the end counts
             rules["least"] = values["min_tokens"] and values["min_tokens"] + 1
         if "bad_words" in values:

@@ -106,6 +106,10 @@ def test_a_text_is_translated_line_by_line_in_every_form(both: Server, opened: C
     options = {"glossary": {"dogs": "Katzen"}, "forced_words": ["\u4f60"]}
     found = both.json(MT, json.dumps({"sentences": ["Two dogs."], **options}).encode(), "application/json")["results"]
     assert "Katzen" in found[0]["translation"] and found[0]["unmet"] == "\u4f60"
+    options = {"temperature": 1.3, "top_p": 0.9, "seed": 7, "n_best": 2}
+    found = both.json(MT, json.dumps({"sentences": SENTENCES[:2], **options}).encode(), "application/json")["results"]
+    wanted = opened("multi30k-en-de", "int8", "native")(SENTENCES[:2], **options)
+    assert [each["translation"] for each in found[::2]] == [each["translation"] for each in wanted]
     odd = both.json(MT, "Two dogs.\n\nA \x01 man.\n\u4f60\u597d\n50%".encode(), "text/plain")["results"]
     assert [bool(row["translation"]) for row in odd] == [True, False, True, True, True]
     assert [row.get("untranslated") for row in odd] == [

@@ -6,8 +6,8 @@ import pytest
 import zoo
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
-from zoo.translation.data.glossary import Glossary
-from zoo.translation.search.controls.options import OPTIONS, checked_options
+from zoo.translation.search.controls.glossary import Glossary
+from zoo.translation.search.options import OPTIONS, checked_options
 
 ENGINES = ("onnxruntime", "native") if extension.isas() else ("onnxruntime",)
 
@@ -87,6 +87,38 @@ def test_terms_of_a_glossary_have_their_translation(opened, texts, language, bea
     ):
         with pytest.raises(RequestError, match=says):
             opened(texts, **given)
+
+
+def test_samples_and_diverse_beams_come_in_every_engine(opened, texts, tmp_path):
+    options = {"temperature": 2.0, "n_best": 3, "seed": 5}
+    found = opened(texts, **options)
+    assert opened(texts[3:4], **options) == found[3:4] and opened(texts, **options) == found
+    assert opened(texts, **options | {"seed": 6}) != found
+    assert any(len({one["translation"], *(each["translation"] for each in one["others"])}) > 1 for one in found)
+    greedy = [each["translation"] for each in opened(texts, beam=1)]
+    assert [each["translation"] for each in opened(texts, temperature=3.0, top_k=1)] == greedy
+    assert [each["translation"] for each in opened(texts, temperature=1.0, top_p=1e-6)] == greedy
+    (tmp_path / "in.txt").write_text("".join(f"{each}\n" for each in texts))
+    opened.run(tmp_path / "in.txt", tmp_path / "out.txt", **options)
+    assert len((tmp_path / "out.txt").read_text().splitlines()) == 3 * len(texts)
+    usual, diverse = (
+        opened(texts, beam=4, n_best=4, **each) for each in ({}, {"beam_groups": 4, "diversity_penalty": 50.0})
+    )
+    firsts = [
+        sum(len({row["translation"].split(" ")[0] for row in (one, *one["others"])}) for one in each)
+        for each in (usual, diverse)
+    ]
+    assert firsts[1] > firsts[0]
+    for wrong, says in (
+        ({"top_k": 3}, "found top-k without a temperature"),
+        ({"temperature": 1.0, "beam": 2}, "neither beams nor groups"),
+        ({"beam": 4, "beam_groups": 3}, "multiple"),
+        ({"diversity_penalty": 1.0}, "without groups"),
+        ({"temperature": 1.0, "forced_words": ["a"]}, "not for samples"),
+        ({"top_p": 0.0, "temperature": 1.0}, "found top-p 0.0; expected a number above 0 to 1"),
+    ):
+        with pytest.raises(RequestError, match=says):
+            opened(texts, **wrong)
 
 
 def test_terms_are_whole_words_the_longest_first():

@@ -29,9 +29,9 @@ from zoo.serving.protocol import limits, responses
 from zoo.serving.workers.channel import Job, JobResult
 from zoo.translation.data.lines import Line, score_text
 from zoo.translation.inference import TranslationPipeline, unmet_words
+from zoo.translation.search import options
 from zoo.translation.search.beam_search import Hypothesis
 from zoo.translation.search.config import Demands
-from zoo.translation.search.controls import options
 
 EXAMPLE_LINES = 3
 MAX_LINES = 4096  # of one request

@@ -79,7 +79,7 @@ def _keep_placeholders(translator: TranslationPipeline, pairs: list[Pair], found
         again.append(
             (i, translator.marked_line(line.where, read_markup(raw, handling, pattern))._replace(prefix=line.prefix))
         )
-    translated = iter(translator.translate_lines([line for _, line in again]))
+    translated = iter(translator.translate_lines([line for _, line in again])[0])
     for i, line in again:
         pairs[i : i + best] = _pairs(line, list(itertools.islice(translated, len(line.parts))), best)
         found[i : i + best] = [_joined(translator, *pair) for pair in pairs[i : i + best]]

@@ -18,7 +18,6 @@ LAYERS, SIZES = 1000, 1 << 20  # upper bounds of a network
 MAX_BEAM = 256  # of the native search
 # Options of generation_config.json that are not supported: {name: values with which they have no effect}
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "do_sample": (False,),
     "encoder_repetition_penalty": (1, 1.0),
     "diversity_penalty": (0, 0.0),
     "num_beam_groups": (1,),
@@ -44,7 +43,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 # Other options: supported, or without effect on a deterministic search
 HARMLESS = (
     "max_length max_new_tokens min_length min_new_tokens early_stopping num_beams length_penalty no_repeat_ngram_size "
-    "renormalize_logits remove_invalid_values repetition_penalty encoder_no_repeat_ngram_size begin_suppress_tokens "
+    "do_sample renormalize_logits remove_invalid_values repetition_penalty encoder_no_repeat_ngram_size "
+    "begin_suppress_tokens "
     "bad_words_ids suppress_tokens forced_bos_token_id forced_eos_token_id decoder_start_token_id eos_token_id "
     "pad_token_id bos_token_id use_cache cache_implementation cache_config max_cache_len temperature top_k top_p min_p "
     "top_h typical_p epsilon_cutoff eta_cutoff num_return_sequences output_attentions output_hidden_states "
@@ -55,6 +55,15 @@ HARMLESS = (
     "_from_model_config _commit_hash trust_remote_code generation_kwargs"
 )
 SUPPORTED = frozenset(HARMLESS.split())
+TOP_K = 50  # default of transformers
+# Options of sampling that are not supported: {name: values with which they have no effect}
+WARPERS: dict[str, tuple[Any, ...]] = {
+    "min_p": (None, 0, 0.0),
+    "typical_p": (None, 1, 1.0),
+    "epsilon_cutoff": (None, 0, 0.0),
+    "eta_cutoff": (None, 0, 0.0),
+    "top_h": (None,),
+}
 
 
 class Folder(ModelReader):
@@ -190,5 +199,17 @@ class Folder(ModelReader):
             counted=(int(ours[start]),) if 0 <= start < len(ours) else (),
             bad_words=tuple(each for each in bad_words if len(each) > 1),
             first_banned=tuple(tokens("begin_suppress_tokens", options.get("begin_suppress_tokens") or [])),
+            **self._sampling(options, number),
             renormalize=bool(options.get("renormalize_logits", False)),
         )
+
+    def _sampling(self, options: Mapping[str, Any], number: Callable[..., Any]) -> dict[str, Any]:
+        """Returns the rules of sampling. number: reads a number by key, default and types."""
+        if not options.get("do_sample"):
+            return {}
+        others = [name for name in WARPERS if options.get(name) not in WARPERS[name]]
+        temperature, top_p = (float(number(key, 1.0, (int, float))) for key in ("temperature", "top_p"))
+        if others or options.get("num_beams", 1) != 1 or temperature <= 0 or not 0 < top_p <= 1:
+            others = others or ["num_beams, temperature and top_p"]
+            self.faults.append(f"do_sample with this {others[0]} is not supported; remove it from {GENERATION}")
+        return {"sample": True, "temperature": temperature, "top_k": number("top_k", TOP_K), "top_p": top_p}

@@ -14,7 +14,7 @@ from zoo.training.relative_positions import relative_buckets
 from zoo.translation.data.parallel_text import PAD, POSITIONS
 from zoo.translation.family import TranslationFamily
 from zoo.translation.models.config import ModelConfig, sinusoids
-from zoo.translation.search.controls.options import run_options
+from zoo.translation.search.options import run_options
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError, ZooError
 from zoo.translation.data.parallel_text import PAD, POSITIONS
 from zoo.translation.search.config import DEFAULT_SEARCH, Demands, SearchConfig, check_beam
-from zoo.translation.search.controls.phrases import PhraseState, constrained_candidates
+from zoo.translation.search.controls.phrases import Phrases, PhraseState, constrained_candidates
 from zoo.translation.search.controls.score_rules import apply_rules
 
 MIN_SCORE = -1e30  # score of an empty slot
@@ -96,33 +96,26 @@ def beam_search(
         logits: NDArray[np.floating[Any]] = step(tokens, parents)
         check_beam(beam, best, logits.shape[1])
         if allowed is not None:
-            logits = _mask_logits(logits, [allowed[each] for each in active.tolist()])
+            logits = mask_logits(logits, [allowed[each] for each in active.tolist()])
         if length <= begins:
             tokens = prefixes[active, length - 1]
             parents = np.arange(len(active))
             history = np.concatenate([history, tokens[:, None, None]], 2)
             continue
-        norm = _log_sum_exp(logits)
         last = limits[active] <= length
         constrained = {i: demands[each].phrases for i, each in enumerate(active.tolist()) if demands[each].phrases}
-        if rules.changes_scores or constrained:
-            rows = np.repeat(active, history.shape[1]).tolist()
-            if beam > 1 and rules.repetition_penalty != 1:  # it sees log probabilities
-                logits, norm = logits - norm, np.zeros_like(norm)
-            logits = apply_rules(
-                logits,
-                history.reshape(len(rows), length - 1),
-                rules,
-                end=end,
-                begins=length == begins + 1,
-                sources=[sources[i] for i in rows] if sources is not None else None,
-                phrases=[demands[i].phrases for i in rows],
-            )
-            norm = _log_sum_exp(logits) if rules.renormalize else norm
-            if rules.forced_end and last.any():
-                at = np.repeat(last, history.shape[1])
-                logits[at] = -np.inf
-                logits[at, end] = norm[at, 0]
+        rows, width = np.repeat(active, history.shape[1]).tolist(), history.shape[1]
+        logits, norm = token_scores(
+            logits,
+            history.reshape(len(rows), length - 1),
+            np.repeat(last, width),
+            rules,
+            end=end,
+            begins=length == begins + 1,
+            logs=beam > 1,
+            sources=[sources[i] for i in rows] if sources is not None else None,
+            phrases=[demands[i].phrases for i in rows] if constrained else None,
+        )
         values, words = _likeliest(logits, norm, 2 * beam)
         total = (scores[..., None] + values.reshape(*scores.shape, -1)).reshape(len(active), -1)
         order = np.argsort(-total, axis=1, kind="stable")[:, : 2 * beam]
@@ -257,8 +250,57 @@ TERMINATION: dict[str, Callable[[SearchState], NDArray[np.bool_]]] = {
 }
 
 
-def _mask_logits(logits: NDArray[np.floating[Any]], allowed: Sequence[Integers]) -> NDArray[np.floating[Any]]:
-    """Sets the logits [rows, vocabulary] of tokens that are not `allowed` in a row's sentence to -inf."""
+def token_scores(
+    logits: NDArray[np.floating[Any]],
+    history: Integers,
+    last: NDArray[np.bool_],
+    rules: SearchConfig,
+    *,
+    end: int,
+    begins: bool,
+    logs: bool,
+    sources: Sequence[Sequence[int]] | None = None,
+    phrases: Sequence[Phrases] | None = None,
+) -> tuple[NDArray[np.floating[Any]], NDArray[np.float64]]:
+    """Applies the rules to the logits of the next tokens.
+
+    Args:
+        logits: [rows, vocabulary].
+        history: See `apply_rules`.
+        last: Whether a row's sentence reaches its limit, bool [rows].
+        rules: The rules.
+        end: End token.
+        begins: See `apply_rules`.
+        logs: Whether the rules see log probabilities, as in beam search; else logits.
+        sources: See `apply_rules`.
+        phrases: See `apply_rules`.
+
+    Returns:
+        Values [rows, vocabulary], and what is subtracted from them for log probabilities, [rows, 1].
+    """
+    norm = _log_sum_exp(logits)
+    if not rules.changes_scores and phrases is None:
+        return logits, norm
+    if logs and rules.repetition_penalty != 1:
+        logits, norm = logits - norm, np.zeros_like(norm)
+    logits = apply_rules(logits, history, rules, end=end, begins=begins, sources=sources, phrases=phrases)
+    norm = _log_sum_exp(logits) if rules.renormalize else norm
+    if rules.forced_end and last.any():
+        logits[last] = -np.inf
+        logits[last, end] = norm[last, 0]
+    return logits, norm
+
+
+def mask_logits(logits: NDArray[np.floating[Any]], allowed: Sequence[Integers]) -> NDArray[np.floating[Any]]:
+    """Removes tokens.
+
+    Args:
+        logits: [rows, vocabulary]; as many rows of each sentence.
+        allowed: Tokens of each sentence that are left.
+
+    Returns:
+        The logits, -inf for other tokens.
+    """
     found = np.full_like(logits, -np.inf)
     for rows, words, into in zip(np.split(logits, len(allowed)), allowed, np.split(found, len(allowed)), strict=True):
         into[:, words] = rows[:, words]

@@ -66,6 +66,13 @@ class SearchConfig:
         encoder_no_repeat_ngram: No n-gram of this size is one of the source's tokens; 0: no restriction.
         repetition_penalty: Scores of tokens that a translation has are divided by it, negative ones multiplied: log
             probabilities, in greedy search logits.
+        sample: Whether tokens are drawn; a beam is a sample.
+        temperature: Scores are divided by it before tokens are drawn.
+        top_k: Tokens are drawn from so many likeliest ones; 0: from all.
+        top_p: Tokens are drawn from the likeliest ones with this probability together.
+        seed: Seed of the draws.
+        groups: Groups of diverse beams.
+        diversity_penalty: Subtracted from the score of a token for each time that an earlier group chose it in a step.
         counted: Tokens that `repetition_penalty` counts as part of every translation, such as the start.
     """
 
@@ -87,6 +94,13 @@ class SearchConfig:
     encoder_no_repeat_ngram: int = 0
     repetition_penalty: float = 1.0
     counted: tuple[int, ...] = ()
+    sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    groups: int = 1
+    diversity_penalty: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Returns the values that differ from the defaults, as plain values."""

@@ -36,6 +36,10 @@ struct Sentence {
         double score;
     };
     std::vector<Hypothesis> hypotheses;
+    std::vector<int64_t> members;                    // of each beam its sample, or its group of diverse beams
+    std::vector<std::vector<Hypothesis>> grouped;    // of each group
+    std::vector<bool> group_done;
+    uint64_t key = 0;                                // of the numbers that samples are drawn by
     std::vector<int32_t> words;         // the only ones that it may have, in order; none: the whole vocabulary
     bool shares = false;                // those that sentences share, and `words` besides
     std::unique_ptr<RowLinear> words_layer;  // the vocabulary projection of `words`

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "transformer/search/variants.h"
+
 namespace zoo {
 namespace {
 
@@ -18,8 +20,8 @@ double log_add(double a, double b) { return std::max(a, b) + std::log1p(std::exp
 BeamSearch::BeamSearch(const Decoder &decoder, const Options &options, SentenceQueue &queue)
     : decoder_(decoder), options_(options), queue_(queue),
       workspace_(decoder.acquire(options.slots * options.beam + (options.speculation ? kMaxProposed : 0), options.beam,
-                                 std::min(decoder.vocabulary_size(), 2 * options.beam))),
-      work_(*workspace_), rules_(options, options.end), ranked_(static_cast<size_t>(options.beam)) {
+                                 std::min(decoder.vocabulary_size(), std::max(2 * options.beam, options.top_k)))),
+      work_(*workspace_), rules_(options, options.end, decoder.vocabulary_size()), ranked_(static_cast<size_t>(options.beam)) {
     work_.taken.clear();
     work_.cells = options.speculation ? kMaxProposed + 2 : 2;
     if (options.speculation)
@@ -128,7 +130,7 @@ void BeamSearch::encode_next() {
             decoder_.gather_words(*sentence);
         }
         sentence->scores.assign(1, 0.0);
-        sentence->prefix = options_.prefix, sentence->uncounted = 0, sentence->phrases.clear();
+        sentence->prefix = options_.prefix, sentence->uncounted = 0, sentence->phrases.clear(), sentence->members.clear();
         if (!sources.demands.empty()) {
             const Demands &demands = sources.demands[at];
             sentence->prefix.insert(sentence->prefix.end(), demands.prefix.begin(), demands.prefix.end());
@@ -136,6 +138,7 @@ void BeamSearch::encode_next() {
         }
         if (options_.reads_source() && !sources.tokens.empty())
             sentence->source_tokens.assign(sources.tokens.begin() + sources.first[at], sources.tokens.begin() + sources.first[at + 1]);
+        if (options_.sample) sentence->key = sample_key(options_.seed, sentence->source_tokens);
         waiting_.push_back(std::move(sentence));
     }
     std::vector<Sentence *> sentences;
@@ -213,7 +216,7 @@ void BeamSearch::rank(int64_t slot, int64_t row) {
     for (const Workspace::Taken &each : taken)
         if (each.logit != -INFINITY) norm = log_add(norm, static_cast<double>(each.logit));
     if (!std::isfinite(norm)) throw std::runtime_error("the model computes NaN or infinite logits; check its weights");
-    const double base = options_.beam > 1 ? norm : 0.0;
+    const double base = options_.beam > 1 && !options_.sample ? norm : 0.0;
     double total = options_.renormalize ? work_.log_sum_exp[row] - base : norm - base;
     ranked.clear();
     for (int64_t at = row * work_.top_k; at < (row + 1) * work_.top_k; ++at)
@@ -309,56 +312,44 @@ bool BeamSearch::advance(Sentence &sentence, int64_t row) {
         sentence.position = length;
         return false;
     }
+    if (options_.sample) return advance_samples(sentence, row);
+    if (options_.groups > 1) return advance_groups(sentence, row);
     const bool last = sentence.limit <= length;
     merge_candidates(sentence, row, last);
     const auto ends = [&](const Candidate &candidate) { return candidate.token == options_.end; };
     for (size_t i = 0; i < std::min(static_cast<size_t>(beam), candidates_.size()); ++i) {
         const Candidate &candidate = candidates_[i];
         if (!last && !ends(candidate)) continue;
-        std::vector<int32_t> tokens = history(sentence, candidate.slot);
-        if (!ends(candidate)) tokens.push_back(candidate.token);
-        const auto counted = static_cast<double>(length - sentence.uncounted);
-        sentence.hypotheses.push_back(
-            {std::move(tokens), (candidate.score - options_.word_penalty * counted) / std::pow(counted, options_.length_penalty)});
+        sentence.hypotheses.push_back(hypothesis(sentence, candidate, length));
     }
     if (candidates_.empty()) throw std::runtime_error("every token of a sentence is banned");
     sentence.top_ended = sentence.top_ended || ends(candidates_[0]);
-    if (last || is_done(sentence, length)) return true;
-
-    sentence.scores.clear();
-    for (const Candidate &candidate : candidates_) {
-        const auto slot = static_cast<int64_t>(sentence.scores.size());
-        if (slot == beam) break;
-        if (ends(candidate)) continue;  // at most one continuation of a beam ends, so enough are left
-        sentence.scores.push_back(candidate.score);
-        uint8_t *ancestors = sentence.next_ancestors.data() + slot * sentence.limit;
-        ancestors = std::copy_n(sentence.ancestors.data() + candidate.slot * sentence.limit, now, ancestors);
-        *ancestors = static_cast<uint8_t>(candidate.slot);
-        sentence.tokens[static_cast<size_t>(length * beam + slot)] = candidate.token;
-    }
-    sentence.ancestors.swap(sentence.next_ancestors);
-    sentence.position = length, sentence.beams = static_cast<int64_t>(sentence.scores.size());
-    return !sentence.beams;  // all other tokens are banned
+    if (last || is_done(sentence, sentence.hypotheses, beam, length)) return true;
+    std::vector<Candidate> running;
+    for (const Candidate &candidate : candidates_)  // at most one continuation of a beam ends, so enough are left
+        if (!ends(candidate) && static_cast<int64_t>(running.size()) < beam) running.push_back(candidate);
+    extend(sentence, running);
+    return running.empty();  // all other tokens are banned
 }
 
-// Whether a sentence has its translations after `length` tokens, by the toolkit's rules; see `KINDS` in zoo/translation/search/beam_search.py.
-bool BeamSearch::is_done(const Sentence &sentence, int64_t length) const {
-    const auto count = static_cast<int64_t>(sentence.hypotheses.size());
+// Whether a beam has the translations that it found after `length` tokens, by the toolkit's rules; see `TERMINATION` in
+// zoo/translation/search/beam_search.py.
+bool BeamSearch::is_done(const Sentence &sentence, const Hypotheses &found, int64_t beam, int64_t length) const {
+    const auto count = static_cast<int64_t>(found.size());
     const double penalty = options_.length_penalty;
     const bool constrained = !sentence.phrases.empty();  // then by the rule of transformers, whatever the toolkit
-    if (!constrained && options_.kind == "marian") return count >= options_.beam;
-    if (!constrained && options_.kind == "ctranslate2") return penalty != 0 ? count >= options_.beam : count >= options_.n_best && sentence.top_ended;
-    if (count < options_.beam) return false;
-    if ((!constrained && options_.early_stopping == "True") || options_.beam == 1) return true;
+    if (!constrained && options_.kind == "ctranslate2" && penalty == 0 && options_.groups == 1) return count >= options_.n_best && sentence.top_ended;
+    if (count < beam) return false;
+    if (!constrained && (options_.kind != "transformers" || options_.early_stopping == "True")) return true;
     const auto going = std::find_if(candidates_.begin(), candidates_.end(), [&](const auto &each) { return each.token != options_.end; });
-    if (going == candidates_.end()) return true;
+    if (beam == 1 || going == candidates_.end()) return true;
     const int64_t reached = !constrained && options_.early_stopping == "never" && penalty > 0 ? sentence.limit : length;
     const auto counted = static_cast<double>(reached - sentence.uncounted);
     std::vector<double> scores;
-    for (const auto &each : sentence.hypotheses) scores.push_back(each.score);
-    std::nth_element(scores.begin(), scores.begin() + options_.beam - 1, scores.end(), std::greater<>());
+    for (const auto &each : found) scores.push_back(each.score);
+    std::nth_element(scores.begin(), scores.begin() + beam - 1, scores.end(), std::greater<>());
     const double running = constrained ? complete_ : going->score;
-    return running / std::pow(counted, penalty) <= scores[static_cast<size_t>(options_.beam - 1)];
+    return running / std::pow(counted, penalty) <= scores[static_cast<size_t>(beam - 1)];
 }
 
 }  // namespace zoo

@@ -95,7 +95,11 @@ class BeamSearch {
     void choose_constrained(const Sentence &sentence, int64_t row);
     void merge_candidates(const Sentence &sentence, int64_t row, bool last);
     bool advance(Sentence &sentence, int64_t row);
-    bool is_done(const Sentence &sentence, int64_t length) const;
+    bool advance_samples(Sentence &sentence, int64_t row);
+    bool advance_groups(Sentence &sentence, int64_t row);
+    Sentence::Hypothesis hypothesis(const Sentence &sentence, const Candidate &candidate, int64_t length) const;
+    void extend(Sentence &sentence, const std::vector<Candidate> &chosen);
+    bool is_done(const Sentence &sentence, const Hypotheses &found, int64_t beam, int64_t length) const;
 
     const Decoder &decoder_;
     const Options &options_;

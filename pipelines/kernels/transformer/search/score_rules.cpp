@@ -46,6 +46,7 @@ void ScoreRules::list(const Sentence &sentence, int64_t length, const Tokens &hi
         if (!state.complete()) ban(end_);
         for (const int32_t token : state.wanted()) found.push_back({token, false, false});
     }
+    for (int32_t token = 0; rules_.draws_all() && token < tokens_; ++token) found.push_back({token, false, false});
     std::sort(found.begin(), found.end(), [](const TokenRule &a, const TokenRule &b) { return a.token < b.token; });
     size_t count = 0;
     for (const TokenRule &rule : found) {

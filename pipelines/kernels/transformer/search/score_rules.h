@@ -14,10 +14,14 @@ struct SearchRules {
     std::vector<std::vector<int32_t>> bad_words;
     int64_t least = 0, no_repeat_ngram = 0, encoder_no_repeat_ngram = 0;
     double repetition_penalty = 1, word_penalty = 0;
-    bool forced_end = false, renormalize = false;
+    bool forced_end = false, renormalize = false, sample = false;  // sample: every beam draws its tokens
+    double temperature = 1, top_p = 1, diversity_penalty = 0;
+    int64_t top_k = 0, seed = 0, groups = 1;
 
     // Whether a rule reads the tokens of the source.
-    bool reads_source() const { return encoder_no_repeat_ngram > 0; }
+    bool reads_source() const { return encoder_no_repeat_ngram > 0 || sample; }
+    // Whether every token may be drawn.
+    bool draws_all() const { return sample && !top_k; }
 };
 
 // A token that follows a row and whose score a rule changes.
@@ -29,7 +33,8 @@ struct TokenRule {
 // The token rules of the rows of a search.
 class ScoreRules {
   public:
-    ScoreRules(const SearchRules &rules, int64_t end) : rules_(rules), end_(static_cast<int32_t>(end)) {}
+    // tokens: of the vocabulary.
+    ScoreRules(const SearchRules &rules, int64_t end, int64_t tokens) : rules_(rules), end_(static_cast<int32_t>(end)), tokens_(static_cast<int32_t>(tokens)) {}
     // Whether rules depend on the tokens of a translation so far.
     bool reads_history(const Sentence &sentence) const;
     // The rules of a row whose translation begins with `history`, sorted by token, one a token. history: empty unless `reads_history`.
@@ -39,7 +44,7 @@ class ScoreRules {
 
   private:
     const SearchRules &rules_;
-    const int32_t end_;
+    const int32_t end_, tokens_;
 };
 
 }  // namespace zoo

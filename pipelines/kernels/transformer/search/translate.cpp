@@ -147,6 +147,7 @@ std::vector<Demands> checked_demands(const Decoder &decoder, const Options &opti
             if (phrase.empty()) refuse("a phrase has no tokens");
             require_tokens(decoder, phrase);
         }
+        if (!phrases.empty() && (options.sample || options.groups > 1)) refuse("samples and groups of beams have no phrases");
         if (!phrases.empty() && (options.beam < 2 || options.end < 0)) refuse("phrases need a beam of 2 or more, and an end");
         demands.push_back({prefix, phrases});
     }
@@ -175,7 +176,7 @@ Options checked_options(const Decoder &decoder, const Encoder *encoder, int64_t 
     if (!decoder.complete()) refuse("the decoder has no vocabulary yet");
     if (encoder && !encoder->complete()) refuse("the encoder has no result yet");
     if (encoder && encoder->width() != decoder.memory_width()) refuse("the encoder's rows have another width than the decoder wants");
-    if (beam < 1 || beam > kMaxBeam || n_best < 1 || n_best > beam || 2 * beam > decoder.vocabulary_size())
+    if (beam < 1 || beam > kMaxBeam || n_best < 1 || n_best > beam || (2 * beam > decoder.vocabulary_size() && !rules.sample))
         refuse("found beam " + std::to_string(beam) + " and n-best " + std::to_string(n_best) + "; expected a beam of 1 to " +
                std::to_string(std::min(kMaxBeam, decoder.vocabulary_size() / 2)) + ", and no more translations than it");
     if (start < 0 || start >= decoder.vocabulary_size() || end < -1 || end >= decoder.vocabulary_size())
@@ -191,6 +192,10 @@ Options checked_options(const Decoder &decoder, const Encoder *encoder, int64_t 
     if (rules.least < 0 || rules.no_repeat_ngram < 0 || rules.encoder_no_repeat_ngram < 0 || !std::isfinite(rules.word_penalty) ||
         !(rules.repetition_penalty > 0 && std::isfinite(rules.repetition_penalty)) || (rules.forced_end && end < 0))
         refuse("impossible rules of the search");
+    if (!(rules.temperature > 0 && std::isfinite(rules.temperature)) || !(rules.top_p > 0 && rules.top_p <= 1) || rules.top_k < 0 ||
+        !(rules.diversity_penalty >= 0 && std::isfinite(rules.diversity_penalty)) || rules.groups < 1 || beam % rules.groups)
+        refuse("impossible rules of sampling or groups of beams");
+    if (rules.sample && (rules.groups > 1 || speculation)) refuse("samples have no groups and no proposals");
     if (rules.reads_source() && !encoder) refuse("a rule reads the source, which is encoded already");
     if (speculation && !speculation->is_for(decoder)) refuse("proposals are for another decoder");
     return {rules, start, end, beam, n_best, slots, length_penalty, speculation};
@@ -430,7 +435,14 @@ void bind_transformer(nb::module_ &module) {
         .def_rw("repetition_penalty", &SearchRules::repetition_penalty)
         .def_rw("word_penalty", &SearchRules::word_penalty)
         .def_rw("forced_end", &SearchRules::forced_end)
-        .def_rw("renormalize", &SearchRules::renormalize);
+        .def_rw("renormalize", &SearchRules::renormalize)
+        .def_rw("sample", &SearchRules::sample)
+        .def_rw("temperature", &SearchRules::temperature)
+        .def_rw("top_k", &SearchRules::top_k)
+        .def_rw("top_p", &SearchRules::top_p)
+        .def_rw("seed", &SearchRules::seed)
+        .def_rw("groups", &SearchRules::groups)
+        .def_rw("diversity_penalty", &SearchRules::diversity_penalty);
     nb::class_<Encoder, Layers>(module, "Encoder")
         .def(nb::init<const std::string &>(), "isa"_a)
         .def("attention", &Encoder::attention, "input"_a, "heads"_a, "out"_a)

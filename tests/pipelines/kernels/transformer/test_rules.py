@@ -21,6 +21,7 @@ from zoo.translation.data.parallel_text import END, START
 from zoo.translation.export.freeze import export
 from zoo.translation.search.beam_search import beam_search
 from zoo.translation.search.config import Demands, SearchConfig
+from zoo.translation.search.controls.variants import sampling_weights, search_variant
 
 pytestmark = pytest.mark.skipif(not extension.isas(), reason="no kernels for this CPU")
 RULES = {
@@ -180,6 +181,69 @@ def test_phrases_that_do_not_fit_come_in_part(case):
             NativeTranslator(case.graph).translate(case.sources[:1], [5], **options | wrong)
 
 
+VARIANTS = {
+    "diverse": (4, SearchConfig(kind="transformers", groups=2, diversity_penalty=0.7)),
+    "a beam a group": (3, SearchConfig(groups=3, diversity_penalty=2.0, repetition_penalty=1.2, banned=(5, 6))),
+    "diverse marian": (6, SearchConfig(kind="marian", groups=3, diversity_penalty=0.3, forced_end=True, prefix=(7,))),
+    "early": (6, SearchConfig(kind="transformers", groups=2, diversity_penalty=1.0, early_stopping=True, least=4)),
+    "sample": (1, SearchConfig(sample=True, seed=3)),
+    "samples": (5, SearchConfig(kind="transformers", sample=True, temperature=0.7, top_p=0.9, banned=(7,))),
+    "top 4": (4, SearchConfig(sample=True, top_k=4, temperature=1.5, repetition_penalty=1.3, prefix=(8,), seed=2**40)),
+    "one token": (2, SearchConfig(sample=True, top_p=0.01, forced_end=True, renormalize=True, banned=(9, 10))),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_samples_and_groups_of_beams_are_those_of_the_reference(case, name):
+    beam, rules = VARIANTS[name]
+    demands = [Demands(prefix=(20, 21, 22)[: i % 4]) for i in range(len(case.sources))]
+    options = {"start": START, "end": END, "beam": beam, "best": beam, "rules": rules.native_options}
+    translator = NativeTranslator(case.graph)
+    found = translator.translate(case.sources, case.limits, demands=demands, slots=3, **options)
+    for i, each in enumerate(found):
+        decoding = reference.Decoding(case.decoder, [case.memories[i]])
+        sources = [case.sources[i].tolist()]
+        more = {"beam": beam, "best": beam, "length_penalty": 1.0, "rules": rules, "sources": sources}
+        limits = case.limits[i : i + 1]
+        wanted = search_variant(decoding, limits, start=START, end=END, demands=demands[i : i + 1], **more)[0]
+        assert [tokens for tokens, _ in each] == [one.tokens for one in wanted]
+        np.testing.assert_allclose([score for _, score in each], [one.score for one in wanted], atol=1e-5)
+        alone = translator.translate(case.sources[i : i + 1], limits, demands=demands[i : i + 1], **options)
+        assert alone[0] == each
+    if rules.sample:
+        assert translator.translate(case.sources, case.limits, demands=demands, **options) == found
+        options["rules"] = {**options["rules"], "seed": rules.seed + 1}
+        assert (translator.translate(case.sources, case.limits, demands=demands, **options) != found) == (beam != 2)
+
+
+def test_samples_have_the_frequencies_of_their_probabilities(case):
+    """First tokens of many samples, beside the warpers of transformers."""
+    processors = pytest.importorskip("transformers.generation.logits_process")
+    rules = SearchConfig(sample=True, temperature=1.7, top_k=20, top_p=0.8)
+    options = {"start": START, "end": END, "beam": 250, "best": 250, "rules": rules.native_options}
+    drawn = []
+    for seed in range(8):
+        options["rules"]["seed"] = seed
+        (found,) = NativeTranslator(case.graph).translate(case.sources[:1], [1], **options)
+        drawn += [tokens[0] if tokens else END for tokens, _ in found]
+    logits = reference.Decoding(case.decoder, case.memories[:1])(np.array([START]), np.array([0]))
+    scores = torch.tensor(logits)
+    for warper in (
+        processors.TemperatureLogitsWarper(1.7),
+        processors.TopKLogitsWarper(20),
+        processors.TopPLogitsWarper(0.8),
+    ):
+        scores = warper(None, scores)
+    chances = scores.softmax(1)[0].numpy()
+    ordered = np.sort(logits[0])[::-1].astype(np.float64)
+    np.testing.assert_allclose(np.sort(chances[chances > 0])[::-1], sampling_weights(ordered, rules), atol=1e-6)
+    counts = np.bincount(drawn, minlength=len(chances))
+    assert not counts[chances == 0].any()
+    expected = chances * len(drawn)
+    likely = expected > 5
+    assert (((counts - expected)[likely] / np.sqrt(expected[likely])) ** 2).sum() < 3 * likely.sum()
+
+
 @pytest.mark.parametrize("isa", extension.isas())
 def test_only_the_words_of_a_shortlist_come(case, isa):
     rng = np.random.default_rng(1)
@@ -270,6 +334,9 @@ def test_shortlists_that_do_not_fit_are_refused(case, words, why):
         ({"least": -1}, "impossible"),
         ({"repetition_penalty": 0.0}, "impossible"),
         ({"bad_words": [[]]}, "no tokens"),
+        ({"temperature": 0.0}, "impossible"),
+        ({"groups": 3}, "impossible"),
+        ({"sample": True, "groups": 2}, "no groups"),
         ({"bad_words": [[5, WORDS]]}, "none of the vocabulary"),
     ],
 )

@@ -286,6 +286,17 @@ def test_rules_of_scores_are_those_of_generate(originals, kind, beam, tmp_path):
         close([each.score for each in ours if scores], scores)
 
 
+def test_folders_that_sample_are_imported(originals, tmp_path):
+    shutil.copytree(originals("marian").path, tmp_path / "original")
+    change("generation_config.json", do_sample=True, num_beams=1, temperature=0.7, top_p=0.9)(tmp_path / "original")
+    zoo.import_model(tmp_path / "original", tmp_path / "imported")
+    pipeline, texts = zoo.pipeline(tmp_path / "imported", "fp32"), folders.sentences(5, 1)
+    assert (pipeline.rules.temperature, pipeline.rules.top_k, pipeline.rules.top_p) == (0.7, 50, 0.9)
+    assert pipeline(texts) == pipeline(texts, seed=0) != pipeline(texts, seed=1)
+    greedy = pipeline(texts, beam=1)
+    assert greedy == pipeline(texts, top_k=1)
+
+
 @pytest.mark.parametrize("beam", [1, 4])
 def test_prefixes_of_translations_are_decoder_inputs_of_generate(originals, beam):
     original, texts = originals("marian"), folders.sentences(FEW, 1)
@@ -705,7 +716,8 @@ FAULTS = {
         "found no decoder_start_token_id",
     ),
     "beams": (change("generation_config.json", num_beams=257), "num_beams is 257, expected 1 to 256"),
-    "sampling": (change("generation_config.json", do_sample=True), "do_sample True is not supported"),
+    "sampling": (change("generation_config.json", do_sample=True), "do_sample with this num_beams"),
+    "typical": (change("generation_config.json", do_sample=True, num_beams=1, typical_p=0.5), "with this typical_p"),
     "repetition": (change("generation_config.json", repetition_penalty=-1.2), "repetition_penalty is -1.2"),
     "groups": (change("generation_config.json", num_beam_groups=2), "num_beam_groups 2"),
     "something new": (change("generation_config.json", magic=3), "generation_config.json has magic"),

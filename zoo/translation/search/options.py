@@ -226,6 +226,16 @@ OPTIONS = {
             many="map",
         ),
         SearchOption("forced_words", str, "File of phrases that every translation contains, one a line.", many="list"),
+        SearchOption(
+            "temperature", float, "Draws tokens from scores divided by it, in place of a search.", 0, 1e6, above=True
+        ),
+        SearchOption("top_k", int, "With --temperature: draws from so many tokens; 0: from all.", 0, MAX_TOKENS),
+        SearchOption("top_p", float, "With --temperature: draws from tokens of this probability.", 0, 1, above=True),
+        SearchOption("seed", int, "With --temperature: seed of the draws. [default: 0]", 0, (1 << 63) - 1),
+        SearchOption("beam_groups", int, "Groups of diverse beams; the beam is a multiple. [default: 1]", 1, MAX_BEAM),
+        SearchOption(
+            "diversity_penalty", float, "With --beam-groups: cost of tokens of other groups. [default: 0.5]", 0, 1e6
+        ),
         SearchOption("bad_words", str, "File of phrases that no translation contains, one a line.", many="list"),
         SearchOption(
             "tag_handling",
