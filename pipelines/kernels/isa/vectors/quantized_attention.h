@@ -125,6 +125,10 @@ struct Head {
     int32_t *content_keys;                     // words of codes of keys, [size / kTerms, room]
     float *content_factor, *position_factor;   // [room], [kQueries]: of products, to exponents of 2
     Code *position_queries;                    // [kQueries, size]
+    // In long texts, distances before `near_begin` share a row of codes, and so do those from `near_end` on: their products are computed once.
+    bool is_long;
+    int64_t near_begin, near_end;
+    int32_t *far_position, *far_content;       // of both, in order: [kQueries, 2, kVecLanes] (equal lanes), [2, room]
     float *positioned;                         // keys, [n, size]; later queries, [kQueries, size]
 };
 
@@ -175,6 +179,13 @@ inline void pack_disentangled(const QuantizedAttention &a, int64_t h, const floa
         for (int64_t g = 0; g < groups; ++g) head.content_keys[g * head.room + t] = t < head.n ? packed(head.row + g * kTerms) : 0;
     }
     zero_offsets(head.content_keys, groups, head.room, head.key_offsets);
+    for (int64_t far = 0; head.is_long && far < 2; ++far)
+        for (int64_t t = 0; t < head.room; t += kVecLanes) {
+            IntVec sums = load_int(head.key_offsets + t);
+            const int32_t *words = head.to_content + (far ? head.near_end : 0);
+            for (int64_t g = 0; g < groups; ++g) add_products(sums, words[g * head.span], load_int(head.content_keys + g * head.room + t));
+            store_int(head.far_content + far * head.room + t, sums);
+        }
 }
 
 inline void pack_head(const QuantizedAttention &a, int64_t h, const float *key, const float *value, int64_t stride, const Head &head) {
@@ -213,6 +224,14 @@ inline void add_position_scores(const QuantizedAttention &a, const Head &head, i
     const auto add = [&](int64_t at, IntVec sums, Vec factor) {
         store_float(scores + at, load_float<Vec>(scores + at) + __builtin_convertvector(sums, Vec) * factor);
     };
+    if (head.is_long && (x + Wide * kVecLanes <= head.near_begin || x >= head.near_end)) {
+        const int64_t far = x >= head.near_end;
+        for (int64_t at = t; at < t + Wide * kVecLanes; at += kVecLanes) {
+            if (a.to_position.codes) add(at, load_int(head.far_position + (row * 2 + far) * kVecLanes), broadcast<Vec>(head.position_factor[row]));
+            if (a.to_content.codes) add(at, load_int(head.far_content + far * room + at), load_float<Vec>(head.content_factor + at));
+        }
+        return;
+    }
     if (a.to_position.codes) {
         IntVec low = load_int(head.position_offsets + x), high = load_int(head.position_offsets + x + kNext);
         const Code *query = head.position_queries + row * head.size;
@@ -311,8 +330,16 @@ void attend(const QuantizedAttention &a, const Head &head, int64_t h, const floa
         fetch(x + (row + Count) * stride, size);
         const float *query = positioned(a, x + row * stride, a.query_norm, first + row, head.positioned + row * size);
         head.factor[row] = pack_row(query, head.key_scale, size, kMiddle, head.queries + row * size);
-        if (a.to_position.codes)
-            head.position_factor[row] = pack_row(query, a.to_position.scale + h * size, size, kMiddle, head.position_queries + row * size);
+        if (a.to_position.codes) {
+            Code *codes = head.position_queries + row * size;
+            head.position_factor[row] = pack_row(query, a.to_position.scale + h * size, size, kMiddle, codes);
+            for (int64_t far = 0; head.is_long && far < 2; ++far) {
+                const int64_t distance = far ? head.near_end : 0;
+                IntVec sums = IntVec{} + head.position_offsets[distance];
+                for (int64_t g = 0; g < size / kTerms; ++g) add_products(sums, packed(codes + g * kTerms), IntVec{} + head.to_position[g * head.span + distance]);
+                store_int(head.far_position + (row * 2 + far) * kVecLanes, sums);
+            }
+        }
     }
     product_rows<Count>(head.queries, size, size / kTerms, head.keys + begin, room, columns, head.offsets + begin, [&](int row, int64_t at, IntVec sums) {
         store_float(head.scores + row * room + at, __builtin_convertvector(sums, Vec) * head.factor[row]);
@@ -342,7 +369,7 @@ void quantized_attention(const QuantizedAttention &a, const float *x, int64_t st
     const int64_t parts[] = {size, size, size, size, kLanes, room, kQueries * size, size * room, size * room, kQueries * room, kQueries * room,
                              a.key_norm || a.cos ? size * (n < kQueries ? kQueries : n) : 0,
                              words * span, words * span, span, there * room, there * words * room, there * room, there * kLanes,
-                             there * kQueries * size};
+                             there * kQueries * size, kQueries * 2 * kVecLanes, there * 2 * room};
     constexpr int kParts = sizeof(parts) / sizeof(parts[0]);
     int64_t all = 0;
     for (const int64_t each : parts) all += each;
@@ -351,8 +378,13 @@ void quantized_attention(const QuantizedAttention &a, const float *x, int64_t st
     for (int i = 0; i < kParts; ++i) at[i] = memory, memory += parts[i];
     const auto floats = [&](int i) { return reinterpret_cast<float *>(at[i]); };
     const auto codes = [&](int i) { return reinterpret_cast<Code *>(at[i]); };
+    const int64_t most = tokens - 1, last = 2 * most;  // distances by place: 0 is that of the last token to the first one
+    int64_t near_begin = 0, near_end = last;
+    while (a.rows && near_begin <= last && a.rows[near_begin - most] == a.rows[-most]) ++near_begin;
+    while (a.rows && near_end > 0 && a.rows[near_end - 1 - most] == a.rows[most]) --near_end;
+    const bool is_long = near_begin >= kQueries * kVecLanes || last - near_end >= kQueries * kVecLanes;
     const Head head{tokens, n, size, room, floats(0), floats(1), floats(2), codes(3), floats(4), at[5], codes(6), at[7], at[8], floats(9), codes(10),
-                    span, at[12], at[13], at[14], at[15], at[16], floats(17), floats(18), codes(19), floats(11)};
+                    span, at[12], at[13], at[14], at[15], at[16], floats(17), floats(18), codes(19), is_long, near_begin, near_end, at[20], at[21], floats(11)};
     for (int64_t h = 0; h < a.heads; ++h) {
         if (h % group == 0) {
             const float *key = x + (a.heads + h / group) * size;

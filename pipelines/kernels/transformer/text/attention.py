@@ -181,6 +181,10 @@ class AttentionMapper(GraphMapper):
             scale = np.where(largest > 0, largest / np.float32(127), np.float32(1)).astype(np.float32)
             tables[part.by_query] = np.rint(columns / scale[:, None]).astype(np.int8), scale
         assert rows is not None
+        # distances whose rows have the same codes share the first of them: beyond some distance, all do
+        codes = np.concatenate([each for each, _ in tables.values()]).swapaxes(0, 1)
+        _, first, same = np.unique(codes.reshape(len(codes), -1), axis=0, return_index=True, return_inverse=True)
+        rows = first[same.ravel()].astype(np.int32)[rows]
         return Disentangled(rows, *tables.get(True, (None, None)), *tables.get(False, (None, None)))
 
     def _rows_by_distance(self, value: ir.Value, index: ir.Value, longest: int) -> Array:

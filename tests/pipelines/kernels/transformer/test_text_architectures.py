@@ -157,15 +157,25 @@ def test_every_instruction_set_returns_the_bits_of_the_reference(rng, programs, 
         assert row.tobytes() == reference.compute(program, ids[end - length : end], types[end - length : end]).tobytes()
 
 
-@pytest.mark.parametrize("case", ["qwen3", "types without positions"])
+@pytest.mark.parametrize("case", ["qwen3", "types without positions", "deberta", "content to position alone"])
 def test_long_texts_beside_short_ones_have_the_bits_of_the_reference(rng, programs, case):
     _, program = programs(case)
     lengths = np.array([2, 250, 1, 200])
     ids = rng.integers(0, 64, lengths.sum()).astype(np.int32)
-    found = native.compile_texts(program).compute(ids, 0 * ids, lengths, 1)
-    for row, length, end in zip(found, lengths, np.cumsum(lengths), strict=True):
-        part = ids[end - length : end]
-        assert row.tobytes() == reference.compute(program, part, 0 * part).tobytes()
+    parts = np.split(ids, np.cumsum(lengths)[:-1])
+    expected = [reference.compute(program, part, 0 * part).tobytes() for part in parts]
+    for isa in extension.isas():
+        found = native.compile_texts(program, isa).compute(ids, 0 * ids, lengths, 1)
+        assert [row.tobytes() for row in found] == expected, isa
+
+
+@pytest.mark.parametrize("case", ["deberta", "content to position alone"])
+def test_distances_that_a_model_does_not_tell_apart_share_a_row(programs, case):
+    _, program = programs(case)
+    for each in program.encoder.operations:
+        if isinstance(each, QuantizedAttention):
+            middle = len(each.positions.rows) // 2
+            assert len({*each.positions.rows[middle + 30 :]}) == 1 == len({*each.positions.rows[: middle - 30]})
 
 
 def test_float_layers_of_an_int8_graph_stay_float(rng, programs):
