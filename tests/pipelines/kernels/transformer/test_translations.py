@@ -176,6 +176,31 @@ def test_results_depend_neither_on_batch_nor_order_nor_threads(isa):
         assert search(made, memories, limits, threads=threads, slots=slots) == whole
 
 
+@every_isa
+@pytest.mark.parametrize("fixed", [False, True])
+def test_float_layers_of_a_decoder_have_the_bits_of_the_reference(isa, fixed):
+    rng = np.random.default_rng(6)
+    made = program(rng, layers=1, fixed=fixed)
+    for number, operation in enumerate(made.operations):
+        if isinstance(operation, Linear) and number % 2:  # the output of an attention, and a layer of the feed-forward
+            layer = operation.layer
+            floating = RowLinear(layer.weight * layer.scale, np.ones_like(layer.scale), layer.bias)
+            made.operations[number] = replace(operation, layer=floating)
+    made = DecoderProgram(made.operations, made.memory_width)
+    assert {each.layer.quantizes for each in made.operations if isinstance(each, Linear)} == {True, False}
+    memory = floats(rng, 7, 24)
+    decoding = reference.Decoding(made, [memory])
+    ((tokens, score, *_),) = search(programs.compile_program(made, isa), [memory], [12], beam=1)[0]
+    total, token = 0.0, START
+    for following in [*tokens, END][:12]:
+        logits = decoding(np.array([token]), np.array([0]))
+        token = int(following)
+        assert int(logits[0].argmax()) == token
+        _, _, log_sum_exp = reference.top_k(logits, 1)
+        total += float(logits[0, token]) - float(log_sum_exp[0])
+    assert score == pytest.approx(total / len([*tokens, END][:12]), abs=1e-5)
+
+
 def test_all_versions_translate_alike():
     rng = np.random.default_rng(8)
     made = program(rng, heads=3, size=32, hidden=130, words=333)
