@@ -1,7 +1,10 @@
-// MaxSim of a query and documents in integers, see transformer/token_vectors.py: products of 8-bit codes as in attention.
+// MaxSim of a query and documents in integers, see transformer/token_vectors.py.
 #pragma once
+#include <algorithm>
+#include <cmath>
+
 #include "isa/late_interaction/kernels.h"
-#include "isa/vectors/quantized_attention.h"
+#include "isa/vectors/code_products.h"
 
 namespace zoo {
 namespace {
