@@ -220,4 +220,4 @@ def _order(result: dict[str, Any]) -> tuple[float, ...]:
     """Key of a quality; the greater, the better."""
     if "agreement" in result:
         return (result["agreement"], -result.get("largest_change", 0.0))
-    return (-result[f"below_{metrics.LOW}"], result["minimum"])
+    return (-result[f"below_{metrics.LOW}"], min(result["minimum"], MINIMUM), result["mean"])

@@ -107,7 +107,7 @@ def test_a_number_a_sample_gets_the_axis_that_triton_wants(tmp_path: Path) -> No
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        RequestError, match="choose triton, ovms, sentence-transformers or, for tables, npz or safetensors"
+        RequestError, match="choose triton, ovms, sentence-transformers, huggingface or, for tables, npz or safetensors"
     ):
         api.export(NAME, "torchserve", tmp_path)
     (tmp_path / "config.json").write_text("[]")

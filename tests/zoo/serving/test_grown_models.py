@@ -13,8 +13,6 @@ import pytest
 from helpers.serving import Server, wait_until
 
 import zoo
-from pipelines.engines import catalog
-from pipelines.models.record import NATIVE
 from zoo.distributed import parts
 from zoo.distributed.shards import check, run_shard
 
@@ -96,10 +94,10 @@ def test_a_grown_model_takes_the_place_of_the_served_one(
 
 def test_shards_of_a_grown_model(days: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "MIN_PART_BYTES", 512)
-    form = catalog.finest_form(days / "new" / NATIVE)  # of shards; a run takes the fastest
-    zoo.run(days / "new", days / "day1.csv", tmp_path / "one.parquet", engine=form)
     for shard in ("1/2", "2/2"):
         run_shard(str(days / "new"), [str(days / "day1.csv")], tmp_path / "out", shard)
+    engine = json.loads((tmp_path / "out" / "plan.json").read_text())["engine"]
+    zoo.run(days / "new", days / "day1.csv", tmp_path / "one.parquet", engine=engine)
     found = pd.concat([pd.read_parquet(file) for file in check(tmp_path / "out")["files"]], ignore_index=True)
     assert found.equals(pd.read_parquet(tmp_path / "one.parquet"))
 

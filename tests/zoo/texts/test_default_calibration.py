@@ -104,7 +104,7 @@ def test_layers_stay_in_float32_where_quality_is_low(tmp_path, few_texts, monkey
             weights[name] = (weight * np.exp(2 * rng.normal(size=weight.shape))).astype(np.float32)
     save_file(weights, path)
     quality = zoo.import_model(tmp_path / "theirs", tmp_path / "ours", int8=True)["quality"]
-    assert quality["float_layers"] and quality["minimum"] >= quality["int8_alone"]["minimum"]
+    assert quality["float_layers"] and quality["mean"] > quality["int8_alone"]["mean"]
     report = json.loads((tmp_path / "ours" / "quantization.json").read_text())
     int8 = {each["name"] for each in report["operators"] if each["precision"] == "int8"}
     assert int8 and not int8 & set(quality["float_layers"])

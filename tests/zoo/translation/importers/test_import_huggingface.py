@@ -539,8 +539,6 @@ def test_it_is_a_model_folder_like_any_other(originals, tmp_path, caplog):
     zoo.calibrate(folder, str(tmp_path / "text.txt"))
     assert zoo.run(folder, tmp_path / "text.txt", tmp_path / "out.txt")["precision"] == "int8"
     assert zoo.evaluate(folder, str(tmp_path / "pairs.tsv"))["samples"] == 40
-    with pytest.raises(RequestError, match="imported from another toolkit"):
-        zoo.finetune(folder, str(tmp_path / "pairs.tsv"), tmp_path / "tuned")
     (folder / "source.spm").write_bytes(b"other")
     with pytest.raises(RequestError, match="not the file that its card lists"):
         zoo.pipeline(folder, "fp32")
