@@ -539,7 +539,7 @@ def test_it_is_a_model_folder_like_any_other(originals, tmp_path, caplog):
     zoo.calibrate(folder, str(tmp_path / "text.txt"))
     assert zoo.run(folder, tmp_path / "text.txt", tmp_path / "out.txt")["precision"] == "int8"
     assert zoo.evaluate(folder, str(tmp_path / "pairs.tsv"))["samples"] == 40
-    (folder / "source.spm").write_bytes(b"other")
+    (folder / "source.spm").write_bytes((folder / "target.spm").read_bytes())
     with pytest.raises(RequestError, match="not the file that its card lists"):
         zoo.pipeline(folder, "fp32")
 
