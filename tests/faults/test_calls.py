@@ -47,7 +47,7 @@ def test_tokens_are_checked_before_they_become_smaller_integers(translator, toke
 
 
 @pytest.mark.parametrize("dtype", ["U8", "datetime64[s]", [("a", "i4")], "f4", "i8"], ids=str)
-@pytest.mark.parametrize("engine", ["auto", "onnxruntime"])
+@pytest.mark.parametrize("engine", [pytest.param("auto", marks=pytest.mark.slow), "native", "onnxruntime"])
 def test_ids_of_another_type(dtype, engine):
     pipeline = zoo.pipeline("wide-deep-criteo", engine=engine)
     batch = pipeline.preprocess(pipeline.example(4))
