@@ -122,6 +122,22 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.close(handle)
 
 
+@contextlib.contextmanager
+def making_folder(target: Path) -> Iterator[Path]:
+    """Yields a temporary path for a folder, which becomes `target` if no exception is raised.
+
+    Args:
+        target: The folder; it must not exist, or be empty.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
+        made = Path(scratch) / "made"
+        yield made
+        if target.exists():
+            target.rmdir()
+        made.rename(target)
+
+
 def discard_temporary() -> None:
     """Deletes the temporary files of `replacing` that this process writes, when a signal ends it.
 

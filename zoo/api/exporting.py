@@ -187,12 +187,8 @@ def apply_delta(old: Model, source: Model, output: Model) -> dict[str, Any]:
     files.require_free(target)
     _build_served(folder)
     with open_delta(Path(source)) as opened:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
-            apply(opened, folder.path, Path(scratch) / "model")
-            if target.exists():
-                target.rmdir()
-            (Path(scratch) / "model").rename(target)
+        with files.making_folder(target) as made:
+            apply(opened, folder.path, made)
         return {"path": str(target), **describe(opened), "bytes": Path(source).stat().st_size}
 
 

@@ -167,9 +167,8 @@ def finetune(
     if freeze:
         options["settings"] += ("frozen=true",)
     own = {name: options.pop(name) for name in ("keep_data", "source_language", "target_language")}
+    own |= {"evict_after": evict_after, "evict_below": evict_below, "negative_rate": negative_rate}
     options["settings"] += tuple(f"{name}={value}" for name, value in own.items() if value is not None)
-    ids = {"evict_after": evict_after, "evict_below": evict_below, "negative_rate": negative_rate}
-    options["settings"] += tuple(f"{name}={value}" for name, value in ids.items() if value is not None)
     if columns:
         options["settings"] += (f"columns={','.join(columns)}",)
     _trained(api.finetune, model, as_json, **options)

@@ -223,11 +223,6 @@ class TranslationPipeline(Translator):
             for k, (part, text) in enumerate(zip(line.parts, line.texts, strict=True))
         ]
 
-    @property
-    def forces_words(self) -> bool:
-        """Whether translations must contain words."""
-        return bool(self.forced_words or len(self.glossary))
-
     def translate_lines(self, lines: Sequence[Line]) -> tuple[list[list[Hypothesis]], list[list[str]]]:
         """Translates the `parts` of lines.
 

@@ -111,11 +111,7 @@ class Translator(LinePipeline[NativeTranslator]):
             self._hold(self._held_example)
         self._speculations: dict[str, Speculation] = {}  # by the draft; shared by copies with other options
         self.positions = (folder.preprocessing.get("form", {}).get("positions") or [POSITIONS])[-1]
-        self.forced = ForcedDecoder(folder, self._model, self.threads, self.precision, len(self.vocabulary))
-
-    def _open(self, engine: str, model: Path | None) -> None:
-        self._model = model
-        super()._open(engine, model)
+        self.forced = ForcedDecoder(folder, options.get("model"), self.threads, self.precision, len(self.vocabulary))
 
     def _open_stock(self, model: Path | None) -> None:
         """Opens beam search in one graph, else step by step, else without KV caches."""
@@ -260,10 +256,11 @@ class Translator(LinePipeline[NativeTranslator]):
     ) -> tuple[list[int], list[Tokens] | None]:
         """Returns the maximum length and the shortlist of each translation."""
         limits = [self.rules.limit(len(each), self.positions) for each in sentences]
+        before = len(self._rules().prefix) if demands else 0
         for i, each in enumerate(demands or ()):
             if each.prefix and not self.rules.most:
                 limits[i] = min(limits[i] + len(each.prefix), self.positions)
-            if limits[i] <= len(each.prefix) + len(self._rules().prefix):
+            if limits[i] <= len(each.prefix) + before:
                 raise RequestError(
                     f"found a target prefix of {len(each.prefix)} tokens; expected fewer than the {limits[i]} of a "
                     "translation"
@@ -366,12 +363,16 @@ class Translator(LinePipeline[NativeTranslator]):
         changed.target_prefix = values.get("target_prefix", "")
         changed.forced_words = values.get("forced_words", ())
         changed.glossary = Glossary(values.get("glossary", {}))
-        forced = changed.forced_words or len(changed.glossary)
-        if forced and (changed.rules.sample or changed.rules.groups > 1):
+        if changed.forces_words and (changed.rules.sample or changed.rules.groups > 1):
             raise RequestError("forced words and a glossary are for beam search, not for samples or groups of beams")
-        if changed.beam < 2 and forced:
+        if changed.beam < 2 and changed.forces_words:
             raise RequestError("found beam 1; forced words and a glossary need --beam 2 or more")
         return changed
+
+    @property
+    def forces_words(self) -> bool:
+        """Whether translations must contain words."""
+        return bool(self.forced_words or len(self.glossary))
 
     def _changed_rules(self, values: Mapping[str, Any]) -> SearchConfig:
         """Returns the model's rules with checked options."""

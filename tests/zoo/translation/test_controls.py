@@ -79,10 +79,12 @@ def test_terms_of_a_glossary_have_their_translation(opened, texts, language, bea
     summary = opened.run(tmp_path / "in.txt", tmp_path / "out.txt", forced_words=str(tmp_path / "words.txt"))
     assert summary["unmet"] == len(texts)
     assert "does not contain \u4f60\u597d" in caplog.text
+    (tmp_path / "three.tsv").write_text("a\tb\nc\td\te\n")
     for given, says in (
         ({"beam": 1, "glossary": terms}, "need --beam 2"),
         ({"glossary": {"a": ""}}, "empty text"),
         ({"glossary": tmp_path / "in.txt"}, "line 1 has no TAB"),
+        ({"glossary": tmp_path / "three.tsv"}, "line 2 has 2 TABs"),
         ({"glossary": ["a"]}, "expected a mapping of texts"),
     ):
         with pytest.raises(RequestError, match=says):

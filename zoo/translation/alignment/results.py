@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from zoo.translation.alignment.placement import write_markup
 from zoo.translation.alignment.spans import source_spans, target_spans
 from zoo.translation.alignment.words import Alignment, Sentence
@@ -42,7 +44,7 @@ def line_results(
     chosen = [
         i for i, (line, _) in enumerate(pairs) if translator.alignments or translator.word_scores or _is_marked(line)
     ]
-    aligned = alignments(translator, [pairs[i] for i in chosen], translator.word_scores)
+    aligned = alignments(translator, [pairs[i] for i in chosen])
     for i, alignment in zip(chosen, aligned, strict=True):
         line, each = pairs[i][0], found[i]
         if translator.alignments:
@@ -94,21 +96,24 @@ def _joined(translator: TranslationPipeline, line: Line, parts: Sequence[Hypothe
     return Translation(text, score)
 
 
-def alignments(translator: TranslationPipeline, pairs: Sequence[Pair], scores: bool = False) -> Iterator[Alignment]:
+def alignments(translator: TranslationPipeline, pairs: Sequence[Pair]) -> Iterator[Alignment]:
     """Aligns lines with their translations.
 
     Args:
-        translator: The translator.
+        translator: The translator, whose options say whether alignments and scores of words are computed.
         pairs: Lines, each with a hypothesis of its parts.
-        scores: Whether scores of words are computed, too.
 
     Yields:
         The alignment of each line.
     """
     sources = [part for line, _ in pairs for part in line.parts]
     targets = [part.tokens for _, parts in pairs for part in parts]
-    attention = iter(translator.forced.attention(sources, targets))
-    probabilities = iter(translator.token_scores(sources, targets) if scores else [None] * len(targets))
+    if translator.alignments or any(_is_marked(line) for line, _ in pairs):
+        attention = iter(translator.forced.attention(sources, targets))
+    else:  # scores of words read none
+        attention = (np.zeros((len(b), len(a)), np.float32) for a, b in zip(sources, targets, strict=True))
+    scores = translator.token_scores(sources, targets) if translator.word_scores else None
+    probabilities = iter([None] * len(targets) if scores is None else scores)
     vocabulary = translator.vocabulary
     for line, parts in pairs:
         sentences = []

@@ -106,7 +106,8 @@ class ImportedVocabulary:
             self._source, self._target = pieces[SOURCE], pieces.get(TARGET) or pieces[SOURCE]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise RequestError(f"{PIECES} is not what zoo import writes; import the model again") from error
-        self._tokens = {piece: token for token, piece in enumerate(self._source) if piece is not None}
+        self._tokens = _token_table(self._source)
+        self._target_tokens = self._tokens if self._target is self._source else _token_table(self._target)
         make = TOKENIZERS[framing.kind]
         tokenizers = [make(contents[name], name) for name in framing.files] or [make(b"", "")]
         self._source_tokenizer, self._target_tokenizer = tokenizers[0], tokenizers[-1]
@@ -262,8 +263,7 @@ class ImportedVocabulary:
         Returns:
             Tokens of each text, int32, `label_prefix` first and `END` last.
         """
-        before = self.label_prefix
-        tokens = {piece: token for token, piece in enumerate(self._target) if piece is not None}
+        before, tokens = self.label_prefix, self._target_tokens
         return [
             np.array(
                 [*before, *(tokens.get(piece, UNKNOWN) for piece in self._target_tokenizer.tokenize(text)), END],
@@ -447,3 +447,8 @@ def open_vocabulary(folder: Path, features: Mapping[str, Any], verify: Callable[
                 f"cannot read {folder / name}: {error.strerror or error}; import the model again"
             ) from error
     return ImportedVocabulary(framing, contents)
+
+
+def _token_table(pieces: Sequence[str | None]) -> dict[str, int]:
+    """Returns tokens by their pieces; None is no piece."""
+    return {piece: token for token, piece in enumerate(pieces) if piece is not None}

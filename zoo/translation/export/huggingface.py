@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,17 +49,12 @@ def export_huggingface(folder: ModelFolder, build: type[Transformer], output: Pa
     with requires("writing weights of transformers", "int8-zoo[import]"):
         import safetensors.numpy
     framing = Framing.from_json(folder.preprocessing["vocabulary"])
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as scratch:
-        made = Path(scratch) / "model"
+    with files.making_folder(output) as made:
         unpack(folder.verify(ORIGINAL), made)
         reader = VocabularyFolder(made, {SOURCE: "", TARGET: ""})
         tensors, language = _tensors(reader, load_model(folder.path, build)[0], framing)
         safetensors.numpy.save_file(tensors, made / WEIGHTS, metadata={"format": "pt"})
         _settle(made, reader, framing, language)
-        if output.exists():
-            output.rmdir()
-        made.rename(output)
     return {"path": str(output), "files": {path.name: path.stat().st_size for path in sorted(output.iterdir())}}
 
 
@@ -132,16 +125,12 @@ def _settle(folder: Path, reader: VocabularyFolder, framing: Framing, language: 
         language: Original token that translations begin with; -1: unchanged.
     """
     config = {name: value for name, value in reader.config.items() if name != "torch_dtype"}
-    _write(folder / CONFIG, {**config, "dtype": "float32"})
+    files.write_json(folder / CONFIG, {**config, "dtype": "float32"})
     generation = folder / GENERATION
     if language >= 0 and generation.is_file():
-        _write(generation, {**files.read_json(generation), "forced_bos_token_id": language})
+        files.write_json(generation, {**files.read_json(generation), "forced_bos_token_id": language})
     languages = {"src_lang": framing.source_language, "tgt_lang": framing.target_language if language >= 0 else ""}
     before = {key: str(reader.tokenizer.get(key) or "").removeprefix("__").removesuffix("__") for key in languages}
     chosen = {key: name for key, name in languages.items() if name and before[key] and before[key] != name}
     if chosen:
-        _write(folder / TOKENIZER, {**reader.tokenizer, **chosen})
-
-
-def _write(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        files.write_json(folder / TOKENIZER, {**reader.tokenizer, **chosen})

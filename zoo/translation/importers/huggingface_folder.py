@@ -10,12 +10,11 @@ from pipelines.core.errors import one_line
 from zoo.translation.data.parallel_text import END
 from zoo.translation.importers.imported import Renumbering
 from zoo.translation.importers.model_reader import ModelReader
-from zoo.translation.search.config import SearchConfig
+from zoo.translation.search.config import MAX_BEAM, SearchConfig
 
 Made = TypeVar("Made")
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
 LAYERS, SIZES = 1000, 1 << 20  # upper bounds of a network
-MAX_BEAM = 256  # of the native search
 # Options of generation_config.json that are not supported: {name: values with which they have no effect}
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "encoder_repetition_penalty": (1, 1.0),

@@ -142,18 +142,35 @@ def load_model(folder: str | Path, build: type[Transformer]) -> tuple[Transforme
     Raises:
         RequestError: The folder holds no translation model.
     """
-    from zoo.translation.models.config import ModelConfig
-
     about = read_features(Path(folder))
     vocabulary = open_vocabulary(Path(folder), about)
+    return open_network(about, vocabulary, build).eval(), vocabulary
+
+
+def open_network(
+    about: Mapping[str, Any],
+    vocabulary: Vocabulary | ImportedVocabulary,
+    build: type[Transformer],
+    dropout: float = 0.0,
+) -> Transformer:
+    """Returns the network of a model folder with its weights.
+
+    Args:
+        about: Features of the folder, see `read_features`.
+        vocabulary: Its vocabulary.
+        build: Class of the network.
+        dropout: Dropout probability.
+    """
+    from zoo.translation.models.config import ModelConfig
+
+    pre_norm = bool(about["pre_norm"])
     if "form" in about:
         sizes: dict[str, Any] = {"vocabulary": len(vocabulary), "source_vocabulary": vocabulary.sources}
-        model_config = ModelConfig.from_json(about["form"])
-        model = build(model_config, pre_norm=about["pre_norm"], dropout=0.0, **sizes)
+        model = build(ModelConfig.from_json(about["form"]), pre_norm=pre_norm, dropout=dropout, **sizes)
     else:
-        model = build.of(about["arch"], len(vocabulary), pre_norm=about["pre_norm"])
+        model = build.of(about["arch"], len(vocabulary), pre_norm=pre_norm, dropout=dropout)
     fill(model, read_weights(about["source"], model), about["source"])
-    return model.eval(), vocabulary
+    return model
 
 
 def _load(name: str) -> tuple[Transformer, Vocabulary | ImportedVocabulary]:

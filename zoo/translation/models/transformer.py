@@ -52,7 +52,6 @@ class Transformer(LazyModule):
         *,
         pre_norm: bool = True,
         dropout: float = 0.0,
-        config: ModelConfig | None = None,
     ) -> Transformer:
         """Builds an untrained network.
 
@@ -61,7 +60,6 @@ class Transformer(LazyModule):
             vocabulary: Number of pieces.
             pre_norm: Whether layers normalize their input (pre-LN) instead of their sum (post-LN).
             dropout: Dropout probability.
-            config: Configuration of a pruned network, instead of that of `arch`.
 
         Returns:
             The network.
@@ -71,7 +69,7 @@ class Transformer(LazyModule):
         """
         if arch not in cls.architectures:
             raise RequestError(f"no Transformer {arch!r}; known: {', '.join(cls.architectures)}")
-        return cls(config or cls.architectures[arch], vocabulary, pre_norm=pre_norm, dropout=dropout)
+        return cls(cls.architectures[arch], vocabulary, pre_norm=pre_norm, dropout=dropout)
 
     def __init__(
         self, config: ModelConfig, vocabulary: int, *, pre_norm: bool, dropout: float, source_vocabulary: int = 0

@@ -104,7 +104,8 @@ def beam_search(
             continue
         last = limits[active] <= length
         constrained = {i: demands[each].phrases for i, each in enumerate(active.tolist()) if demands[each].phrases}
-        rows, width = np.repeat(active, history.shape[1]).tolist(), history.shape[1]
+        width = history.shape[1]
+        rows = np.repeat(active, width).tolist()
         logits, norm = token_scores(
             logits,
             history.reshape(len(rows), length - 1),
@@ -133,8 +134,7 @@ def beam_search(
         )  # [active, 2 * beam, length]
 
         ended = words == end
-        beyond = np.zeros(total.shape, bool)
-        beyond |= total <= MIN_SCORE / 2  # empty, of a sentence with phrases
+        beyond = total <= MIN_SCORE / 2  # empty, of a sentence with phrases
         if rules.kind == "marian":  # a hypothesis leaves no room for another beam
             room = [2 * beam if demands[each].phrases else beam - len(found[each]) for each in active.tolist()]
             beyond |= np.arange(2 * beam) >= np.array(room)[:, None]

@@ -13,6 +13,7 @@ from pipelines.core.plain import from_plain, to_plain
 
 KINDS = ("ctranslate2", "transformers", "marian")  # toolkits whose termination rules are followed
 MAX_GRAPH_BANNED = 4  # banned tokens for which the graph of the search has candidates to spare
+MAX_BEAM = 256  # of the native search
 LENGTH_LIMIT = (2, 10)  # (a, b): a translation of n tokens has at most a n + b tokens
 
 

@@ -14,8 +14,8 @@ from pipelines.core.settings import BOOLEANS
 from pipelines.data.text_files import read_lines
 from pipelines.models.family import RunOption
 from zoo.translation.data.parallel_text import POSITIONS
+from zoo.translation.search.config import MAX_BEAM
 
-MAX_BEAM = 256  # of the native search
 MAX_TOKENS = 1 << 20
 MAX_PENALTY = 100.0  # of a length, in native code, too
 MAX_TEXTS = 10_000  # texts of one option
@@ -149,11 +149,12 @@ class SearchOption:
             return [line.strip() for line in lines if line and line.strip()]
         terms = {}
         for number, line in enumerate(lines, 1):
-            term, tab, translation = (line or "").strip().partition("\t")
-            if not tab and term:
-                raise RequestError(f"{path}, line {number} has no TAB; expected a term, TAB, and its translation")
+            term, *translation = (line or "").strip().split("\t")
+            if term and len(translation) != 1:
+                found = f"{len(translation)} TABs" if translation else "no TAB"
+                raise RequestError(f"{path}, line {number} has {found}; expected a term, TAB, and its translation")
             if term:
-                terms[term.strip()] = translation.strip()
+                terms[term.strip()] = translation[0].strip()
         return terms
 
     @property

@@ -10,20 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines.core.errors import RequestError
 from pipelines.core.files import copy_file, read_json, sha256
 from pipelines.models.hub import CARD
-from zoo.training.runs import fill
 from zoo.translation.data.parallel_text import VOCABULARY, Corpus, Vocabulary, from_tokens
 from zoo.translation.data.vocabularies import PIECES, ImportedVocabulary, open_vocabulary
 from zoo.translation.importers.original import ORIGINAL
-from zoo.translation.models.checkpoints import copy_shortlist, inherited_features, read_features, read_weights
-from zoo.translation.models.config import ModelConfig
+from zoo.translation.models.checkpoints import copy_shortlist, inherited_features, read_features
 from zoo.translation.search.config import DEFAULT_SEARCH, SearchConfig
 from zoo.translation.train_config import TrainingConfig
 
 if TYPE_CHECKING:
-    from zoo.translation.models.transformer import Transformer
+    pass
 
 
 @dataclass(frozen=True)
@@ -96,25 +93,6 @@ class StartModel:
         if self.imported:
             return replace(config, max_length=min(config.max_length, self.about["max_length"]))
         return replace(config, **{name: self.about[name] for name in config.KEPT if name in self.about})
-
-    def network(self, build: type[Transformer], config: TrainingConfig) -> Transformer:
-        """Returns the network with the weights of the model.
-
-        Args:
-            build: Class of the network.
-            config: The training recipe.
-        """
-        form = ModelConfig.from_json(self.about["form"]) if "form" in self.about else None
-        sizes = {"pre_norm": bool(self.about["pre_norm"]), "dropout": config.dropout}
-        if self.imported:
-            if form is None:
-                raise RequestError(f"found no form in the card of {self.folder}; import the model again")
-            words = self.vocabulary.sources
-            model = build(form, len(self.vocabulary), source_vocabulary=words, **sizes)  # type: ignore[arg-type]
-        else:
-            model = build.of(config.arch, len(self.vocabulary), config=form, **sizes)  # type: ignore[arg-type]
-        fill(model, read_weights(self.about["source"], model), self.about["source"])
-        return model
 
     @property
     def features(self) -> dict[str, Any]:

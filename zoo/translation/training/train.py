@@ -38,7 +38,7 @@ from zoo.translation.data.parallel_text import (
 from zoo.translation.data.text_files import Pair, sources
 from zoo.translation.data.vocabularies import ImportedVocabulary
 from zoo.translation.metrics import signatures
-from zoo.translation.models.checkpoints import MODEL, STATE, inherit, load_teacher
+from zoo.translation.models.checkpoints import MODEL, STATE, inherit, load_teacher, open_network
 from zoo.translation.models.decoding import translate
 from zoo.translation.search.config import DEFAULT_SEARCH
 from zoo.translation.train_config import FROZEN, TrainingConfig
@@ -125,7 +125,7 @@ def train(
             text.train = mixed(text.train, old.train, config.keep_share, config.seed)
         torch.manual_seed(config.seed)
         if start is not None:
-            model = start.network(build, config)
+            model = open_network(start.about, start.vocabulary, build, config.dropout)
         else:
             model = build.of(config.arch, len(text.vocabulary), pre_norm=config.pre_norm, dropout=config.dropout)
             if config.inherit:

@@ -52,7 +52,8 @@ def apply_rules(
             banned += following(sources[i], tokens, rules.encoder_no_repeat_ngram)
         if phrases is not None and not PhraseState(phrases[i], tokens).complete:
             banned.append(end)
-        row[np.array(banned, np.int64)] = -np.inf
+        if banned:
+            row[banned] = -np.inf
     scores[:, list(rules.banned)] = -np.inf
     if begins:
         scores[:, list(rules.first_banned)] = -np.inf
