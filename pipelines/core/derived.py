@@ -82,8 +82,8 @@ def derived(
     if found := existing(origin, places, kind, form, suffix, holds):
         return found
     stem, paths = _paths(origin, places, kind, form, suffix)
-    places = [path.parent for path in paths]
-    for place, path in zip(places, paths, strict=True):
+    for path in paths:
+        place = path.parent
         try:
             place.mkdir(parents=True, exist_ok=True)
             # no process writes a file that another process has mapped
@@ -95,13 +95,13 @@ def derived(
         except OSError as error:
             fault = error.strerror or str(error)
             continue
-        if place is not places[-1]:
+        if path is not paths[-1]:
             for old in place.glob(f"{stem}*{suffix}"):
                 if old != path:
                     for outdated in (old, files.mapped(old), _identities(old)):
                         outdated.unlink(missing_ok=True)
         return path
-    raise RequestError(f"cannot write {places[-1]}: {fault}; set ZOO_HOME to a folder you may write")
+    raise RequestError(f"cannot write {paths[-1].parent}: {fault}; set ZOO_HOME to a folder you may write")
 
 
 def _paths(origin: Path, places: Sequence[Path], kind: str, form: int | str, suffix: str) -> tuple[str, list[Path]]:

@@ -300,7 +300,7 @@ def test_packed_image_networks(packed_image_network, tmp_path, monkeypatch, data
 
     def run():
         (program,) = packed_programs.load(tmp_path / "m.zoo", images.CLASSES, images.VERSION)
-        monkeypatch.setattr(images, "packed", lambda path: program)
+        monkeypatch.setattr(images, "packed", lambda *_: program)
         session = images.ImageSession(tmp_path / "m.zoo", 1)
         ((name, port),) = session.inputs.items()
         if min(port.shape[1:]) >= 0 and np.prod(port.shape[1:], dtype=float) < 1e6:

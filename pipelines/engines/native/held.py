@@ -73,7 +73,6 @@ class Subject:
         threads: Intra-op threads.
         names: Further arguments of `open` and `expected`, such as names of inputs.
         expected: Opens the reference; takes its path, the number of threads, `names`, and whether to optimize it.
-        sizes: Sizes of the input that the native code is made for, if the files leave them free.
     """
 
     open: Callable[..., Run]
@@ -82,13 +81,12 @@ class Subject:
     threads: int
     names: Sequence[Any] = ()
     expected: Callable[..., Expected] = onnxruntime
-    sizes: Sequence[int] = ()
 
     @property
     def key(self) -> str:
         """Digest of the files, the machine, and all that a verdict depends on."""
         digests = [files.digest(path) for path in (self.path, self.reference)]
-        parts = (VERSION, digests, self.threads, machine.fingerprint(), extension.isas(), *self.sizes)
+        parts = (VERSION, digests, self.threads, machine.fingerprint(), extension.isas(), *self.names)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 

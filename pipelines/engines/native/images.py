@@ -73,7 +73,7 @@ def packed(path: Path, sizes: Sequence[int] = ()) -> PackedProgram:
     """
     extension.required()
     form = f"images {VERSION} {extension.isas()[0]}{''.join(f' {size}' for size in sizes)}"
-    make = functools.partial(store, sizes=sizes) if sizes else store
+    make = functools.partial(store, sizes=sizes)
     (program,) = program_file.load(derived(path, [], "images", form, make, SUFFIX), CLASSES, VERSION)
     return program  # type: ignore[no-any-return]
 
@@ -123,10 +123,9 @@ class ImageSession(Asynchronous):
 
     def __init__(self, path: Path, threads: int, sizes: Sequence[int] = (), *, held: bool = True) -> None:
         machine.require_threads(threads)
-        names = [tuple(sizes)] if sizes else []
-        self._subject = Subject(unheld, path, path, threads, names, sizes=tuple(sizes)) if held else None
+        self._subject = Subject(unheld, path, path, threads, [tuple(sizes)]) if held else None
         self.path, self.threads = path, threads
-        self._program = given = packed(path, *names)
+        self._program = given = packed(path, sizes)
         try:
             self._network = given.open()
             self._rest = OnnxRuntimeSession(path, threads, given.rest.tobytes()) if given.rest.size else None
@@ -252,18 +251,18 @@ def _sizes(batch: Batch) -> tuple[int, ...]:
     return tuple(size for x in batch.values() for size in np.shape(x)[1:])
 
 
-def unheld(path: Path, threads: int, *sizes: Sequence[int]) -> Run:
+def unheld(path: Path, threads: int, sizes: Sequence[int] = ()) -> Run:
     """Opens an image network for `held.check`.
 
     Args:
         path: ONNX file.
         threads: Intra-op threads.
-        *sizes: See `packed`; none or one.
+        sizes: See `packed`.
 
     Returns:
         Its `run`.
     """
-    return ImageSession(path, threads, *sizes, held=False).run
+    return ImageSession(path, threads, sizes, held=False).run
 
 
 def options(path: Path, threads: int) -> dict[str, Option]:

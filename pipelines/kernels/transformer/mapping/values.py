@@ -370,7 +370,5 @@ class GraphValues:
 
 def _has_int8_weights(node: ir.Node) -> bool:
     """Returns whether an operator is a linear layer whose constant weights are int8."""
-    before = node.inputs[1].producer() if query.is_op(node, "MatMul", "Gemm") and node.inputs[1] else None
-    if before is None or not query.is_op(before, "DequantizeLinear") or before.inputs[0] is None:
-        return False
-    return query.constant(before.inputs[0]) is not None and before.inputs[0].dtype == ir.DataType.INT8
+    found = query.dequantized(node.inputs[1]) if query.is_op(node, "MatMul", "Gemm") else None
+    return found is not None and found[0].dtype == np.int8

@@ -244,7 +244,7 @@ void BeamSearch::merge_candidates(const Sentence &sentence, int64_t row, bool la
             candidates_.push_back({sentence.scores[static_cast<size_t>(slot)], slot, static_cast<int32_t>(options_.end)});
         return;
     }
-    if (!sentence.phrases.empty()) return choose_constrained(sentence, row);
+    if (!sentence.phrases.empty()) return choose_constrained(sentence);
     // in Marian every hypothesis narrows the beam by one
     const bool narrows = options_.kind == "marian";
     const int64_t target = narrows ? options_.beam - static_cast<int64_t>(sentence.hypotheses.size()) : 2 * options_.beam;
@@ -264,7 +264,7 @@ void BeamSearch::merge_candidates(const Sentence &sentence, int64_t row, bool la
 }
 
 // The candidates of a sentence with phrases: those that end, then those that go on, at most `beam` each.
-void BeamSearch::choose_constrained(const Sentence &sentence, int64_t row) {
+void BeamSearch::choose_constrained(const Sentence &sentence) {
     struct Constrained : Candidate {
         int64_t bank;
         bool complete;
@@ -282,9 +282,7 @@ void BeamSearch::choose_constrained(const Sentence &sentence, int64_t row) {
             all.push_back({{sentence.scores[static_cast<size_t>(slot)] + each.score, slot, each.token}, state.bank(), state.complete()});
         }
     }
-    std::sort(all.begin(), all.end(), [](const auto &a, const auto &b) {
-        return a.score != b.score ? a.score > b.score : a.slot != b.slot ? a.slot < b.slot : a.token < b.token;
-    });
+    std::sort(all.begin(), all.end());
     std::vector<Constrained> running;
     int64_t complete = 0;
     for (const Constrained &each : all) {

@@ -88,11 +88,15 @@ class BeamSearch {
         double score;  // sum of log probabilities
         int64_t slot;
         int32_t token;
+        // The order of candidates: by score, then the first beam, then its first token.
+        bool operator<(const Candidate &other) const {
+            return score != other.score ? score > other.score : slot != other.slot ? slot < other.slot : token < other.token;
+        }
     };
 
     std::vector<int32_t> history(const Sentence &sentence, int64_t slot) const;
     void rank(int64_t slot, int64_t row);
-    void choose_constrained(const Sentence &sentence, int64_t row);
+    void choose_constrained(const Sentence &sentence);
     void merge_candidates(const Sentence &sentence, int64_t row, bool last);
     bool advance(Sentence &sentence, int64_t row);
     bool advance_samples(Sentence &sentence, int64_t row);

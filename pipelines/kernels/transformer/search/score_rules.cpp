@@ -46,7 +46,6 @@ void ScoreRules::list(const Sentence &sentence, int64_t length, const Tokens &hi
         if (!state.complete()) ban(end_);
         for (const int32_t token : state.wanted()) found.push_back({token, false, false});
     }
-    for (int32_t token = 0; rules_.draws_all() && token < tokens_; ++token) found.push_back({token, false, false});
     std::sort(found.begin(), found.end(), [](const TokenRule &a, const TokenRule &b) { return a.token < b.token; });
     size_t count = 0;
     for (const TokenRule &rule : found) {
@@ -57,6 +56,12 @@ void ScoreRules::list(const Sentence &sentence, int64_t length, const Tokens &hi
         }
     }
     found.resize(count);
+    if (!rules_.draws_all()) return;
+    std::vector<TokenRule> all;
+    for (int32_t token = 0; token < tokens_; ++token) all.push_back({token, false, false});
+    for (const TokenRule &rule : found)
+        if (rule.token < tokens_) all[static_cast<size_t>(rule.token)] = rule;
+    found = std::move(all);
 }
 
 }  // namespace zoo

@@ -126,9 +126,7 @@ bool BeamSearch::advance_groups(Sentence &sentence, int64_t row) {
                 candidates_.push_back({score + each.score - penalty, slot, each.token});
             }
         }
-        std::sort(candidates_.begin(), candidates_.end(), [](const Candidate &a, const Candidate &b) {
-            return a.score != b.score ? a.score > b.score : a.slot != b.slot ? a.slot < b.slot : a.token < b.token;
-        });
+        std::sort(candidates_.begin(), candidates_.end());
         if (candidates_.empty()) throw std::runtime_error("every token of a sentence is banned");
         if (static_cast<int64_t>(candidates_.size()) > 2 * size) candidates_.resize(static_cast<size_t>(2 * size));
         std::vector<Sentence::Hypothesis> &found = sentence.grouped[g];

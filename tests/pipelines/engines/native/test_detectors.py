@@ -112,7 +112,7 @@ def test_a_damaged_program_is_one_line(changed: str, tmp_path: Path, monkeypatch
         "outputs": {"outputs": ("none",)},
     }
     damaged = dataclasses.replace(program, **fields[changed])
-    monkeypatch.setattr(images, "packed", lambda _: damaged)
+    monkeypatch.setattr(images, "packed", lambda *_: damaged)
     with pytest.raises(RequestError) as caught:
         images.ImageSession(path, 1).run({"image": np.zeros((1, *SHAPE), np.float32)})
     assert "\n" not in str(caught.value)

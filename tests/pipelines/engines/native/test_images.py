@@ -62,14 +62,14 @@ def test_a_wrong_batch_and_a_graph_without_a_form_are_refused(tmp_path: Path) ->
 
 def test_a_packed_program_of_an_unknown_step_is_named_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = replace(images.packed(INT8), calls=(("absent", ()),))
-    monkeypatch.setattr(images, "packed", lambda _: packed)
+    monkeypatch.setattr(images, "packed", lambda *_: packed)
     with pytest.raises(RequestError, match=r"damaged: .*absent"):
         images.ImageSession(INT8, 1)
 
 
 def test_a_packed_program_of_another_result_shape_is_named_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = replace(images.packed(INT8), result_shape=(0,))
-    monkeypatch.setattr(images, "packed", lambda _: packed)
+    monkeypatch.setattr(images, "packed", lambda *_: packed)
     session = images.ImageSession(INT8, 1)
     with pytest.raises(RequestError, match=r"damaged: .*reshape"):
         session.run({"image": np.zeros((1, 3, 64, 64), np.uint8)})

@@ -19,9 +19,9 @@ from helpers import huggingface_folders as folders  # noqa: E402
 
 from zoo.training.runs import Processes  # noqa: E402
 from zoo.translation.data.parallel_text import START, corpus  # noqa: E402
+from zoo.translation.models.checkpoints import open_network  # noqa: E402
 from zoo.translation.models.transformer import Transformer  # noqa: E402
 from zoo.translation.train_config import ImportedConfig, TrainingConfig  # noqa: E402
-from zoo.translation.models.checkpoints import open_network  # noqa: E402
 from zoo.translation.training import adapters  # noqa: E402
 from zoo.translation.training.start import StartModel, mixed  # noqa: E402
 from zoo.translation.training.trainer import Trainer  # noqa: E402
@@ -95,7 +95,9 @@ def test_the_loss_is_that_of_transformers(kind, tmp_path):
     model, tokenizer, folder = imported(kind, tmp_path)
     config = ImportedConfig(dropout=0.0, precision="fp32")
     start = StartModel.read(folder, config)
-    trainer = Trainer(open_network(start.about, start.vocabulary, Transformer, config.dropout), config, Processes(), rules=start.rules)
+    trainer = Trainer(
+        open_network(start.about, start.vocabulary, Transformer, config.dropout), config, Processes(), rules=start.rules
+    )
     texts = pairs(6, 5, reverse=True)
     data, _ = corpus(texts, start.vocabulary)
     with torch.inference_mode():
@@ -145,7 +147,9 @@ def test_training_lowers_the_loss_and_keeps_what_transformers_shares(marian):
     losses = []
     for folder in (start, tuned):
         read = StartModel.read(folder, config)
-        trainer = Trainer(open_network(read.about, read.vocabulary, Transformer, config.dropout).eval(), config, Processes())
+        trainer = Trainer(
+            open_network(read.about, read.vocabulary, Transformer, config.dropout).eval(), config, Processes()
+        )
         data, _ = corpus(pairs(20, 9, reverse=True), read.vocabulary)
         with torch.inference_mode():
             losses.append(float(trainer.loss(trainer.model, data, np.arange(20), False, 0.1)[0]))
