@@ -36,7 +36,10 @@ import zoo
 
 @pytest.fixture(scope="module")
 def mixed(start: Callable[..., Server]) -> Server:
-    return start("wide-deep-criteo", "multi30k-en-de", "mobilenet-v1-cifar10", "--engine", "native", "--workers", "2")
+    server = start("wide-deep-criteo", "multi30k-en-de", "mobilenet-v1-cifar10", "--engine", "native", "--workers", "2")
+    # the process that checks native kernels in an empty cache is a child of the keeper, too, until it is idle
+    wait_until(lambda: len(server.workers()) == 2, 60)
+    return server
 
 
 @pytest.fixture(scope="module")
