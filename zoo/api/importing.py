@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -22,12 +21,11 @@ from pipelines.models.record import QUANTIZATION, RANGES, SAMPLES, SCALES, STAGE
 from zoo.api.models import build
 from zoo.api.paths import Model, output_path
 from zoo.api.training_settings import write_card
-from zoo.huggingface.repository import Repository, is_address
+from zoo.huggingface.repository import ID, Repository, is_address
 
 logger = logging.getLogger(__name__)
 
 REPOSITORY_FILES = ("README.md", ".git*")  # of a repository, not of its model
-HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 def import_model(
@@ -241,7 +239,7 @@ def _found(source: str, patterns: list[str]) -> Path:
     path = Path(source)
     if path.exists():
         return path
-    if not HUB_ID.fullmatch(source):
+    if not ID.fullmatch(source):
         raise RequestError(f"found no {source}; expected a folder, a file, or the hub id ORG/NAME of a model")
     try:
         return Repository(source).snapshot(patterns)
@@ -278,9 +276,5 @@ def hub_folder(model: str) -> Path:
             return place
         source = pinned.snapshot(ignore=REPOSITORY_FILES)
         with _staged(place) as staging:
-            for path in source.rglob("*"):
-                if path.is_file():
-                    target = staging / path.relative_to(source)
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    link_or_copy(path, target)
+            shutil.copytree(source, staging, copy_function=link_or_copy, dirs_exist_ok=True)
     return place

@@ -223,6 +223,7 @@ def rank(
     Raises:
         RequestError: The model ranks no items, or a column is missing.
     """
+    model = zoo.located(model)
     if not issubclass(zoo.entry_of(model).pipeline(), RanksItems):
         raise RequestError(f"{model} ranks no items; expected a recommender with columns of items")
     pipeline: Any = zoo.pipeline(model, precision, engine, threads)

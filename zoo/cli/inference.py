@@ -125,6 +125,7 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
     _require_one_writer(as_json, output)
     given = {name: value for name, value in options.items() if value is not None}
     files = [each if each == "-" or "://" in each or "\t" in each else InputPath(each) for each in inputs]
+    model = str(zoo.located(model))
     report = api.run(model, files or ["-"], output, **given)
     if as_json:
         emit(report, True, lambda: None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,7 @@ class ShardedRun:
         if suffix not in formats:
             raise RequestError(f"found the format {format}, expected {', '.join(formats)}")
         free = engine in (catalog.AUTO, "native") and precision == "int8"
-        engine = (_planned_form(self.folder) if free else "") or shared_engine(loaded, precision, engine)
+        engine = (_planned_form(_plan(self.folder)) if free else "") or shared_engine(loaded, precision, engine)
         self.on_error = on_error or pipeline_type.ON_ERROR
         self.options = run_options
         self._is_images = pipeline_type.PARTS == "files"
@@ -146,10 +146,10 @@ class ShardedRun:
             "files": {file: remote_files.file_version(file) for file in files},
         }
         plan = self._kept_plan(settings, free)
-        self.pipeline = zoo.pipeline(model, precision, engine, threads, batch_size)
+        self.pipeline = pipeline_type(loaded, precision, engine, threads, batch_size)
         self.plan = plan or self._new_plan(settings, inputs, free)
         if self.plan["engine"] != engine:  # another process was first, with its form
-            self.pipeline = zoo.pipeline(model, precision, self.plan["engine"], threads, batch_size)
+            self.pipeline = pipeline_type(loaded, precision, self.plan["engine"], threads, batch_size)
         self.pipeline.in_parts = True
         self.parts = [Part(**part) for part in self.plan["parts"]]
 
@@ -166,7 +166,7 @@ class ShardedRun:
         plan = _plan(self.folder)
         if not plan:
             return None
-        if free and (planned := _planned_form(self.folder)):
+        if free and (planned := _planned_form(plan)):
             settings = {**settings, "engine": planned}
         # runs of 0.2 name no form
         wrong = [key for key in settings if plan.get(key) != settings[key] and (key != "form" or key in plan)]
@@ -354,9 +354,9 @@ def _plan(folder: Path) -> dict[str, Any]:
     return plan if isinstance(plan, dict) and plan else {"version": None}
 
 
-def _planned_form(folder: Path) -> str:
-    """Returns the engine of the plan in a folder if it is a native form; "" for others."""
-    engine = str(_plan(folder).get("engine", ""))
+def _planned_form(plan: Mapping[str, Any]) -> str:
+    """Returns the engine of a plan if it is a native form; "" for others."""
+    engine = str(plan.get("engine", ""))
     return engine if catalog.base_engine(engine) != engine else ""
 
 

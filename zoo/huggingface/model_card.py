@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.analysis import markdown
-from pipelines.core.files import read_json
 from pipelines.models.folder import ModelFolder
 from zoo.huggingface.repository import Repository
 
@@ -71,15 +70,14 @@ def model_card(folder: ModelFolder, repository: Repository, reports: Path) -> st
     Raises:
         RequestError: A report is no JSON file.
     """
-    found = [read_json(path) for path in sorted(reports.glob("*.json"))]
-    contents = [content for content in found if isinstance(content, dict)]
-    qualities = list(_qualities(folder, contents))
+    found = [each for each in markdown.reports(reports, "") if isinstance(each.content, dict)]
+    qualities = list(_qualities(folder, [each.content for each in found]))
     parts = [
         f"---\n{_header(folder, repository, qualities)}\n---\n",
         f"# {repository.name}\n\n{folder.card.description}\n\n{folder.entry.title}. INT8 for CPUs, by int8-zoo.\n",
         _usage(folder, repository),
         _quality(qualities),
-        _speed(contents),
+        _speed(found),
         _facts(folder),
     ]
     return "\n".join(part for part in parts if part)
@@ -217,14 +215,14 @@ def _quality(qualities: Sequence[Quality]) -> str:
     return f"## Quality\n\n{markdown.table(['data', 'samples', 'metric', *SHOWN], rows)}"
 
 
-def _speed(reports: Sequence[Mapping[str, Any]]) -> str:
+def _speed(reports: Sequence[markdown.Report]) -> str:
     rows = []
     for report in reports:
-        for each in _results(report):
+        for each in _results(report.content):
             values = {**each, **_mapping(each.get("offline"))}
             rate = next((key for key in RATES if _is_number(values.get(key))), None)
-            if rate is not None and isinstance(report.get("environment"), dict):
-                cpu = markdown.cpu(markdown.Report(Path(), dict(report)))
+            if rate is not None and isinstance(report.content.get("environment"), dict):
+                cpu = markdown.cpu(report)
                 batch, threads = str(values.get("batch_size", "")), str(values.get("threads", 1))
                 unit = rate.removesuffix("_per_second")
                 rows.append([cpu, each["engine"], each["precision"], threads, batch, f"{values[rate]:,.0f} {unit}/s"])

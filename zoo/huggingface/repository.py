@@ -14,7 +14,7 @@ from pipelines.core.errors import RequestError, ZooError, one_line, requires
 
 PREFIX = "hf://"
 PACKAGE = "int8-zoo[hub]"  # what pip installs for this module
-_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _REVISION = re.compile(r"\w[\w./-]*")
 
 
@@ -35,7 +35,7 @@ class Repository:
 
     def __post_init__(self) -> None:
         valid_revision = self.revision is None or _REVISION.fullmatch(self.revision)
-        if not _ID.fullmatch(self.id) or not valid_revision:
+        if not ID.fullmatch(self.id) or not valid_revision:
             raise RequestError(f"found {self}, expected {PREFIX}ORG/NAME or {PREFIX}ORG/NAME@REVISION")
 
     @classmethod

@@ -213,7 +213,7 @@ def write_modules(
     folder: Path,
     config: ModelConfig,
     features: Mapping[str, Any],
-    layers: Sequence[Mapping[str, NDArray[np.float32]]] = (),
+    layers: Sequence[Mapping[str, NDArray[np.float32]]],
 ) -> None:
     """Writes the files of sentence-transformers: modules, pooling, Dense layers, prompts and truncation.
 

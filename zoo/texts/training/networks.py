@@ -101,17 +101,17 @@ class DenseLayers(torch.nn.Module):
 
     Args:
         config: Configuration of the network.
-        file: Its weights; None for random ones.
+        file: Its weights.
     """
 
-    def __init__(self, config: ModelConfig, file: Path | None = None) -> None:
+    def __init__(self, config: ModelConfig, file: Path) -> None:
         super().__init__()
         self.config = config
         sizes = [config.width * len(config.poolings), *(dense.outputs for dense in config.dense)]
         self.linear = torch.nn.ModuleList(
             torch.nn.Linear(sizes[i], sizes[i + 1], dense.bias) for i, dense in enumerate(config.dense)
         )
-        if config.dense and file is not None:
+        if config.dense:
             tensors = TensorFile(file)
             names = {name: f"dense.{name}" for name in self.linear.state_dict()}
             self.linear.load_state_dict({name: torch.from_numpy(tensors[file]) for name, file in names.items()})

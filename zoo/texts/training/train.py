@@ -281,11 +281,10 @@ class _Trainer:
         config: TrainConfig,
         tokenizer: Tokenizer,
         steps: int,
-        task: Task | None = None,
-        layers: DenseLayers | None = None,
+        task: Task | None,
+        layers: DenseLayers,
     ) -> None:
-        self.task = task
-        self.layers = layers or DenseLayers(model_config)
+        self.task, self.layers = task, layers
         self.model, self.model_config, self.config = model, model_config, config
         self.tokenizer, self.steps = tokenizer, steps
         self.parameters = [*model.parameters(), *self.layers.parameters()]
