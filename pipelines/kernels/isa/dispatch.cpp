@@ -9,25 +9,23 @@
 #include <vector>
 
 #include "isa/arrays.h"
+#include "sets.h"  // ZOO_FOR_EACH_SET, written by CMakeLists.txt
 
 namespace nb = nanobind;
 
 namespace zoo {
+#define ZOO_DECLARE(set) namespace set { extern const Isa kIsa; }
+ZOO_FOR_EACH_SET(ZOO_DECLARE)
+#undef ZOO_DECLARE
+
 namespace {
 
-// Best first; the portable one is always there.
+// Those of this build that the CPU runs: best first, and the portable one at the end.
 std::vector<const Isa *> supported_isas() {
     std::vector<const Isa *> isas;
-#ifdef ZOO_AMX
-    if (kAmx.supported()) isas.push_back(&kAmx);
-#endif
-#ifdef ZOO_AVX512
-    if (kAvx512.supported()) isas.push_back(&kAvx512);
-#endif
-#ifdef ZOO_AVX2
-    if (kAvx2.supported()) isas.push_back(&kAvx2);
-#endif
-    isas.push_back(&kPortable);
+#define ZOO_ADD(set) if (set::kIsa.supported()) isas.push_back(&set::kIsa);
+    ZOO_FOR_EACH_SET(ZOO_ADD)
+#undef ZOO_ADD
     return isas;
 }
 

@@ -4,6 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "isa/late_interaction/kernels.h"
+#include "isa/sequences/kernels.h"
+#include "isa/tables/kernels.h"
+
 namespace zoo {
 
 constexpr int64_t kColumns = 64;  // table rows, hidden vectors and packed weights come in whole 64 columns
@@ -367,17 +371,18 @@ struct Isa {
     const RowKernels *rows;
     const ClickKernels *clicks;
     const ImageKernels *images;
+    const TableKernels *tables;
+    const SequenceKernels *sequences;
+    const LateInteractionKernels *late_interaction;
 };
 
-extern const Isa kPortable;
-#ifdef ZOO_AVX2
-extern const Isa kAvx2;
-#endif
-#ifdef ZOO_AVX512
-extern const Isa kAvx512;
-#endif
-#ifdef ZOO_AMX
-extern const Isa kAmx;
+#ifdef ZOO_SET
+namespace ZOO_SET {  // the instruction set that this file is compiled for, named after its folder
+extern const Isa kIsa;
+extern const TableKernels kTables;
+extern const SequenceKernels kSequences;
+extern const LateInteractionKernels kLateInteraction;
+}  // namespace ZOO_SET
 #endif
 
 constexpr int kWeightBits = 22;  // fractional bits of a resampling weight: Pillow's PRECISION_BITS

@@ -21,17 +21,6 @@ namespace {
 
 constexpr int64_t kPiece = 4096;  // tokens of documents, about, that a thread takes at a time
 
-// Of an instruction set of `choose_isa`; that of AMX has those of AVX-512.
-const LateInteractionKernels &kernels_of(const std::string &isa) {
-#ifdef ZOO_AVX512
-    if (isa == "avx512" || isa == "amx") return kAvx512LateInteraction;
-#endif
-#ifdef ZOO_AVX2
-    if (isa == "avx2") return kAvx2LateInteraction;
-#endif
-    return kPortableLateInteraction;
-}
-
 // query int8 [n, size] and its scales; codes uint8 [tokens, size] and their scales; first int64 [documents + 1]: where each begins, and the
 // end; chosen int64: the documents to score, or none for all. Returns float32 [documents, 1].
 NewArray<float> max_sim(const Array &query, const Array &query_scale, const Array &codes, const Array &scale, const Array &first,
@@ -56,7 +45,7 @@ NewArray<float> max_sim(const Array &query, const Array &query_scale, const Arra
             if (row < 0 || row >= documents) refuse("max_sim", "there is no document " + std::to_string(row));
     }
     const int64_t count = chosen ? static_cast<int64_t>(rows.size()) : documents, stride = round_up(n, 16);
-    const LateInteractionKernels &kernels = kernels_of(choose_isa(isa).name);
+    const LateInteractionKernels &kernels = *choose_isa(isa).late_interaction;
     Buffer<int32_t> words(kernels.query_words(size, stride));
     Buffer<float> scales(stride), out(std::max<int64_t>(count, 1));
     kernels.pack_query(q, n, size, stride, words.data());

@@ -13,12 +13,4 @@ struct LateInteractionKernels {
     float (*max_sim)(const int32_t *words, const float *query_scale, int64_t stride, int64_t size, const uint8_t *tokens, const float *scale, int64_t n);
 };
 
-extern const LateInteractionKernels kPortableLateInteraction;
-#ifdef ZOO_AVX2
-extern const LateInteractionKernels kAvx2LateInteraction;
-#endif
-#ifdef ZOO_AVX512
-extern const LateInteractionKernels kAvx512LateInteraction;
-#endif
-
 }  // namespace zoo

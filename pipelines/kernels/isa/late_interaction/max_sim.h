@@ -71,7 +71,5 @@ float max_sim(const int32_t *words, const float *query_scale, int64_t stride, in
     return reduce_add(sums);
 }
 
-constexpr LateInteractionKernels kLateInteraction = {query_words, pack_query, max_sim};
-
 }  // namespace
 }  // namespace zoo

@@ -92,7 +92,5 @@ void add(const float *x, const float *y, int64_t count, float *out) {
     for (int64_t j = 0; j < count; j += kVecLanes) store_float(out + j, load_float<Vec>(x + j) + load_float<Vec>(y + j));
 }
 
-constexpr SequenceKernels kSequences = {.attend = attend, .score = score, .attend_scores = attend_scores, .activate = activate, .layer = layer, .attend_heads = attend_heads, .add = add, .transpose = transpose};
-
 }  // namespace
 }  // namespace zoo

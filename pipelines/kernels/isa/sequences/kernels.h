@@ -67,12 +67,4 @@ struct SequenceKernels {
     void (*transpose)(const float *x, int64_t stride, int64_t n, int64_t width, int64_t room, float *out);
 };
 
-extern const SequenceKernels kPortableSequences;
-#ifdef ZOO_AVX2
-extern const SequenceKernels kAvx2Sequences;
-#endif
-#ifdef ZOO_AVX512
-extern const SequenceKernels kAvx512Sequences;
-#endif
-
 }  // namespace zoo

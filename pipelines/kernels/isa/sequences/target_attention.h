@@ -106,7 +106,7 @@ constexpr int64_t kGroup = 2;
 #endif
 constexpr int64_t kRoom = 64;  // pairs that pass the network together
 
-// Four units for up to kGroup vectors of pairs; sums in named variables, see avx512.cpp. x: [count, kRoom] words of two codes.
+// Four units for up to kGroup vectors of pairs; sums in named variables, see x86/avx512/linear.h. x: [count, kRoom] words of two codes.
 template <int Vectors>
 inline void multiply_units(const int32_t *x, const int32_t *weight, int64_t count, IntVec (&sums)[4][kGroup]) {
 #define UNIT(u) IntVec s##u##0 = sums[u][0], s##u##1 = sums[u][1], s##u##2 = sums[u][kGroup - 2], s##u##3 = sums[u][kGroup - 1];

@@ -24,12 +24,4 @@ struct TableKernels {
     void (*pool_codes)(const QuantizedRows &, const uint32_t *rows, const float *factors, int64_t n, int16_t *out, int64_t out_stride);
 };
 
-extern const TableKernels kPortableTables;
-#ifdef ZOO_AVX2
-extern const TableKernels kAvx2Tables;
-#endif
-#ifdef ZOO_AVX512
-extern const TableKernels kAvx512Tables;
-#endif
-
 }  // namespace zoo

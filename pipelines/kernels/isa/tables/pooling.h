@@ -322,7 +322,5 @@ void pool_codes(const QuantizedRows &r, const uint32_t *rows, const float *facto
             store_words(out + s * out_stride + j, round_clipped(load_float<Vec>(values + s * stride + j), -kCodeLimit, kCodeLimit));
 }
 
-constexpr TableKernels kTables = {.pool = pool, .pool_codes = pool_codes};
-
 }  // namespace
 }  // namespace zoo

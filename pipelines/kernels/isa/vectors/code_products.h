@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kTerms = 4;
 using Code = int8_t;
 inline void add_products(IntVec &sum, IntVec x, IntVec w) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));  // as in avx512.cpp
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));  // as in x86/avx512/products.h
 }
 constexpr auto kMiddles = static_cast<int32_t>(0x80808080u);
 #elif defined(__AVX2__)

@@ -122,7 +122,7 @@ inline int64_t active_pairs(const int16_t *x, int64_t x_stride, int64_t rows, in
     return found;
 }
 
-// Count rows from `row` on and up to four vectors of columns, sums in named variables (see avx512.cpp); base: int16 sums of these rows'
+// Count rows from `row` on and up to four vectors of columns, sums in named variables (see x86/avx512/linear.h); base: int16 sums of these rows'
 // table rows, kBlock columns apart, or null.
 constexpr int64_t kBlock = 256;
 template <int Count, int Vectors>

@@ -10,16 +10,6 @@
 namespace zoo {
 namespace {
 
-inline const SequenceKernels &sequence_kernels(const std::string &isa) {
-#ifdef ZOO_AVX512
-    if (isa == "avx512" || isa == "amx") return kAvx512Sequences;
-#endif
-#ifdef ZOO_AVX2
-    if (isa == "avx2") return kAvx2Sequences;
-#endif
-    return kPortableSequences;
-}
-
 class SequenceProgram : public Program {
   public:
     using Program::Program;
@@ -33,7 +23,7 @@ class SequenceProgram : public Program {
         auto kept = std::make_shared<std::vector<Buffer<float>>>();
         Unit unit = activation(scale, shift, rise, slope, width, *kept, "dice");
         unit.units = from.width, unit.epsilon = epsilon;
-        const auto *kernels = &sequence_kernels(isa_.name);
+        const auto *kernels = isa_.sequences;
         add({whole(from)}, {whole(to)}, std::nullopt, [=](const Block &b) {
             (void)kept;
             kernels->activate(unit, b.at<float>(from), from.stride, width, b.n, b.at<float>(to));
@@ -78,7 +68,7 @@ class SequenceProgram : public Program {
         t.bias = words->back().data();
         t.one = curves(one, units, *floats), t.two = curves(two, second, *floats);
         t.one_history = alike_ids(begin, count) && (gap_begin < 0 || alike_ids(gap_begin, count));
-        const auto *kernels = &sequence_kernels(isa_.name);
+        const auto *kernels = isa_.sequences;
         const int64_t stride = columns();
         if (keeps_scores_ && t.one_history && reach_of(reach_ids_, column, 1) == Reach::kItem) {
             keep_scores(t, rows, to, [words, floats] {});
@@ -105,7 +95,7 @@ class SequenceProgram : public Program {
                     reads_rows(column, 1, t.rows),
                 "scored_attention");
         time_gaps(t, gap_begin, gaps, "scored_attention");
-        const auto *kernels = &sequence_kernels(isa_.name);
+        const auto *kernels = isa_.sequences;
         const int64_t stride = columns();
         add({}, {whole(to)}, Reach::kSample,
             [=](const Block &block) { kernels->attend(t, block.ids, stride, block.n, block.at<float>(to), to.stride); });
@@ -141,7 +131,7 @@ class SequenceProgram : public Program {
 
     // The scores of all items of the table and every item are computed with these; `kept`: what the attention points to.
     void keep_scores(const TargetAttention &t, int64_t rows, const Slot &to, std::function<void()> kept) {
-        const auto *kernels = &sequence_kernels(isa_.name);
+        const auto *kernels = isa_.sequences;
         const int64_t stride = columns();
         const size_t step = scored_.size();
         scored_.push_back(rows);

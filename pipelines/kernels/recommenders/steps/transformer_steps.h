@@ -56,7 +56,7 @@ class TransformerSteps : public SequenceProgram {
         for (size_t i = 0; i < 4; ++i) t->layers[i] = float_layer(*t, layers[2 * i], layers[2 * i + 1], inputs[i], outputs[i], name);
         t->slope.slope = filled(*t, data_of<float>(slope, "slope", 1), inner, round_up(inner, 16));
         for (size_t i = 0; i < 2; ++i) t->norms[i] = layer_norm(*t, norms[2 * i], norms[2 * i + 1], to.width, epsilon, name);
-        const auto *kernels = &sequence_kernels(isa_.name);
+        const auto *kernels = isa_.sequences;
         const auto *row_kernels = isa_.rows;
         const bool shared = alike_ids(begin, count) && (gap_begin < 0 || alike_ids(gap_begin, count));
         const int64_t kept = shared ? kept_bytes((t->history_size() + 16) * 4) : 0;
@@ -127,7 +127,7 @@ class TransformerSteps : public SequenceProgram {
         }
         e->any_fine = !fine.empty();
         e->rectified.slope = filled(*e, nullptr, 0, round_up(e->inner, 16));
-        const auto *kernels = &sequence_kernels(isa_.name);
+        const auto *kernels = isa_.sequences;
         const auto *row_kernels = isa_.rows;
         const Reach items_reach = reach_of(reach_ids_, begin, count);
         const Reach reach = gap_begin < 0 ? items_reach : zoo::joined(items_reach, reach_of(reach_ids_, gap_begin, count));

@@ -20,7 +20,7 @@ constexpr int64_t kBlock = 1 << 15;  // ids of a table that are checked, then lo
 
 class EmbeddingBags {
   public:
-    explicit EmbeddingBags(const std::string &isa) : isa_(choose_isa(isa)), kernels_(table_kernels(isa_.name)) {}
+    explicit EmbeddingBags(const std::string &isa) : isa_(choose_isa(isa)), kernels_(*isa_.tables) {}
 
     void add(Array table, int64_t rows, int64_t width, int bits, float scale_unit, float bias_unit, int64_t count, bool mean) {
         const float share = mean ? 1.0f / static_cast<float>(count) : 1.0f;

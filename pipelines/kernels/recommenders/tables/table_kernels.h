@@ -1,23 +1,11 @@
-// The table kernels of an instruction set by its name, and the checks of a table of quantized rows.
+// The checks of a table of quantized rows.
 #pragma once
 #include <algorithm>
-#include <string>
 
 #include "isa/arrays.h"
 #include "isa/tables/kernels.h"
 
 namespace zoo {
-
-inline const TableKernels &table_kernels(const std::string &isa) {
-#ifdef ZOO_AVX512
-    if (isa == "avx512" || isa == "amx") return kAvx512Tables;
-#endif
-#ifdef ZOO_AVX2
-    if (isa == "avx2") return kAvx2Tables;
-#endif
-    (void)isa;
-    return kPortableTables;
-}
 
 // The kernels' view of a table, uint8 [rows * stride + slack], or one without rows where its sizes do not fit.
 inline QuantizedRows quantized_rows(const Array &table, int64_t rows, int64_t width, int bits, int64_t count, float scale_unit,

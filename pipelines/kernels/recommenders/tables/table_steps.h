@@ -23,7 +23,7 @@ class TableSteps : public FieldSteps {
                 "quantized_gather");
         for (int64_t c = column; c < column + count; ++c)
             require(rows_[static_cast<size_t>(c)] >= 1 && rows_[static_cast<size_t>(c)] <= height, "quantized_gather");
-        const auto *kernels = &table_kernels(isa_.name);
+        const auto *kernels = isa_.tables;
         const int64_t columns = this->columns(), means = means_;
         const Reach list = reach_of(reach_ids_, column, count);
         const auto *cached = cached_tables_.add(r.table, r.stride, column, count);

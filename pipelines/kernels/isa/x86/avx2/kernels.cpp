@@ -6,17 +6,9 @@
 #include "isa/isa.h"
 #include "isa/vectors/click_kernels.h"
 #include "isa/vectors/row_kernels.h"
+#include "isa/x86/avx2/images.h"
 
-namespace zoo {
-namespace {
-
-inline __m256i load(const void *at) { return _mm256_loadu_si256(static_cast<const __m256i *>(at)); }
-inline void store(void *at, __m256i value) { _mm256_storeu_si256(static_cast<__m256i *>(at), value); }
-
-}  // namespace
-}  // namespace zoo
-
-#include "isa/images/avx2.h"
+#include "isa/images/table.h"  // behind the kernels
 
 namespace zoo {
 namespace {
@@ -168,7 +160,7 @@ bool supported() { return __builtin_cpu_supports("avx2") && __builtin_cpu_suppor
 
 }  // namespace
 
-const Isa kAvx2 = {
+const Isa ZOO_SET::kIsa = {
     .name = "avx2",
     .supported = supported,
     .packed_bytes = packed_bytes,
@@ -181,6 +173,9 @@ const Isa kAvx2 = {
     .rows = &kRowKernels,
     .clicks = &kClickKernels,
     .images = &kImageKernels,
+    .tables = &ZOO_SET::kTables,
+    .sequences = &ZOO_SET::kSequences,
+    .late_interaction = &ZOO_SET::kLateInteraction,
 };
 
 }  // namespace zoo

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "isa/images/kernels.h"
+#include "isa/x86/avx2/memory.h"
 
 namespace zoo {
 namespace {
@@ -237,5 +238,3 @@ int64_t products(int64_t rounds) {
 
 }  // namespace
 }  // namespace zoo
-
-#include "isa/images/table.h"

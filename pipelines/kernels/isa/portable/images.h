@@ -87,5 +87,3 @@ int64_t products(int64_t rounds) {
 
 }  // namespace
 }  // namespace zoo
-
-#include "isa/images/table.h"

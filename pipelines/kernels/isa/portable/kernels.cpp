@@ -2,10 +2,12 @@
 #include <cmath>
 #include <cstring>
 
-#include "isa/images/portable.h"
 #include "isa/isa.h"
+#include "isa/portable/images.h"
 #include "isa/vectors/click_kernels.h"
 #include "isa/vectors/row_kernels.h"
+
+#include "isa/images/table.h"  // behind the kernels
 
 namespace zoo {
 namespace {
@@ -77,7 +79,7 @@ void resample(const Resampling &r, int64_t outputs, const uint8_t *in, int64_t i
 
 }  // namespace
 
-const Isa kPortable = {
+const Isa ZOO_SET::kIsa = {
     .name = "portable",
     .supported = [] { return true; },
     .packed_bytes = packed_bytes,
@@ -90,6 +92,9 @@ const Isa kPortable = {
     .rows = &kRowKernels,
     .clicks = &kClickKernels,
     .images = &kImageKernels,
+    .tables = &ZOO_SET::kTables,
+    .sequences = &ZOO_SET::kSequences,
+    .late_interaction = &ZOO_SET::kLateInteraction,
 };
 
 }  // namespace zoo

@@ -1,34 +1,20 @@
-// The kernels for AVX-512 with VNNI.
-#include <immintrin.h>
-
+// Layers of bytes for AVX-512 with VNNI.
+#pragma once
 #include <cstring>
 
 #include "isa/isa.h"
-#include "isa/vectors/click_kernels.h"
-#include "isa/vectors/row_kernels.h"
-
-namespace zoo {
-namespace {
-
-// Inline assembly, for gcc 12 moves the accumulators of the intrinsics about.
-inline void dot_u8s8(__m512i &sum, __m512i u8, __m512i s8) { asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(u8), "v"(s8)); }
-
-inline __m512i load(const void *at) { return _mm512_loadu_si512(at); }
-
-}  // namespace
-}  // namespace zoo
-
-#include "isa/images/avx512.h"
+#include "isa/vectors/lanes.h"
+#include "isa/x86/avx512/products.h"
 
 namespace zoo {
 namespace {
 
 // Panels of 64 columns: [outputs / 64][inputs / 4][64][4]; layers of few outputs: [outputs][inputs padded to 64].
-int64_t packed_bytes(int64_t inputs, int64_t outputs) {
+inline int64_t packed_bytes(int64_t inputs, int64_t outputs) {
     return outputs <= kNarrow ? outputs * round_up(inputs, 64) : round_up(outputs, kColumns) * round_up(inputs, 4);
 }
 
-void pack_linear(const int8_t *weight, int64_t inputs, int64_t outputs, void *packed) {
+inline void pack_linear(const int8_t *weight, int64_t inputs, int64_t outputs, void *packed) {
     auto *out = static_cast<int8_t *>(packed);
     std::memset(out, 0, static_cast<size_t>(packed_bytes(inputs, outputs)));
     for (int64_t k = 0; k < inputs; ++k)
@@ -39,17 +25,17 @@ void pack_linear(const int8_t *weight, int64_t inputs, int64_t outputs, void *pa
         }
 }
 
-void unpack_column(const void *packed, int64_t inputs, int64_t column, int8_t *weight) {
+inline void unpack_column(const void *packed, int64_t inputs, int64_t column, int8_t *weight) {
     const auto *from = static_cast<const int8_t *>(packed) + column / 64 * round_up(inputs, 4) * 64 + column % 64 * 4;
     for (int64_t k = 0; k < inputs; ++k) weight[k] = from[k / 4 * 256 + k % 4];
 }
 
-void gather_columns(const void *packed, int64_t inputs, const int32_t *columns, int64_t count, void *gathered) {
+inline void gather_columns(const void *packed, int64_t inputs, const int32_t *columns, int64_t count, void *gathered) {
     gather_panels<64>(static_cast<const int32_t *>(packed), round_up(inputs, 4) / 4, columns, count, static_cast<int32_t *>(gathered));
 }
 
 // A layer of few outputs, a dot product each.
-void narrow(const Linear &l, const RowEpilogue &epilogue, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
+inline void narrow(const Linear &l, const RowEpilogue &epilogue, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
     const int64_t whole = l.inputs / 64 * 64;
     const __mmask64 tail = l.inputs > whole ? (~0ULL >> (64 - (l.inputs - whole))) : 0;
     for (int64_t s = 0; s < n; ++s, x += x_stride)
@@ -184,7 +170,7 @@ void tile(const Linear &l, const RowEpilogue &epilogue, const int8_t *weight, co
     finish<Count>(l, epilogue, first, column + 48, out, out_stride, s03, s13, s23, s33, s43, s53);
 }
 
-void linear(const Linear &l, const RowEpilogue &epilogue, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
+inline void linear(const Linear &l, const RowEpilogue &epilogue, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
     if (l.outputs <= kNarrow) return narrow(l, epilogue, x, x_stride, n, out, out_stride);
     constexpr int64_t kTile = 6, kRows = 240;  // rows whose active inputs are kept in a list at a time
     using Tile = decltype(&tile<1>);
@@ -208,72 +194,5 @@ void linear(const Linear &l, const RowEpilogue &epilogue, const uint8_t *x, int6
     }
 }
 
-// A weight is 2^16 a + 2^8 b + c in signed bytes (a fits: Resize says how large weights are); the dwords are the as, bs and cs of four.
-void pack_weights(int32_t *four) {
-    int8_t digits[16] = {};
-    for (int i = 0; i < 4; ++i) {
-        int32_t rest = four[i];
-        for (int digit = 2; digit >= 0; --digit) {
-            digits[4 * digit + i] = static_cast<int8_t>(rest);
-            rest = (rest - digits[4 * digit + i]) >> 8;
-        }
-    }
-    std::memcpy(four, digits, sizeof digits);
-}
-
-void resample(const Resampling &r, int64_t outputs, const uint8_t *in, int64_t in_stride, int64_t width, uint8_t *out, int64_t out_stride) {
-    const __m512i rounding = _mm512_set1_epi32(1 << (kWeightBits - 1)), zero = _mm512_setzero_si512();
-    for (int64_t i = 0; i < outputs; ++i, out += out_stride)
-        for (int64_t begin = 0; begin < width; begin += 64) {
-            const uint8_t *row = in + r.first[i] * in_stride + begin;
-            const int32_t *weight = r.weights + i * r.stride;
-            __m512i a0 = zero, a1 = zero, a2 = zero, a3 = zero, b0 = zero, b1 = zero, b2 = zero, b3 = zero, c0 = rounding, c1 = rounding,
-                    c2 = rounding, c3 = rounding;
-            for (int64_t t = 0; t < r.tap_groups[i]; ++t, row += 4 * in_stride, weight += 4) {
-                const __m512i p = load(row), q = load(row + in_stride), s = load(row + 2 * in_stride), u = load(row + 3 * in_stride);
-                const __m512i a = _mm512_set1_epi32(weight[0]), b = _mm512_set1_epi32(weight[1]), c = _mm512_set1_epi32(weight[2]);
-                const __m512i pq = _mm512_unpacklo_epi8(p, q), su = _mm512_unpacklo_epi8(s, u);
-                const __m512i PQ = _mm512_unpackhi_epi8(p, q), SU = _mm512_unpackhi_epi8(s, u);
-                const __m512i x0 = _mm512_unpacklo_epi16(pq, su), x1 = _mm512_unpackhi_epi16(pq, su);
-                const __m512i x2 = _mm512_unpacklo_epi16(PQ, SU), x3 = _mm512_unpackhi_epi16(PQ, SU);
-                dot_u8s8(a0, x0, a), dot_u8s8(a1, x1, a), dot_u8s8(a2, x2, a), dot_u8s8(a3, x3, a);
-                dot_u8s8(b0, x0, b), dot_u8s8(b1, x1, b), dot_u8s8(b2, x2, b), dot_u8s8(b3, x3, b);
-                dot_u8s8(c0, x0, c), dot_u8s8(c1, x1, c), dot_u8s8(c2, x2, c), dot_u8s8(c3, x3, c);
-            }
-            const auto result = [](__m512i a, __m512i b, __m512i c) {
-                const __m512i ab = _mm512_add_epi32(_mm512_slli_epi32(a, 8), b);
-                return _mm512_srai_epi32(_mm512_add_epi32(_mm512_slli_epi32(ab, 8), c), kWeightBits);
-            };
-            const __m512i first = _mm512_packs_epi32(result(a0, b0, c0), result(a1, b1, c1));
-            const __m512i second = _mm512_packs_epi32(result(a2, b2, c2), result(a3, b3, c3));
-            _mm512_storeu_si512(out + begin, _mm512_packus_epi16(first, second));
-        }
-}
-
-bool supported() {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
-}
-
 }  // namespace
-
-const Isa kAvx512 = {
-    .name = "avx512",
-    .supported = supported,
-    .packed_bytes = packed_bytes,
-    .pack_linear = pack_linear,
-    .unpack_column = unpack_column,
-    .gather_columns = gather_columns,
-    .linear = linear,
-    .pack_weights = pack_weights,
-    .resample = resample,
-    .rows = &kRowKernels,
-    .clicks = &kClickKernels,
-    .images = &kImageKernels,
-};
-
 }  // namespace zoo
-
-#ifdef ZOO_AMX
-#include "isa/amx.h"
-#endif

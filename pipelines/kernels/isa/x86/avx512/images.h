@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include "isa/images/kernels.h"
+#include "isa/x86/avx512/products.h"
 
 namespace zoo {
 namespace {
@@ -36,9 +37,9 @@ inline int64_t place(int64_t vectors, int64_t column) {  // of a column in its p
 }
 
 // Panels: weights [inputs / 4][16 V][4], bias int32 [16 V], scale float [16 V].
-int64_t dense_bytes(int64_t inputs, int64_t outputs) { return (inputs + 8) * outputs; }
+inline int64_t dense_bytes(int64_t inputs, int64_t outputs) { return (inputs + 8) * outputs; }
 
-void pack_dense(const int8_t *weight, const int32_t *bias, const float *scale, int64_t inputs, int64_t outputs, void *packed) {
+inline void pack_dense(const int8_t *weight, const int32_t *bias, const float *scale, int64_t inputs, int64_t outputs, void *packed) {
     auto *out = static_cast<int8_t *>(packed);
     const Panels panels(outputs);
     int64_t first = 0;
@@ -199,7 +200,7 @@ void dense_panel(const Dense &d, const int8_t *w, const uint8_t *const *in, uint
     }
 }
 
-void dense(const Dense &d, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others, int64_t n) {
+inline void dense(const Dense &d, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others, int64_t n) {
     using Panel = decltype(&dense_panel<1>);
     constexpr Panel panel[] = {nullptr, dense_panel<1>, dense_panel<2>, dense_panel<3>, dense_panel<4>};
     const Panels panels(d.outputs);
@@ -225,7 +226,7 @@ void floats_panel(const Dense &d, const int8_t *w, const uint8_t *const *in, flo
     }
 }
 
-void dense_floats(const Dense &d, const uint8_t *const *in, float *const *out, int64_t n) {
+inline void dense_floats(const Dense &d, const uint8_t *const *in, float *const *out, int64_t n) {
     using Panel = decltype(&floats_panel<1>);
     constexpr Panel panel[] = {nullptr, floats_panel<1>, floats_panel<2>, floats_panel<3>, floats_panel<4>};
     const Panels panels(d.outputs);
@@ -239,9 +240,9 @@ void dense_floats(const Dense &d, const uint8_t *const *in, float *const *out, i
 }
 
 // Blocks of 64 channels: weights [groups][64][4], bias int32 [64], scale float [64], placed as those of a panel of four vectors.
-int64_t depthwise_bytes(int64_t groups, int64_t channels) { return (4 * groups + 8) * round_up(channels, 64); }
+inline int64_t depthwise_bytes(int64_t groups, int64_t channels) { return (4 * groups + 8) * round_up(channels, 64); }
 
-void pack_depthwise(const int8_t *weight, const int32_t *bias, const float *scale, int64_t groups, int64_t channels, void *packed) {
+inline void pack_depthwise(const int8_t *weight, const int32_t *bias, const float *scale, int64_t groups, int64_t channels, void *packed) {
     auto *out = static_cast<int8_t *>(packed);
     std::memset(out, 0, static_cast<size_t>(depthwise_bytes(groups, channels)));
     for (int64_t j = 0; j < (channels == 32 ? 64 : channels); ++j) {  // 32 channels twice, for two pixels at once
@@ -325,7 +326,7 @@ void depthwise_with(const Depthwise &d, const int8_t *w, const uint8_t *x, uint8
     depthwise_block<-1>(d, w, x, out, n, store);
 }
 
-void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_t n) {
+inline void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_t n) {
     const auto *w = static_cast<const int8_t *>(d.packed);
     const auto whole = [](uint8_t *at, __m512i bytes) ZOO_INLINE { _mm512_storeu_si512(at, bytes); };
     if (d.channels == 32 && d.columns && d.x_step == 32 && d.out_step == 32 && d.offsets[4] - d.offsets[0] == 32 && n > 1) {
@@ -352,7 +353,7 @@ void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_t n) {
 }
 
 // Half of the table at a time, where the CPU has VBMI.
-__attribute__((target("avx512vbmi"))) void lookup_of_halves(const uint8_t *table, const uint8_t *x, uint8_t *out, int64_t n) {
+__attribute__((target("avx512vbmi"))) inline void lookup_of_halves(const uint8_t *table, const uint8_t *x, uint8_t *out, int64_t n) {
     __m512i quarters[4];
     for (int64_t q = 0; q < 4; ++q) quarters[q] = _mm512_loadu_si512(table + 64 * q);
     for (int64_t i = 0; i < n; i += 64) {
@@ -364,7 +365,7 @@ __attribute__((target("avx512vbmi"))) void lookup_of_halves(const uint8_t *table
 }
 
 // Sixteen bytes of the table at a time, for the bytes whose upper half names them.
-void lookup(const uint8_t *table, const uint8_t *x, uint8_t *out, int64_t n) {
+inline void lookup(const uint8_t *table, const uint8_t *x, uint8_t *out, int64_t n) {
     static const bool halves = __builtin_cpu_supports("avx512vbmi") > 0;
     if (halves) return lookup_of_halves(table, x, out, n);
     __m512i rows[16];
@@ -381,7 +382,7 @@ void lookup(const uint8_t *table, const uint8_t *x, uint8_t *out, int64_t n) {
     }
 }
 
-int64_t products(int64_t rounds) {
+inline int64_t products(int64_t rounds) {
     constexpr int kSums = 12;  // more than the latency of a product
     __m512i sums[kSums];
     unroll<kSums>([&](auto i) ZOO_INLINE { sums[i.value] = _mm512_setzero_si512(); });
@@ -396,5 +397,3 @@ int64_t products(int64_t rounds) {
 
 }  // namespace
 }  // namespace zoo
-
-#include "isa/images/table.h"

@@ -1,15 +1,21 @@
-// Products on the CPU's tile unit (AMX), for the layouts of avx512.cpp: sixteen rows of bytes by sixteen columns, 64 inputs at a time. Layers
+// Products on the CPU's tile unit (AMX), for the layouts of ../avx512: sixteen rows of bytes by sixteen columns, 64 inputs at a time. Layers
 // of few rows stay with AVX-512: a product of tiles takes as long for one row as for sixteen.
 // Source: Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter "Intel AMX".
-#pragma once
 #include <cpuid.h>
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "isa/isa.h"
+#include "isa/x86/avx512/images.h"
+#include "isa/x86/avx512/linear.h"
+
 namespace zoo {
+namespace avx512 {
+extern const Isa kIsa;
+}
 namespace {
-namespace amx {
+namespace tiles {
 
 constexpr int64_t kRows = 16, kInputs = 64;  // of a tile
 constexpr int64_t kLeast = 4;                // rows that are worth a tile
@@ -20,7 +26,7 @@ bool supported() {
     constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
     constexpr long kRequestPermission = 0x1023, kTileData = 18;  // of Linux: a process asks for the memory that tiles take
     unsigned a = 0, b = 0, c = 0, d = 0;
-    if (!kAvx512.supported() || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (kTile | kInt8)) != (kTile | kInt8)) return false;
+    if (!avx512::kIsa.supported() || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (kTile | kInt8)) != (kTile | kInt8)) return false;
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
@@ -128,7 +134,7 @@ inline Ahead fetched(const int8_t *panel, int64_t steps, int64_t pairs, int64_t 
 }
 
 void linear(const Linear &l, const RowEpilogue &epilogue, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
-    if (l.outputs <= kNarrow || n < kLeast) return kAvx512.linear(l, epilogue, x, x_stride, n, out, out_stride);
+    if (l.outputs <= kNarrow || n < kLeast) return avx512::kIsa.linear(l, epilogue, x, x_stride, n, out, out_stride);
     const Scratch scratch(l.inputs, n < kMostRows ? n : kMostRows);
     const int64_t panel = round_up(l.inputs, 4) * 64, cut = l.inputs % kInputs;
     const Configured tiles;
@@ -169,11 +175,11 @@ void linear(const Linear &l, const RowEpilogue &epilogue, const uint8_t *x, int6
 }
 
 // A last step reads up to 15 rows of weights that are another panel's or none, times zeros: the last panel is followed by that many.
-int64_t packed_bytes(int64_t inputs, int64_t outputs) { return kAvx512.packed_bytes(inputs, outputs) + 15 * 256; }
+int64_t packed_bytes(int64_t inputs, int64_t outputs) { return avx512::kIsa.packed_bytes(inputs, outputs) + 15 * 256; }
 
 int64_t dense_bytes(int64_t inputs, int64_t outputs) {
     const int64_t beyond = round_up(inputs, kInputs) - inputs - 8, last = 16 * Panels(outputs).vectors(Panels(outputs).count - 1);
-    return kImageKernels.dense_bytes(inputs, outputs) + (beyond > 0 ? beyond * last : 0);
+    return avx512::kIsa.images->dense_bytes(inputs, outputs) + (beyond > 0 ? beyond * last : 0);
 }
 
 template <int V>
@@ -242,7 +248,7 @@ inline void list_windows(const Dense &d, const Scratch &scratch, const uint8_t *
 }
 
 void dense(const Dense &d, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others, int64_t n) {
-    if (n < kLeast) return kImageKernels.dense(d, in, out, others, n);
+    if (n < kLeast) return avx512::kIsa.images->dense(d, in, out, others, n);
     using Panel = decltype(&dense_panel<1>);
     constexpr Panel panel[] = {nullptr, dense_panel<1>, dense_panel<2>, dense_panel<3>, dense_panel<4>};
     const int64_t inputs = d.stretches * d.stretch;
@@ -271,21 +277,21 @@ int64_t products(int64_t rounds) {
 }
 
 ImageKernels image_kernels() {
-    ImageKernels kernels = kImageKernels;
+    ImageKernels kernels = *avx512::kIsa.images;
     kernels.dense_bytes = dense_bytes, kernels.dense = dense, kernels.products = products;
     return kernels;
 }
 const ImageKernels kKernels = image_kernels();
 
 Isa isa() {
-    Isa isa = kAvx512;
+    Isa isa = avx512::kIsa;
     isa.name = "amx", isa.supported = supported, isa.packed_bytes = packed_bytes, isa.linear = linear, isa.images = &kKernels;
     return isa;
 }
 
-}  // namespace amx
+}  // namespace tiles
 }  // namespace
 
-const Isa kAmx = amx::isa();
+const Isa ZOO_SET::kIsa = tiles::isa();
 
 }  // namespace zoo

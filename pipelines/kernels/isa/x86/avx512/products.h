@@ -1,0 +1,14 @@
+// Products of bytes, and loads, of 512 bits.
+#pragma once
+#include <immintrin.h>
+
+namespace zoo {
+namespace {
+
+// Inline assembly, for gcc 12 moves the accumulators of the intrinsics about.
+inline void dot_u8s8(__m512i &sum, __m512i u8, __m512i s8) { asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(u8), "v"(s8)); }
+
+inline __m512i load(const void *at) { return _mm512_loadu_si512(at); }
+
+}  // namespace
+}  // namespace zoo
