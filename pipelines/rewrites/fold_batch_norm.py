@@ -34,6 +34,7 @@ class FoldBatchNorm(Rewrite):
         layers = [
             each for each in model.graph if query.is_op(each, *LAYERS) and query.constant(each.inputs[1]) is not None
         ]
+        self._taken = query.used_names(model.graph)
         return sum(self._fold(layer) for layer in layers)
 
     def _fold(self, layer: ir.Node) -> int:
@@ -113,9 +114,9 @@ class FoldBatchNorm(Rewrite):
         if not (np.isfinite(weights).all() and np.isfinite(biases).all()):
             self.refuse(layer, f"the folded weights leave the range of {old.dtype}")
             return None
-        inputs: list[ir.Value | None] = [x, edit.initializer(main, f"{name}.weight", weights)]
+        inputs: list[ir.Value | None] = [x, edit.initializer(main, f"{name}.weight", weights, self._taken)]
         if layer.op_type != "MatMul" and (len(layer.inputs) > 2 or biases.any()):
-            inputs.append(edit.initializer(main, f"{name}.bias", biases))
+            inputs.append(edit.initializer(main, f"{name}.bias", biases, self._taken))
         new = ir.Node("", layer.op_type, inputs, layer.attributes.values(), num_outputs=1, name=layer.name)
         edit.substitute(nodes, new)
         return new
