@@ -24,7 +24,7 @@ from pipelines.engines.agreement import ALIKE, WrongResultsError, largest_differ
 from pipelines.engines.as_opened import open_file
 from pipelines.engines.session import Runnable
 from pipelines.engines.stock import available
-from pipelines.engines.timing import REFERENCE, measure
+from pipelines.engines.timing import REFERENCE, measure, watch_cpu
 from pipelines.graph import io, query
 from pipelines.quantization.calibration.layerwise import sample_chunks
 from pipelines.quantization.calibration.range_search import output_sqnr
@@ -78,9 +78,9 @@ def summarize(
         "costliest": [{"name", "type", "cost" (multiplications of a layer per batch, result elements of another
         operator), "reason"}] of float operators, "as_opened": {"engine", "speed": float / int8 milliseconds of the
         files as users open them, "speed_of_many"} or None, "of_best": [float / int8 milliseconds of the fastest engines
-        for one sample, for many or None], "refused": why that engine refuses the int8 file if it runs
-        the float file, or "", "float_differs": {engine: difference of its results, for engines that differ on the
-        float model too}, "warnings"}.
+        for one sample, for many or None], "busy": whether other processes kept a timing from the CPU, "refused": why
+        that engine refuses the int8 file if it runs the float file, or "", "float_differs": {engine: difference of its
+        results, for engines that differ on the float model too}, "warnings"}.
     """
     few = _few(float_model, samples, _fixed(float_model))
     costs = _costs(float_model, few[0]) if few else {}
@@ -103,6 +103,7 @@ def summarize(
         "float_differs": {},
         "as_opened": None,
         "of_best": [],
+        "busy": False,
         "refused": "",
         "costliest": [
             {"name": each.name, "type": each.type, "cost": costs.get(each.name), "reason": each.reason}
@@ -180,7 +181,7 @@ def _speed(
     native_path: Path | None = None,
     quick: bool = False,
 ) -> dict[str, Any]:
-    """Returns the fields "speed", "engine", "wrong", "float_differs", "speed_of_many" and "as_opened" of `summarize`.
+    """Returns the fields "speed", "engine", "wrong", "float_differs" and the other timings of `summarize`.
 
     The two models are timed in turn, in one thread. The native kernels have
     no float: their int8 is compared with the float model in its fastest engine.
@@ -199,6 +200,7 @@ def _speed(
     float_differs: dict[str, str] = {}
     references: list[Any] = []  # float and int8
     reference: Runnable | None = None
+    timed = _Timer(quick)
     with tempfile.TemporaryDirectory() as folder:
         paths = [
             io.save(each.clone(), Path(folder) / f"{name}.onnx")
@@ -213,14 +215,14 @@ def _speed(
                     differing = float_differs if _float_differs(engine, sessions, references, batch) else wrong
                     differing[engine] = why
                     continue
-                exact, ms = _timed(sessions, batch, quick)
+                exact, ms = timed(sessions, batch)
             except ZooError:
                 continue  # the engine does not support the graph
             speed[engine], milliseconds[engine] = round(exact / ms, 3), ms
             floats[exact] = sessions[0]
             pairs[False].append((exact, ms))
             if many and exact < QUICK:
-                exact, ms = _timed(sessions, many, quick)
+                exact, ms = timed(sessions, many)
                 pairs[True].append((exact, ms))
                 speed_of_many[engine] = round(exact / ms, 3)
         with contextlib.suppress(ZooError):  # the kernels do not support the graph
@@ -228,17 +230,17 @@ def _speed(
             if reference is not None and (why := why_wrong("native", native, reference, batch)):
                 wrong["native"] = why
             elif floats:
-                exact, ms = _timed([floats[min(floats)], native], batch, quick)
+                exact, ms = timed([floats[min(floats)], native], batch)
                 speed["native"], milliseconds["native"] = round(exact / ms, 3), ms
                 pairs[False].append((exact, ms))
                 if many and exact < QUICK:
-                    exact, ms = _timed([floats[min(floats)], native], many, quick)
+                    exact, ms = timed([floats[min(floats)], native], many)
                     pairs[True].append((exact, ms))
                     speed_of_many["native"] = round(exact / ms, 3)
         usable = not {*wrong, *float_differs} & {"openvino"}
         try:
             compared = reference if quick else None
-            as_opened = _as_opened(paths, batch, many, compared) if usable and native_path is None else None
+            as_opened = _as_opened(paths, batch, many, timed, compared) if usable and native_path is None else None
             refused = _refused(paths, batch) if usable and native_path is None and as_opened is None else ""
         except WrongResultsError:  # in the int8 file, or in the float file too
             return _speed(float_model, int8_model, batch, many)
@@ -251,6 +253,7 @@ def _speed(
         "as_opened": as_opened,
         "refused": refused,
         "of_best": [_of_best(pairs[False]), _of_best(pairs[True])],
+        "busy": timed.busy,
     }
 
 
@@ -278,23 +281,22 @@ def _float_differs(engine: str, sessions: Sequence[Runnable], references: Sequen
 
 
 def _as_opened(
-    paths: Sequence[Path], batch: Batch, many: Batch | None, reference: Runnable | None = None
+    paths: Sequence[Path], batch: Batch, many: Batch | None, timed: _Timer, reference: Runnable | None = None
 ) -> dict[str, Any] | None:
     """Returns "as_opened" of `summarize` for the float and the int8 file; None if the engine refuses one of them.
 
     reference: session of the int8 model for quick timings, of an engine that has not been checked yet. Raises
     WrongResultsError if the results differ from its results.
     """
-    quick = reference is not None
     try:
         engine, int8 = open_file(paths[1])
         if reference is not None and (why := why_wrong(engine, int8, reference, batch)):
             raise WrongResultsError(why)
         _, exact = open_file(paths[0])
-        exact_ms, ms = _timed([exact, int8], batch, quick)
+        exact_ms, ms = timed([exact, int8], batch)
         found: dict[str, Any] = {"engine": engine, "speed": round(exact_ms / ms, 3), "speed_of_many": None}
         if many and exact_ms < QUICK:
-            exact_ms, ms = _timed([exact, int8], many, quick)
+            exact_ms, ms = timed([exact, int8], many)
             found["speed_of_many"] = round(exact_ms / ms, 3)
     except WrongResultsError:
         raise
@@ -314,12 +316,26 @@ def _refused(paths: Sequence[Path], batch: Batch) -> str:
     return ""
 
 
-def _timed(sessions: Sequence[Runnable], batch: Batch, quick: bool = False) -> tuple[float, float]:
-    repeats = {"repeats": QUICK_REPEATS} if quick else {}
-    exact, ms = measure(sessions, batch, **repeats)
-    if exact < SLOWER * ms:  # another process may have disturbed the timing
-        exact, ms = max((exact, ms), tuple(measure(sessions, batch, **repeats)), key=lambda pair: pair[0] / pair[1])
-    return exact, ms
+class _Timer:
+    """Times float and int8 in turn.
+
+    Attributes:
+        busy: Whether other processes had the CPU in one of the timings.
+    """
+
+    def __init__(self, quick: bool) -> None:
+        self._repeats = {"repeats": QUICK_REPEATS} if quick else {}
+        self.busy = False
+
+    def __call__(self, sessions: Sequence[Runnable], batch: Batch) -> tuple[float, float]:
+        """Returns the milliseconds of a batch in float and in int8."""
+        was_busy = watch_cpu()
+        exact, ms = measure(sessions, batch, **self._repeats)
+        if exact < SLOWER * ms:  # another process may have disturbed the timing
+            again = measure(sessions, batch, **self._repeats)
+            exact, ms = max((exact, ms), tuple(again), key=lambda pair: pair[0] / pair[1])
+        self.busy |= was_busy()
+        return exact, ms
 
 
 def _slower(found: dict[str, Any]) -> str:
@@ -344,6 +360,8 @@ def _line(found: dict[str, Any]) -> str:
         parts += [_times(found, engine=engine) for engine in engines if engine in found["speed"]]
     if found["as_opened"] is not None:
         parts.append(_times_as_opened(found))
+    if found["busy"]:
+        parts.append("timed on a busy CPU")
     parts += [f"WRONG in {engine}" for engine in found["wrong"]]
     return "; ".join(parts)
 

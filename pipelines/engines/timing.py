@@ -147,6 +147,12 @@ def _winner(milliseconds: Mapping[str, float], finest: Sequence[str]) -> str:
     return near[0] if best in near else best
 
 
+def watch_cpu() -> Callable[[], bool]:
+    """Returns a function that says whether other processes have kept this one from the CPU since."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    return lambda: time.process_time() - cpu < BUSY * (time.perf_counter() - wall)
+
+
 def _rounds(
     candidates: Mapping[str, Callable[[], Runnable]], batch: Batch, finest: Sequence[str]
 ) -> tuple[dict[str, float], bool]:
@@ -164,9 +170,9 @@ def _rounds(
     floats = {name: opener for name, opener in candidates.items() if name.endswith(FLOAT)}
     sessions = _agreeing({name: opener for name, opener in candidates.items() if name not in floats}, batch)
     sessions |= _float_sessions(floats, sessions, batch)
-    wall, cpu = time.perf_counter(), time.process_time()
+    was_busy = watch_cpu()
     rounds = [measure(list(sessions.values()), batch, REPEATS // 2 + 1) for _ in range(ROUNDS)]
-    busy = time.process_time() - cpu < BUSY * (time.perf_counter() - wall)
+    busy = was_busy()
     winners = {_winner(dict(zip(sessions, each, strict=True)), finest) for each in rounds}
     return dict(zip(sessions, np.min(rounds, axis=0).tolist(), strict=True)), len(winners) == 1 and not busy
 

@@ -209,6 +209,13 @@ def test_an_engine_that_differs_is_checked_in_full_after_quick_timings(rng, net,
     assert any(each.startswith("WRONG IN openvino: it differs") for each in found["warnings"])
 
 
+def test_the_line_says_that_other_processes_had_the_cpu(rng, net, monkeypatch):
+    for busy in (False, True):
+        monkeypatch.setattr(summary, "watch_cpu", lambda busy=busy: lambda: busy)
+        found = summary_of(rng, net, quick=True)
+        assert found["busy"] is busy and ("timed on a busy CPU" in found["line"]) is busy
+
+
 @pytest.mark.parametrize(
     ("changes", "first"),
     [
@@ -227,6 +234,7 @@ def test_the_line_begins_with_the_batch_sizes_at_which_int8_is_slower(changes, f
         "split": {},
         "engine": None,
         "wrong": {},
+        "busy": False,
     }
     found |= {"as_opened": None, "many": 512, **changes}
     if changes.get("as_opened"):
