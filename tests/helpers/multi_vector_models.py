@@ -5,9 +5,11 @@ import string
 
 import numpy as np
 import safetensors.torch
+import tokenizers
 import torch
+import transformers
 
-from helpers import text_models
+from helpers import text_models, text_networks
 
 OUTPUTS = 16
 
@@ -24,6 +26,35 @@ def stanford(folder, kind="bert", **metadata):
     given = {"query_token_id": "[unused63]", "doc_token_id": "cat", "query_maxlen": 12, "doc_maxlen": 20}
     (folder / "artifact.metadata").write_text(json.dumps({**given, "dim": OUTPUTS, **metadata}))
     return model, lambda x: x @ weight.T, fast
+
+
+def jina(folder):
+    """A folder as that of jina-colbert-v2, by the code of its network and the default base of rotary positions."""
+    values = text_networks.CONFIGS["jina_embeddings_v3"]
+    positions = {"rope_theta": 10_000.0, "rope_type": "default"}
+    network = text_networks.write(folder, {**values, "rope_parameters": positions})
+    (folder / "modules.json").unlink()
+    code = "jinaai/xlm-roberta-flash-implementation--configuration_xlm_roberta.XLMRobertaFlashConfig"
+    values = {**values, "model_type": "xlm-roberta", "architectures": ["HF_ColBERT"], "auto_map": {"AutoConfig": code}}
+    (folder / "config.json").write_text(
+        json.dumps({key: value for key, value in values.items() if key != "rope_parameters"})
+    )
+    weight = torch.randn(OUTPUTS, 32) * 0.2
+    file = folder / "model.safetensors"
+    safetensors.torch.save_file({**safetensors.torch.load_file(file), "linear.weight": weight}, file)
+    content = json.loads(text_models.tokenizer().to_str())
+    for token, marker in (("##z", "[QueryMarker]"), ("[unused63]", "[DocumentMarker]")):
+        content["model"]["vocab"][marker] = content["model"]["vocab"].pop(token)
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer.from_str(json.dumps(content)),
+        **{"pad_token": "[PAD]", "unk_token": "[UNK]", "mask_token": "[MASK]"},
+    )
+    fast.add_special_tokens({"additional_special_tokens": ["[QueryMarker]", "[DocumentMarker]"]})
+    fast.save_pretrained(folder)
+    metadata = {"query_token_id": "[QueryMarker]", "doc_token_id": "[DocumentMarker]", "dim": OUTPUTS}
+    metadata |= {"query_maxlen": 12, "doc_maxlen": 30, "attend_to_mask_tokens": True, "mask_punctuation": True}
+    (folder / "artifact.metadata").write_text(json.dumps(metadata))
+    return network, lambda x: x @ weight.T, fast
 
 
 def modules(folder, kind="bert", layers=((OUTPUTS, False),), more=(), names="pylate.models.Dense.Dense"):

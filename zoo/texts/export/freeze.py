@@ -65,7 +65,7 @@ def export(config: ModelConfig, weights: Mapping[str, Floats], head: Head | None
         The graph, opset 18.
     """
     main = ir.Graph([], [], nodes=[], name="texts", opset_imports={"": OPSET})
-    writer = OutputWriter(main, config, weights)
+    writer = OutputWriter(main, config, weights, unattended=head is not None and head.UNATTENDED)
     ids, mask, *types = (writer.tokens(name) for name in config.inputs)
     x = writer.hidden(ids, mask, types[0] if types else None)
     if head is not None and head.HAS_LAYERS:

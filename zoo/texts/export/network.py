@@ -15,7 +15,7 @@ from zoo.texts.models.config import ModelConfig
 from zoo.training.onnx_builder import Writer
 
 HIDDEN = "hidden"
-INT64, FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
+INT64, FLOAT, BOOL = ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.BOOL
 
 
 class NetworkWriter(Writer):
@@ -25,12 +25,16 @@ class NetworkWriter(Writer):
         main: Graph to extend.
         config: Description of the network.
         weights: Weights by shared name.
+        unattended: See `Head.UNATTENDED`.
     """
 
-    def __init__(self, main: ir.Graph, config: ModelConfig, weights: Mapping[str, Floats]) -> None:
+    def __init__(
+        self, main: ir.Graph, config: ModelConfig, weights: Mapping[str, Floats], unattended: bool = False
+    ) -> None:
         super().__init__(main)
-        self.config, self.weights = config, weights
+        self.config, self.weights, self.unattended = config, weights, unattended
         self.cached: dict[str, ir.Value] = {}
+        self.reached: dict[ir.Value, ir.Value] = {}  # by the bias of their attention
 
     # ------------------------------------------------------------------------------------------------------- primitives
 
@@ -175,7 +179,18 @@ class NetworkWriter(Writer):
         index = self._distance(ids)
         rows = self.add("Gather", [self.weight(name, bias), index], f"{name}.gathered")
         rows = self.add("Transpose", [rows], f"{name}.heads", perm=[2, 0, 1])
-        return self.add("Add", [padding, rows], f"{name}.mask")
+        total = self.add("Add", [padding, rows], f"{name}.mask")
+        if local and self.unattended:
+            self.reached[total] = self._reached(total)
+        return total
+
+    def _reached(self, bias: ir.Value) -> ir.Value:
+        """Appends whether a token attends to any key, float32 [batch, tokens, 1]: without a key attention is 0."""
+        largest = self.add("ReduceMax", [bias, self.constant("index.-1", [-1])], "local.largest", keepdims=0)
+        rows = self.add("ReduceMax", [largest, self.constant("index.1", [1])], "local.heads.largest", keepdims=0)
+        found = self.add("Greater", [rows, self.constant("visible", MASKED / 2)], "local.found", dtype=BOOL)
+        column = self.add("Unsqueeze", [found, self.constant("last_axis", [2])], "local.found.column", dtype=BOOL)
+        return self.add("Cast", [column], "local.reached", to=int(FLOAT))
 
     def rotations(self, ids: ir.Value, local: bool) -> tuple[ir.Value, ir.Value] | None:
         """Appends cosine and sine of the angles of rotary positions, float32 [tokens, size] each.
@@ -382,6 +397,8 @@ class NetworkWriter(Writer):
         context = self.add("Transpose", [context], f"{path}.found.split", perm=[0, 2, 1, 3])
         joined = self.constant("joined", [0, 0, config.heads * config.head_size])
         context = self.add("Reshape", [context, joined], f"{path}.joined")
+        if (reached := self.reached.get(bias)) is not None:
+            context = self.add("Mul", [context, reached], f"{path}.reached")
         return self.linear(context, f"{path}.output")
 
     def _repeat(self, x: ir.Value, path: str) -> ir.Value:

@@ -94,6 +94,7 @@ class Head(abc.ABC):
             over the first row of a text.
         PAIRS: Whether every input is a pair of texts.
         DENSE_MODULES: Whether modules Dense of sentence-transformers are layers of the head, "dense.N" of the weights.
+        UNATTENDED: Whether rows of tokens that are not attended to are results.
         OWN_LENGTHS: Whether the head limits the tokens of texts, in place of `max_seq_length` of the folder.
     """
 
@@ -106,6 +107,7 @@ class Head(abc.ABC):
     HAS_LAYERS: ClassVar[bool] = True
     PAIRS: ClassVar[bool] = False
     DENSE_MODULES: ClassVar[bool] = False
+    UNATTENDED: ClassVar[bool] = False
     OWN_LENGTHS: ClassVar[bool] = False
 
     def recognizes(self, path: Path, config: Mapping[str, Any]) -> bool:

@@ -249,7 +249,17 @@ class GraphMapper(RowMapper):
             factors = self.constant(other)
             if factors is not None and factors.ndim == 1 and factors.size > 1:
                 return self._scaled(self.skip_qdq(one), factors.astype(np.float32))
-        return self._gated(value, node)
+        if (gated := self._gated(value, node)) is not None:
+            return gated
+        for one, other in (node.inputs, node.inputs[::-1]):
+            if self._is_one(value, self.skip_qdq(other)):
+                return self._register(self.skip_qdq(one))
+        return None
+
+    def _is_one(self, value: ir.Value, factor: ir.Value) -> bool:
+        """Returns whether a factor of `value` is 1 for all tokens but those that attend to nothing."""
+        is_constant = self.constant(factor) is not None
+        return not is_constant and self._depends_on_tokens_alone(factor) and bool((self._evaluate(value, factor) == 1).all())
 
     def _add(self, value: ir.Value, node: ir.Node) -> int:
         """Appends an Add: token plus position embedding, or a linear layer (with ReLU) plus a residual."""

@@ -124,10 +124,26 @@ def test_the_check_of_native_kernels_covers_tokens_that_are_not_attended_to(tmp_
     assert held.check(subject, batch)["difference"] > held.ALIKE
 
 
-def test_expansion_beyond_the_window_is_refused(tmp_path):
-    models.stanford(tmp_path / "other", "modernbert", query_maxlen=13)
-    with pytest.raises(RequestError, match="filled up to 13 tokens, .* window of 8"):
-        zoo.import_model(tmp_path / "other", tmp_path / "ours")
+@pytest.mark.parametrize("attend", [False, True])
+def test_expansion_beyond_the_window_of_local_attention(tmp_path, attend):
+    """The last tokens have no key within the window of 8 tokens: attention is 0, as that of torch."""
+    made = models.stanford(tmp_path / "theirs", "modernbert", query_maxlen=30, attend_to_mask_tokens=attend)
+    made[0].set_attn_implementation("sdpa")
+    ours = opened(tmp_path)
+    query = {**PLACES["query"], "most": 30, "expand": 30, "attend": attend}
+    check(ours, made, query, {**PLACES["document"], "skipped": models.PUNCTUATION})
+    (tmp_path / "texts.txt").write_text("\n".join(text_models.TEXTS * 30))
+    zoo.calibrate(tmp_path / "ours", str(tmp_path / "texts.txt"), samples=16)
+    native = zoo.pipeline(tmp_path / "ours", "int8", "native")
+    for found, wanted in zip(native.encode_query(TEXTS), ours.encode_query(TEXTS), strict=True):
+        assert (found * wanted).sum(axis=1).min() > 0.97
+
+
+def test_layout_of_jina_colbert(tmp_path):
+    """jina-colbert-v2: custom code of Jina v3, markers that were added to the tokenizer of XLM-R."""
+    made = models.jina(tmp_path / "theirs")
+    place = {"marker": "[DocumentMarker]", "most": 30, "skipped": models.PUNCTUATION}
+    check(opened(tmp_path), made, {"marker": "[QueryMarker]", "most": 12, "expand": 12, "attend": True}, place)
 
 
 def test_refusals(tmp_path):

@@ -25,6 +25,7 @@ from zoo.texts.models.config import DENSE_ACTIVATIONS, Dense, ModelConfig
 from zoo.texts.models.head import Head, HeadWeights, special_token
 from zoo.texts.models.tensor_file import TensorFile
 from zoo.texts.models.weights import FILE
+from zoo.texts.sentence_encoder import COSINE
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -48,6 +49,7 @@ class LateInteraction(Head):
     OUTPUT: ClassVar[str] = VECTORS
     PER_TOKEN: ClassVar[bool] = True
     DENSE_MODULES: ClassVar[bool] = True
+    UNATTENDED: ClassVar[bool] = True
     OWN_LENGTHS: ClassVar[bool] = True
 
     def recognizes(self, path: Path, config: Mapping[str, Any]) -> bool:
@@ -92,16 +94,6 @@ class LateInteraction(Head):
                 raise RequestError("its tokenizer has no mask_token in tokenizer_config.json; copy it from the model")
             found["expansion"]["token"] = token
         return found
-
-    def require(self, form: ModelConfig, features: Mapping[str, Any]) -> None:
-        """See `Head`: tokens of query expansion have keys within the windows of local attention."""
-        expansion, window = features["expansion"], form.attention.window
-        most = window + SMALLEST_LENGTH - 1
-        if expansion and not expansion["attend"] and form.attention.local and expansion["length"] > most:
-            raise RequestError(
-                f"its queries are filled up to {expansion['length']} tokens, which are not attended to and reach "
-                f"beyond the window of {window} tokens of its local attention; expected {most} or fewer"
-            )
 
     def weights(self, found: HeadWeights, config: ModelConfig) -> None:
         """See `Head`: "dense.N"; a residual is added to the weights.
@@ -177,6 +169,8 @@ def _features(
 
 def _stanford_features(network: Path) -> dict[str, Any]:
     found = _metadata(network)
+    if (similarity := found.get("similarity")) not in (None, COSINE):
+        raise RequestError(f"its similarity is {similarity!r:.40} ({METADATA}); expected {COSINE}")
     keys = {QUERY: "query_token_id", DOCUMENT: "doc_token_id"}
     markers = {role: str(found.get(key) or MARKERS["stanford"][role]) for role, key in keys.items()}
     lengths = {QUERY: found.get("query_maxlen") or LENGTHS[QUERY], DOCUMENT: found.get("doc_maxlen")}

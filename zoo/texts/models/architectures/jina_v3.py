@@ -24,7 +24,9 @@ def _is_jina(values: Mapping[str, Any]) -> bool:
 
 
 def _read(file: ConfigFile) -> ModelConfig:
-    is_absolute = file.get("position_embedding_type", default=ROTARY) == ABSOLUTE and file.get("model_type") != TYPE
+    is_own = file.get("model_type") == TYPE  # of transformers, not custom code
+    is_absolute = file.get("position_embedding_type", default=ROTARY) == ABSOLUTE and not is_own
+    theta = file.get("rotary_emb_base", default=20_000.0 if is_own else 10_000.0)
     if not is_absolute:
         file.require("position_embedding_type", ABSOLUTE, ROTARY)
     plain = ConfigFile({key: value for key, value in file.values.items() if key != "position_embedding_type"})
@@ -42,7 +44,7 @@ def _read(file: ConfigFile) -> ModelConfig:
         epsilon=float(file.get("layer_norm_eps", default=1e-5)),
         first_position=roberta.first_position(file) if is_absolute else 0,
         absolute=is_absolute,
-        rotary=None if is_absolute else file.rotary(width // heads, file.get("rotary_emb_base", default=20_000.0)),
+        rotary=None if is_absolute else file.rotary(width // heads, theta),
         adapter=file.adapter(),
     )
 
