@@ -262,6 +262,13 @@ def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> 
 @click.option(
     "--task", default=None, help="Sentence encoders with adapters of tasks: the task, such as retrieval.query."
 )
+@click.option(
+    "--template",
+    default=None,
+    metavar="NAME|FILE",
+    help="Rerankers without a chat template for pairs (--format cross-encoder): qwen3-reranker, mxbai-rerank-v2, or a "
+    "file NAME.jinja.",
+)
 @click.option("--force", is_flag=True, help="Replace the model in the output folder.")
 @as_json
 def import_model(source: str, output: str | None, as_json: bool, **options: Any) -> None:

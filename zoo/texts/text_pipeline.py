@@ -1,14 +1,13 @@
-"""Base class of the pipelines of text encoders: reading, tokenization, batches, and streaming of files."""
+"""Base class of the pipelines of text encoders: batches, engines, and streaming of files."""
 
 from __future__ import annotations
 
 import abc
 import itertools
 import logging
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,35 +22,23 @@ from pipelines.engines import catalog
 from pipelines.engines.native.held import Subject
 from pipelines.engines.native.texts import NativeTexts, store, unheld, unpadded
 from pipelines.engines.session import Session
-from pipelines.models.folder import ModelFolder
-from pipelines.models.line_pipeline import LinePipeline, benchmark_samples
 from pipelines.models.pipeline import PRECISIONS
-from zoo.texts.data import text_files, tokenizer
-from zoo.texts.data.prompts import Prompts
-from zoo.texts.data.tokenizer import Tokenizer, Tokens
-from zoo.texts.models.config import IDS, MASK, TYPES, ModelConfig
+from zoo.texts.data import text_files
+from zoo.texts.data.tokenizer import Tokens
+from zoo.texts.models.config import IDS, MASK, TYPES
+from zoo.texts.text_inputs import EXAMPLES, TextInputs, require_valid, row_error
 
 SORT_WINDOW = 16  # batches of a long file that are sorted by length together
 MAX_BATCH_TOKENS = 4096  # tokens of a padded batch of a stock engine
 EXAMPLE = 8  # texts that the native code is checked on
 LONG, SHORT = 400, 5  # tokens of two more; the native code computes 192 rows at once
-CALIBRATION_LENGTH = 128  # tokens of a calibration row
-EXAMPLES = (
-    "The museum opens at nine and closes at five.",
-    "How do I reset the password of my account?",
-    "A man is playing a guitar on the street corner while people walk past him.",
-    "Shares fell for a third day as investors waited for the figures on inflation.",
-    "Fold the egg whites into the batter, pour it into the mould and bake it for forty minutes, until a knife comes "
-    "out clean.",
-    "Rain",
-)
 
 logger = logging.getLogger(__name__)
 Floats = NDArray[np.float32]
 Write = Callable[[Any, NDArray[np.int64]], None]  # what `filled` returns, numbers of the input rows from 1 [n]
 
 
-class TextPipeline(LinePipeline[NativeTexts]):
+class TextPipeline(TextInputs):
     """Computes embeddings of texts, or scores of text pairs; see `zoo.pipeline`.
 
     The engine "native" computes int8 in native code without padding; "auto" takes it where the kernels are built, else
@@ -62,14 +49,6 @@ class TextPipeline(LinePipeline[NativeTexts]):
         PER_TOKEN: Whether the output has a row a token, otherwise a row a text.
         EMBEDS: Whether the outputs are vectors that are compared by their cosine, otherwise scores.
         BATCH_TOKENS: Maximum number of tokens of a padded batch of a stock engine.
-        TEXTS_PER_ROW: 1 for texts, 2 for pairs.
-        INVALID: Value that fills the results of an invalid row.
-        columns: Columns of tables, see `read_columns`.
-        config: Configuration of the network.
-        max_length: Maximum number of tokens of a text.
-        tokenizer: Tokenizer of the model.
-        prompts: Prompts of the model.
-        prompt: Default prefix of every text, or of the first text of a pair.
     """
 
     BATCH_SIZE: ClassVar[int] = 32
@@ -80,29 +59,7 @@ class TextPipeline(LinePipeline[NativeTexts]):
     OUTPUT: ClassVar[str]
     PER_TOKEN: ClassVar[bool] = False
     EMBEDS: ClassVar[bool] = False
-    TEXTS_PER_ROW: ClassVar[int]
-    INVALID: ClassVar[float] = 0.0
     MAX_WARNINGS: ClassVar[int] = 5
-    columns: Sequence[str] = ()
-
-    def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
-        features = folder.preprocessing
-        try:
-            self.config = ModelConfig.from_json(features["form"])
-            self.max_length = int(features["max_length"])
-        except KeyError as error:
-            raise RequestError(f"the card of {folder.card.name} lacks {error}; import the model again") from error
-        super().__init__(folder, *arguments, **options)
-        path = folder.verify(tokenizer.FILE)
-        self.tokenizer = Tokenizer(
-            path,
-            self.config.vocabulary,
-            self.max_length,
-            bool(features.get("lower")),
-            pairs=self.TEXTS_PER_ROW == 2,
-        )
-        self.prompts = Prompts(features)
-        self.prompt = self.prompts.default
 
     def _open_native(self, model: Path | None) -> NativeTexts:
         """Opens the native encoder. Raises RequestError for an unsupported graph."""
@@ -120,11 +77,6 @@ class TextPipeline(LinePipeline[NativeTexts]):
         """Opens a session of a stock engine."""
         path = model or self.folder.ensure(PRECISIONS[self.precision])
         self._session: Session = catalog.load(path, self._engine, self.threads, self.precision)
-
-    @property
-    def input_ports(self) -> dict[str, tuple[np.dtype[Any], Sequence[int | None]]]:
-        """Token ids, attention mask and, for pairs, token types: int64 [n, longest]."""
-        return {name: (np.dtype(np.int64), (None, None)) for name in self.config.inputs}
 
     # ------------------------------------------------------------------------------------------------------------ texts
 
@@ -153,7 +105,7 @@ class TextPipeline(LinePipeline[NativeTexts]):
         rows = self.input_rows(self._as_list(raw), names=False)
         while window := list(itertools.islice(rows, SORT_WINDOW * self.batch_size)):
             if on_error == "raise":
-                _require_valid(window)
+                require_valid(window)
             valid = [row.texts for row in window if not row.error]
             tokens = self.tokenize(valid, **options)
             results += self.results([row.error for row in window], self.compute(tokens), tokens)
@@ -212,102 +164,6 @@ class TextPipeline(LinePipeline[NativeTexts]):
         filled = np.full((len(errors), self.config.output_size), self.INVALID, np.float32)
         filled[[i for i, error in enumerate(errors) if not error]] = outputs
         return filled
-
-    def preprocess(self, raw: Any) -> dict[str, NDArray[Any]]:
-        """Tokenizes and pads texts or pairs of texts.
-
-        Args:
-            raw: A text or pair, or an iterable of them. Only a `Path` or a list of paths names files.
-
-        Returns:
-            Array by graph input, int64 [n, longest].
-
-        Raises:
-            RequestError: There are no texts, or one is invalid; the message has its number.
-        """
-        rows = list(self.input_rows(self._as_list(raw), names=False))
-        if not rows:
-            raise RequestError("found no texts; give at least one")
-        _require_valid(rows)
-        return self.tokenize([row.texts for row in rows]).padded(self.config.inputs)
-
-    def _as_list(self, raw: Any) -> Any:
-        """Wraps a single text or pair in a list."""
-        if isinstance(raw, str) and not isinstance(raw, os.PathLike) and self.TEXTS_PER_ROW == 1:
-            return [raw]
-        is_pair = isinstance(raw, tuple) and self.TEXTS_PER_ROW == 2 and len(raw) == 2
-        return [raw] if is_pair and all(isinstance(text, str) for text in raw) else raw
-
-    def read_columns(self, names: Sequence[str]) -> None:
-        """See `Pipeline.read_columns`."""
-        self.columns = tuple(names)
-
-    def rows(self, data: Any, columns: Sequence[str] = (), *, names: bool = True) -> Iterator[text_files.Row]:
-        """Reads rows of texts, see `zoo.texts.data.text_files.read_rows`.
-
-        Args:
-            data: Files, or rows of texts.
-            columns: Columns of tables; default: those of `read_columns`.
-            names: Whether a str is the name of a file.
-
-        Returns:
-            Iterator over the rows.
-        """
-        return text_files.read_rows(data, self.TEXTS_PER_ROW, columns or self.columns, names=names)
-
-    def input_rows(self, data: Any, columns: Sequence[str] = (), *, names: bool = True) -> Iterator[text_files.Row]:
-        """Reads rows to compute: those of `rows`, which calibration reads too, with the errors of the task.
-
-        Args:
-            data: See `rows`.
-            columns: See `rows`.
-            names: See `rows`.
-
-        Returns:
-            Iterator over the rows.
-        """
-        return self.rows(data, columns, names=names)
-
-    def parse_columns(self, option: str | None) -> list[str]:
-        """Splits the option --column into names.
-
-        Args:
-            option: A column, or two separated by a comma for pairs; None for the default columns.
-
-        Returns:
-            The names; [] for the default columns.
-
-        Raises:
-            RequestError: The number of names differs from the texts of a row.
-        """
-        names = (
-            [] if not option else [option] if self.TEXTS_PER_ROW == 1 else [name.strip() for name in option.split(",")]
-        )
-        if len(names) not in (0, self.TEXTS_PER_ROW):
-            raise RequestError(f"found {len(names)} columns in --column {option}; expected two, such as query,text")
-        return names
-
-    def count_rows(self, inputs: Any, *, column: str | None = None, **options: Any) -> int:
-        """See `Pipeline.count_rows`: the number of rows of a file, including invalid rows."""
-        return sum(1 for _ in self.rows([inputs], self.parse_columns(column)))
-
-    def tokenize(
-        self, rows: Sequence[tuple[str, ...]], prompt: str | None = None, max_length: int | None = None
-    ) -> Tokens:
-        """Tokenizes rows of texts.
-
-        Args:
-            rows: Texts, or pairs of texts, as tuples.
-            prompt: Prefix of every text, or of the first text of a pair; None for the default prompt of the model.
-            max_length: Maximum number of tokens of a text; None for that of the model.
-
-        Returns:
-            The tokens.
-        """
-        prefix = self.prompt if prompt is None else prompt
-        if self.TEXTS_PER_ROW == 1:
-            return self.tokenizer([prefix + texts[0] for texts in rows], max_length)
-        return self.tokenizer([(prefix + texts[0], texts[1]) for texts in rows], max_length)
 
     # ---------------------------------------------------------------------------------------------------------- compute
 
@@ -412,7 +268,7 @@ class TextPipeline(LinePipeline[NativeTexts]):
         with self._writer(output) as write, progress("computing texts") as advance:
             rows = self.input_rows(names, columns)
             while window := list(itertools.islice(rows, SORT_WINDOW * self.batch_size)):
-                self._report_errors(map(_error, window), errors, on_error, self._outcome)
+                self._report_errors(map(row_error, window), errors, on_error, self._outcome)
                 tokens = self.tokenize([row.texts for row in window if not row.error], **options)
                 truncated, size = truncated + int(tokens.truncated.sum()), size + len(tokens.ids)
                 results = self.filled([row.error for row in window], self.compute(tokens), tokens)
@@ -436,63 +292,3 @@ class TextPipeline(LinePipeline[NativeTexts]):
             "engine": self.engine,
             "precision": self.precision,
         }
-
-    @property
-    def _outcome(self) -> str:
-        """What becomes of an invalid row, for the log."""
-        return f"; its row is {'zeros' if self.INVALID == 0 else 'empty'}"
-
-    # ------------------------------------------------------------------------------------------------------ calibration
-
-    def calibration(self, data: Any, count: int, on_error: str = "raise") -> dict[str, NDArray[Any]]:
-        """Returns calibration rows without padding: texts with their special tokens are concatenated and cut into rows.
-
-        Padding is avoided because its activations would otherwise dominate the observed ranges of short texts.
-
-        Args:
-            data: Files of texts.
-            count: Maximum number of rows of `CALIBRATION_LENGTH` tokens.
-            on_error: "raise" to stop at the first invalid row, "skip" to leave it out.
-
-        Returns:
-            Inputs of the graph, int64 [rows, tokens].
-
-        Raises:
-            RequestError: There are no texts.
-        """
-        rows = list(itertools.islice(self.rows(data), 16 * count))
-        self._report_errors(map(_error, rows), Counter(), on_error, self._outcome)
-        texts = [row.texts for row in rows if not row.error]
-        if not texts:
-            raise RequestError(f"found no texts in {data}; calibration needs some")
-        return self.tokenize(texts).packed(self.config.inputs, min(CALIBRATION_LENGTH, self.max_length), count)
-
-    def example(self, count: int, data: Any = None) -> list[Any]:
-        """Returns texts or pairs for a benchmark.
-
-        Args:
-            count: Number of samples; repeated if there are too few.
-            data: Files of texts; None for English examples.
-
-        Returns:
-            Texts, or pairs of texts.
-
-        Raises:
-            RequestError: The data hold no texts.
-        """
-        is_pair = self.TEXTS_PER_ROW > 1
-        examples = [(EXAMPLES[1], text) if is_pair else text for text in EXAMPLES]
-        rows = self.rows(data) if data is not None else ()
-        valid = (row.texts if is_pair else row.texts[0] for row in rows if not row.error)
-        return benchmark_samples(examples, valid, data, "texts", count)
-
-
-def _error(row: text_files.Row) -> tuple[str, str]:
-    """Returns the location and error of a row, for `LinePipeline._report_errors`."""
-    return row.location, row.error
-
-
-def _require_valid(rows: Sequence[text_files.Row]) -> None:
-    """Raises RequestError for the first invalid row."""
-    if invalid := next((row for row in rows if row.error), None):
-        raise RequestError(f"{invalid.location} {invalid.error}")

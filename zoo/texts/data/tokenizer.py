@@ -7,7 +7,7 @@ import functools
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,8 +173,11 @@ class Tokenizer:
     """Tokenizer of a model; a call tokenizes texts or pairs of texts.
 
     Attributes:
+        SPECIAL_TOKENS: Whether texts get the special tokens of the model.
         size: Number of tokens of the vocabulary.
     """
+
+    SPECIAL_TOKENS: ClassVar[bool] = True
 
     def __init__(
         self, path: Path, vocabulary: int, max_length: int, lower: bool = False, *, pairs: bool = False
@@ -327,6 +330,15 @@ class Tokenizer:
         ]
         return Tokens.of(encodings, truncated, encodings)
 
+    def prompted(self, texts: Sequence[str], prompt: str) -> Any:
+        """Returns a row as a call takes it, its first text behind a prompt.
+
+        Args:
+            texts: A text, or a pair of texts.
+            prompt: The prompt; "" for none.
+        """
+        return prompt + texts[0] if len(texts) == 1 else (prompt + texts[0], *texts[1:])
+
     def windows(
         self, texts: Sequence[Any], stride: int, max_length: int | None = None, *, strategy: str = "longest_first"
     ) -> list[list[Any]]:
@@ -403,7 +415,8 @@ class Tokenizer:
         rows = list(range(len(texts)))
         for factor in FACTORS:
             size = factor * MAX_TOKEN_CHARACTERS * most
-            found = self._tokenizer.encode_batch([self._truncate(texts[i], size, end) for i in rows])
+            cut = [self._truncate(texts[i], size, end) for i in rows]
+            found = self._tokenizer.encode_batch(cut, add_special_tokens=self.SPECIAL_TOKENS)
             for i, encoding in zip(rows, found, strict=True):
                 encodings[i] = encoding
             rows = [i for i in rows if not encodings[i].overflowing and self._has_more(texts[i], size, end)]

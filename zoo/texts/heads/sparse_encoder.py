@@ -63,7 +63,7 @@ class SparseEncoder(MaskedLanguageHead):
                 features["queries"] = QUERIES
         return features
 
-    def tables(self, path: Path, network: Path) -> dict[str, NDArray[np.float32]]:
+    def tables(self, path: Path, network: Path, features: Mapping[str, Any]) -> dict[str, NDArray[np.float32]]:
         """See `Head`: the weights of tokens in queries, where these need no network (`SparseStaticEmbedding`)."""
         folder = sentence_modules.folder_of(sentence_modules.read_modules(path), sentence_modules.STATIC)
         if not folder:

@@ -16,7 +16,7 @@ from pipelines.models.family import Importer
 from pipelines.models.hub import CARD, CardFile
 from zoo.texts.data import tokenizer
 from zoo.texts.data.tokenizer import Tokenizer
-from zoo.texts.importers import sentence_modules
+from zoo.texts.importers import chat_templates, sentence_modules
 from zoo.texts.importers.sentence_modules import CONFIG, MODULES, SETTINGS
 from zoo.texts.importers.sentence_modules import read_object as _json
 from zoo.texts.models import weights
@@ -33,6 +33,7 @@ UNSUPPORTED = {  # unsupported parts of other networks
 PATTERNS = (
     "*.json",
     "artifact.metadata",
+    "chat_template.jinja",
     "*/config.json",
     "model.safetensors",
     PICKLED,
@@ -48,7 +49,7 @@ TASKS = (
 )  # architectures of other families
 HEADS = {  # what other architectures do, by the end of their name
     "ForMultipleChoice": "it chooses among answers",
-    "ForCausalLM": "it generates text",
+    "ForCausalLM": "it generates text; a reranker needs --format cross-encoder and, without modules, --template",
     "LMHeadModel": "it generates text",
 }
 BERT_TOKENIZERS = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer")
@@ -85,20 +86,30 @@ def importer(head: Head | None) -> Importer:
             or (path / MODULES).is_file()
             or (_is_encoder(architecture) and not config.get("is_encoder_decoder"))
         )
+        if chat_templates.is_reranker(path, config):
+            return ""
         tasks = TASKS[:1] if (path / MODULES).is_file() else TASKS
         has_task = any(str(architecture).endswith(tasks) for architecture in config.get("architectures") or [])
         return name if known and not has_task else ""
 
     def write(
-        path: Path, output: Path, *, format: str, pooling: str = "", normalize: bool = False, task: str = ""
+        path: Path,
+        output: Path,
+        *,
+        format: str,
+        pooling: str = "",
+        normalize: bool = False,
+        task: str = "",
+        template: str = "",
     ) -> tuple[dict[str, Any], list[CardFile]]:
-        return _write(path, output, head, pooling, normalize, task)
+        return _write(path, output, head, pooling, normalize, task, template)
 
-    return Importer({name: description}, recognize, write, () if head else ("pooling", "normalize", "task"), PATTERNS)
+    options = head.OPTIONS if head else ("pooling", "normalize", "task")
+    return Importer({name: description}, recognize, write, options, PATTERNS)
 
 
 def _write(
-    path: Path, output: Path, head: Head | None, pooling: str, normalize: bool, task: str
+    path: Path, output: Path, head: Head | None, pooling: str, normalize: bool, task: str, template: str
 ) -> tuple[dict[str, Any], list[CardFile]]:
     """Copies the files of a model to `output`; returns the details of its card and the files.
 
@@ -107,7 +118,7 @@ def _write(
     if output.resolve() == path.resolve():
         raise RequestError(f"found {output} as the folder of both models; choose another output")
     network = _network_folder(path)
-    config = read_json(network / CONFIG)
+    config = {**read_json(network / CONFIG), **({"template": template} if template else {})}
     errors: list[str] = []
     features: dict[str, Any] = {}
     try:
@@ -138,7 +149,7 @@ def _write(
     for name in names:
         require_place(output / name)
     first, *more = sources
-    tables = head.tables(path, network) if head else {}
+    tables = head.tables(path, network, features) if head else {}
     whole = not more and not tables and first == network / weights.FILE
     convert = None if whole else _converter(first.name)  # raises without torch, before anything is written
     output.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ from zoo.texts.models.config import POOLINGS, Dense, ModelConfig
 CONFIG, MODULES = "config.json", "modules.json"
 SETTINGS = "config_sentence_transformers.json"  # prompts and truncation; activation of a cross-encoder
 ROUTER, STATIC = "router_config.json", "SparseStaticEmbedding"
+LOGIT_SCORE = "LogitScore"  # module of a reranker that is a language model
 SENTENCE = "sentence_embedding"  # what modules hand on
 POOLING_MODES = {  # by the keys of a pooling's config.json, in the order in which several are concatenated
     "cls_token": "cls",

@@ -93,6 +93,7 @@ class Head(abc.ABC):
         HAS_LAYERS: Whether the head has weights and layers of its own; otherwise it has those of `ModelConfig.labels`,
             over the first row of a text.
         PAIRS: Whether every input is a pair of texts.
+        OPTIONS: Options of `zoo import`.
         DENSE_MODULES: Whether modules Dense of sentence-transformers are layers of the head, "dense.N" of the weights.
         UNATTENDED: Whether rows of tokens that are not attended to are results.
         OWN_LENGTHS: Whether the head limits the tokens of texts, in place of `max_seq_length` of the folder.
@@ -106,6 +107,7 @@ class Head(abc.ABC):
     PER_TOKEN: ClassVar[bool] = False
     HAS_LAYERS: ClassVar[bool] = True
     PAIRS: ClassVar[bool] = False
+    OPTIONS: ClassVar[tuple[str, ...]] = ()
     DENSE_MODULES: ClassVar[bool] = False
     UNATTENDED: ClassVar[bool] = False
     OWN_LENGTHS: ClassVar[bool] = False
@@ -168,12 +170,13 @@ class Head(abc.ABC):
             RequestError: A part of the head is not supported.
         """
 
-    def tables(self, path: Path, network: Path) -> dict[str, NDArray[np.float32]]:
+    def tables(self, path: Path, network: Path, features: Mapping[str, Any]) -> dict[str, NDArray[np.float32]]:
         """Returns arrays beside the weights of the network, which its file of weights has by these names.
 
         Args:
             path: Folder of the model.
             network: Folder of its network and tokenizer, the same or within it.
+            features: Result of `features`.
 
         Raises:
             RequestError: One is damaged.

@@ -64,6 +64,22 @@ class TensorFile(Mapping[str, Floats]):
                 raise self._damaged(error) from error
         return self._last[1]
 
+    def row(self, name: str, index: int) -> Floats:
+        """Reads a row of a matrix.
+
+        Args:
+            name: Name of the tensor.
+            index: Number of the row.
+
+        Raises:
+            RequestError: There is no such row, or the file is damaged.
+        """
+        try:
+            row: Floats = self._file.get_slice(self._names[name])[index : index + 1].astype(np.float32)[0]
+        except Exception as error:  # of the library
+            raise self._damaged(error) from error
+        return row
+
     def _read(self, original: str) -> Floats:
         tensor: Floats = self._file.get_tensor(original).astype(np.float32, copy=False)
         return tensor

@@ -33,7 +33,7 @@ from zoo.texts.importers.sentence_modules import CONFIG, write_modules
 from zoo.texts.models.config import IDS, MASK, TYPES, ModelConfig
 from zoo.texts.models.head import Head
 from zoo.texts.models.weights import FILE
-from zoo.texts.text_pipeline import CALIBRATION_LENGTH
+from zoo.texts.text_inputs import CALIBRATION_LENGTH
 from zoo.texts.train_config import TrainConfig
 from zoo.texts.training.networks import DenseLayers, load_network, pool, require_trainable, save_network
 from zoo.texts.training.span_tasks import task_of
@@ -95,6 +95,8 @@ def train(
     content = read_json(start_from / CONFIG)
     features = read_json(start_from / CARD)["preprocessing"]
     require_trainable(ModelConfig.from_json(features["form"]), content)
+    if features.get("template"):
+        raise RequestError("a reranker with a template cannot be fine-tuned; expected one of plain pairs")
     if is_new:
         features = _new_features(start_from, content, features, head)
     task = task_of(head, features, config)

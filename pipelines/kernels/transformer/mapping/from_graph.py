@@ -259,7 +259,11 @@ class GraphMapper(RowMapper):
     def _is_one(self, value: ir.Value, factor: ir.Value) -> bool:
         """Returns whether a factor of `value` is 1 for all tokens but those that attend to nothing."""
         is_constant = self.constant(factor) is not None
-        return not is_constant and self._depends_on_tokens_alone(factor) and bool((self._evaluate(value, factor) == 1).all())
+        return (
+            not is_constant
+            and self._depends_on_tokens_alone(factor)
+            and bool((self._evaluate(value, factor) == 1).all())
+        )
 
     def _add(self, value: ir.Value, node: ir.Node) -> int:
         """Appends an Add: token plus position embedding, or a linear layer (with ReLU) plus a residual."""

@@ -149,7 +149,7 @@ class TextApi(abc.ABC):
         require_limits(samples, job, prefix)
         most = self.pipeline.tokenizer.require_length(max_length, self.pipeline.TEXTS_PER_ROW > 1)
         texts: list[Any] = [
-            prefix + sample if isinstance(sample, str) else (prefix + sample[0], *sample[1:])
+            self.pipeline.tokenizer.prompted((sample,) if isinstance(sample, str) else sample, prefix)
             for sample in samples
             if not isinstance(sample, list)
         ]

@@ -19,7 +19,8 @@ from pipelines.models.folder import ModelFolder
 from zoo.texts.data.tokenizer import Tokens
 from zoo.texts.heads.late_interaction.roles import DOCUMENT, QUERY, Roles
 from zoo.texts.heads.task_pipeline import MULTI_VECTOR, TaskPipeline
-from zoo.texts.text_pipeline import EXAMPLES, SORT_WINDOW, Floats, Write
+from zoo.texts.text_inputs import EXAMPLES
+from zoo.texts.text_pipeline import SORT_WINDOW, Floats, Write
 
 VECTORS = "token_embeddings"
 TOP = 10  # documents of a query
