@@ -44,7 +44,14 @@ class Graph:
         return self.add(kind, [x, weight, self.add("DequantizeLinear", [b, t], axis=0)], **attributes)
 
     def save(
-        self, path: Path, shape: list[int], out: str, dtype: int = TensorProto.FLOAT, *more: str, batch: Any = "n"
+        self,
+        path: Path,
+        shape: list[int],
+        out: str,
+        dtype: int = TensorProto.FLOAT,
+        *more: str,
+        batch: Any = "n",
+        opset: int = 17,
     ) -> Path:
         """The model's file. more: further outputs."""
         given = helper.make_tensor_value_info("image", dtype, [batch, *shape])
@@ -56,7 +63,7 @@ class Graph:
         made = [numpy_helper.from_array(value, name) for name, value in self.constants.items()]
         graph = helper.make_graph(self.nodes, "g", [given], found, made)
         path.write_bytes(
-            helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString()
+            helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9).SerializeToString()
         )
         return path
 

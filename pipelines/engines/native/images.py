@@ -32,7 +32,7 @@ from pipelines.kernels.images.native import PackedProgram, pack
 from pipelines.kernels.images.program import ImageProgram
 
 # Of what `store` makes of a graph: bump it when `from_graph`, the packed weights or the native object's methods change.
-VERSION = 8
+VERSION = 9
 SUFFIX = ".zoo"
 SIZES = 8  # of images with a program of their own
 logger = logging.getLogger(__name__)
@@ -285,7 +285,7 @@ def options(path: Path, threads: int) -> dict[str, Option]:
 def _mapped(path: Path, sizes: Sequence[int] = ()) -> tuple[ImageProgram, bool]:
     """The program of these sizes, or of nominal ones where they are free, and whether they are free."""
     from pipelines.graph import io  # with onnx, which only the first use of a file needs
-    from pipelines.kernels.images.from_graph import fix_sizes, image_program
+    from pipelines.kernels.images.mapping.from_graph import fix_sizes, image_program
 
     model = io.load(path)
     free = fix_sizes(model, sizes)

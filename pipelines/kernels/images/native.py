@@ -144,7 +144,7 @@ def pack(program: ImageProgram, isa: str = "") -> PackedProgram:
     isa = isa or module.isas()[0]
     thin = program.steps[0].out if isinstance(program.steps[0], Pixels) else -1
     pitches = [
-        4 if tensor == thin and shape[2] <= 4 else -(-shape[2] // 16) * 16
+        4 if tensor == thin and shape[2] <= 4 else -(-shape[2] // 16) * (64 if tensor in program.floats else 16)
         for tensor, shape in enumerate(program.tensors)
     ]
     calls: list[tuple[str, tuple[Any, ...]]] = [

@@ -34,6 +34,7 @@ class ImageProgram:
         dtype: Dtype of the input, uint8 or float32.
         shape: Shape of an input sample.
         tensors: (height, width, channels) of each tensor; each is written once, before it is read.
+        floats: Numbers of the tensors that are float32; the others are bytes.
         steps: The steps, in order.
         result_shape: Shape of a sample's results in the graph.
         ending: Function of the results that ends the graph, one of `ENDINGS`.
@@ -57,6 +58,7 @@ class ImageProgram:
     parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
     rest: bytes = b""
     batch: int = 0
+    floats: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         written: set[int] = set()
@@ -79,32 +81,36 @@ class ImageProgram:
         """The number of float32 results of a sample."""
         return int(np.prod(self.result_shape, dtype=np.int64))
 
-    def read(self, step: object, tensor: int, written: set[int]) -> Shape:
+    def read(self, step: object, tensor: int, written: set[int], floats: bool = False) -> Shape:
         """Returns the shape of a tensor that a step reads.
 
         Args:
             step: The step, for the error message.
             tensor: Number of the tensor.
             written: Numbers of the tensors that hold values.
+            floats: Whether the tensor must be float32.
 
         Raises:
-            RequestError: No earlier step writes the tensor.
+            RequestError: No earlier step writes the tensor, or it has another dtype.
         """
+        fits(step, (tensor in self.floats) == floats)
         if tensor not in written:
             raise RequestError(f"{type(step).__name__} reads tensor {tensor}, which no step before it writes")
         return self.tensors[tensor]
 
-    def write(self, step: object, tensor: int, written: set[int]) -> Shape:
+    def write(self, step: object, tensor: int, written: set[int], floats: bool = False) -> Shape:
         """Returns the shape of a tensor that a step writes.
 
         Args:
             step: The step, for the error message.
             tensor: Number of the tensor.
             written: Numbers of the tensors that hold values; the tensor is added.
+            floats: Whether the tensor must be float32.
 
         Raises:
-            RequestError: The tensor does not exist or is written already.
+            RequestError: The tensor does not exist, is written already, or has another dtype.
         """
+        fits(step, (tensor in self.floats) == floats)
         if tensor in written or not 0 <= tensor < len(self.tensors):
             raise RequestError(
                 f"{type(step).__name__} writes tensor {tensor}, which does not exist or holds values already"

@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "isa/arrays.h"
@@ -37,6 +38,15 @@ const Isa &choose_isa(const std::string &name) {
     for (const Isa *isa : supported_isas())
         if (name.empty() || name == isa->name) return *isa;
     throw nb::value_error(("no kernels for " + name + " on this CPU").c_str());
+}
+
+Activation activation_named(const std::string &name) {
+    constexpr std::pair<const char *, Activation> kinds[] = {
+        {"", Activation::kNone},  {"tanh", Activation::kTanh},   {"relu", Activation::kRelu},      {"gelu", Activation::kGelu},
+        {"gelu_tanh", Activation::kGeluTanh}, {"swish", Activation::kSwish}, {"sigmoid", Activation::kSigmoid}};
+    for (const auto &[known, kind] : kinds)
+        if (name == known) return kind;
+    throw nb::value_error(("there is no activation " + name).c_str());
 }
 
 void *kernel_scratch(int64_t bytes) {

@@ -9,4 +9,7 @@ namespace zoo {
 // The best version that this CPU runs, or the one called `name`; ValueError where there is none.
 const Isa &choose_isa(const std::string &name);
 
+// The activation of this name, "" for none; ValueError where there is none.
+Activation activation_named(const std::string &name);
+
 }  // namespace zoo

@@ -315,6 +315,14 @@ struct Mean {
     int32_t x_zero;
 };
 
+// A depthwise convolution of float32 pixels: bias + sum of x weight, row after row of the window. Distances are in floats.
+struct FloatDepthwise {
+    int64_t channels, kernel_rows, kernel_columns;  // channels: whole 16, those of a pixel of `out`
+    const float *weight, *bias;                     // [kernel_rows, kernel_columns, channels], [channels]
+    int64_t tap_row, tap_column;                    // from tap to tap of a window
+    int64_t x_row, x_step, out_row;                 // from window to window, down and across, and from row to row of the result
+};
+
 // The kernels of image classifiers (isa/images/). Pixels have whole 16 bytes, of which those behind the channels hold anything; up to 64 bytes behind
 // the last pixel of a tensor may be read.
 struct ImageKernels {
@@ -345,6 +353,14 @@ struct ImageKernels {
     void (*lookup)(const uint8_t *table, const uint8_t *x, uint8_t *out, int64_t n);
     // `rounds` of exact products in registers alone, which no kernel outruns: returns how many products they were
     int64_t (*products)(int64_t rounds);
+
+    // float(x - zero) * scale
+    void (*dequantize)(const uint8_t *x, float scale, int32_t zero, int64_t n, float *out);
+    void (*add_floats)(const float *a, const float *b, int64_t n, float *out);
+    // x gain + bias
+    void (*scale_floats)(const float *x, const float *gain, const float *bias, int64_t n, float *out);
+    // rows x width pixels, x: the first window
+    void (*float_depthwise)(const FloatDepthwise &, const float *x, float *out, int64_t rows, int64_t width);
 };
 
 // One instruction set's version of the kernels.

@@ -36,7 +36,7 @@ from pipelines.data.images import decode, labelled, prepare
 from pipelines.data.preprocess import Preprocess
 from pipelines.engines.catalog import load
 from pipelines.graph import io
-from pipelines.kernels.images.from_graph import image_program
+from pipelines.kernels.images.mapping.from_graph import image_program
 from pipelines.kernels.images.native import pack, product_limit
 from pipelines.kernels.images.program import ImageProgram
 from pipelines.kernels.images.steps import Convolution

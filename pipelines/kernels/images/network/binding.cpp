@@ -4,10 +4,12 @@
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <optional>
+#include <tuple>
 
 #include "images/network/network.h"
 
@@ -18,6 +20,7 @@ namespace zoo {
 namespace {
 
 using Floats = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+using Operands = std::tuple<int64_t, float, int32_t>;
 using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 
 // [outputs, rows, columns, inputs], groups, bytes a pixel, whether it is dilated along rows
@@ -106,6 +109,35 @@ void lookup(BoundNetwork &network, int64_t x, int64_t out, const Array &table) {
     network.lookup(x, out, data, static_cast<int64_t>(table.size() / 256));
 }
 
+Operand operand_of(const Operands &of) {
+    const auto [tensor, scale, zero] = of;
+    if (!(scale >= 0)) throw nb::value_error("an operand has a negative scale");
+    return {tensor, scale, zero};
+}
+
+void channel_scale(BoundNetwork &network, const Operands &x, const Operands &out, const Array &gain, const Array &bias) {
+    const float *gains = data_of<float>(gain, "gain", 1), *biases = data_of<float>(bias, "bias", 1);
+    if (gain.size() != bias.size()) throw nb::value_error("a scale has a gain and a bias a channel");
+    network.channel_scale(operand_of(x), operand_of(out), gains, biases, static_cast<int64_t>(gain.size()));
+}
+
+void layer_norm(BoundNetwork &network, const Operands &x, const Operands &out, const Array &gain, const Array &bias, float epsilon) {
+    const float *gains = data_of<float>(gain, "gain", 1), *biases = data_of<float>(bias, "bias", 1);
+    if (gain.size() != bias.size()) throw nb::value_error("a norm has a gain and a bias a channel");
+    network.layer_norm(operand_of(x), operand_of(out), gains, biases, static_cast<int64_t>(gain.size()), epsilon);
+}
+
+void activation(BoundNetwork &network, const Operands &x, const Operands &out, const std::string &kind) {
+    network.activation(operand_of(x), operand_of(out), activation_named(kind));
+}
+
+void float_depthwise(BoundNetwork &network, int64_t x, int64_t out, const Array &weight, const Array &bias, Pair strides, Sides pads, Pair dilations) {
+    const float *weights = data_of<float>(weight, "weight", 3), *biases = data_of<float>(bias, "bias", 1);
+    if (weight.shape(2) != bias.size()) throw nb::value_error("a convolution has a bias a channel");
+    network.float_depthwise(x, out, weights, biases, {static_cast<int64_t>(weight.shape(0)), static_cast<int64_t>(weight.shape(1))},
+                            static_cast<int64_t>(weight.shape(2)), strides, pads, dilations);
+}
+
 }  // namespace
 }  // namespace zoo
 
@@ -135,6 +167,15 @@ void bind_image_network(nb::module_ &module) {
         .def("concatenation", &BoundNetwork::concatenation, "xs"_a, "out"_a)
         .def("selection", &BoundNetwork::selection, "x"_a, "out"_a, "channels"_a)
         .def("resampling", &BoundNetwork::resampling, "x"_a, "out"_a, "rows"_a, "columns"_a)
+        .def("float_copy", [](BoundNetwork &n, const Operands &x, const Operands &out) { n.float_copy(operand_of(x), operand_of(out)); }, "x"_a, "out"_a)
+        .def("float_sum", [](BoundNetwork &n, const Operands &a, const Operands &b, const Operands &out) {
+                 n.float_sum(operand_of(a), operand_of(b), operand_of(out));
+             }, "a"_a, "b"_a, "out"_a)
+        .def("float_mean", [](BoundNetwork &n, const Operands &x, const Operands &out) { n.float_mean(operand_of(x), operand_of(out)); }, "x"_a, "out"_a)
+        .def("channel_scale", channel_scale, "x"_a, "out"_a, "gain"_a, "bias"_a)
+        .def("activation", activation, "x"_a, "out"_a, "kind"_a)
+        .def("layer_norm", layer_norm, "x"_a, "out"_a, "gain"_a, "bias"_a, "epsilon"_a)
+        .def("float_depthwise", float_depthwise, "x"_a, "out"_a, "weight"_a, "bias"_a, "strides"_a, "pads"_a, "dilations"_a)
         .def("dequantize", &BoundNetwork::dequantize, "x"_a, "scale"_a, "zero"_a, "last"_a)
         .def("finish", &BoundNetwork::finish, "results"_a)
         .def("time_steps", &BoundNetwork::time, "x"_a, "seconds"_a)

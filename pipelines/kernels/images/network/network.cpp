@@ -74,14 +74,20 @@ void ConvolutionShape::pack(const Isa &isa, const int8_t *weight, const int32_t 
 
 int64_t Network::tensor(int64_t height, int64_t width, int64_t channels, int64_t pitch) {
     constexpr int64_t kMost = 1 << 16;
+    const int64_t whole = round_up(channels, 16);
     const bool sized = std::min({height, width, channels}) >= 1 && std::max({height, width, channels}) <= kMost;
-    require(sized && height * width * channels <= 1 << 28 && (pitch == 4 ? channels <= 4 : pitch == round_up(channels, 16)), "a tensor");
+    require(sized && height * width * channels <= 1 << 28 && (pitch == 4 ? channels <= 4 : pitch == whole || pitch == 4 * whole), "a tensor");
     tensors_.push_back({height, width, channels, pitch});
     return static_cast<int64_t>(tensors_.size()) - 1;
 }
 
-int64_t Network::known(int64_t tensor, bool written) const {
+int64_t Network::existing(int64_t tensor, bool written) const {
     require(tensor >= 0 && tensor < static_cast<int64_t>(tensors_.size()) && (at(tensor).first >= 0) == written, "a step");
+    return tensor;
+}
+
+int64_t Network::known(int64_t tensor, bool written, bool floats) const {
+    require(at(existing(tensor, written)).floats() == floats, "a step");
     return tensor;
 }
 
@@ -95,9 +101,9 @@ void Network::step(int64_t out, const std::vector<int64_t> &reads, int64_t rows,
 void Network::step_of_samples(int64_t out, const std::vector<int64_t> &reads, int64_t rows, int64_t weights, Compute compute) {
     const auto index = static_cast<int64_t>(steps_.size());
     require(!finished_ && (index == 0) == reads.empty() && found_ == 0, "a step");
-    for (int64_t x : reads) tensors_[static_cast<size_t>(known(x, true))].last = index;
+    for (int64_t x : reads) tensors_[static_cast<size_t>(existing(x, true))].last = index;
     if (out >= 0) {
-        auto &written = tensors_[static_cast<size_t>(known(out, false))];
+        auto &written = tensors_[static_cast<size_t>(existing(out, false))];
         require(at(out).pitch >= 16 || index == 0, "a step");
         written.first = written.last = index;
     }
@@ -110,7 +116,7 @@ void Network::step_of_samples(int64_t out, const std::vector<int64_t> &reads, in
 // Gives x the padding that height x width windows of this kernel need.
 void Network::pad(int64_t x, Pair kernel, Pair strides, Pair dilations, Sides pads, int32_t fill, int64_t height, int64_t width) {
     constexpr int64_t kMost = 1 << 16;
-    auto &t = tensors_[static_cast<size_t>(known(x, true))];
+    auto &t = tensors_[static_cast<size_t>(existing(x, true))];
     const Pair sizes{t.height, t.width}, counts{height, width};
     for (size_t axis = 0; axis < 2; ++axis) {
         require(std::min({kernel[axis], strides[axis], dilations[axis]}) >= 1 && std::min(pads[axis], pads[axis + 2]) >= 0, "windows");
@@ -162,13 +168,13 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
     const auto count = [&](size_t axis, int64_t size, int64_t kernel) {
         return (size + pads[axis] + pads[axis + 2] - (kernel - 1) * dilations[axis] - 1) / std::max<int64_t>(strides[axis], 1) + 1;
     };
-    const int64_t height = out < 0 ? count(0, at(x).height, c.rows) : at(known(out, false)).height;
+    const int64_t height = out < 0 ? count(0, at(x).height, c.rows) : at(existing(out, false)).height;
     const int64_t width = out < 0 ? count(1, at(x).width, c.columns) : at(out).width;
     pad(x, {c.rows, c.columns}, strides, dilations, pads, fill, height, width);
     require(out < 0 || at(out).channels == c.outputs, "a convolution");
     std::vector<int64_t> reads{x};
     if (sum) {
-        require(!c.depthwise() && out >= 0 && at(known(sum->other, true)).height == height, "a sum");
+        require(!c.depthwise() && out >= 0 && !at(out).floats() && at(known(sum->other, true)).height == height, "a sum");
         require(at(sum->other).width == width && at(sum->other).channels == c.outputs && at(sum->other).pitch >= 16, "a sum");
         reads.push_back(sum->other);
     }
@@ -177,7 +183,8 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
     const auto window = [=](const Sample &s, int64_t y, int64_t column) {
         return s.pixel(at(x), y * strides[0] - pads[0], column * strides[1] - pads[1]);
     };
-    if (c.depthwise() && out >= 0) {
+    const bool real = out < 0 || at(out).floats();
+    if (c.depthwise() && !real) {
         step(out, reads, height, [=](const Sample &s, int64_t begin, int64_t end) {
             const Tensor &from = at(x), &to = at(out);
             std::vector<int64_t> offsets(static_cast<size_t>(4 * c.tap_groups()));
@@ -191,7 +198,7 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
         });
         return;
     }
-    require(!c.depthwise() || out >= 0, "a result");
+    require(!c.depthwise(), "a result");
     found_ = out < 0 ? height * width * c.outputs : 0;
     const int64_t results = found_;
     found_ = 0;
@@ -226,10 +233,10 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
                 const Dense layer{c.stretches(), c.stretch(), wide, offsets.data(), weights, of, summed ? &adds.sum : nullptr, adds.other_first};
                 for (int64_t i = 0; i < n && skip; ++i) moved[i] = in[i] + skip;
                 const uint8_t *const *windows = skip ? moved : in;
-                if (out < 0) {
-                    for (int64_t i = 0; i < n; ++i) floats[i] = found.data() + i * wide;
+                if (real) {
+                    for (int64_t i = 0; i < n; ++i) floats[i] = out < 0 ? found.data() + i * wide : reinterpret_cast<float *>(to[i]) + first;
                     isa_.images->dense_floats(layer, windows, floats, n);
-                    for (int64_t i = 0; i < n; ++i)
+                    for (int64_t i = 0; i < n && out < 0; ++i)
                         std::copy_n(floats[i], std::min(wide, c.outputs - first),
                                     samples[(p + i) / each].out + (begin * width + (p + i) % each) * c.outputs + first);
                 } else {

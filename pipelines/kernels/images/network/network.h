@@ -39,6 +39,14 @@ struct ConvolutionShape {
     void pack(const Isa &, const int8_t *weight, const int32_t *bias, const float *scale, uint8_t *packed) const;
 };
 
+// A tensor that a float step reads or writes: float32 (scale 0), or bytes, real = scale (byte - zero).
+struct Operand {
+    int64_t tensor;
+    float scale;
+    int32_t zero;
+    bool floats() const { return scale == 0; }
+};
+
 // The sum of a convolution's result with another tensor.
 struct SumArguments {
     ByteSum sum;
@@ -66,6 +74,16 @@ class Network {
     void concatenation(const std::vector<int64_t> &xs, int64_t out);
     void selection(int64_t x, int64_t out, const std::vector<int64_t> &channels);
     void resampling(int64_t x, int64_t out, const std::vector<int64_t> &rows, const std::vector<int64_t> &columns);
+    // Steps on tensors of float32: images/steps/floats.py. x and out may be the bytes of one.
+    void float_copy(Operand x, Operand out);
+    void float_sum(Operand a, Operand b, Operand out);
+    void channel_scale(Operand x, Operand out, const float *gain, const float *bias, int64_t channels);
+    void activation(Operand x, Operand out, Activation);
+    void layer_norm(Operand x, Operand out, const float *gain, const float *bias, int64_t channels, float epsilon);
+    void float_mean(Operand x, Operand out);  // out: floats
+    // weight [rows, columns, channels]
+    void float_depthwise(int64_t x, int64_t out, const float *weight, const float *bias, Pair kernel, int64_t channels, Pair strides, Sides pads,
+                         Pair dilations);
     // Results; several may follow each other, and lie so.
     void dequantize(int64_t x, float scale, int32_t zero, bool last);
     // No step follows: lays out the tensors.
@@ -87,9 +105,10 @@ class Network {
         int32_t fill = -1;
         int64_t first = -1, last = -1;  // steps that write and last read it
         int64_t at = 0;                 // of its memory in the arena
+        bool floats() const { return pitch == 4 * round_up(channels, 16); }
         int64_t row() const { return (width + borders[1] + borders[3]) * pitch; }
         int64_t origin() const { return at + borders[0] * row() + borders[1] * pitch; }
-        int64_t bytes() const { return round_up((height + borders[0] + borders[2]) * row() + 64, 64); }
+        int64_t bytes() const { return round_up((height + borders[0] + borders[2]) * row() + (floats() ? 256 : 64), 64); }
     };
     struct Sample {
         uint8_t *arena;
@@ -106,10 +125,14 @@ class Network {
     void step(int64_t out, const std::vector<int64_t> &reads, int64_t rows, std::function<void(const Sample &, int64_t, int64_t)> compute);
     void step_of_samples(int64_t out, const std::vector<int64_t> &reads, int64_t rows, int64_t weights, Compute compute);
     const Tensor &at(int64_t tensor) const { return tensors_[static_cast<size_t>(tensor)]; }
-    int64_t known(int64_t tensor, bool written) const;
+    int64_t existing(int64_t tensor, bool written) const;
+    int64_t known(int64_t tensor, bool written, bool floats = false) const;
     void pad(int64_t x, Pair kernel, Pair strides, Pair dilations, Sides pads, int32_t fill, int64_t height, int64_t width);
     void pool(int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads,
               std::function<void(const Window &, int64_t taps, uint8_t *out, int64_t channels)> of);
+    // xs: `pixels` of each operand, out: as many, and room for 64 floats more if the function overruns
+    using FloatRow = std::function<void(const float *const *xs, int64_t pixels, float *out)>;
+    void float_step(const std::vector<Operand> &xs, const Operand &out, bool overruns, FloatRow of);
     void borders(const Sample &, const Tensor &, int64_t begin, int64_t end) const;
     void compute(const Step &, const Sample *samples, int64_t n, int64_t begin, int64_t end) const;
     void compute(const std::vector<Sample> &samples) const;

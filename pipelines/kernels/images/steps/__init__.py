@@ -1,24 +1,51 @@
 """Steps of image programs, each one record: parameters, checks, numpy reference, packing and call of its kernel."""
 
+from typing import Any
+
 from pipelines.kernels.images.steps.base import LARGEST, Packing, Run, Shape, Step
 from pipelines.kernels.images.steps.convolution import Convolution
 from pipelines.kernels.images.steps.elementwise import Addition, Lookup, Product, Sum
+from pipelines.kernels.images.steps.floats import (
+    ChannelScale,
+    FloatActivation,
+    FloatCopy,
+    FloatDepthwise,
+    FloatMean,
+    FloatSum,
+    Normalization,
+    Operand,
+)
 from pipelines.kernels.images.steps.layouts import Concatenation, Dequantize, Pixels, Resampling, Selection
 from pipelines.kernels.images.steps.pools import AveragePool, GlobalAverage, MaxPool
 
-STEPS: dict[str, type[Step]] = {step.method: step for step in Step.__subclasses__()}
+
+def _concrete(step: Any) -> list[type[Step]]:
+    """The step and its subclasses that have a method of their own."""
+    found = [each for subclass in step.__subclasses__() for each in _concrete(subclass)]
+    return [step, *found] if "method" in vars(step) else found
+
+
+STEPS: dict[str, type[Step]] = {step.method: step for step in _concrete(Step)}
 
 __all__ = [
     "LARGEST",
     "STEPS",
     "Addition",
     "AveragePool",
+    "ChannelScale",
     "Concatenation",
     "Convolution",
     "Dequantize",
+    "FloatActivation",
+    "FloatCopy",
+    "FloatDepthwise",
+    "FloatMean",
+    "FloatSum",
     "GlobalAverage",
     "Lookup",
     "MaxPool",
+    "Normalization",
+    "Operand",
     "Packing",
     "Pixels",
     "Product",

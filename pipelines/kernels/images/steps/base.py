@@ -27,7 +27,7 @@ class Run:
 
     Attributes:
         x: The sample, of the program's shape and dtype.
-        tensors: uint8 [height, width, channels] of the tensors written so far.
+        tensors: uint8 or float32 [height, width, channels] of the tensors written so far.
         results: float32 [k] of the steps that end the program.
     """
 
@@ -155,3 +155,19 @@ def clipped(values: Array, low: int = 0, high: int = 255) -> NDArray[np.uint8]:
         uint8 of the shape of `values`.
     """
     return np.minimum(np.maximum(values, low), high).astype(np.uint8)
+
+
+def quantized_pixels(real: Array, scale: float, zero: int) -> NDArray[np.uint8]:
+    """Quantizes pixels: clip(rint(real / scale) + zero, 0, 255), NaN as 0.
+
+    Args:
+        real: float32 of any shape.
+        scale: Scale.
+        zero: Zero point.
+
+    Returns:
+        uint8 of the same shape.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        scaled = np.nan_to_num(np.rint(real / np.float32(scale)), nan=0) + zero
+    return np.asarray(np.clip(scaled, 0, 255), np.uint8)

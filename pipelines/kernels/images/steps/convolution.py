@@ -35,6 +35,7 @@ class Convolution(Step):
         weight: int8 [O, kh, kw, C / groups].
         bias: int32 [O], with the input's zero point.
         scale: float32 [O]: s_x s_w / s_y, or s_x s_w.
+        floats: Whether `out` is a tensor of float32(acc) scale.
         sum: If set, the result is the sum of the requantized bytes and the tensor `other`, which is a if `other_first`.
     """
 
@@ -51,6 +52,7 @@ class Convolution(Step):
     zero: int = 0
     low: int = 0
     high: int = 255
+    floats: bool = False
     sum: Sum | None = None
     other: int = -1
     other_first: bool = False
@@ -78,10 +80,13 @@ class Convolution(Step):
             if self.sum is not None:
                 self.sum.check(self)
                 fits(self, program.read(self, self.other, written) == found)
-            fits(self, program.write(self, self.out, written) == found)
+            depthwise = inputs == 1 < self.groups
+            fits(self, not (self.floats and (self.sum is not None or depthwise)))
+            fits(self, program.write(self, self.out, written, self.floats) == found)
         reach = 255 * np.abs(self.weight.astype(np.int64)).sum(axis=(1, 2, 3)) + np.abs(self.bias.astype(np.int64))
         results = np.abs(self.scale.astype(np.float64)) * reach
-        if reach.max() >= 2**31 or not (results.max() < 2**30 or (self.out < 0 and np.isfinite(results).all())):
+        rounds = self.out >= 0 and not self.floats
+        if reach.max() >= 2**31 or not (results.max() < 2**30 if rounds else np.isfinite(results).all()):
             raise RequestError("a convolution can overflow 32 bits")
 
     def reads(self) -> tuple[int, ...]:
@@ -93,6 +98,9 @@ class Convolution(Step):
         real = _convolved(self, run.tensors[self.x]).astype(np.float32) * self.scale
         if self.out < 0:
             run.results.append(real.ravel())
+            return
+        if self.floats:
+            run.tensors[self.out] = real
             return
         bytes_of = clipped(np.rint(real) + self.zero, self.low, self.high)
         if self.sum is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from pipelines.kernels.images.steps.base import Packing, Run, Step, bytes_fit, fits
+from pipelines.kernels.images.steps.base import Packing, Run, Step, bytes_fit, fits, quantized_pixels
 
 if TYPE_CHECKING:
     from pipelines.kernels._native import ImageNetwork
@@ -51,9 +51,7 @@ class Pixels(Step):
         """See `Step`."""
         pixels = run.x if self.last else run.x.transpose(1, 2, 0)
         if run.x.dtype == np.float32:
-            with np.errstate(invalid="ignore", over="ignore"):
-                scaled = np.nan_to_num(np.rint(pixels / np.float32(self.scale)), nan=0) + self.zero
-            pixels = np.clip(scaled, 0, 255).astype(np.uint8)
+            pixels = quantized_pixels(pixels, self.scale, self.zero)
         fills = np.broadcast_to(np.array(self.fills, np.uint8), (*pixels.shape[:2], len(self.fills)))
         run.tensors[self.out] = np.concatenate([pixels, fills], axis=2)
 

@@ -1,5 +1,6 @@
 // The table of the image kernels of an instruction set: the header of each includes it behind its kernels.
 #pragma once
+#include "isa/images/floats.h"
 #include "isa/images/kernels.h"
 
 namespace zoo {
@@ -22,6 +23,10 @@ constexpr ImageKernels kImageKernels = {
     .interleave = interleave,
     .lookup = lookup,
     .products = products,
+    .dequantize = dequantize_bytes,
+    .add_floats = add_floats,
+    .scale_floats = scale_floats,
+    .float_depthwise = float_depthwise,
 };
 
 }  // namespace

@@ -69,15 +69,10 @@ void TextEncoder::dense(const Array &weight, const Array &bias, const std::strin
     const auto outputs = static_cast<int64_t>(weight.shape(0)), inputs = static_cast<int64_t>(weight.shape(1));
     if (inputs != width() || !outputs || outputs > kMaxWidth || static_cast<int64_t>(bias.shape(0)) != outputs)
         refuse("dense", "weights of " + text(outputs) + " x " + text(inputs) + " do not fit " + text(width()) + " inputs and the bias");
-    const std::pair<const char *, Activation> kinds[] = {
-        {"", Activation::kNone}, {"tanh", Activation::kTanh}, {"relu", Activation::kRelu}, {"gelu", Activation::kGelu},
-        {"gelu_tanh", Activation::kGeluTanh}, {"swish", Activation::kSwish}, {"sigmoid", Activation::kSigmoid}};
-    const auto *kind = std::find_if(std::begin(kinds), std::end(kinds), [&](const auto &each) { return activation == each.first; });
-    if (kind == std::end(kinds)) refuse("dense", "there is no " + activation);
     const auto finite = [](float x) { return std::isfinite(x); };
     if (!std::all_of(w, w + outputs * inputs, finite) || !std::all_of(b, b + outputs, finite)) refuse("dense", "weights are not finite");
     const int64_t stride = round_up(inputs, kWidth);
-    Step layer{Kind::kDense, inputs, outputs, {}, {b, b + outputs}, kind->second};
+    Step layer{Kind::kDense, inputs, outputs, {}, {b, b + outputs}, activation_named(activation)};
     layer.weight.resize(static_cast<size_t>(outputs * stride));
     for (int64_t j = 0; j < outputs; ++j) std::copy_n(w + j * inputs, inputs, layer.weight.begin() + j * stride);
     steps_.push_back(std::move(layer)), width_ = outputs;

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.image_programs import program, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
-from pipelines.kernels.images import native, reference
+from pipelines.kernels.images import native
 from pipelines.kernels.images.operators import windows
-from pipelines.kernels.images.program import ImageProgram
 from pipelines.kernels.images.steps import (
     Addition,
     AveragePool,
@@ -34,15 +34,6 @@ from pipelines.kernels.images.steps import (
 pytestmark = pytest.mark.skipif(not extension.isas(), reason=f"no native kernels: {extension.missing()}")
 
 
-def program(
-    shape: tuple[int, int, int], tensors: list[Any], steps: list[Any], results: int, **more: Any
-) -> ImageProgram:
-    """A program from [C, H, W] bytes to flat results."""
-    return ImageProgram(
-        "image", ("logits",), more.pop("dtype", "uint8"), shape, tuple(tensors), tuple(steps), (results,), **more
-    )
-
-
 def random_convolution(
     rng: np.random.Generator, x: int, out: int, outputs: int, kernel: tuple[int, int], inputs: int, **more: Any
 ) -> Convolution:
@@ -53,15 +44,6 @@ def random_convolution(
     scale = (rng.uniform(0.5, 1.5, outputs) * 60 / spread).astype(np.float32)
     bias = rng.integers(-int(spread), int(spread), outputs).astype(np.int32)
     return Convolution(x, out, weight, bias, scale, **more)
-
-
-def same_bits(found: ImageProgram, samples: Any) -> None:
-    """Every instruction set gives the reference's bits, on one thread and on two."""
-    wanted = np.stack([reference.run(found, each) for each in samples])
-    for isa in extension.isas():
-        network = native.pack(found, isa).open()
-        for threads in (1, 2):
-            np.testing.assert_array_equal(network(samples, threads), wanted, err_msg=f"{isa}, {threads} threads")
 
 
 @settings(max_examples=60, deadline=None)

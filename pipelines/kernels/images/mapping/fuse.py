@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipelines.kernels.images.steps import Addition, Concatenation, Convolution, Shape, Step
+from pipelines.kernels.images.steps import Addition, Concatenation, Convolution, Operand, Shape, Step
+
+NUMBERED = ("x", "a", "b", "gate", "out", "to", "other")  # fields of steps that hold numbers of tensors
 
 
 def drop_unread(steps: list[Step]) -> None:
@@ -49,25 +51,33 @@ def fuse_sums(steps: list[Step]) -> None:
         writers = {getattr(step, "out", -1): index for index, step in enumerate(steps)}
 
 
-def renumbered(tensors: Sequence[Shape], steps: Sequence[Step]) -> tuple[tuple[Shape, ...], tuple[Step, ...]]:
+def renumbered(
+    tensors: Sequence[Shape], steps: Sequence[Step], floats: Collection[int]
+) -> tuple[tuple[Shape, ...], tuple[Step, ...], frozenset[int]]:
     """Numbers tensors in the order in which they are written, without those that no step writes.
 
     Args:
         tensors: Shapes of all tensors.
         steps: Steps of the program.
+        floats: Numbers of the tensors that are float32.
 
     Returns:
-        Shapes and steps with new numbers.
+        Shapes, steps and `floats` with new numbers.
     """
     order: dict[int, int] = {-1: -1}
     for step in steps:
         order.setdefault(getattr(step, "out", -1), len(order) - 1)
     found = []
     for step in steps:
-        fields: dict[str, Any] = {
-            key: order[getattr(step, key)] for key in ("x", "a", "b", "gate", "out", "other") if hasattr(step, key)
-        }
+        moved: dict[str, Any] = {}
+        for name in NUMBERED:
+            value = getattr(step, name, None)
+            if isinstance(value, Operand):
+                moved[name] = replace(value, tensor=order[value.tensor])
+            elif value is not None and not (name == "out" and hasattr(step, "to")):
+                moved[name] = order[value]
         if isinstance(step, Concatenation):
-            fields["xs"] = tuple(order[x] for x in step.xs)
-        found.append(replace(step, **fields))  # type: ignore[type-var]
-    return tuple(tensors[old] for old, new in order.items() if new >= 0), tuple(found)
+            moved["xs"] = tuple(order[x] for x in step.xs)
+        found.append(replace(step, **moved))  # type: ignore[type-var]
+    shapes = tuple(tensors[old] for old, new in order.items() if new >= 0)
+    return shapes, tuple(found), frozenset(order[old] for old in floats if old in order)

@@ -9,10 +9,18 @@ import onnx_ir as ir
 
 from pipelines.graph import query
 from pipelines.kernels.arrays import Array
-from pipelines.kernels.images.qdq import data_input, evaluated, input_at, is_integer, per_channel, quantized, refused
+from pipelines.kernels.images.mapping.qdq import (
+    data_input,
+    evaluated,
+    input_at,
+    is_integer,
+    per_channel,
+    quantized,
+    refused,
+)
+from pipelines.kernels.images.mapping.walk import Bytes, Pending, Walk
 from pipelines.kernels.images.steps import Lookup, Product
 from pipelines.kernels.images.steps.elementwise import product, quantized_sum
-from pipelines.kernels.images.walk import Bytes, Pending, Walk
 
 FUNCTIONS = {
     *("HardSwish", "HardSigmoid", "Sigmoid", "LeakyRelu", "PRelu", "ThresholdedRelu", "Elu", "Celu", "Selu", "Tanh"),

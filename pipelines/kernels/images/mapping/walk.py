@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import query
-from pipelines.kernels.images.qdq import computed, data_input, input_at, qparams, quantized, refused
+from pipelines.kernels.images.mapping.qdq import computed, data_input, input_at, qparams, quantized, refused
 from pipelines.kernels.images.steps import Concatenation, Lookup, Pixels, Resampling, Selection, Shape, Step
 
 
@@ -50,6 +50,9 @@ class Pending:
         last: See `Bytes`.
         flat: See `Bytes`.
         result: Adds the step that ends the program.
+        real: Adds the steps that compute it as a tensor of floats, once; returns the tensor.
+        affine: (gain, bias) -> gain times the value plus bias, which have a value per channel; None where its layer
+            cannot compute that.
         curve: For a function of single bytes, their tensor and the float32 result of each byte.
     """
 
@@ -60,6 +63,8 @@ class Pending:
     last: bool = False
     flat: bool = False
     result: Callable[[], tuple[int, ...]] | None = None
+    real: Callable[[], int] | None = None
+    affine: Callable[[NDArray[np.float32], NDArray[np.float32]], Pending | None] | None = None
     curve: tuple[int, NDArray[np.float32]] | None = None
 
 
@@ -86,16 +91,17 @@ class Walk:
 
     Attributes:
         shape: Shape of the input.
-        floats: Whether the input is float32.
+        reals: Whether the input is float32.
     """
 
     shape: Shape
-    floats: bool
+    reals: bool
 
     def __init__(self, model: ir.Model) -> None:
         self.main, self.model = model.graph, model
         self.values: dict[ir.Value, Bytes | Pending | Input] = {}
         self.tensors: list[Shape] = []
+        self.floats: set[int] = set()  # tensors of float32
         self.steps: list[Step] = []
         self.first: tuple[Input, np.float32 | None, int, int] | None = None  # and the qparams, tensor of the input
 
@@ -104,6 +110,11 @@ class Walk:
     def _new(self, shape: Sequence[int]) -> int:
         self.tensors.append((int(shape[0]), int(shape[1]), int(shape[2])))
         return len(self.tensors) - 1
+
+    def _new_floats(self, shape: Sequence[int]) -> int:
+        tensor = self._new(shape)
+        self.floats.add(tensor)
+        return tensor
 
     def _pixels(self, given: Input, scale: np.float32 | None, zero: int) -> int:
         """The tensor of the input; quantized where it is float."""
@@ -130,7 +141,7 @@ class Walk:
         scale, zero = qparams(node)
         found = self.values[data_input(node)]
         if isinstance(found, Input):
-            if not self.floats:
+            if not self.reals:
                 raise refused(node, "quantizes bytes")
             if found.fills:
                 raise refused(node, "quantizes a padded input")
@@ -159,6 +170,11 @@ class Walk:
         out = self._new(self.tensors[tensor])
         self.steps.append(Lookup(tensor, out, table))
         return out
+
+    def _clipped(self, tensor: int, low: int, high: int) -> int:
+        if (low, high) == (0, 255):
+            return tensor
+        return self._lookup(tensor, np.clip(np.arange(256), low, high).astype(np.uint8))
 
     # --------------------------------------------------------------------------------------------------------- layouts
 
@@ -209,7 +225,7 @@ class Walk:
     def _pad(self, node: ir.Node) -> None:
         found, pads = self.values[data_input(node)], query.integers(node, "pads", 1)
         fill = query.scalar(input_at(node, 2)) if input_at(node, 2) is not None else 0.0
-        if not isinstance(found, Input) or found.fills or self.floats or fill is None:
+        if not isinstance(found, Input) or found.fills or self.reals or fill is None:
             raise refused(node, "pads more than the channels of the input")
         channel = 3 if found.last else 1
         if (

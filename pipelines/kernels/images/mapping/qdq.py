@@ -205,7 +205,7 @@ def evaluated(
     own = any(_size(each) > 1 for each in arguments if isinstance(each, ir.Value))
     for at, each in enumerate(arguments):
         if isinstance(each, ir.Value):
-            constant = _real(each)
+            constant = real_constant(each)
             single = constant is not None and constant.size == 1
             if constant is None or not (single or (constant.size == channels == _length(constant, axis))):
                 raise refused(node, "has an argument that is neither constant nor one value per channel")
@@ -279,8 +279,12 @@ def _length(array: Array, axis: int) -> int:
     return array.shape[axis] if array.ndim >= -axis else 1
 
 
-def _real(value: ir.Value) -> Array | None:
-    """A float constant, or a dequantized one with a single scale; None for another value."""
+def real_constant(value: ir.Value) -> Array | None:
+    """Returns a float constant, or a dequantized one with a single scale; None for another value.
+
+    Args:
+        value: Value of the graph.
+    """
     if (found := query.dequantized(value)) is None:
         return query.constant(value)
     integers, scale, zero = found
@@ -289,5 +293,5 @@ def _real(value: ir.Value) -> Array | None:
 
 
 def _size(value: ir.Value) -> int:
-    constant = _real(value)
+    constant = real_constant(value)
     return 0 if constant is None else constant.size

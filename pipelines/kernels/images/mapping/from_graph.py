@@ -7,39 +7,45 @@ Resize. The float remainder is a `Rest`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import query
 from pipelines.kernels.arrays import Array
-from pipelines.kernels.images.functions import FUNCTIONS, Functions
-from pipelines.kernels.images.fuse import drop_unread, fuse_sums, renumbered
-from pipelines.kernels.images.operators import ceil_mode_pads, windows
-from pipelines.kernels.images.program import ENDINGS, ImageProgram
-from pipelines.kernels.images.qdq import (
+from pipelines.kernels.images.mapping.floats import FloatValues
+from pipelines.kernels.images.mapping.functions import FUNCTIONS
+from pipelines.kernels.images.mapping.fuse import drop_unread, fuse_sums, renumbered
+from pipelines.kernels.images.mapping.qdq import (
     data_input,
     input_at,
     int8_weight,
     int32_bias,
     refused,
 )
-from pipelines.kernels.images.rest import Rest
+from pipelines.kernels.images.mapping.rest import Rest
+from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending
+from pipelines.kernels.images.operators import ceil_mode_pads, windows
+from pipelines.kernels.images.program import ENDINGS, ImageProgram
 from pipelines.kernels.images.steps import (
     Addition,
     AveragePool,
     Convolution,
     Dequantize,
+    FloatMean,
+    FloatSum,
     GlobalAverage,
     MaxPool,
+    Operand,
     Shape,
 )
 from pipelines.kernels.images.steps.elementwise import quantized_sum
-from pipelines.kernels.images.walk import Bytes, Input, Pending
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.fold_constants import FoldConstants
 from pipelines.rewrites.reshape_chains import ReshapeChains
@@ -84,7 +90,7 @@ def fix_sizes(model: ir.Model, sizes: Sequence[int] = ()) -> bool:
     return True
 
 
-class _Mapping(Functions):
+class _Mapping(FloatValues):
     """The walk that makes a program."""
 
     def program(self) -> ImageProgram:
@@ -103,7 +109,7 @@ class _Mapping(Functions):
         self.shape: Shape = (int(shape[1] or 0), int(shape[2] or 0), int(shape[3] or 0))
         if self.input.dtype not in (ir.DataType.UINT8, ir.DataType.FLOAT):
             raise RequestError(f"the input {self.input.name} is {self.input.dtype}; expected uint8 or float32")
-        self.floats = self.input.dtype == ir.DataType.FLOAT
+        self.reals = self.input.dtype == ir.DataType.FLOAT
         last = self.shape[2] <= 4 < self.shape[0]  # as few channels as images have
         self.values[self.input] = Input(last, last)
         ending, rest = None, Rest(self.model)
@@ -127,11 +133,11 @@ class _Mapping(Functions):
             result_shape = self._end(ending.inputs[0] if ending is not None else found, ending)
         drop_unread(self.steps)
         fuse_sums(self.steps)
-        tensors, steps = renumbered(self.tensors, self.steps)
+        tensors, steps, floats = renumbered(self.tensors, self.steps, self.floats)
         return ImageProgram(
             str(self.input.name),
             tuple(str(each.name) for each in self.main.outputs),
-            "float32" if self.floats else "uint8",
+            "float32" if self.reals else "uint8",
             self.shape,
             tensors,
             steps,
@@ -140,6 +146,7 @@ class _Mapping(Functions):
             parts,
             rest.model(parts) if parts else b"",
             int(shape[0] or 0) if parts else 0,
+            floats,
         )
 
     def _map(self, node: ir.Node) -> None:
@@ -215,20 +222,30 @@ class _Mapping(Functions):
         biases -= x.zero * weight.astype(np.int64).sum(axis=(1, 2, 3))
         if np.abs(biases).max() >= 2**31:
             raise refused(node, "can overflow 32 bits")
+        self.values[node.outputs[0]] = self._sums(node, x, weight, scales, biases, geometry)
+
+    def _sums(
+        self, node: ir.Node, x: Bytes, weight: Array, scales: Array, biases: Array, geometry: dict[str, Any]
+    ) -> Pending:
+        """The value of a layer: its int32 sums times their scales."""
         strides, pads = geometry.get("strides", (1, 1)), geometry.get("pads", (0, 0, 0, 0))
         kernel = weight.shape[1:3]
         counts = windows(self.tensors[x.tensor], kernel, strides, pads, geometry.get("dilations", (1, 1)))
         if min(counts) < 1:
             raise refused(node, "has a window larger than its input")
-        flat = node.op_type != "Conv"
+        linear = node.op_type != "Conv"
+        flat, last = linear and x.flat, linear and x.last and not x.flat
 
-        def step(out: int, scale: Array, zero: int = 0, low: int = 0, high: int = 255) -> None:
-            bounds: dict[str, Any] = {"fill": x.zero, "zero": zero, "low": low, "high": high}
+        shape = (*counts, len(weight))
+        depthwise = weight.shape[3] == 1 < geometry.get("groups", 1)
+
+        def step(out: int, scale: Array, zero: int = 0, low: int = 0, high: int = 255, *, floats: bool = False) -> None:
+            bounds: dict[str, Any] = {"fill": x.zero, "zero": zero, "low": low, "high": high, "floats": floats}
             layer = Convolution(x.tensor, out, weight, biases.astype(np.int32), scale, **geometry, **bounds)
             self.steps.append(layer)
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
-            out = self._new((*counts, len(weight)))
+            out = self._new(shape)
             step(out, scales / scale, zero, low, high)
             return out
 
@@ -236,34 +253,45 @@ class _Mapping(Functions):
             if not flat and counts != (1, 1):
                 raise refused(node, "computes the output and has several pixels")
             step(-1, scales)
-            return (len(weight),) if flat else (len(weight), 1, 1)
+            return (len(weight),) if flat else (1, 1, len(weight)) if last else (len(weight), 1, 1)
 
-        shape = (*counts, len(weight))
-        self.values[node.outputs[0]] = Pending(emit, shape, flat=flat, result=result)
+        @functools.cache
+        def real() -> int:
+            out = self._new_floats(shape)
+            step(out, scales, floats=True)
+            return out
+
+        def affine(gain: NDArray[np.float32], bias: NDArray[np.float32]) -> Pending | None:
+            if not gain.all():
+                return None
+            shifted = biases + np.rint(bias / (scales * gain).astype(np.float64))
+            if np.abs(shifted).max() >= 2**31:
+                return None
+            return self._sums(node, x, weight, scales * gain, shifted.astype(np.int64), geometry)
+
+        floats = None if depthwise else real
+        return Pending(emit, shape, last=last, flat=flat, result=result, real=floats, affine=affine)
 
     def _conv(self, node: ir.Node) -> None:
+        constant = query.constant(input_at(node, 1))
+        depthwise = constant is not None and constant.ndim == 4 and constant.shape[1] == 1 < len(constant)
+        if constant is not None and depthwise and node.attributes.get_int("group", 1) == len(constant):
+            self._float_depthwise(node, constant)
+            return
         x = self._read(node)
         weight, scale = int8_weight(node, 0)
-        if (
-            x.last
-            or x.flat
-            or weight.ndim != 4
-            or node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
-        ):
-            raise refused(node, "is not over [n, C, H, W], or sets auto_pad")
-        ints = node.attributes.get_ints
-        top, left, bottom, right = ints("pads", [0, 0, 0, 0])
-        if min(top, left, bottom, right) < 0:
-            raise refused(node, "has negative pads")
+        if x.last or x.flat or weight.ndim != 4:
+            raise refused(node, "is not over [n, C, H, W]")
+        strides, pads, dilations = self._geometry(node)
         self._layer(
             node,
             x,
             np.ascontiguousarray(weight.transpose(0, 2, 3, 1)),
             scale,
             input_at(node, 2),
-            strides=tuple(ints("strides", [1, 1])),
-            pads=(top, left, bottom, right),
-            dilations=tuple(ints("dilations", [1, 1])),
+            strides=strides,
+            pads=pads,
+            dilations=dilations,
             groups=node.attributes.get_int("group", 1),
         )
 
@@ -286,6 +314,9 @@ class _Mapping(Functions):
         """weight: int8 [O, K]."""
         x = self._read(node)
         height, width, channels = self.tensors[x.tensor]
+        if x.last and not x.flat and node.op_type == "MatMul" and weight.shape[1:] == (channels,):  # of each pixel
+            self._layer(node, x, np.ascontiguousarray(weight)[:, None, None], scale, bias)
+            return
         if not x.flat or weight.ndim != 2 or weight.shape[1] != height * width * channels:
             raise refused(node, "does not read a whole flattened tensor")
         cut = weight.reshape(len(weight), height, width, channels) if x.last else None
@@ -295,6 +326,10 @@ class _Mapping(Functions):
 
     def _add(self, node: ir.Node) -> None:
         if self._by_constant(node):
+            return
+        values = [None if value is None else self.values.get(value) for value in node.inputs]
+        if any(isinstance(each, Pending) for each in values):
+            self._float_add(node)
             return
         a, b = self._read(node, 0), self._read(node, 1)
         if self.tensors[a.tensor] != self.tensors[b.tensor] or (a.last, a.flat) != (b.last, b.flat):
@@ -309,7 +344,14 @@ class _Mapping(Functions):
             self.steps.append(Addition(a.tensor, b.tensor, out, total))
             return out
 
-        self.values[node.outputs[0]] = Pending(emit, self.tensors[a.tensor], last=a.last, flat=a.flat)
+        @functools.cache
+        def real() -> int:
+            (first, _), (second, _) = self._operand(node, 0), self._operand(node, 1)
+            out = self._new_floats(self.tensors[a.tensor])
+            self.steps.append(FloatSum(first, second, Operand(out)))
+            return out
+
+        self.values[node.outputs[0]] = Pending(emit, self.tensors[a.tensor], last=a.last, flat=a.flat, real=real)
 
     # ----------------------------------------------------------------------------------------------------------- pools
 
@@ -353,20 +395,26 @@ class _Mapping(Functions):
         self.values[node.outputs[0]] = Pending(emit, (*counts, self.tensors[x.tensor][2]))
 
     def _globalaveragepool(self, node: ir.Node) -> None:
-        x = self._read(node)
-        if x.last or x.flat:
+        x = self.values[data_input(node)]
+        if isinstance(x, Input) or x.last or x.flat:
             raise refused(node, "is not over [n, C, H, W]")
         self._global_average(node, x, flat=False)
 
     def _reducemean(self, node: ir.Node) -> None:
-        x = self._read(node)
+        x = self.values[data_input(node)]
+        if isinstance(x, Input):
+            raise refused(node, "reads the input")
         axes = query.integers(node, "axes", 1)
         spatial = [1, 2] if x.last else [2, 3]
         if x.flat or axes is None or sorted(axis % 4 for axis in axes) != spatial:
             raise refused(node, "is not over height and width")
         self._global_average(node, x, flat=node.attributes.get_int("keepdims", 1) == 0)
 
-    def _global_average(self, node: ir.Node, x: Bytes, flat: bool) -> None:
+    def _global_average(self, node: ir.Node, x: Bytes | Pending, flat: bool) -> None:
+        if isinstance(x, Pending):
+            self._float_mean(node, flat)
+            return
+        x = self._read(node)
         height, width, channels = self.tensors[x.tensor]
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
@@ -382,12 +430,14 @@ class _Mapping(Functions):
             self.steps.append(GlobalAverage(x.tensor, -1, x.zero, float(factor), 0))
             return (channels,) if flat else (1, 1, channels) if x.last else (channels, 1, 1)
 
-        self.values[node.outputs[0]] = Pending(emit, (1, 1, channels), last=x.last, flat=flat, result=result)
+        @functools.cache
+        def real() -> int:
+            assert x.scale is not None
+            out = self._new_floats((1, 1, channels))
+            self.steps.append(FloatMean(Operand(x.tensor, float(x.scale), x.zero), Operand(out)))
+            return out
 
-    def _clipped(self, tensor: int, low: int, high: int) -> int:
-        if (low, high) == (0, 255):
-            return tensor
-        return self._lookup(tensor, np.clip(np.arange(256), low, high).astype(np.uint8))
+        self.values[node.outputs[0]] = Pending(emit, (1, 1, channels), last=x.last, flat=flat, result=result, real=real)
 
 
 # by ONNX operator; an operator without a rule is a function of single values, or stays float
@@ -403,6 +453,7 @@ RULES: dict[str, Callable[[_Mapping, ir.Node], None]] = {
     "Gemm": _Mapping._gemm,
     "GlobalAveragePool": _Mapping._globalaveragepool,
     "Identity": _Mapping._identity,
+    "LayerNormalization": _Mapping._layernormalization,
     "MatMul": _Mapping._matmul,
     "MaxPool": _Mapping._maxpool,
     "Mul": _Mapping._mul,

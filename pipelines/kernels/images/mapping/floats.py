@@ -1,0 +1,196 @@
+"""Float values in a walk over a quantized image network's graph: what lies between two quantizations."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from pipelines.graph import query
+from pipelines.kernels.arrays import Array
+from pipelines.kernels.images.mapping.functions import Functions
+from pipelines.kernels.images.mapping.qdq import input_at, real_constant, refused
+from pipelines.kernels.images.mapping.walk import Bytes, Pending
+from pipelines.kernels.images.operators import windows
+from pipelines.kernels.images.steps import (
+    ChannelScale,
+    FloatActivation,
+    FloatCopy,
+    FloatDepthwise,
+    FloatMean,
+    FloatSum,
+    Normalization,
+    Operand,
+    Pixels,
+    Shape,
+    Step,
+)
+
+
+class FloatValues(Functions):
+    """A walk that knows the operators on float tensors."""
+
+    def _operand(self, node: ir.Node, position: int = 0) -> tuple[Operand, Bytes | Pending]:
+        """(an input of a float step, its value)."""
+        value = node.inputs[position]
+        found = None if value is None else self.values.get(value)
+        if isinstance(found, Bytes) and found.real and found.scale is not None:
+            if isinstance(self.steps[0], Pixels) and self.steps[0].out == found.tensor:
+                raise refused(node, "reads the pixels of the input as floats")
+            return Operand(found.tensor, float(found.scale), found.zero), found
+        if isinstance(found, Pending) and found.real is not None and (found.low, found.high) == (-np.inf, np.inf):
+            return Operand(found.real()), found
+        raise refused(node, f"reads {'nothing' if value is None else value.name}, which has no native float form")
+
+    def _float_value(
+        self,
+        node: ir.Node,
+        shape: Shape,
+        add: Callable[[Operand], Step],
+        found: Bytes | Pending,
+        *,
+        quantizes: bool = True,
+        **layout: Any,
+    ) -> None:
+        """The result of a float step, with the layout of `found`.
+
+        `add` makes the step that writes an operand, which may be bytes if the step quantizes.
+        """
+        shared = not quantizes or len(node.outputs[0].uses()) > 1
+
+        @functools.cache
+        def real() -> int:
+            out = self._new_floats(shape)
+            self.steps.append(add(Operand(out)))
+            return out
+
+        def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
+            x = Operand(real()) if shared else None
+            to = Operand(self._new(shape), float(scale), zero)
+            self.steps.append(add(to) if x is None else FloatCopy(x, to))
+            return self._clipped(to.tensor, low, high)
+
+        layout = {"last": found.last, "flat": found.flat} | layout
+        self.values[node.outputs[0]] = Pending(emit, shape, real=real, **layout)
+
+    def _layernormalization(self, node: ir.Node) -> None:
+        x, found = self._operand(node)
+        shape, channels = self._shape(found), self._shape(found)[2]
+        rank = 2 if found.flat else 4
+        over = node.attributes.get_int("axis", -1) % rank == rank - 1
+        if not over or not (found.last or (found.flat and shape[:2] == (1, 1))) or len(node.outputs) > 1:
+            raise refused(node, "is not over the channels of each pixel")
+        gain = query.constant(input_at(node, 1))
+        bias = np.zeros(channels, np.float32) if input_at(node, 2) is None else query.constant(input_at(node, 2))
+        if gain is None or bias is None or {gain.size, bias.size} != {channels}:
+            raise refused(node, "has a scale or bias that is not constant, or not one value per channel")
+        weights = (np.asarray(each, np.float32).ravel() for each in (gain, bias))
+        epsilon = float(np.float32(node.attributes.get_float("epsilon", 1e-5)))
+        make = functools.partial(Normalization, gain=next(weights), bias=next(weights), epsilon=epsilon)
+        self._float_value(node, shape, lambda to: make(x, to), found)
+
+    def _float_add(self, node: ir.Node) -> None:
+        (a, first), (b, second) = self._operand(node, 0), self._operand(node, 1)
+        shape = self._shape(first)
+        if shape != self._shape(second) or (first.last, first.flat) != (second.last, second.flat):
+            raise refused(node, "adds tensors of different shapes")
+        self._float_value(node, shape, lambda to: FloatSum(a, b, to), first)
+
+    def _float_mean(self, node: ir.Node, flat: bool) -> None:
+        x, found = self._operand(node)
+        shape = (1, 1, self._shape(found)[2])
+        self._float_value(node, shape, lambda to: FloatMean(x, to), found, quantizes=False, flat=flat)
+
+    def _float_depthwise(self, node: ir.Node, weight: NDArray[np.float32]) -> None:
+        """weight: [channels, 1, kh, kw]."""
+        x, found = self._operand(node)
+        channels = self._shape(found)[2]
+        if found.last or found.flat or weight.shape[0] != channels:
+            raise refused(node, "is not over [n, C, H, W]")
+        bias = np.zeros(channels, np.float32) if input_at(node, 2) is None else query.constant(input_at(node, 2))
+        if bias is None or bias.size != channels:
+            raise refused(node, "has a bias that is not constant")
+        strides, pads, dilations = self._geometry(node)
+        counts = windows(self._shape(found), weight.shape[2:], strides, pads, dilations)
+        if min(counts) < 1:
+            raise refused(node, "has a window larger than its input")
+        taps = np.ascontiguousarray(weight[:, 0].transpose(1, 2, 0))
+        biases = np.asarray(bias, np.float32).ravel()
+
+        def add(to: Operand) -> Step:
+            source = x.tensor
+            if not x.floats:
+                source = self._new_floats(self._shape(found))
+                self.steps.append(FloatCopy(x, Operand(source)))
+            return FloatDepthwise(source, to.tensor, taps, biases, strides, pads, dilations)
+
+        self._float_value(node, (*counts, channels), add, found, quantizes=False)
+
+    def _function(self, node: ir.Node) -> None:
+        """Maps a function of a float value; one of a single byte is a table."""
+        positions = [at for at, value in enumerate(node.inputs) if value is not None and value in self.values]
+        found = [self.values[node.inputs[at]] for at in positions]  # type: ignore[index]
+        if not any(isinstance(each, Pending) and each.curve is None and each.real is not None for each in found):
+            super()._function(node)
+            return
+        if len(found) == 2 and node.op_type == "Add":
+            self._float_add(node)
+        elif len(found) == 1 and node.op_type == "Gelu":
+            x, value = self._operand(node)
+            kind = "gelu_tanh" if node.attributes.get_string("approximate", "none") == "tanh" else "gelu"
+            self._float_value(node, self._shape(value), lambda to: FloatActivation(x, to, kind), value)
+        elif len(found) == 1 and len(node.inputs) == 2 and node.op_type in ("Add", "Sub", "Mul", "Div"):
+            self._affine(node, positions[0])
+        else:
+            raise refused(node, "is a function of float values without a native form")
+
+    def _affine(self, node: ir.Node, position: int) -> None:
+        """Maps a sum or product of a float value with a constant per channel."""
+        value = self.values[node.inputs[position]]  # type: ignore[index]
+        assert isinstance(value, Pending)
+        channels = value.shape[2]
+        constant = self._per_channel(node, 1 - position, channels, -1 if value.last or value.flat else -3)
+        ones, zeros = np.ones(channels, np.float32), np.zeros(channels, np.float32)
+        if node.op_type == "Mul" or (node.op_type == "Div" and position == 0):
+            gain, bias = (constant if node.op_type == "Mul" else 1 / constant), zeros
+        elif node.op_type == "Div":
+            raise refused(node, "divides by a float value")
+        else:
+            minus = node.op_type == "Sub"
+            gain, bias = -ones if minus and position == 1 else ones, -constant if minus and position == 0 else constant
+        gain, bias = (np.ascontiguousarray(each, np.float32) for each in (gain, bias))
+        unbounded = (value.low, value.high) == (-np.inf, np.inf)
+        single = len(node.inputs[position].uses()) == 1  # type: ignore[union-attr]
+        folded = value.affine(gain, bias) if value.affine is not None and unbounded and single else None
+        if folded is not None:
+            result = folded.result if value.result is not None else None
+            self.values[node.outputs[0]] = replace(folded, last=value.last, flat=value.flat, result=result)
+            return
+        x, _ = self._operand(node, position)
+        self._float_value(node, value.shape, lambda to: ChannelScale(x, to, gain, bias), value)
+
+    def _per_channel(self, node: ir.Node, position: int, channels: int, axis: int) -> NDArray[np.float32]:
+        """float32 [channels] of a constant with one value, or one per channel."""
+        value = input_at(node, position)
+        constant: Array | None = None if value is None else real_constant(value)
+        fits = constant is not None and constant.ndim >= -axis and constant.shape[axis] == constant.size == channels
+        if constant is None or not (constant.size == 1 or fits):
+            raise refused(node, "has an argument that is neither constant nor one value per channel")
+        return np.broadcast_to(np.asarray(constant, np.float32).ravel(), channels)
+
+    def _geometry(self, node: ir.Node) -> tuple[tuple[int, int], tuple[int, int, int, int], tuple[int, int]]:
+        """Strides, pads and dilations of a convolution over [n, C, H, W]."""
+        ints = node.attributes.get_ints
+        top, left, bottom, right = ints("pads", [0, 0, 0, 0])
+        if (
+            node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+            or min(top, left, bottom, right) < 0
+        ):
+            raise refused(node, "sets auto_pad, or has negative pads")
+        (down, across), (rows, columns) = ints("strides", [1, 1]), ints("dilations", [1, 1])
+        return (down, across), (top, left, bottom, right), (rows, columns)

@@ -1,0 +1,148 @@
+// Steps on tensors of float32, whose pixels have whole 16 channels, those behind the last one 0.
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "images/network/network.h"
+
+namespace zoo {
+namespace {
+
+void require(bool fits, const char *what) {
+    if (!fits) throw std::invalid_argument(std::string("the sizes of ") + what + " do not fit its tensors");
+}
+
+std::vector<float> padded(const float *x, int64_t count, int64_t whole) {
+    std::vector<float> of(static_cast<size_t>(round_up(count, whole)));
+    std::copy_n(x, count, of.begin());
+    return of;
+}
+
+// Sets what lies behind the channels of n pixels to 0.
+void clear_tails(float *x, int64_t channels, int64_t n) {
+    const int64_t whole = round_up(channels, 16);
+    for (int64_t i = 0; channels < whole && i < n; ++i) std::fill(x + i * whole + channels, x + (i + 1) * whole, 0.0f);
+}
+
+}  // namespace
+
+void Network::float_step(const std::vector<Operand> &xs, const Operand &to, bool overruns, FloatRow of) {
+    const int64_t out = to.tensor, height = at(known(out, false, to.floats())).height, width = at(out).width;
+    std::vector<int64_t> reads;
+    for (const Operand &x : xs) {
+        require(at(known(x.tensor, true, x.floats())).height == height && at(x.tensor).width == width && at(x.tensor).pitch >= 16, "a float step");
+        reads.push_back(x.tensor);
+    }
+    step(out, reads, height, [=](const Sample &s, int64_t begin, int64_t end) {
+        std::vector<Buffer<float>> spare(xs.size());
+        std::vector<const float *> rows(xs.size());
+        const int64_t channels = at(out).channels, count = width * round_up(channels, 16);
+        Buffer<float> found(to.floats() && !overruns ? 0 : count + 64);
+        for (size_t i = 0; i < xs.size(); ++i)
+            if (!xs[i].floats()) spare[i].reserve(width * at(xs[i].tensor).pitch + 64);
+        for (int64_t y = begin; y < end; ++y) {
+            for (size_t i = 0; i < xs.size(); ++i) {
+                const uint8_t *row = s.pixel(at(xs[i].tensor), y, 0);
+                rows[i] = reinterpret_cast<const float *>(row);
+                if (xs[i].floats()) continue;
+                isa_.images->dequantize(row, xs[i].scale, xs[i].zero, width * at(xs[i].tensor).pitch, spare[i].data());
+                clear_tails(spare[i].data(), at(xs[i].tensor).channels, width);
+                rows[i] = spare[i].data();
+            }
+            uint8_t *row = s.pixel(at(out), y, 0);
+            float *floats = to.floats() && !overruns ? reinterpret_cast<float *>(row) : found.data();
+            of(rows.data(), width, floats);
+            if (!to.floats()) {
+                isa_.images->quantize(floats, to.scale, to.zero, count, row);
+                continue;
+            }
+            clear_tails(floats, channels, width);
+            if (overruns) std::memcpy(row, floats, static_cast<size_t>(count) * sizeof(float));
+        }
+    });
+}
+
+void Network::float_copy(Operand x, Operand out) {
+    require(at(known(x.tensor, true, x.floats())).channels == at(known(out.tensor, false, out.floats())).channels, "a copy");
+    const int64_t pixel = round_up(at(out.tensor).channels, 16);
+    float_step({x}, out, false, [=](const float *const *xs, int64_t n, float *to) {
+        std::memcpy(to, xs[0], static_cast<size_t>(n * pixel) * sizeof(float));
+    });
+}
+
+void Network::float_sum(Operand a, Operand b, Operand out) {
+    for (const Operand &x : {a, b})
+        require(at(known(x.tensor, true, x.floats())).channels == at(known(out.tensor, false, out.floats())).channels, "a sum");
+    const int64_t pixel = round_up(at(out.tensor).channels, 16);
+    float_step({a, b}, out, false, [=](const float *const *xs, int64_t n, float *to) { isa_.images->add_floats(xs[0], xs[1], n * pixel, to); });
+}
+
+void Network::channel_scale(Operand x, Operand out, const float *gain, const float *bias, int64_t channels) {
+    require(at(known(x.tensor, true, x.floats())).channels == channels && at(known(out.tensor, false, out.floats())).channels == channels, "a scale");
+    const int64_t pixel = round_up(channels, 16);
+    const std::vector<float> gains = padded(gain, channels, 16), biases = padded(bias, channels, 16);
+    float_step({x}, out, false, [=](const float *const *xs, int64_t n, float *to) {
+        for (int64_t i = 0; i < n * pixel; i += pixel) isa_.images->scale_floats(xs[0] + i, gains.data(), biases.data(), pixel, to + i);
+    });
+}
+
+void Network::activation(Operand x, Operand out, Activation kind) {
+    require(at(known(x.tensor, true, x.floats())).channels == at(known(out.tensor, false, out.floats())).channels, "an activation");
+    const int64_t pixel = round_up(at(out.tensor).channels, 16);
+    float_step({x}, out, false, [=](const float *const *xs, int64_t n, float *to) { isa_.rows->activate(kind, xs[0], n * pixel, to); });
+}
+
+void Network::layer_norm(Operand x, Operand out, const float *gain, const float *bias, int64_t channels, float epsilon) {
+    require(at(known(x.tensor, true, x.floats())).channels == channels && at(known(out.tensor, false, out.floats())).channels == channels, "a norm");
+    require(epsilon >= 0, "a norm");
+    const std::vector<float> gains = padded(gain, channels, kColumns), biases = padded(bias, channels, kColumns);
+    const int64_t pixel = round_up(channels, 16);
+    const bool overruns = pixel % kColumns != 0;  // the last pixel's whole 64
+    float_step({x}, out, overruns, [=](const float *const *xs, int64_t n, float *to) {
+        isa_.rows->layer_norm({channels, gains.data(), biases.data(), epsilon, {}}, xs[0], pixel, {to, nullptr, nullptr, pixel}, n);
+    });
+}
+
+void Network::float_mean(Operand x, Operand out) {
+    const int64_t to = out.tensor;
+    require(at(known(to, false, true)).height == 1 && at(to).width == 1 && at(known(x.tensor, true, x.floats())).channels == at(to).channels, "a mean");
+    require(out.floats() && at(x.tensor).pitch >= 16, "a mean");
+    step(to, {x.tensor}, 1, [=](const Sample &s, int64_t, int64_t) {
+        const Tensor &from = at(x.tensor);
+        const int64_t pixel = round_up(from.channels, 16);
+        Buffer<float> spare(x.floats() ? 0 : pixel);
+        auto *total = reinterpret_cast<float *>(s.pixel(at(to), 0, 0));
+        std::fill_n(total, pixel, 0.0f);
+        for (int64_t y = 0; y < from.height; ++y)
+            for (int64_t column = 0; column < from.width; ++column) {
+                const uint8_t *at = s.pixel(from, y, column);
+                if (!x.floats()) isa_.images->dequantize(at, x.scale, x.zero, pixel, spare.data());
+                isa_.images->add_floats(total, x.floats() ? reinterpret_cast<const float *>(at) : spare.data(), pixel, total);
+            }
+        const auto count = static_cast<float>(from.height * from.width);
+        for (int64_t c = 0; c < pixel; ++c) total[c] = total[c] / count;
+        clear_tails(total, from.channels, 1);
+    });
+}
+
+void Network::float_depthwise(int64_t x, int64_t out, const float *weight, const float *bias, Pair kernel, int64_t channels, Pair strides,
+                              Sides pads, Pair dilations) {
+    require(at(known(x, true, true)).channels == channels && at(known(out, false, true)).channels == channels, "a convolution");
+    require(at(out).height >= 1 && std::min(kernel[0], kernel[1]) >= 1, "a convolution");
+    pad(x, kernel, strides, dilations, pads, 0, at(out).height, at(out).width);
+    const int64_t pixel = round_up(channels, 16);
+    std::vector<float> weights(static_cast<size_t>(kernel[0] * kernel[1] * pixel));
+    for (int64_t tap = 0; tap < kernel[0] * kernel[1]; ++tap) std::copy_n(weight + tap * channels, channels, weights.begin() + tap * pixel);
+    const std::vector<float> biases = padded(bias, channels, 16);
+    step(out, {x}, at(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
+        const Tensor &from = at(x), &to = at(out);
+        const int64_t row = from.row() / 4;
+        const FloatDepthwise layer{pixel,          kernel[0],           kernel[1],         weights.data(),     biases.data(), dilations[0] * row,
+                                   dilations[1] * pixel, strides[0] * row, strides[1] * pixel, to.row() / 4};
+        isa_.images->float_depthwise(layer, reinterpret_cast<const float *>(s.pixel(from, begin * strides[0] - pads[0], -pads[1])),
+                                     reinterpret_cast<float *>(s.pixel(to, begin, 0)), end - begin, to.width);
+    });
+}
+
+}  // namespace zoo

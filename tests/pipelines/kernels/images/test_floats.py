@@ -1,0 +1,178 @@
+"""Float steps between int8 layers: every instruction set returns the reference's bits, close to ONNX Runtime's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.image_programs import program, same_bits
+from helpers.qdq_graphs import Graph, results
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper
+
+from pipelines.core.errors import RequestError
+from pipelines.graph import io
+from pipelines.kernels import extension
+from pipelines.kernels.images import native, reference
+from pipelines.kernels.images.mapping.from_graph import image_program
+from pipelines.kernels.images.operators import windows
+from pipelines.kernels.images.steps import (
+    ChannelScale,
+    Convolution,
+    Dequantize,
+    FloatActivation,
+    FloatCopy,
+    FloatDepthwise,
+    FloatMean,
+    FloatSum,
+    Normalization,
+    Operand,
+    Pixels,
+)
+
+pytestmark = pytest.mark.skipif(not extension.isas(), reason=f"no native kernels: {extension.missing()}")
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_every_float_step(data: st.DataObject) -> None:
+    """Any number of channels, bytes and floats read and written, and a depthwise convolution of any shape."""
+    draw = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
+    rng, channels = np.random.default_rng(draw(0, 2**32)), draw(5, 90)
+    shape, kernel = (draw(1, 9), draw(1, 11)), (draw(1, 7), draw(1, 7))
+    strides, dilations, pads = (draw(1, 2), draw(1, 3)), (draw(1, 2), draw(1, 2)), tuple(draw(0, 3) for _ in range(4))
+    counts = windows(shape, kernel, strides, pads, dilations)
+    if min(counts) < 1:
+        return
+    gain, bias = (rng.normal(1, 0.5, channels).astype(np.float32) for _ in range(2))
+    taps = rng.normal(0, 0.3, (*kernel, channels)).astype(np.float32)
+    byte = lambda tensor: Operand(tensor, float(rng.uniform(0.01, 0.05)), draw(0, 255))  # noqa: E731
+    steps: list[Any] = [
+        Pixels(0, last=True),
+        FloatCopy(byte(0), Operand(1)),
+        Normalization(byte(0), Operand(2), gain, bias, 1e-6),
+        FloatSum(Operand(1), byte(0), byte(3)),
+        FloatSum(byte(3), Operand(2), Operand(4)),
+        ChannelScale(Operand(4), Operand(5), gain, bias),
+        FloatActivation(Operand(5), byte(6), data.draw(st.sampled_from(["gelu", "gelu_tanh", "swish"]))),
+        FloatCopy(byte(6), Operand(7)),
+        FloatDepthwise(7, 8, taps, bias, strides, pads, dilations),  # type: ignore[arg-type]
+        FloatMean(Operand(8), Operand(9)),
+        FloatMean(byte(6), Operand(10)),
+        FloatSum(Operand(9), Operand(10), Operand(11)),
+        Normalization(Operand(11), byte(12), bias, gain, 1e-5),
+        Dequantize(12, 0.25, 3),
+    ]
+    tensors = [(*shape, channels)] * 8 + [(*counts, channels)] + [(1, 1, channels)] * 4
+    floats = frozenset({1, 2, 4, 5, 7, 8, 9, 10, 11})
+    same_bits(
+        program((*shape, channels), tensors, steps, channels, floats=floats),
+        rng.integers(0, 256, (2, *shape, channels), dtype=np.uint8),
+    )
+
+
+def test_floats_and_bytes_are_told_apart() -> None:
+    one, byte = np.ones(8, np.float32), Operand(0, 0.1, 3)
+    sizes: dict[str, Any] = {"shape": (3, 4, 8), "tensors": [(3, 4, 8)] * 2, "results": 96}
+    for floats, step in (
+        ({1}, Normalization(byte, Operand(1, 0.1), one, one, 1e-6)),
+        (set[int](), Normalization(byte, Operand(1), one, one, 1e-6)),
+        (set[int](), FloatDepthwise(0, 1, np.ones((1, 1, 8), np.float32), one)),
+        (set[int](), Normalization(byte, Operand(1, 0.1), one[:7], one, 1e-6)),
+        (set[int](), FloatActivation(byte, Operand(1, 0.1), "tanh")),
+        (set[int](), FloatCopy(Operand(0, -0.1), Operand(1, 0.1))),
+    ):
+        with pytest.raises(RequestError):
+            program(steps=[Pixels(0, last=True), step, Dequantize(1, 1, 0)], floats=frozenset(floats), **sizes)
+
+
+def linear(g: Graph, x: str, shape: tuple[int, int], x_scale: float) -> str:
+    """MatMul by int8 weights [inputs, outputs] and a bias, as torch exports a layer of [n, H, W, C]."""
+    w = g.constant(g.rng.integers(-127, 128, shape).astype(np.int8))
+    scale = g.constant(g.rng.uniform(0.001, 0.003, shape[1]).astype(np.float32))
+    made = g.add("MatMul", [x, g.add("DequantizeLinear", [w, scale], axis=1)])
+    return g.add("Add", [made, g.constant(g.rng.normal(0, 0.3, shape[1]).astype(np.float32))])
+
+
+def weights(g: Graph, *shape: int, mean: float = 1.0) -> str:
+    return g.constant(g.rng.normal(mean, 0.2, shape).astype(np.float32))
+
+
+def convnext(last: bool, channels: int = 24) -> tuple[Graph, str]:
+    """Two blocks as timm exports them, or, with layers of [n, H, W, C], as torchvision does, pooled and normalized."""
+    g = Graph()
+    x = g.quantize(
+        g.layer("Conv", g.quantize("image", 0.02, 120), (channels, 3, 2, 2), 0.02, strides=[2, 2]), 0.03, 120
+    )
+    for _ in range(2):
+        taps = [weights(g, channels, 1, 7, 7, mean=0.1), weights(g, channels)]
+        deep = g.add("Conv", [x, *taps], group=channels, pads=[3] * 4)
+        rows = g.add("Transpose", [deep], perm=[0, 2, 3, 1])
+        rows = g.add("LayerNormalization", [rows, weights(g, channels), weights(g, channels, mean=0)], epsilon=1e-6)
+        if last:
+            wide = linear(g, g.quantize(rows, 0.03, 125), (channels, 4 * channels), 0.03)
+            back = linear(g, g.quantize(gelu(g, wide), 0.02, 10), (4 * channels, channels), 0.02)
+            back = g.add("Transpose", [back], perm=[0, 3, 1, 2])
+            back = g.add("Mul", [weights(g, channels, 1, 1), back])
+        else:
+            y = g.quantize(g.add("Transpose", [g.quantize(rows, 0.03, 125)], perm=[0, 3, 1, 2]), 0.03, 125)
+            wide = g.quantize(g.layer("Conv", y, (4 * channels, channels, 1, 1), 0.03), 0.05, 120)
+            back = g.layer("Conv", g.quantize(gelu(g, wide), 0.02, 10), (channels, 4 * channels, 1, 1), 0.02)
+            back = g.quantize(back, 0.05, 110)
+        x = g.add("Add", [back, x])
+    pooled = g.add("Transpose", [g.add("ReduceMean", [x, g.constant(np.array([2, 3]))], keepdims=1)], perm=[0, 2, 3, 1])
+    pooled = g.add("LayerNormalization", [pooled, weights(g, channels), weights(g, channels)], epsilon=1e-6)
+    flat = g.add(
+        "Reshape",
+        [g.quantize(g.add("Transpose", [pooled], perm=[0, 3, 1, 2]), 0.03, 110), g.constant(np.array([0, -1]))],
+    )
+    g.flat = g.layer("Gemm", flat, (5, channels), 0.03, transB=1)
+    return g, g.flat
+
+
+def gelu(g: Graph, x: str) -> str:
+    g.nodes.append(helper.make_node("Gelu", [x], [f"v{len(g.nodes)}"]))
+    return g.nodes[-1].output[0]
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_convnext_is_whole(last: bool, tmp_path: Path) -> None:
+    g, out = convnext(last)
+    path = g.save(tmp_path / "m.onnx", [3, 20, 16], out, opset=20)
+    made = image_program(io.load(path))
+    kinds = [type(each) for each in made.steps]
+    assert not made.rest
+    assert (kinds.count(FloatDepthwise), kinds.count(Normalization), kinds.count(Convolution)) == (2, 3, 6)
+    samples = g.rng.normal(0, 1, (2, 3, 20, 16)).astype(np.float32)
+    found = np.stack([reference.run(made, each) for each in samples])
+    for isa in extension.isas():
+        assert np.array_equal(native.pack(made, isa).open()(samples), found)
+    wanted = results(path, samples)
+    assert np.square(found - wanted).sum() < 0.002 * np.square(wanted).sum()
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("axis", "not over the channels of each pixel"),
+        ("dense", "weights that are not symmetric int8"),
+        ("sum", "different shapes"),
+    ],
+)
+def test_near_misses_are_refused(kind: str, why: str, tmp_path: Path) -> None:
+    g = Graph()
+    x = g.quantize(g.layer("Conv", g.quantize("image", 0.02, 120), (16, 3, 1, 1), 0.02), 0.03, 120)
+    if kind == "axis":
+        y = g.add("LayerNormalization", [x, weights(g, 6), weights(g, 6)])
+    elif kind == "dense":
+        y = g.add("Conv", [x, weights(g, 16, 16, 3, 3)], pads=[1] * 4)
+    else:
+        deep = g.add("Conv", [x, weights(g, 16, 1, 3, 3)], group=16, pads=[1] * 4)
+        y = g.add("Add", [deep, g.add("ReduceMean", [x], axes=[2, 3])])
+    y = g.layer("Conv", g.quantize(y, 0.05, 120), (8, 16, 1, 1), 0.05)
+    path = g.save(tmp_path / "m.onnx", [3, 8, 6], g.quantize(y, 0.05, 120), opset=17)
+    with pytest.raises(RequestError, match=why):
+        image_program(io.load(path))
