@@ -52,6 +52,7 @@ __all__ = [
     "BUILT_IN",
     "ENTRIES",
     "SHIPPED",
+    "annotate",
     "entries",
     "entry",
     "entry_of",
@@ -149,6 +150,8 @@ def open_plan(path: str | Path) -> PlannedSession:
 def __getattr__(name: str) -> Any:
     if name == "ENTRIES":
         return locations()
+    if name == "annotate":
+        return importlib.import_module("zoo.frames").annotate
     if name in (*VERBS, "import_model"):
         return getattr(importlib.import_module("zoo.api"), name)
     raise AttributeError(f"module 'zoo' has no attribute {name!r}")
