@@ -1,6 +1,6 @@
-"""Render MODELS.md, docs/benchmarks.md and its chart, and the table of README.md from the cards and the report files.
+"""Render MODELS.md, docs/benchmarks.md and its chart, the tables of README.md and docs/compared-with/ from the reports.
 
-`--check` only reports whether all four are up to date.
+`--check` only reports whether all of them are up to date.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pipelines.models.hub import Card, Hub
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scripts import render_chart as chart
+from scripts import render_compared as compared_with
 from scripts import render_recommenders as clicks
 from scripts.peers.quantization import own_models as peers
 from scripts.peers.recommenders import beyond_memory, dlrm_v2, tables
@@ -441,8 +442,6 @@ def benchmarks_page() -> str:
 
 def readme(text: str) -> str:
     """Replaces the table of README.md between its markers: per task, the CPU with the smaller ratio."""
-    start = text.index("\n", text.index("<!-- table:")) + 1
-    end = text.index("<!-- end of table -->")
     lowest: dict[str, chart.Load] = {}
     for load in chart.loads():
         if load.task not in lowest or load.times < lowest[load.task].times:
@@ -457,13 +456,28 @@ def readme(text: str) -> str:
         ]
         for load in lowest.values()
     ]
-    return f"{text[:start]}\n{markdown.table(['task', 'ours', 'best peer', 'ratio', 'CPU'], rows)}\n{text[end:]}"
+    return with_table(text, markdown.table(["task", "ours", "best peer", "ratio", "CPU"], rows))
+
+
+def with_table(text: str, table: str) -> str:
+    """Returns a page with another table between its markers.
+
+    Args:
+        text: The page.
+        table: The table.
+    """
+    start = text.index("\n", text.index("<!-- table:")) + 1
+    end = text.index("<!-- end of table -->")
+    return f"{text[:start]}\n{table}\n{text[end:]}"
 
 
 def main() -> None:
     """Writes the pages, or checks them."""
     pages = {MODELS: models_page(), BENCHMARKS: benchmarks_page(), README: readme(README.read_text())}
     pages[CHART] = chart.svg(chart.loads())
+    for name in compared_with.NAMED:
+        page = compared_with.PAGES / f"{name}.md"
+        pages[page] = with_table(page.read_text(), compared_with.table(name))
     if "--check" in sys.argv[1:]:
         stale = [path.name for path, text in pages.items() if not path.is_file() or path.read_text() != text]
         sys.exit(f"out of date: {', '.join(stale)}; run: python scripts/render.py" if stale else 0)

@@ -15,14 +15,18 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS = ROOT / "docs"
+HOME, CATALOGUE = "index.md", "models.md"
 TOP = {
-    "README.md": "index.md",
-    "MODELS.md": "models.md",
+    "docs/site/home.md": HOME,
+    "README.md": "overview.md",
+    "MODELS.md": "model-sections.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
 FUNCTIONS, COMMANDS = "reference/zoo.md", "reference/command-line.md"
+CPU = re.compile(
+    r"((?:AMD|Intel)[^(),;|]* \d+/\d+), \d+ threads?, \["
+)  # as pipelines.analysis.markdown.source writes it
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")  # the path of a Markdown link
 
 sys.path.insert(0, str(ROOT))
@@ -38,8 +42,11 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the top pages, the reference, and every file of the repository that a page links to."""
+    from scripts import render_catalogue
+
     for name, uri in TOP.items():
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / name)))
+    files.append(File.generated(config, CATALOGUE, content=render_catalogue.page()))
     files.append(File.generated(config, FUNCTIONS, content=_package_zoo()))
     files.append(File.generated(config, COMMANDS, content=_command_line()))
     for package in config.extra["reference"]:
@@ -56,6 +63,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turns links between files of the repository into links between files of the site."""
+    if page.file.src_uri == "benchmarks.md":
+        markdown = cpu_parts(markdown)
     source = _source(page.file)
     if source is None:
         return markdown
@@ -65,6 +74,24 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return posixpath.relpath(_place(target), posixpath.dirname(page.file.src_uri)) if target else link[1]
 
     return LINK.sub(moved, markdown)
+
+
+def cpu_parts(markdown: str) -> str:
+    """Encloses the parts of a page that were measured on one CPU, for the choice of a CPU (site.js).
+
+    A part begins with a paragraph that names the CPU and links a report, and ends before a heading or another part.
+    """
+    blocks, parts, cpu = markdown.split("\n\n"), [], ""
+    for block in blocks:
+        named = CPU.findall(block)
+        begins = "" if block.startswith(("#", "|")) or not named else named[0]
+        if cpu and (begins or block.startswith("#")):
+            parts.append("</div>")
+        if begins:
+            parts.append(f'<div data-cpu="{begins}" markdown>')
+        cpu = begins or ("" if block.startswith("#") else cpu)
+        parts.append(block)
+    return "\n\n".join([*parts, *(["</div>"] if cpu else [])])
 
 
 def _source(file: File) -> Path | None:
@@ -80,10 +107,9 @@ def _target(source: Path, link: str) -> Path | None:
 
 def _place(target: Path) -> str:
     """The site's path of a file of the repository."""
-    if target.is_relative_to(DOCS):
-        return target.relative_to(DOCS).as_posix()
     path = target.relative_to(ROOT).as_posix()
-    return TOP.get(path, f"files/{path}")
+    own = path.removeprefix("docs/")
+    return TOP.get(path, own if own != path else f"files/{path}")
 
 
 def _modules(package: Path) -> Iterator[Path]:
@@ -120,6 +146,7 @@ def _package_zoo() -> str:
         if callable(member):
             options = f"{{heading: zoo.{name}, toc_label: {name}, heading_level: 2, show_root_full_path: false}}"
             parts.append(f"::: {member.__module__}.{member.__qualname__}\n    options: {options}\n")
+    parts.append("::: zoo.sklearn.ZooClassifier\n    options: {heading_level: 2, show_root_full_path: false}\n")
     return "\n".join(parts)
 
 

@@ -1,0 +1,142 @@
+"""The tables of docs/compared-with/: speed of this project over that of one peer, from the report files.
+
+`scripts/render.py` writes them between the markers of each page. A row is a group of loads of one report: the least,
+the median and the greatest ratio, so that a load in which the peer is faster is on the page.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import zoo
+from pipelines.analysis import markdown
+from pipelines.analysis.markdown import Report
+
+PEERS = Path(__file__).resolve().parent / "peers" / "reports"
+PAGES = Path(__file__).resolve().parents[1] / "docs" / "compared-with"
+OURS = "zoo-native"
+LOADS = {  # of scripts/peers/vision/image_networks.py: what a key of a model means, and in which engine's instructions
+    "batch_1": "batch 1",
+    "batch_16": "batch 16",
+    "avx2": "AVX2 only, 7-bit weights",
+    "avx2_8_bits": "AVX2 only, 8-bit weights",
+}
+COLUMNS = ("loads", "peer", "CPU", "number", "least", "median", "greatest", "report")
+
+
+class Ratio(NamedTuple):
+    """Speed of this project over that of a peer in one load; loads with one `group` and `peer` are one row."""
+
+    report: Report
+    group: str
+    peer: str
+    times: float
+
+
+def _over(report: Report, group: str, ratios: Mapping[str, Any]) -> Iterator[Ratio]:
+    """Yields the ratios to all peers that were measured."""
+    for peer, times in ratios.items():
+        if times is not None and not peer.startswith("zoo"):
+            yield Ratio(report, group, peer, times)
+
+
+def clicks() -> Iterator[Ratio]:
+    """Yields rankers: Wide & Deep on Criteo's rows, and every family on a custom log."""
+    for report in markdown.reports(zoo.SHIPPED / "wide-deep-criteo" / "reports", "peers"):
+        for row in report.content["ratios"]:
+            if row["engine"] == OURS:
+                group = f"Wide & Deep, batches of {row['batch_size']}"
+                yield from _over(report, group, row["over"])
+    for report in markdown.reports(PEERS, "click-models"):
+        for model in report.content["models"]:
+            for row in model.get("ratios", ()):
+                if row["engine"] == OURS:
+                    yield from _over(report, f"families of rankers, batches of {row['batch_size']}", row["over"])
+
+
+def translation() -> Iterator[Ratio]:
+    """Yields Transformers: decoding of a fixed length, and text to text."""
+    for report in markdown.reports(PEERS, "translation"):
+        for case in report.content["cases"]:
+            task = {"steps": "decoding", "text": "text to text"}.get(case["task"], case["task"])
+            yield from _over(report, f"{task}, batches of {case['batch_size']}", case["ratios"].get(OURS, {}))
+
+
+def images() -> Iterator[Ratio]:
+    """Yields image classifiers: JPEG to label, and networks alone."""
+    for report in markdown.reports(PEERS, "images"):
+        for model in report.content["models"]:
+            over = {peer: row["times_as_fast"] for peer, row in model["ours"].items()}
+            yield from _over(report, "image classifiers, JPEG to label", over)
+    for report in markdown.reports(PEERS, "image-networks"):
+        for model in report.content["models"]:
+            for key, load in LOADS.items():
+                over = {peer: row["native_is"] for peer, row in model.get(key, {}).items() if peer != "native"}
+                yield from _over(report, f"networks of images, {load}", over)
+
+
+def texts() -> Iterator[Ratio]:
+    """Yields sentence encoders: a stream sorted by length, and single texts."""
+    for report in markdown.reports(PEERS, "texts"):
+        for load in report.content["loads"]:
+            found = load["results"]
+            rates = {way: figures["median"] for way, figures in found["sorted"].items()}
+            yield from _over(
+                report, "texts, sorted by length", {way: rates["zoo"] / rate for way, rate in rates.items()}
+            )
+            times = {way: figures["median"] for way, figures in found["single"].items()}
+            yield from _over(report, "single texts", {way: each / times["zoo"] for way, each in times.items()})
+
+
+def tables() -> Iterator[Ratio]:
+    """Yields lookups in quantized embedding tables."""
+    for report in markdown.reports(PEERS, "tables"):
+        for table in report.content["tables"]:
+            for row in table["lookups"]:
+                rates = {engine: each["median"] for engine, each in row["million_per_second"].items()}
+                group = f"{table['features']} tables of {table['bits']} bits"
+                yield from _over(report, group, {peer: rates["zoo"] / rate for peer, rate in rates.items()})
+
+
+def quantizers() -> Iterator[Ratio]:
+    """Yields third-party ONNX models, each tool's int8 file in the same engine."""
+    for report in markdown.reports(PEERS, "own-models") + markdown.reports(PEERS, "detectors"):
+        for model in report.content["models"]:
+            for engine, found in model.get("milliseconds", {}).items():
+                times = {setting: each["median"] for setting, each in found.items() if setting != "fp32"}
+                if "zoo" in times:
+                    over = {setting: each / times["zoo"] for setting, each in times.items()}
+                    yield from _over(report, f"int8 files of third-party models in {engine}", over)
+
+
+RATIOS = (clicks, translation, images, texts, tables, quantizers)
+# page: beginnings of the names of its peers
+NAMED = {
+    "onnxruntime": ("onnxruntime",),
+    "openvino": ("openvino", "nncf"),
+    "ctranslate2": ("ctranslate2",),
+    "sentence-transformers": ("sentence-transformers", "st-"),
+    "fbgemm": ("fbgemm",),
+}
+
+
+def table(name: str) -> str:
+    """Returns the table of a page, the least ratios first.
+
+    Args:
+        name: Name of the page, a key of `NAMED`.
+    """
+    groups: dict[tuple[str, str, Path], list[Ratio]] = {}
+    for each in (ratio for of_task in RATIOS for ratio in of_task()):
+        if each.peer.startswith(NAMED[name]):
+            groups.setdefault((each.group, each.peer, each.report.path), []).append(each)
+    rows = []
+    for (group, peer, path), members in sorted(groups.items(), key=lambda item: min(each.times for each in item[1])):
+        times = sorted(each.times for each in members)
+        cells = [f"{each:.2f}x" for each in (times[0], statistics.median(times), times[-1])]
+        link = markdown.link(path, PAGES / f"{name}.md")
+        rows.append([group, peer, markdown.cpu(members[0].report), str(len(times)), *cells, link])
+    return markdown.table(COLUMNS, rows)
