@@ -3,6 +3,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -11,24 +12,33 @@
 
 namespace zoo {
 
-// Calls work() here and on up to `threads` - 1 others at once; it must take its share as it comes and throw nothing. Returns when this
-// thread's call and those of the others that have begun are over: on a busy machine the scheduler may begin a thread 100 ms later,
-// which then finds no work left.
+// Calls work() here and on up to `threads` - 1 others at once; it must take its share as it comes. Returns when this thread's call and
+// those of the others that have begun are over: on a busy machine the scheduler may begin a thread 100 ms later, which then finds no
+// work left. Throws what work() has thrown: this thread's error (Ctrl-C), or else the first one.
 inline void on_threads(int64_t threads, const std::function<void(bool main_thread)> &work) {
     struct Call {
         std::mutex mutex;
         std::condition_variable left;
         int64_t inside = 0;
         bool over = false;
+        std::exception_ptr error;
     };
     const auto call = std::make_shared<Call>();
-    const auto help = [call, &work] {
+    const auto guarded = [call, &work](bool main_thread) {
+        try {
+            work(main_thread);
+        } catch (...) {
+            const std::lock_guard<std::mutex> lock(call->mutex);
+            if (!call->error || main_thread) call->error = std::current_exception();
+        }
+    };
+    const auto help = [call, guarded] {
         {
             const std::lock_guard<std::mutex> lock(call->mutex);
             if (call->over) return;
             ++call->inside;
         }
-        work(false);
+        guarded(false);
         const std::lock_guard<std::mutex> lock(call->mutex);
         if (!--call->inside) call->left.notify_one();
     };
@@ -36,10 +46,15 @@ inline void on_threads(int64_t threads, const std::function<void(bool main_threa
         for (int64_t i = 1; i < threads; ++i) std::thread(help).detach();
     } catch (const std::system_error &) {  // no more threads: those that are there do the work
     }
-    work(true);
-    std::unique_lock<std::mutex> lock(call->mutex);
-    call->over = true;
-    call->left.wait(lock, [&] { return !call->inside; });
+    guarded(true);
+    std::exception_ptr error;  // not in `call`, which a thread that begins later may hold for longer
+    {
+        std::unique_lock<std::mutex> lock(call->mutex);
+        call->over = true;
+        call->left.wait(lock, [&] { return !call->inside; });
+        error.swap(call->error);
+    }
+    if (error) std::rethrow_exception(error);
 }
 
 // Pieces of work in an order, which threads take as they come. A thread that the machine has taken off its core holds the others up only
@@ -69,6 +84,19 @@ class Pieces {
             }
         }
     }
+    // Ends a piece that was taken, also by an error: others may wait for it.
+    class Taken {
+      public:
+        explicit Taken(Pieces &pieces) : pieces_(pieces) {}
+        Taken(const Taken &) = delete;
+        Taken &operator=(const Taken &) = delete;
+        ~Taken() { pieces_.done(); }
+
+      private:
+        Pieces &pieces_;
+    };
+
+  private:
     void done() {
         ++done_;
         if (!asleep_.load()) return;
@@ -76,7 +104,6 @@ class Pieces {
         woken_.notify_all();
     }
 
-  private:
     static constexpr int64_t kSpins = 2000;  // some 50 us: longer than most steps
     const int64_t count_;
     std::atomic<int64_t> next_{0}, done_{0}, asleep_{0};

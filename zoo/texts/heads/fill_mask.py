@@ -17,6 +17,8 @@ from zoo.texts.heads.masked_language import MaskedLanguageHead
 from zoo.texts.heads.sequence_classification import SOFTMAX, activated
 from zoo.texts.heads.task_pipeline import TaskPipeline, as_names
 from zoo.texts.models import weights
+from zoo.texts.models.architectures import architecture_of
+from zoo.texts.models.architectures.base import ConfigFile
 from zoo.texts.models.head import special_token
 from zoo.texts.text_pipeline import SORT_WINDOW, Floats
 
@@ -42,8 +44,8 @@ class FillMask(MaskedLanguageHead):
 
     def outputs(self, config: Mapping[str, Any]) -> int:
         """See `Head`."""
-        keys = [*(["embedding_size"] if config.get("model_type") == "electra" else []), "hidden_size", "dim", "n_embd"]
-        return int(next(config[key] for key in keys if config.get(key)))
+        network = architecture_of(config).read(ConfigFile(config))
+        return network.embedding or network.width
 
     def features(self, path: Path, network: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         """See `Head`: "mask", the token in place of which others are predicted, and "padding"."""

@@ -18,6 +18,8 @@ from zoo.texts.models.config import LOGITS
 from zoo.texts.models.head import TokenHead, label_names, special_token
 from zoo.texts.text_pipeline import SORT_WINDOW, Floats
 
+OUTSIDE = "O"  # label of blanks that are tokens, in the training of some models: they do not divide an entity
+
 
 class TokenClassification(TokenHead):
     """Labels of tokens."""
@@ -181,7 +183,7 @@ class EntityPipeline(TaskPipeline):
             for encoding in windows:
                 count = len(encoding.ids)
                 pieces = self._pieces(text, encoding, scores[start : start + count])
-                if self.strategy != "none":  # a blank that is a token of its own does not divide an entity
+                if self.strategy != "none" and self.folder.preprocessing.get("blanks") == OUTSIDE:
                     pieces = [piece for piece in pieces if piece.end > piece.start]
                 entities += aggregate(pieces, self.names, self.strategy, self.tokenizer.join)
                 start += count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -247,8 +248,12 @@ class Tagging(Task):
         for row, sentence, encoding in zip(targets, samples, tokens.context, strict=True):
             if self.config.label_all_tokens:  # whitespace, too
                 row[[i for i, special in enumerate(encoding.special_tokens_mask) if not special]] = number["O"]
-                for token, word in sentence.tokens(encoding).items():
+                found = sentence.tokens(encoding)
+                for token, word in found.items():
                     row[token] = number[_continued(sentence.tags[word])]
+                for (token, word), (following, other) in itertools.pairwise(found.items()):
+                    if sentence.tags[other] == (tag := _continued(sentence.tags[word])):  # blanks within an entity
+                        row[token + 1 : following] = number[tag]
             for token, word in sentence.first_tokens(encoding).items():
                 row[token] = number[sentence.tags[word]]
         return Examples(tokens, targets)

@@ -77,7 +77,8 @@ void Network::run(const void *x, int64_t n, float *out, int64_t threads) const {
                 compute(samples);
             }
         const auto before = [&](int64_t at) { return at / each * each + pieces[static_cast<size_t>(at % each)].before; };
-        for (int64_t at; (at = shared.take(before)) >= 0; shared.done()) {
+        for (int64_t at; (at = shared.take(before)) >= 0;) {
+            const Pieces::Taken taken(shared);
             const Piece &piece = pieces[static_cast<size_t>(at % each)];
             const int64_t i = apart + at / each;
             const Sample sample{arenas[own * most], input(i), out + i * results_};

@@ -25,6 +25,16 @@ template <class T>
 inline Pair<T> operator-(Pair<T> a, Pair<T> b) { return {a.lo - b.lo, a.hi - b.hi}; }
 template <class T>
 inline Pair<T> operator*(Pair<T> a, Pair<T> b) { return {a.lo * b.lo, a.hi * b.hi}; }
+template <class T>
+inline Pair<T> operator/(Pair<T> a, Pair<T> b) { return {a.lo / b.lo, a.hi / b.hi}; }
+template <class T>
+inline Pair<T> operator+(Pair<T> a, float b) { return {a.lo + b, a.hi + b}; }
+template <class T>
+inline Pair<T> operator-(Pair<T> a, float b) { return {a.lo - b, a.hi - b}; }
+template <class T>
+inline Pair<T> operator*(Pair<T> a, float b) { return {a.lo * b, a.hi * b}; }
+template <class T>
+inline Pair<T> operator-(Pair<T> a) { return {-a.lo, -a.hi}; }
 
 // Columns of packed weights, panels of `Panel` columns of `words` int32 each, to whole 64 columns of the same; zeros fill them up.
 template <int64_t Panel>
@@ -51,6 +61,7 @@ constexpr int64_t kVecLanes = 4;
 constexpr int64_t kLanes = 16;
 using Vec = Vector<float, kVecLanes>::type;
 using IntVec = Vector<int32_t, kVecLanes>::type;
+using Four = Pair<Pair<Vec>>;  // functions of one vector wait for their own results: four at a time wait for them together
 using Vec16 = std::conditional_t<kVecLanes == 16, Vec, std::conditional_t<kVecLanes == 8, Pair<Vec>, Pair<Pair<Vec>>>>;
 
 // Horizontal reduction of a vector: its upper half joined to its lower one, until one lane is left.
@@ -138,12 +149,68 @@ inline void to_float16(const float *x, Float16 *out) {
     std::memcpy(out, &packed, sizeof packed);
 }
 
+// then(offset, vector) of each native vector.
+template <class V, class Then>
+inline void each_vector(V v, int64_t offset, Then then) { then(offset, v); }
+template <class T, class Then>
+inline void each_vector(Pair<T> v, int64_t offset, Then then) {
+    each_vector(v.lo, offset, then), each_vector(v.hi, offset + static_cast<int64_t>(sizeof(T) / sizeof(float)), then);
+}
+
+// x > low ? x : low, and x < high ? x : high; NaN becomes the limit.
+template <class V>
+inline V at_least(V x, float low) {
+    const V limit = broadcast<V>(low);
+#if defined(__AVX512F__)
+    return _mm512_max_ps(x, limit);
+#else
+    return x > limit ? x : limit;
+#endif
+}
+template <class T>
+inline Pair<T> at_least(Pair<T> x, float low) { return {at_least(x.lo, low), at_least(x.hi, low)}; }
+template <class V>
+inline V at_most(V x, float high) {
+    const V limit = broadcast<V>(high);
+#if defined(__AVX512F__)
+    return _mm512_min_ps(x, limit);
+#else
+    return x < limit ? x : limit;
+#endif
+}
+template <class T>
+inline Pair<T> at_most(Pair<T> x, float high) { return {at_most(x.lo, high), at_most(x.hi, high)}; }
+
+// x < 0 ? a : b
+template <class V>
+inline V where_negative(V x, V a, V b) { return x < 0 ? a : b; }
+template <class T>
+inline Pair<T> where_negative(Pair<T> x, Pair<T> a, Pair<T> b) { return {where_negative(x.lo, a.lo, b.lo), where_negative(x.hi, a.hi, b.hi)}; }
+
+template <class V>
+inline V magnitude_of(V x) { return reinterpret_cast<V>(reinterpret_cast<IntVec>(x) & 0x7FFFFFFF); }
+template <class T>
+inline Pair<T> magnitude_of(Pair<T> x) { return {magnitude_of(x.lo), magnitude_of(x.hi)}; }
+
 constexpr float kRoundToInt = 12582912.0f;  // 1.5 * 2^23: added to |x| < 2^22, it leaves rint(x) in the lowest bits
+
+// y 2^n, shifted: n + kRoundToInt
+template <class V>
+inline V times_power(V y, V shifted) {
+    typedef uint32_t U __attribute__((vector_size(sizeof(V))));  // wraps around where the result is not taken
+    return reinterpret_cast<V>(reinterpret_cast<U>(y) + (reinterpret_cast<U>(shifted) << 23));
+}
+template <class T>
+inline Pair<T> times_power(Pair<T> y, Pair<T> shifted) { return {times_power(y.lo, shifted.lo), times_power(y.hi, shifted.hi)}; }
+
+template <class V>
+inline V zero_below(V x, float low, V y) { return x >= low ? y : V{}; }
+template <class T>
+inline Pair<T> zero_below(Pair<T> x, float low, Pair<T> y) { return {zero_below(x.lo, low, y.lo), zero_below(x.hi, low, y.hi)}; }
 
 // exp(x) for x <= 0, to 1e-7 relative; 0 below -87. Cephes' polynomial.
 template <class V>
 inline V exponential(V x) {
-    typedef uint32_t U __attribute__((vector_size(sizeof(V))));  // wraps around where the result is not taken
     const V shifted = x * 1.44269504088896341f + kRoundToInt, n = shifted - kRoundToInt;
     const V r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
     V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -151,12 +218,8 @@ inline V exponential(V x) {
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
-    const V y = (p * (r * r) + r) + 1.0f;
-    const U scaled = reinterpret_cast<U>(y) + (reinterpret_cast<U>(shifted) << 23);
-    return x >= -87.0f ? reinterpret_cast<V>(scaled) : V{};
+    return zero_below(x, -87.0f, times_power((p * (r * r) + r) + 1.0f, shifted));
 }
-template <class T>
-inline Pair<T> exponential(Pair<T> x) { return {exponential(x.lo), exponential(x.hi)}; }
 
 // The largest of `count` floats, a multiple of sixteen and at least one.
 inline float max_of(const float *x, int64_t count) {

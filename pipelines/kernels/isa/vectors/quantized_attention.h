@@ -206,26 +206,29 @@ inline void add_position_scores(const QuantizedAttention &a, const Head &head, i
     }
 }
 
-// rint(255 2^x) for x <= 0, to .03 before it is rounded, 0 from -16 down.
-inline IntVec weight_code(Vec x) {
-    const Vec low = broadcast<Vec>(-16);
-    x = x > low ? x : low;
-    const Vec shifted = x + kRoundToInt, f = x - (shifted - kRoundToInt);
-    const Vec p = ((f * 14.027278f + 61.763796f) * f + 176.78715f) * f + kWeights;
-    const Vec y = reinterpret_cast<Vec>(reinterpret_cast<IntVec>(p) + (reinterpret_cast<IntVec>(shifted) << 23));
-    return reinterpret_cast<IntVec>(y + kRoundToInt) & 0xFF;
+// rint(255 2^x) for x <= 0, to .03 before it is rounded, 0 from -16 down: in the lowest bytes.
+template <class V>
+inline V weight_code(V x) {
+    x = at_least(x, -16);
+    const V shifted = x + kRoundToInt, f = x - (shifted - kRoundToInt);
+    const V p = ((f * 14.027278f + 61.763796f) * f + 176.78715f) * f + kWeights;
+    return times_power(p, shifted) + kRoundToInt;
 }
 
 // The codes of the weights of n keys by their scores, which are written up to `room`; returns their sum.
 inline float weight_codes(float *scores, int64_t n, int64_t room, Code *codes) {
     for (int64_t t = n; t < room; ++t) scores[t] = -INFINITY;
-    const Vec base = broadcast<Vec>(max_of(scores, room));
+    const float base = max_of(scores, room);
     IntVec total{};
-    for (int64_t t = 0; t < room; t += kVecLanes) {
-        const IntVec code = weight_code(load_float<Vec>(scores + t) - base);
+    const auto take = [&](int64_t at, Vec shifted) {
+        const IntVec code = reinterpret_cast<IntVec>(shifted) & 0xFF;
         total += code;
-        store_codes(codes + t, code);
-    }
+        store_codes(codes + at, code);
+    };
+    constexpr int64_t kFour = sizeof(Four) / sizeof(float);
+    int64_t t = 0;
+    for (; t + kFour <= room; t += kFour) each_vector(weight_code(load_float<Four>(scores + t) - base), t, take);
+    for (; t < room; t += kVecLanes) take(t, weight_code(load_float<Vec>(scores + t) - base));
     return static_cast<float>(reduce<int32_t, kVecLanes>(total, [](auto a, auto b) { return a + b; }));
 }
 

@@ -299,11 +299,10 @@ void top_k(const float *logits, int64_t stride, int64_t first, int64_t count, co
 
 float sum_lanes(const float *sums) { return reduce_add(load_float<Vec16>(sums)); }
 
-inline Vec magnitude_of(Vec x) { return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(x) & 0x7FFFFFFF); }
-
-inline Vec sigmoid(Vec x) {
-    const Vec e = exponential(-magnitude_of(x)), one = broadcast<Vec>(1);
-    return (x < 0 ? e : one) / (one + e);
+template <class V>
+inline V sigmoid(V x) {
+    const V e = exponential(-magnitude_of(x)), one = broadcast<V>(1);
+    return where_negative(x, e, one) / (one + e);
 }
 
 void recurrence(const float *gates, int64_t width, const float *before, const float *residual, float *after, float *out) {
@@ -318,12 +317,10 @@ void recurrence(const float *gates, int64_t width, const float *before, const fl
 }
 
 // x (1 + erf(x / sqrt(2))) / 2, to 6e-5 and 3e-6 of x: an odd polynomial up to 4.2, fitted to the error of the product.
-inline Vec gelu(Vec x) {
-    const Vec high = broadcast<Vec>(4.2f), low = -high;
-    Vec t = x > low ? x : low;
-    t = t < high ? t : high;
-    const Vec z = t * t;
-    Vec p = z * 1.7281269e-10f + -1.551985e-8f;
+template <class V>
+inline V gelu(V x) {
+    const V t = at_most(at_least(x, -4.2f), 4.2f), z = t * t;
+    V p = z * 1.7281269e-10f + -1.551985e-8f;
     p = p * z + 6.1151377e-7f;
     p = p * z + -1.4108793e-5f;
     p = p * z + 2.1648454e-4f;
@@ -334,28 +331,33 @@ inline Vec gelu(Vec x) {
     return (x * 0.5f) * (p * t + 1.0f);
 }
 
-inline Vec tanh(Vec x) {
-    const Vec e = exponential(magnitude_of(x) * -2.0f), one = broadcast<Vec>(1), y = (one - e) / (one + e);
-    return x < 0 ? -y : y;
+template <class V>
+inline V tanh(V x) {
+    const V e = exponential(magnitude_of(x) * -2.0f), one = broadcast<V>(1), y = (one - e) / (one + e);
+    return where_negative(x, -y, y);
 }
 
 // x (1 + tanh(u)) / 2 = x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3).
-inline Vec gelu_tanh(Vec x) { return x * sigmoid(x * ((x * x) * 0.07135481f + 1.5957691f)); }
+template <class V>
+inline V gelu_tanh(V x) { return x * sigmoid(x * ((x * x) * 0.07135481f + 1.5957691f)); }
 
-// then(j, activation of x from j on)
+// then(j, activation of the vector of x from j on); count: whole vectors
 template <class Then>
 inline void activated(Activation kind, const float *x, int64_t count, Then then) {
+    constexpr int64_t kFour = sizeof(Four) / sizeof(float);
     const auto each = [&](auto function) {
-        for (int64_t j = 0; j < count; j += kVecLanes) then(j, function(load_float<Vec>(x + j)));
+        int64_t j = 0;
+        for (; j + kFour <= count; j += kFour) each_vector(function(load_float<Four>(x + j)), j, then);
+        for (; j < count; j += kVecLanes) then(j, function(load_float<Vec>(x + j)));
     };
     switch (kind) {
-        case Activation::kSwish: return each([](Vec v) { return v * sigmoid(v); });
-        case Activation::kGelu: return each([](Vec v) { return gelu(v); });
-        case Activation::kGeluTanh: return each([](Vec v) { return gelu_tanh(v); });
-        case Activation::kTanh: return each([](Vec v) { return tanh(v); });
-        case Activation::kSigmoid: return each([](Vec v) { return sigmoid(v); });
-        case Activation::kRelu: return each([](Vec v) { return v < 0 ? Vec{} : v; });
-        case Activation::kNone: return each([](Vec v) { return v; });
+        case Activation::kSwish: return each([](auto v) { return v * sigmoid(v); });
+        case Activation::kGelu: return each([](auto v) { return gelu(v); });
+        case Activation::kGeluTanh: return each([](auto v) { return gelu_tanh(v); });
+        case Activation::kTanh: return each([](auto v) { return tanh(v); });
+        case Activation::kSigmoid: return each([](auto v) { return sigmoid(v); });
+        case Activation::kRelu: return each([](auto v) { return where_negative(v, broadcast<decltype(v)>(0), v); });
+        case Activation::kNone: return each([](auto v) { return v; });
     }
 }
 

@@ -3,8 +3,6 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <exception>
-#include <mutex>
 
 #include "isa/threads.h"
 
@@ -183,36 +181,23 @@ Rows Encoder::encode_together(const std::vector<std::unique_ptr<Encoding>> &work
     const std::vector<Share> parts = shares(n, threads);
     Pieces pieces(static_cast<int64_t>(parts.size()));
     std::atomic<size_t> joined{0};
-    std::exception_ptr error;
-    std::mutex error_mutex;
     on_threads(threads, [&](bool) {
-        const auto guarded = [&](const auto &work) {
-            try {
-                work();
-            } catch (...) {
-                const std::lock_guard<std::mutex> locked(error_mutex);
-                error = std::current_exception();
-            }
-        };
         Encoding &work = *works[joined++];
         std::vector<Rows> views;
-        guarded([&] {
-            for (size_t i = 0; i < register_widths_.size(); ++i) views.push_back((is_own(i) ? work : *works[0]).registers[i].rows());
-        });
-        if (views.size() < register_widths_.size()) return;
+        for (size_t i = 0; i < register_widths_.size(); ++i) views.push_back((is_own(i) ? work : *works[0]).registers[i].rows());
         size_t over = 0;
-        for (int64_t piece; (piece = pieces.take([&](int64_t each) { return parts[static_cast<size_t>(each)].before; })) >= 0; pieces.done())
-            guarded([&] {
-                run_share(parts[static_cast<size_t>(piece)], views, over,
-                          [&](const Operation &operation, const Rows &in, const Rows &out, int64_t begin, int64_t heads) {
-                              if (operation.kind == Kind::kEmbed)
-                                  embed(tokens, n, types, longest, out);
-                              else
-                                  attend(work, operation, in, n, attended, begin, heads, out);
-                          });
-            });
+        const auto before = [&](int64_t each) { return parts[static_cast<size_t>(each)].before; };
+        for (int64_t piece; (piece = pieces.take(before)) >= 0;) {
+            const Pieces::Taken taken(pieces);
+            run_share(parts[static_cast<size_t>(piece)], views, over,
+                      [&](const Operation &operation, const Rows &in, const Rows &out, int64_t begin, int64_t heads) {
+                          if (operation.kind == Kind::kEmbed)
+                              embed(tokens, n, types, longest, out);
+                          else
+                              attend(work, operation, in, n, attended, begin, heads, out);
+                      });
+        }
     });
-    if (error) std::rethrow_exception(error);
     Register &last = works[0]->registers[static_cast<size_t>(last_)];
     last.stride = round_up(width(), kColumns);
     return last.rows();

@@ -10,7 +10,6 @@
 #include <cmath>
 #include <condition_variable>
 #include <deque>
-#include <exception>
 #include <mutex>
 #include <set>
 #include <stdexcept>
@@ -55,18 +54,14 @@ void check_signals() {
 std::vector<Hypotheses> beam_search(const Decoder &decoder, std::shared_ptr<const Sources> sources, const Options &options,
                                     int64_t threads) {
     SentenceList queue(sources);
-    std::exception_ptr error;
-    std::mutex error_mutex;
     on_threads(std::min(threads, sources->count), [&](bool main_thread) {
         try {
             BeamSearch(decoder, options, queue).run(main_thread ? check_signals : nullptr);
         } catch (...) {
             queue.stop = true;
-            const std::lock_guard<std::mutex> locked(error_mutex);
-            if (!error || main_thread) error = std::current_exception();  // an error of the main thread (Ctrl-C) has priority
+            throw;
         }
     });
-    if (error) std::rethrow_exception(error);
     return std::move(queue.found);
 }
 

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <exception>
 #include <iterator>
 #include <mutex>
 #include <utility>
@@ -240,27 +239,18 @@ void TextEncoder::compute(const int32_t *tokens, const int32_t *types, const int
     for (std::unique_ptr<Encoding> &memory : works) give_back(std::move(memory));
     const auto left = static_cast<int64_t>(others.size());
     std::atomic<int64_t> next{0};
-    std::exception_ptr error;
-    std::mutex error_mutex;
     if (left) on_threads(std::min(threads, left), [&](bool) {
-        try {
-            std::unique_ptr<Encoding> memory = take();
-            std::vector<float> x, y;
-            for (int64_t each; (each = next++) < left;) {
-                const auto batch = static_cast<size_t>(others[static_cast<size_t>(each)]);
-                const int64_t begin = batches[batch], end = batches[batch + 1], at = first[begin];
-                result(encoder_.encode(*memory, tokens + at, first + begin, end - begin, types + at, longest_,
-                                       attended ? attended + begin : nullptr, picked_),
-                       picked_, begin, end, x, y);
-            }
-            give_back(std::move(memory));
-        } catch (...) {
-            next = left;
-            const std::lock_guard<std::mutex> locked(error_mutex);
-            error = std::current_exception();
+        std::unique_ptr<Encoding> memory = take();
+        std::vector<float> x, y;
+        for (int64_t each; (each = next++) < left;) {
+            const auto batch = static_cast<size_t>(others[static_cast<size_t>(each)]);
+            const int64_t begin = batches[batch], end = batches[batch + 1], at = first[begin];
+            result(encoder_.encode(*memory, tokens + at, first + begin, end - begin, types + at, longest_,
+                                   attended ? attended + begin : nullptr, picked_),
+                   picked_, begin, end, x, y);
         }
+        give_back(std::move(memory));
     });
-    if (error) std::rethrow_exception(error);
 }
 
 namespace {

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="needs the train extra")
+tokenizers = pytest.importorskip("tokenizers", reason="needs the texts extra")
 transformers = pytest.importorskip("transformers", reason="the originals are its models")
 
 from helpers import text_models  # noqa: E402
@@ -40,6 +41,39 @@ def same(found, wanted):
     for a, b in zip(found, wanted, strict=True):
         assert {**a, "score": 0} == {**b, "score": 0}
         assert abs(a["score"] - b["score"]) < 1e-5
+
+
+def test_blanks_that_are_tokens_are_those_of_transformers(tmp_path):
+    """Tokens of bytes, as RoBERTa's: the offsets of a blank are empty. Whether it divides an entity says its label."""
+    model, _ = text_models.write_task(tmp_path / "theirs", TASK, "roberta", id2label=NAMES, vocab_size=264)
+    fast = byte_tokenizer()
+    fast.save_pretrained(tmp_path / "theirs")
+    theirs = transformers.pipeline("token-classification", model=model, tokenizer=fast)
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours", int8=False)
+    ours = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")
+    texts = ["the  cat   sat, 12  34", *TEXTS[-3:], "  a   b  "]
+    for strategy in ("none", "simple", "first", "average", "max"):
+        for text, entities in zip(texts, ours(texts, aggregation_strategy=strategy), strict=True):
+            same(entities, theirs(text, aggregation_strategy=strategy))
+    options = {"aggregation_strategy": "simple", "ignore_labels": []}
+    assert not all(each["end"] > each["start"] for each in ours(texts[0], **options)[0])
+    card = json.loads((tmp_path / "ours" / "card.json").read_text())
+    card["preprocessing"]["blanks"] = "O"
+    (tmp_path / "ours" / "card.json").write_text(json.dumps(card))
+    ours = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")
+    assert all(each["end"] > each["start"] for each in ours(texts[0], **options)[0])
+
+
+def byte_tokenizer():
+    """A tokenizer of bytes without merges, as RoBERTa's."""
+    special = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({word: i for i, word in enumerate((*special, *alphabet))}, []))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.post_processor = tokenizers.processors.RobertaProcessing(("</s>", 2), ("<s>", 1))
+    names = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token", "mask_token"), special, strict=True))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=76, **names)
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta", "distilbert", "electra", "data2vec", "modernbert"])

@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -101,6 +102,18 @@ def test_labels_of_characters_are_those_of_words(tmp_path):
     assert targets.tolist() == [[IGNORED, 0, 1, 2, 2, 2, 2, 0, 1, 2, 0, IGNORED]]
     first = Tagging({"names": names}, TrainConfig()).examples([sentence], tokenizer, np.random.default_rng(0)).targets
     assert (first != IGNORED).sum() == len(sentence.words)
+
+
+def test_blanks_within_an_entity_are_of_it():
+    """With label_all_tokens a blank that is a token, whose offsets may be empty, has the label of the words around it."""
+    text = "a b  c  d"
+    sentence = labelled.Sentence.of_spans("", text, [(2, 6, "PET"), (8, 9, "PET")])
+    offsets = [(0, 0), (0, 1), (2, 3), (4, 4), (5, 6), (7, 7), (8, 9), (0, 0)]
+    encoding = SimpleNamespace(special_tokens_mask=[1, 0, 0, 0, 0, 0, 0, 1], offsets=offsets)
+    tokens = SimpleNamespace(lengths=np.array([8]), context=[encoding])
+    task = Tagging({"names": ["O", "B-PET", "I-PET"]}, TrainConfig(label_all_tokens=True))
+    targets = task.examples([sentence], lambda texts: tokens, np.random.default_rng(0)).targets
+    assert targets.tolist() == [[IGNORED, 0, 1, 2, 2, 0, 1, IGNORED]]
 
 
 @pytest.mark.parametrize(
