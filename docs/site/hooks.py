@@ -1,7 +1,8 @@
-"""MkDocs hooks: the top pages of the repository, the generated reference, and the files that pages link to."""
+"""MkDocs hooks: top pages of the repository, notebooks, the generated reference, and the files that pages link to."""
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 import sys
@@ -49,6 +50,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, CATALOGUE, content=render_catalogue.page()))
     files.append(File.generated(config, FUNCTIONS, content=_package_zoo()))
     files.append(File.generated(config, COMMANDS, content=_command_line()))
+    for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=_notebook(path)))
     for package in config.extra["reference"]:
         for path in _modules(ROOT / package.replace(".", "/")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -148,6 +151,13 @@ def _package_zoo() -> str:
             parts.append(f"::: {member.__module__}.{member.__qualname__}\n    options: {options}\n")
     parts.append("::: zoo.sklearn.ZooClassifier\n    options: {heading_level: 2, show_root_full_path: false}\n")
     return "\n".join(parts)
+
+
+def _notebook(path: Path) -> str:
+    """The page of a notebook: its texts and its code, and the file to download."""
+    cells = [("".join(cell["source"]), cell["cell_type"]) for cell in json.loads(path.read_text())["cells"]]
+    parts = [text if kind == "markdown" else f"```python\n{text}\n```" for text, kind in cells]
+    return "\n\n".join([parts[0], f"[Download the notebook]({path.name}){{ .md-button }}", *parts[1:]]) + "\n"
 
 
 def _command_line() -> str:
