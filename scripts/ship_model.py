@@ -25,9 +25,9 @@ from pipelines.graph import edit, io
 from pipelines.models.hub import CARD, Card, CardFile
 from pipelines.models.record import HALF, SAMPLES
 
-# Where the weights of releases will lie, each at NAME/FILE as in zoo/weights: the one place that says so. The project
-# has no address yet (RFC 2606 keeps .example free); with one, change it here and run: python scripts/ship_model.py
-PUBLIC = "https://int8-zoo.example/weights/1"
+# The repository of the Hugging Face Hub with the float weights of a model, and their tag: the one place that says so.
+# With another, change it here, run python scripts/ship_model.py and zoo push.
+HUB = "hf://int8-zoo/{name}@weights-1"
 # the float weights that wheels leave out (pyproject.toml, wheel.exclude) and that are fetched when a stage needs them
 LARGE = 5_000_000  # bytes
 COMPRESSED = (HALF, "calibration.json")  # files that only the build reads
@@ -88,12 +88,12 @@ def compress(path: Path) -> None:
 
 
 def with_addresses(card: Card) -> Card:
-    """Returns the card with a public address for its float weights where these are too large for a wheel."""
+    """Returns the card with the hub's repository for its float weights where these are too large for a wheel."""
 
     def addressed(file: CardFile) -> CardFile:
         if file.name != HALF:
             return file
-        return replace(file, url=f"{PUBLIC}/{card.name}/{file.name}" if (file.size or 0) > LARGE else None)
+        return replace(file, url=None, hub=HUB.format(name=card.name) if (file.size or 0) > LARGE else None)
 
     return replace(card, files=tuple(map(addressed, card.files)))
 

@@ -78,5 +78,7 @@ def test_the_package_of_weights_has_what_the_main_wheel_leaves_out() -> None:
 
 def test_no_address_of_weights_is_of_a_branch() -> None:
     cards = [json.loads(path.read_text()) for path in ROOT.glob("zoo/weights/*/card.json")]
-    urls = [file["url"] for card in cards for file in card["files"].values() if file["url"]]
-    assert urls and not [url for url in urls if re.search(r"/(main|master)/", url)]
+    recorded = [file for card in cards for file in card["files"].values()]
+    urls = [file["url"] for file in recorded if file["url"]]
+    assert urls and not [url for url in urls if re.search(r"/(main|master)/|\.example/", url)]
+    assert [file["hub"] for file in recorded if "hub" in file and not file["hub"].endswith(("@main", "@master"))]

@@ -1,8 +1,8 @@
 """The user's settings: environment variables, read at every call.
 
 `ZOO_HOME` is the cache, `ZOO_OFFLINE=1` forbids the network, `ZOO_TABLE_MEMORY` limits the memory for embedding tables,
-and `ZOO_MIRROR` is a folder or an http(s) base URL that
-is tried before the public address; it holds files flat under the names of the cards.
+and `ZOO_MIRROR` is a folder or an http(s) base URL that is tried before the public addresses; it holds files flat under
+the names of the cards. `HF_ENDPOINT` is the address of the Hugging Face Hub.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ def offline() -> bool:
 def mirror() -> str | None:
     """Returns $ZOO_MIRROR, a folder or an http(s) base URL; None if it is not set."""
     return os.environ.get("ZOO_MIRROR", "").strip() or None
+
+
+def endpoint() -> str:
+    """Returns the address of the Hugging Face Hub, $HF_ENDPOINT if it is set."""
+    return (os.environ.get("HF_ENDPOINT", "").strip() or "https://huggingface.co").rstrip("/")
 
 
 def table_memory() -> int | None:

@@ -20,13 +20,14 @@ from typing import Any
 
 from pipelines.core import files as disk
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.core.settings import home, mirror, offline
+from pipelines.core.settings import endpoint, home, mirror, offline
 from pipelines.models.transfer import Refused, bring, ensure, fault_of, one_line
 
 CARD = "card.json"
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # flat, visible, needs no quoting in a URL
 _DIGEST = re.compile(r"[0-9a-f]{8}|[0-9a-f]{64}")
 _URL = re.compile(r"https?://\S+")
+_HUB = re.compile(r"hf://([\w.-]+/[\w.-]+)@([\w.-]+)")
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ class CardFile:
         sha256: 64 lower-case hexadecimal digits, or the first 8 that torch.hub puts into a file's name; None if
             unknown.
         url: Public http(s) address, None if there is none.
+        hub: Repository of the Hugging Face Hub that has the file under its name, hf://ORG/NAME@REVISION; None if there
+            is none.
 
     Raises:
         RequestError: A value is invalid, or a URL has no digest.
@@ -50,6 +53,7 @@ class CardFile:
     size: int | None
     sha256: str | None
     url: str | None
+    hub: str | None = None
 
     def __post_init__(self) -> None:
         require_plain("file name", self.name)
@@ -63,8 +67,17 @@ class CardFile:
             )
         if self.url is not None and not _matches(_URL, self.url):
             raise RequestError(f"{self.name}: url is {self.url!r}; give an http:// or https:// address, or null")
-        if self.url is not None and self.sha256 is None:
+        if self.hub is not None and not _matches(_HUB, self.hub):
+            raise RequestError(f"{self.name}: hub is {self.hub!r}; give hf://ORG/NAME@REVISION, or leave it out")
+        if self.addresses and self.sha256 is None:
             raise RequestError(f"{self.name}: has a url but no sha256; a download must be checked, so add the digest")
+
+    @property
+    def addresses(self) -> list[str]:
+        """Public addresses of the file, in the order in which they are tried: the hub, then the origin."""
+        repository = _HUB.fullmatch(self.hub or "")
+        on_hub = [f"{endpoint()}/{repository[1]}/resolve/{repository[2]}/{self.name}"] if repository else []
+        return [*on_hub, *([self.url] if self.url else [])]
 
     @classmethod
     def of(cls, path: Path) -> CardFile:
@@ -164,7 +177,11 @@ class Card:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the card as in card.json; `details` follow the four other keys in their order."""
-        files = {file.name: {"size": file.size, "sha256": file.sha256, "url": file.url} for file in self.files}
+        files = {
+            file.name: {"size": file.size, "sha256": file.sha256, "url": file.url}
+            | ({"hub": file.hub} if file.hub else {})
+            for file in self.files
+        }
         return {"name": self.name, "entry": self.entry, "description": self.description, "files": files, **self.details}
 
     def digest(self) -> str:
@@ -239,8 +256,8 @@ class Hub:
 
         Size and SHA-256 are checked at every call: a file that does not match is deleted, logged and fetched again. A
         file comes from the first source that has it: the folder itself, the folders of models (of packages), the source
-        tree that the package was installed from, ZOO_MIRROR (its subfolder NAME, or flat in it), the card's URL. Other
-        files in the folder are kept.
+        tree that the package was installed from, ZOO_MIRROR (its subfolder NAME, or flat in it), the repository of the
+        Hugging Face Hub in the card, the card's URL. Other files in the folder are kept.
 
         Args:
             name: Name of the model.
@@ -288,8 +305,7 @@ class Hub:
         """Copies or downloads a file from the first source that has a correct one."""
         base = mirror()
         mirrored = _mirrored(base, card, file) if base else []
-        public = [file.url] if file.url else []
-        sources: list[Path | str] = [*self._packaged(card, file), *mirrored, *public]
+        sources: list[Path | str] = [*self._packaged(card, file), *mirrored, *file.addresses]
         problems: list[str] = []  # errors of earlier sources
         for source in sources:
             try:
@@ -318,7 +334,7 @@ class Hub:
                 f"{what} is not on this machine{remark} and ZOO_OFFLINE forbids the network: "
                 f"run `zoo download {card.name}` without ZOO_OFFLINE, or set ZOO_MIRROR to a folder that holds the file"
             )
-        if file.url:
+        if file.addresses:
             raise ZooError(
                 f"cannot fetch {what}: {'; '.join(problems)}; ZOO_MIRROR may name a folder or address that holds it"
             )
@@ -376,9 +392,9 @@ def _ship(source: Path, target: Path) -> None:
 
 def _card_file(name: str, value: Any) -> CardFile:
     """Reads an item of the card's `files`; raises RequestError if it is no object or has other keys."""
-    if not isinstance(value, dict) or not set(value) <= {"size", "sha256", "url"}:
-        raise RequestError(f"{name}: found {value!r}; give an object with the keys size, sha256 and url")
-    return CardFile(name, value.get("size"), value.get("sha256"), value.get("url"))
+    if not isinstance(value, dict) or not set(value) <= {"size", "sha256", "url", "hub"}:
+        raise RequestError(f"{name}: found {value!r}; give an object with the keys size, sha256, url and hub")
+    return CardFile(name, value.get("size"), value.get("sha256"), value.get("url"), value.get("hub"))
 
 
 def require_plain(what: str, value: object) -> None:

@@ -66,6 +66,9 @@ def test_offline_and_mirror(monkeypatch):
         ({"url": "ftp://there/x"}, "'ftp://there/x'"),
         ({"url": "there/x"}, "'there/x'"),
         ({"url": "https://there/x", "sha256": None}, "no sha256"),
+        ({"hub": "hf://org/name"}, "'hf://org/name'"),
+        ({"hub": "hf://org/name@main/x"}, "'hf://org/name@main/x'"),
+        ({"hub": "hf://org/name@v1", "url": None, "sha256": None}, "no sha256"),
     ],
 )
 def test_card_file_refuses(change, found):
@@ -309,6 +312,20 @@ def test_http_mirror_comes_before_the_public_address(server, shipped, monkeypatc
     monkeypatch.setenv("ZOO_MIRROR", f"{server.base}/mirror{tail}")
     assert (Hub(shipped).fetch("toy") / "int8.onnx").read_bytes() == BODY
     assert [path for path, *_ in server.asked] == ["/mirror/toy/int8.onnx", "/mirror/int8.onnx"]
+
+
+@pytest.mark.parametrize("held", ["mirror", "hub", "origin"])
+def test_the_hub_is_asked_after_the_mirror_and_before_the_origin(server, shipped, monkeypatch, held):
+    hub_file = record(BODY, f"{server.base}/origin/model.bin") | {"hub": "hf://org/toy@v1"}
+    publish(shipped, {"model.bin": hub_file})
+    places = ["/mirror/toy/model.bin", "/mirror/model.bin", "/org/toy/resolve/v1/model.bin", "/origin/model.bin"]
+    at = {"mirror": 0, "hub": 2, "origin": 3}[held]
+    server.bodies = {places[at]: BODY}
+    monkeypatch.setenv("ZOO_MIRROR", f"{server.base}/mirror")
+    monkeypatch.setenv("HF_ENDPOINT", f"{server.base}/")
+    assert (Hub(shipped).fetch("toy") / "model.bin").read_bytes() == BODY
+    assert list(dict.fromkeys(path for path, *_ in server.asked)) == places[: at + 1]
+    assert Hub(shipped).card("toy").to_json()["files"]["model.bin"] == hub_file
 
 
 @pytest.mark.parametrize("kind", ["folder", "address"])
