@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,13 +85,17 @@ def load(model: str | Path) -> ModelFolder:
         RequestError: The name is unknown, or the folder holds no model.
     """
     from pipelines.core.errors import ZooError
-    from pipelines.models.folder import open_folder
+    from pipelines.models.folder import SOURCE, open_folder
     from pipelines.models.record import HALF
     from pipelines.models.stages import build
 
     model = located(model)
     if Path(model).is_dir():
-        return open_folder(model, entry)
+        folder = open_folder(model, entry)
+        if SOURCE in folder.card.details:
+            restore = importlib.import_module("zoo.api.importing").restore
+            folder = replace(folder, fetch=lambda file: restore(folder, file))
+        return folder
     known, name = hub(), str(model)
     ships_int8 = any(file.name == "int8.onnx" for file in known.card(name).files)
     folder = open_folder(

@@ -65,6 +65,7 @@ class Importer:
             returns (card details, files). It raises RequestError with all faults before anything is written.
         options: Names of the options that `write` takes.
         patterns: Patterns of the files to fetch from a model hub.
+        beside: Names of the options that do not change the weights.
     """
 
     formats: Mapping[str, str]
@@ -72,6 +73,7 @@ class Importer:
     write: Callable[..., tuple[dict[str, Any], list[CardFile]]]
     options: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,9 @@ if TYPE_CHECKING:  # imported in the stages: running a finished model does not n
     from pipelines.quantization.calibration.table import CalibrationTable
 
 
+SOURCE = "source"  # key of a card: the model of another toolkit that the weights are made of again, if they are missing
+
+
 @dataclass(frozen=True)
 class ModelFolder:
     """A folder with a model's files.
@@ -36,7 +39,8 @@ class ModelFolder:
         path: The folder.
         card: Its card.
         entry: The family that runs it.
-        fetch: Fetches a missing file of the card, for a pretrained model.
+        fetch: Fetches a missing file of the card: that of a pretrained model is downloaded, that of an imported one is
+            made of `SOURCE`.
     """
 
     path: Path
@@ -65,6 +69,11 @@ class ModelFolder:
         return "structure" in self.card.details
 
     @property
+    def restorable(self) -> bool:
+        """Whether the weights can be made again of the model that was imported."""
+        return SOURCE in self.card.details and self.fetch is not None and self.given(self.weights)
+
+    @property
     def has_float(self) -> bool:
         """Whether the float model is there beside int8.onnx, or made without training code, as an imported one is."""
         return self.imported or (self.path / "rewritten.onnx").is_file()
@@ -78,7 +87,7 @@ class ModelFolder:
         return any(each.name == name for each in self.card.files)
 
     def verify(self, name: str) -> Path:
-        """Checks a file of this folder.
+        """Checks a file of this folder, which is fetched if it is missing and the card lists it.
 
         Args:
             name: Name of the file.
@@ -90,6 +99,8 @@ class ModelFolder:
             RequestError: The file is missing, or differs from the one that the card lists.
         """
         path = self.path / name
+        if self.fetch and self.given(name) and not path.is_file():
+            self.fetch(name)
         if not path.is_file():
             raise RequestError(f"{self.path} holds no {name}; train or download the model again")
         for each in self.card.files:

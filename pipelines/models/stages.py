@@ -141,6 +141,9 @@ def _spent(folder: ModelFolder, stage: str, until: str) -> bool:
 def remove_spent(folder: ModelFolder, kept: str = "") -> None:
     """Removes files that no following stage reads any more, see `Family.transient`.
 
+    Weights that can be made again are removed with them once int8.onnx is there, unless they are a link to the file
+    that was imported.
+
     Args:
         folder: Model folder.
         kept: Name of a file to keep.
@@ -152,6 +155,11 @@ def remove_spent(folder: ModelFolder, kept: str = "") -> None:
         if all(_fresh(folder, stage) or _spent(folder, stage, BUILD_STAGES[-1]) for stage in readers):
             with contextlib.suppress(OSError):  # a read-only folder
                 (folder.path / name).unlink()
+    if folder.restorable and kept != "fp32.onnx" and _fresh(folder, "int8.onnx"):
+        weights = folder.path / folder.weights
+        if weights.is_file() and weights.stat().st_nlink == 1 and _spent(folder, "fp32.onnx", BUILD_STAGES[-1]):
+            with contextlib.suppress(OSError):
+                weights.unlink()
 
 
 def _same_inputs(folder: ModelFolder, stage: str, record: Mapping[str, Any]) -> bool:
@@ -180,6 +188,9 @@ def _digests(folder: ModelFolder, stage: str, record: Mapping[str, Any]) -> dict
         path = folder.path / name
         if not path.is_file() and record and name in folder.entry.transient and name in folder.record:
             digests[name] = str(folder.record[name].get("sha256"))
+            continue
+        if not path.is_file() and record and folder.restorable and name == folder.weights:
+            digests[name] = next(str(each.sha256) for each in folder.card.files if each.name == name)
             continue
         if not path.is_file():
             raise RequestError(f"{path} is missing, which {stage} is built from; train or download the model again")

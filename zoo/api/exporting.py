@@ -19,6 +19,7 @@ from pipelines.deltas.delta import Delta, open_delta, served_files, write_delta
 from pipelines.deltas.transport import is_place, publish
 from pipelines.graph import io, query
 from pipelines.kernels import extension
+from pipelines.models import stages
 from pipelines.models.family import HasTables, Lowerable
 from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import PRECISIONS
@@ -89,7 +90,9 @@ def export(model: Model, to: str, output: str | Path, *, precision: str = "int8"
     if to == TRANSFORMERS:
         if not isinstance(folder.entry, HuggingFaceExportable):
             raise RequestError(f"{folder.card.name} is no translation model that was imported from transformers")
-        return {"model": folder.card.name, "to": to, **folder.entry.export_huggingface(folder, Path(output))}
+        report = folder.entry.export_huggingface(folder, Path(output))
+        stages.remove_spent(folder)  # the weights, where they were made for this export
+        return {"model": folder.card.name, "to": to, **report}
     if to == MODULES:
         if not isinstance(folder.entry, ModulesExportable):
             raise RequestError(f"{folder.card.name} embeds no texts; expected a sentence encoder")

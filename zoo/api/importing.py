@@ -15,6 +15,7 @@ from pipelines.core import settings
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.files import link_or_copy, locked, require_free, require_place, umask
 from pipelines.models.family import Family, Importable, Importer
+from pipelines.models.folder import SOURCE, ModelFolder
 from pipelines.models.hub import CARD
 from pipelines.models.protocols import ShipsSamples
 from pipelines.models.record import QUANTIZATION, RANGES, SAMPLES, SCALES, STAGES, TRAINED
@@ -35,18 +36,21 @@ def import_model(
     format: str | None = None,
     int8: bool = False,
     force: bool = False,
+    keep_float: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
     """Imports a model of another toolkit as a model folder with its frozen graph, fp32.onnx.
 
     All problems of the model are reported together, before anything is written. No code of the model is executed.
-    Text encoders need no calibration data: texts that ship calibrate them.
+    Texts that ship calibrate text encoders and translation models. With `int8` the folder keeps no float weights of its
+    own; what needs them makes them again of `source` (`restore`).
 
     Args:
         source: A folder, a file, or a hub id ORG/NAME or hf://ORG/NAME[@REVISION], which is downloaded.
         output: Folder of the new model.
         format: Format of `source`; None to detect it.
         int8: Also build int8.onnx, of families that need no calibration data (`ShipsSamples`).
+        keep_float: Keep the float weights beside int8.onnx.
         force: Replace the model in `output`, with all that was built of it.
         **options: Options of the family's importer (`Importer.options`), e.g. `target_language`.
 
@@ -82,6 +86,12 @@ def import_model(
         if path != Path(source):  # downloaded; the folder of a snapshot is its commit
             origin = Repository.parse(str(source)).id
             details = {**details, "base_model": {"repository": origin, "commit": path.name}}
+        if not keep_float:
+            of_weights = {name: value for name, value in given.items() if name not in importer.beside}
+            details = {
+                **details,
+                SOURCE: {"model": _address(source, path), "format": recognized, "options": of_weights},
+            }
         description = f"{entry.title}; imported from {origin}"
         write_card(folder_path, entry.name, description, details, files, name=target.resolve().name)
         folder = zoo.load(folder_path)
@@ -94,9 +104,55 @@ def import_model(
         "family": entry.name,
         "format": recognized,
         "parameters": parameters,
-        **{key: each for key, each in details.items() if key != "preprocessing"},
+        **{key: each for key, each in details.items() if key not in ("preprocessing", SOURCE)},
         **{key: each for key, each in built.items() if key == "quality"},
     }
+
+
+def _address(source: Model, path: Path) -> str:
+    """Returns where a model lies that was found in a folder: its absolute path, or its commit on the hub."""
+    local = path == Path(source)
+    return str(path.resolve()) if local else str(Repository(Repository.parse(str(source)).id, path.name))
+
+
+def restore(folder: ModelFolder, name: str) -> None:
+    """Makes a file of an imported folder again from the model that was imported, which the card names.
+
+    Args:
+        folder: Model folder, see `import_model`.
+        name: Name of the file, which the card lists.
+
+    Raises:
+        RequestError: The model is not there any more, or is another one; or the folder is not writable.
+    """
+    card, importer = folder.card, folder.entry.importer()  # type: ignore[attr-defined]
+    made_of, listed = card.details[SOURCE], next(each for each in card.files if each.name == name)
+    source, options = str(made_of["model"]), dict(made_of.get("options", {}))
+    again = f"zoo import MODEL -o {folder.path} --force (with --keep-float to keep the weights there)"
+    try:
+        path = _found(source, importer.patterns)
+    except RequestError as error:
+        raise RequestError(
+            f"{folder.path} keeps int8 alone, and its float weights are made of {source}, which is gone; put it back, "
+            f"or run: {again}"
+        ) from error
+    logger.warning("%s keeps int8 alone: %s is made again of %s", card.name, name, source)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".restored-", dir=folder.path) as scratch:
+            with _understood(path):
+                importer.write(path, Path(scratch) / card.name, format=made_of["format"], **options)
+            made = Path(scratch) / card.name / name
+            if not made.is_file() or (fault := listed.fault(made)):
+                fault = "no such file" if not made.is_file() else fault
+                raise RequestError(
+                    f"{source} is not the model that {folder.path} was imported from ({name}: {fault}); put that model "
+                    f"back, or run: {again}"
+                )
+            made.replace(folder.path / name)
+    except OSError as error:
+        raise RequestError(
+            f"cannot write {folder.path}: {error.strerror or error}; copy the model to a folder you may write"
+        ) from error
 
 
 def _require_regular(path: Path) -> None:

@@ -256,8 +256,12 @@ def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> 
 @click.option(
     "--int8/--no-int8",
     default=True,
-    help="Text encoders: also build int8, calibrated on texts that ship, and print its quality on others. "
-    "[default: --int8]",
+    help="Also build int8, calibrated on texts that ship, and print its quality on others. [default: --int8]",
+)
+@click.option(
+    "--keep-float",
+    is_flag=True,
+    help="Keep the float weights beside int8. [default: they are made again of SOURCE when they are needed]",
 )
 @click.option(
     "--task", default=None, help="Sentence encoders with adapters of tasks: the task, such as retrieval.query."

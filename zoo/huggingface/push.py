@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pipelines.core import settings
 from pipelines.core.errors import RequestError, requires
-from pipelines.core.files import link_or_copy, mapped, write_text
-from pipelines.models.folder import ModelFolder
+from pipelines.core.files import link_or_copy, mapped, write_json, write_text
+from pipelines.models.folder import SOURCE, ModelFolder
 from pipelines.models.hub import CARD
 from pipelines.models.record import NATIVE, QUANTIZATION, RANGES, RECORD, SAMPLES, SCALES, STAGES, TRAINED
 from zoo.huggingface import signing
@@ -104,6 +105,9 @@ def stage(folder: ModelFolder, repository: Repository, reports: Path, target: Pa
     for name, source in sources.items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         link_or_copy(source, target / name)
+    if SOURCE in folder.card.details:  # its weights are among the files
+        details = {key: value for key, value in folder.card.details.items() if key != SOURCE}
+        write_json(target / CARD, replace(folder.card, details=details).to_json())
     if Path(README) not in sources:
         write_text(target / README, model_card(folder, repository, reports))
 

@@ -22,18 +22,17 @@ from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
+from pipelines.data import sample_texts
 from pipelines.engines.native.held import Run
 from pipelines.engines.native.texts import unheld
 from pipelines.graph import io, large_weights, reference_session
 from pipelines.models.folder import ModelFolder
-from pipelines.quantization.calibration.calibrate import observe
-from pipelines.quantization.calibration.compared_outputs import OutputSqnr
-from pipelines.quantization.calibration.float_layers import leave_float
+from pipelines.quantization.calibration.float_layers import with_float_layers
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.quantizer import Quantizer
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.texts import metrics
-from zoo.texts.data import sample_texts, tokenizer
+from zoo.texts.data import tokenizer
 from zoo.texts.data.prompts import Prompts
 from zoo.texts.data.tokenizer import Tokenizer, Tokens
 from zoo.texts.heads.late_interaction.roles import DOCUMENT, QUERY, Roles
@@ -137,12 +136,8 @@ def _with_float_layers(
     whole = DefaultTexts(folder).calibration()
     rows = [{name: array[i : i + JUDGED] for name, array in whole.items()} for i in range(0, len(whole[IDS]), JUDGED)]
     small, found = large_weights.used_rows(io.load(path), rows[:: max(len(rows) // JUDGED, 1)][:JUDGED])
-    batches = list(found)
-    metric = OutputSqnr(small, batches, True)
-    observation = observe(small, batches, binned=(), quick=True)
-    quantizer, own = Quantizer(small, recipe), replace(table, graph=io.digest(small))
-    sqnr = metric(quantizer.quantize(own)[0])
-    return leave_float(quantizer, own, metric, observation, sqnr, GOAL, False, JUDGED // 2)
+    own = replace(table, graph=io.digest(small))
+    return with_float_layers(Quantizer(small, recipe), own, list(found), GOAL)
 
 
 def _stock(model: ir.Model) -> Run:

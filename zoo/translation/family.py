@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pipelines.models import family
+from pipelines.models.protocols import ShipsSamples
 from zoo.translation.train_config import FINETUNE, DraftConfig, ImportedConfig, TrainingConfig
 
 if TYPE_CHECKING:
+    from pipelines.core.batches import Batch
     from pipelines.models.folder import ModelFolder
     from pipelines.models.pipeline import Pipeline
+    from pipelines.quantization.calibration.table import CalibrationTable
+    from pipelines.quantization.recipe import QuantRecipe
     from pipelines.rewrites.driver import Rewrite
     from zoo.serving.handlers.base import Handler
     from zoo.translation.models.transformer import Transformer
@@ -29,6 +33,7 @@ class TranslationFamily(
     family.Shortlistable,
     family.Servable,
     family.Reported,
+    ShipsSamples,
 ):
     """Encoder-decoder Transformers.
 
@@ -104,6 +109,20 @@ class TranslationFamily(
         from zoo.translation.importers import importer
 
         return importer(self.build)
+
+    def samples(self, folder: ModelFolder) -> Batch:
+        """See `ShipsSamples` and `zoo.translation.default_calibration`."""
+        from zoo.translation.default_calibration import samples
+
+        return samples(folder)
+
+    def judged(
+        self, folder: ModelFolder, path: Path, recipe: QuantRecipe, table: CalibrationTable
+    ) -> tuple[CalibrationTable, dict[str, Any]]:
+        """See `ShipsSamples` and `zoo.translation.default_calibration.judged`."""
+        from zoo.translation.default_calibration import judged
+
+        return judged(folder, path, recipe, table)
 
     def network(self, folder: Path) -> tuple[dict[str, Any], Transformer]:
         """See `HasNetwork` and `zoo.translation.models.checkpoints.load_model`."""

@@ -25,6 +25,7 @@ from pipelines.graph.infer import infer_shapes
 from pipelines.quantization.calibration.layerwise import chunk_size
 
 Array = NDArray[Any]
+MASKED = -1e8  # logits of excluded tokens and scores of padding are below
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 ROOM = 8_000_000  # maximum bytes of the largest tensor of a run
@@ -332,7 +333,7 @@ def squared_errors(
 ) -> Errors:
     """Computes sum (x - y)^2 and sum x^2 per float tensor.
 
-    Infinite values of x, such as masked inputs of a Softmax, do not count. A y of another shape counts as zeros, or not
+    Masked values of x, infinite or at most `MASKED`, do not count. A y of another shape counts as zeros, or not
     at all if the tensor is `varying`.
 
     Args:
@@ -347,8 +348,8 @@ def squared_errors(
         for at, (x, y) in enumerate(zip(exact, tested, strict=True)):
             if x.dtype.kind != "f" or (at in varying and x.shape != y.shape):
                 continue
-            finite = np.isfinite(x)
-            x, y = x[finite], y[finite] if y.shape == x.shape else np.zeros(finite.sum(), np.float32)
+            counted = np.isfinite(x) & (x > MASKED)
+            x, y = x[counted], y[counted] if y.shape == x.shape else np.zeros(counted.sum(), np.float32)
             noise[at] = noise.get(at, 0.0) + float(np.square(np.subtract(x, y, dtype=np.float64)).sum())
             power[at] = power.get(at, 0.0) + float(np.square(x, dtype=np.float64).sum())
     return Errors(noise, power)

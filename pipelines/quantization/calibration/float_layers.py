@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Set
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import onnx
@@ -14,7 +14,7 @@ from pipelines.core.progress import progress
 from pipelines.graph import edit, query, reference_session
 from pipelines.quantization.algorithms.channel_groups import outputs_first
 from pipelines.quantization.algorithms.weight_rounding import Weights
-from pipelines.quantization.calibration.calibrate import Observation
+from pipelines.quantization.calibration.calibrate import Observation, observe
 from pipelines.quantization.calibration.compared_outputs import OutputSqnr
 from pipelines.quantization.calibration.layerwise import HELD, subgraph
 from pipelines.quantization.calibration.table import CalibrationTable
@@ -317,3 +317,23 @@ def leave_float(
             kept, sqnr, room = more, found, room - counted[name]
             before = trials.sqnr(kept, checked)
     return replace(table, keep_float=kept)
+
+
+def with_float_layers(
+    quantizer: Quantizer, table: CalibrationTable, batches: Sequence[Batch], goal: float
+) -> CalibrationTable:
+    """Keeps the layers of largest error in float32, chosen on a few batches; see `leave_float`.
+
+    Args:
+        quantizer: Quantizer of the float model.
+        table: Calibration table of the model.
+        batches: Samples; gains are measured on the first half, and checked on the others.
+        goal: SQNR to reach, in dB.
+
+    Returns:
+        `table` with `keep_float`.
+    """
+    metric = OutputSqnr(quantizer.model, batches, True)
+    observation = observe(quantizer.model, batches, binned=(), quick=True)
+    sqnr = metric(quantizer.quantize(table)[0])
+    return leave_float(quantizer, table, metric, observation, sqnr, goal, False, max(len(batches) // 2, 1))

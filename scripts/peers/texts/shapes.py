@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from zoo.texts.data.sample_texts import calibration_texts
+from pipelines.data.sample_texts import calibration_texts
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ROWS, POSITIONS = 4096, 8192  # of the embeddings

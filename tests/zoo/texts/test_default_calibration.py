@@ -12,9 +12,9 @@ from helpers import text_models
 from safetensors.numpy import load_file, save_file
 
 import zoo
+from pipelines.data import sample_texts
 from pipelines.models.record import read_record
 from zoo.texts import default_calibration
-from zoo.texts.data import sample_texts
 
 
 @pytest.fixture

@@ -127,7 +127,8 @@ def write(
         "imported": dict(found.about),
     }
     write_json(output / "train.json", about)
-    return {"preprocessing": features, "imported": dict(found.about)}, [CardFile.of(output / name) for name in files]
+    listed = [CardFile.of(output / name) for name in (*files, MODEL)]
+    return {"preprocessing": features, "imported": dict(found.about)}, listed
 
 
 def _ranges(graph: Any, magnitudes: Mapping[str, float]) -> dict[str, float]:
@@ -155,4 +156,5 @@ def importer(build: type[Transformer]) -> Importer:
         build: Class of the network.
     """
     options = ("source_language", "target_language", "shortlist", "prompt")
-    return Importer(FORMATS, recognize, functools.partial(write, build), options, PATTERNS)
+    beside = ("shortlist", "prompt")
+    return Importer(FORMATS, recognize, functools.partial(write, build), options, PATTERNS, beside)

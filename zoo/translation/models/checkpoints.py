@@ -41,6 +41,10 @@ def read_features(folder: Path) -> dict[str, Any]:
     Raises:
         RequestError: The folder holds no translation model.
     """
+    if (folder / CARD).is_file() and not (folder / MODEL).is_file():
+        opened = zoo.load(folder)
+        if opened.restorable:
+            opened.verify(opened.weights)
     if (folder / MODEL).is_file() and (folder / "train.json").is_file():
         features, source = read_json(folder / "train.json").get("features"), folder / MODEL
     else:

@@ -1,0 +1,91 @@
+"""Imported translation models without data: int8 is calibrated on texts that ship, and its folder keeps int8 alone."""
+
+import shutil
+
+import pytest
+
+import zoo
+from pipelines.core.errors import RequestError
+from pipelines.models.record import read_record
+from zoo import api
+from zoo.translation import default_calibration
+
+torch = pytest.importorskip("torch", reason="importing needs the train extra")
+pytest.importorskip("transformers", reason="the originals are its models")
+
+from helpers import huggingface_folders as folders  # noqa: E402
+
+FLOAT = ("model.pt", "fp32.onnx", "rewritten.onnx")
+TEXTS = ["The man runs.", "A red house near the beach."]
+
+
+@pytest.fixture(scope="module")
+def few():
+    """Fewer texts, since the models are random."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(default_calibration, "CALIBRATING", 8)
+        patch.setattr(default_calibration, "JUDGING", 8)
+        patch.setattr(default_calibration, "LENGTH", 24)
+        yield
+
+
+@pytest.fixture(scope="module")
+def imported(few, tmp_path_factory):
+    """(folder of transformers, imported folder, report)."""
+    path = tmp_path_factory.mktemp("imported")
+    folders.make("marian", path / "theirs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(default_calibration, "AGREEMENT", 0.0)  # no layers in float
+        report = zoo.import_model(path / "theirs", path / "ours", int8=True)
+    return path / "theirs", path / "ours", report
+
+
+def floats(folder):
+    return [name for name in FLOAT if (folder / name).exists()]
+
+
+def test_an_import_needs_no_data_and_keeps_int8_alone(imported):
+    theirs, ours, report = imported
+    assert report["quality"]["texts"] > 0 and 0 <= report["quality"]["agreement"] <= 1
+    assert read_record(ours)["calibration.json"]["quality"] == report["quality"]
+    assert not floats(ours)
+    assert zoo.load(ours).card.details["source"]["model"] == str(theirs)
+
+
+def test_what_needs_the_weights_makes_them_again(imported, tmp_path, caplog):
+    theirs, ours, _ = imported
+    kept = tmp_path / "kept"
+    zoo.import_model(theirs, kept, keep_float=True)
+    assert (kept / "model.pt").is_file() and "source" not in zoo.load(kept).card.details
+    wanted = zoo.pipeline(kept, "fp32")(TEXTS)
+    assert zoo.pipeline(ours, "fp32")(TEXTS) == wanted
+    assert f"model.pt is made again of {theirs}" in caplog.text and not (ours / "model.pt").exists()
+    api.export(ours, "huggingface", tmp_path / "exported")
+    assert not floats(ours)
+    zoo.import_model(tmp_path / "exported", tmp_path / "again")
+    assert zoo.pipeline(tmp_path / "again", "fp32")(TEXTS) == wanted
+
+
+def test_a_missing_or_other_source_is_one_line_and_int8_runs(imported, tmp_path):
+    theirs, ours, _ = imported
+    moved, copy = tmp_path / "moved", tmp_path / "copy"
+    shutil.copytree(ours, copy)
+    theirs.rename(moved)
+    try:
+        with pytest.raises(
+            RequestError, match=f"made of {theirs}, which is gone.*zoo import MODEL.*--keep-float"
+        ) as caught:
+            zoo.pipeline(copy, "fp32")
+        assert "\n" not in str(caught.value)
+        model, _ = folders.make("marian", theirs)
+        with torch.no_grad():
+            model.model.shared.weight += 0.01
+        model.save_pretrained(theirs)
+        with pytest.raises(RequestError, match=f"{theirs} is not the model that .*copy was imported from"):
+            api.export(copy, "huggingface", tmp_path / "exported")
+        assert not floats(copy) and not (tmp_path / "exported").exists()
+        assert not [each for each in copy.iterdir() if each.name.startswith(".restored")]
+        assert zoo.pipeline(copy)(TEXTS)
+    finally:
+        shutil.rmtree(theirs, ignore_errors=True)
+        moved.rename(theirs)
