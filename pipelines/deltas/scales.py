@@ -8,7 +8,7 @@ from pipelines.graph import io
 from pipelines.models import stages
 from pipelines.models.family import Lowerable
 from pipelines.models.folder import ModelFolder
-from pipelines.models.npz import write_npz
+from pipelines.models.npz import rows_of, scales_of, write_npz
 from pipelines.models.record import SCALES
 from pipelines.quantization.calibration.table import CalibrationTable
 
@@ -43,8 +43,8 @@ def keep_scales(folder: ModelFolder, earlier: ModelFolder) -> list[str]:
     if not folder.record[TABLE].get("own_data"):
         stages.set_table(folder, replace(table, tensors=tensors), own_data=False)
     if isinstance(earlier.entry, Lowerable):
-        graph, kept_scales = io.load(earlier.path / GRAPH), stages.scales_of(earlier)
-        rows = stages.rows_of(earlier)
+        graph, kept_scales = io.load(earlier.path / GRAPH), scales_of(earlier)
+        rows = rows_of(earlier)
         _, _, scales = earlier.entry.lower(graph, before, earlier.recipe, kept_scales, rows, earlier.imported)
         write_npz(folder.path / SCALES, scales)
     return widened

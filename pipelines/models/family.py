@@ -61,11 +61,10 @@ class Importer:
     Attributes:
         formats: {name of a format: its description}.
         recognize: `recognize(path)` returns the name of the format of a file or folder, "" if it has none of them.
-        write: `write(path, output, *, format, **options)` writes a folder that `Freezable.freeze` starts from and
-            returns (card details, files). It raises RequestError with all faults before anything is written.
-        options: Names of the options that `write` takes.
+        write: `write(path, output, *, format, **options)` writes a folder that `Freezable.freeze` starts from, and
+            returns (card details, files), or raises RequestError with all faults before anything is written.
+        options: Names of the options that `write` takes; `beside`: of those that do not change the weights.
         patterns: Patterns of the files to fetch from a model hub.
-        beside: Names of the options that do not change the weights.
     """
 
     formats: Mapping[str, str]
@@ -133,8 +132,7 @@ class Family(abc.ABC):
             on_error: "raise", or "skip" to leave out bad input.
 
         Returns:
-            {"samples", "metrics": {precision: {metric: value}}, "difference", ...}, see
-            `pipelines.analysis.metrics.against_fp32`.
+            {"samples", "metrics", "difference", ...}, see `pipelines.analysis.metrics.against_fp32`.
         """
 
     def for_model(self, preprocessing: Mapping[str, Any]) -> Self:

@@ -13,7 +13,7 @@ from pipelines.core.batches import Batch, cut, length
 from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import replacing
 from pipelines.models.protocols import ShipsSamples
-from pipelines.models.record import SAMPLES
+from pipelines.models.record import SAMPLES, SCALES
 
 if TYPE_CHECKING:
     from pipelines.models.folder import ModelFolder
@@ -119,3 +119,17 @@ def own_samples(folder: ModelFolder) -> tuple[list[Batch], int]:
         )
     samples, total = read_npz(path)
     return list(samples), total
+
+
+def rows_of(folder: ModelFolder) -> Batch | None:
+    """Returns calibration samples of a model folder, None if it has none."""
+    return own_samples(folder)[0][0] if (folder.path / SAMPLES).is_file() else None
+
+
+def scales_of(folder: ModelFolder) -> dict[str, Any]:
+    """Returns the scales of an earlier model that the native form keeps, {} for its own.
+
+    Args:
+        folder: Model folder.
+    """
+    return read_arrays(folder.path / SCALES) if (folder.path / SCALES).is_file() else {}

@@ -18,13 +18,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pipelines.core import files, machine
-from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
 from pipelines.models import unlisted
 from pipelines.models.family import Freezable, Lowerable, OnnxImportable
 from pipelines.models.hub import CARD
-from pipelines.models.npz import own_samples, read_arrays
+from pipelines.models.npz import own_samples, rows_of, scales_of
 from pipelines.models.protocols import ShipsSamples
 from pipelines.models.record import (
     BUILD_STAGES,
@@ -313,20 +312,6 @@ def _lowered(folder: ModelFolder, family: Lowerable) -> tuple[ir.Model | None, d
     """Returns the native form of rewritten.onnx; that of an imported model is held to the bound on its samples."""
     model, table = _graph(folder.path / "rewritten.onnx"), _table(folder.path / "calibration.json")
     return family.lower(model, table, folder.recipe, scales_of(folder), rows_of(folder), folder.imported)
-
-
-def rows_of(folder: ModelFolder) -> Batch | None:
-    """Returns calibration samples of a model folder, None if it has none."""
-    return own_samples(folder)[0][0] if (folder.path / SAMPLES).is_file() else None
-
-
-def scales_of(folder: ModelFolder) -> dict[str, Any]:
-    """Returns the scales of an earlier model that the native form keeps, {} for its own.
-
-    Args:
-        folder: Model folder.
-    """
-    return read_arrays(folder.path / SCALES) if (folder.path / SCALES).is_file() else {}
 
 
 def native_form(folder: ModelFolder) -> dict[str, Any]:

@@ -169,7 +169,7 @@ def _quantize(scaled: _Scaled, recipe: QuantRecipe, table: CalibrationTable) -> 
         notes |= embedding_tables.quantize_tables(inserter)
     for found, more in zip((notes, reasons), weight_only.quantize_weights(inserter), strict=True):
         found |= more
-    quantize_outputs(inserter, notes)
+    quantize_outputs(inserter, notes, table.keep_float)
     work_around_engines(inserter)
     notes |= correct(graph, recipe, table, notes)
     RemoveUnusedNodesPass()(result)
@@ -341,18 +341,30 @@ def propagate_int8(model: ir.Model, recipe: QuantRecipe) -> dict[str, str]:
     return early.refused
 
 
-def quantize_outputs(inserter: QdqInserter, notes: dict[str, str]) -> None:
+def quantize_outputs(inserter: QdqInserter, notes: dict[str, str], keep_float: Mapping[str, str]) -> None:
     """Quantizes float32 outputs of statically quantized operators.
 
-    This runs last, because readers may have quantized an output already.
+    This runs last, because readers may have quantized an output already. What layers read that the table keeps in
+    float32 stays float32, too: its quantization is the error that they are kept for.
 
     Args:
         inserter: Inserter of the graph.
         notes: Note by name of int8 operators.
+        keep_float: See `select_operators`.
     """
     for node in list(inserter.graph):
-        if notes.get(str(node.name)) == "" and _quantizable(node) and query.is_float(node.outputs[0]):
+        if notes.get(str(node.name)) != "" or _is_kept(node, keep_float):
+            continue
+        if _quantizable(node) and query.is_float(node.outputs[0]):
             inserter.quantize_output(node)
+
+
+def _is_kept(node: ir.Node, keep_float: Mapping[str, str]) -> bool:
+    """Returns whether only operators of `keep_float` read a result, or an elementwise operator that only they read."""
+    readers = node.outputs[0].consumers()
+    if len(readers) == 1 and query.is_op(readers[0], "Relu", "Clip"):
+        readers = readers[0].outputs[0].consumers()
+    return bool(readers) and all(str(reader.name) in keep_float for reader in readers)
 
 
 def work_around_engines(inserter: QdqInserter) -> None:

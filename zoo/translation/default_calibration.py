@@ -1,8 +1,8 @@
 """Calibration of translation models on the texts that ship, and the quality of int8 on other texts.
 
 The quality is the share of next tokens on which int8 and float32 agree, after beginnings of the float model's greedy
-translations. Where it is below `AGREEMENT`, the layers that lose most stay in float32 (`leave_float`), such as the
-second feed-forward layer of T5, whose inputs have outliers.
+translations. Where it is below `AGREEMENT`, the kinds of layers or the layers that lose most stay in float32
+(`leave_float`), such as the second feed-forward layers of T5, whose inputs have outliers.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ POSITIONS = 2  # next tokens of a sentence that are compared
 BATCH = 16
 AGREEMENT = 0.98
 GOAL = 30.0  # dB of SQNR up to which layers stay in float32
+SHARE = 0.35  # maximum share of the multiplications in float32; a third are those of T5's second layers
 JUDGED = 4  # batches on which layers are chosen
 
 
@@ -77,10 +78,14 @@ def judged(
     result = measure(table)
     if result["agreement"] >= AGREEMENT:
         return table, result
-    better = with_float_layers(quantizer, table, list(cut(samples(folder), BATCH))[:JUDGED], GOAL)
-    if not better.keep_float or (improved := measure(better))["agreement"] <= result["agreement"]:
-        return table, result
-    return better, improved | {"float_layers": sorted(better.keep_float), "int8_alone": result}
+    rows, best = list(cut(samples(folder), BATCH))[:JUDGED], (table, result)
+    for kinds in (True, False):
+        if best[1]["agreement"] < AGREEMENT:
+            better = with_float_layers(quantizer, table, rows, GOAL, kinds=kinds, share=SHARE)
+            improved = measure(better) if better.keep_float else result
+            if improved["agreement"] > best[1]["agreement"]:
+                best = better, improved | {"float_layers": sorted(better.keep_float), "int8_alone": result}
+    return best
 
 
 def _translated(folder: ModelFolder, texts: Sequence[str], count: int) -> tuple[list[Tokens], list[list[int]]]:

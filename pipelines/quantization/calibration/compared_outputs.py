@@ -25,7 +25,7 @@ from pipelines.graph.infer import infer_shapes
 from pipelines.quantization.calibration.layerwise import chunk_size
 
 Array = NDArray[Any]
-MASKED = -1e8  # logits of excluded tokens and scores of padding are below
+MASKED = np.float32(-1e8)  # logits of excluded tokens and scores of padding are below
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 ROOM = 8_000_000  # maximum bytes of the largest tensor of a run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
@@ -269,10 +270,13 @@ def leave_float(
     goal: float,
     thorough: bool = True,
     measured: int = 1,
+    *,
+    kinds: bool = False,
+    share: float = FLOAT_SHARE,
 ) -> CalibrationTable:
     """Keeps the layers of largest error per multiplication in float32 until an SQNR is reached.
 
-    At most `FLOAT_SHARE` of the multiplications become float32, each layer for a gain of at least `SENSITIVE`, and of
+    At most `share` of the multiplications become float32, each layer for a gain of at least `SENSITIVE`, and of
     `GAIN` times its share of the multiplications. The gain of a layer on its own is measured on the first batches.
 
     Args:
@@ -285,6 +289,9 @@ def leave_float(
         thorough: Evaluate every layer with the layers before it in a model that is quantized anew; otherwise only those
             that also gain in `FloatLayers` on the batches after the first ones.
         measured: Number of the first batches.
+        kinds: Take the layers together whose names differ in a number and what is before it, such as
+            encoder.0.feed.outer and decoder.5.feed.outer: where all have much error, the gain of one is small.
+        share: Maximum share of the multiplications in float32.
 
     Returns:
         `table` with `keep_float`.
@@ -294,33 +301,48 @@ def leave_float(
     counted = multiplications(quantizer.model, observation)
     names = [each.name for each in report.operators if each.precision == "int8" and each.name in counted]
     total = sum(counted[each] for each in names)
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_kind(name) if kinds else name, []).append(name)
+    counted |= {group: sum(counted[name] for name in members) for group, members in groups.items()}
     trials = FloatLayers(metric, int8, scaled, names)
     first, others = slice(measured), slice(measured, measured + max(measured, 2))
     checked = others if metric.batches > measured else first
     base, gains = trials.sqnr((), first), {}
-    with progress("measuring layers in int8", len(names)) as advance:
-        for name in names:
-            gains[name] = trials.sqnr((name,), first) - base
+    with progress("measuring layers in int8", len(groups)) as advance:
+        for group, members in groups.items():
+            gains[group] = trials.sqnr(members, first) - base
             advance(1)
     kept: dict[str, str] = {}
-    room = FLOAT_SHARE * total
+    room = share * total
     before = trials.sqnr(kept, checked)
-    for name in sorted(names, key=lambda each: -gains[each] / counted[each]):
-        least = max(SENSITIVE, GAIN * counted[name] / total)
-        if gains[name] < least or counted[name] > room or sqnr >= goal:
+    for group in sorted(groups, key=lambda each: -gains[each] / counted[each]):
+        least = max(SENSITIVE, GAIN * counted[group] / total)
+        if gains[group] < least or counted[group] > room or sqnr >= goal:
             continue
-        more = kept | {name: f"int8 costs {gains[name]:.1f} dB of SQNR here"}
+        more = kept | dict.fromkeys(groups[group], f"int8 costs {gains[group]:.1f} dB of SQNR here")
         if not thorough and trials.sqnr(more, checked) < before + least:
             continue
         found = metric(quantizer.quantize(replace(table, keep_float=more))[0])
         if found > sqnr + least:
-            kept, sqnr, room = more, found, room - counted[name]
+            kept, sqnr, room = more, found, room - counted[group]
             before = trials.sqnr(kept, checked)
     return replace(table, keep_float=kept)
 
 
+def _kind(name: str) -> str:
+    """Returns the part of a layer's name behind the last number."""
+    return re.split(r"(?:^|\.)\d+\.", name)[-1]
+
+
 def with_float_layers(
-    quantizer: Quantizer, table: CalibrationTable, batches: Sequence[Batch], goal: float
+    quantizer: Quantizer,
+    table: CalibrationTable,
+    batches: Sequence[Batch],
+    goal: float,
+    *,
+    kinds: bool = False,
+    share: float = FLOAT_SHARE,
 ) -> CalibrationTable:
     """Keeps the layers of largest error in float32, chosen on a few batches; see `leave_float`.
 
@@ -329,6 +351,8 @@ def with_float_layers(
         table: Calibration table of the model.
         batches: Samples; gains are measured on the first half, and checked on the others.
         goal: SQNR to reach, in dB.
+        kinds: See `leave_float`.
+        share: See `leave_float`.
 
     Returns:
         `table` with `keep_float`.
@@ -336,4 +360,5 @@ def with_float_layers(
     metric = OutputSqnr(quantizer.model, batches, True)
     observation = observe(quantizer.model, batches, binned=(), quick=True)
     sqnr = metric(quantizer.quantize(table)[0])
-    return leave_float(quantizer, table, metric, observation, sqnr, goal, False, max(len(batches) // 2, 1))
+    measured = max(len(batches) // 2, 1)
+    return leave_float(quantizer, table, metric, observation, sqnr, goal, False, measured, kinds=kinds, share=share)

@@ -89,3 +89,22 @@ def test_a_missing_or_other_source_is_one_line_and_int8_runs(imported, tmp_path)
     finally:
         shutil.rmtree(theirs, ignore_errors=True)
         moved.rename(theirs)
+
+
+@pytest.mark.slow
+def test_outliers_of_the_feed_forward_layer_stay_float(few, tmp_path):
+    """Channels of its input that are 1,000 times as large as others take the levels of all others."""
+    model, _ = folders.make("t5", tmp_path / "theirs")
+    with torch.no_grad():
+        for stack in (model.encoder, model.decoder):
+            for block in stack.block:
+                feed = block.layer[-1].DenseReluDense
+                feed.wi.weight[:2] *= 1000.0
+                feed.wo.weight[:, :2] /= 1000.0
+    model.save_pretrained(tmp_path / "theirs")
+    quality = zoo.import_model(tmp_path / "theirs", tmp_path / "ours", int8=True)["quality"]
+    outer = [f"{side}.{i}.feed.outer" for side in ("decoder", "encoder") for i in range(2)]
+    assert quality["float_layers"] == outer
+    assert quality["agreement"] > 0.8 > 0.5 > quality["int8_alone"]["agreement"]
+    pipeline = zoo.pipeline(tmp_path / "ours", engine="native")  # whose results are held to ONNX Runtime's
+    assert len(pipeline(TEXTS)) == 2
