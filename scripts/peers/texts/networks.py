@@ -3,8 +3,9 @@
 Networks have the layers of public models (SHAPES) in two sizes, --layers of them, since all layers take the same time,
 and a vocabulary of words; they stay in --work. Tasks: "embed" a text, "classify" it, or "tag" its tokens. Times are CPU
 time from texts to results, of one text of 16, 64 and 256 tokens, of a stream of texts of 5 to 256 tokens in batches of
-the sizes and orders of STREAMS, and of one text of 8,192 tokens, with --memory GB for each engine. Results are compared
-with float32 by cosine. An engine that cannot compute a network is left out, with the reason.
+the sizes and orders of STREAMS, and of one text of 8,192 tokens, with --memory GB for each engine. Results, also of the
+long text, are compared with float32 by cosine; one that is far from it is not timed. An engine that cannot compute a
+network is left out, with the reason.
 
     zoo                    this project, int8, native; without padding, so a stream is one batch
     openvino-fp32          the float32 graph
@@ -44,6 +45,8 @@ STREAMS = {"one by one": (1, False), "batches of 8, sorted": (8, True), "batches
 WHOLE = {"one batch": (STREAM, False)}  # of this project
 COMPARED, CALIBRATED, ROWS = 64, 64, 32  # texts
 UNPRINTED = ("engines", "left_out", "unable", "order")  # in the table
+REFERENCES = (EXACT, "sentence-transformers", "openvino-fp32")  # float32; the first that can hold a long text
+LEAST = 0.9  # cosine with it of an engine that is timed
 NEEDED = ("zoo", EXACT)  # `Zoo.build` exports the graph, the other computes what results are compared with
 PACKAGES = ("nncf", "torch", "transformers", "sentence-transformers", "optimum-onnx", "optimum-intel", "fastembed")
 
@@ -148,17 +151,29 @@ def time_stream(workers: Mapping[str, processes.Worker], texts: Sequence[str], r
 
 
 def time_long(workers: Mapping[str, processes.Worker], texts: Sequence[str], rounds: int, memory: int) -> Any:
-    """Times a long text: ({engine: milliseconds}, {engine: reason why it cannot}); ends engines that cannot."""
-    able: dict[str, processes.Worker] = {}
+    """Times a long text: ({engine: milliseconds}, {engine: reason why it cannot}); ends engines that cannot.
+
+    Engines whose results are far from those of float32 are not timed.
+    """
+    found: dict[str, Any] = {}
     reasons: dict[str, str] = {}
     for name, worker in workers.items():
         try:
             worker.ask("limit_memory", memory)
-            worker.ask("time", texts, 1, False, True)
-            able[name] = worker
+            found[name] = worker.ask("vectors", texts)
         except ZooError as error:
             reasons[name] = str(error)
-    return time_single(able, texts, rounds), reasons
+    reference = next((name for name in REFERENCES if name in found), None)
+    cosines = {
+        name: 1.0 if reference is None else float((x * found[reference]).sum(1).min()) for name, x in found.items()
+    }
+    for name, cosine in cosines.items():
+        if not cosine >= LEAST:
+            reasons[name] = f"its result has the cosine {cosine:.3f} with that of {reference}; expected {LEAST} or more"
+    results = time_single({name: workers[name] for name in found if name not in reasons}, texts, rounds)
+    if reference:
+        results = {name: {**figures, "cosine": round(cosines[name], 5)} for name, figures in results.items()}
+    return results, reasons
 
 
 def measure_network(case: tuple[str, str, str], args: Any, work: Path, advance: harness.Advance) -> dict[str, Any]:

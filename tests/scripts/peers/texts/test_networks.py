@@ -6,7 +6,7 @@ import importlib.util
 import numpy as np
 import pytest
 
-from pipelines.core.errors import RequestError
+from pipelines.core.errors import RequestError, ZooError
 from pipelines.kernels import extension
 from scripts.peers.texts import networks, shapes
 from zoo.texts import report_sections
@@ -25,6 +25,31 @@ def test_packages_name_engines_and_folders(tmp_path):
         networks.read_packages(f"nothing={tmp_path}")
     with pytest.raises(RequestError, match="found no folder /none"):
         networks.read_packages("fastembed=/none")
+
+
+class Worker:
+    """An engine of a known result, or of an error."""
+
+    def __init__(self, vector=None):
+        self.vector = vector
+
+    def ask(self, action, *arguments):
+        if action == "vectors" and self.vector is None:
+            raise ZooError("no memory")
+        return {"vectors": np.array([self.vector]), "time": [0.002], "limit_memory": None}[action]
+
+
+def test_results_of_a_long_text_are_compared_before_it_is_timed():
+    workers = {
+        "zoo": Worker([0.995, 0.0999]),
+        "sentence-transformers": Worker([1.0, 0.0]),
+        "onnxruntime-fp32": Worker(),
+    }
+    workers["openvino-nncf"] = Worker([0.1, 0.995])
+    results, reasons = networks.time_long(workers, ["a text"], 1, 4)
+    assert results.keys() == {"zoo", "sentence-transformers"} and results["zoo"]["cosine"] == 0.995
+    assert reasons["openvino-nncf"].startswith("its result has the cosine 0.100 with that of sentence-transformers")
+    assert reasons["onnxruntime-fp32"] == "no memory"
 
 
 @pytest.mark.slow
