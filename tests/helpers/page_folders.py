@@ -96,6 +96,11 @@ def run(folder: Path) -> None:
 
 
 def fine_tune(folder: Path) -> None:
+    from helpers import huggingface_folders
+
+    huggingface_folders.make("nllb", folder / "nllb")
+    zoo.import_model(folder / "nllb", folder / "my-nllb", target_language="deu_Latn")
+    written(folder, "old.tsv", map("\t".join, pairs(64)))
     synthetic("criteo", folder / "rows.tsv", 4000)
     synthetic("criteo", folder / "test-rows.tsv", 1000)
     for name, count in (("pairs.tsv", 300), ("test.tsv", 40)):
@@ -160,11 +165,14 @@ def own_model(folder: Path) -> None:
 
 
 def search(folder: Path) -> None:
-    from helpers import text_models
+    from helpers import multi_vector_models, text_models
 
     for name, labels in (("all-mpnet-base-v2", 0), ("reranker", 1)):
         (folder / name).mkdir()
         text_models.write(folder / name, "mpnet" if not labels else "bert", labels)
+    (folder / "colbertv2.0").mkdir()
+    multi_vector_models.stanford(folder / "colbertv2.0")
+    written(folder, "queries.txt", (english for english, _ in pairs(3)))
     written(folder, "pairs.tsv", map("\t".join, pairs(64)))
     (folder / "search.py").write_text(block("search-your-own-texts.md", "import sys\n"))
 

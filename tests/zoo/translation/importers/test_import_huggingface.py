@@ -34,6 +34,7 @@ LANGUAGES = {
     "madlad": ("", "de"),
 }
 FEW, MANY = 40, 500
+ROUNDED = 12  # draws of weights rounded otherwise
 
 
 class Original:
@@ -78,12 +79,21 @@ class Original:
 
     def undecided(self, text, found, beam, score):
         """Whether float32 cannot tell a translation from the original's: it is the one that transformers finds in
-        float64, or has the same score.
+        float64, or with weights that differ by roundings to float32, or has the same score.
         """
+        if score is not None and abs(found.score - score) < 1e-5:
+            return True
         self.model.double()
-        tokens, _, _ = self.generate([text], num_beams=beam)
+        weights = {name: value.clone() for name, value in self.model.state_dict().items()}
+        random = torch.Generator().manual_seed(0)
+        others = []
+        for rounding in (0.0, *ROUNDED * (torch.finfo(torch.float32).eps,)):
+            noise = {name: 1 + rounding * torch.randn(value.shape, generator=random) for name, value in weights.items()}
+            self.model.load_state_dict({name: value * noise[name] for name, value in weights.items()})
+            others += self.generate([text], num_beams=beam)[0]
+        self.model.load_state_dict(weights)
         self.model.float()
-        return tokens[0] == found.tokens or (score is not None and abs(found.score - score) < 1e-5)
+        return found.tokens in others
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +133,8 @@ def compare(original, count, beams, **options):
         if beam == 1:
             assert len({len(each) for each in wanted}) > 1
         else:
-            close([each.score for each in found], scores)  # those of ties, too
+            same = [i for i in range(count) if i not in other]
+            close([found[i].score for i in same], [scores[i] for i in same])
         if original.kind in ("m2m", "marian languages"):
             continue  # transformers writes the languages into the text there, where a random model has chosen one
         assert [each["translation"] for each in pipeline(texts[:5])] == [each.strip() for each in decoded[:5]]
