@@ -68,6 +68,24 @@ class Graph:
         return path
 
 
+def linear(g: Graph, x: str, shape: tuple[int, int]) -> str:
+    """MatMul by int8 weights [inputs, outputs] and a bias, as torch exports a layer of [n, H, W, C]."""
+    w = g.constant(g.rng.integers(-127, 128, shape).astype(np.int8))
+    scale = g.constant(g.rng.uniform(0.001, 0.003, shape[1]).astype(np.float32))
+    made = g.add("MatMul", [x, g.add("DequantizeLinear", [w, scale], axis=1)])
+    return g.add("Add", [made, g.constant(g.rng.normal(0, 0.3, shape[1]).astype(np.float32))])
+
+
+def weights(g: Graph, *shape: int, mean: float = 1.0) -> str:
+    """Float weights around a mean."""
+    return g.constant(g.rng.normal(mean, 0.2, shape).astype(np.float32))
+
+
+def gelu(g: Graph, x: str) -> str:
+    """GELU, from opset 20 on."""
+    return g.add("Gelu", [x])
+
+
 def results(path: Path, samples: Any) -> Any:
     """What onnxruntime computes."""
     return ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"image": samples})[0]

@@ -107,6 +107,7 @@ struct QuantizedAttention {
     } to_position, to_content;
     const int32_t *rows;                   // their row by distance, the middle for the query's own key
     int64_t row_count;
+    int64_t bias_row = -1;                 // from a query's bias to that of the next: back by a key, or on in a bias of [heads, queries, keys]
 };
 
 // The kernels of vectors/row_kernels.h, lowered for one instruction set.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from pipelines.graph import query
 from pipelines.kernels.arrays import Array
 from pipelines.kernels.images.mapping.functions import Functions
 from pipelines.kernels.images.mapping.qdq import input_at, real_constant, refused
-from pipelines.kernels.images.mapping.walk import Bytes, Pending
+from pipelines.kernels.images.mapping.walk import Bytes, Layer, Pending, channel_axis, layout_of
 from pipelines.kernels.images.operators import windows
 from pipelines.kernels.images.steps import (
     ChannelScale,
@@ -24,6 +25,7 @@ from pipelines.kernels.images.steps import (
     FloatDepthwise,
     FloatMean,
     FloatSum,
+    Gathering,
     Normalization,
     Operand,
     Pixels,
@@ -35,17 +37,26 @@ from pipelines.kernels.images.steps import (
 class FloatValues(Functions):
     """A walk that knows the operators on float tensors."""
 
+    @abstractmethod
+    def _layer_value(self, node: ir.Node, layer: Layer) -> Pending:
+        """The value of a layer."""
+
     def _operand(self, node: ir.Node, position: int = 0) -> tuple[Operand, Bytes | Pending]:
         """(an input of a float step, its value)."""
         value = node.inputs[position]
         found = None if value is None else self.values.get(value)
+        if not isinstance(found, Bytes | Pending):
+            raise refused(node, f"reads {'nothing' if value is None else value.name}, which has no native float form")
+        return self._operand_of(node, found), found
+
+    def _operand_of(self, node: ir.Node, found: Bytes | Pending) -> Operand:
         if isinstance(found, Bytes) and found.real and found.scale is not None:
             if isinstance(self.steps[0], Pixels) and self.steps[0].out == found.tensor:
                 raise refused(node, "reads the pixels of the input as floats")
-            return Operand(found.tensor, float(found.scale), found.zero), found
+            return Operand(found.tensor, float(found.scale), found.zero)
         if isinstance(found, Pending) and found.real is not None and (found.low, found.high) == (-np.inf, np.inf):
-            return Operand(found.real()), found
-        raise refused(node, f"reads {'nothing' if value is None else value.name}, which has no native float form")
+            return Operand(found.real())
+        raise refused(node, "reads a value that has no native float form")
 
     def _float_value(
         self,
@@ -57,11 +68,16 @@ class FloatValues(Functions):
         quantizes: bool = True,
         **layout: Any,
     ) -> None:
-        """The result of a float step, with the layout of `found`.
-
-        `add` makes the step that writes an operand, which may be bytes if the step quantizes.
-        """
+        """The result of a float step, with the layout of `found`, see `_float_pending`."""
         shared = not quantizes or len(node.outputs[0].uses()) > 1
+        layout = {"last": found.last, "flat": found.flat, "tokens": found.tokens} | layout
+        self.values[node.outputs[0]] = self._float_pending(shape, add, shared, **layout)
+
+    def _float_pending(self, shape: Shape, add: Callable[[Operand], Step], shared: bool, **layout: Any) -> Pending:
+        """A value that a step computes; `add` makes the step that writes an operand.
+
+        shared: Whether others read it as floats, or the step cannot write bytes.
+        """
 
         @functools.cache
         def real() -> int:
@@ -75,13 +91,43 @@ class FloatValues(Functions):
             self.steps.append(add(to) if x is None else FloatCopy(x, to))
             return self._clipped(to.tensor, low, high)
 
-        layout = {"last": found.last, "flat": found.flat} | layout
-        self.values[node.outputs[0]] = Pending(emit, shape, real=real, **layout)
+        return Pending(emit, shape, real=real, **layout)
+
+    def _elements(self, found: Bytes | Pending, layout: tuple[bool, bool, bool] | None = None) -> NDArray[np.int64]:
+        """The elements of a sample [height, width, channels] in the order of a layout, else of that of the value."""
+        height, width, channels = self._shape(found)
+        last, flat, tokens = layout or layout_of(found)
+        index = np.arange(height * width * channels).reshape(height, width, channels)
+        index = index if last else index.transpose(2, 0, 1)
+        if flat:
+            return index.reshape(1, -1)
+        if tokens:
+            return index.reshape(1, height * width, channels) if last else index.reshape(1, channels, -1)
+        return index[None]
+
+    def _add_constant(self, node: ir.Node, position: int) -> bool:
+        """Maps a sum with a constant that has a value per pixel and channel, such as embeddings of positions."""
+        other = input_at(node, 1 - position)
+        constant = None if other is None else real_constant(other)
+        x, found = self._operand(node, position)
+        elements, shape = self._elements(found), self._shape(found)
+        if constant is None or constant.ndim > elements.ndim or constant.shape[-1] != elements.shape[-1]:
+            return False
+        try:
+            values = np.broadcast_to(constant, elements.shape)
+        except ValueError:
+            return False
+        added = np.empty(elements.size, np.float32)
+        added[elements.ravel()] = values.ravel()
+        places = np.arange(shape[0] * shape[1]).reshape(shape[:2])
+        rows = added.reshape(-1, shape[2])
+        self._float_value(node, shape, lambda to: Gathering(x, to, places, rows), found)
+        return True
 
     def _layernormalization(self, node: ir.Node) -> None:
         x, found = self._operand(node)
         shape, channels = self._shape(found), self._shape(found)[2]
-        rank = 2 if found.flat else 4
+        rank = 2 if found.flat else 3 if found.tokens else 4
         over = node.attributes.get_int("axis", -1) % rank == rank - 1
         if not over or not (found.last or (found.flat and shape[:2] == (1, 1))) or len(node.outputs) > 1:
             raise refused(node, "is not over the channels of each pixel")
@@ -97,20 +143,28 @@ class FloatValues(Functions):
     def _float_add(self, node: ir.Node) -> None:
         (a, first), (b, second) = self._operand(node, 0), self._operand(node, 1)
         shape = self._shape(first)
-        if shape != self._shape(second) or (first.last, first.flat) != (second.last, second.flat):
+        if shape != self._shape(second) or layout_of(first) != layout_of(second):
             raise refused(node, "adds tensors of different shapes")
         self._float_value(node, shape, lambda to: FloatSum(a, b, to), first)
 
     def _float_mean(self, node: ir.Node, flat: bool) -> None:
         x, found = self._operand(node)
         shape = (1, 1, self._shape(found)[2])
-        self._float_value(node, shape, lambda to: FloatMean(x, to), found, quantizes=False, flat=flat)
+        self._float_value(
+            node,
+            shape,
+            lambda to: FloatMean(x, to),
+            found,
+            quantizes=False,
+            flat=flat,
+            tokens=found.tokens and not flat,
+        )
 
     def _float_depthwise(self, node: ir.Node, weight: NDArray[np.float32]) -> None:
         """weight: [channels, 1, kh, kw]."""
         x, found = self._operand(node)
         channels = self._shape(found)[2]
-        if found.last or found.flat or weight.shape[0] != channels:
+        if True in layout_of(found) or weight.shape[0] != channels:
             raise refused(node, "is not over [n, C, H, W]")
         bias = np.zeros(channels, np.float32) if input_at(node, 2) is None else query.constant(input_at(node, 2))
         if bias is None or bias.size != channels:
@@ -135,6 +189,9 @@ class FloatValues(Functions):
         """Maps a function of a float value; one of a single byte is a table."""
         positions = [at for at, value in enumerate(node.inputs) if value is not None and value in self.values]
         found = [self.values[node.inputs[at]] for at in positions]  # type: ignore[index]
+        alone = len(positions) == 1 and len(node.inputs) == 2 and node.op_type == "Add"
+        if alone and self._has_pixels(node, 1 - positions[0]) and self._add_constant(node, positions[0]):
+            return
         if not any(isinstance(each, Pending) and each.curve is None and each.real is not None for each in found):
             super()._function(node)
             return
@@ -154,7 +211,7 @@ class FloatValues(Functions):
         value = self.values[node.inputs[position]]  # type: ignore[index]
         assert isinstance(value, Pending)
         channels = value.shape[2]
-        constant = self._per_channel(node, 1 - position, channels, -1 if value.last or value.flat else -3)
+        constant = self._per_channel(node, 1 - position, channels, channel_axis(value))
         ones, zeros = np.ones(channels, np.float32), np.zeros(channels, np.float32)
         if node.op_type == "Mul" or (node.op_type == "Div" and position == 0):
             gain, bias = (constant if node.op_type == "Mul" else 1 / constant), zeros
@@ -166,13 +223,20 @@ class FloatValues(Functions):
         gain, bias = (np.ascontiguousarray(each, np.float32) for each in (gain, bias))
         unbounded = (value.low, value.high) == (-np.inf, np.inf)
         single = len(node.inputs[position].uses()) == 1  # type: ignore[union-attr]
-        folded = value.affine(gain, bias) if value.affine is not None and unbounded and single else None
+        folded = value.layer.scaled(gain, bias) if value.layer is not None and unbounded and single else None
         if folded is not None:
-            result = folded.result if value.result is not None else None
-            self.values[node.outputs[0]] = replace(folded, last=value.last, flat=value.flat, result=result)
+            found = self._layer_value(node, folded)
+            layout: dict[str, Any] = {"last": value.last, "flat": value.flat, "tokens": value.tokens}
+            self.values[node.outputs[0]] = replace(found, **layout, result=found.result if value.result else None)
             return
         x, _ = self._operand(node, position)
         self._float_value(node, value.shape, lambda to: ChannelScale(x, to, gain, bias), value)
+
+    def _has_pixels(self, node: ir.Node, position: int) -> bool:
+        """Whether a constant has more than one axis of several values."""
+        value = input_at(node, position)
+        constant = None if value is None else real_constant(value)
+        return constant is not None and sum(size > 1 for size in constant.shape) > 1
 
     def _per_channel(self, node: ir.Node, position: int, channels: int, axis: int) -> NDArray[np.float32]:
         """float32 [channels] of a constant with one value, or one per channel."""

@@ -14,14 +14,12 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import query
 from pipelines.kernels.arrays import Array
-from pipelines.kernels.images.mapping.floats import FloatValues
 from pipelines.kernels.images.mapping.functions import FUNCTIONS
-from pipelines.kernels.images.mapping.fuse import drop_unread, fuse_sums, renumbered
+from pipelines.kernels.images.mapping.fuse import drop_unread, fuse_floats, fuse_sums, renumbered
 from pipelines.kernels.images.mapping.qdq import (
     data_input,
     input_at,
@@ -30,7 +28,8 @@ from pipelines.kernels.images.mapping.qdq import (
     refused,
 )
 from pipelines.kernels.images.mapping.rest import Rest
-from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending
+from pipelines.kernels.images.mapping.views import ORDERS, View, Views
+from pipelines.kernels.images.mapping.walk import Bytes, Input, Layer, Pending, layout_of
 from pipelines.kernels.images.operators import ceil_mode_pads, windows
 from pipelines.kernels.images.program import ENDINGS, ImageProgram
 from pipelines.kernels.images.steps import (
@@ -90,7 +89,7 @@ def fix_sizes(model: ir.Model, sizes: Sequence[int] = ()) -> bool:
     return True
 
 
-class _Mapping(FloatValues):
+class _Mapping(Views):
     """The walk that makes a program."""
 
     def program(self) -> ImageProgram:
@@ -118,7 +117,7 @@ class _Mapping(FloatValues):
                 rest.take(node)
             elif rest.is_shape(node):
                 continue
-            elif any(value in self.values for value in node.inputs if value is not None):
+            elif self._is_view(node) or any(value in self.values for value in node.inputs if value is not None):
                 if node.op_type in ENDINGS and node.outputs[0] is found and len(self.main.outputs) == 1:
                     ending = node
                     break
@@ -126,6 +125,8 @@ class _Mapping(FloatValues):
                     self._map(node)
                 except RequestError as error:
                     rest.take(node, error)
+                if any(value in self.views for value in node.outputs):
+                    rest.defer(node)
         parts = self._parts(rest) if rest or len(self.main.outputs) > 1 else ()
         if parts:
             result_shape: tuple[int, ...] = (sum(int(np.prod(shape)) for _, shape in parts),)
@@ -133,6 +134,7 @@ class _Mapping(FloatValues):
             result_shape = self._end(ending.inputs[0] if ending is not None else found, ending)
         drop_unread(self.steps)
         fuse_sums(self.steps)
+        fuse_floats(self.steps)
         tensors, steps, floats = renumbered(self.tensors, self.steps, self.floats)
         return ImageProgram(
             str(self.input.name),
@@ -152,6 +154,25 @@ class _Mapping(FloatValues):
     def _map(self, node: ir.Node) -> None:
         if node.domain not in ("", "ai.onnx"):
             raise refused(node, f"of {node.domain} has no native form")
+        if self._is_view(node):
+            self._viewed(node)
+            return
+        try:
+            self._by_rule(node)
+        except RequestError as error:
+            value = node.inputs[0] if node.inputs else None
+            known = value is not None and isinstance(self.values.get(value), Bytes | Pending)
+            try:
+                if node.op_type == "Concat":
+                    self._token_concat(node)
+                elif node.op_type in ORDERS and known:
+                    self._viewed(node, error)
+                else:
+                    raise
+            except RequestError:
+                raise error from None
+
+    def _by_rule(self, node: ir.Node) -> None:
         rule = RULES.get(node.op_type)
         try:
             if rule is not None and not self._is_function(node):
@@ -174,6 +195,9 @@ class _Mapping(FloatValues):
         elif value is not None and self._is_dequantized(value):
             shape = self._result(value)
         else:
+            view = None if value is None else self.views.get(value)
+            if isinstance(view, View) and view.reason is not None:
+                raise view.reason
             raise RequestError(
                 f"the output {self.main.outputs[0].name} is neither the result of a layer nor a dequantized tensor"
             )
@@ -205,10 +229,8 @@ class _Mapping(FloatValues):
         """Adds the step that dequantizes a value to results; returns the shape of the results of a sample."""
         found = self.values[value]
         assert isinstance(found, Bytes) and found.scale is not None
-        height, width, channels = self.tensors[found.tensor]
         self.steps.append(Dequantize(found.tensor, float(found.scale), found.zero, found.last))
-        shape = (height, width, channels) if found.last else (channels, height, width)
-        return (height * width * channels,) if found.flat else shape
+        return self._elements(found).shape[1:]
 
     # ---------------------------------------------------------------------------------------------------------- layers
 
@@ -222,12 +244,11 @@ class _Mapping(FloatValues):
         biases -= x.zero * weight.astype(np.int64).sum(axis=(1, 2, 3))
         if np.abs(biases).max() >= 2**31:
             raise refused(node, "can overflow 32 bits")
-        self.values[node.outputs[0]] = self._sums(node, x, weight, scales, biases, geometry)
+        self.values[node.outputs[0]] = self._layer_value(node, Layer(x, weight, scales, biases, geometry))
 
-    def _sums(
-        self, node: ir.Node, x: Bytes, weight: Array, scales: Array, biases: Array, geometry: dict[str, Any]
-    ) -> Pending:
-        """The value of a layer: its int32 sums times their scales."""
+    def _layer_value(self, node: ir.Node, layer: Layer) -> Pending:
+        """The value of a layer."""
+        x, weight, scales, biases, geometry = layer.x, layer.weight, layer.scales, layer.biases, layer.geometry
         strides, pads = geometry.get("strides", (1, 1)), geometry.get("pads", (0, 0, 0, 0))
         kernel = weight.shape[1:3]
         counts = windows(self.tensors[x.tensor], kernel, strides, pads, geometry.get("dilations", (1, 1)))
@@ -241,8 +262,7 @@ class _Mapping(FloatValues):
 
         def step(out: int, scale: Array, zero: int = 0, low: int = 0, high: int = 255, *, floats: bool = False) -> None:
             bounds: dict[str, Any] = {"fill": x.zero, "zero": zero, "low": low, "high": high, "floats": floats}
-            layer = Convolution(x.tensor, out, weight, biases.astype(np.int32), scale, **geometry, **bounds)
-            self.steps.append(layer)
+            self.steps.append(Convolution(x.tensor, out, weight, biases.astype(np.int32), scale, **geometry, **bounds))
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
             out = self._new(shape)
@@ -261,16 +281,16 @@ class _Mapping(FloatValues):
             step(out, scales, floats=True)
             return out
 
-        def affine(gain: NDArray[np.float32], bias: NDArray[np.float32]) -> Pending | None:
-            if not gain.all():
-                return None
-            shifted = biases + np.rint(bias / (scales * gain).astype(np.float64))
-            if np.abs(shifted).max() >= 2**31:
-                return None
-            return self._sums(node, x, weight, scales * gain, shifted.astype(np.int64), geometry)
-
-        floats = None if depthwise else real
-        return Pending(emit, shape, last=last, flat=flat, result=result, real=floats, affine=affine)
+        return Pending(
+            emit,
+            shape,
+            last=last,
+            flat=flat,
+            tokens=linear and x.tokens,
+            layer=layer,
+            result=result,
+            real=None if depthwise else real,
+        )
 
     def _conv(self, node: ir.Node) -> None:
         constant = query.constant(input_at(node, 1))
@@ -280,7 +300,7 @@ class _Mapping(FloatValues):
             return
         x = self._read(node)
         weight, scale = int8_weight(node, 0)
-        if x.last or x.flat or weight.ndim != 4:
+        if True in layout_of(x) or weight.ndim != 4:
             raise refused(node, "is not over [n, C, H, W]")
         strides, pads, dilations = self._geometry(node)
         self._layer(
@@ -332,7 +352,7 @@ class _Mapping(FloatValues):
             self._float_add(node)
             return
         a, b = self._read(node, 0), self._read(node, 1)
-        if self.tensors[a.tensor] != self.tensors[b.tensor] or (a.last, a.flat) != (b.last, b.flat):
+        if self.tensors[a.tensor] != self.tensors[b.tensor] or layout_of(a) != layout_of(b):
             raise refused(node, "adds tensors of different shapes")
         assert a.scale is not None
         assert b.scale is not None
@@ -351,7 +371,9 @@ class _Mapping(FloatValues):
             self.steps.append(FloatSum(first, second, Operand(out)))
             return out
 
-        self.values[node.outputs[0]] = Pending(emit, self.tensors[a.tensor], last=a.last, flat=a.flat, real=real)
+        self.values[node.outputs[0]] = Pending(
+            emit, self.tensors[a.tensor], last=a.last, flat=a.flat, tokens=a.tokens, real=real
+        )
 
     # ----------------------------------------------------------------------------------------------------------- pools
 
@@ -360,7 +382,7 @@ class _Mapping(FloatValues):
         ints, dilations = node.attributes.get_ints, node.attributes.get_ints("dilations", [1, 1])
         if set(dilations) != {1} or len(ints("kernel_shape", [])) != 2:
             raise refused(node, "has dilations, or other than two axes")
-        if node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or x.last or x.flat:
+        if node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or True in layout_of(x):
             raise refused(node, "is not over [n, C, H, W], or sets auto_pad")
         kernel, strides, pads = (
             tuple(ints(key, default)) for key, default in (("kernel_shape", []), ("strides", [1, 1]), ("pads", [0] * 4))
@@ -396,7 +418,7 @@ class _Mapping(FloatValues):
 
     def _globalaveragepool(self, node: ir.Node) -> None:
         x = self.values[data_input(node)]
-        if isinstance(x, Input) or x.last or x.flat:
+        if isinstance(x, Input) or True in layout_of(x):
             raise refused(node, "is not over [n, C, H, W]")
         self._global_average(node, x, flat=False)
 
@@ -405,8 +427,9 @@ class _Mapping(FloatValues):
         if isinstance(x, Input):
             raise refused(node, "reads the input")
         axes = query.integers(node, "axes", 1)
-        spatial = [1, 2] if x.last else [2, 3]
-        if x.flat or axes is None or sorted(axis % 4 for axis in axes) != spatial:
+        rank = 3 if x.tokens else 4
+        spatial = [axis for axis in range(1, rank) if axis != (rank - 1 if x.last else 1)]
+        if x.flat or axes is None or sorted(axis % rank for axis in axes) != spatial:
             raise refused(node, "is not over height and width")
         self._global_average(node, x, flat=node.attributes.get_int("keepdims", 1) == 0)
 
@@ -416,6 +439,7 @@ class _Mapping(FloatValues):
             return
         x = self._read(node)
         height, width, channels = self.tensors[x.tensor]
+        tokens = x.tokens and not flat
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
             assert x.scale is not None
@@ -437,7 +461,9 @@ class _Mapping(FloatValues):
             self.steps.append(FloatMean(Operand(x.tensor, float(x.scale), x.zero), Operand(out)))
             return out
 
-        self.values[node.outputs[0]] = Pending(emit, (1, 1, channels), last=x.last, flat=flat, result=result, real=real)
+        self.values[node.outputs[0]] = Pending(
+            emit, (1, 1, channels), last=x.last, flat=flat, tokens=tokens, result=result, real=real
+        )
 
 
 # by ONNX operator; an operator without a rule is a function of single values, or stays float

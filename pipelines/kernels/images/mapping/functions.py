@@ -18,7 +18,7 @@ from pipelines.kernels.images.mapping.qdq import (
     quantized,
     refused,
 )
-from pipelines.kernels.images.mapping.walk import Bytes, Pending, Walk
+from pipelines.kernels.images.mapping.walk import Bytes, Pending, Walk, channel_axis, layout_of
 from pipelines.kernels.images.steps import Lookup, Product
 from pipelines.kernels.images.steps.elementwise import product, quantized_sum
 
@@ -62,8 +62,8 @@ class Functions(Walk):
         if self.tensors[a.tensor][:2] == (1, 1):
             a, b = b, a
         (base, of_a), (other, of_b) = (self._function_of(each.tensor) for each in (a, b))
-        same = base == other and (a.last, a.flat) == (b.last, b.flat)
-        alike = self.tensors[a.tensor] == self.tensors[b.tensor] and (a.last, a.flat) == (b.last, b.flat)
+        same = base == other and layout_of(a) == layout_of(b)
+        alike = self.tensors[a.tensor] == self.tensors[b.tensor] and layout_of(a) == layout_of(b)
         gated = not (a.flat or b.flat) and self.tensors[b.tensor] == (1, 1, self.tensors[a.tensor][2])
         if not (same or alike or gated):
             raise refused(node, "multiplies tensors of different shapes, neither of which is a pixel")
@@ -80,7 +80,7 @@ class Functions(Walk):
             self.steps.append(Product(a.tensor, b.tensor, out, *of))
             return out
 
-        self.values[node.outputs[0]] = Pending(emit, self.tensors[a.tensor], last=a.last, flat=a.flat)
+        self.values[node.outputs[0]] = Pending(emit, self.tensors[a.tensor], last=a.last, flat=a.flat, tokens=a.tokens)
 
     def _function_of(self, tensor: int) -> tuple[int, Array]:
         """(the tensor that determines this one byte by byte, the function as a table)."""
@@ -114,12 +114,12 @@ class Functions(Walk):
     def _function(self, node: ir.Node) -> None:
         """Maps a function of single values between two quantizations to a table, which onnxruntime computes."""
         curves = [self._curve(node, value) for value in node.inputs if value is not None and value in self.values]
-        (base, _, found), shapes = curves[0], {(each[0], each[2].last, each[2].flat) for each in curves}
+        (base, _, found), shapes = curves[0], {(each[0], *layout_of(each[2])) for each in curves}
         if len(shapes) != 1:
             raise refused(node, "is a function of several tensors")
         real = iter([each[1] for each in curves])
         arguments = [next(real) if value is not None and value in self.values else value for value in node.inputs]
-        axis = -1 if found.last or found.flat else -3
+        axis = channel_axis(found)
         values = evaluated(self.model, node, arguments, self.tensors[base][2], axis)
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
@@ -127,7 +127,9 @@ class Functions(Walk):
 
         curve = (base, values) if values.ndim == 1 else None
         shape = self.tensors[base]
-        self.values[node.outputs[0]] = Pending(emit, shape, last=found.last, flat=found.flat, curve=curve)
+        self.values[node.outputs[0]] = Pending(
+            emit, shape, last=found.last, flat=found.flat, tokens=found.tokens, curve=curve
+        )
 
     def _by_constant(self, node: ir.Node) -> bool:
         """Maps a sum or product with a constant of 8 bits to a table; False without one."""
@@ -136,7 +138,7 @@ class Functions(Walk):
             return False
         a = self._read(node, 1 - position)
         height, width, channels = self.tensors[a.tensor]
-        b, b_scale, b_zero = per_channel(node, position, channels, -1 if a.last or a.flat else -3)
+        b, b_scale, b_zero = per_channel(node, position, channels, channel_axis(a))
         base, table = self._function_of(a.tensor)
         assert a.scale is not None
         a_scale, a_zero = a.scale, a.zero
@@ -154,5 +156,5 @@ class Functions(Walk):
             total = quantized_sum((a_scale, b_scale), (a_zero, b_zero), scale, zero, low, high)
             return self._lookup(base, total.of(table, b))
 
-        self.values[node.outputs[0]] = Pending(emit, self.tensors[a.tensor], last=a.last, flat=a.flat)
+        self.values[node.outputs[0]] = Pending(emit, self.tensors[a.tensor], last=a.last, flat=a.flat, tokens=a.tokens)
         return True

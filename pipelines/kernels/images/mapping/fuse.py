@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pipelines.kernels.images.steps import Addition, Concatenation, Convolution, Operand, Shape, Step
+from pipelines.kernels.images.steps import (
+    Addition,
+    Concatenation,
+    Convolution,
+    FloatActivation,
+    FloatSum,
+    Operand,
+    Shape,
+    Step,
+)
 
-NUMBERED = ("x", "a", "b", "gate", "out", "to", "other")  # fields of steps that hold numbers of tensors
+NUMBERED = ("x", "a", "b", "gate", "out", "to", "other", "residual")  # fields of steps that hold numbers of tensors
 
 
 def drop_unread(steps: list[Step]) -> None:
@@ -49,6 +59,39 @@ def fuse_sums(steps: list[Step]) -> None:
         at = steps.index(addition)
         del steps[at]
         writers = {getattr(step, "out", -1): index for index, step in enumerate(steps)}
+
+
+def fuse_floats(steps: list[Step]) -> None:
+    """Fuses activations and sums of floats into the layers before them, in place.
+
+    The activation or sum must be the only reader of the layer's result, and the other summand must exist before.
+
+    Args:
+        steps: Steps of a program, in order.
+    """
+    readers = Counter(tensor for step in steps for tensor in step.reads())
+    writers = {getattr(step, "out", -1): step for step in steps}
+    for step in [each for each in steps if isinstance(each, FloatActivation | FloatSum)]:
+        operands = [step.x] if isinstance(step, FloatActivation) else [step.a, step.b]
+        places = [steps.index(writers[each.tensor]) for each in operands]
+        own = operands[places.index(max(places))]
+        layer = writers[own.tensor]
+        plain = isinstance(layer, Convolution) and layer.floats and layer.residual < 0
+        if not isinstance(layer, Convolution) or not plain or readers[own.tensor] != 1:
+            continue
+        if isinstance(step, FloatActivation):
+            if step.to.floats:
+                continue
+            ends: dict[str, Any] = {"floats": False, "activation": step.kind, "zero": step.to.zero}
+            ends["out_scale"] = step.to.scale
+        else:
+            other = step.b if own is step.a else step.a
+            if not (step.to.floats and other.floats):
+                continue
+            ends = {"residual": other.tensor}
+        at = steps.index(layer)
+        steps[at] = writers[step.out] = replace(layer, out=step.out, **ends)
+        steps.remove(step)
 
 
 def renumbered(

@@ -24,7 +24,7 @@ class Rest:
         self._model = model
         self._nodes: list[ir.Node] = []
         self._made: set[ir.Value] = set()
-        self._shapes: dict[ir.Value, ir.Node] = {}
+        self._deferred: dict[ir.Value, ir.Node] = {}
         self.reason: RequestError | None = None
 
     def __bool__(self) -> bool:
@@ -49,8 +49,8 @@ class Rest:
         self._nodes.append(node)
         self._made.update(node.outputs)
         for value in node.inputs:
-            if value in self._shapes and value not in self._made:
-                self.take(self._shapes[value])
+            if value in self._deferred and value not in self._made:
+                self.take(self._deferred[value])
 
     def is_shape(self, node: ir.Node) -> bool:
         """Returns whether a node computes sizes of values alone; it joins the remainder once that reads its result.
@@ -58,12 +58,20 @@ class Rest:
         Args:
             node: Operator of the graph.
         """
-        if not query.is_op(node, "Shape", "Size") and not any(value in self._shapes for value in node.inputs):
+        if not query.is_op(node, "Shape", "Size") and not any(value in self._deferred for value in node.inputs):
             return False
         if any(value.dtype != ir.DataType.INT64 for value in node.outputs):
             return False
-        self._shapes.update(dict.fromkeys(node.outputs, node))
+        self.defer(node)
         return True
+
+    def defer(self, node: ir.Node) -> None:
+        """Keeps a node that joins the remainder once that reads its result.
+
+        Args:
+            node: Operator of the graph.
+        """
+        self._deferred.update(dict.fromkeys(node.outputs, node))
 
     def weights(self) -> int:
         """Returns the number of elements of the remainder's constants, including int8 ones."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import query
+from pipelines.kernels.arrays import Array
 from pipelines.kernels.images.mapping.qdq import computed, data_input, input_at, qparams, quantized, refused
 from pipelines.kernels.images.steps import Concatenation, Lookup, Pixels, Resampling, Selection, Shape, Step
 
@@ -27,6 +28,7 @@ class Bytes:
         zero: Zero point.
         last: Whether its axes are [N, H, W, C].
         flat: Whether its axes are [N, H W C], in that order or [C, H, W].
+        tokens: Whether height and width are one axis, [N, H W, C] or [N, C, H W].
         real: Whether it is the output of a DequantizeLinear.
     """
 
@@ -35,7 +37,52 @@ class Bytes:
     zero: int = 0
     last: bool = False
     flat: bool = False
+    tokens: bool = False
     real: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A layer whose sums are not rounded yet: float32(sums + biases) scales.
+
+    Attributes:
+        x: What it reads.
+        weight: int8 [O, kh, kw, I].
+        scales: float32 [O].
+        biases: int64 [O], with the zero point of x.
+        geometry: Strides, pads, dilations and groups of a convolution.
+    """
+
+    x: Bytes
+    weight: Array
+    scales: Array
+    biases: NDArray[np.int64]
+    geometry: dict[str, Any]
+
+    def scaled(self, gain: NDArray[np.float32], bias: NDArray[np.float32]) -> Layer | None:
+        """Returns the layer of gain times the values plus bias; None where that cannot be computed.
+
+        Args:
+            gain: float32 [O].
+            bias: float32 [O].
+        """
+        if not gain.all():
+            return None
+        biases = self.biases + np.rint(bias / (self.scales * gain).astype(np.float64))
+        if not np.abs(biases).max() < 2**31:
+            return None
+        return replace(self, scales=self.scales * gain, biases=biases.astype(np.int64))
+
+    def chosen(self, outputs: NDArray[np.int64]) -> Layer:
+        """Returns the layer of some outputs; -1: a zero.
+
+        Args:
+            outputs: int64 [n].
+        """
+        none = outputs < 0
+        weight, scales, biases = self.weight[outputs], self.scales[outputs], self.biases[outputs]
+        weight[none], biases[none] = 0, 0
+        return replace(self, weight=weight, scales=scales, biases=biases)
 
 
 @dataclass(frozen=True)
@@ -49,10 +96,10 @@ class Pending:
         high: Upper bound of Relu and Clip.
         last: See `Bytes`.
         flat: See `Bytes`.
+        tokens: See `Bytes`.
+        layer: The layer that computes it, if one does.
         result: Adds the step that ends the program.
         real: Adds the steps that compute it as a tensor of floats, once; returns the tensor.
-        affine: (gain, bias) -> gain times the value plus bias, which have a value per channel; None where its layer
-            cannot compute that.
         curve: For a function of single bytes, their tensor and the float32 result of each byte.
     """
 
@@ -62,9 +109,10 @@ class Pending:
     high: float = np.inf
     last: bool = False
     flat: bool = False
+    tokens: bool = False
+    layer: Layer | None = None
     result: Callable[[], tuple[int, ...]] | None = None
     real: Callable[[], int] | None = None
-    affine: Callable[[NDArray[np.float32], NDArray[np.float32]], Pending | None] | None = None
     curve: tuple[int, NDArray[np.float32]] | None = None
 
 
@@ -149,7 +197,7 @@ class Walk:
             return
         if isinstance(found, Pending):
             tensor = self._requantized(found, scale, zero, 0, 255)
-            self.values[node.outputs[0]] = Bytes(tensor, scale, zero, found.last, found.flat)
+            self.values[node.outputs[0]] = Bytes(tensor, scale, zero, found.last, found.flat, found.tokens)
             return
         if not found.real or found.scale is None:
             raise refused(node, "quantizes a quantized value")
@@ -182,7 +230,7 @@ class Walk:
         parts = [self.values.get(value) if value is not None else None for value in node.inputs]
         joined = [each for each in parts if isinstance(each, Bytes | Pending)]
         axis = node.attributes.get_int("axis", 1)
-        kinds = {(each.last, each.flat, isinstance(each, Pending) or each.real) for each in joined}
+        kinds = {(*layout_of(each), isinstance(each, Pending) or each.real) for each in joined}
         if len(joined) != len(parts) or len(kinds) != 1:
             raise refused(node, "concatenates a float value")
         first, shapes = joined[0], [self._shape(each) for each in joined]
@@ -190,6 +238,8 @@ class Walk:
         pixels = all(shape[:2] == (1, 1) for shape in shapes)
         if axis % ranked != (3 if first.last and not first.flat else 1) or (first.flat and not pixels):
             raise refused(node, "does not concatenate channels")
+        if first.tokens:
+            raise refused(node, "concatenates tokens")
         if isinstance(first, Pending) or first.real:
 
             def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
@@ -258,8 +308,8 @@ class Walk:
     def _flattened(self, node: ir.Node, sizes: Sequence[int | str | None] | None = None, alone: bool = False) -> None:
         """All axes but the first as one, or a pixel's four axes again."""
         found = self.values[data_input(node)]
-        if isinstance(found, Input):
-            raise refused(node, "reshapes the input")
+        if isinstance(found, Input) or found.tokens:
+            raise refused(node, "reshapes the input, or tokens")
         pixel = isinstance(found, Pending) or self.tensors[found.tensor][:2] == (1, 1)
         if (
             isinstance(found, Pending)
@@ -323,8 +373,8 @@ class Walk:
     def _part(self, node: ir.Node, axis: int) -> Bytes | Pending:
         """The value to cut along this axis, which must be that of its channels."""
         found = self.values[data_input(node)]
-        if isinstance(found, Input) or (found.flat and self._shape(found)[:2] != (1, 1)):
-            raise refused(node, "slices the input or a flattened value")
+        if isinstance(found, Input) or found.tokens or (found.flat and self._shape(found)[:2] != (1, 1)):
+            raise refused(node, "slices the input, tokens or a flattened value")
         ranked = 2 if found.flat else 4
         if axis % ranked != (3 if found.last and not found.flat else 1):
             raise refused(node, "slices another axis than the channels")
@@ -370,7 +420,7 @@ class Walk:
     def _resize(self, node: ir.Node) -> None:
         """Maps resizing to nearest neighbours, which onnxruntime computes from ramps of indices."""
         found = self.values[data_input(node)]
-        if not isinstance(found, Bytes) or found.flat:
+        if not isinstance(found, Bytes) or found.flat or found.tokens:
             raise refused(node, "resizes a float or flattened value")
         if node.attributes.get_string("mode", "nearest") != "nearest":
             raise refused(node, "interpolates between pixels")
@@ -395,8 +445,8 @@ class Walk:
 
     def _transpose(self, node: ir.Node) -> None:
         found, order = self.values[data_input(node)], tuple(node.attributes.get_ints("perm", []))
-        if not isinstance(found, Input) and found.flat:
-            raise refused(node, "transposes a flattened value")
+        if not isinstance(found, Input) and (found.flat or found.tokens):
+            raise refused(node, "transposes a flattened value or tokens")
         to_last, to_first = order == (0, 2, 3, 1), order == (0, 3, 1, 2)
         if isinstance(found, Input):
             if not to_first or found.stored != found.last or found.fills:
@@ -409,6 +459,24 @@ class Walk:
         if isinstance(found, Pending):
             found = replace(found, result=None)  # which has the order of the layer
         self.values[node.outputs[0]] = replace(found, last=to_last)
+
+
+def layout_of(found: Bytes | Pending) -> tuple[bool, bool, bool]:
+    """Returns the order of a value's axes: `last`, `flat` and `tokens`.
+
+    Args:
+        found: The value.
+    """
+    return found.last, found.flat, found.tokens
+
+
+def channel_axis(found: Bytes | Pending) -> int:
+    """Returns the axis of a value's channels, from the end.
+
+    Args:
+        found: The value.
+    """
+    return -1 if found.last or found.flat else -2 if found.tokens else -3
 
 
 def _only_reader(node: ir.Node) -> ir.Node | None:

@@ -85,11 +85,11 @@ Bytes pack(const Array &weight, const Array &bias, const Array &scale, int64_t g
 
 void convolution(BoundNetwork &network, int64_t x, int64_t out, const Array &packed, const std::array<int64_t, 4> &weight_shape, int64_t groups,
                  int64_t pitch, Pair strides, Sides pads, Pair dilations, int32_t fill, int32_t zero, int32_t low, int32_t high,
-                 const std::optional<ByteSum> &sum, int64_t other, bool other_first) {
+                 const std::optional<ByteSum> &sum, int64_t other, bool other_first, int64_t residual, const std::string &activation, float scale) {
     const uint8_t *data = data_of<uint8_t>(packed, "packed", 1);
     const SumArguments adds = sum ? SumArguments{*sum, other, other_first} : SumArguments{};
     network.convolution(x, out, shape_of(weight_shape, groups, pitch, dilations[1] > 1), data, static_cast<int64_t>(packed.size()), strides, pads,
-                        dilations, fill, {zero, low, high}, sum ? &adds : nullptr);
+                        dilations, fill, {zero, low, high}, sum ? &adds : nullptr, {residual, activation_named(activation), scale});
     network.kept.push_back(packed);
 }
 
@@ -131,6 +131,22 @@ void activation(BoundNetwork &network, const Operands &x, const Operands &out, c
     network.activation(operand_of(x), operand_of(out), activation_named(kind));
 }
 
+void gathering(BoundNetwork &network, const Operands &x, const Operands &out, const std::vector<int64_t> &places, const std::optional<Array> &added) {
+    const int64_t channels = added ? static_cast<int64_t>(added->shape(added->ndim() - 1)) : 0;
+    const float *adds = added ? data_of<float>(*added, "added", 2) : nullptr;
+    if (added && (added->shape(0) != places.size() || channels != network.channels(std::get<0>(out)))) throw nb::value_error("what is added does not fit");
+    network.gathering(operand_of(x), operand_of(out), places, adds);
+}
+
+void attention(BoundNetwork &network, int64_t x, const Operands &out, int64_t heads, int64_t size, int64_t windows, const std::optional<Array> &bias) {
+    const float *biases = bias ? data_of<float>(*bias, "bias", 4) : nullptr;
+    const int64_t biased = bias ? static_cast<int64_t>(bias->shape(0)) : 0;
+    const int64_t tokens = network.pixels_in(x) / std::max<int64_t>(windows, 1);
+    if (bias && static_cast<int64_t>(bias->size()) != biased * heads * tokens * tokens)
+        throw nb::value_error("a bias does not fit the heads and tokens of a window");
+    network.attention(x, operand_of(out), heads, size, windows, biases, biased);
+}
+
 void float_depthwise(BoundNetwork &network, int64_t x, int64_t out, const Array &weight, const Array &bias, Pair strides, Sides pads, Pair dilations) {
     const float *weights = data_of<float>(weight, "weight", 3), *biases = data_of<float>(bias, "bias", 1);
     if (weight.shape(2) != bias.size()) throw nb::value_error("a convolution has a bias a channel");
@@ -155,7 +171,8 @@ void bind_image_network(nb::module_ &module) {
         .def("tensor", &BoundNetwork::tensor, "height"_a, "width"_a, "channels"_a, "pitch"_a)
         .def("pixels", &BoundNetwork::pixels, "out"_a, "channels"_a, "fills"_a, "last"_a, "floats"_a, "scale"_a, "zero"_a)
         .def("convolution", convolution, "x"_a, "out"_a, "packed"_a, "weight_shape"_a, "groups"_a, "pitch"_a, "strides"_a, "pads"_a,
-             "dilations"_a, "fill"_a, "zero"_a, "low"_a, "high"_a, "sum"_a.none(), "other"_a, "other_first"_a)
+             "dilations"_a, "fill"_a, "zero"_a, "low"_a, "high"_a, "sum"_a.none(), "other"_a, "other_first"_a,
+             "residual"_a, "activation"_a, "scale"_a)
         .def("addition", &BoundNetwork::addition, "a"_a, "b"_a, "out"_a, "sum"_a)
         .def("product", product, "x"_a, "gate"_a, "out"_a, "x_zero"_a, "gate_zero"_a, "x_scale"_a, "gate_scale"_a, "scale"_a, "zero"_a, "low"_a,
              "high"_a)
@@ -172,6 +189,8 @@ void bind_image_network(nb::module_ &module) {
                  n.float_sum(operand_of(a), operand_of(b), operand_of(out));
              }, "a"_a, "b"_a, "out"_a)
         .def("float_mean", [](BoundNetwork &n, const Operands &x, const Operands &out) { n.float_mean(operand_of(x), operand_of(out)); }, "x"_a, "out"_a)
+        .def("gathering", gathering, "x"_a, "out"_a, "places"_a, "added"_a.none())
+        .def("attention", attention, "x"_a, "out"_a, "heads"_a, "size"_a, "windows"_a, "bias"_a.none())
         .def("channel_scale", channel_scale, "x"_a, "out"_a, "gain"_a, "bias"_a)
         .def("activation", activation, "x"_a, "out"_a, "kind"_a)
         .def("layer_norm", layer_norm, "x"_a, "out"_a, "gain"_a, "bias"_a, "epsilon"_a)

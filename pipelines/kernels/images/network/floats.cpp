@@ -104,6 +104,80 @@ void Network::layer_norm(Operand x, Operand out, const float *gain, const float 
     });
 }
 
+void Network::gathering(Operand x, Operand out, const std::vector<int64_t> &places, const float *added) {
+    const Tensor &from = at(known(x.tensor, true, x.floats())), &to = at(known(out.tensor, false, out.floats()));
+    require(from.channels == to.channels && static_cast<int64_t>(places.size()) == to.height * to.width && from.pitch >= 16, "a gathering");
+    for (int64_t place : places) require(place >= -1 && place < from.height * from.width, "a gathering");
+    const int64_t pixel = round_up(to.channels, 16), a = x.tensor, b = out.tensor;
+    std::vector<float> adds;
+    for (int64_t i = 0; added && i < to.height * to.width; ++i) {
+        const std::vector<float> of = padded(added + i * to.channels, to.channels, 16);
+        adds.insert(adds.end(), of.begin(), of.end());
+    }
+    const bool copies = !added && x.scale == out.scale && x.zero == out.zero;
+    step(b, {a}, to.height, [=](const Sample &s, int64_t begin, int64_t end) {
+        const int64_t width = at(b).width, columns = at(a).width;
+        Buffer<float> found(copies || out.floats() ? 0 : width * pixel);
+        for (int64_t y = begin; y < end; ++y) {
+            uint8_t *row = s.pixel(at(b), y, 0);
+            float *floats = out.floats() ? reinterpret_cast<float *>(row) : found.data();
+            for (int64_t column = 0; column < width; ++column) {
+                const int64_t place = places[static_cast<size_t>(y * width + column)];
+                const uint8_t *source = place < 0 ? nullptr : s.pixel(at(a), place / columns, place % columns);
+                if (copies) {
+                    uint8_t *target = row + column * at(b).pitch;
+                    if (source) std::memcpy(target, source, static_cast<size_t>(at(b).pitch));
+                    else std::memset(target, out.zero, static_cast<size_t>(at(b).pitch));
+                    continue;
+                }
+                float *target = floats + column * pixel;
+                if (!source) std::fill_n(target, pixel, 0.0f);
+                else if (x.floats()) std::memcpy(target, source, static_cast<size_t>(pixel) * sizeof(float));
+                else isa_.images->dequantize(source, x.scale, x.zero, pixel, target);
+                if (added) isa_.images->add_floats(target, adds.data() + (y * width + column) * pixel, pixel, target);
+            }
+            if (copies) continue;
+            if (out.floats()) clear_tails(floats, at(b).channels, width);
+            else isa_.images->quantize(floats, out.scale, out.zero, width * pixel, row);
+        }
+    });
+}
+
+void Network::attention(int64_t x, Operand out, int64_t heads, int64_t size, int64_t windows, const float *bias, int64_t biased) {
+    const int64_t b = out.tensor, room = round_up(size, 16), height = at(known(x, true, true)).height, width = at(x).width;
+    require(heads >= 1 && size >= 1 && windows >= 1 && height * width % windows == 0 && at(x).channels == heads * 3 * room, "an attention");
+    require(at(known(b, false, out.floats())).height == height && at(b).width == width && at(b).channels == heads * size, "an attention");
+    for (int64_t tensor : {x, b}) {
+        require(at(tensor).borders == Sides{}, "an attention");
+        tensors_[static_cast<size_t>(tensor)].joined = true;
+    }
+    const int64_t tokens = height * width / windows;
+    require(biased == 0 || biased == 1 || biased == windows, "an attention");
+    const std::vector<float> biases(bias, bias + biased * heads * tokens * tokens);
+    step(b, {x}, windows * heads, [=](const Sample &s, int64_t begin, int64_t end) {
+        const int64_t pitch = at(b).pitch, pixel = at(x).channels;
+        Buffer<float> found(tokens * room);
+        for (int64_t r = begin; r < end; ++r) {
+            const int64_t first = r / heads * tokens, h = r % heads;
+            QuantizedAttention attention{};
+            attention.heads = attention.key_heads = 1, attention.size = room, attention.before = attention.after = tokens;
+            if (biased) attention.bias = biases.data() + (biased > 1 ? r : h) * tokens * tokens, attention.bias_row = tokens;
+            const auto *rows = reinterpret_cast<const float *>(s.pixel(at(x), 0, 0)) + first * pixel + h * 3 * room;
+            isa_.rows->quantized_attention(attention, rows, pixel, tokens, tokens, found.data(), room);
+            for (int64_t t = 0; t < tokens; ++t) {
+                uint8_t *target = s.pixel(at(b), 0, 0) + (first + t) * pitch;
+                if (!out.floats()) {
+                    isa_.images->quantize(found.data() + t * room, out.scale, out.zero, size, target + h * size);
+                    continue;
+                }
+                auto *floats = reinterpret_cast<float *>(target);
+                std::copy_n(found.data() + t * room, size, floats + h * size);
+                if (h == 0) std::fill(floats + heads * size, floats + pitch / 4, 0.0f);
+            }
+        }
+    });
+}
+
 void Network::float_mean(Operand x, Operand out) {
     const int64_t to = out.tensor;
     require(at(known(to, false, true)).height == 1 && at(to).width == 1 && at(known(x.tensor, true, x.floats())).channels == at(to).channels, "a mean");

@@ -11,6 +11,7 @@ namespace zoo {
 namespace {
 
 constexpr int64_t kPixels = 240;  // pixels per list of windows
+constexpr int64_t kFloats = 1 << 15;  // of results between a layer and its activation
 
 void require(bool fits, const char *what) {
     if (!fits) throw std::invalid_argument(std::string("the sizes of ") + what + " do not fit its tensors");
@@ -126,6 +127,7 @@ void Network::pad(int64_t x, Pair kernel, Pair strides, Pair dilations, Sides pa
     }
     for (size_t side = 0; side < 4; ++side) t.borders[side] = std::max(t.borders[side], pads[side]);
     if (pads == Sides{}) return;
+    require(!t.joined, "padding");
     require(fill >= 0 && fill <= 255 && (t.fill < 0 || t.fill == fill), "padding");
     t.fill = fill;
 }
@@ -160,7 +162,7 @@ void Network::pixels(int64_t out, int64_t channels, const std::vector<int64_t> &
 }
 
 void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape, const uint8_t *packed, int64_t bytes, Pair strides,
-                          Sides pads, Pair dilations, int32_t fill, Requantization of, const SumArguments *sum) {
+                          Sides pads, Pair dilations, int32_t fill, Requantization of, const SumArguments *sum, const FloatResults &ends) {
     const ConvolutionShape &c = shape;
     require(std::min({c.outputs, c.rows, c.columns, c.inputs, c.groups}) >= 1 && c.outputs % c.groups == 0, "a convolution");
     require(at(known(x, true)).channels == c.inputs * c.groups && at(x).pitch == c.pitch, "a convolution");
@@ -183,7 +185,13 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
     const auto window = [=](const Sample &s, int64_t y, int64_t column) {
         return s.pixel(at(x), y * strides[0] - pads[0], column * strides[1] - pads[1]);
     };
-    const bool real = out < 0 || at(out).floats();
+    const bool activates = ends.scale > 0, real = out < 0 || at(out).floats() || activates;
+    require(!activates || (out >= 0 && !at(out).floats() && !sum), "an activation");
+    if (ends.residual >= 0) {
+        require(out >= 0 && at(out).floats() && at(known(ends.residual, true, true)).height == height, "a sum");
+        require(at(ends.residual).width == width && at(ends.residual).channels == c.outputs, "a sum");
+        reads.push_back(ends.residual);
+    }
     if (c.depthwise() && !real) {
         step(out, reads, height, [=](const Sample &s, int64_t begin, int64_t end) {
             const Tensor &from = at(x), &to = at(out);
@@ -211,10 +219,11 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
         const uint8_t *in[kPixels], *other[kPixels], *moved[kPixels];
         uint8_t *to[kPixels], *shifted[kPixels];
         float *floats[kPixels];
-        Buffer<float> found(out < 0 ? kPixels * round_up(c.outputs, 16) : 0);
+        const int64_t whole = round_up(c.outputs, 16), most = activates ? std::clamp<int64_t>(kFloats / whole, 12, kPixels) / 12 * 12 : kPixels;
+        Buffer<float> found(out < 0 || activates ? most * whole : 0);
         const int64_t each = (end - begin) * width;  // pixels of a sample
         for (int64_t p = 0; p < count * each;) {
-            const int64_t n = std::min(kPixels, count * each - p);
+            const int64_t n = std::min(most, count * each - p);
             for (int64_t i = 0; i < n;) {
                 const Sample &s = samples[(p + i) / each];
                 const int64_t y = begin + (p + i) % each / width, column = (p + i) % width;
@@ -234,7 +243,8 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
                 for (int64_t i = 0; i < n && skip; ++i) moved[i] = in[i] + skip;
                 const uint8_t *const *windows = skip ? moved : in;
                 if (real) {
-                    for (int64_t i = 0; i < n; ++i) floats[i] = out < 0 ? found.data() + i * wide : reinterpret_cast<float *>(to[i]) + first;
+                    for (int64_t i = 0; i < n; ++i)
+                        floats[i] = out < 0 ? found.data() + i * wide : (activates ? found.data() + i * whole : reinterpret_cast<float *>(to[i])) + first;
                     isa_.images->dense_floats(layer, windows, floats, n);
                     for (int64_t i = 0; i < n && out < 0; ++i)
                         std::copy_n(floats[i], std::min(wide, c.outputs - first),
@@ -245,6 +255,15 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
                     isa_.images->dense(layer, windows, first ? shifted : to, summed ? other : nullptr, n);
                 }
                 weights += round_up(isa_.images->dense_bytes(c.stretches() * c.stretch(), wide), 64);
+            }
+            if (activates) {
+                isa_.rows->activate(ends.activation, found.data(), n * whole, found.data());
+                for (int64_t i = 0; i < n; ++i) isa_.images->quantize(found.data() + i * whole, ends.scale, of.zero, whole, to[i]);
+            }
+            for (int64_t i = 0; i < n && ends.residual >= 0; ++i) {
+                const int64_t y = begin + (p + i) % each / width, column = (p + i) % width;
+                const auto *added = reinterpret_cast<const float *>(samples[(p + i) / each].pixel(at(ends.residual), y, column));
+                isa_.images->add_floats(reinterpret_cast<const float *>(to[i]), added, whole, reinterpret_cast<float *>(to[i]));
             }
             p += n;
         }

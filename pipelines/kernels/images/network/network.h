@@ -54,6 +54,13 @@ struct SumArguments {
     bool other_first;
 };
 
+// What a layer of float32 results does with them: float32(sums) scale, plus the floats of `residual` or -1; or activated and quantized.
+struct FloatResults {
+    int64_t residual = -1;
+    Activation activation = Activation::kNone;
+    float scale = 0;  // of the bytes of an activation, else 0
+};
+
 class Network {
   public:
     explicit Network(const std::string &isa) : isa_(choose_isa(isa)) {}
@@ -61,10 +68,12 @@ class Network {
 
     // The next tensor. Sizes are checked in Python (images/program.py, images/steps/) and here, where memory depends on them: ValueError.
     int64_t tensor(int64_t height, int64_t width, int64_t channels, int64_t pitch);
+    int64_t channels(int64_t tensor) const { return tensors_.at(static_cast<size_t>(tensor)).channels; }
+    int64_t pixels_in(int64_t tensor) const { return tensors_.at(static_cast<size_t>(tensor)).height * tensors_.at(static_cast<size_t>(tensor)).width; }
     void pixels(int64_t out, int64_t channels, const std::vector<int64_t> &fills, bool last, bool floats, float scale, int32_t zero);
     // packed: see ConvolutionShape::pack; it must outlive the network. out -1: the results
     void convolution(int64_t x, int64_t out, const ConvolutionShape &, const uint8_t *packed, int64_t bytes, Pair strides, Sides pads,
-                     Pair dilations, int32_t fill, Requantization, const SumArguments *);
+                     Pair dilations, int32_t fill, Requantization, const SumArguments *, const FloatResults &);
     void product(int64_t x, int64_t gate, int64_t out, const ByteProduct &);
     void addition(int64_t a, int64_t b, int64_t out, const ByteSum &);
     void max_pool(int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads);
@@ -80,6 +89,11 @@ class Network {
     void channel_scale(Operand x, Operand out, const float *gain, const float *bias, int64_t channels);
     void activation(Operand x, Operand out, Activation);
     void layer_norm(Operand x, Operand out, const float *gain, const float *bias, int64_t channels, float epsilon);
+    // Pixels of x, or zeros where a place is -1, plus added [height, width, channels] of `out`, or null.
+    void gathering(Operand x, Operand out, const std::vector<int64_t> &places, const float *added);
+    // x: floats, in each head [query | key | value] of `size` columns, each padded with zeros to whole 16; windows follow each other. bias
+    // [biased, heads, tokens of a window, tokens of a window], biased: 1 for all windows alike, or windows; 0: none
+    void attention(int64_t x, Operand out, int64_t heads, int64_t size, int64_t windows, const float *bias, int64_t biased);
     void float_mean(Operand x, Operand out);  // out: floats
     // weight [rows, columns, channels]
     void float_depthwise(int64_t x, int64_t out, const float *weight, const float *bias, Pair kernel, int64_t channels, Pair strides, Sides pads,
@@ -102,6 +116,7 @@ class Network {
     struct Tensor {
         int64_t height, width, channels, pitch;
         Sides borders{};
+        bool joined = false;  // its pixels follow each other, without borders
         int32_t fill = -1;
         int64_t first = -1, last = -1;  // steps that write and last read it
         int64_t at = 0;                 // of its memory in the arena

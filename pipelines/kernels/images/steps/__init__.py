@@ -17,6 +17,7 @@ from pipelines.kernels.images.steps.floats import (
 )
 from pipelines.kernels.images.steps.layouts import Concatenation, Dequantize, Pixels, Resampling, Selection
 from pipelines.kernels.images.steps.pools import AveragePool, GlobalAverage, MaxPool
+from pipelines.kernels.images.steps.tokens import Attention, Gathering
 
 
 def _concrete(step: Any) -> list[type[Step]]:
@@ -31,6 +32,7 @@ __all__ = [
     "LARGEST",
     "STEPS",
     "Addition",
+    "Attention",
     "AveragePool",
     "ChannelScale",
     "Concatenation",
@@ -41,6 +43,7 @@ __all__ = [
     "FloatDepthwise",
     "FloatMean",
     "FloatSum",
+    "Gathering",
     "GlobalAverage",
     "Lookup",
     "MaxPool",

@@ -13,8 +13,10 @@ from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array, require
 from pipelines.kernels.extension import required
 from pipelines.kernels.images.operators import windows
-from pipelines.kernels.images.steps.base import LARGEST, Packing, Run, Step, bytes_fit, clipped, fits
+from pipelines.kernels.images.steps.base import LARGEST, Packing, Run, Step, bytes_fit, clipped, fits, quantized_pixels
 from pipelines.kernels.images.steps.elementwise import PackedSum, Sum, byte_sum
+from pipelines.kernels.transformer.operations.base import ACTIVATIONS
+from pipelines.kernels.transformer.reference.rows import activate
 
 if TYPE_CHECKING:
     from pipelines.kernels._native import ImageNetwork
@@ -35,7 +37,9 @@ class Convolution(Step):
         weight: int8 [O, kh, kw, C / groups].
         bias: int32 [O], with the input's zero point.
         scale: float32 [O]: s_x s_w / s_y, or s_x s_w.
-        floats: Whether `out` is a tensor of float32(acc) scale.
+        floats: Whether `out` is a tensor of float32(acc) scale, plus the float tensor `residual`, if it is not -1.
+        activation: If set, one of `ACTIVATIONS`: `out` gets activation(float32(acc) scale), quantized by `out_scale`
+            and `zero`.
         sum: If set, the result is the sum of the requantized bytes and the tensor `other`, which is a if `other_first`.
     """
 
@@ -56,6 +60,9 @@ class Convolution(Step):
     sum: Sum | None = None
     other: int = -1
     other_first: bool = False
+    residual: int = -1
+    activation: str = ""
+    out_scale: float = 0.0
     method: ClassVar[str] = "convolution"
 
     def check(self, program: ImageProgram, written: set[int]) -> None:
@@ -81,17 +88,22 @@ class Convolution(Step):
                 self.sum.check(self)
                 fits(self, program.read(self, self.other, written) == found)
             depthwise = inputs == 1 < self.groups
-            fits(self, not (self.floats and (self.sum is not None or depthwise)))
+            real = self.floats or bool(self.activation)
+            fits(self, not (real and (self.sum is not None or depthwise)))
+            fits(self, self.activation in ("", *ACTIVATIONS) and bool(self.activation) == (self.out_scale > 0))
+            fits(self, not (self.floats and self.activation) and np.isfinite(np.float32(self.out_scale)))
+            if self.residual >= 0:
+                fits(self, self.floats and program.read(self, self.residual, written, floats=True) == found)
             fits(self, program.write(self, self.out, written, self.floats) == found)
         reach = 255 * np.abs(self.weight.astype(np.int64)).sum(axis=(1, 2, 3)) + np.abs(self.bias.astype(np.int64))
         results = np.abs(self.scale.astype(np.float64)) * reach
-        rounds = self.out >= 0 and not self.floats
+        rounds = self.out >= 0 and not self.floats and not self.activation
         if reach.max() >= 2**31 or not (results.max() < 2**30 if rounds else np.isfinite(results).all()):
             raise RequestError("a convolution can overflow 32 bits")
 
     def reads(self) -> tuple[int, ...]:
         """See `Step`."""
-        return (self.x,) if self.sum is None else (self.x, self.other)
+        return (self.x, *((self.other,) if self.sum else ()), *((self.residual,) if self.residual >= 0 else ()))
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
@@ -100,7 +112,10 @@ class Convolution(Step):
             run.results.append(real.ravel())
             return
         if self.floats:
-            run.tensors[self.out] = real
+            run.tensors[self.out] = real if self.residual < 0 else real + run.tensors[self.residual]
+            return
+        if self.activation:
+            run.tensors[self.out] = quantized_pixels(activate(self.activation, real), self.out_scale, self.zero)
             return
         bytes_of = clipped(np.rint(real) + self.zero, self.low, self.high)
         if self.sum is not None:
@@ -124,7 +139,8 @@ class Convolution(Step):
         geometry = (tuple(self.weight.shape), self.groups, pitch, self.strides, self.pads, self.dilations)
         bounds = (self.zero, self.low, self.high)
         sums = (self.sum.packed() if self.sum else None, self.other, self.other_first)
-        return (self.x, self.out, packed, *geometry, self.fill, bounds, *sums)
+        ends = (self.residual, self.activation, self.out_scale)
+        return (self.x, self.out, packed, *geometry, self.fill, bounds, *sums, ends)
 
     @staticmethod
     def add_to(
@@ -143,9 +159,11 @@ class Convolution(Step):
         packed_sum: PackedSum | None,
         other: int,
         other_first: bool,
+        ends: tuple[int, str, float],
     ) -> None:
         """See `Step`."""
         zero, low, high = bounds
+        residual, activation, scale = ends
         network.convolution(
             x=x,
             out=out,
@@ -163,6 +181,9 @@ class Convolution(Step):
             sum=None if packed_sum is None else byte_sum(*packed_sum),
             other=other,
             other_first=other_first,
+            residual=residual,
+            activation=activation,
+            scale=scale,
         )
 
 

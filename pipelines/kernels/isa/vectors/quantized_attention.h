@@ -232,7 +232,7 @@ inline float weight_codes(float *scores, int64_t n, int64_t room, Code *codes) {
     return static_cast<float>(reduce<int32_t, kVecLanes>(total, [](auto a, auto b) { return a + b; }));
 }
 
-// Count queries from `first` on, rows of x, over the keys that any of them attends to; each has one or more. bias: that of the first query's own key, or null.
+// Count queries from `first` on, rows of x, over the keys that any of them attends to; each has one or more. bias: of the text's first query, see `bias_row`, or null.
 template <int Count>
 void attend(const QuantizedAttention &a, const Head &head, int64_t h, const float *x, int64_t stride, int64_t first, const float *bias, float *out,
             int64_t out_stride) {
@@ -264,7 +264,7 @@ void attend(const QuantizedAttention &a, const Head &head, int64_t h, const floa
         int64_t at = begin;
         for (; a.rows && at + 2 * kVecLanes <= begin + columns; at += 2 * kVecLanes) add_position_scores<2>(a, head, row, own, at, scores);
         for (; a.rows && at < begin + columns; at += kVecLanes) add_position_scores<1>(a, head, row, own, at, scores);
-        for (int64_t t = begin; bias && t < end; ++t) scores[t] = scores[t] + bias[t - own] * kLog2E;
+        for (int64_t t = begin; bias && t < end; ++t) scores[t] = scores[t] + bias[own * a.bias_row + t] * kLog2E;
         for (int64_t t = begin; t < own - a.before; ++t) scores[t] = -INFINITY;
         const int64_t last = end - own > a.after ? own + a.after + 1 : end;
         share[row] = 1.0f / weight_codes(scores + begin, last - begin, columns, head.weights + row * room) + (factor - factor);  // NaN of what is not finite
@@ -303,7 +303,7 @@ void quantized_attention(const QuantizedAttention &a, const float *x, int64_t st
             const float *key = x + (a.heads + h / group) * size;
             pack_head(a, h / group, key, key + a.key_heads * size, stride, head);
         }
-        const float *bias = a.bias ? a.bias + h * a.bias_stride + a.bias_stride / 2 : nullptr;
+        const float *bias = a.bias ? a.bias + h * a.bias_stride + (a.bias_row < 0 ? a.bias_stride / 2 : 0) : nullptr;
         const auto run = [&](auto function, int64_t i) {
             function(a, head, h, x + i * stride + h * size, stride, i, bias, out + i * out_stride + h * size, out_stride);
         };

@@ -69,7 +69,7 @@ def quantized_attention(x: Floats, operation: QuantizedAttention, attended: int 
 
     Args:
         x: [query | key | value], float32 `[n, (heads + 2 key_heads) size]`.
-        operation: The operation.
+        operation: The operation; its bias may have a value per pair, [heads, n, n].
         attended: How many of the first tokens are keys; None: all.
 
     Returns:
@@ -99,7 +99,9 @@ def quantized_attention(x: Floats, operation: QuantizedAttention, attended: int 
     for product in _position_scores(queries, keys, operation, distances):
         scores = scores + product
     if operation.bias is not None:
-        scores = scores + operation.bias[:, distances + operation.bias.shape[1] // 2] * LOG2_E
+        by_distance = operation.bias.ndim == 2
+        bias = operation.bias[:, distances + operation.bias.shape[1] // 2] if by_distance else operation.bias
+        scores = scores + bias * LOG2_E
     before, after = (n if side is None else side for side in (operation.before, operation.after))
     within = (distances >= -before) & (distances <= after)
     scores = np.where(within | ~within.any(axis=1, keepdims=True), scores, np.float32(-np.inf))

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.image_programs import program, same_bits
-from helpers.qdq_graphs import Graph, results
+from helpers.qdq_graphs import Graph, gelu, linear, results, weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import helper
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import io
@@ -89,18 +88,6 @@ def test_floats_and_bytes_are_told_apart() -> None:
             program(steps=[Pixels(0, last=True), step, Dequantize(1, 1, 0)], floats=frozenset(floats), **sizes)
 
 
-def linear(g: Graph, x: str, shape: tuple[int, int], x_scale: float) -> str:
-    """MatMul by int8 weights [inputs, outputs] and a bias, as torch exports a layer of [n, H, W, C]."""
-    w = g.constant(g.rng.integers(-127, 128, shape).astype(np.int8))
-    scale = g.constant(g.rng.uniform(0.001, 0.003, shape[1]).astype(np.float32))
-    made = g.add("MatMul", [x, g.add("DequantizeLinear", [w, scale], axis=1)])
-    return g.add("Add", [made, g.constant(g.rng.normal(0, 0.3, shape[1]).astype(np.float32))])
-
-
-def weights(g: Graph, *shape: int, mean: float = 1.0) -> str:
-    return g.constant(g.rng.normal(mean, 0.2, shape).astype(np.float32))
-
-
 def convnext(last: bool, channels: int = 24) -> tuple[Graph, str]:
     """Two blocks as timm exports them, or, with layers of [n, H, W, C], as torchvision does, pooled and normalized."""
     g = Graph()
@@ -113,8 +100,8 @@ def convnext(last: bool, channels: int = 24) -> tuple[Graph, str]:
         rows = g.add("Transpose", [deep], perm=[0, 2, 3, 1])
         rows = g.add("LayerNormalization", [rows, weights(g, channels), weights(g, channels, mean=0)], epsilon=1e-6)
         if last:
-            wide = linear(g, g.quantize(rows, 0.03, 125), (channels, 4 * channels), 0.03)
-            back = linear(g, g.quantize(gelu(g, wide), 0.02, 10), (4 * channels, channels), 0.02)
+            wide = linear(g, g.quantize(rows, 0.03, 125), (channels, 4 * channels))
+            back = linear(g, g.quantize(gelu(g, wide), 0.02, 10), (4 * channels, channels))
             back = g.add("Transpose", [back], perm=[0, 3, 1, 2])
             back = g.add("Mul", [weights(g, channels, 1, 1), back])
         else:
@@ -131,11 +118,6 @@ def convnext(last: bool, channels: int = 24) -> tuple[Graph, str]:
     )
     g.flat = g.layer("Gemm", flat, (5, channels), 0.03, transB=1)
     return g, g.flat
-
-
-def gelu(g: Graph, x: str) -> str:
-    g.nodes.append(helper.make_node("Gelu", [x], [f"v{len(g.nodes)}"]))
-    return g.nodes[-1].output[0]
 
 
 @pytest.mark.parametrize("last", [False, True])

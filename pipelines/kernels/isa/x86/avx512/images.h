@@ -179,30 +179,46 @@ void dense_tile(const Dense &d, const int8_t *w, const uint8_t *const *in, uint8
         finish([&](__m512i bytes, int r) ZOO_INLINE { return sum_of(bytes, load_panel<V>(others[r] + column)); });
 }
 
+// The same as floats. A vector of a panel has four channels of each quarter.
+template <int Rows, int V>
+void dense_tile(const Dense &d, const int8_t *w, const uint8_t *const *in, float *const *out, const uint8_t *const *, int64_t column) {
+    DenseSums<Rows, V> sums;
+    const int8_t *scales = sums.run(d, w, in);
+    unroll<V>([&](auto v) ZOO_INLINE {
+        const __m512 scale = _mm512_loadu_ps(scales + 64 * v.value);
+        unroll<Rows>([&](auto r) ZOO_INLINE {
+            const __m512 found = _mm512_mul_ps(_mm512_cvtepi32_ps(sums.at[r.value][v.value]), scale);
+            float *to = out[r.value] + column + 4 * v.value;
+            unroll<4>([&](auto quarter) ZOO_INLINE { _mm_storeu_ps(to + 4 * V * quarter.value, _mm512_extractf32x4_ps(found, quarter.value)); });
+        });
+    });
+}
+
 template <int V>
 constexpr int kTileRows = V == 4 ? 6 : V == 3 ? 8 : 12;
 
-template <int V, int Rows = kTileRows<V>>
-ZOO_INLINE inline void dense_rows(int64_t rows, const Dense &d, const int8_t *w, const uint8_t *const *in, uint8_t *const *out,
+template <int V, int Rows, class Out>
+ZOO_INLINE inline void dense_rows(int64_t rows, const Dense &d, const int8_t *w, const uint8_t *const *in, Out *const *out,
                                   const uint8_t *const *others, int64_t column) {
     if (rows == Rows) return dense_tile<Rows, V>(d, w, in, out, others, column);
     if constexpr (Rows > 1) dense_rows<V, Rows - 1>(rows, d, w, in, out, others, column);
 }
 
-template <int V>
-void dense_panel(const Dense &d, const int8_t *w, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others, int64_t n,
+template <int V, class Out>
+void dense_panel(const Dense &d, const int8_t *w, const uint8_t *const *in, Out *const *out, const uint8_t *const *others, int64_t n,
                  int64_t column) {
     const int64_t tiles = (n + kTileRows<V> - 1) / kTileRows<V>;  // of as equal heights as can be
     for (int64_t t = 0, first = 0; t < tiles; ++t) {
         const int64_t rows = n / tiles + (t < n % tiles);
-        dense_rows<V>(rows, d, w, in + first, out + first, others ? others + first : nullptr, column);
+        dense_rows<V, kTileRows<V>>(rows, d, w, in + first, out + first, others ? others + first : nullptr, column);
         first += rows;
     }
 }
 
-inline void dense(const Dense &d, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others, int64_t n) {
-    using Panel = decltype(&dense_panel<1>);
-    constexpr Panel panel[] = {nullptr, dense_panel<1>, dense_panel<2>, dense_panel<3>, dense_panel<4>};
+template <class Out>
+inline void dense_panels(const Dense &d, const uint8_t *const *in, Out *const *out, const uint8_t *const *others, int64_t n) {
+    using Panel = decltype(&dense_panel<1, Out>);
+    constexpr Panel panel[] = {nullptr, dense_panel<1, Out>, dense_panel<2, Out>, dense_panel<3, Out>, dense_panel<4, Out>};
     const Panels panels(d.outputs);
     const auto *w = static_cast<const int8_t *>(d.packed);
     int64_t column = 0;
@@ -213,31 +229,11 @@ inline void dense(const Dense &d, const uint8_t *const *in, uint8_t *const *out,
     }
 }
 
-template <int V>
-void floats_panel(const Dense &d, const int8_t *w, const uint8_t *const *in, float *const *out, int64_t n, int64_t column) {
-    for (int64_t p = 0; p < n; ++p) {
-        DenseSums<1, V> sums;
-        const int8_t *scales = sums.run(d, w, in + p);
-        float found[64];
-        unroll<V>([&](auto v) ZOO_INLINE {
-            _mm512_storeu_ps(found + 16 * v.value, _mm512_mul_ps(_mm512_cvtepi32_ps(sums.at[0][v.value]), _mm512_loadu_ps(scales + 64 * v.value)));
-        });
-        for (int64_t c = 0; c < 16 * V; ++c) out[p][column + c] = found[place(V, c)];
-    }
+inline void dense(const Dense &d, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others, int64_t n) {
+    dense_panels(d, in, out, others, n);
 }
 
-inline void dense_floats(const Dense &d, const uint8_t *const *in, float *const *out, int64_t n) {
-    using Panel = decltype(&floats_panel<1>);
-    constexpr Panel panel[] = {nullptr, floats_panel<1>, floats_panel<2>, floats_panel<3>, floats_panel<4>};
-    const Panels panels(d.outputs);
-    const auto *w = static_cast<const int8_t *>(d.packed);
-    int64_t column = 0;
-    for (int64_t p = 0; p < panels.count; ++p) {
-        const int64_t vectors = panels.vectors(p);
-        panel[vectors](d, w, in, out, n, column);
-        w += (d.stretches * d.stretch + 8) * 16 * vectors, column += 16 * vectors;
-    }
-}
+inline void dense_floats(const Dense &d, const uint8_t *const *in, float *const *out, int64_t n) { dense_panels(d, in, out, nullptr, n); }
 
 // Blocks of 64 channels: weights [groups][64][4], bias int32 [64], scale float [64], placed as those of a panel of four vectors.
 inline int64_t depthwise_bytes(int64_t groups, int64_t channels) { return (4 * groups + 8) * round_up(channels, 64); }

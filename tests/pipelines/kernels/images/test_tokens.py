@@ -1,0 +1,194 @@
+"""Vision transformers as image programs: tokens, attention over all of them or in windows, and near misses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.image_programs import program, same_bits
+from helpers.qdq_graphs import Graph, gelu, linear, results, weights
+
+from pipelines.core.errors import RequestError
+from pipelines.graph import io
+from pipelines.kernels import extension
+from pipelines.kernels.images import native, reference
+from pipelines.kernels.images.mapping.from_graph import image_program
+from pipelines.kernels.images.steps import (
+    Attention,
+    Convolution,
+    Dequantize,
+    FloatActivation,
+    FloatCopy,
+    FloatSum,
+    Gathering,
+    Operand,
+    Pixels,
+    Step,
+)
+
+pytestmark = pytest.mark.skipif(not extension.isas(), reason=f"no native kernels: {extension.missing()}")
+CHANNELS, HEADS, SIZE = 32, 2, 16
+
+
+@pytest.mark.parametrize("biased", [0, 1, 4])
+@pytest.mark.parametrize("size", [5, 16])
+def test_attention_in_windows(biased: int, size: int) -> None:
+    """Heads of any size, a bias of each pair or none, bytes and floats written, in windows whose pixels are gathered."""
+    rng = np.random.default_rng(size + biased)
+    heads, windows, tokens = 3, 4, 10
+    wide, bytes_in = heads * 3 * 16, Operand(0, 0.02, 120)
+    bias = rng.normal(0, 1, (biased, heads, tokens, tokens)).astype(np.float32) if biased else None
+    places = rng.permutation(5 * 8).reshape(windows, tokens)
+    back = np.append(rng.permutation(5 * 8)[:20], -1)[:, None]
+    steps: list[Any] = [
+        Pixels(0, last=True),
+        Gathering(bytes_in, Operand(1, 0.02, 120), places),
+        FloatCopy(Operand(1, 0.02, 120), Operand(2)),
+        Attention(2, Operand(3, 0.01, 125), heads, size, windows, bias),
+        Attention(2, Operand(4), heads, size, windows, bias),
+        FloatSum(Operand(3, 0.01, 125), Operand(4), Operand(5)),
+        Gathering(Operand(5), Operand(6, 0.02, 99), back, rng.normal(0, 1, (21, heads * size)).astype(np.float32)),
+        Dequantize(6, 0.25, 3),
+    ]
+    narrow = (windows, tokens, heads * size)
+    tensors = [(5, 8, wide), (windows, tokens, wide), (windows, tokens, wide), *[narrow] * 3, (21, 1, heads * size)]
+    made = program((5, 8, wide), tensors, steps, 21 * heads * size, floats=frozenset({2, 4, 5}))
+    same_bits(made, rng.integers(0, 256, (2, 5, 8, wide), dtype=np.uint8))
+
+
+def attention(g: Graph, x: str, merged: bool, tokens: int, bias: tuple[str, str] | None = None) -> str:
+    """Attention of tokens [n, tokens, C], quantized: one layer of queries, keys and values, or three."""
+    shape = g.constant(np.array([-1, tokens, *([3] if merged else []), HEADS, SIZE]))
+    if merged:
+        rows = g.add("Reshape", [linear(g, x, (CHANNELS, 3 * CHANNELS)), shape])
+        rows = g.quantize(g.add("Transpose", [rows], perm=[2, 0, 3, 1, 4]), 0.02, 128)
+        q, k, v = (g.add("Gather", [rows, g.constant(np.array(each))], axis=0) for each in range(3))
+    else:
+        parts = [g.add("Reshape", [linear(g, x, (CHANNELS, CHANNELS)), shape]) for _ in range(3)]
+        q, k, v = (g.quantize(g.add("Transpose", [part], perm=[0, 2, 1, 3]), 0.02, 128) for part in parts)
+    q = g.quantize(g.add("Mul", [q, g.constant(np.float32(SIZE**-0.5))]), 0.01, 128)
+    scores = g.add("MatMul", [q, g.add("Transpose", [k], perm=[0, 1, 3, 2])])
+    if bias is not None:
+        own, mask = bias
+        scores = g.add("Add", [scores, own])
+        five = g.add("Reshape", [scores, g.constant(np.array([-1, 4, HEADS, tokens, tokens]))])
+        scores = g.add("Reshape", [g.add("Add", [five, mask]), g.constant(np.array([-1, HEADS, tokens, tokens]))])
+    share = g.quantize(g.add("Softmax", [scores], axis=-1), 1 / 255, 0)
+    heads = g.quantize(g.add("MatMul", [share, v]), 0.02, 128)
+    rows = g.add("Transpose", [heads], perm=[0, 2, 1, 3])
+    return g.quantize(g.add("Reshape", [rows, g.constant(np.array([-1, tokens, CHANNELS]))]), 0.02, 128)
+
+
+def block(g: Graph, x: str, merged: bool, tokens: int) -> str:
+    """A block of a vision transformer, whose residual stays float."""
+    norm = g.add("LayerNormalization", [x, weights(g, CHANNELS), weights(g, CHANNELS, mean=0)])
+    mixed = attention(g, g.quantize(norm, 0.03, 125), merged, tokens)
+    x = g.add("Add", [x, linear(g, mixed, (CHANNELS, CHANNELS))])
+    norm = g.add("LayerNormalization", [x, weights(g, CHANNELS), weights(g, CHANNELS, mean=0)])
+    wide = gelu(g, linear(g, g.quantize(norm, 0.03, 125), (CHANNELS, 4 * CHANNELS)))
+    return g.add("Add", [linear(g, g.quantize(wide, 0.02, 10), (4 * CHANNELS, CHANNELS)), x])
+
+
+def check(g: Graph, path: Path, shape: list[int], share: float = 0.01) -> list[type[Step]]:
+    """The kinds of the program's steps; its results are close to ONNX Runtime's, of the same bits everywhere."""
+    made = image_program(io.load(path))
+    assert not made.rest
+    samples = g.rng.normal(0, 1, (2, *shape)).astype(np.float32)
+    found = np.stack([reference.run(made, each) for each in samples])
+    for isa in extension.isas():
+        for threads in (1, 2):
+            assert np.array_equal(native.pack(made, isa).open()(samples, threads), found)
+    wanted = np.concatenate([results(path, each[None]) for each in samples]).reshape(found.shape)
+    assert np.square(found - wanted).sum() < share * np.square(wanted - wanted.mean()).sum()
+    return [type(each) for each in made.steps]
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_a_vision_transformer_is_whole(merged: bool, tmp_path: Path) -> None:
+    """Patches, a token of the class or the mean of all, positions, and blocks as timm and transformers export them."""
+    g = Graph()
+    x = g.quantize(
+        g.layer("Conv", g.quantize("image", 0.02, 120), (CHANNELS, 3, 4, 4), 0.02, strides=[4, 4]), 0.03, 120
+    )
+    x = g.add("Transpose", [g.add("Reshape", [x, g.constant(np.array([0, CHANNELS, 16]))])], perm=[0, 2, 1])
+    if merged:
+        x = g.add("Concat", [weights(g, 1, 1, CHANNELS), x], axis=1)
+    x = g.add("Add", [x, weights(g, 1, 16 + merged, CHANNELS, mean=0)])
+    for _ in range(2):
+        x = block(g, x, merged, 16 + merged)
+    x = g.quantize(g.add("LayerNormalization", [x, weights(g, CHANNELS), weights(g, CHANNELS)]), 0.03, 125)
+    if merged:
+        first = g.add("Gather", [x, g.constant(np.array(0))], axis=1)
+    else:
+        first = g.quantize(g.add("ReduceMean", [x, g.constant(np.array([1]))], keepdims=0), 0.03, 125)
+    g.flat = g.layer("Gemm", first, (5, CHANNELS), 0.03, transB=1)
+    kinds = check(
+        g, g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=20, batch=1 if merged else "n"), [3, 16, 16]
+    )
+    assert kinds.count(Attention) == 2
+    assert FloatActivation not in kinds  # in the layers before them
+    assert FloatSum not in kinds
+    assert kinds.count(Convolution) == 2 + 2 * 4
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_attention_in_shifted_windows_is_whole(masked: bool, tmp_path: Path) -> None:
+    """A block of Swin: a roll, windows, biases of relative positions and a mask, and all that back."""
+    g = Graph()
+    x = g.quantize(
+        g.layer("Conv", g.quantize("image", 0.02, 120), (CHANNELS, 3, 2, 2), 0.02, strides=[2, 2]), 0.03, 120
+    )
+    x = g.add("Transpose", [x], perm=[0, 2, 3, 1])
+    norm = g.add("LayerNormalization", [x, weights(g, CHANNELS), weights(g, CHANNELS, mean=0)])
+    rows = rolled(g, g.quantize(norm, 0.03, 125), 2)
+    rows = g.add("Reshape", [rows, g.constant(np.array([-1, 2, 4, 2, 4, CHANNELS]))])
+    rows = g.add("Transpose", [rows], perm=[0, 1, 3, 2, 4, 5])
+    rows = g.add("Reshape", [rows, g.constant(np.array([-1, 16, CHANNELS]))])
+    mask = np.where(g.rng.random((1, 4, 1, 16, 16)) < 0.3, -100 if masked else 0, 0).astype(np.float32)
+    mixed = attention(g, rows, True, 16, (weights(g, 1, HEADS, 16, 16), g.constant(mask)))
+    back = linear(g, mixed, (CHANNELS, CHANNELS))
+    back = g.add("Reshape", [back, g.constant(np.array([-1, 2, 2, 4, 4, CHANNELS]))])
+    back = g.add("Transpose", [back], perm=[0, 1, 3, 2, 4, 5])
+    back = g.add("Reshape", [back, g.constant(np.array([-1, 8, 8, CHANNELS]))])
+    x = g.add("Add", [x, rolled(g, back, -2)])
+    x = g.add("LayerNormalization", [x, weights(g, CHANNELS), weights(g, CHANNELS)])
+    mean = g.quantize(g.add("ReduceMean", [x, g.constant(np.array([1, 2]))], keepdims=0), 0.03, 125)
+    g.flat = g.layer("Gemm", mean, (5, CHANNELS), 0.03, transB=1)
+    kinds = check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=20), [3, 16, 16])
+    assert kinds.count(Attention) == 1
+
+
+def rolled(g: Graph, x: str, by: int) -> str:
+    """torch.roll of both spatial axes, as it is exported."""
+    for axis in (1, 2):
+        ends = g.constant(np.array([9000]))
+        cut, along, none = (g.constant(np.array([each])) for each in (by, axis, 0))
+        x = g.add("Concat", [g.add("Slice", [x, cut, ends, along]), g.add("Slice", [x, none, cut, along])], axis=axis)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [("values", "values of another shape"), ("order", "heads are no columns"), ("softmax", "not over the keys")],
+)
+def test_near_misses_are_refused(kind: str, why: str, tmp_path: Path) -> None:
+    g = Graph()
+    x = g.quantize(
+        g.layer("Conv", g.quantize("image", 0.02, 120), (CHANNELS, 3, 4, 4), 0.02, strides=[4, 4]), 0.03, 120
+    )
+    x = g.add("Transpose", [g.add("Reshape", [x, g.constant(np.array([0, CHANNELS, 16]))])], perm=[0, 2, 1])
+    rows = linear(g, x, (CHANNELS, CHANNELS))
+    shape = [-1, HEADS, 16, SIZE] if kind == "order" else [-1, 16, HEADS, SIZE]
+    heads = g.add("Reshape", [rows, g.constant(np.array(shape))])
+    heads = heads if kind == "order" else g.add("Transpose", [heads], perm=[0, 2, 1, 3])
+    scores = g.add("MatMul", [heads, g.add("Transpose", [heads], perm=[0, 1, 3, 2])])
+    share = g.add("Softmax", [scores], axis=2 if kind == "softmax" else 3)
+    if kind == "values":
+        heads = g.add("Slice", [heads, *(g.constant(np.array([each])) for each in (0, 8, 3))])
+    found = g.add("Reshape", [g.add("MatMul", [share, heads]), g.constant(np.array([0, -1]))])
+    g.flat = g.layer("Gemm", g.quantize(found, 0.05, 120), (5, 256 if kind == "values" else 512), 0.05, transB=1)
+    path = g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=20)
+    with pytest.raises(RequestError, match=why):
+        image_program(io.load(path))
