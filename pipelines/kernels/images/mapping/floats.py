@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from pipelines.graph import query
 from pipelines.kernels.arrays import Array
 from pipelines.kernels.images.mapping.functions import Functions
-from pipelines.kernels.images.mapping.qdq import input_at, real_constant, refused
+from pipelines.kernels.images.mapping.qdq import evaluated, input_at, real_constant, refused
 from pipelines.kernels.images.mapping.walk import Bytes, Layer, Pending, channel_axis, layout_of
 from pipelines.kernels.images.operators import windows
 from pipelines.kernels.images.steps import (
@@ -32,6 +33,31 @@ from pipelines.kernels.images.steps import (
     Shape,
     Step,
 )
+
+GRID: NDArray[np.float32] = np.linspace(-12, 12, 1025, dtype=np.float32)  # by which functions are recognized
+ALIKE = 1e-5  # largest difference of two forms of a function
+
+
+@functools.cache
+def _activations() -> dict[str, NDArray[np.float32]]:
+    """Results of the native activations for `GRID`, as they are defined."""
+    x = GRID.astype(np.float64)
+    inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+    found = {
+        "gelu": x * (1 + np.array([math.erf(each / math.sqrt(2)) for each in x])) / 2,
+        "gelu_tanh": x * (1 + np.tanh(inner)) / 2,
+        "swish": x / (1 + np.exp(-x)),
+    }
+    return {kind: results.astype(np.float32) for kind, results in found.items()}
+
+
+def _unknown(node: ir.Node) -> Callable[[np.float32, int, int, int], int]:
+    """The error of a function that is no activation."""
+
+    def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
+        raise refused(node, "is a function of float values without a native form")
+
+    return emit
 
 
 class FloatValues(Functions):
@@ -192,19 +218,49 @@ class FloatValues(Functions):
         alone = len(positions) == 1 and len(node.inputs) == 2 and node.op_type == "Add"
         if alone and self._has_pixels(node, 1 - positions[0]) and self._add_constant(node, positions[0]):
             return
-        if not any(isinstance(each, Pending) and each.curve is None and each.real is not None for each in found):
+        if not any(isinstance(each, Pending) and each.curve is None and (each.real or each.trace) for each in found):
             super()._function(node)
             return
-        if len(found) == 2 and node.op_type == "Add":
+        trace = self._trace(node)
+        linear = len(found) == 1 and len(node.inputs) == 2 and node.op_type in ("Add", "Sub", "Mul", "Div")
+        if trace is not None and self._activated(node, *trace):
+            return
+        if len(found) == 2 and node.op_type == "Add" and trace is None:
             self._float_add(node)
-        elif len(found) == 1 and node.op_type == "Gelu":
-            x, value = self._operand(node)
-            kind = "gelu_tanh" if node.attributes.get_string("approximate", "none") == "tanh" else "gelu"
-            self._float_value(node, self._shape(value), lambda to: FloatActivation(x, to, kind), value)
-        elif len(found) == 1 and len(node.inputs) == 2 and node.op_type in ("Add", "Sub", "Mul", "Div"):
+        elif linear and isinstance(found[0], Pending) and found[0].real is not None:
             self._affine(node, positions[0])
+            made = self.values[node.outputs[0]]
+            assert isinstance(made, Pending)
+            self.values[node.outputs[0]] = replace(made, trace=trace)
+        elif trace is not None:
+            unfit: dict[str, Any] = {"result": None, "layer": None, "real": None}
+            self.values[node.outputs[0]] = replace(trace[0], emit=_unknown(node), trace=trace, **unfit)
         else:
             raise refused(node, "is a function of float values without a native form")
+
+    def _trace(self, node: ir.Node) -> tuple[Pending, NDArray[np.float32]] | None:
+        """(the float value that a node is a function of, the function's results for `GRID`)."""
+        found = [None if value is None else self.values.get(value) for value in node.inputs]
+        varying = [each for each in found if each is not None]
+        pending = [each for each in varying if isinstance(each, Pending) and each.curve is None]
+        traces = [each.trace or (each, GRID) for each in pending if (each.low, each.high) == (-np.inf, np.inf)]
+        if len(traces) != len(varying) or len({id(source) for source, _ in traces}) != 1:
+            return None
+        results = iter([each for _, each in traces])
+        arguments = [value if each is None else next(results) for each, value in zip(found, node.inputs, strict=True)]
+        constants = [real_constant(each) for each in arguments if isinstance(each, ir.Value)]
+        if any(each is None or each.size != 1 for each in constants):
+            return None
+        return traces[0][0], evaluated(self.model, node, arguments, 1, -1).reshape(GRID.shape)
+
+    def _activated(self, node: ir.Node, source: Pending, results: NDArray[np.float32]) -> bool:
+        """Maps a node to an activation whose results are these; False if there is none."""
+        kinds = [kind for kind, known in _activations().items() if np.abs(results - known).max() < ALIKE]
+        if not kinds:
+            return False
+        x = self._operand_of(node, source)
+        self._float_value(node, self._shape(source), lambda to: FloatActivation(x, to, kinds[0]), source)
+        return True
 
     def _affine(self, node: ir.Node, position: int) -> None:
         """Maps a sum or product of a float value with a constant per channel."""

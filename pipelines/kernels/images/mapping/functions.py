@@ -98,7 +98,7 @@ class Functions(Walk):
         if node.op_type not in ("Add", "Mul") or is_integer(node):
             return False
         inputs = [None if value is None else self.values.get(value) for value in node.inputs]
-        return any(each is None or (isinstance(each, Pending) and each.curve is not None) for each in inputs)
+        return any(each is None or (isinstance(each, Pending) and bool(each.curve or each.trace)) for each in inputs)
 
     def _curve(self, node: ir.Node, value: ir.Value) -> tuple[int, Array, Bytes | Pending]:
         """(the tensor that determines a value byte by byte, the float32 of each byte, the value)."""

@@ -100,6 +100,7 @@ class Pending:
         layer: The layer that computes it, if one does.
         result: Adds the step that ends the program.
         real: Adds the steps that compute it as a tensor of floats, once; returns the tensor.
+        trace: For a function of single values of a float value, that value and the function's results for `GRID`.
         curve: For a function of single bytes, their tensor and the float32 result of each byte.
     """
 
@@ -113,6 +114,7 @@ class Pending:
     layer: Layer | None = None
     result: Callable[[], tuple[int, ...]] | None = None
     real: Callable[[], int] | None = None
+    trace: tuple[Pending, NDArray[np.float32]] | None = None
     curve: tuple[int, NDArray[np.float32]] | None = None
 
 

@@ -136,6 +136,41 @@ def test_a_convnext_is_whole(last: bool, tmp_path: Path) -> None:
     assert np.square(found - wanted).sum() < 0.002 * np.square(wanted).sum()
 
 
+def function_of(g: Graph, x: str, form: str) -> str:
+    """A function as exporters write it of several operators."""
+    constant = lambda value: g.constant(np.float32(value))  # noqa: E731
+    match form:
+        case "gelu":
+            erf = g.add("Erf", [g.add("Div", [x, constant(np.sqrt(2))])])
+            return g.add("Mul", [g.add("Mul", [x, g.add("Add", [erf, constant(1)])]), constant(0.5)])
+        case "gelu_tanh":
+            cube = g.add("Mul", [g.add("Pow", [x, constant(3)]), constant(0.044715)])
+            inner = g.add("Mul", [g.add("Add", [x, cube]), constant(np.sqrt(2 / np.pi))])
+            return g.add("Mul", [constant(0.5), g.add("Mul", [x, g.add("Add", [g.add("Tanh", [inner]), constant(1)])])])
+        case "swish":
+            return g.add("Mul", [x, g.add("Sigmoid", [x])])
+    return g.add("Mul", [x, g.add("Exp", [x])])
+
+
+@pytest.mark.parametrize("form", ["gelu", "gelu_tanh", "swish", "other"])
+def test_functions_of_several_operators_are_recognized_by_their_values(form: str, tmp_path: Path) -> None:
+    g = Graph()
+    x = g.quantize(g.layer("Conv", g.quantize("image", 0.02, 120), (16, 3, 1, 1), 0.02), 0.03, 120)
+    wide = linear(g, g.add("Transpose", [x], perm=[0, 2, 3, 1]), (16, 24))
+    y = g.quantize(function_of(g, wide, form), 0.03, 20)
+    y = g.quantize(linear(g, y, (24, 8)), 0.05, 120)
+    path = g.save(tmp_path / "m.onnx", [3, 8, 6], y)
+    if form == "other":
+        with pytest.raises(RequestError, match="function of float values"):
+            image_program(io.load(path))
+        return
+    made = image_program(io.load(path))
+    assert [each.activation for each in made.steps if isinstance(each, Convolution)] == ["", form, ""]
+    samples = g.rng.normal(0, 1, (2, 3, 8, 6)).astype(np.float32)
+    found = np.stack([reference.run(made, each) for each in samples])
+    np.testing.assert_allclose(found.reshape(2, 8, 6, 8), results(path, samples), atol=0.0501)
+
+
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
