@@ -44,7 +44,7 @@ class FreeSizesError(RequestError):
 
 
 def store(source: Path, path: Path, sizes: Sequence[int] = ()) -> None:
-    """Writes the packed program of an ONNX file.
+    """Writes the packed program of an ONNX file, or none where no sizes are given and they are free.
 
     Args:
         source: ONNX file.
@@ -53,12 +53,9 @@ def store(source: Path, path: Path, sizes: Sequence[int] = ()) -> None:
 
     Raises:
         RequestError: The graph cannot be mapped; the message names the operator.
-        FreeSizesError: The graph can be mapped, but no sizes are given and they are free.
     """
     program, free = _mapped(source, sizes)
-    if free and not sizes:
-        raise FreeSizesError(f"the sizes of the input {program.input} of {source} are free")
-    program_file.save(path, (pack(program),), CLASSES, VERSION)
+    program_file.save(path, () if free and not sizes else (pack(program),), CLASSES, VERSION)
 
 
 def packed(path: Path, sizes: Sequence[int] = ()) -> PackedProgram:
@@ -70,12 +67,16 @@ def packed(path: Path, sizes: Sequence[int] = ()) -> PackedProgram:
 
     Raises:
         RequestError: The kernels are missing, or the graph cannot be mapped.
+        FreeSizesError: The graph can be mapped, but no sizes are given and they are free.
     """
     extension.required()
     form = f"images {VERSION} {extension.isas()[0]}{''.join(f' {size}' for size in sizes)}"
     make = functools.partial(store, sizes=sizes)
-    (program,) = program_file.load(derived(path, [], "images", form, make, SUFFIX), CLASSES, VERSION)
-    return program  # type: ignore[no-any-return]
+    programs = program_file.load(derived(path, [], "images", form, make, SUFFIX), CLASSES, VERSION)
+    if not programs:
+        raise FreeSizesError(f"the sizes of the input of {path} are free")
+    found: PackedProgram = programs[0]
+    return found
 
 
 def form(path: Path) -> dict[str, Any]:
