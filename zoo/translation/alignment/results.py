@@ -51,9 +51,12 @@ def line_results(
             each = each._replace(alignment=" ".join(f"{a}-{b}" for a, b in alignment.pairs()))
         if translator.word_scores:
             each = each._replace(word_scores=alignment.word_scores())
-        if line.markup is not None and not line.fault:
+        if line.markup is not None and _is_marked(line):
             each = each._replace(text=write_markup(line.markup, alignment))
         found[i] = each
+    for i, (line, _) in enumerate(pairs):
+        if line.markup is not None and not line.fault and not line.markup.nodes:
+            found[i] = found[i]._replace(text=line.markup.escape(found[i].text))
     return [found[i : i + best] for i in range(0, len(found), best)]
 
 
@@ -63,7 +66,7 @@ def _pairs(line: Line, parts: Sequence[Sequence[Hypothesis]], best: int) -> list
 
 
 def _is_marked(line: Line) -> bool:
-    return line.markup is not None and not line.fault and bool(line.markup.nodes or line.markup.handling)
+    return line.markup is not None and not line.fault and bool(line.markup.nodes)
 
 
 def _keep_placeholders(translator: TranslationPipeline, pairs: list[Pair], found: list[Translation]) -> None:

@@ -206,7 +206,7 @@ void Decoder::step(Workspace &work, const std::vector<Beam> &beams) const {
             for (int64_t r = first; r < first + count; ++r) {
                 auto &columns = work.taken_columns[static_cast<size_t>(r)];
                 columns.clear();
-                for (Workspace::Taken &each : work.taken[static_cast<size_t>(r)]) {
+                for (TokenRule &each : work.taken[static_cast<size_t>(r)]) {
                     if (!words) {
                         columns.push_back({each.token, &each.logit});
                     } else if (const auto at = std::lower_bound(words->begin(), words->end(), each.token); at != words->end() && *at == each.token) {

@@ -28,7 +28,7 @@ struct Sentence {
     std::vector<int32_t> tokens;                     // fed at every position, [limit, beam]
     std::vector<int32_t> prefix;                     // that the translation begins with
     int64_t uncounted = 0;                           // tokens of the prefix that have no part in its length
-    std::vector<int32_t> source_tokens;              // where a rule reads them
+    std::vector<int32_t> source_tokens;              // where a rule or a proposer reads them
     std::vector<std::vector<int32_t>> phrases;       // that the translation contains
     std::vector<double> scores;                      // [beams]
     struct Hypothesis {
@@ -44,7 +44,6 @@ struct Sentence {
     bool shares = false;                // those that sentences share, and `words` besides
     std::unique_ptr<RowLinear> words_layer;  // the vocabulary projection of `words`
     // For proposals, see search/speculation.h.
-    std::vector<int32_t> source;
     std::unique_ptr<Sentence> draft;  // in the draft's decoder; null: none
     int64_t last_row = -1;  // of the newest result in the step before
     int64_t matched = 0;    // tokens that copies follow, or kPrefix or kDrafted: where the proposed tokens are from
@@ -60,6 +59,13 @@ struct Beam {
 
 class Decoder;
 
+// A token that follows a row and whose score a rule changes.
+struct TokenRule {
+    int32_t token;
+    bool banned, penalized;
+    float logit = -INFINITY;  // -infinity: not among the sentence's words
+};
+
 // The memory in which one thread computes decoding steps of up to `rows` beams.
 struct Workspace {
     Workspace(const Decoder &decoder, int64_t rows, int64_t beam, int64_t top_k);
@@ -72,11 +78,7 @@ struct Workspace {
     Buffer<float> logits, top_values, exp_sums, maxima, no_cell;  // no_cell: zeros
     Buffer<int32_t> top_tokens;
     Buffer<double> log_sum_exp;
-    struct Taken {
-        int32_t token;
-        float logit;  // -infinity: not among the sentence's words
-    };
-    std::vector<std::vector<Taken>> taken;             // of each row the tokens, in order, that have no part in `top_tokens` and `log_sum_exp`
+    std::vector<std::vector<TokenRule>> taken;         // of each row the tokens, in order, that have no part in `top_tokens` and `log_sum_exp`
     std::vector<std::vector<RowLinear::Taken>> taken_columns;
     std::vector<const Float16 *> keys;                 // of every position, for self-attention
     Arena arena;                                       // of keys and values

@@ -66,16 +66,14 @@ void BeamSearch::list_rows() {
         for (int64_t slot = 0; slot < sentence->beams; ++slot) beams_.push_back({sentence.get(), slot});
         for (int64_t ahead = 1; ahead <= sentence->proposed; ++ahead) beams_.push_back({sentence.get(), 0, ahead});
     }
-    if (token_rules_.size() < beams_.size()) token_rules_.resize(beams_.size()), work_.taken.resize(beams_.size());
+    if (work_.taken.size() < beams_.size()) work_.taken.resize(beams_.size());
     std::vector<int32_t> tokens;
     for (size_t i = 0; i < beams_.size(); ++i) {
         Sentence &sentence = *beams_[i].sentence;
         sentence.position += beams_[i].ahead;
         if (rules_.reads_history(sentence)) tokens = history(sentence, beams_[i].slot);
-        rules_.list(sentence, sentence.position + 1, tokens, token_rules_[i]);
+        rules_.list(sentence, sentence.position + 1, tokens, work_.taken[i]);
         sentence.position -= beams_[i].ahead;
-        work_.taken[i].clear();
-        for (const TokenRule &rule : token_rules_[i]) work_.taken[i].push_back({rule.token, -INFINITY});
     }
 }
 
@@ -136,7 +134,8 @@ void BeamSearch::encode_next() {
             sentence->prefix.insert(sentence->prefix.end(), demands.prefix.begin(), demands.prefix.end());
             sentence->uncounted = static_cast<int64_t>(demands.prefix.size()), sentence->phrases = demands.phrases;
         }
-        if (options_.reads_source() && !sources.tokens.empty())
+        sentence->source_tokens.clear();
+        if ((options_.reads_source() || (proposer_ && proposer_->reads_source())) && !sources.tokens.empty())
             sentence->source_tokens.assign(sources.tokens.begin() + sources.first[at], sources.tokens.begin() + sources.first[at + 1]);
         if (options_.sample) sentence->key = sample_key(options_.seed, sentence->source_tokens);
         waiting_.push_back(std::move(sentence));
@@ -210,10 +209,9 @@ std::vector<int32_t> BeamSearch::history(const Sentence &sentence, int64_t slot)
 // Ranks the continuations of a beam, whose results are in `row`. As in transformers, rules see log probabilities, in greedy search logits.
 void BeamSearch::rank(int64_t slot, int64_t row) {
     std::vector<Continuation> &ranked = ranked_[static_cast<size_t>(slot)];
-    const std::vector<TokenRule> &rules = token_rules_[static_cast<size_t>(row)];
-    const std::vector<Workspace::Taken> &taken = work_.taken[static_cast<size_t>(row)];
+    const std::vector<TokenRule> &taken = work_.taken[static_cast<size_t>(row)];
     double norm = work_.log_sum_exp[row];
-    for (const Workspace::Taken &each : taken)
+    for (const TokenRule &each : taken)
         if (each.logit != -INFINITY) norm = log_add(norm, static_cast<double>(each.logit));
     if (!std::isfinite(norm)) throw std::runtime_error("the model computes NaN or infinite logits; check its weights");
     const double base = options_.beam > 1 && !options_.sample ? norm : 0.0;
@@ -223,10 +221,10 @@ void BeamSearch::rank(int64_t slot, int64_t row) {
         if (work_.top_tokens[at] >= 0 && work_.top_values[at] > kTaken)
             ranked.push_back({static_cast<double>(work_.top_values[at]) - base, work_.top_tokens[at]});
     const size_t unchanged = ranked.size();
-    for (size_t i = 0; i < taken.size(); ++i) {
-        if (rules[i].banned || taken[i].logit == -INFINITY) continue;
-        const double score = static_cast<double>(taken[i].logit) - base;
-        ranked.push_back({rules[i].penalized ? rules_.penalized(score) : score, taken[i].token});
+    for (const TokenRule &rule : taken) {
+        if (rule.banned || rule.logit == -INFINITY) continue;
+        const double score = static_cast<double>(rule.logit) - base;
+        ranked.push_back({rule.penalized ? rules_.penalized(score) : score, rule.token});
         if (options_.renormalize) total = log_add(total, ranked.back().score);
     }
     if (ranked.size() > unchanged)

@@ -114,7 +114,6 @@ class BeamSearch {
     std::vector<std::unique_ptr<Sentence>> live_, waiting_;
     std::vector<Beam> beams_;
     const ScoreRules rules_;
-    std::vector<std::vector<TokenRule>> token_rules_;  // of each row
     std::vector<Candidate> candidates_;
     struct Continuation {
         double score;  // log probability

@@ -24,12 +24,6 @@ struct SearchRules {
     bool draws_all() const { return sample && !top_k; }
 };
 
-// A token that follows a row and whose score a rule changes.
-struct TokenRule {
-    int32_t token;
-    bool banned, penalized;
-};
-
 // The token rules of the rows of a search.
 class ScoreRules {
   public:

@@ -122,8 +122,6 @@ void Proposer::begin(const std::vector<Sentence *> &sentences, const int32_t *to
     const bool drafts = draft_work_ && live <= kMaxDrafting && (tokens || speculation_.offsets_.empty());
     std::vector<Sentence *> drafted;
     for (Sentence *sentence : sentences) {
-        sentence->source.clear();
-        if (tokens && speculation_.copies_ && greedy_) sentence->source.assign(tokens, tokens + sentence->source_length);
         if (drafts) {
             begin_draft(*sentence, tokens);
             drafted.push_back(sentence->draft.get());
@@ -164,7 +162,7 @@ void Proposer::propose(const Workspace &work, const std::vector<std::unique_ptr<
         const int64_t prefix = static_cast<int64_t>(sentence->prefix.size()) - sentence->position;
         while (sentence->proposed < prefix && room(*sentence))
             add(*sentence, sentence->prefix[static_cast<size_t>(sentence->position + sentence->proposed)], Sentence::kPrefix);
-        if (prefix <= 0 && !sentence->source.empty()) propose_copies(*sentence, row / saved);
+        if (prefix <= 0 && reads_source() && !sentence->source_tokens.empty()) propose_copies(*sentence, row / saved);
     }
     if (speculation_.paused_ > 0) {
         --speculation_.paused_;
@@ -175,7 +173,7 @@ void Proposer::propose(const Workspace &work, const std::vector<std::unique_ptr<
 
 // What follows the newest tokens in the source; at first the source from its beginning.
 void Proposer::propose_copies(Sentence &sentence, double least) {
-    const std::vector<int32_t> &source = sentence.source;
+    const std::vector<int32_t> &source = sentence.source_tokens;
     const auto length = static_cast<int64_t>(source.size());
     int64_t begin = 0, matched = 0;
     for (int64_t at = 0; sentence.position && at + 1 < length; ++at) {

@@ -61,6 +61,8 @@ class Proposer {
     // greedy: whether more than the prefix is proposed.
     Proposer(const Speculation &speculation, const Decoder &decoder, bool greedy, int32_t end, const std::vector<int32_t> &banned);
     ~Proposer();
+    // Whether it proposes what follows in the source.
+    bool reads_source() const { return speculation_.copies_ && greedy_; }
     // New sentences, with their tokens, or null, and the encoder's results one after the other; live: sentences of the search.
     void begin(const std::vector<Sentence *> &sentences, const int32_t *tokens, const Rows &memory, int64_t live);
     void end(Sentence &sentence);

@@ -113,6 +113,13 @@ def test_plain_text_is_translated_as_without_the_option(opened):
     assert [each["score"] for each in bold] == [each["score"] for each in plain]
 
 
+def test_text_without_tags_is_escaped_and_not_aligned(opened, monkeypatch):
+    monkeypatch.setattr(opened.forced, "attention", None)  # which raises where it is called
+    plain = opened(["A man & a dog run."])[0]["translation"]
+    marked = opened(["A man &amp; a dog run.", "A man runs."], tag_handling="html")
+    assert marked[0]["translation"] == plain.replace("&", "&amp;")
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
