@@ -87,7 +87,7 @@ def import_model(
             origin = Repository.parse(str(source)).id
             details = {**details, "base_model": {"repository": origin, "commit": path.name}}
         if not keep_float:
-            of_weights = {name: value for name, value in given.items() if name not in importer.beside}
+            of_weights = {name: _found_anywhere(value) for name, value in given.items() if name not in importer.beside}
             details = {
                 **details,
                 SOURCE: {"model": _address(source, path), "format": recognized, "options": of_weights},
@@ -107,6 +107,11 @@ def import_model(
         **{key: each for key, each in details.items() if key not in ("preprocessing", SOURCE)},
         **{key: each for key, each in built.items() if key == "quality"},
     }
+
+
+def _found_anywhere(value: Any) -> Any:
+    """Returns the absolute path of a file, or another option as it is."""
+    return str(Path(value).resolve()) if isinstance(value, str) and Path(value).is_file() else value
 
 
 def _address(source: Model, path: Path) -> str:

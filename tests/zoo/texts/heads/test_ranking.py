@@ -140,6 +140,17 @@ def test_sequence_classifiers_with_a_template(tmp_path):
     assert np.allclose(found, expected, 0, 1e-5)
 
 
+def test_a_file_of_a_template_is_found_from_other_folders(tmp_path, monkeypatch):
+    write(tmp_path / "theirs")
+    (tmp_path / "pairs.jinja").write_text(TEMPLATE)
+    monkeypatch.chdir(tmp_path)
+    zoo.import_model("theirs", "ours", format="cross-encoder", template="pairs.jinja")
+    monkeypatch.chdir(tmp_path / "theirs")
+    for name in ("model.safetensors", "fp32.onnx", "rewritten.onnx"):
+        (tmp_path / "ours" / name).unlink(missing_ok=True)
+    assert len(zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")(PAIRS)) == len(PAIRS)  # by weights made again
+
+
 def test_native_int8_is_close(tmp_path):
     write(tmp_path / "theirs", template=TEMPLATE)
     exact = opened(tmp_path)
