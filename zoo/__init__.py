@@ -85,14 +85,14 @@ def load(model: str | Path) -> ModelFolder:
         RequestError: The name is unknown, or the folder holds no model.
     """
     from pipelines.core.errors import ZooError
-    from pipelines.models.folder import SOURCE, open_folder
+    from pipelines.models.folder import open_folder
     from pipelines.models.record import HALF
     from pipelines.models.stages import build
 
     model = located(model)
     if Path(model).is_dir():
         folder = open_folder(model, entry)
-        if SOURCE in folder.card.details:
+        if folder.source:
             restore = importlib.import_module("zoo.api.importing").restore
             folder = replace(folder, fetch=lambda file: restore(folder, file))
         return folder

@@ -69,9 +69,15 @@ class ModelFolder:
         return "structure" in self.card.details
 
     @property
+    def source(self) -> dict[str, Any]:
+        """The model that this one was imported from, as `zoo import` wrote it to the card; {} for none."""
+        named = self.card.details.get(SOURCE)
+        return named if isinstance(named, dict) and {"model", "format"} <= named.keys() else {}
+
+    @property
     def restorable(self) -> bool:
         """Whether the weights can be made again of the model that was imported."""
-        return SOURCE in self.card.details and self.fetch is not None and self.given(self.weights)
+        return bool(self.source) and self.fetch is not None and self.given(self.weights)
 
     @property
     def has_float(self) -> bool:

@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 import zoo
+from pipelines.core import files
 from pipelines.core.errors import RequestError
 from pipelines.models.record import read_record
 from zoo import api
@@ -89,6 +90,15 @@ def test_a_missing_or_other_source_is_one_line_and_int8_runs(imported, tmp_path)
     finally:
         shutil.rmtree(theirs, ignore_errors=True)
         moved.rename(theirs)
+
+
+def test_a_source_of_another_form_is_no_reason_to_remove_weights(imported, tmp_path):
+    folder = tmp_path / "folder"
+    shutil.copytree(imported[1], folder)
+    card = zoo.load(folder).card
+    assert zoo.load(folder).restorable
+    files.write_json(folder / "card.json", {**card.to_json(), "source": "https://example.com/model"})
+    assert not zoo.load(folder).restorable
 
 
 @pytest.mark.slow
