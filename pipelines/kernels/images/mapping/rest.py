@@ -58,9 +58,10 @@ class Rest:
         Args:
             node: Operator of the graph.
         """
-        if not query.is_op(node, "Shape", "Size") and not any(value in self._deferred for value in node.inputs):
+        sizes = query.is_op(node, "Shape", "Size")
+        if not sizes and not any(value in self._deferred for value in node.inputs):
             return False
-        if any(value.dtype != ir.DataType.INT64 for value in node.outputs):
+        if not sizes and any(value.dtype != ir.DataType.INT64 for value in node.outputs):
             return False
         self.defer(node)
         return True

@@ -359,7 +359,10 @@ class Views(FloatValues):
         """
         scale = np.array([factor, 1, 1], np.float32)
         layers = [source.layer if isinstance(source, Pending) else None for source in sources]
-        if None not in layers and len({id(each.x) for each in layers if each is not None}) == 1:
+        if (
+            None not in layers
+            and len({(each.x.tensor, each.x.scale, each.x.zero) for each in layers if each is not None}) == 1
+        ):
             parts = [
                 part.scaled(np.full(len(part.scales), factor, np.float32), np.zeros(len(part.scales), np.float32))
                 for part, factor in zip(layers, scale, strict=True)
@@ -408,11 +411,10 @@ def _token(value: ir.Value) -> Array | None:
     expand = value.producer()
     if expand is None or expand.op_type != "Expand":
         return real_constant(value)
-    constant, sizes = real_constant(data_input(expand)), query.shape_elements(input_at(expand, 1))
-    alike = constant is not None and sizes is not None and len(sizes) == constant.ndim
-    if constant is None or sizes is None or not alike or len(constant) != 1:
+    constant, sizes = real_constant(data_input(expand)), query.dimensions(value)
+    if constant is None or constant.ndim != 3 or len(constant) != 1:
         return None
-    same = all(size in (1, have) for size, have in zip(sizes[1:], constant.shape[1:], strict=True))
+    same = sizes is None or all(size in (None, have) for size, have in zip(sizes[1:], constant.shape[1:], strict=False))
     return constant if same else None
 
 

@@ -276,6 +276,9 @@ class Walk:
 
     def _pad(self, node: ir.Node) -> None:
         found, pads = self.values[data_input(node)], query.integers(node, "pads", 1)
+        if pads is not None and not any(pads):
+            self._identity(node)
+            return
         fill = query.scalar(input_at(node, 2)) if input_at(node, 2) is not None else 0.0
         if not isinstance(found, Input) or found.fills or self.reals or fill is None:
             raise refused(node, "pads more than the channels of the input")

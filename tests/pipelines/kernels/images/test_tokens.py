@@ -113,11 +113,14 @@ def test_a_vision_transformer_is_whole(merged: bool, tmp_path: Path) -> None:
         g.layer("Conv", g.quantize("image", 0.02, 120), (CHANNELS, 3, 4, 4), 0.02, strides=[4, 4]), 0.03, 120
     )
     x = g.add("Transpose", [g.add("Reshape", [x, g.constant(np.array([0, CHANNELS, 16]))])], perm=[0, 2, 1])
-    if merged:
-        x = g.add("Concat", [weights(g, 1, 1, CHANNELS), x], axis=1)
-    x = g.add("Add", [x, weights(g, 1, 16 + merged, CHANNELS, mean=0)])
+    token = weights(g, 1, 1, CHANNELS)
+    if not merged:  # one of each sample
+        count = g.add("Gather", [g.add("Shape", ["image"]), g.constant(np.array([0]))])
+        token = g.add("Expand", [token, g.add("Concat", [count, g.constant(np.array([1, 1]))], axis=0)])
+    x = g.add("Concat", [token, x], axis=1)
+    x = g.add("Add", [x, weights(g, 1, 17, CHANNELS, mean=0)])
     for _ in range(2):
-        x = block(g, x, merged, 16 + merged)
+        x = block(g, x, merged, 17)
     x = g.quantize(g.add("LayerNormalization", [x, weights(g, CHANNELS), weights(g, CHANNELS)]), 0.03, 125)
     if merged:
         first = g.add("Gather", [x, g.constant(np.array(0))], axis=1)
@@ -142,7 +145,8 @@ def test_attention_in_shifted_windows_is_whole(masked: bool, tmp_path: Path) -> 
     )
     x = g.add("Transpose", [x], perm=[0, 2, 3, 1])
     norm = g.add("LayerNormalization", [x, weights(g, CHANNELS), weights(g, CHANNELS, mean=0)])
-    rows = rolled(g, g.quantize(norm, 0.03, 125), 2)
+    padded = g.add("Pad", [g.quantize(norm, 0.03, 125), g.constant(np.zeros(8, np.int64))])  # of whole windows
+    rows = rolled(g, padded, 2)
     rows = g.add("Reshape", [rows, g.constant(np.array([-1, 2, 4, 2, 4, CHANNELS]))])
     rows = g.add("Transpose", [rows], perm=[0, 1, 3, 2, 4, 5])
     rows = g.add("Reshape", [rows, g.constant(np.array([-1, 16, CHANNELS]))])
