@@ -72,7 +72,7 @@ wheel: $(VENV)/bin/python
 sanitize: VENV := build/sanitize
 sanitize:
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) -C cmake.define.ZOO_SANITIZE=ON -C build-dir=$(VENV)/cmake -e ".[test]"
+	$(INSTALL) -C cmake.define.ZOO_SANITIZE=ON -C cmake.define.ZOO_MODELS=ON -C build-dir=$(VENV)/cmake -e ".[test]"
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
 		$(BIN)/python -m pytest --capture=sys tests/pipelines/kernels tests/faults/test_fuzz.py tests/faults/test_calls.py
 
@@ -87,5 +87,5 @@ $(VENV)/.runtime: $(BUILT) | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.development: $(BUILT) | $(VENV)/bin/python
-	$(INSTALL) -e ".[train,import,serve,test,docs]"
+	$(INSTALL) -C cmake.define.ZOO_MODELS=ON -e ".[train,import,serve,test,docs]"
 	touch $@ $(VENV)/.runtime

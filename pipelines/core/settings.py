@@ -1,8 +1,9 @@
 """The user's settings: environment variables, read at every call.
 
 `ZOO_HOME` is the cache, `ZOO_OFFLINE=1` forbids the network, `ZOO_TABLE_MEMORY` limits the memory for embedding tables,
-and `ZOO_MIRROR` is a folder or an http(s) base URL that is tried before the public addresses; it holds files flat under
-the names of the cards. `HF_ENDPOINT` is the address of the Hugging Face Hub.
+`ZOO_ISA` names the fastest instruction set that the native kernels may use, and `ZOO_MIRROR` is a folder or an http(s)
+base URL that is tried before the public addresses; it holds files flat under the names of the cards. `HF_ENDPOINT` is
+the address of the Hugging Face Hub.
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ def mirror() -> str | None:
 def endpoint() -> str:
     """Returns the address of the Hugging Face Hub, $HF_ENDPOINT if it is set."""
     return (os.environ.get("HF_ENDPOINT", "").strip() or "https://huggingface.co").rstrip("/")
+
+
+def isa() -> str:
+    """Returns $ZOO_ISA, the fastest instruction set that the native kernels may use; "" for any."""
+    return os.environ.get("ZOO_ISA", "")
 
 
 def table_memory() -> int | None:

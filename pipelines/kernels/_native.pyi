@@ -178,7 +178,16 @@ class ImageNetwork:
 
     def __call__(self, x: Annotated[NDArray, dict(device='cpu', writable=False)], threads: int = 1) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]: ...
 
-def isas() -> list[str]: ...
+def isas() -> list[str]:
+    """
+    Instruction sets of this build and CPU, fastest first, from the one that $ZOO_ISA names on; none where it is not there.
+    """
+
+def instruction_sets() -> list[tuple[str, str, bool, bool, bool]]:
+    """
+    All of this build, fastest first: name, what it needs of a CPU, whether it has VNNI, whether the CPU runs it, and whether it is in
+    isas() without being named.
+    """
 
 def csv_lines(columns: list) -> bytes:
     """
@@ -309,8 +318,7 @@ def distinct_positions(places: dict, ids: list, count: int) -> NDArray[numpy.int
 def top_k(queries: Annotated[NDArray[numpy.int8], dict(shape=(None, None), order='C', device='cpu', writable=False)], items: Annotated[NDArray[numpy.int8], dict(shape=(None, None), order='C', device='cpu', writable=False)], count: int, isa: str = '') -> tuple[NDArray[numpy.int64], NDArray[numpy.int32]]:
     """
     The rows of items (int8 [m, size]) with the largest dot products with each of queries (int8 [n, size]): (rows int64, products
-    int32, both [n, count]), by falling product, then rising row. Raises ValueError for other sizes, or an isa that the CPU has not:
-    avx512, avx2 or portable.
+    int32, both [n, count]), by falling product, then rising row. Raises ValueError for other sizes, or an isa that is not in isas().
     """
 
 class Layers:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, NamedTuple
 
+from pipelines.core import settings
 from pipelines.core.errors import RequestError
 
 
@@ -16,13 +17,55 @@ def native() -> Any:
         return None
 
 
-def isas() -> list[str]:
-    """Returns the instruction sets of this build and CPU, fastest first, among "amx", "avx512", "avx2", "portable".
+class InstructionSet(NamedTuple):
+    """An instruction set that the kernels were built for.
 
-    Without the extension the list is empty.
+    Attributes:
+        name: Its name, of a folder of pipelines/kernels/isa/.
+        needs: What it needs of a CPU.
+        vnni: Whether one instruction multiplies bytes and sums in 32 bits.
+        supported: Whether this CPU runs it.
+        listed: Whether it is used without being named; models of other instruction sets, for tests, are not.
+    """
+
+    name: str
+    needs: str
+    vnni: bool
+    supported: bool
+    listed: bool
+
+
+def isas() -> list[str]:
+    """Returns the instruction sets of this build and CPU, fastest first, such as "avx512", "avx2", "portable".
+
+    $ZOO_ISA excludes those before the one that it names. Without the extension the list is empty.
+
+    Raises:
+        RequestError: $ZOO_ISA is none of them.
     """
     module = native()
-    return list(module.isas()) if module is not None else []
+    if module is None:
+        return []
+    found = list(module.isas())
+    if not found:
+        known = ", ".join(each.name for each in instruction_sets() if each.supported and each.listed)
+        raise RequestError(f"found ZOO_ISA={settings.isa()}, expected an instruction set of this CPU: {known}")
+    return found
+
+
+def instruction_sets() -> list[InstructionSet]:
+    """Returns the instruction sets of this build, fastest first, whatever the CPU; none without the extension."""
+    module = native()
+    found: dict[str, InstructionSet] = {}
+    for each in map(InstructionSet._make, module.instruction_sets() if module is not None else []):
+        if each.name not in found or (each.supported and not found[each.name].supported):
+            found[each.name] = each  # a set may have two encodings
+    return list(found.values())
+
+
+def has_vnni() -> bool:
+    """Whether the kernels that run here multiply bytes by VNNI."""
+    return any(each.vnni for each in instruction_sets() if each.name in isas()[:1])
 
 
 def missing() -> str:

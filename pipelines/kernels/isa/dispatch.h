@@ -6,10 +6,13 @@
 
 namespace zoo {
 
-// The best version that this CPU runs, or the one called `name`; ValueError where there is none.
+// The best version that this CPU runs and $ZOO_ISA allows, or the one called `name`; ValueError where there is none.
 const Isa &choose_isa(const std::string &name);
 
 // The activation of this name, "" for none; ValueError where there is none.
 Activation activation_named(const std::string &name);
+
+// The vectors of that one, for code that is compiled for vectors alone.
+int64_t vector_bits(const std::string &name);
 
 }  // namespace zoo

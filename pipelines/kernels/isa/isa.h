@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "isa/late_interaction/kernels.h"
+#include "isa/retrieval/kernels.h"
 #include "isa/sequences/kernels.h"
 #include "isa/tables/kernels.h"
 
@@ -367,6 +368,10 @@ struct ImageKernels {
 // One instruction set's version of the kernels.
 struct Isa {
     const char *name;
+    const char *needs;     // of a CPU, for people
+    bool vnni;             // products of bytes are summed in 32 bits by one instruction
+    int64_t vector_bits;
+    bool listed = true;    // else it runs only where it is asked for by name
     bool (*supported)();
 
     int64_t (*packed_bytes)(int64_t inputs, int64_t outputs);
@@ -391,6 +396,7 @@ struct Isa {
     const TableKernels *tables;
     const SequenceKernels *sequences;
     const LateInteractionKernels *late_interaction;
+    const RetrievalKernels *retrieval;
 };
 
 #ifdef ZOO_SET
@@ -399,6 +405,7 @@ extern const Isa kIsa;
 extern const TableKernels kTables;
 extern const SequenceKernels kSequences;
 extern const LateInteractionKernels kLateInteraction;
+extern const RetrievalKernels kRetrieval;
 }  // namespace ZOO_SET
 #endif
 

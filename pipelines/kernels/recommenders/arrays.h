@@ -11,6 +11,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "isa/dispatch.h"
+
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 #define AVX2 __attribute__((target("avx2,bmi,popcnt")))
 #define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,bmi,popcnt,prefer-vector-width=512")))
@@ -23,19 +25,18 @@ template <class T> struct Versions {
 #if defined(__x86_64__)
     T avx2, avx512;
 #endif
-    // The quickest of them that the CPU runs, or the one named.
+    // That of the vectors of an instruction set.
     T of(const std::string &isa) const {
+        [[maybe_unused]] const int64_t vectors = zoo::vector_bits(isa);
 #if defined(__x86_64__)
-        const bool bits = __builtin_cpu_supports("bmi") && __builtin_cpu_supports("popcnt");
-        if ((isa.empty() || isa == "avx512" || isa == "amx") && bits && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        if (!__builtin_cpu_supports("bmi") || !__builtin_cpu_supports("popcnt"))
+            return portable;
+        if (vectors == 512)
             return avx512;
-        if ((isa.empty() || isa == "avx2") && bits && __builtin_cpu_supports("avx2"))
+        if (vectors == 256)
             return avx2;
 #endif
-        if (isa.empty() || isa == "portable")
-            return portable;
-        throw std::invalid_argument("this CPU does not run " + isa);
+        return portable;
     }
 };
 

@@ -4,9 +4,6 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 #include <algorithm>
 #include <cmath>
@@ -18,6 +15,7 @@
 #include <tuple>
 #include <vector>
 
+#include "isa/dispatch.h"
 #include "recommenders/arrays.h"
 
 namespace nb = nanobind;
@@ -28,104 +26,6 @@ namespace {
 using Codes = nb::ndarray<const int8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 constexpr int64_t ITEMS = 512; // whose products are computed before they are compared: they stay in the first cache
-
-// Products of one query with `count` rows: int8 values, so that pairs of products fit 32 bits by far.
-ALWAYS_INLINE void dots(const int8_t *__restrict query, const int8_t *__restrict rows, int64_t count, int64_t size, int32_t *__restrict out) {
-    for (int64_t i = 0; i < count; ++i) {
-        const int8_t *row = rows + i * size;
-        int32_t sum = 0;
-        for (int64_t j = 0; j < size; ++j)
-            sum += static_cast<int32_t>(static_cast<int16_t>(query[j])) * static_cast<int16_t>(row[j]);
-        out[i] = sum;
-    }
-}
-
-// Positions of the products above a limit, in order; returns their number.
-int64_t above_portable(const int32_t *products, int64_t count, int32_t limit, int32_t *positions) {
-    int64_t found = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        positions[found] = static_cast<int32_t>(i);
-        found += products[i] > limit;
-    }
-    return found;
-}
-
-using Above = int64_t (*)(const int32_t *, int64_t, int32_t, int32_t *);
-using Dots = void (*)(const int8_t *, const int8_t *, int64_t, int64_t, int32_t *);
-
-void dots_portable(const int8_t *query, const int8_t *rows, int64_t count, int64_t size, int32_t *out) {
-    dots(query, rows, count, size, out);
-}
-#if defined(__x86_64__)
-AVX2 void dots_avx2(const int8_t *query, const int8_t *rows, int64_t count, int64_t size, int32_t *out) {
-    dots(query, rows, count, size, out);
-}
-AVX512 void dots_avx512(const int8_t *query, const int8_t *rows, int64_t count, int64_t size, int32_t *out) {
-    dots(query, rows, count, size, out);
-}
-constexpr clicks::Versions<Dots> versions{dots_portable, dots_avx2, dots_avx512};
-
-#define VNNI __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,prefer-vector-width=512")))
-
-// Sums of products of a row, + 128 a value, with the query, in sixteen lanes.
-VNNI inline __m512i lanes_of(const int8_t *query, const int8_t *row, int64_t whole, __mmask64 tail) {
-    const __m512i shift = _mm512_set1_epi8(-128);
-    __m512i sum = _mm512_setzero_si512();
-    for (int64_t j = 0; j < whole; j += 64)
-        sum = _mm512_dpbusd_epi32(sum, _mm512_xor_si512(_mm512_loadu_si512(row + j), shift), _mm512_loadu_si512(query + j));
-    if (tail)
-        sum = _mm512_dpbusd_epi32(sum, _mm512_xor_si512(_mm512_maskz_loadu_epi8(tail, row + whole), shift), _mm512_maskz_loadu_epi8(tail, query + whole));
-    return sum;
-}
-
-VNNI inline __m512i joined(__m512i a, __m512i b) { return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b)); }
-
-VNNI void dots_vnni(const int8_t *query, const int8_t *rows, int64_t count, int64_t size, int32_t *out) {
-    const int64_t whole = size / 64 * 64;
-    const __mmask64 tail = size > whole ? ~uint64_t{0} >> (64 - (size - whole)) : 0;
-    int32_t shifted = 0; // what 128 in every value of a row adds
-    for (int64_t j = 0; j < size; ++j)
-        shifted += 128 * query[j];
-    const __m128i less = _mm_set1_epi32(shifted);
-    int64_t i = 0;
-    for (; i + 4 <= count; i += 4, rows += 4 * size) {
-        const __m512i ab = joined(lanes_of(query, rows, whole, tail), lanes_of(query, rows + size, whole, tail));
-        const __m512i cd = joined(lanes_of(query, rows + 2 * size, whole, tail), lanes_of(query, rows + 3 * size, whole, tail));
-        const __m512i all = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
-        const __m256i two = _mm256_add_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
-        const __m128i one = _mm_add_epi32(_mm256_castsi256_si128(two), _mm256_extracti128_si256(two, 1));
-        _mm_storeu_si128(reinterpret_cast<__m128i *>(out + i), _mm_sub_epi32(one, less));
-    }
-    for (; i < count; ++i, rows += size)
-        out[i] = _mm512_reduce_add_epi32(lanes_of(query, rows, whole, tail)) - shifted;
-}
-
-AVX512 int64_t above_avx512(const int32_t *products, int64_t count, int32_t limit, int32_t *positions) {
-    int64_t found = 0;
-    __m512i position = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    for (int64_t i = 0; i < count; i += 16, position = _mm512_add_epi32(position, _mm512_set1_epi32(16))) {
-        const __mmask16 here = static_cast<__mmask16>(count - i >= 16 ? 0xFFFF : (1 << (count - i)) - 1);
-        const __mmask16 mask = _mm512_mask_cmpgt_epi32_mask(here, _mm512_maskz_loadu_epi32(here, products + i), _mm512_set1_epi32(limit));
-        if (!mask)
-            continue;
-        _mm512_mask_compressstoreu_epi32(positions + found, mask, position);
-        found += __builtin_popcount(mask);
-    }
-    return found;
-}
-
-Above above_of(Dots dots) { return dots == dots_avx512 || dots == dots_vnni ? above_avx512 : above_portable; }
-
-// The quickest of them that the CPU runs, or the one named.
-Dots dots_of(const std::string &isa) {
-    const Dots found = versions.of(isa);
-    return found == dots_avx512 && __builtin_cpu_supports("avx512vnni") ? dots_vnni : found;
-}
-#else
-constexpr clicks::Versions<Dots> versions{dots_portable};
-Dots dots_of(const std::string &isa) { return versions.of(isa); }
-Above above_of(Dots) { return above_portable; }
-#endif
 
 template <class T> struct HitOf {
     T product;
@@ -143,13 +43,12 @@ std::tuple<nb::ndarray<nb::numpy, int64_t>, nb::ndarray<nb::numpy, int32_t>> top
         throw std::invalid_argument("expected queries and items of one size, 1 to 65536");
     if (count < 1 || count > m)
         throw std::invalid_argument("expected 1 to as many results as there are items");
-    const Dots products = dots_of(isa);
+    const zoo::RetrievalKernels &kernels = *zoo::choose_isa(isa).retrieval;
     std::unique_ptr<int64_t[]> best(new int64_t[n * count]);
     std::unique_ptr<int32_t[]> scores(new int32_t[n * count]);
     {
         nb::gil_scoped_release released;
         constexpr int64_t TOGETHER = 16; // queries that read a block of items while it is in the cache
-        const Above above = above_of(products);
         int32_t block_products[ITEMS], positions[ITEMS];
         std::vector<std::vector<Hit>> heaps(std::min(n, TOGETHER));
         for (int64_t first = 0; first < n; first += TOGETHER) {
@@ -159,14 +58,14 @@ std::tuple<nb::ndarray<nb::numpy, int64_t>, nb::ndarray<nb::numpy, int32_t>> top
             for (int64_t at = 0; at < m; at += ITEMS) {
                 const int64_t here = std::min(ITEMS, m - at);
                 for (int64_t q = 0; q < queries_here; ++q) {
-                    products(queries.data() + (first + q) * size, items.data() + at * size, here, size, block_products);
+                    kernels.dots(queries.data() + (first + q) * size, items.data() + at * size, here, size, block_products);
                     auto &heap = heaps[q];
                     int64_t i = 0;
                     for (; i < here && static_cast<int64_t>(heap.size()) < count; ++i) {
                         heap.push_back({block_products[i], at + i});
                         std::push_heap(heap.begin(), heap.end(), before<int32_t>);
                     }
-                    const int64_t found = i == here ? 0 : above(block_products + i, here - i, heap.front().product, positions);
+                    const int64_t found = i == here ? 0 : kernels.above(block_products + i, here - i, heap.front().product, positions);
                     for (int64_t k = 0; k < found; ++k) {
                         const Hit hit{block_products[i + positions[k]], at + i + positions[k]};
                         if (hit.product <= heap.front().product)
@@ -256,6 +155,5 @@ void bind_top_k(nb::module_ &module) {
     module.def(
         "top_k", &top_k, nb::arg("queries"), nb::arg("items"), nb::arg("count"), nb::arg("isa") = "",
         "The rows of items (int8 [m, size]) with the largest dot products with each of queries (int8 [n, size]): (rows int64, products\n"
-        "int32, both [n, count]), by falling product, then rising row. Raises ValueError for other sizes, or an isa that the CPU has not:\n"
-        "avx512, avx2 or portable.");
+        "int32, both [n, count]), by falling product, then rising row. Raises ValueError for other sizes, or an isa that is not in isas().");
 }

@@ -29,7 +29,7 @@ void pack_query(const int8_t *codes, int64_t n, int64_t size, int64_t stride, in
 template <int Count, int Wide>
 inline void best_products(const Code *codes, const float *scale, int64_t size, const int32_t *words, int64_t stride, const int32_t *start, float *best) {
     Vec low = load_float<Vec>(best), high = Wide > 1 ? load_float<Vec>(best + kVecLanes) : low;
-    product_tile<Count, Wide>(codes, size, size / kTerms, words, stride, start, [&](int row, int part, IntVec sums) {
+    product_tile<Count, Wide, false>(codes, size, size / kTerms, words, stride, start, [&](int row, int part, IntVec sums) {
         const Vec x = __builtin_convertvector(sums, Vec) * scale[row];
         if (part)
             high = x > high ? x : high;

@@ -81,6 +81,9 @@ void resample(const Resampling &r, int64_t outputs, const uint8_t *in, int64_t i
 
 const Isa ZOO_SET::kIsa = {
     .name = "portable",
+    .needs = "what every CPU has",
+    .vnni = false,
+    .vector_bits = 128,
     .supported = [] { return true; },
     .packed_bytes = packed_bytes,
     .pack_linear = pack_linear,
@@ -95,6 +98,7 @@ const Isa ZOO_SET::kIsa = {
     .tables = &ZOO_SET::kTables,
     .sequences = &ZOO_SET::kSequences,
     .late_interaction = &ZOO_SET::kLateInteraction,
+    .retrieval = &ZOO_SET::kRetrieval,
 };
 
 }  // namespace zoo

@@ -1,10 +1,12 @@
 // Sums of quantized rows, four at a time: their codes are interleaved byte by byte, so that one instruction multiplies four codes of a column with the four
-// scales and adds them to the column's int32. A scale is 256 high + low, both int8.
+// scales and adds them to the column's int32. A scale is 256 high + low, both int8. Without such products codes are widened to int16, two at a time.
 #pragma once
 #include <immintrin.h>
 
 #include <cstdint>
 #include <cstring>
+
+#include "isa/vectors/lanes.h"
 
 namespace zoo {
 namespace {
@@ -21,7 +23,6 @@ struct Sixteen {
     static V mask(V a, int mask) { return _mm_and_si128(a, _mm_set1_epi8(static_cast<char>(mask))); }
     static V zero() { return _mm_setzero_si128(); }
     static V add(V a, V b) { return _mm_add_epi32(a, b); }
-    static V multiply_pairs(V a, V b) { return _mm_madd_epi16(a, b); }
     static V times256(V a) { return _mm_slli_epi32(a, 8); }
     static V all(__m128i parameters, __m128i order) { return _mm_shuffle_epi8(parameters, order); }
     static void transpose(V &, V &, V &, V &) {}
@@ -45,7 +46,6 @@ struct ThirtyTwo {
     static V mask(V a, int mask) { return _mm256_and_si256(a, _mm256_set1_epi8(static_cast<char>(mask))); }
     static V zero() { return _mm256_setzero_si256(); }
     static V add(V a, V b) { return _mm256_add_epi32(a, b); }
-    static V multiply_pairs(V a, V b) { return _mm256_madd_epi16(a, b); }
     static V times256(V a) { return _mm256_slli_epi32(a, 8); }
     static V all(__m128i parameters, __m128i order) { return _mm256_broadcastsi128_si256(_mm_shuffle_epi8(parameters, order)); }
     static void transpose(V &a, V &b, V &c, V &d) {
@@ -74,7 +74,6 @@ struct SixtyFour {
     static V mask(V a, int mask) { return _mm512_and_si512(a, _mm512_set1_epi8(static_cast<char>(mask))); }
     static V zero() { return _mm512_setzero_si512(); }
     static V add(V a, V b) { return _mm512_add_epi32(a, b); }
-    static V multiply_pairs(V a, V b) { return _mm512_madd_epi16(a, b); }
     static V times256(V a) { return _mm512_slli_epi32(a, 8); }
     static V all(__m128i parameters, __m128i order) { return _mm512_broadcast_i32x4(_mm_shuffle_epi8(parameters, order)); }
     static void transpose(V &a, V &b, V &c, V &d) {
@@ -93,17 +92,20 @@ struct SixtyFour {
 };
 #endif
 
+// Sums of bytes take two registers each, which are too many of sixteen: then codes are widened to words.
+constexpr bool kQuadsOfBytes = kTerms == 4 && kVecLanes == 16;
+
 // The scales of four rows as every dword of a vector, for `sum_columns`, from [scale, bias] int16 of each.
 template <class B>
 struct Scales {
     typename B::V low, high;
     explicit Scales(__m128i p) {
-#if defined(__AVX512VNNI__)
-        const __m128i first = _mm_set1_epi32(0x0c080400), second = _mm_set1_epi32(0x0d090501);
-        low = B::all(p, first), high = B::all(_mm_add_epi32(p, _mm_set1_epi32(128)), second);
-#else
-        low = B::all(p, _mm_set1_epi32(0x05040100)), high = B::all(p, _mm_set1_epi32(0x0d0c0908));  // of two rows each, int16
-#endif
+        if constexpr (kQuadsOfBytes) {
+            const __m128i first = _mm_set1_epi32(0x0c080400), second = _mm_set1_epi32(0x0d090501);
+            low = B::all(p, first), high = B::all(_mm_add_epi32(p, _mm_set1_epi32(128)), second);
+        } else {
+            low = B::all(p, _mm_set1_epi32(0x05040100)), high = B::all(p, _mm_set1_epi32(0x0d0c0908));  // of two rows each, int16
+        }
     }
 };
 
@@ -111,28 +113,12 @@ struct Scales {
 template <class B>
 struct Sum {
     typename B::V low = B::zero(), high = B::zero();
-    void take(const Scales<B> &scales, typename B::V four) {  // VNNI: bytes of four rows
-#if defined(__AVX512VNNI__)
-        if constexpr (sizeof(low) == 64) {
-            asm("vpdpbusd %2, %1, %0" : "+v"(low) : "v"(four), "v"(scales.low));
-            asm("vpdpbusd %2, %1, %0" : "+v"(high) : "v"(four), "v"(scales.high));
-        } else {
-            asm("vpdpbusd %2, %1, %0" : "+v"(low) : "v"(four), "v"(scales.low));
-            asm("vpdpbusd %2, %1, %0" : "+v"(high) : "v"(four), "v"(scales.high));
-        }
-#else
-        (void)scales, (void)four;
-#endif
-    }
+    void take(const Scales<B> &scales, typename B::V four) { dot_u8s8(low, four, scales.low), dot_u8s8(high, four, scales.high); }  // bytes of four rows
     void take(const Scales<B> &scales, typename B::V ab, typename B::V cd) {  // int16 of two rows each
-        low = B::add(low, B::multiply_pairs(ab, scales.low)), low = B::add(low, B::multiply_pairs(cd, scales.high));
+        add_pairs(low, ab, scales.low), add_pairs(low, cd, scales.high);
     }
     typename B::V total() const {
-#if defined(__AVX512VNNI__)
-        return B::add(B::times256(high), low);
-#else
-        return low;
-#endif
+        return kQuadsOfBytes ? B::add(B::times256(high), low) : low;
     }
 };
 
@@ -145,15 +131,15 @@ inline void sum_columns(const Scales<B> &scales, typename B::V ab_low, typename 
         if constexpr (Mask < 255) v = B::mask(v, Mask);
         return v;
     };
-#if defined(__AVX512VNNI__)
-    s0.take(scales, plane(B::low16(ab_low, cd_low))), s1.take(scales, plane(B::high16(ab_low, cd_low)));
-    s2.take(scales, plane(B::low16(ab_high, cd_high))), s3.take(scales, plane(B::high16(ab_high, cd_high)));
-#else
-    const typename B::V zero = B::zero();
-    ab_low = plane(ab_low), ab_high = plane(ab_high), cd_low = plane(cd_low), cd_high = plane(cd_high);
-    s0.take(scales, B::low8(ab_low, zero), B::low8(cd_low, zero)), s1.take(scales, B::high8(ab_low, zero), B::high8(cd_low, zero));
-    s2.take(scales, B::low8(ab_high, zero), B::low8(cd_high, zero)), s3.take(scales, B::high8(ab_high, zero), B::high8(cd_high, zero));
-#endif
+    if constexpr (kQuadsOfBytes) {
+        s0.take(scales, plane(B::low16(ab_low, cd_low))), s1.take(scales, plane(B::high16(ab_low, cd_low)));
+        s2.take(scales, plane(B::low16(ab_high, cd_high))), s3.take(scales, plane(B::high16(ab_high, cd_high)));
+    } else {
+        const typename B::V zero = B::zero();
+        ab_low = plane(ab_low), ab_high = plane(ab_high), cd_low = plane(cd_low), cd_high = plane(cd_high);
+        s0.take(scales, B::low8(ab_low, zero), B::low8(cd_low, zero)), s1.take(scales, B::high8(ab_low, zero), B::high8(cd_low, zero));
+        s2.take(scales, B::low8(ab_high, zero), B::low8(cd_high, zero)), s3.take(scales, B::high8(ab_high, zero), B::high8(cd_high, zero));
+    }
 }
 
 }  // namespace

@@ -8,9 +8,6 @@
 #include <type_traits>
 
 #include "isa/isa.h"
-#if defined(__F16C__) || defined(__AVX512F__)
-#include <immintrin.h>
-#endif
 
 namespace zoo {
 namespace {
@@ -51,16 +48,17 @@ template <class T, int64_t N>
 struct Vector {
     typedef T type __attribute__((vector_size(N * sizeof(T))));
 };
-#if defined(__AVX512F__)
-constexpr int64_t kVecLanes = 16;
-#elif defined(__AVX2__)
-constexpr int64_t kVecLanes = 8;
-#else
-constexpr int64_t kVecLanes = 4;
-#endif
+constexpr float kRoundToInt = 12582912.0f;  // 1.5 * 2^23: added to |x| < 2^22, it leaves rint(x) in the lowest bits
+
+}  // namespace
+}  // namespace zoo
+
+#include ZOO_VECTORS  // vectors.h of the instruction set: kVecLanes, vectors and their products
+
+namespace zoo {
+namespace {
+
 constexpr int64_t kLanes = 16;
-using Vec = Vector<float, kVecLanes>::type;
-using IntVec = Vector<int32_t, kVecLanes>::type;
 using Four = Pair<Pair<Vec>>;  // functions of one vector wait for their own results: four at a time wait for them together
 using Vec16 = std::conditional_t<kVecLanes == 16, Vec, std::conditional_t<kVecLanes == 8, Pair<Vec>, Pair<Pair<Vec>>>>;
 
@@ -106,19 +104,7 @@ inline void load_float_into(Pair<T> &v, const float *at) {
     load_float_into(v.lo, at), load_float_into(v.hi, at + sizeof(T) / sizeof(float));
 }
 // float16 to float32, exact; infinities and NaN do not occur.
-inline void load_float_into(Vec &v, const Float16 *at) {
-#if defined(__AVX512F__)
-    v = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(at)));
-#elif defined(__F16C__)
-    v = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(at)));
-#else
-    Vector<Float16, kVecLanes>::type packed;
-    std::memcpy(&packed, at, sizeof packed);
-    const IntVec bits = __builtin_convertvector(packed, IntVec);
-    const Vec magnitude = reinterpret_cast<Vec>((bits & 0x7FFF) << 13) * 0x1p112f;  // the exponents' biases differ by 112
-    v = reinterpret_cast<Vec>(reinterpret_cast<IntVec>(magnitude) | (bits & 0x8000) << 16);
-#endif
-}
+inline void load_float_into(Vec &v, const Float16 *at) { v = from_float16(at); }
 template <class T>
 inline void load_float_into(Pair<T> &v, const Float16 *at) {
     load_float_into(v.lo, at), load_float_into(v.hi, at + sizeof(T) / sizeof(float));
@@ -191,8 +177,6 @@ template <class V>
 inline V magnitude_of(V x) { return reinterpret_cast<V>(reinterpret_cast<IntVec>(x) & 0x7FFFFFFF); }
 template <class T>
 inline Pair<T> magnitude_of(Pair<T> x) { return {magnitude_of(x.lo), magnitude_of(x.hi)}; }
-
-constexpr float kRoundToInt = 12582912.0f;  // 1.5 * 2^23: added to |x| < 2^22, it leaves rint(x) in the lowest bits
 
 // y 2^n, shifted: n + kRoundToInt
 template <class V>

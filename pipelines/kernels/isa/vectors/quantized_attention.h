@@ -120,20 +120,20 @@ inline void pack_disentangled(const QuantizedAttention &a, int64_t h, const floa
     const int64_t groups = head.size / kTerms;
     if (a.to_position.codes) {
         pack_positions(a, a.to_position, h, 0, head, head.to_position);
-        zero_offsets(head.to_position, groups, head.span, head.position_offsets);
+        query_offsets(head.to_position, groups, head.span, head.position_offsets);
     }
     if (!a.to_content.codes) return;
-    pack_positions(a, a.to_content, h, kMiddle, head, head.to_content);
+    pack_positions(a, a.to_content, h, kQueryMiddle, head, head.to_content);
     for (int64_t t = 0; t < head.room; ++t) {
         if (t < head.n) head.content_factor[t] = pack_row(key + t * stride, a.to_content.scale + h * head.size, head.size, 0, head.row);
         for (int64_t g = 0; g < groups; ++g) head.content_keys[g * head.room + t] = t < head.n ? packed(head.row + g * kTerms) : 0;
     }
-    zero_offsets(head.content_keys, groups, head.room, head.key_offsets);
+    query_offsets(head.content_keys, groups, head.room, head.key_offsets);
     for (int64_t far = 0; head.is_long && far < 2; ++far)
         for (int64_t t = 0; t < head.room; t += kVecLanes) {
             IntVec sums = load_int(head.key_offsets + t);
             const int32_t *words = head.to_content + (far ? head.near_end : 0);
-            for (int64_t g = 0; g < groups; ++g) add_products(sums, words[g * head.span], load_int(head.content_keys + g * head.room + t));
+            for (int64_t g = 0; g < groups; ++g) add_query_products(sums, words[g * head.span], load_int(head.content_keys + g * head.room + t));
             store_int(head.far_content + far * head.room + t, sums);
         }
 }
@@ -152,7 +152,7 @@ inline void pack_head(const QuantizedAttention &a, int64_t h, const float *key, 
                 store_codes(head.row + j, rounded(load_float<Vec>(key + t * key_stride + j) * load_float<Vec>(head.inverse + j)));
         for (int64_t g = 0; g < groups; ++g) head.keys[g * room + t] = t < n ? packed(head.row + g * kTerms) : 0;
     }
-    zero_offsets(head.keys, groups, room, head.offsets);
+    query_offsets(head.keys, groups, room, head.offsets);
     if (a.rows) pack_disentangled(a, h, key, key_stride, head);
     column_scales(value, stride, n, size, head.value_scale, head.inverse);
     for (int64_t t = 0; t < room; t += kTerms)
@@ -187,8 +187,8 @@ inline void add_position_scores(const QuantizedAttention &a, const Head &head, i
         const Code *query = head.position_queries + row * head.size;
         for (int64_t g = 0; g < groups; ++g) {
             const int32_t terms = packed(query + g * kTerms), *words = head.to_position + g * span + x;
-            add_products(low, terms, load_int(words));
-            if constexpr (Wide > 1) add_products(high, terms, load_int(words + kNext));
+            add_query_products(low, terms, load_int(words));
+            if constexpr (Wide > 1) add_query_products(high, terms, load_int(words + kNext));
         }
         const Vec factor = broadcast<Vec>(head.position_factor[row]);
         add(t, low, factor);
@@ -198,8 +198,8 @@ inline void add_position_scores(const QuantizedAttention &a, const Head &head, i
         IntVec low = load_int(head.key_offsets + t), high = load_int(head.key_offsets + t + kNext);
         for (int64_t g = 0; g < groups; ++g) {
             const int32_t *words = head.to_content + g * span + x, *keys = head.content_keys + g * room + t;
-            add_products(low, load_int(words), load_int(keys));
-            if constexpr (Wide > 1) add_products(high, load_int(words + kNext), load_int(keys + kNext));
+            add_query_products(low, load_int(words), load_int(keys));
+            if constexpr (Wide > 1) add_query_products(high, load_int(words + kNext), load_int(keys + kNext));
         }
         add(t, low, load_float<Vec>(head.content_factor + t));
         if constexpr (Wide > 1) add(t + kNext, high, load_float<Vec>(head.content_factor + t + kNext));
@@ -242,19 +242,19 @@ void attend(const QuantizedAttention &a, const Head &head, int64_t h, const floa
     for (int row = 0; row < Count; ++row) {
         fetch(x + (row + Count) * stride, size);
         const float *query = positioned(a, x + row * stride, a.query_norm, first + row, head.positioned + row * size);
-        head.factor[row] = pack_row(query, head.key_scale, size, kMiddle, head.queries + row * size);
+        head.factor[row] = pack_row(query, head.key_scale, size, kQueryMiddle, head.queries + row * size);
         if (a.to_position.codes) {
             Code *codes = head.position_queries + row * size;
-            head.position_factor[row] = pack_row(query, a.to_position.scale + h * size, size, kMiddle, codes);
+            head.position_factor[row] = pack_row(query, a.to_position.scale + h * size, size, kQueryMiddle, codes);
             for (int64_t far = 0; head.is_long && far < 2; ++far) {
                 const int64_t distance = far ? head.near_end : 0;
                 IntVec sums = IntVec{} + head.position_offsets[distance];
-                for (int64_t g = 0; g < size / kTerms; ++g) add_products(sums, packed(codes + g * kTerms), IntVec{} + head.to_position[g * head.span + distance]);
+                for (int64_t g = 0; g < size / kTerms; ++g) add_query_products(sums, packed(codes + g * kTerms), IntVec{} + head.to_position[g * head.span + distance]);
                 store_int(head.far_position + (row * 2 + far) * kVecLanes, sums);
             }
         }
     }
-    product_rows<Count>(head.queries, size, size / kTerms, head.keys + begin, room, columns, head.offsets + begin, [&](int row, int64_t at, IntVec sums) {
+    product_rows<Count, true>(head.queries, size, size / kTerms, head.keys + begin, room, columns, head.offsets + begin, [&](int row, int64_t at, IntVec sums) {
         store_float(head.scores + row * room + at, __builtin_convertvector(sums, Vec) * head.factor[row]);
     });
     float share[Count];
@@ -269,7 +269,7 @@ void attend(const QuantizedAttention &a, const Head &head, int64_t h, const floa
         const int64_t last = end - own > a.after ? own + a.after + 1 : end;
         share[row] = 1.0f / weight_codes(scores + begin, last - begin, columns, head.weights + row * room) + (factor - factor);  // NaN of what is not finite
     }
-    product_rows<Count>(head.weights, room, round_up(end - begin, kTerms) / kTerms, head.values + begin / kTerms * size, size, size, nullptr,
+    product_rows<Count, false>(head.weights, room, round_up(end - begin, kTerms) / kTerms, head.values + begin / kTerms * size, size, size, nullptr,
                         [&](int row, int64_t at, IntVec sums) {
         store_float(out + row * out_stride + at, (__builtin_convertvector(sums, Vec) * share[row]) * load_float<Vec>(head.value_scale + at));
     });

@@ -7,11 +7,11 @@
 #include <unistd.h>
 
 #include "isa/isa.h"
-#include "isa/x86/avx512/images.h"
 #include "isa/x86/avx512/linear.h"
+#include "isa/x86/bytes/dense.h"
 
 namespace zoo {
-namespace avx512 {
+namespace ZOO_BASE {
 extern const Isa kIsa;
 }
 namespace {
@@ -26,7 +26,7 @@ bool supported() {
     constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
     constexpr long kRequestPermission = 0x1023, kTileData = 18;  // of Linux: a process asks for the memory that tiles take
     unsigned a = 0, b = 0, c = 0, d = 0;
-    if (!avx512::kIsa.supported() || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (kTile | kInt8)) != (kTile | kInt8)) return false;
+    if (!ZOO_BASE::kIsa.supported() || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (kTile | kInt8)) != (kTile | kInt8)) return false;
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
@@ -134,7 +134,7 @@ inline Ahead fetched(const int8_t *panel, int64_t steps, int64_t pairs, int64_t 
 }
 
 void linear(const Linear &l, const RowEpilogue &epilogue, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
-    if (l.outputs <= kNarrow || n < kLeast) return avx512::kIsa.linear(l, epilogue, x, x_stride, n, out, out_stride);
+    if (l.outputs <= kNarrow || n < kLeast) return ZOO_BASE::kIsa.linear(l, epilogue, x, x_stride, n, out, out_stride);
     const Scratch scratch(l.inputs, n < kMostRows ? n : kMostRows);
     const int64_t panel = round_up(l.inputs, 4) * 64, cut = l.inputs % kInputs;
     const Configured tiles;
@@ -175,26 +175,26 @@ void linear(const Linear &l, const RowEpilogue &epilogue, const uint8_t *x, int6
 }
 
 // A last step reads up to 15 rows of weights that are another panel's or none, times zeros: the last panel is followed by that many.
-int64_t packed_bytes(int64_t inputs, int64_t outputs) { return avx512::kIsa.packed_bytes(inputs, outputs) + 15 * 256; }
+int64_t packed_bytes(int64_t inputs, int64_t outputs) { return ZOO_BASE::kIsa.packed_bytes(inputs, outputs) + 15 * 256; }
 
 int64_t dense_bytes(int64_t inputs, int64_t outputs) {
     const int64_t beyond = round_up(inputs, kInputs) - inputs - 8, last = 16 * Panels(outputs).vectors(Panels(outputs).count - 1);
-    return avx512::kIsa.images->dense_bytes(inputs, outputs) + (beyond > 0 ? beyond * last : 0);
+    return ZOO_BASE::kIsa.images->dense_bytes(inputs, outputs) + (beyond > 0 ? beyond * last : 0);
 }
 
 template <int V>
 void dense_panel(const Dense &d, const Scratch &scratch, const int8_t *w, const int8_t *next, uint8_t *const *out, const uint8_t *const *others,
                  int64_t n, int64_t column) {
     const int8_t *bias_of = w + d.stretches * d.stretch * 16 * V, *scales = bias_of + 64 * V;
-    __m512 scale[4] = {};
-    __m512i bias[4] = {};
+    Floats scale[4] = {};
+    Ints bias[4] = {};
     unroll<V>([&](auto v) ZOO_INLINE {
         bias[v.value] = load(bias_of + 64 * v.value);
         scale[v.value] = _mm512_loadu_ps(scales + 64 * v.value);
     });
     const BytesOf bytes_of(d.bytes);
     const int64_t blocks = round_up(n, kRows) / kRows;
-    const auto rows_of = [&](auto sum_of) ZOO_INLINE {
+    const auto rows_of = [&](auto then) ZOO_INLINE {
         for (int64_t i = 0; i < blocks; i += 2) {
             const int64_t begin = i * kRows, count = n - begin < 2 * kRows ? n - begin : 2 * kRows;
             multiply_panel<V>(scratch.rows + i, blocks - i, scratch.steps, w, 64 * V,
@@ -203,18 +203,18 @@ void dense_panel(const Dense &d, const Scratch &scratch, const int8_t *w, const 
                 __m512i q[4] = {};
                 unroll<V>([&](auto v) ZOO_INLINE {
                     const __m512i sum = load(scratch.sums + r * kSums + 16 * v.value);
-                    q[v.value] = rounded(_mm512_add_epi32(sum, bias[v.value]), scale[v.value]);
+                    q[v.value] = requantized(add(sum, bias[v.value]), scale[v.value]);
                 });
-                store_panel<V>(out[begin + r] + column, sum_of(bytes_of.pack(q[0], q[1], q[2], q[3]), begin + r));
+                store_panel<V>(out[begin + r] + column, then(bytes_of.pack(q[0], q[1], q[2], q[3]), begin + r));
             }
         }
     };
     if (!d.sum) return rows_of([](__m512i bytes, int64_t) ZOO_INLINE { return bytes; });
-    const SumOf sum_of(*d.sum);
+    const SumOf other(*d.sum);
     if (d.other_first)
-        rows_of([&](__m512i bytes, int64_t r) ZOO_INLINE { return sum_of(load_panel<V>(others[r] + column), bytes); });
+        rows_of([&](__m512i bytes, int64_t r) ZOO_INLINE { return other.of<V>(load_panel<V>(others[r] + column), bytes); });
     else
-        rows_of([&](__m512i bytes, int64_t r) ZOO_INLINE { return sum_of(bytes, load_panel<V>(others[r] + column)); });
+        rows_of([&](__m512i bytes, int64_t r) ZOO_INLINE { return other.of<V>(bytes, load_panel<V>(others[r] + column)); });
 }
 
 // Windows of sixteen pixels as rows of tiles: where they are, if they follow each other at one distance and their stretches are whole 64
@@ -248,7 +248,7 @@ inline void list_windows(const Dense &d, const Scratch &scratch, const uint8_t *
 }
 
 void dense(const Dense &d, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others, int64_t n) {
-    if (n < kLeast) return avx512::kIsa.images->dense(d, in, out, others, n);
+    if (n < kLeast) return ZOO_BASE::kIsa.images->dense(d, in, out, others, n);
     using Panel = decltype(&dense_panel<1>);
     constexpr Panel panel[] = {nullptr, dense_panel<1>, dense_panel<2>, dense_panel<3>, dense_panel<4>};
     const int64_t inputs = d.stretches * d.stretch;
@@ -277,15 +277,16 @@ int64_t products(int64_t rounds) {
 }
 
 ImageKernels image_kernels() {
-    ImageKernels kernels = *avx512::kIsa.images;
+    ImageKernels kernels = *ZOO_BASE::kIsa.images;
     kernels.dense_bytes = dense_bytes, kernels.dense = dense, kernels.products = products;
     return kernels;
 }
 const ImageKernels kKernels = image_kernels();
 
 Isa isa() {
-    Isa isa = avx512::kIsa;
-    isa.name = "amx", isa.supported = supported, isa.packed_bytes = packed_bytes, isa.linear = linear, isa.images = &kKernels;
+    Isa isa = ZOO_BASE::kIsa;
+    isa.name = "amx", isa.needs = "AMX-INT8, whose tiles take the larger products, and AVX512-VNNI";
+    isa.supported = supported, isa.packed_bytes = packed_bytes, isa.linear = linear, isa.images = &kKernels;
     return isa;
 }
 

@@ -1,12 +1,12 @@
 // The kernels for AVX2. There is no exact u8 x s8 product here (vpmaddubsw saturates), so both are widened to 16 bits for vpmaddwd.
-#include <immintrin.h>
-
 #include <cstring>
 
 #include "isa/isa.h"
 #include "isa/vectors/click_kernels.h"
 #include "isa/vectors/row_kernels.h"
+#include "isa/x86/avx2/epilogue.h"
 #include "isa/x86/avx2/images.h"
+#include "isa/x86/avx2/lookup.h"
 
 #include "isa/images/table.h"  // behind the kernels
 
@@ -33,39 +33,6 @@ void gather_columns(const void *packed, int64_t inputs, const int32_t *columns, 
     gather_panels<16>(static_cast<const int32_t *>(packed), round_up(inputs, 2) / 2, columns, count, static_cast<int32_t *>(gathered));
 }
 
-// Epilogue of 8 columns of one row of the result, which begins at `out`.
-inline void apply_epilogue(const Linear &l, const RowEpilogue &epilogue, __m256i sum, int64_t row, int64_t column, void *out) {
-    const int64_t left = l.outputs - column;
-    const __m256i biased = _mm256_add_epi32(sum, load(l.bias + column));
-    const size_t count = left >= 8 ? 8 : static_cast<size_t>(left);
-    __m256 value = _mm256_cvtepi32_ps(biased);
-    if (epilogue.scale) {
-        value = _mm256_mul_ps(value, _mm256_mul_ps(_mm256_set1_ps(epilogue.scale[row]), _mm256_loadu_ps(l.scale + column)));
-        value = _mm256_add_ps(value, _mm256_loadu_ps(epilogue.bias + column));
-        if (epilogue.relu) value = _mm256_max_ps(_mm256_setzero_ps(), value);  // in this order NaN stays
-        if (epilogue.residual) {
-            const float *residual = epilogue.residual + row * epilogue.residual_stride + column;
-            float padded[8] = {};
-            if (count < 8) residual = static_cast<const float *>(std::memcpy(padded, residual, 4 * count));
-            value = _mm256_add_ps(value, _mm256_loadu_ps(residual));
-        }
-    } else {
-        value = _mm256_mul_ps(value, _mm256_loadu_ps(l.scale + column));
-    }
-    if (l.float_output) {
-        if (count == 8) return _mm256_storeu_ps(static_cast<float *>(out) + column, value);
-        float values[8];
-        _mm256_storeu_ps(values, value);
-        std::memcpy(static_cast<float *>(out) + column, values, 4 * count);
-    } else {
-        __m256i q = _mm256_add_epi32(_mm256_cvtps_epi32(value), _mm256_set1_epi32(l.zero_point));
-        q = _mm256_min_epi32(_mm256_max_epi32(q, _mm256_set1_epi32(l.low)), _mm256_set1_epi32(255));
-        const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
-        const int64_t packed = _mm_cvtsi128_si64(_mm_packus_epi16(words, words));
-        std::memcpy(static_cast<uint8_t *>(out) + column, &packed, count);
-    }
-}
-
 // A tile of Count rows, from `first` on, and 16 columns of the result; pairs: the rows' inputs, widened to int16.
 template <int Count>
 void tile(const Linear &l, const RowEpilogue &epilogue, const int16_t *weight, int64_t first, int64_t column, const int16_t *pairs,
@@ -85,12 +52,7 @@ void tile(const Linear &l, const RowEpilogue &epilogue, const int16_t *weight, i
         if constexpr (Count > 1) add(1, b0, b1), add(2, c0, c1), add(3, d0, d1);
     }
     const __m256i sums[4][2] = {{a0, a1}, {b0, b1}, {c0, c1}, {d0, d1}};
-    const int64_t size = l.float_output ? 4 : 1;
-    for (int r = 0; r < Count; ++r)
-        for (int i = 0; i < 2; ++i)
-            if (column + 8 * i < l.outputs)
-                apply_epilogue(l, epilogue, sums[r][i], first + r, column + 8 * i,
-                               static_cast<char *>(out) + (first + r) * out_stride * size);
+    for (int r = 0; r < Count; ++r) finish(l, epilogue, sums[r][0], sums[r][1], first + r, column, out, out_stride);
 }
 
 void linear(const Linear &l, const RowEpilogue &epilogue, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
@@ -162,6 +124,9 @@ bool supported() { return __builtin_cpu_supports("avx2") && __builtin_cpu_suppor
 
 const Isa ZOO_SET::kIsa = {
     .name = "avx2",
+    .needs = "AVX2, FMA and F16C, without dot products of bytes",
+    .vnni = false,
+    .vector_bits = 256,
     .supported = supported,
     .packed_bytes = packed_bytes,
     .pack_linear = pack_linear,
@@ -176,6 +141,7 @@ const Isa ZOO_SET::kIsa = {
     .tables = &ZOO_SET::kTables,
     .sequences = &ZOO_SET::kSequences,
     .late_interaction = &ZOO_SET::kLateInteraction,
+    .retrieval = &ZOO_SET::kRetrieval,
 };
 
 }  // namespace zoo

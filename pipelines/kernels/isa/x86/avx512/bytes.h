@@ -1,0 +1,85 @@
+// Operations of 512 bits for the kernels of ../bytes/.
+#pragma once
+#include "isa/x86/avx512/products.h"
+#include "isa/x86/bytes/unroll.h"
+
+namespace zoo {
+namespace {
+
+using Ints = __m512i;
+using Floats = __m512;
+constexpr int64_t kInts = 16;     // int32 of a vector
+constexpr int kPanelVectors = 4;  // the most of a panel
+template <int V>
+constexpr int kTileRows = V == 4 ? 6 : V == 3 ? 8 : 12;
+
+inline void store(void *at, Ints v) { _mm512_storeu_si512(at, v); }
+inline Floats load_floats(const void *at) { return _mm512_loadu_ps(at); }
+inline void store_floats(float *at, Floats v) { _mm512_storeu_ps(at, v); }
+inline Ints same(int32_t x) { return _mm512_set1_epi32(x); }
+inline Ints same_words(int16_t x) { return _mm512_set1_epi16(x); }
+inline Ints same_bytes(int8_t x) { return _mm512_set1_epi8(x); }
+inline Floats same_floats(float x) { return _mm512_set1_ps(x); }
+inline Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+inline Ints times256(Ints a) { return _mm512_slli_epi32(a, 8); }
+template <int Bits>
+inline Ints shift_right(Ints a) { return _mm512_srai_epi32(a, Bits); }
+inline Ints low_bytes(Ints a, Ints b) { return _mm512_unpacklo_epi8(a, b); }
+inline Ints high_bytes(Ints a, Ints b) { return _mm512_unpackhi_epi8(a, b); }
+inline Ints low_words(Ints a, Ints b) { return _mm512_unpacklo_epi16(a, b); }
+inline Ints high_words(Ints a, Ints b) { return _mm512_unpackhi_epi16(a, b); }
+inline Ints to_words(Ints a, Ints b) { return _mm512_packs_epi32(a, b); }
+inline Ints to_bytes(Ints a, Ints b) { return _mm512_packus_epi16(a, b); }
+inline Ints add_words(Ints a, Ints b) { return _mm512_adds_epi16(a, b); }
+inline Ints clip_bytes(Ints v, Ints low, Ints high) { return _mm512_min_epu8(_mm512_max_epu8(v, low), high); }
+inline Floats to_floats(Ints v) { return _mm512_cvtepi32_ps(v); }
+inline Ints to_ints(Floats v) { return _mm512_cvtps_epi32(v); }
+inline Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+inline Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+template <int I>
+inline __m128 part_of(Floats v) { return _mm512_extractf32x4_ps(v, I); }
+inline Ints choose_bytes(Ints v, __m128i places) { return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(places)); }
+inline int32_t sum_of(Ints v) { return _mm512_reduce_add_epi32(v); }
+// The first `count` bytes, fewer than a vector's, and zeros.
+inline Ints load_bytes(const uint8_t *at, int64_t count) { return _mm512_maskz_loadu_epi8((1ULL << count) - 1, at); }
+
+// 128 bits by 128 bits of a panel's bytes to bytes in order, and back.
+template <int V>
+ZOO_INLINE inline void store_panel(uint8_t *out, Ints bytes) {
+    if constexpr (V == 4) {
+        _mm512_storeu_si512(out, bytes);
+    } else if constexpr (V == 3) {
+        const __m512i found = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 0, 0, 0, 0), bytes);
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(out), _mm512_castsi512_si256(found));
+        _mm_storeu_si128(reinterpret_cast<__m128i *>(out + 32), _mm512_extracti32x4_epi32(found, 2));
+    } else if constexpr (V == 2) {
+        const __m512i found = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 0, 0, 0, 0), bytes);
+        _mm256_storeu_si256(reinterpret_cast<__m256i *>(out), _mm512_castsi512_si256(found));
+    } else {
+        const __m512i found = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), bytes);
+        _mm_storeu_si128(reinterpret_cast<__m128i *>(out), _mm512_castsi512_si128(found));
+    }
+}
+template <int V>
+ZOO_INLINE inline Ints load_panel(const uint8_t *at) {
+    if constexpr (V == 4) return load(at);
+    if constexpr (V == 3)
+        return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 1, 2, 0, 3, 4, 5, 0, 6, 7, 8, 0, 9, 10, 11, 0),
+                                        _mm512_inserti32x4(_mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(at))),
+                                                           _mm_loadu_si128(reinterpret_cast<const __m128i *>(at + 32)), 2));
+    if constexpr (V == 2)
+        return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 0, 1, 0, 2, 0, 3, 0),
+                                        _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(at))));
+    return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0),
+                                    _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i *>(at))));
+}
+// The first 16, 32 or 48 channels of a vector of bytes.
+template <int Count>
+inline void store_channels(uint8_t *at, Ints bytes) {
+    if constexpr (Count >= 32) _mm256_storeu_si256(reinterpret_cast<__m256i *>(at), _mm512_castsi512_si256(bytes));
+    if constexpr (Count == 48) _mm_storeu_si128(reinterpret_cast<__m128i *>(at + 32), _mm512_extracti32x4_epi32(bytes, 2));
+    if constexpr (Count == 16) _mm_storeu_si128(reinterpret_cast<__m128i *>(at), _mm512_castsi512_si128(bytes));
+}
+
+}  // namespace
+}  // namespace zoo

@@ -1,0 +1,195 @@
+// Dense convolutions of images by products of bytes, on the operations of an instruction set (its bytes.h).
+#pragma once
+#include "isa/images/kernels.h"
+#include "isa/x86/bytes/unroll.h"
+
+namespace zoo {
+namespace {
+
+// Outputs come in panels of up to kPanelVectors vectors. vpackssdw and vpackuswb join the vectors of a panel 128 bits by 128 bits, so that element
+// 4 l + j of its vector i is column 4 V l + 4 i + j of the V vectors' columns: then the bytes come out in order.
+struct Panels {
+    int64_t count, least, wider;  // `wider` panels have one vector more than `least`
+    explicit Panels(int64_t outputs) {
+        const int64_t vectors = outputs / kInts;
+        count = (vectors + kPanelVectors - 1) / kPanelVectors, least = vectors / count, wider = vectors % count;
+    }
+    int64_t vectors(int64_t i) const { return least + (i < wider); }
+};
+inline int64_t place(int64_t vectors, int64_t column) {  // of a column in its panel
+    return column / 4 % vectors * kInts + column / (4 * vectors) * 4 + column % 4;
+}
+
+// f(Index<V>) of a panel's vectors: outputs come in whole sixteens.
+template <int V = kPanelVectors, class F>
+inline void of_vectors(int64_t vectors, F f) {
+    if (vectors == V) return f(Index<V>{});
+    if constexpr (V > 16 / kInts) of_vectors<V - 16 / kInts>(vectors, f);
+}
+
+// Panels: weights [inputs / 4][columns][4], bias int32 [columns], scale float [columns].
+inline int64_t dense_bytes(int64_t inputs, int64_t outputs) { return (inputs + 8) * outputs; }
+
+inline void pack_dense(const int8_t *weight, const int32_t *bias, const float *scale, int64_t inputs, int64_t outputs, void *packed) {
+    auto *out = static_cast<int8_t *>(packed);
+    const Panels panels(outputs);
+    int64_t first = 0;
+    for (int64_t p = 0; p < panels.count; ++p) {
+        const int64_t vectors = panels.vectors(p), width = kInts * vectors;
+        for (int64_t c = 0; c < width; ++c) {
+            const int64_t at = place(vectors, c);
+            for (int64_t k = 0; k < inputs; ++k) out[(k / 4 * width + at) * 4 + k % 4] = weight[k * outputs + first + c];
+            std::memcpy(out + inputs * width + 4 * at, bias + first + c, 4);
+            std::memcpy(out + (inputs + 4) * width + 4 * at, scale + first + c, 4);
+        }
+        out += (inputs + 8) * width, first += width;
+    }
+}
+
+inline Ints broadcast_dword(const uint8_t *at) {
+    int32_t four;
+    std::memcpy(&four, at, 4);
+    return same(four);
+}
+
+// The sums of Rows pixels and one panel.
+template <int Rows, int V>
+struct DenseSums {
+    Ints at[Rows][V];
+    ZOO_INLINE inline const int8_t *run(const Dense &d, const int8_t *w, const uint8_t *const *in) {
+        const uint8_t *x[Rows];
+        const int8_t *bias = w + kInts * V * d.stretches * d.stretch;
+        unroll<Rows>([&](auto r) ZOO_INLINE {
+            x[r.value] = in[r.value];
+            unroll<V>([&](auto v) ZOO_INLINE { at[r.value][v.value] = load(bias + 4 * kInts * v.value); });
+        });
+        for (int64_t s = 0; s < d.stretches; ++s)
+            for (int64_t k = d.offsets[s], end = k + d.stretch; k < end; k += 4, w += 4 * kInts * V) {
+                Ints weights[V];
+                unroll<V>([&](auto v) ZOO_INLINE { weights[v.value] = load(w + 4 * kInts * v.value); });
+                unroll<Rows>([&](auto r) ZOO_INLINE {
+                    const Ints four = broadcast_dword(x[r.value] + k);
+                    unroll<V>([&](auto v) ZOO_INLINE { dot_u8s8(at[r.value][v.value], four, weights[v.value]); });
+                });
+            }
+        return bias + 4 * kInts * V;  // the scales
+    }
+};
+
+struct BytesOf {
+    Ints zero, low, high;
+    bool shifts, clips;
+    explicit BytesOf(const Requantization &b)
+        : zero(same_words(static_cast<int16_t>(b.zero))), low(same_bytes(static_cast<int8_t>(b.low))),
+          high(same_bytes(static_cast<int8_t>(b.high))), shifts(b.zero != 0), clips(b.low > 0 || b.high < 255) {}
+    // Four vectors of int32 as bytes, 128 bits by 128 bits. vpackssdw saturates, which the zero point does not undo.
+    ZOO_INLINE inline Ints pack(Ints a, Ints b, Ints c, Ints d) const {
+        Ints first = to_words(a, b), second = to_words(c, d);
+        if (shifts) first = add_words(first, zero), second = add_words(second, zero);
+        const Ints bytes = to_bytes(first, second);
+        return clips ? clip_bytes(bytes, low, high) : bytes;
+    }
+};
+
+inline Ints requantized(Ints sum, Floats scale) { return to_ints(multiply(to_floats(sum), scale)); }
+
+// The vectors i of bytes that `BytesOf::pack` made, as floats.
+template <int I>
+ZOO_INLINE inline Floats unpacked(Ints bytes) {
+    constexpr int b = 4 * I;
+    return to_floats(choose_bytes(bytes, _mm_setr_epi8(b, -1, -1, -1, b + 1, -1, -1, -1, b + 2, -1, -1, -1, b + 3, -1, -1, -1)));
+}
+
+struct SumOf {
+    BytesOf bytes;
+    Floats a, b, fixed;
+    explicit SumOf(const ByteSum &s)
+        : bytes(Requantization{0, s.low, s.high}), a(same_floats(s.a_ratio)), b(same_floats(s.b_ratio)), fixed(same_floats(s.fixed)) {}
+    // Of the bytes of V vectors.
+    template <int V>
+    ZOO_INLINE inline Ints of(Ints x, Ints y) const {
+        Ints sums[4] = {};
+        unroll<V>([&](auto i) ZOO_INLINE {
+            const Floats inner = fused(unpacked<i.value>(y), b, fixed);
+            sums[i.value] = to_ints(fused(unpacked<i.value>(x), a, inner));
+        });
+        return bytes.pack(sums[0], sums[1], sums[2], sums[3]);
+    }
+};
+
+template <int Rows, int V>
+void dense_tile(const Dense &d, const int8_t *w, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others,
+                int64_t column) {
+    DenseSums<Rows, V> sums;
+    const int8_t *scales = sums.run(d, w, in);
+    Floats scale[4] = {};
+    unroll<V>([&](auto v) ZOO_INLINE { scale[v.value] = load_floats(scales + 4 * kInts * v.value); });
+    const BytesOf bytes_of(d.bytes);
+    const auto finish = [&](auto then) ZOO_INLINE {
+        unroll<Rows>([&](auto r) ZOO_INLINE {
+            Ints q[4] = {};
+            unroll<V>([&](auto v) ZOO_INLINE { q[v.value] = requantized(sums.at[r.value][v.value], scale[v.value]); });
+            store_panel<V>(out[r.value] + column, then(bytes_of.pack(q[0], q[1], q[2], q[3]), r.value));
+        });
+    };
+    if (!d.sum) return finish([](Ints bytes, int) ZOO_INLINE { return bytes; });
+    const SumOf other(*d.sum);
+    if (d.other_first)
+        finish([&](Ints bytes, int r) ZOO_INLINE { return other.of<V>(load_panel<V>(others[r] + column), bytes); });
+    else
+        finish([&](Ints bytes, int r) ZOO_INLINE { return other.of<V>(bytes, load_panel<V>(others[r] + column)); });
+}
+
+// The same as floats. A vector of a panel has four channels of each 128 bits.
+template <int Rows, int V>
+void dense_tile(const Dense &d, const int8_t *w, const uint8_t *const *in, float *const *out, const uint8_t *const *, int64_t column) {
+    DenseSums<Rows, V> sums;
+    const int8_t *scales = sums.run(d, w, in);
+    unroll<V>([&](auto v) ZOO_INLINE {
+        const Floats scale = load_floats(scales + 4 * kInts * v.value);
+        unroll<Rows>([&](auto r) ZOO_INLINE {
+            const Floats found = multiply(to_floats(sums.at[r.value][v.value]), scale);
+            float *to = out[r.value] + column + 4 * v.value;
+            unroll<kInts / 4>([&](auto part) ZOO_INLINE { _mm_storeu_ps(to + 4 * V * part.value, part_of<part.value>(found)); });
+        });
+    });
+}
+
+template <int V, int Rows, class Out>
+ZOO_INLINE inline void dense_rows(int64_t rows, const Dense &d, const int8_t *w, const uint8_t *const *in, Out *const *out,
+                                  const uint8_t *const *others, int64_t column) {
+    if (rows == Rows) return dense_tile<Rows, V>(d, w, in, out, others, column);
+    if constexpr (Rows > 1) dense_rows<V, Rows - 1>(rows, d, w, in, out, others, column);
+}
+
+template <int V, class Out>
+void dense_panel(const Dense &d, const int8_t *w, const uint8_t *const *in, Out *const *out, const uint8_t *const *others, int64_t n,
+                 int64_t column) {
+    const int64_t tiles = (n + kTileRows<V> - 1) / kTileRows<V>;  // of as equal heights as can be
+    for (int64_t t = 0, first = 0; t < tiles; ++t) {
+        const int64_t rows = n / tiles + (t < n % tiles);
+        dense_rows<V, kTileRows<V>>(rows, d, w, in + first, out + first, others ? others + first : nullptr, column);
+        first += rows;
+    }
+}
+
+template <class Out>
+inline void dense_panels(const Dense &d, const uint8_t *const *in, Out *const *out, const uint8_t *const *others, int64_t n) {
+    const Panels panels(d.outputs);
+    const auto *w = static_cast<const int8_t *>(d.packed);
+    int64_t column = 0;
+    for (int64_t p = 0; p < panels.count; ++p) {
+        const int64_t vectors = panels.vectors(p);
+        of_vectors(vectors, [&](auto v) { dense_panel<v.value>(d, w, in, out, others, n, column); });
+        w += (d.stretches * d.stretch + 8) * kInts * vectors, column += kInts * vectors;
+    }
+}
+
+inline void dense(const Dense &d, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others, int64_t n) {
+    dense_panels(d, in, out, others, n);
+}
+
+inline void dense_floats(const Dense &d, const uint8_t *const *in, float *const *out, int64_t n) { dense_panels(d, in, out, nullptr, n); }
+
+}  // namespace
+}  // namespace zoo
