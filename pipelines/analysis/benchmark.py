@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import itertools
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -25,12 +26,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.analysis.power import Meter
+from pipelines.core import machine
 from pipelines.core.batches import Batch, length, share_axis
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.progress import progress
 from pipelines.engines.catalog import load
 from pipelines.engines.session import Runnable
 
+logger = logging.getLogger(__name__)
 ROUND_SECONDS = 0.1  # seconds per turn of a configuration
 WINDOW_SECONDS = 1.0  # seconds per turn of all instances of a configuration
 WARM_SECONDS = 0.05  # seconds of warm-up before a window
@@ -202,11 +205,18 @@ def pinned(count: int, threads: int = 1) -> list[list[int]]:
     Raises:
         RequestError: There are too few processors.
     """
-    cores = sorted(os.sched_getaffinity(0))
+    found = machine.processors()
+    cores = found.order
     if count * threads > len(cores):
         most = f"--instances {len(cores) // threads}" if threads <= len(cores) else "--threads 1"
         raise RequestError(
             f"found {len(cores)} core(s), expected {count * threads} for {count} x {threads} thread(s); at most: {most}"
+        )
+    if count * threads > (physical := len(found.performance + found.efficient)):
+        logger.warning(
+            "found %d core(s) for %d processors: some share a core (SMT siblings) and are slower",
+            physical,
+            count * threads,
         )
     return [cores[index * threads : (index + 1) * threads] for index in range(count)]
 

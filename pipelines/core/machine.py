@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
 import gc
 import hashlib
+import logging
 import math
 import mmap
 import os
@@ -25,11 +27,15 @@ from pipelines.core.files import FULL, DiskFull, mapped
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
+logger = logging.getLogger(__name__)
 BLOCK_ROWS = 2**16  # rows of a large table that are read, made or changed at once
 THREADS = 1024  # maximum number of threads
 ISA = ("avx2", "avx512f", "avx512bw", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+PROCESSORS = Path("/sys/devices/system/cpu")
+EFFICIENT_PROCESSORS = Path("/sys/devices/cpu_atom/cpus")  # E-cores of Intel's hybrid CPUs
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
 PACKAGES = ("int8-zoo", "onnxruntime", "openvino", "onnx-ir", "onnx", "numpy", "pyarrow")
 
 VNNI = "int8 products are summed in 32 bits (VNNI): int8 models run at full speed and accuracy"
@@ -40,9 +46,9 @@ NO_VNNI = (
 )
 
 
-AVX2_KERNELS = (
-    "VNNI of 256 bits (AVX-VNNI): onnxruntime and OpenVINO use it; the native kernels run in AVX2, exact but slower "
-    "than with AVX512-VNNI"
+WITHOUT_VNNI = (
+    "the CPU has VNNI, which onnxruntime and OpenVINO use; the native kernels run in {}, exact but slower: this build "
+    "has none for it, or ZOO_ISA excludes them"
 )
 
 
@@ -72,15 +78,16 @@ def has_vnni() -> bool:
     return any(flag in cpu()["flags"] for flag in ("avx512_vnni", "avx_vnni"))
 
 
-def advice(kernels: Sequence[str]) -> str:
+def advice(kernels: Sequence[str], vnni: bool) -> str:
     """Describes in one line how the instruction sets of this CPU affect int8 models.
 
     Args:
         kernels: The instruction sets of the native kernels that run here, quickest first; none without kernels.
+        vnni: Whether the first of them has VNNI.
     """
     if not has_vnni():
         return NO_VNNI
-    return AVX2_KERNELS if kernels and kernels[0] not in ("amx", "avx512") else VNNI
+    return WITHOUT_VNNI.format(kernels[0]) if kernels and not vnni else VNNI
 
 
 def has_bf16() -> bool:
@@ -88,13 +95,87 @@ def has_bf16() -> bool:
     return any(flag in cpu()["flags"] for flag in ("avx512_bf16", "amx_bf16"))
 
 
+@dataclasses.dataclass(frozen=True)
+class Processors:
+    """The processors that this process may use.
+
+    Attributes:
+        performance: Logical processors of each core; of each performance core of a hybrid CPU.
+        efficient: Logical processors of each efficiency core of a hybrid CPU.
+        quota: Processor time a second that the control groups allow, in processors; infinite without a limit.
+    """
+
+    performance: tuple[tuple[int, ...], ...]
+    efficient: tuple[tuple[int, ...], ...]
+    quota: float
+
+    @property
+    def count(self) -> int:
+        """Logical processors, at most as many as the quota pays for."""
+        return max(1, min(sum(map(len, self.performance + self.efficient)), int(min(self.quota, THREADS))))
+
+    @property
+    def threads(self) -> int:
+        """The number of threads for `--threads auto`: one for each performance core, within the quota.
+
+        Threads share a model's rows equally, so that an efficiency core, or a core that two threads share, delays all.
+        """
+        return min(len(self.performance or self.efficient), self.count)
+
+    @property
+    def order(self) -> list[int]:
+        """Logical processors in the order of their use: performance cores, efficiency cores, then SMT siblings."""
+        cores = self.performance + self.efficient
+        return [core[0] for core in cores] + sorted(sibling for core in cores for sibling in core[1:])
+
+
+def processors() -> Processors:
+    """Returns the processors that affinity and control groups (cpusets and CPU quotas, versions 1 and 2) allow."""
+    allowed = set(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+    quota = math.inf
+    for folder in _control_groups("cpuset"):
+        for name in ("cpuset.cpus.effective", "cpuset.effective_cpus"):
+            allowed = allowed & _numbers(folder / name) or allowed
+    for folder in _control_groups("cpu"):
+        found = " ".join(_lines(folder / "cpu.max")).split()
+        found = found or [*_lines(folder / "cpu.cfs_quota_us"), *_lines(folder / "cpu.cfs_period_us")]
+        with contextlib.suppress(ValueError, ZeroDivisionError):  # "max", or no pair
+            time, period = map(int, found)
+            quota = min(quota, time / period) if time > 0 else quota  # -1: no limit
+    capacity = {each: max(_numbers(PROCESSORS / f"cpu{each}" / "cpu_capacity"), default=0) for each in allowed}
+    slow = _numbers(EFFICIENT_PROCESSORS) | {each for each in allowed if capacity[each] < max(capacity.values())}
+    found_cores: dict[tuple[int, ...], None] = {}
+    for each in sorted(allowed):
+        siblings = _numbers(PROCESSORS / f"cpu{each}" / "topology" / "thread_siblings_list") & allowed
+        found_cores.setdefault(tuple(sorted(siblings | {each})))
+    fast = tuple(core for core in found_cores if core[0] not in slow)
+    return Processors(fast, tuple(core for core in found_cores if core[0] in slow), quota)
+
+
+def _control_groups(controller: str) -> Iterator[Path]:
+    """Yields the folders of the control groups of this process that have a controller, each with those above it."""
+    for line in _lines(OWN_GROUPS):
+        _, kinds, folder = line.split(":", 2)
+        if kinds and controller not in kinds.split(","):
+            continue
+        root = CONTROL_GROUPS / (controller if kinds else "")
+        group = root / folder.strip("/")
+        yield from (each for each in (group, *group.parents) if each == root or root in each.parents)
+
+
+def _numbers(path: Path) -> set[int]:
+    """Returns the numbers of a list of the system such as "0-3,8"; none without the file."""
+    spans = [each.split("-") for each in ",".join(_lines(path)).split(",") if each.strip()]
+    return {number for span in spans for number in range(int(span[0]), int(span[-1]) + 1)}
+
+
 def cores() -> int:
-    """Returns the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Returns the number of processors that this process may use, see `Processors.count`."""
+    return processors().count
 
 
 def require_threads(threads: int) -> None:
-    """Checks a number of threads.
+    """Checks a number of threads, and warns once where some would share a core (SMT siblings).
 
     Args:
         threads: Number of intra-op threads.
@@ -106,6 +187,20 @@ def require_threads(threads: int) -> None:
         whole_number("threads", threads, THREADS)
     except RequestError as error:
         raise RequestError(f"{error}; this machine has {cores()} core(s)") from None
+    _warn_of_siblings(threads)
+
+
+@functools.cache
+def _warn_of_siblings(threads: int) -> None:
+    found = processors()
+    physical = len(found.performance + found.efficient)
+    if physical < threads <= len(found.order):
+        logger.warning(
+            "found %d threads for %d core(s): some share a core (SMT siblings) and are slower; --threads auto takes %d",
+            threads,
+            physical,
+            found.threads,
+        )
 
 
 def caches() -> dict[str, int]:
@@ -128,12 +223,9 @@ def available_memory() -> int:
     with contextlib.suppress(OSError, ValueError, LookupError):
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         sizes.append(int(lines["MemAvailable"].split()[0]) * 1024)
-    for line in _lines(Path("/proc/self/cgroup")):
-        _, kinds, folder = line.split(":", 2)
-        root = CONTROL_GROUPS / ("memory" if kinds else "")
+    for folder in _control_groups("memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
-            for place in (root / folder.strip("/"), root):  # a container may see its own group as the root
-                sizes += [int(text) for text in _lines(place / name) if text.isdigit()]
+            sizes += [int(text) for text in _lines(folder / name) if text.isdigit()]
     return min(sizes)
 
 
@@ -241,6 +333,7 @@ def environment(**more: Any) -> dict[str, Any]:
         "cpu_model": f"{cpu()['family']}/{cpu()['model']}",
         "isa": cpu()["flags"],
         "cores": cores(),
+        **({"isa_limit": limit} if (limit := settings.isa()) else {}),
         "versions": versions(),
         "commit": commit(),
         **more,

@@ -23,6 +23,7 @@ import numpy as np
 
 from pipelines.core import errors, files, machine
 from pipelines.core.errors import RequestError, ZooError
+from pipelines.kernels import extension
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = Path(os.environ.get("ZOO_SHARED", ROOT.parent / "shared"))
@@ -56,6 +57,14 @@ def split_names(kind: str, text: str, known: Iterable[str] | None = None) -> lis
     return names
 
 
+ONEDNN = {  # its names of instruction sets; onnxruntime has no such limit
+    "avx512": "AVX512_CORE_VNNI",
+    "avx_vnni_int8": "AVX2_VNNI_2",
+    "avx_vnni": "AVX2_VNNI",
+    "avx2": "AVX2",
+}
+
+
 class Parser(argparse.ArgumentParser):
     """Options of a comparison: --json and -o of every report, and kinds that several comparisons have.
 
@@ -68,6 +77,11 @@ class Parser(argparse.ArgumentParser):
         self.readers: dict[str, Callable[[str], Any]] = {}
         self.add_argument("--json", action="store_true", help="print the report instead of its table")
         self.add_argument("-o", "--output", metavar="FILE", help="also write the report to this file")
+        self.add_argument(
+            "--isa",
+            choices=ONEDNN,
+            help="fastest instruction set of the native kernels (ZOO_ISA), and of OpenVINO (ONEDNN_MAX_CPU_ISA)",
+        )
 
     def error(self, message: str) -> Any:
         """See argparse."""
@@ -147,6 +161,9 @@ def run(name: str, comparison: Comparison, arguments: Sequence[str]) -> None:
         parser = Parser(name, comparison.__doc__)
         comparison.options(parser)
         args = parser.parse_args(arguments)
+        if args.isa:  # also of the processes that the comparison starts
+            os.environ.update(ZOO_ISA=args.isa, ONEDNN_MAX_CPU_ISA=ONEDNN[args.isa])
+            extension.isas()
         if (report := comparison.measure(args)) is None:
             return
         if args.output:

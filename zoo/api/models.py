@@ -302,8 +302,9 @@ def doctor(speed: bool = False) -> dict[str, Any]:
         "cpu": machine.cpu()["name"],
         "isa": machine.cpu()["flags"],
         "cores": machine.cores(),
+        "threads_auto": machine.processors().threads,
         "vnni": machine.has_vnni(),
-        "advice": machine.advice(extension.isas()),
+        "advice": machine.advice(extension.isas(), extension.has_vnni()),
         "versions": machine.versions(),
         "engines": {
             name: _check_engine(name) if name in available() else "not installed (pip install 'int8-zoo[openvino]')"
@@ -312,13 +313,29 @@ def doctor(speed: bool = False) -> dict[str, Any]:
         "kernels": f"{reason}; falls back to {' and '.join(available())}"
         if (reason := extension.missing())
         else f"ok: {', '.join(extension.isas())}",
-        "settings": {"ZOO_HOME": str(cache), "ZOO_OFFLINE": settings.offline(), "ZOO_MIRROR": settings.mirror()},
+        "instruction_sets": {each.name: _use(each) for each in extension.instruction_sets() if each.listed},
+        "settings": {
+            "ZOO_HOME": str(cache),
+            "ZOO_OFFLINE": settings.offline(),
+            "ZOO_MIRROR": settings.mirror(),
+            "ZOO_ISA": settings.isa() or None,
+        },
         "cache": {"files": len(files), "megabytes": round(sum(file.stat().st_size for file in files) / 1e6, 1)},
         "models": zoo.names(),
     }
     if speed:
         report["speed"] = {"gmac_per_second": {isa: round(product_limit(isa), 1) for isa in extension.isas()}}
     return report
+
+
+def _use(found: extension.InstructionSet) -> str:
+    """Says whether the native kernels use an instruction set, and why."""
+    if not found.supported:
+        return f"not on this CPU: needs {found.needs}"
+    allowed = extension.isas()
+    if found.name not in allowed:
+        return f"excluded by ZOO_ISA={settings.isa()}: {found.needs}"
+    return f"{'used, the fastest' if found.name == allowed[0] else 'used with --isa'}: {found.needs}"
 
 
 def _check_engine(name: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 import zoo
-from zoo.cli.options import as_json
+from zoo.cli.options import as_json, isa
 from zoo.cli.output import emit, show, table, tree
 
 
@@ -89,6 +89,7 @@ def verify(model: str, key: str, as_json: bool) -> None:
 @click.option(
     "--speed", is_flag=True, help="Also measure the peak int8 throughput of one core for each instruction set."
 )
+@isa
 @as_json
 def doctor(speed: bool, as_json: bool) -> None:
     """Check this machine: CPU, VNNI, versions, cache, and the int8 accuracy of every engine."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -22,6 +23,23 @@ class Numbers(click.ParamType[Any]):
             return tuple(int(each) for each in value.split(",")) if isinstance(value, str) else value
         except ValueError:
             self.fail(f"{value!r} is no comma-separated list of whole numbers", param, ctx)
+
+
+class Threads(click.ParamType[Any]):
+    """A number of threads, or "auto"."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See `click.ParamType.convert`: "auto" becomes the number of cores, see `Processors.threads`."""
+        from pipelines.core import machine  # slow to import for most commands
+
+        if value == "auto":
+            return machine.processors().threads
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is no whole number, nor auto", param, ctx)
 
 
 class Words(click.ParamType[Any]):
@@ -68,6 +86,31 @@ class Duration(click.ParamType[Any]):
             if 0 <= seconds < math.inf
             else self.fail(f"{value!r} is not a time such as 90s, 20m or 1.5h", param, ctx)
         )
+
+
+def _with_isa(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    """Sets $ZOO_ISA, which the processes that a command starts inherit."""
+    from pipelines.core import settings
+    from pipelines.core.errors import RequestError
+    from pipelines.kernels import extension
+
+    before = os.environ.get("ZOO_ISA")
+
+    def restore() -> None:
+        if before is None:
+            os.environ.pop("ZOO_ISA", None)
+        else:
+            os.environ["ZOO_ISA"] = before
+
+    if value is not None:
+        os.environ["ZOO_ISA"] = value
+        ctx.call_on_close(restore)
+    if settings.isa():
+        try:
+            extension.isas()  # refuses an instruction set that is not there
+        except RequestError:
+            restore()  # the context of a refused command is not closed
+            raise
 
 
 def combined(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:
@@ -154,11 +197,26 @@ engines = combined(
     ),
     form,
 )
-threads = click.option(
-    "--threads",
-    default=1,
-    show_default=True,
-    help="Number of intra-op threads; `run` also scores this many blocks concurrently.",
+isa = click.option(
+    "--isa",
+    metavar="NAME",
+    default=None,
+    expose_value=False,
+    is_eager=True,
+    callback=_with_isa,
+    help="Fastest instruction set that the native kernels may use, such as avx512, avx_vnni or avx2; "
+    "`zoo doctor` lists them. [default: $ZOO_ISA, else any]",
+)
+threads = combined(
+    click.option(
+        "--threads",
+        type=Threads(),
+        default=1,
+        show_default=True,
+        help="Number of intra-op threads, or auto: one for each (performance) core that the process may use. "
+        "`run` also scores this many blocks concurrently.",
+    ),
+    isa,
 )
 batch_size = click.option(
     "--batch-size",

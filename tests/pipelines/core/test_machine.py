@@ -121,19 +121,89 @@ def test_no_commit_outside_a_checkout(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("vnni", "kernels", "said"),
+    ("vnni", "kernels", "fastest", "said"),
     [
-        (True, ["avx512", "avx2", "portable"], machine.VNNI),
-        (True, ["amx", "avx512", "avx2", "portable"], machine.VNNI),
-        (True, [], machine.VNNI),
-        (True, ["avx2", "portable"], machine.AVX2_KERNELS),
-        (True, ["portable"], machine.AVX2_KERNELS),
-        (False, ["avx2", "portable"], machine.NO_VNNI),
+        (True, ["avx512", "avx2", "portable"], True, machine.VNNI),
+        (True, [], False, machine.VNNI),
+        (True, ["avx2", "portable"], False, machine.WITHOUT_VNNI.format("avx2")),
+        (False, ["avx2", "portable"], False, machine.NO_VNNI),
     ],
 )
-def test_advice_is_of_what_the_kernels_take(monkeypatch, vnni, kernels, said):
+def test_advice_is_of_what_the_kernels_take(monkeypatch, vnni, kernels, fastest, said):
     monkeypatch.setattr(machine, "has_vnni", lambda: vnni)
-    assert machine.advice(kernels) == said
+    assert machine.advice(kernels, fastest) == said
+
+
+@pytest.fixture
+def system(tmp_path, monkeypatch):
+    """A fake system: siblings of processors, the list of E-cores, capacities, control groups and files below them."""
+
+    def made(allowed, siblings=(), efficient="", capacity=(), groups="", files=()):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(allowed))
+        for name in ("PROCESSORS", "EFFICIENT_PROCESSORS", "CONTROL_GROUPS", "OWN_GROUPS"):
+            monkeypatch.setattr(machine, name, tmp_path / name)
+        (tmp_path / "EFFICIENT_PROCESSORS").write_text(efficient)
+        (tmp_path / "OWN_GROUPS").write_text(groups)
+        texts = {f"PROCESSORS/cpu{number}/topology/thread_siblings_list": text for number, text in siblings}
+        texts |= {f"PROCESSORS/cpu{number}/cpu_capacity": text for number, text in capacity}
+        for name, text in {**texts, **{f"CONTROL_GROUPS/{name}": text for name, text in files}}.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(f"{text}\n")
+        return machine.processors()
+
+    return made
+
+
+PAIRS = [(number, f"{number % 4},{number % 4 + 4}") for number in range(8)]  # four cores of two
+
+
+def test_threads_take_each_core_once(system):
+    found = system(range(8), PAIRS)
+    assert (found.threads, found.count, found.order) == (4, 8, [0, 1, 2, 3, 4, 5, 6, 7])
+    found = system({0, 4, 5}, PAIRS)
+    assert (found.threads, found.count, found.order) == (2, 3, [0, 5, 4])
+
+
+def test_threads_of_hybrid_cpus_are_on_performance_cores(system):
+    pairs = [(0, "0-1"), (1, "0-1"), (2, "2-3"), (3, "2-3"), (4, "4"), (5, "5")]
+    found = system(range(6), pairs, efficient="4-5")
+    assert (found.threads, found.count, found.order) == (2, 6, [0, 2, 4, 5, 1, 3])
+    assert system({4, 5}, pairs, efficient="4-5").threads == 2  # no other core is allowed
+
+
+def test_smaller_capacity_is_that_of_efficiency_cores(system):
+    assert system(range(4), capacity=[(0, 512), (1, 512), (2, 1024), (3, 1024)]).order == [2, 3, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "threads"),
+    [
+        ("0::/a/b", [("a/b/cpu.max", "200000 100000")], 2),
+        ("0::/a/b", [("a/b/cpu.max", "max 100000"), ("a/cpu.max", "350000 100000")], 3),
+        ("0::/a/b", [("cpu.max", "50000 100000")], 1),  # in a container, whose root is its own group
+        ("0::/", [("cpu.max", "max 100000")], 8),
+        ("3:cpu,cpuacct:/a", [("cpu/a/cpu.cfs_quota_us", "200000"), ("cpu/a/cpu.cfs_period_us", "100000")], 2),
+        ("3:cpu,cpuacct:/a", [("cpu/a/cpu.cfs_quota_us", "-1"), ("cpu/a/cpu.cfs_period_us", "100000")], 8),
+        ("0::/a", [("a/cpuset.cpus.effective", "0-2,9")], 3),
+        ("2:cpuset:/a", [("cpuset/a/cpuset.effective_cpus", "4,6")], 2),
+        ("2:memory:/a", [("memory/a/cpu.max", "100000 100000")], 8),
+        ("", [], 8),
+    ],
+)
+def test_threads_are_within_the_limits_of_control_groups(system, groups, files, threads):
+    found = system(range(8), groups=groups, files=files)
+    assert found.threads == found.count == machine.cores() == threads
+
+
+def test_threads_that_share_a_core_are_warned_of_once(system, caplog):
+    system(range(8), PAIRS)
+    machine._warn_of_siblings.cache_clear()
+    for threads in (1, 4, 5, 5):
+        machine.require_threads(threads)
+    assert [record.getMessage() for record in caplog.records] == [
+        "found 5 threads for 4 core(s): some share a core (SMT siblings) and are slower; --threads auto takes 4"
+    ]
+    machine._warn_of_siblings.cache_clear()
 
 
 def test_linear_algebra_in_one_thread():

@@ -2,10 +2,12 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import numpy as np
 import onnx
 import pytest
@@ -15,7 +17,9 @@ from onnx import helper, numpy_helper
 import zoo
 from pipelines.core import machine
 from pipelines.graph import io
+from pipelines.kernels import extension
 from zoo.cli import app as cli
+from zoo.cli.options import Threads
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -283,6 +287,29 @@ def test_json_is_exactly_one_document(verb: str) -> None:
     done = command(*verb.split(), "--json")
     assert done.returncode == 0, done.stderr
     json.loads(done.stdout)
+
+
+@pytest.mark.skipif(not extension.isas(), reason="there are no kernels")
+def test_an_instruction_set_caps_the_kernels(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ZOO_ISA", raising=False)
+    found = json.loads(call(capsys, "doctor", "--isa", "portable", "--json")[1])
+    assert (found["kernels"], found["settings"]["ZOO_ISA"]) == ("ok: portable", "portable")
+    assert found["instruction_sets"]["portable"].startswith("used, the fastest")
+    others = [name for name in extension.isas() if name != "portable"]  # the option lasts for its command
+    assert all(found["instruction_sets"][name].startswith("excluded by ZOO_ISA=portable") for name in others)
+    assert found["advice"] != machine.VNNI
+    code, _, err = call(capsys, "doctor", "--isa", "avx10")
+    assert code == 2 and "found ZOO_ISA=avx10, expected an instruction set of this CPU" in err
+    assert "ZOO_ISA" not in os.environ
+
+
+def test_threads_are_a_number_or_auto() -> None:
+    threads = Threads()
+    assert threads.convert("auto", None, None) == machine.processors().threads and threads.convert("3", None, None) == 3
+    with pytest.raises(click.BadParameter, match="'many' is no whole number, nor auto"):
+        threads.convert("many", None, None)
 
 
 def test_results_go_through_pipes(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError, error_of_process
 from pipelines.models.pipeline import PRECISIONS
 from zoo.serving.config import ServerConfig
@@ -288,8 +289,8 @@ def _file_versions(paths: Sequence[Path]) -> list[tuple[int, int, int]] | None:
 
 
 def _worker_cpus(index: int, threads: int) -> set[int]:
-    """CPUs of a worker: as many as its threads, those of consecutive workers next to each other."""
-    cpus = sorted(os.sched_getaffinity(0))
+    """CPUs of a worker: as many as its threads, those of consecutive workers next to each other, SMT siblings last."""
+    cpus = machine.processors().order
     if threads >= len(cpus):
         return set(cpus)
     return {cpus[(index * threads + i) % len(cpus)] for i in range(threads)}
