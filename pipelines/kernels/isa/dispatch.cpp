@@ -24,12 +24,15 @@ ZOO_FOR_EACH_SET(ZOO_DECLARE)
 
 namespace {
 
-// Those of this build that the CPU runs, best first, the portable one at the end.
-std::vector<const Isa *> supported_isas() {
-    std::vector<const Isa *> isas;
-#define ZOO_ADD(set) if (set::kIsa.supported()) isas.push_back(&set::kIsa);
-    ZOO_FOR_EACH_SET(ZOO_ADD)
+// Those of this build that the CPU runs, best first, the portable one at the end. Asked once: CPUID takes microseconds in a virtual machine.
+const std::vector<const Isa *> &supported_isas() {
+    static const auto isas = [] {
+        std::vector<const Isa *> found;
+#define ZOO_ADD(set) if (set::kIsa.supported()) found.push_back(&set::kIsa);
+        ZOO_FOR_EACH_SET(ZOO_ADD)
 #undef ZOO_ADD
+        return found;
+    }();
     return isas;
 }
 

@@ -1,6 +1,7 @@
 // Dot products of int8 vectors: with dot products of bytes by rows, else as the compiler lowers a loop.
 #pragma once
 #include <cstring>
+#include <utility>
 
 #include "isa/retrieval/kernels.h"
 #include "isa/vectors/code_products.h"
@@ -27,42 +28,64 @@ inline IntVec load_tail(const int8_t *at, int64_t count) {
     return v;
 }
 
-// Sums of products of a row, + kQueryMiddle a value, with the query, in the lanes of a vector. `last`: of the query.
-inline IntVec lanes_of(const int8_t *query, const int8_t *row, int64_t whole, int64_t tail, IntVec last) {
-    IntVec sum{};
-    for (int64_t j = 0; j < whole; j += kBytesTogether) add_query_products(sum, load_as<IntVec>(row + j) ^ kQueryMiddles, load_as<IntVec>(query + j));
-    if (tail) add_query_products(sum, load_tail(row + whole, tail) ^ kQueryMiddles, last);
-    return sum;
+// The sum of the two halves of a vector.
+template <class V, size_t... kLanes> inline auto halved(V v, std::index_sequence<kLanes...>) {
+    return __builtin_shufflevector(v, v, kLanes...) + __builtin_shufflevector(v, v, (kLanes + sizeof...(kLanes))...);
 }
 
-inline Vector<int32_t, 4>::type to_four(IntVec v) {
-    using Four = Vector<int32_t, 4>::type;
-    Four parts[kVecLanes / 4], sum{};
-    std::memcpy(parts, &v, sizeof v);
-    for (const Four part : parts) sum += part;
-    return sum;
+template <size_t kCount = kVecLanes, class V> inline Vector<int32_t, 4>::type to_four(V v) {
+    if constexpr (kCount == 4) return v;
+    else return to_four<kCount / 2>(halved(v, std::make_index_sequence<kCount / 2>()));
+}
+
+// Sums of pairs of lanes of two vectors, in every 128 bits those of a and of b in turn.
+inline IntVec joined(IntVec a, IntVec b) {
+    IntVec low{}, high{};
+    for (int32_t l = 0; l < kVecLanes; ++l) low[l] = l / 4 * 4 + l % 4 / 2 + l % 2 * static_cast<int32_t>(kVecLanes), high[l] = low[l] + 2;
+    return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
 }
 
 // The sums of the lanes of four vectors.
 inline Vector<int32_t, 4>::type sums_of(IntVec a, IntVec b, IntVec c, IntVec d) {
-    using Four = Vector<int32_t, 4>::type;
-    const Four p = to_four(a), q = to_four(b), r = to_four(c), s = to_four(d), low{0, 4, 1, 5}, high{2, 6, 3, 7}, first{0, 1, 4, 5}, second{2, 3, 6, 7};
-    const Four pq = __builtin_shuffle(p, q, low) + __builtin_shuffle(p, q, high), rs = __builtin_shuffle(r, s, low) + __builtin_shuffle(r, s, high);
-    return __builtin_shuffle(pq, rs, first) + __builtin_shuffle(pq, rs, second);
+    const IntVec ab = joined(a, b), cd = joined(c, d);  // a, b, a, b of every 128 bits
+    IntVec low{}, high{};
+    for (int32_t l = 0; l < kVecLanes; ++l) low[l] = l / 4 * 4 + l % 2 + l % 4 / 2 * static_cast<int32_t>(kVecLanes), high[l] = low[l] + 2;
+    return to_four(__builtin_shuffle(ab, cd, low) + __builtin_shuffle(ab, cd, high));
+}
+
+// Adds the products of vectors of four rows, + kQueryMiddle a value, with that of the query.
+template <class Load>
+inline void add_four(IntVec &a, IntVec &b, IntVec &c, IntVec &d, const int8_t *row, int64_t size, IntVec query, Load load) {
+    add_query_products(a, load(row) ^ kQueryMiddles, query);
+    add_query_products(b, load(row + size) ^ kQueryMiddles, query);
+    add_query_products(c, load(row + 2 * size) ^ kQueryMiddles, query);
+    add_query_products(d, load(row + 3 * size) ^ kQueryMiddles, query);
 }
 
 void dots(const int8_t *query, const int8_t *rows, int64_t count, int64_t size, int32_t *out) {
     if constexpr (kTerms < 4) return dots_of_words(query, rows, count, size, out);
     const int64_t whole = size / kBytesTogether * kBytesTogether, tail = size - whole;
     const IntVec last = load_tail(query + whole, tail);
+    const int8_t *const end = rows + count * size;
+    const auto load_whole = [](const int8_t *at) { return load_as<IntVec>(at); };
+    const auto load_last = [tail](const int8_t *at) { return load_tail(at, tail); };
     int32_t shifted = 0;  // what kQueryMiddle in every value of a row adds
     for (int64_t j = 0; j < size; ++j) shifted += kQueryMiddle * query[j];
     int64_t i = 0;
-    for (; i + 4 <= count; i += 4, rows += 4 * size)
-        store_as(out + i, sums_of(lanes_of(query, rows, whole, tail, last), lanes_of(query, rows + size, whole, tail, last),
-                                  lanes_of(query, rows + 2 * size, whole, tail, last), lanes_of(query, rows + 3 * size, whole, tail, last)) - shifted);
+    for (; i + 4 <= count; i += 4, rows += 4 * size) {
+        IntVec a{}, b{}, c{}, d{};
+        for (int64_t j = 0; j < whole; j += kBytesTogether) add_four(a, b, c, d, rows + j, size, load_as<IntVec>(query + j), load_whole);
+        if (tail && rows + 3 * size + whole + kBytesTogether <= end)
+            add_four(a, b, c, d, rows + whole, size, last, load_whole);  // what lies behind a row is multiplied by zeros
+        else if (tail)
+            add_four(a, b, c, d, rows + whole, size, last, load_last);
+        store_as(out + i, sums_of(a, b, c, d) - shifted);
+    }
     for (; i < count; ++i, rows += size) {
-        const auto four = to_four(lanes_of(query, rows, whole, tail, last));
+        IntVec sum{};
+        for (int64_t j = 0; j < whole; j += kBytesTogether) add_query_products(sum, load_as<IntVec>(rows + j) ^ kQueryMiddles, load_as<IntVec>(query + j));
+        add_query_products(sum, load_tail(rows + whole, tail) ^ kQueryMiddles, last);
+        const auto four = to_four(sum);
         out[i] = four[0] + four[1] + four[2] + four[3] - shifted;
     }
 }

@@ -20,11 +20,11 @@ inline Vec entries(const float *table, IntVec segment) {
     return _mm512_permutex2var_ps(_mm512_loadu_ps(table), reinterpret_cast<__m512i>(segment), _mm512_loadu_ps(table + 16));
 }
 
-inline void dot_pairs(IntVec &sum, Words a, Words b) { asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
+inline void dot_pairs(IntVec &sum, Words a, Words b) { dot_s16s16(sum, a, b); }
 
 constexpr int64_t kTerms = 4;
 using Code = int8_t;
-inline void add_products(IntVec &sum, IntVec x, IntVec w) { asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w)); }
+inline void add_products(IntVec &sum, IntVec x, IntVec w) { dot_u8s8(sum, x, w); }
 constexpr bool kSignedQueries = false;
 inline void add_query_products(IntVec &sum, IntVec x, IntVec w) { add_products(sum, x, w); }
 

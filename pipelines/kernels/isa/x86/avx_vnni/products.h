@@ -9,7 +9,8 @@
 namespace zoo {
 namespace {
 
-// Inline assembly on vectors of any type, 128 or 256 bits, so that nothing else is compiled for these instruction sets and gcc 12 moves no accumulators about.
+// Inline assembly on vectors of any type, 128 or 256 bits, so that nothing else is compiled for these instruction sets and gcc 12 moves no accumulators about; on copies of
+// sums, which are else kept in memory.
 #if defined(ZOO_MODEL)
 // sum + f(a, b).
 template <class V, class F>
@@ -41,9 +42,17 @@ inline void dot_s16s16(Sum &sum, V a, V b) {
 #define ZOO_ENCODING "%{vex%} "
 #endif
 template <class V>
-inline void dot_u8s8(V &sum, V u8, V s8) { asm(ZOO_ENCODING "vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(u8), "xm"(s8)); }
+inline void dot_u8s8(V &sum, V u8, V s8) {
+    V copy = sum;
+    asm(ZOO_ENCODING "vpdpbusd %2, %1, %0" : "+x"(copy) : "x"(u8), "xm"(s8));
+    sum = copy;
+}
 template <class Sum, class V>
-inline void dot_s16s16(Sum &sum, V a, V b) { asm(ZOO_ENCODING "vpdpwssd %2, %1, %0" : "+x"(sum) : "x"(a), "xm"(b)); }
+inline void dot_s16s16(Sum &sum, V a, V b) {
+    Sum copy = sum;
+    asm(ZOO_ENCODING "vpdpwssd %2, %1, %0" : "+x"(copy) : "x"(a), "xm"(b));
+    sum = copy;
+}
 #undef ZOO_ENCODING
 #endif
 

@@ -10,7 +10,9 @@ inline void dot_s8s8(V &sum, V a, V b) {
 #if defined(ZOO_MODEL)
     sum = modelled(sum, a, b, four_products<true>);
 #else
-    asm("vpdpbssd %2, %1, %0" : "+x"(sum) : "x"(a), "xm"(b));
+    V copy = sum;
+    asm("vpdpbssd %2, %1, %0" : "+x"(copy) : "x"(a), "xm"(b));
+    sum = copy;
 #endif
 }
 
