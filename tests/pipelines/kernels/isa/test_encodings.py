@@ -3,12 +3,11 @@
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
-import pipelines
-
-SOURCES = pipelines.__path__[0] + "/kernels"
+SOURCES = Path(__file__).resolve().parents[4] / "pipelines" / "kernels"
 pytestmark = pytest.mark.skipif(not (shutil.which("g++") and shutil.which("objdump")), reason="needs g++ and objdump")
 PRODUCTS = """#include "isa/x86/avx_vnni_int8/products.h"
 extern "C" void bytes(__m256i &sum, __m256i a, __m256i b) { zoo::dot_u8s8(sum, a, b); }
