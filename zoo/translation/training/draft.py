@@ -165,7 +165,8 @@ def _arrays(network: DraftNetwork, teacher: Transformer, folder: ModelFolder) ->
     cross = next(each.layer for each in decoder.operations if isinstance(each, CrossAttention))
     layer: Any = teacher.decoder[0]
     own = np.concatenate([layer.cross.key.weight.detach().numpy(), layer.cross.value.weight.detach().numpy()])
-    memory = _column_ratios(own, cross.weight.T * cross.scale[:, None])
+    padded = (cross.weight.T * cross.scale[:, None]).reshape(2 * layer.cross.heads, -1, own.shape[1])
+    memory = _column_ratios(own, padded[:, : layer.cross.size].reshape(own.shape))
     arrays["cell.weight"] = arrays["cell.weight"] * results
     for name in arrays:
         if name.endswith(("keys.weight", "values.weight")):

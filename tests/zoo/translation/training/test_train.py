@@ -144,7 +144,8 @@ def test_fine_tuning_keeps_vocabulary_and_network_and_starts_from_the_weights(qu
 
 def _empty(folder: Path) -> Path:
     folder.mkdir()
-    (folder / "card.json").write_text("{}")
+    card = {"name": "empty", "entry": "wide-deep", "description": "none", "files": {}}
+    (folder / "card.json").write_text(json.dumps(card))
     return folder
 
 
