@@ -22,7 +22,7 @@ inline uint8_t requantize(int32_t sum, float scale, const Requantization &bytes)
     return static_cast<uint8_t>(rounded < bytes.low ? bytes.low : rounded > bytes.high ? bytes.high : rounded);
 }
 
-void sum_bytes(const ByteSum &s, const uint8_t *a, const uint8_t *b, uint8_t *out, int64_t count) {
+inline void sum_bytes(const ByteSum &s, const uint8_t *a, const uint8_t *b, uint8_t *out, int64_t count) {
     const float a_ratio = s.a_ratio, b_ratio = s.b_ratio, fixed = s.fixed;
     const int32_t low = s.low, high = s.high;
     for (int64_t i = 0; i < count; ++i) {
@@ -31,7 +31,7 @@ void sum_bytes(const ByteSum &s, const uint8_t *a, const uint8_t *b, uint8_t *ou
     }
 }
 
-void multiply_bytes(const ByteProduct &p, const uint8_t *x, const uint8_t *gate, uint8_t *out, int64_t count) {
+inline void multiply_bytes(const ByteProduct &p, const uint8_t *x, const uint8_t *gate, uint8_t *out, int64_t count) {
     const int32_t x_zero = p.x_zero, gate_zero = p.gate_zero, zero = p.zero, low = p.low, high = p.high;
     const float x_scale = p.x_scale, gate_scale = p.gate_scale, scale = p.scale;
     const float ratio = (x_scale * gate_scale) / scale, shift = static_cast<float>(zero);
@@ -59,7 +59,7 @@ inline void max_of(const Window &w, int64_t begin, uint8_t *out) {
     std::memcpy(out + begin, most, Width);
 }
 
-void max_pool(const Window &w, uint8_t *out, int64_t count) {
+inline void max_pool(const Window &w, uint8_t *out, int64_t count) {
     int64_t begin = 0;
     for (; begin + 64 <= count; begin += 64) max_of<64>(w, begin, out);
     for (; begin < count; begin += 16) max_of<16>(w, begin, out);
@@ -76,7 +76,7 @@ inline void mean_of(const Window &w, const Mean &m, int64_t begin, uint8_t *out)
     for (int j = 0; j < Width; ++j) out[begin + j] = static_cast<uint8_t>(to_byte(total[j] / m.count / m.scale + m.zero, 0, 255));
 }
 
-void mean(const Window &w, const Mean &m, uint8_t *out, int64_t count) {
+inline void mean(const Window &w, const Mean &m, uint8_t *out, int64_t count) {
     int64_t begin = 0;
     for (; begin + 64 <= count; begin += 64) mean_of<64>(w, m, begin, out);
     for (; begin < count; begin += 16) mean_of<16>(w, m, begin, out);
@@ -96,21 +96,21 @@ inline void global_mean_of(const Window &w, int32_t x_zero, float scale, int32_t
         out[begin + j] = static_cast<uint8_t>(to_byte(static_cast<float>(total[j] - shift) * scale, -zero, 255 - zero) + zero);
 }
 
-void global_mean(const Window &w, int32_t x_zero, float scale, int32_t zero, uint8_t *out, int64_t count) {
+inline void global_mean(const Window &w, int32_t x_zero, float scale, int32_t zero, uint8_t *out, int64_t count) {
     int64_t begin = 0;
     if (w.rows * w.columns <= 65535 / 255)
         for (; begin + 64 <= count; begin += 64) global_mean_of<uint16_t, 64>(w, x_zero, scale, zero, out, begin);
     for (; begin < count; begin += 16) global_mean_of<int32_t, 16>(w, x_zero, scale, zero, out, begin);
 }
 
-void quantize_bytes(const float *x, float scale, int32_t zero, int64_t n, uint8_t *out) {
+inline void quantize_bytes(const float *x, float scale, int32_t zero, int64_t n, uint8_t *out) {
     for (int64_t i = 0; i < n; ++i) {
         const float value = x[i] / scale;
         out[i] = static_cast<uint8_t>(to_byte(value == value ? value : 0.0f, -zero, 255 - zero) + zero);
     }
 }
 
-void interleave(const uint8_t *const *planes, uint8_t fill, int64_t n, uint8_t *out) {
+inline void interleave(const uint8_t *const *planes, uint8_t fill, int64_t n, uint8_t *out) {
     const uint8_t *a = planes[0], *b = planes[1], *c = planes[2];
     const uint32_t last = static_cast<uint32_t>(fill) << 24;
     for (int64_t i = 0; i < n; ++i) {

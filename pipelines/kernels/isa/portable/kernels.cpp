@@ -7,8 +7,6 @@
 #include "isa/vectors/click_kernels.h"
 #include "isa/vectors/row_kernels.h"
 
-#include "isa/images/table.h"  // behind the kernels
-
 namespace zoo {
 namespace {
 
@@ -78,27 +76,10 @@ void resample(const Resampling &r, int64_t outputs, const uint8_t *in, int64_t i
 }
 
 }  // namespace
+}  // namespace zoo
 
-const Isa ZOO_SET::kIsa = {
-    .name = "portable",
-    .needs = "what every CPU has",
-    .vnni = false,
-    .vector_bits = 128,
-    .supported = [] { return true; },
-    .packed_bytes = packed_bytes,
-    .pack_linear = pack_linear,
-    .unpack_column = unpack_column,
-    .gather_columns = gather_columns,
-    .linear = linear,
-    .pack_weights = pack_weights,
-    .resample = resample,
-    .rows = &kRowKernels,
-    .clicks = &kClickKernels,
-    .images = &kImageKernels,
-    .tables = &ZOO_SET::kTables,
-    .sequences = &ZOO_SET::kSequences,
-    .late_interaction = &ZOO_SET::kLateInteraction,
-    .retrieval = &ZOO_SET::kRetrieval,
-};
+#include "isa/table.h"  // behind the kernels
 
+namespace zoo {
+const Isa ZOO_SET::kIsa = table_of("portable", "what every CPU has", [] { return true; });
 }  // namespace zoo

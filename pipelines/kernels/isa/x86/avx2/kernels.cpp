@@ -7,8 +7,7 @@
 #include "isa/x86/avx2/epilogue.h"
 #include "isa/x86/avx2/images.h"
 #include "isa/x86/avx2/lookup.h"
-
-#include "isa/images/table.h"  // behind the kernels
+#include "isa/x86/cpu.h"
 
 namespace zoo {
 namespace {
@@ -118,30 +117,11 @@ void resample(const Resampling &r, int64_t outputs, const uint8_t *in, int64_t i
         }
 }
 
-bool supported() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
-
 }  // namespace
+}  // namespace zoo
 
-const Isa ZOO_SET::kIsa = {
-    .name = "avx2",
-    .needs = "AVX2, FMA and F16C, without dot products of bytes",
-    .vnni = false,
-    .vector_bits = 256,
-    .supported = supported,
-    .packed_bytes = packed_bytes,
-    .pack_linear = pack_linear,
-    .unpack_column = unpack_column,
-    .gather_columns = gather_columns,
-    .linear = linear,
-    .pack_weights = pack_weights,
-    .resample = resample,
-    .rows = &kRowKernels,
-    .clicks = &kClickKernels,
-    .images = &kImageKernels,
-    .tables = &ZOO_SET::kTables,
-    .sequences = &ZOO_SET::kSequences,
-    .late_interaction = &ZOO_SET::kLateInteraction,
-    .retrieval = &ZOO_SET::kRetrieval,
-};
+#include "isa/table.h"  // behind the kernels
 
+namespace zoo {
+const Isa ZOO_SET::kIsa = table_of("avx2", "AVX2, FMA and F16C, without dot products of bytes", has_avx2);
 }  // namespace zoo

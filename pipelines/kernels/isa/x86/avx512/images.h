@@ -38,18 +38,5 @@ inline void lookup(const uint8_t *table, const uint8_t *x, uint8_t *out, int64_t
     }
 }
 
-inline int64_t products(int64_t rounds) {
-    constexpr int kSums = 12;  // more than the latency of a product
-    __m512i sums[kSums];
-    unroll<kSums>([&](auto i) ZOO_INLINE { sums[i.value] = _mm512_setzero_si512(); });
-    const __m512i x = _mm512_set1_epi32(0x01020304), w = _mm512_set1_epi32(0x7F81FF01);
-    for (int64_t n = 0; n < rounds; ++n) {
-        unroll<kSums>([&](auto i) ZOO_INLINE { dot_u8s8(sums[i.value], x, w); });
-        asm volatile("" ::: "memory");
-    }
-    unroll<kSums>([&](auto i) ZOO_INLINE { asm volatile("" ::"v"(sums[i.value])); });
-    return rounds * kSums * 64;
-}
-
 }  // namespace
 }  // namespace zoo

@@ -5,9 +5,8 @@
 #include "isa/x86/avx512/images.h"
 #include "isa/x86/avx512/linear.h"
 #include "isa/x86/bytes/depthwise.h"
+#include "isa/x86/bytes/products.h"
 #include "isa/x86/bytes/resample.h"
-
-#include "isa/images/table.h"  // behind the kernels
 
 namespace zoo {
 namespace {
@@ -18,27 +17,10 @@ bool supported() {
 }
 
 }  // namespace
+}  // namespace zoo
 
-const Isa ZOO_SET::kIsa = {
-    .name = "avx512",
-    .needs = "AVX512-VNNI, with vectors of 512 bits",
-    .vnni = true,
-    .vector_bits = 512,
-    .supported = supported,
-    .packed_bytes = packed_bytes,
-    .pack_linear = pack_linear,
-    .unpack_column = unpack_column,
-    .gather_columns = gather_columns,
-    .linear = linear,
-    .pack_weights = pack_weights,
-    .resample = resample,
-    .rows = &kRowKernels,
-    .clicks = &kClickKernels,
-    .images = &kImageKernels,
-    .tables = &ZOO_SET::kTables,
-    .sequences = &ZOO_SET::kSequences,
-    .late_interaction = &ZOO_SET::kLateInteraction,
-    .retrieval = &ZOO_SET::kRetrieval,
-};
+#include "isa/table.h"  // behind the kernels
 
+namespace zoo {
+const Isa ZOO_SET::kIsa = table_of("avx512", "AVX512-VNNI, with vectors of 512 bits", supported);
 }  // namespace zoo

@@ -1,8 +1,7 @@
 // The kernels for AVX-VNNI-INT8: those of AVX-VNNI, and where both factors are signed, products without a zero point of 128.
-#include <cpuid.h>
-
 #include "isa/isa.h"
 #include "isa/vectors/row_kernels.h"
+#include "isa/x86/cpu.h"
 
 namespace zoo {
 namespace ZOO_BASE {
@@ -12,8 +11,7 @@ namespace {
 
 bool supported() {
 #if !defined(ZOO_MODEL)
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(d >> 4 & 1)) return false;
+    if (!(features().edx >> 4 & 1)) return false;
 #endif
     return ZOO_BASE::kIsa.supported();
 }
