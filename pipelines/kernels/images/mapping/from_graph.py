@@ -190,8 +190,8 @@ class _Mapping(Views):
         """Adds the last step; returns the shape of the results of a sample."""
         found = None if value is None else self.values.get(value)
         if isinstance(found, Pending) and found.result is not None and (found.low, found.high) == (-np.inf, np.inf):
-            shape = found.result()
-            shape = (int(np.prod(shape)),) if found.flat else shape
+            found.result()
+            shape = self._elements(found).shape[1:]
         elif value is not None and self._is_dequantized(value):
             shape = self._result(value)
         else:
@@ -269,11 +269,10 @@ class _Mapping(Views):
             step(out, scales / scale, zero, low, high)
             return out
 
-        def result() -> tuple[int, ...]:
+        def result() -> None:
             if not flat and counts != (1, 1):
                 raise refused(node, "computes the output and has several pixels")
             step(-1, scales)
-            return (len(weight),) if flat else (1, 1, len(weight)) if last else (len(weight), 1, 1)
 
         @functools.cache
         def real() -> int:
@@ -448,11 +447,10 @@ class _Mapping(Views):
             self.steps.append(GlobalAverage(x.tensor, out, x.zero, float(factor), zero))
             return self._clipped(out, low, high)
 
-        def result() -> tuple[int, ...]:
+        def result() -> None:
             assert x.scale is not None
             factor = x.scale / np.float32(height * width)
             self.steps.append(GlobalAverage(x.tensor, -1, x.zero, float(factor), 0))
-            return (channels,) if flat else (1, 1, channels) if x.last else (channels, 1, 1)
 
         @functools.cache
         def real() -> int:

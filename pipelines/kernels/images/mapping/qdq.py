@@ -45,6 +45,25 @@ def refused(node: ir.Node, why: str) -> RequestError:
     return RequestError(f"the operator {query.label(node)} ({node.op_type}) {why}")
 
 
+def split_sizes(node: ir.Node, size: int) -> list[int]:
+    """Returns the sizes of the parts of a Split.
+
+    Args:
+        node: The Split.
+        size: Size of the axis.
+
+    Raises:
+        RequestError: The parts are not the whole axis.
+    """
+    count, sizes = len(node.outputs), query.integers(node, "split", 1)
+    if sizes is None:
+        each = -(-size // count)
+        sizes = [*[each] * (count - 1), size - each * (count - 1)]
+    if sum(sizes) != size or min(sizes) < 1:
+        raise refused(node, f"splits {size} elements into {sizes}")
+    return sizes
+
+
 def qparams(node: ir.Node) -> tuple[np.float32, int]:
     """Reads the qparams of a QuantizeLinear or DequantizeLinear.
 

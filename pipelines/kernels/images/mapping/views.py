@@ -14,7 +14,7 @@ from pipelines.core.errors import RequestError
 from pipelines.graph import query
 from pipelines.kernels.arrays import Array
 from pipelines.kernels.images.mapping.floats import FloatValues
-from pipelines.kernels.images.mapping.qdq import data_input, input_at, qparams, real_constant, refused
+from pipelines.kernels.images.mapping.qdq import data_input, input_at, qparams, real_constant, refused, split_sizes
 from pipelines.kernels.images.mapping.walk import Bytes, Layer, Pending, layout_of
 from pipelines.kernels.images.steps import Attention, Convolution, Gathering, Operand, Step
 
@@ -210,7 +210,7 @@ class Views(FloatValues):
             return _rearranged(node, x, samples)
         except RequestError:
             raise
-        except ValueError as error:
+        except (ValueError, IndexError) as error:
             raise refused(node, f"rearranges {list(x.shape)}: {error}") from error
 
     def _places(self, view: View) -> NDArray[np.int64] | None:
@@ -444,8 +444,7 @@ def _rearranged(node: ir.Node, x: NDArray[np.int64], samples: int | None) -> lis
                 raise refused(node, "has no constant indices")
             return [np.take(x, indices.astype(np.int64), axis)]
         case "Split":
-            parts = query.integers(node, "split", 1) or [x.shape[axis] // len(node.outputs)] * len(node.outputs)
-            return np.split(x, np.cumsum(parts)[:-1].tolist(), axis)
+            return np.split(x, np.cumsum(split_sizes(node, x.shape[axis]))[:-1].tolist(), axis)
     bounds = [query.integers(node, name, at) for at, name in ((1, "starts"), (2, "ends"), (3, "axes"))]
     starts, ends, axes = bounds
     steps = query.constant(input_at(node, 4))

@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.graph import query
 from pipelines.kernels.arrays import Array
-from pipelines.kernels.images.mapping.qdq import computed, data_input, input_at, qparams, quantized, refused
+from pipelines.kernels.images.mapping.qdq import (
+    computed,
+    data_input,
+    input_at,
+    qparams,
+    quantized,
+    refused,
+    split_sizes,
+)
 from pipelines.kernels.images.steps import Concatenation, Lookup, Pixels, Resampling, Selection, Shape, Step
 
 
@@ -85,7 +93,7 @@ class Layer:
         return replace(self, weight=weight, scales=scales, biases=biases)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pending:
     """A real value that is not quantized yet.
 
@@ -112,7 +120,7 @@ class Pending:
     flat: bool = False
     tokens: bool = False
     layer: Layer | None = None
-    result: Callable[[], tuple[int, ...]] | None = None
+    result: Callable[[], None] | None = None
     real: Callable[[], int] | None = None
     trace: tuple[Pending, NDArray[np.float32]] | None = None
     curve: tuple[int, NDArray[np.float32]] | None = None
@@ -411,13 +419,7 @@ class Walk:
 
     def _split(self, node: ir.Node) -> None:
         found = self._part(node, node.attributes.get_int("axis", 0))
-        channels, count = self._shape(found)[2], len(node.outputs)
-        sizes = query.integers(node, "split", 1)
-        if sizes is None:
-            each = -(-channels // count)
-            sizes = [*[each] * (count - 1), channels - each * (count - 1)]
-        if sum(sizes) != channels or min(sizes) < 1:
-            raise refused(node, f"splits {channels} channels into {sizes}")
+        sizes = split_sizes(node, self._shape(found)[2])
         ends = np.cumsum(sizes)
         for output, size, end in zip(node.outputs, sizes, ends, strict=True):
             self.values[output] = self._cut(found, range(int(end) - size, int(end)))

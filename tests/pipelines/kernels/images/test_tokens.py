@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.image_programs import program, same_bits
 from helpers.qdq_graphs import Graph, gelu, linear, results, weights
+from onnx import helper
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import io
@@ -109,10 +110,7 @@ def check(g: Graph, path: Path, shape: list[int], share: float = 0.01) -> list[t
 def test_a_vision_transformer_is_whole(merged: bool, tmp_path: Path) -> None:
     """Patches, a token of the class or the mean of all, positions, and blocks as timm and transformers export them."""
     g = Graph()
-    x = g.quantize(
-        g.layer("Conv", g.quantize("image", 0.02, 120), (CHANNELS, 3, 4, 4), 0.02, strides=[4, 4]), 0.03, 120
-    )
-    x = g.add("Transpose", [g.add("Reshape", [x, g.constant(np.array([0, CHANNELS, 16]))])], perm=[0, 2, 1])
+    x = patches(g)
     token = weights(g, 1, 1, CHANNELS)
     if not merged:  # one of each sample
         count = g.add("Gather", [g.add("Shape", ["image"]), g.constant(np.array([0]))])
@@ -173,16 +171,64 @@ def rolled(g: Graph, x: str, by: int) -> str:
     return x
 
 
+def patches(g: Graph) -> str:
+    """Sixteen tokens of an image [3, 16, 16], quantized."""
+    x = g.layer("Conv", g.quantize("image", 0.02, 120), (CHANNELS, 3, 4, 4), 0.02, strides=[4, 4])
+    x = g.add("Reshape", [g.quantize(x, 0.03, 120), g.constant(np.array([0, CHANNELS, 16]))])
+    return g.add("Transpose", [x], perm=[0, 2, 1])
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_parts_of_tokens_are_of_the_size_that_onnx_gives_them(last: bool, tmp_path: Path) -> None:
+    """Sixteen tokens in three parts are six, six and four."""
+    g = Graph()
+    parts = [f"part{i}" for i in range(3)]
+    g.nodes.append(helper.make_node("Split", [patches(g)], parts, axis=1, num_outputs=3))
+    rows = linear(g, parts[2 if last else 0], (CHANNELS, CHANNELS))
+    mean = g.quantize(
+        g.add("ReduceMean", [g.quantize(rows, 0.05, 120), g.constant(np.array([1]))], keepdims=0), 0.05, 120
+    )
+    g.flat = g.layer("Gemm", mean, (5, CHANNELS), 0.05, transB=1)
+    check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=20), [3, 16, 16])
+
+
+def test_a_function_whose_results_are_rolled(tmp_path: Path) -> None:
+    g = Graph()
+    x = g.layer("Conv", g.quantize("image", 0.02, 120), (CHANNELS, 3, 2, 2), 0.02, strides=[2, 2])
+    x = g.add("Transpose", [g.add("Sigmoid", [g.quantize(x, 0.03, 120)])], perm=[0, 2, 3, 1])
+    rows = linear(g, g.quantize(rolled(g, x, 2), 1 / 255, 0), (CHANNELS, CHANNELS))
+    mean = g.add("ReduceMean", [g.quantize(rows, 0.05, 120), g.constant(np.array([1, 2]))], keepdims=0)
+    g.flat = g.layer("Gemm", g.quantize(mean, 0.05, 120), (5, CHANNELS), 0.05, transB=1)
+    check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=20), [3, 16, 16])
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_network_ends_at_one_token(pooled: bool, tmp_path: Path) -> None:
+    g = Graph()
+    mean = g.add("ReduceMean", [patches(g), g.constant(np.array([1]))], keepdims=1)
+    out = mean if pooled else linear(g, g.quantize(mean, 0.05, 120), (CHANNELS, 5))
+    g.ranks = {out: 3}
+    path = g.save(tmp_path / "m.onnx", [3, 16, 16], out, opset=20)
+    assert image_program(io.load(path)).result_shape == results(path, np.zeros((1, 3, 16, 16), np.float32)).shape[1:]
+    check(g, path, [3, 16, 16])
+
+
+@pytest.mark.parametrize("index", [16, -17])
+def test_a_token_that_is_not_there_is_refused(index: int, tmp_path: Path) -> None:
+    g = Graph()
+    first = g.add("Gather", [patches(g), g.constant(np.array(index))], axis=1)
+    g.flat = g.layer("Gemm", first, (5, CHANNELS), 0.03, transB=1)
+    with pytest.raises(RequestError, match="Gather"):
+        image_program(io.load(g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=20)))
+
+
 @pytest.mark.parametrize(
     ("kind", "why"),
     [("values", "values of another shape"), ("order", "heads are no columns"), ("softmax", "not over the keys")],
 )
 def test_near_misses_are_refused(kind: str, why: str, tmp_path: Path) -> None:
     g = Graph()
-    x = g.quantize(
-        g.layer("Conv", g.quantize("image", 0.02, 120), (CHANNELS, 3, 4, 4), 0.02, strides=[4, 4]), 0.03, 120
-    )
-    x = g.add("Transpose", [g.add("Reshape", [x, g.constant(np.array([0, CHANNELS, 16]))])], perm=[0, 2, 1])
+    x = patches(g)
     rows = linear(g, x, (CHANNELS, CHANNELS))
     shape = [-1, HEADS, 16, SIZE] if kind == "order" else [-1, 16, HEADS, SIZE]
     heads = g.add("Reshape", [rows, g.constant(np.array(shape))])
