@@ -212,7 +212,7 @@ def pinned(count: int, threads: int = 1) -> list[list[int]]:
         raise RequestError(
             f"found {len(cores)} core(s), expected {count * threads} for {count} x {threads} thread(s); at most: {most}"
         )
-    if count * threads > (physical := len(found.performance + found.efficient)):
+    if count * threads > (physical := len(found.cores)):
         logger.warning(
             "found %d core(s) for %d processors: some share a core (SMT siblings) and are slower",
             physical,

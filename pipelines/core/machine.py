@@ -110,9 +110,14 @@ class Processors:
     quota: float
 
     @property
+    def cores(self) -> tuple[tuple[int, ...], ...]:
+        """Logical processors of each core, performance cores first."""
+        return self.performance + self.efficient
+
+    @property
     def count(self) -> int:
         """Logical processors, at most as many as the quota pays for."""
-        return max(1, min(sum(map(len, self.performance + self.efficient)), int(min(self.quota, THREADS))))
+        return _paid(sum(map(len, self.cores)), self.quota)
 
     @property
     def threads(self) -> int:
@@ -125,12 +130,30 @@ class Processors:
     @property
     def order(self) -> list[int]:
         """Logical processors in the order of their use: performance cores, efficiency cores, then SMT siblings."""
-        cores = self.performance + self.efficient
-        return [core[0] for core in cores] + sorted(sibling for core in cores for sibling in core[1:])
+        return [core[0] for core in self.cores] + sorted(sibling for core in self.cores for sibling in core[1:])
 
 
 def processors() -> Processors:
     """Returns the processors that affinity and control groups (cpusets and CPU quotas, versions 1 and 2) allow."""
+    allowed, quota = _allowed()
+    capacity = {each: max(_numbers(PROCESSORS / f"cpu{each}" / "cpu_capacity"), default=0) for each in allowed}
+    largest = max(capacity.values())
+    slow = _numbers(EFFICIENT_PROCESSORS) | {each for each in allowed if capacity[each] < largest}
+    found_cores: dict[tuple[int, ...], None] = {}
+    for each in sorted(allowed):
+        siblings = _numbers(PROCESSORS / f"cpu{each}" / "topology" / "thread_siblings_list") & allowed
+        found_cores.setdefault(tuple(sorted(siblings | {each})))
+    fast = tuple(core for core in found_cores if core[0] not in slow)
+    return Processors(fast, tuple(core for core in found_cores if core[0] in slow), quota)
+
+
+def _paid(count: int, quota: float) -> int:
+    """Returns the number of processors, at most as many as a quota pays for."""
+    return max(1, min(count, int(min(quota, THREADS))))
+
+
+def _allowed() -> tuple[set[int], float]:
+    """Returns the numbers of the allowed processors, and `Processors.quota`."""
     allowed = set(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
     quota = math.inf
     for folder in _control_groups("cpuset"):
@@ -142,14 +165,7 @@ def processors() -> Processors:
         with contextlib.suppress(ValueError, ZeroDivisionError):  # "max", or no pair
             time, period = map(int, found)
             quota = min(quota, time / period) if time > 0 else quota  # -1: no limit
-    capacity = {each: max(_numbers(PROCESSORS / f"cpu{each}" / "cpu_capacity"), default=0) for each in allowed}
-    slow = _numbers(EFFICIENT_PROCESSORS) | {each for each in allowed if capacity[each] < max(capacity.values())}
-    found_cores: dict[tuple[int, ...], None] = {}
-    for each in sorted(allowed):
-        siblings = _numbers(PROCESSORS / f"cpu{each}" / "topology" / "thread_siblings_list") & allowed
-        found_cores.setdefault(tuple(sorted(siblings | {each})))
-    fast = tuple(core for core in found_cores if core[0] not in slow)
-    return Processors(fast, tuple(core for core in found_cores if core[0] in slow), quota)
+    return allowed, quota
 
 
 def _control_groups(controller: str) -> Iterator[Path]:
@@ -171,7 +187,8 @@ def _numbers(path: Path) -> set[int]:
 
 def cores() -> int:
     """Returns the number of processors that this process may use, see `Processors.count`."""
-    return processors().count
+    allowed, quota = _allowed()
+    return _paid(len(allowed), quota)
 
 
 def require_threads(threads: int) -> None:
@@ -193,7 +210,7 @@ def require_threads(threads: int) -> None:
 @functools.cache
 def _warn_of_siblings(threads: int) -> None:
     found = processors()
-    physical = len(found.performance + found.efficient)
+    physical = len(found.cores)
     if physical < threads <= len(found.order):
         logger.warning(
             "found %d threads for %d core(s): some share a core (SMT siblings) and are slower; --threads auto takes %d",

@@ -90,7 +90,7 @@ class ModelFolder:
         Args:
             name: Name of the file.
         """
-        return any(each.name == name for each in self.card.files)
+        return self.card.file(name) is not None
 
     def verify(self, name: str) -> Path:
         """Checks a file of this folder, which is fetched if it is missing and the card lists it.
@@ -104,16 +104,15 @@ class ModelFolder:
         Raises:
             RequestError: The file is missing, or differs from the one that the card lists.
         """
-        path = self.path / name
-        if self.fetch and self.given(name) and not path.is_file():
+        path, listed = self.path / name, self.card.file(name)
+        if self.fetch and listed and not path.is_file():
             self.fetch(name)
         if not path.is_file():
             raise RequestError(f"{self.path} holds no {name}; train or download the model again")
-        for each in self.card.files:
-            if each.name == name and (fault := each.fault(path)):
-                raise RequestError(
-                    f"{path} is not the file that its card lists ({fault}); download or copy the model again"
-                )
+        if listed and (fault := listed.fault(path)):
+            raise RequestError(
+                f"{path} is not the file that its card lists ({fault}); download or copy the model again"
+            )
         return path
 
     def ensure(self, name: str) -> Path:

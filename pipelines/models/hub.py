@@ -130,6 +130,14 @@ class Card:
                 f"card of {self.name}: details may not hold {', '.join(sorted(taken))}; these are fields of the card"
             )
 
+    def file(self, name: str) -> CardFile | None:
+        """Returns the entry of a file; None if the card lists none.
+
+        Args:
+            name: Name of the file.
+        """
+        return next((file for file in self.files if file.name == name), None)
+
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Card:
         """Reads a card.json.

@@ -188,8 +188,9 @@ def _digests(folder: ModelFolder, stage: str, record: Mapping[str, Any]) -> dict
         if not path.is_file() and record and name in folder.entry.transient and name in folder.record:
             digests[name] = str(folder.record[name].get("sha256"))
             continue
-        if not path.is_file() and record and folder.restorable and name == folder.weights:
-            digests[name] = next(str(each.sha256) for each in folder.card.files if each.name == name)
+        listed = folder.card.file(name) if folder.restorable and name == folder.weights else None
+        if not path.is_file() and record and listed:
+            digests[name] = str(listed.sha256)
             continue
         if not path.is_file():
             raise RequestError(f"{path} is missing, which {stage} is built from; train or download the model again")

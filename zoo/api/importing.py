@@ -131,7 +131,8 @@ def restore(folder: ModelFolder, name: str) -> None:
         RequestError: The model is not there any more, or is another one; or the folder is not writable.
     """
     card, importer = folder.card, folder.entry.importer()  # type: ignore[attr-defined]
-    made_of, listed = folder.source, next(each for each in card.files if each.name == name)
+    made_of, listed = folder.source, card.file(name)
+    assert listed is not None
     source, options = str(made_of["model"]), dict(made_of.get("options", {}))
     again = f"zoo import MODEL -o {folder.path} --force (with --keep-float to keep the weights there)"
     try:

@@ -13,8 +13,6 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from pipelines.graph import query
-from pipelines.kernels.arrays import Array
 from pipelines.kernels.images.mapping.functions import Functions
 from pipelines.kernels.images.mapping.qdq import evaluated, input_at, real_constant, refused
 from pipelines.kernels.images.mapping.walk import Bytes, Layer, Pending, channel_axis, layout_of
@@ -80,7 +78,7 @@ class FloatValues(Functions):
             if isinstance(self.steps[0], Pixels) and self.steps[0].out == found.tensor:
                 raise refused(node, "reads the pixels of the input as floats")
             return Operand(found.tensor, float(found.scale), found.zero)
-        if isinstance(found, Pending) and found.real is not None and (found.low, found.high) == (-np.inf, np.inf):
+        if isinstance(found, Pending) and found.real is not None and found.unbounded:
             return Operand(found.real())
         raise refused(node, "reads a value that has no native float form")
 
@@ -157,13 +155,9 @@ class FloatValues(Functions):
         over = node.attributes.get_int("axis", -1) % rank == rank - 1
         if not over or not (found.last or (found.flat and shape[:2] == (1, 1))) or len(node.outputs) > 1:
             raise refused(node, "is not over the channels of each pixel")
-        gain = query.constant(input_at(node, 1))
-        bias = np.zeros(channels, np.float32) if input_at(node, 2) is None else query.constant(input_at(node, 2))
-        if gain is None or bias is None or {gain.size, bias.size} != {channels}:
-            raise refused(node, "has a scale or bias that is not constant, or not one value per channel")
-        weights = (np.asarray(each, np.float32).ravel() for each in (gain, bias))
+        gain, bias = (self._per_channel(node, at, channels, -1) for at in (1, 2))
         epsilon = float(np.float32(node.attributes.get_float("epsilon", 1e-5)))
-        make = functools.partial(Normalization, gain=next(weights), bias=next(weights), epsilon=epsilon)
+        make = functools.partial(Normalization, gain=gain, bias=bias, epsilon=epsilon)
         self._float_value(node, shape, lambda to: make(x, to), found)
 
     def _float_add(self, node: ir.Node) -> None:
@@ -192,15 +186,12 @@ class FloatValues(Functions):
         channels = self._shape(found)[2]
         if True in layout_of(found) or weight.shape[0] != channels:
             raise refused(node, "is not over [n, C, H, W]")
-        bias = np.zeros(channels, np.float32) if input_at(node, 2) is None else query.constant(input_at(node, 2))
-        if bias is None or bias.size != channels:
-            raise refused(node, "has a bias that is not constant")
+        biases = self._per_channel(node, 2, channels, -1)
         strides, pads, dilations = self._geometry(node)
         counts = windows(self._shape(found), weight.shape[2:], strides, pads, dilations)
         if min(counts) < 1:
             raise refused(node, "has a window larger than its input")
         taps = np.ascontiguousarray(weight[:, 0].transpose(1, 2, 0))
-        biases = np.asarray(bias, np.float32).ravel()
 
         def add(to: Operand) -> Step:
             source = x.tensor
@@ -243,7 +234,7 @@ class FloatValues(Functions):
         found = [None if value is None else self.values.get(value) for value in node.inputs]
         varying = [each for each in found if each is not None]
         pending = [each for each in varying if isinstance(each, Pending) and each.curve is None]
-        traces = [each.trace or (each, GRID) for each in pending if (each.low, each.high) == (-np.inf, np.inf)]
+        traces = [each.trace or (each, GRID) for each in pending if each.unbounded]
         if len(traces) != len(varying) or len({id(source) for source, _ in traces}) != 1:
             return None
         results = iter([each for _, each in traces])
@@ -277,9 +268,8 @@ class FloatValues(Functions):
             minus = node.op_type == "Sub"
             gain, bias = -ones if minus and position == 1 else ones, -constant if minus and position == 0 else constant
         gain, bias = (np.ascontiguousarray(each, np.float32) for each in (gain, bias))
-        unbounded = (value.low, value.high) == (-np.inf, np.inf)
         single = len(node.inputs[position].uses()) == 1  # type: ignore[union-attr]
-        folded = value.layer.scaled(gain, bias) if value.layer is not None and unbounded and single else None
+        folded = value.layer.scaled(gain, bias) if value.layer is not None and value.unbounded and single else None
         if folded is not None:
             found = self._layer_value(node, folded)
             layout: dict[str, Any] = {"last": value.last, "flat": value.flat, "tokens": value.tokens}
@@ -295,13 +285,15 @@ class FloatValues(Functions):
         return constant is not None and sum(size > 1 for size in constant.shape) > 1
 
     def _per_channel(self, node: ir.Node, position: int, channels: int, axis: int) -> NDArray[np.float32]:
-        """float32 [channels] of a constant with one value, or one per channel."""
+        """float32 [channels] of a constant with one value, or one per channel; zeros for an absent input."""
         value = input_at(node, position)
-        constant: Array | None = None if value is None else real_constant(value)
+        if value is None:
+            return np.zeros(channels, np.float32)
+        constant = real_constant(value)
         fits = constant is not None and constant.ndim >= -axis and constant.shape[axis] == constant.size == channels
         if constant is None or not (constant.size == 1 or fits):
             raise refused(node, "has an argument that is neither constant nor one value per channel")
-        return np.broadcast_to(np.asarray(constant, np.float32).ravel(), channels)
+        return np.ascontiguousarray(np.broadcast_to(np.asarray(constant, np.float32).ravel(), channels))
 
     def _geometry(self, node: ir.Node) -> tuple[tuple[int, int], tuple[int, int, int, int], tuple[int, int]]:
         """Strides, pads and dilations of a convolution over [n, C, H, W]."""

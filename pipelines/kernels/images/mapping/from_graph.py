@@ -189,7 +189,7 @@ class _Mapping(Views):
     def _end(self, value: ir.Value | None, ending: ir.Node | None) -> tuple[int, ...]:
         """Adds the last step; returns the shape of the results of a sample."""
         found = None if value is None else self.values.get(value)
-        if isinstance(found, Pending) and found.result is not None and (found.low, found.high) == (-np.inf, np.inf):
+        if isinstance(found, Pending) and found.result is not None and found.unbounded:
             found.result()
             shape = self._elements(found).shape[1:]
         elif value is not None and self._is_dequantized(value):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from pipelines.kernels.images.steps import (
@@ -41,12 +41,8 @@ def fuse_sums(steps: list[Step]) -> None:
     Args:
         steps: Steps of a program, in order.
     """
-    readers: dict[int, int] = {}
-    writers: dict[int, int] = {}
-    for at, step in enumerate(steps):
-        for tensor in step.reads():
-            readers[tensor] = readers.get(tensor, 0) + 1
-        writers[getattr(step, "out", -1)] = at
+    readers = Counter(tensor for step in steps for tensor in step.reads())
+    writers = {getattr(step, "out", -1): at for at, step in enumerate(steps)}
     for addition in [each for each in steps if isinstance(each, Addition)]:
         first = writers[addition.a] > writers[addition.b]  # the later one of the two sums
         own, other = (addition.a, addition.b) if first else (addition.b, addition.a)
@@ -113,12 +109,9 @@ def renumbered(
     found = []
     for step in steps:
         moved: dict[str, Any] = {}
-        for name in NUMBERED:
-            value = getattr(step, name, None)
-            if isinstance(value, Operand):
-                moved[name] = replace(value, tensor=order[value.tensor])
-            elif value is not None and not (name == "out" and hasattr(step, "to")):
-                moved[name] = order[value]
+        for name in (each.name for each in fields(step) if each.name in NUMBERED):  # type: ignore[arg-type]
+            value = getattr(step, name)
+            moved[name] = replace(value, tensor=order[value.tensor]) if isinstance(value, Operand) else order[value]
         if isinstance(step, Concatenation):
             moved["xs"] = tuple(order[x] for x in step.xs)
         found.append(replace(step, **moved))  # type: ignore[type-var]

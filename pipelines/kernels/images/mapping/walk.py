@@ -125,6 +125,11 @@ class Pending:
     trace: tuple[Pending, NDArray[np.float32]] | None = None
     curve: tuple[int, NDArray[np.float32]] | None = None
 
+    @property
+    def unbounded(self) -> bool:
+        """Whether it has no bounds."""
+        return (self.low, self.high) == (-np.inf, np.inf)
+
 
 @dataclass(frozen=True)
 class Input:

@@ -9,10 +9,6 @@
 namespace zoo {
 namespace {
 
-void require(bool fits, const char *what) {
-    if (!fits) throw std::invalid_argument(std::string("the sizes of ") + what + " do not fit its tensors");
-}
-
 std::vector<float> padded(const float *x, int64_t count, int64_t whole) {
     std::vector<float> of(static_cast<size_t>(round_up(count, whole)));
     std::copy_n(x, count, of.begin());
@@ -28,10 +24,10 @@ void clear_tails(float *x, int64_t channels, int64_t n) {
 }  // namespace
 
 void Network::float_step(const std::vector<Operand> &xs, const Operand &to, bool overruns, FloatRow of) {
-    const int64_t out = to.tensor, height = at(known(out, false, to.floats())).height, width = at(out).width;
+    const int64_t out = to.tensor, height = written(to).height, width = at(out).width;
     std::vector<int64_t> reads;
     for (const Operand &x : xs) {
-        require(at(known(x.tensor, true, x.floats())).height == height && at(x.tensor).width == width && at(x.tensor).pitch >= 16, "a float step");
+        require(read(x).height == height && at(x.tensor).width == width && at(x.tensor).pitch >= 16, "a float step");
         reads.push_back(x.tensor);
     }
     step(out, reads, height, [=](const Sample &s, int64_t begin, int64_t end) {
@@ -64,7 +60,7 @@ void Network::float_step(const std::vector<Operand> &xs, const Operand &to, bool
 }
 
 void Network::float_copy(Operand x, Operand out) {
-    require(at(known(x.tensor, true, x.floats())).channels == at(known(out.tensor, false, out.floats())).channels, "a copy");
+    require(read(x).channels == written(out).channels, "a copy");
     const int64_t pixel = round_up(at(out.tensor).channels, 16);
     float_step({x}, out, false, [=](const float *const *xs, int64_t n, float *to) {
         std::memcpy(to, xs[0], static_cast<size_t>(n * pixel) * sizeof(float));
@@ -73,13 +69,13 @@ void Network::float_copy(Operand x, Operand out) {
 
 void Network::float_sum(Operand a, Operand b, Operand out) {
     for (const Operand &x : {a, b})
-        require(at(known(x.tensor, true, x.floats())).channels == at(known(out.tensor, false, out.floats())).channels, "a sum");
+        require(read(x).channels == written(out).channels, "a sum");
     const int64_t pixel = round_up(at(out.tensor).channels, 16);
     float_step({a, b}, out, false, [=](const float *const *xs, int64_t n, float *to) { isa_.images->add_floats(xs[0], xs[1], n * pixel, to); });
 }
 
 void Network::channel_scale(Operand x, Operand out, const float *gain, const float *bias, int64_t channels) {
-    require(at(known(x.tensor, true, x.floats())).channels == channels && at(known(out.tensor, false, out.floats())).channels == channels, "a scale");
+    require(read(x).channels == channels && written(out).channels == channels, "a scale");
     const int64_t pixel = round_up(channels, 16);
     const std::vector<float> gains = padded(gain, channels, 16), biases = padded(bias, channels, 16);
     float_step({x}, out, false, [=](const float *const *xs, int64_t n, float *to) {
@@ -88,13 +84,13 @@ void Network::channel_scale(Operand x, Operand out, const float *gain, const flo
 }
 
 void Network::activation(Operand x, Operand out, Activation kind) {
-    require(at(known(x.tensor, true, x.floats())).channels == at(known(out.tensor, false, out.floats())).channels, "an activation");
+    require(read(x).channels == written(out).channels, "an activation");
     const int64_t pixel = round_up(at(out.tensor).channels, 16);
     float_step({x}, out, false, [=](const float *const *xs, int64_t n, float *to) { isa_.rows->activate(kind, xs[0], n * pixel, to); });
 }
 
 void Network::layer_norm(Operand x, Operand out, const float *gain, const float *bias, int64_t channels, float epsilon) {
-    require(at(known(x.tensor, true, x.floats())).channels == channels && at(known(out.tensor, false, out.floats())).channels == channels, "a norm");
+    require(read(x).channels == channels && written(out).channels == channels, "a norm");
     require(epsilon >= 0, "a norm");
     const std::vector<float> gains = padded(gain, channels, kColumns), biases = padded(bias, channels, kColumns);
     const int64_t pixel = round_up(channels, 16);
@@ -105,7 +101,7 @@ void Network::layer_norm(Operand x, Operand out, const float *gain, const float 
 }
 
 void Network::gathering(Operand x, Operand out, const std::vector<int64_t> &places, const float *added) {
-    const Tensor &from = at(known(x.tensor, true, x.floats())), &to = at(known(out.tensor, false, out.floats()));
+    const Tensor &from = read(x), &to = written(out);
     require(from.channels == to.channels && static_cast<int64_t>(places.size()) == to.height * to.width && from.pitch >= 16, "a gathering");
     for (int64_t place : places) require(place >= -1 && place < from.height * from.width, "a gathering");
     const int64_t pixel = round_up(to.channels, 16), a = x.tensor, b = out.tensor;
@@ -146,7 +142,7 @@ void Network::gathering(Operand x, Operand out, const std::vector<int64_t> &plac
 void Network::attention(int64_t x, Operand out, int64_t heads, int64_t size, int64_t windows, const float *bias, int64_t biased) {
     const int64_t b = out.tensor, room = round_up(size, 16), height = at(known(x, true, true)).height, width = at(x).width;
     require(heads >= 1 && size >= 1 && windows >= 1 && height * width % windows == 0 && at(x).channels == heads * 3 * room, "an attention");
-    require(at(known(b, false, out.floats())).height == height && at(b).width == width && at(b).channels == heads * size, "an attention");
+    require(written(out).height == height && at(b).width == width && at(b).channels == heads * size, "an attention");
     for (int64_t tensor : {x, b}) {
         require(at(tensor).borders == Sides{}, "an attention");
         tensors_[static_cast<size_t>(tensor)].joined = true;
@@ -180,7 +176,7 @@ void Network::attention(int64_t x, Operand out, int64_t heads, int64_t size, int
 
 void Network::float_mean(Operand x, Operand out) {
     const int64_t to = out.tensor;
-    require(at(known(to, false, true)).height == 1 && at(to).width == 1 && at(known(x.tensor, true, x.floats())).channels == at(to).channels, "a mean");
+    require(at(known(to, false, true)).height == 1 && at(to).width == 1 && read(x).channels == at(to).channels, "a mean");
     require(out.floats() && at(x.tensor).pitch >= 16, "a mean");
     step(to, {x.tensor}, 1, [=](const Sample &s, int64_t, int64_t) {
         const Tensor &from = at(x.tensor);

@@ -13,10 +13,6 @@ namespace {
 constexpr int64_t kPixels = 240;  // pixels per list of windows
 constexpr int64_t kFloats = 1 << 15;  // of results between a layer and its activation
 
-void require(bool fits, const char *what) {
-    if (!fits) throw std::invalid_argument(std::string("the sizes of ") + what + " do not fit its tensors");
-}
-
 }  // namespace
 
 Pair ConvolutionShape::tap(int64_t t) const {
@@ -80,6 +76,10 @@ int64_t Network::tensor(int64_t height, int64_t width, int64_t channels, int64_t
     require(sized && height * width * channels <= 1 << 28 && (pitch == 4 ? channels <= 4 : pitch == whole || pitch == 4 * whole), "a tensor");
     tensors_.push_back({height, width, channels, pitch});
     return static_cast<int64_t>(tensors_.size()) - 1;
+}
+
+void Network::require(bool fits, const char *what) {
+    if (!fits) throw std::invalid_argument(std::string("the sizes of ") + what + " do not fit its tensors");
 }
 
 int64_t Network::existing(int64_t tensor, bool written) const {

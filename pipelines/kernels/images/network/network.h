@@ -142,6 +142,9 @@ class Network {
     const Tensor &at(int64_t tensor) const { return tensors_[static_cast<size_t>(tensor)]; }
     int64_t existing(int64_t tensor, bool written) const;
     int64_t known(int64_t tensor, bool written, bool floats = false) const;
+    const Tensor &read(const Operand &x) const { return at(known(x.tensor, true, x.floats())); }
+    const Tensor &written(const Operand &out) const { return at(known(out.tensor, false, out.floats())); }
+    static void require(bool fits, const char *what);
     void pad(int64_t x, Pair kernel, Pair strides, Pair dilations, Sides pads, int32_t fill, int64_t height, int64_t width);
     void pool(int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads,
               std::function<void(const Window &, int64_t taps, uint8_t *out, int64_t channels)> of);
