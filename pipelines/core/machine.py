@@ -48,7 +48,7 @@ NO_VNNI = (
 
 WITHOUT_VNNI = (
     "the CPU has VNNI, which onnxruntime and OpenVINO use; the native kernels run in {}, exact but slower: this build "
-    "has none for it, or ZOO_ISA excludes them"
+    "has no VNNI kernels for this CPU, or ZOO_ISA excludes them"
 )
 
 

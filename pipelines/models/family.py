@@ -63,7 +63,7 @@ class Importer:
         recognize: `recognize(path)` returns the name of the format of a file or folder, "" if it has none of them.
         write: `write(path, output, *, format, **options)` writes a folder that `Freezable.freeze` starts from, and
             returns (card details, files), or raises RequestError with all faults before anything is written.
-        options: Names of the options that `write` takes; `beside`: of those that do not change the weights.
+        options: Names of the options that `write` takes; `runtime_options`: those that do not change the weights.
         patterns: Patterns of the files to fetch from a model hub.
     """
 
@@ -72,7 +72,7 @@ class Importer:
     write: Callable[..., tuple[dict[str, Any], list[CardFile]]]
     options: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
+    runtime_options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

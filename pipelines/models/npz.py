@@ -122,7 +122,11 @@ def own_samples(folder: ModelFolder) -> tuple[list[Batch], int]:
 
 
 def rows_of(folder: ModelFolder) -> Batch | None:
-    """Returns calibration samples of a model folder, None if it has none."""
+    """Returns calibration samples of a model folder, None if it has none.
+
+    Args:
+        folder: Model folder.
+    """
     return own_samples(folder)[0][0] if (folder.path / SAMPLES).is_file() else None
 
 

@@ -87,7 +87,9 @@ def import_model(
             origin = Repository.parse(str(source)).id
             details = {**details, "base_model": {"repository": origin, "commit": path.name}}
         if not keep_float:
-            of_weights = {name: _found_anywhere(value) for name, value in given.items() if name not in importer.beside}
+            of_weights = {
+                name: _found_anywhere(value) for name, value in given.items() if name not in importer.runtime_options
+            }
             details = {
                 **details,
                 SOURCE: {"model": _address(source, path), "format": recognized, "options": of_weights},

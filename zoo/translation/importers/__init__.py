@@ -156,5 +156,5 @@ def importer(build: type[Transformer]) -> Importer:
         build: Class of the network.
     """
     options = ("source_language", "target_language", "shortlist", "prompt")
-    beside = ("shortlist", "prompt")
-    return Importer(FORMATS, recognize, functools.partial(write, build), options, PATTERNS, beside)
+    runtime_options = ("shortlist", "prompt")
+    return Importer(FORMATS, recognize, functools.partial(write, build), options, PATTERNS, runtime_options)

@@ -1,4 +1,4 @@
-"""Float values in a walk over a quantized image network's graph: what lies between two quantizations."""
+"""Maps the float operators between the quantized layers of an image network."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ class FloatValues(Functions):
         return traces[0][0], evaluated(self.model, node, arguments, 1, -1).reshape(GRID.shape)
 
     def _activated(self, node: ir.Node, source: Pending, results: NDArray[np.float32]) -> bool:
-        """Maps a node to an activation whose results are these; False if there is none."""
+        """Maps a node to the activation that has these results; False if there is none."""
         kinds = [kind for kind, known in _activations().items() if np.abs(results - known).max() < ALIKE]
         if not kinds:
             return False

@@ -53,7 +53,7 @@ class Rest:
                 self.take(self._deferred[value])
 
     def is_shape(self, node: ir.Node) -> bool:
-        """Returns whether a node computes sizes of values alone; it joins the remainder once that reads its result.
+        """Returns whether a node computes sizes of values alone; it is added when the remainder reads its result.
 
         Args:
             node: Operator of the graph.
@@ -67,7 +67,7 @@ class Rest:
         return True
 
     def defer(self, node: ir.Node) -> None:
-        """Keeps a node that joins the remainder once that reads its result.
+        """Keeps a node that is added when the remainder reads its result.
 
         Args:
             node: Operator of the graph.

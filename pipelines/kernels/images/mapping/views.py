@@ -49,12 +49,12 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Products of queries and keys, int64 [windows, heads, tokens, size] of one value or of three.
+    """Attention scores: queries times keys.
 
     Attributes:
         queries: [windows, heads, tokens, size].
         keys: [windows, heads, size, tokens].
-        factor: By which the scores are multiplied.
+        factor: Factor of the scores.
         bias: float32 [1 or windows, 1 or heads, tokens, tokens], or None.
         shape: Shape in the graph.
         weights: Whether they went through a softmax.

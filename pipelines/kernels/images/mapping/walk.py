@@ -54,7 +54,7 @@ class Layer:
     """A layer whose sums are not rounded yet: float32(sums + biases) scales.
 
     Attributes:
-        x: What it reads.
+        x: Input.
         weight: int8 [O, kh, kw, I].
         scales: float32 [O].
         biases: int64 [O], with the zero point of x.

@@ -1,4 +1,4 @@
-"""Steps on tensors of float32: what a quantized graph computes between its int8 layers.
+"""Float32 steps between int8 layers.
 
 A step reads float tensors, or bytes that it dequantizes, and writes floats, or bytes that it quantizes:
 
