@@ -1,6 +1,6 @@
 """The catalogue of models on the site: a table of all cards with their quality, speed and size from the reports.
 
-`docs/site/hooks.py` makes the page; docs/site/site.js filters its rows by task, licence, CPU and size.
+`docs/site/hooks.py` makes the page; docs/site/filters.js filters its rows by task, licence, CPU and size.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from pipelines.analysis.markdown import Report
 PEERS = Path(__file__).resolve().parent / "peers" / "reports"
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "compared-with"
 OURS = "zoo-native"
-LOADS = {  # of scripts/peers/vision/image_networks.py: what a key of a model means, and in which engine's instructions
+LOADS = {  # of scripts/peers/vision/image_networks.py: titles of the keys of a model
     "batch_1": "batch 1",
     "batch_16": "batch 16",
     "avx2": "AVX2 only, 7-bit weights",

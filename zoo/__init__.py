@@ -93,8 +93,9 @@ def load(model: str | Path) -> ModelFolder:
     if Path(model).is_dir():
         folder = open_folder(model, entry)
         if folder.source:
-            restore = importlib.import_module("zoo.api.importing").restore
-            folder = replace(folder, fetch=lambda file: restore(folder, file))
+            return replace(
+                folder, fetch=lambda file: importlib.import_module("zoo.api.importing").restore(folder, file)
+            )
         return folder
     known, name = hub(), str(model)
     ships_int8 = any(file.name == "int8.onnx" for file in known.card(name).files)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 import zoo
@@ -60,7 +61,7 @@ def _values(pipeline: Pipeline, frame: Any, names: Sequence[Any], column: str | 
     """Returns the values that a pipeline reads, one a row."""
     if column is None and len(names) > 1:
         raise RequestError(f"found the columns {', '.join(map(str, names))}; say which one is read: column=NAME")
-    chosen = names if column is None else [column] if isinstance(column, str) else [*column]
+    chosen = names if column is None else [*column] if isinstance(column, list | tuple) else [column]
     if absent := [name for name in chosen if name not in names]:
         raise RequestError(f"found no column {absent[0]!r}; the columns are {', '.join(map(str, names))}")
     cells = [frame[name].to_pylist() if isinstance(frame, pa.Table) else list(frame[name]) for name in chosen]
@@ -79,7 +80,9 @@ def _by_name(results: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 def _cell(value: Any) -> Any:
-    """A list of pairs (label, probability) as a list of structs, which columns can have."""
+    """A list of pairs (label, probability) as a list of structs, and a matrix as a list of rows: columns have these."""
+    if isinstance(value, np.ndarray) and value.ndim > 1:
+        return list(value)
     if isinstance(value, list) and value and all(isinstance(pair, tuple) for pair in value):
         return [{"label": label, "probability": probability} for label, probability in value]
     return value

@@ -117,6 +117,7 @@ class ZooClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             schema = self._schema(columns, targets)
         log = _log(columns, order) | {schema.labels[0]: targets[order]}
         self.schema_ = schema.to_json()
+        self.__dict__.pop("_pipeline", None)  # of an earlier fit
         path = self._new_folder()
         settings = {"held_out": self.held_out if schema.of("timestamp") else held, **_for_rows(len(targets))}
         settings |= {"seed": int(random.randint(2**31 - 1)), **(self.settings or {})}
@@ -181,15 +182,21 @@ class ZooClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             files.write_bytes(folder / name, content)
         return folder
 
+    def __sklearn_is_fitted__(self) -> bool:
+        return "_pipeline" in vars(self)
+
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
+        state.pop("_folder", None)
         if state.pop("_pipeline", None) is not None:
-            state["_folder"] = self._packed()
+            state["_files"] = self._packed()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        packed = state.pop("_files", None)
         super().__setstate__(state)
-        if packed := vars(self).get("_folder"):
+        if packed:
             path = self._new_folder()
             for name, content in packed.items():
                 files.write_bytes(path / MODEL / name, content)
@@ -233,7 +240,8 @@ class ZooClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise RequestError(f"found the family {self.family!r}, expected one that is trained on a schema")
         label = next(name for name in (LABEL, *(f"{LABEL}_{i}" for i in range(len(columns)))) if name not in columns)
         log = _log(columns) | {label: targets}
-        kinds = {name: "number" for name, values in columns.items() if _kind(values) == "f"}
+        floats = {name: np.asarray(values, np.float64) for name, values in columns.items() if _kind(values) == "f"}
+        kinds = {name: "number" for name, values in floats.items() if not np.isnan(values).all()}
         kinds |= dict.fromkeys(self._bins, "category")
 
         def inferred(chosen: Mapping[str, str]) -> Schema:

@@ -80,7 +80,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def cpu_parts(markdown: str) -> str:
-    """Encloses the parts of a page that were measured on one CPU, for the choice of a CPU (site.js).
+    """Encloses the parts of a page that were measured on one CPU, for the choice of a CPU (filters.js).
 
     A part begins with a paragraph that names the CPU and links a report, and ends before a heading or another part.
     """

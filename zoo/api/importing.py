@@ -42,8 +42,8 @@ def import_model(
     """Imports a model of another toolkit as a model folder with its frozen graph, fp32.onnx.
 
     All problems of the model are reported together, before anything is written. No code of the model is executed.
-    Texts that ship calibrate text encoders and translation models. With `int8` the folder keeps no float weights of its
-    own; what needs them makes them again of `source` (`restore`).
+    Texts that ship calibrate text encoders and translation models. With `int8` the float weights are
+    removed after the build, and rebuilt from `source` on demand (`restore`).
 
     Args:
         source: A folder, a file, or a hub id ORG/NAME or hf://ORG/NAME[@REVISION], which is downloaded.
@@ -82,9 +82,10 @@ def import_model(
     with _staged(target) as folder_path:
         with _understood(path):
             details, files = importer.write(path, folder_path, format=recognized, **given)
-        origin = Path(source).name
+        origin, address = Path(source).name, str(path.resolve())
         if path != Path(source):  # downloaded; the folder of a snapshot is its commit
             origin = Repository.parse(str(source)).id
+            address = str(Repository(origin, path.name))
             details = {**details, "base_model": {"repository": origin, "commit": path.name}}
         if not keep_float:
             of_weights = {
@@ -92,7 +93,7 @@ def import_model(
             }
             details = {
                 **details,
-                SOURCE: {"model": _address(source, path), "format": recognized, "options": of_weights},
+                SOURCE: {"model": address, "format": recognized, "options": of_weights},
             }
         description = f"{entry.title}; imported from {origin}"
         write_card(folder_path, entry.name, description, details, files, name=target.resolve().name)
@@ -116,14 +117,8 @@ def _found_anywhere(value: Any) -> Any:
     return str(Path(value).resolve()) if isinstance(value, str) and Path(value).is_file() else value
 
 
-def _address(source: Model, path: Path) -> str:
-    """Returns where a model lies that was found in a folder: its absolute path, or its commit on the hub."""
-    local = path == Path(source)
-    return str(path.resolve()) if local else str(Repository(Repository.parse(str(source)).id, path.name))
-
-
 def restore(folder: ModelFolder, name: str) -> None:
-    """Makes a file of an imported folder again from the model that was imported, which the card names.
+    """Rebuilds a file of an imported folder from the model that was imported, which the card names.
 
     Args:
         folder: Model folder, see `import_model`.
@@ -140,8 +135,9 @@ def restore(folder: ModelFolder, name: str) -> None:
     try:
         path = _found(source, importer.patterns)
     except RequestError as error:
+        why = "is gone" if Path(source).is_absolute() else f"cannot be read ({one_line(error)})"
         raise RequestError(
-            f"{folder.path} keeps int8 alone, and its float weights are made of {source}, which is gone; put it back, "
+            f"{folder.path} keeps int8 alone, and its float weights are made of {source}, which {why}; put it back, "
             f"or run: {again}"
         ) from error
     logger.warning("%s keeps int8 alone: %s is made again of %s", card.name, name, source)

@@ -261,7 +261,7 @@ def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> 
 @click.option(
     "--keep-float",
     is_flag=True,
-    help="Keep the float weights beside int8. [default: they are made again of SOURCE when they are needed]",
+    help="Keep the float weights beside int8. [default: rebuilt from SOURCE on demand]",
 )
 @click.option(
     "--task", default=None, help="Sentence encoders with adapters of tasks: the task, such as retrieval.query."

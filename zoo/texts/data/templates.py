@@ -87,9 +87,10 @@ class TemplateTokenizer(Tokenizer):
 
     def _end(self, instruction: str) -> list[int]:
         """Returns the tokens behind the document."""
-        if instruction not in self._ends:
+        ends = self._ends
+        if instruction not in ends:
             one, other = (self.encode(self._filled(text, text, instruction), False).ids for text in FILLERS)
             pairs = enumerate(zip(reversed(one), reversed(other), strict=False))
             count = next((i for i, (token, another) in pairs if token != another), 0)
-            self._ends = {instruction: one[len(one) - count :]}
-        return self._ends[instruction]
+            ends = self._ends = {instruction: one[len(one) - count :]}
+        return ends[instruction]

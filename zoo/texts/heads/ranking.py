@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -70,7 +70,7 @@ class Ranking(Head):
         """See `Head`: of a language model the difference of the rows of the two answers in the vocabulary's layer."""
         if "answers" not in features:
             return {}
-        rows = [_row(network, number) for number in features["answers"] if number is not None]
+        rows = _rows(network, [number for number in features["answers"] if number is not None])
         return {"score.weight": (rows[0] - rows[1] if len(rows) > 1 else rows[0])[None]}
 
     def pipeline(self) -> type[RankingPipeline]:
@@ -95,13 +95,13 @@ def _answers(path: Path, network: Path, tokens: tuple[str, str]) -> list[int | N
     return [vocabulary[token] for token in tokens]
 
 
-def _row(network: Path, number: int) -> NDArray[np.float32]:
-    """Returns the row of a token in the vocabulary's layer."""
-    files = [TensorFile(file) for file in sorted(network.glob("*.safetensors"))]
+def _rows(network: Path, numbers: Sequence[int]) -> list[NDArray[np.float32]]:
+    """Returns the rows of tokens in the vocabulary's layer."""
+    files = [TensorFile(file) for file in sentence_modules.weight_files(network) if file.suffix == ".safetensors"]
     for name in VOCABULARY:
         for file in files:
             if name in file:
-                return file.row(name, number)
+                return [file.row(name, number) for number in numbers]
     raise RequestError(f"there is no {' nor '.join(VOCABULARY)} in a file of safetensors; expected the model's weights")
 
 

@@ -108,7 +108,8 @@ def is_reranker(path: Path, config: Mapping[str, Any]) -> bool:
         return False
     if modules := sentence_modules.read_modules(path):
         return LOGIT_SCORE in [kind for kind, _ in modules]
-    return all(re.search(rf"[\"']{role}[\"']", source(path)) for role in ROLES)
+    text = source(path)
+    return all(re.search(rf"[\"']{role}[\"']", text) for role in ROLES)
 
 
 def rendered(text: str, network: Path) -> dict[str, list[str]] | None:
@@ -146,9 +147,13 @@ def rendered(text: str, network: Path) -> dict[str, list[str]] | None:
         return str(environment.from_string(text).render(messages=messages, add_generation_prompt=False, **tokens))
 
     try:
-        plain, instructed = render(*ROLES), render(INSTRUCTION, *ROLES)
+        plain = render(*ROLES)
     except Exception as error:  # of the library, or of an operation in the template
         raise RequestError(f"its chat template fails for a query and a document ({one_line(error)})") from error
+    try:
+        instructed = render(INSTRUCTION, *ROLES)
+    except Exception:  # it has no place for an instruction
+        instructed = ""
     if not all(MARKS[role].strip() in plain for role in ROLES):
         return None
     found = {PLAIN: _parts(plain)}
@@ -160,8 +165,7 @@ def rendered(text: str, network: Path) -> dict[str, list[str]] | None:
 def _parts(text: str) -> list[str]:
     """Returns the texts of a rendered template, and between them the names of the marks."""
     names = {mark: name for name, mark in MARKS.items()}
-    parts = re.split("|".join(f"({re.escape(mark)})" for mark in names), text)
-    found = [names.get(part, part) for part in parts if part is not None]
+    found = [names.get(part, part) for part in re.split(f"({'|'.join(map(re.escape, names))})", text)]
     if any("\ue000" in part for part in found):
         raise RequestError("its chat template changes the texts, such as by trim; expected one that inserts them")
     return found

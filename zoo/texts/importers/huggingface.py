@@ -17,7 +17,7 @@ from pipelines.models.hub import CARD, CardFile
 from zoo.texts.data import tokenizer
 from zoo.texts.data.tokenizer import Tokenizer
 from zoo.texts.importers import chat_templates, sentence_modules
-from zoo.texts.importers.sentence_modules import CONFIG, MODULES, SETTINGS
+from zoo.texts.importers.sentence_modules import CONFIG, MODULES, PICKLED, SETTINGS, weight_files
 from zoo.texts.importers.sentence_modules import read_object as _json
 from zoo.texts.models import weights
 from zoo.texts.models.architectures import MODEL_TYPES, architecture_of
@@ -25,8 +25,6 @@ from zoo.texts.models.architectures.base import ConfigFile
 from zoo.texts.models.config import ModelConfig
 from zoo.texts.models.head import Head
 
-INDEX = ".index.json"  # suffix of the index of sharded weights
-PICKLED = "pytorch_model.bin"
 UNSUPPORTED = {  # unsupported parts of other networks
     "bart": "an encoder and a decoder",
 }
@@ -118,7 +116,7 @@ def _write(
     if output.resolve() == path.resolve():
         raise RequestError(f"found {output} as the folder of both models; choose another output")
     network = _network_folder(path)
-    config = {**read_json(network / CONFIG), **({"template": template} if template else {})}
+    config = {**read_json(network / CONFIG), "template": template}  # of the caller alone: it may name any file
     errors: list[str] = []
     features: dict[str, Any] = {}
     try:
@@ -129,9 +127,9 @@ def _write(
         errors.append(f"its configuration is not as transformers writes it ({one_line(error)})")
     sources: dict[Path, str] = {}
     try:
-        sources = dict.fromkeys(_weight_files(network), "")
+        sources = dict.fromkeys(weight_files(network), "")
         dense = [] if head and not head.DENSE_MODULES else sentence_modules.dense_folders(path)
-        sources |= {file: f"dense.{i}." for i, folder in enumerate(dense) for file in _weight_files(folder)}
+        sources |= {file: f"dense.{i}." for i, folder in enumerate(dense) for file in weight_files(folder)}
     except RequestError as error:
         errors.append(str(error))
     if not (network / tokenizer.FILE).is_file():
@@ -233,7 +231,6 @@ def read_features(
     }
     if head:
         features |= head.features(path, _network_folder(path), config)
-        head.require(model_config, features)
     if prompts:
         default = task if task in prompts else str(settings.get("default_prompt_name") or "")
         features |= {"prompts": prompts, "prompt": default}
@@ -286,22 +283,6 @@ def _network_folder(path: Path) -> Path:
     except RequestError:
         return path
     return network if (network / CONFIG).is_file() else path
-
-
-def _weight_files(network: Path) -> list[Path]:
-    """Returns the files of the weights: one, or the shards. Raises RequestError if there are none."""
-    for name in (weights.FILE, PICKLED):
-        if (network / name).is_file():
-            return [network / name]
-        if (network / f"{name}{INDEX}").is_file():
-            places = _json(network / f"{name}{INDEX}").get("weight_map")
-            shards = sorted({str(shard) for shard in places.values()}) if isinstance(places, dict) else []
-            if not shards or any(Path(shard).name != shard for shard in shards):
-                raise RequestError(f"{name}{INDEX} names no files")
-            if missing := [shard for shard in shards if not (network / shard).is_file()]:
-                raise RequestError(f"there is no {missing[0]}, which {name}{INDEX} names")
-            return [network / shard for shard in shards]
-    raise RequestError(f"there is no {weights.FILE}, nor {PICKLED}, in {network.name}")
 
 
 def _require_encoder(path: Path, config: Mapping[str, Any]) -> None:

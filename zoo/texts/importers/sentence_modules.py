@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, replacing, write_json
+from zoo.texts.models import weights
 from zoo.texts.models.config import POOLINGS, Dense, ModelConfig
 
 CONFIG, MODULES = "config.json", "modules.json"
 SETTINGS = "config_sentence_transformers.json"  # prompts and truncation; activation of a cross-encoder
+PICKLED, INDEX = "pytorch_model.bin", ".index.json"  # older weights; suffix of the index of shards
 ROUTER, STATIC = "router_config.json", "SparseStaticEmbedding"
 LOGIT_SCORE = "LogitScore"  # module of a reranker that is a language model
 SENTENCE = "sentence_embedding"  # what modules hand on
@@ -47,6 +49,29 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     content = read_json(path) if path.is_file() else {}
     return content if isinstance(content, dict) else {}
+
+
+def weight_files(network: Path) -> list[Path]:
+    """Returns the files of a network's weights: one, or the shards.
+
+    Args:
+        network: Folder of the network.
+
+    Raises:
+        RequestError: There are none, or a shard is missing.
+    """
+    for name in (weights.FILE, PICKLED):
+        if (network / name).is_file():
+            return [network / name]
+        if (network / f"{name}{INDEX}").is_file():
+            places = read_object(network / f"{name}{INDEX}").get("weight_map")
+            shards = sorted({str(shard) for shard in places.values()}) if isinstance(places, dict) else []
+            if not shards or any(Path(shard).name != shard for shard in shards):
+                raise RequestError(f"{name}{INDEX} names no files")
+            if missing := [shard for shard in shards if not (network / shard).is_file()]:
+                raise RequestError(f"there is no {missing[0]}, which {name}{INDEX} names")
+            return [network / shard for shard in shards]
+    raise RequestError(f"there is no {weights.FILE}, nor {PICKLED}, in {network.name}")
 
 
 def read_modules(path: Path) -> list[tuple[str, str]]:

@@ -183,14 +183,6 @@ class Head(abc.ABC):
         """
         return {}
 
-    def require(self, form: ModelConfig, features: Mapping[str, Any]) -> None:  # noqa: B027 - most heads fit all
-        """Raises RequestError for a network that the head cannot be computed with.
-
-        Args:
-            form: Configuration of the network.
-            features: Result of `features`.
-        """
-
     @abc.abstractmethod
     def pipeline(self) -> type[Pipeline]:
         """Returns the class that opens such a model."""
@@ -310,7 +302,7 @@ def special_token(path: Path, name: str) -> str:
         text = token.get("content") if isinstance(token, dict) else token
         if isinstance(text, str) and text:
             return text
-    content = read_json(path / "tokenizer.json")
+    content = read_json(path / "tokenizer.json") if name == "unk_token" else {}  # which has no other
     model = content.get("model") if isinstance(content, dict) else None
-    unknown = model.get("unk_token") if isinstance(model, dict) and name == "unk_token" else None
+    unknown = model.get("unk_token") if isinstance(model, dict) else None
     return unknown if isinstance(unknown, str) else ""

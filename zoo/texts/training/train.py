@@ -168,7 +168,7 @@ def _new_features(
     """
     if head is None:
         raise RequestError("found the setting encoder for a sentence encoder; run: zoo finetune MODEL")
-    made = read_features(folder, {**content, "architectures": [head.ENDS[0]]}, head)
+    made = read_features(folder, {**content, "template": "", "architectures": [head.ENDS[0]]}, head)
     return {**made, **{name: features[name] for name in ("max_length", "lower")}}
 
 
