@@ -17,7 +17,7 @@ from pipelines.models.hub import CARD, CardFile
 from zoo.texts.data import tokenizer
 from zoo.texts.data.tokenizer import Tokenizer
 from zoo.texts.importers import chat_templates, sentence_modules
-from zoo.texts.importers.sentence_modules import CONFIG, MODULES, PICKLED, SETTINGS, weight_files
+from zoo.texts.importers.sentence_modules import CONFIG, MODULES, SETTINGS, weight_files
 from zoo.texts.importers.sentence_modules import read_object as _json
 from zoo.texts.models import weights
 from zoo.texts.models.architectures import MODEL_TYPES, architecture_of
@@ -28,16 +28,12 @@ from zoo.texts.models.head import Head
 UNSUPPORTED = {  # unsupported parts of other networks
     "bart": "an encoder and a decoder",
 }
-PATTERNS = (
+PATTERNS = (  # whose * also stands for folders
     "*.json",
     "artifact.metadata",
     "chat_template.jinja",
-    "*/config.json",
-    "model.safetensors",
-    PICKLED,
-    "*_Dense*/model.safetensors",
-    f"*_Dense*/{PICKLED}",
-    f"*_{sentence_modules.STATIC}/model.safetensors",
+    "*model*.safetensors",
+    "*pytorch_model*.bin",
 )
 ENCODERS = ("Model", "ForMaskedLM", "ForPreTraining", "ForNextSentencePrediction")  # ends of architectures
 TASKS = (

@@ -11,9 +11,11 @@ pytest.importorskip("transformers", reason="the originals are its models")
 
 from helpers import text_models  # noqa: E402
 from helpers.text_models import PAIRS, TEXTS  # noqa: E402
+from huggingface_hub.utils import filter_repo_objects  # noqa: E402
 
 import zoo  # noqa: E402
 from pipelines.core.errors import RequestError  # noqa: E402
+from zoo.texts.importers import huggingface  # noqa: E402
 from zoo.texts.importers.huggingface import importer  # noqa: E402
 
 
@@ -45,6 +47,13 @@ def test_networks_of_the_shape_of_bert_are_imported(folder, kind, labels):
     assert np.abs(found - exact).max() < 0.2
 
 
+def from_the_hub(folder):
+    """Removes the files that are not downloaded from a hub."""
+    names = [str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()]
+    for name in {*names} - {*filter_repo_objects(names, allow_patterns=huggingface.PATTERNS)}:
+        (folder / name).unlink()
+
+
 @pytest.mark.parametrize("pickled", [False, True])
 def test_weights_of_several_files(folder, pickled):
     model = text_models.write(folder)
@@ -58,6 +67,7 @@ def test_weights_of_several_files(folder, pickled):
     else:
         model.save_pretrained(folder, max_shard_size="20KB")
     assert len([*folder.glob("*model-*")]) > 1
+    from_the_hub(folder)
     check(folder, model)
     next(folder.glob("*model-*")).unlink()
     with pytest.raises(RequestError, match="model.*index.json names"):
@@ -74,6 +84,7 @@ def test_the_layout_of_the_first_sentence_transformers(folder):
     modules[0]["path"] = "0_Transformer"
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "config.json").write_text('{"__version__": "0.3.1"}')
+    from_the_hub(folder)
     check(folder, model)
     assert zoo.info(folder.parent / "ours")["preprocessing"]["max_length"] == 45
 
