@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipelines.quantization.calibration.table import CalibrationTable
+from zoo import registry
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 WORKFLOWS = sorted(ROOT.glob(".github/workflows/*.yml"))
@@ -82,3 +85,10 @@ def test_no_address_of_weights_is_of_a_branch() -> None:
     urls = [file["url"] for file in recorded if file["url"]]
     assert urls and not [url for url in urls if re.search(r"/(main|master)/|\.example/", url)]
     assert [file["hub"] for file in recorded if "hub" in file and not file["hub"].endswith(("@main", "@master"))]
+
+
+def test_corrections_that_ship_belong_to_the_recipe_of_their_family() -> None:
+    for file in ROOT.glob("zoo/weights/*/calibration.json"):
+        table = CalibrationTable.load(file)
+        family = registry.entry(json.loads((file.parent / "card.json").read_text())["entry"])
+        assert not table.rounding or family.recipe.same_but_observer(table.recipe, {*table.rounding}), file

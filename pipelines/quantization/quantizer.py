@@ -385,8 +385,8 @@ def work_around_engines(inserter: QdqInserter) -> None:
 def correct(graph: ir.Graph, recipe: QuantRecipe, table: CalibrationTable, notes: dict[str, str]) -> dict[str, str]:
     """Applies GPTQ rounding and bias correction of the table.
 
-    Corrections apply only to the recipe that they were computed for, observers aside; for another recipe a warning is
-    logged.
+    Corrections apply only to the recipe that they were computed for, observers aside, or one whose patterns match the
+    same operators; for another recipe a warning is logged.
 
     Args:
         graph: Int8 graph; it is changed.
@@ -399,7 +399,8 @@ def correct(graph: ir.Graph, recipe: QuantRecipe, table: CalibrationTable, notes
     """
     if not recipe.correct or not (table.bias or table.rounding):
         return {}
-    if not recipe.same_but_observer(table.recipe):
+    names = {query.label(node) for node in graph if node.op_type not in ("QuantizeLinear", "DequantizeLinear")}
+    if not recipe.same_but_observer(table.recipe, names):
         logger.warning(
             "the corrections of the table belong to another recipe and are ignored; recompute them with: zoo calibrate"
         )

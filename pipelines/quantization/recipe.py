@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,18 +98,25 @@ class QuantRecipe:
         unset = {name for name in ("bound", "tie_tables", "only_faster") if not getattr(self, name)}
         return {name: value for name, value in to_plain(self).items() if name not in unset}
 
-    def same_but_observer(self, other: Mapping[str, Any]) -> bool:
+    def same_but_observer(self, other: Mapping[str, Any], names: Collection[str] = ()) -> bool:
         """Compares two recipes apart from `observer` and `search`, which only affect calibration tables.
 
         Args:
             other: Result of `to_json`, possibly of an older version.
+            names: Operators of a graph: patterns are equal if they match the same ones. Without: if they are the same.
 
         Returns:
             Whether the remaining options are equal.
         """
-        ignored = {"observer": "", "search": False}
-        return {**self.to_json(), **ignored} == {
-            "smooth": False,
-            **other,
-            **ignored,
-        }  # older tables have no `smooth`
+        both = []
+        for options in (self.to_json(), {"smooth": False, **other}):  # older tables have no `smooth`
+            options |= {"observer": "", "search": False}
+            if names:
+                options |= {kind: _matched(options.get(kind, ()), names) for kind in ("keep_float", "dynamic")}
+            both.append(options)
+        return both[0] == both[1]
+
+
+def _matched(patterns: Collection[str], names: Collection[str]) -> set[str]:
+    """Returns the names that one of the patterns matches."""
+    return {name for name in names if any(re.fullmatch(pattern, name) for pattern in patterns)}

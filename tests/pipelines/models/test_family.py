@@ -24,6 +24,9 @@ def test_recipe_defaults_and_json():
     assert recipe.to_json() == {"observer": "auto", "keep_float": [], "dynamic": [], **flags}
     assert recipe.same_but_observer(QuantRecipe(observer="kl", search=True).to_json())
     assert not recipe.same_but_observer(QuantRecipe(symmetric=True).to_json()) and not recipe.same_but_observer({})
+    kept, other = QuantRecipe(keep_float=("a|b", "c")), QuantRecipe(keep_float=("b",)).to_json()
+    assert not kept.same_but_observer(other)
+    assert kept.same_but_observer(other, {"b", "d"}) and not kept.same_but_observer(other, {"b", "c"})
     with pytest.raises(dataclasses.FrozenInstanceError):
         recipe.observer = "kl"
 
