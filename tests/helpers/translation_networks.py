@@ -14,6 +14,9 @@ FORMS = {
     "gelu": ModelConfig(
         2, 2, 32, 48, 2, activation="gelu", scaled=False, embedding_norm=True, output_bias=True, positions=(600, 530)
     ),
+    "norm first": ModelConfig(
+        1, 1, 32, 48, 2, embedding_norm=True, target_norm_first=True, final_norm=False, positions=(64, 64)
+    ),
     "apart": ModelConfig(1, 2, 32, 48, 2, decoder_heads=1, activation="swish", shared_source=False, tied_output=False),
 }
 WORDS = 60

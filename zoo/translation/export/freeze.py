@@ -176,19 +176,23 @@ class _Writer(Writer):
 
     def embed(self, side: str, tokens: ir.Value) -> ir.Value:
         """Appends token embeddings, scaled if configured, plus positions: float32 [batch, tokens, width]."""
-        table, positions, norm = self.model.table_of(side)
+        table, *steps = self.model.table_of(side)
         rows = self.add("Gather", [self.state(f"{table}.weight"), tokens], f"{tokens.name}.rows")
-        if self.model.config.scaled:
+        if self.model.scales(side):
             scale = self.constant("embedding.scale", math.sqrt(self.model.config.width))
             rows = self.add("Mul", [rows, scale], f"{tokens.name}.scaled")
-        x = rows
-        if positions:
-            found = self.constant(positions, getattr(self.model, positions).cpu().numpy())
+        for step in filter(None, steps):
+            if step.endswith("_norm"):
+                rows = self.norm(rows, getattr(self.model, step), step)
+                continue
+            table_of_positions = self.constant(step, getattr(self.model, step).cpu().numpy())
             first = self.add(
-                "Slice", [found, self.constant("first", [0]), self._length(tokens)], f"{tokens.name}.positions"
+                "Slice",
+                [table_of_positions, self.constant("first", [0]), self._length(tokens)],
+                f"{tokens.name}.positions",
             )
-            x = self.add("Add", [rows, first], f"{tokens.name}.embedded")
-        return self.norm(x, getattr(self.model, norm), norm) if norm else x
+            rows = self.add("Add", [rows, first], f"{tokens.name}.embedded")
+        return rows
 
     def output(self, x: ir.Value) -> ir.Value:
         """Appends the logits of a row."""

@@ -15,11 +15,13 @@ from zoo.translation.importers.architectures import ARCHITECTURES
 from zoo.translation.importers.architectures.base import Architecture
 from zoo.translation.importers.huggingface_folder import TOKENIZER, Folder
 from zoo.translation.importers.imported import Renumbering
+from zoo.translation.importers.word_pairs import BLENDERBOT, WORD_END, word_pairs
 from zoo.translation.search.config import SearchConfig
 
 FAST, PIECES, SPIECE = "tokenizer.json", "sentencepiece.bpe.model", "spiece.model"
 SENTINELS = 100  # of T5: tokens behind the pieces
 BYTES = 256
+WORD_TOKENS = {"unk": "__unk__", "eos": "__end__", "bos": "__start__", "pad": "__null__"}  # of Blenderbot-small
 PEGASUS = 103  # tokens of Pegasus before the pieces of text, but for padding and end
 TASK = re.compile(r"translation_([a-z]{2,3})_to_([a-z]{2,3})")  # keys of task_specific_params
 SENTINEL = re.compile(r"<extra_id_\d+>")
@@ -101,6 +103,8 @@ class VocabularyFolder(Folder):
         """Returns the architecture; None, with an error, for an unsupported one."""
         names = self.config.get("architectures")
         name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+        if name.startswith("Blenderbot") and self.config.get("model_type") == "blenderbot-small":
+            name = "BlenderbotSmallForConditionalGeneration"  # older folders name the other class
         if name in ARCHITECTURES:
             return ARCHITECTURES[name]
         if self.faults:
@@ -120,6 +124,8 @@ class VocabularyFolder(Folder):
             return self._of_marian()
         if there >= {"vocab.json", PIECES} and FAST not in there:
             return self._of_m2m()
+        if self.architecture.words and there >= {"vocab.json", "merges.txt"}:
+            return self._of_words()
         if FAST in there:
             return self._of_tokenizers()
         if there >= {"vocab.json", "merges.txt"}:
@@ -278,6 +284,28 @@ class VocabularyFolder(Folder):
             return self._made("tokenizers", [], {})
         files = {FAST: merged.to_str().encode()}
         return self._of_languages(self._made("tokenizers", self._numbered("vocab.json"), files), "BartTokenizer")
+
+    def _of_words(self) -> Vocabulary:
+        """Converts vocab.json and merges.txt of Blenderbot-small, where `@@` ends a piece within a word."""
+        special = {name: self._special(f"{name}_token", default) for name, default in WORD_TOKENS.items()}
+        kept = {*special.values()}
+        pieces = [
+            piece if piece is None or piece in kept else piece[:-2] if piece.endswith("@@") else f"{piece}{WORD_END}"
+            for piece in self._numbered("vocab.json")
+        ]
+        found = self._made("tokenizers", pieces, self._word_pairs(pieces, special["unk"], BLENDERBOT))
+        found.end, found.hidden = special["eos"], found.hidden | kept
+        found.unknown = pieces.index(special["unk"]) if special["unk"] in pieces else -1
+        found.after, found.languages = (), {}
+        return found
+
+    def _word_pairs(self, pieces: Sequence[str | None], unknown: str, form: Mapping[str, Any]) -> dict[str, bytes]:
+        """Returns tokenizer.json of the byte pairs in merges.txt; no file, with an error, if it is damaged."""
+        try:
+            return {FAST: word_pairs(pieces, self.read_bytes("merges.txt"), unknown, form)}
+        except RequestError as error:
+            self.faults.append(str(error))
+            return {}
 
     def _tokenizer_class(self, found: Vocabulary, fast: Mapping[str, Any]) -> str:
         """Returns the class of the tokenizer: the folder's, or by the architecture. fast: content of tokenizer.json."""

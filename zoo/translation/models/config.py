@@ -32,6 +32,7 @@ class ModelConfig:
             (`Average`).
         scaled: Whether embeddings are multiplied by sqrt(width).
         embedding_norm: Whether embeddings are normalized.
+        target_norm_first: Whether embeddings of targets are not scaled and normalized before positions are added.
         final_norm: Whether the result of the last layer is normalized; None: in pre-LN networks.
         shared_source: Whether source and target share a table of embeddings.
         tied_output: Whether the target's table, transposed, makes the logits.
@@ -63,6 +64,7 @@ class ModelConfig:
     autoregression: str = "attention"
     scaled: bool = True
     embedding_norm: bool = False
+    target_norm_first: bool = False
     final_norm: bool | None = None
     shared_source: bool = True
     tied_output: bool = True

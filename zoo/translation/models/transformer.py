@@ -126,7 +126,7 @@ class Transformer(LazyModule):
                 nn.init.normal_(module.weight, std=config.width**-0.5)
 
     def table_of(self, side: str) -> tuple[str, str, str]:
-        """Returns the names of the weights that embed a side: table, positions, norm ("" for none).
+        """Returns the names of the weights that embed a side: table, and positions and norm in order ("" for none).
 
         Args:
             side: "source" or "target".
@@ -135,16 +135,28 @@ class Transformer(LazyModule):
         table = "source_embedding" if source and not self.config.shared_source else "embedding"
         positions = "source_positions" if source and self.config.positions else "positions"
         positions = "" if self.config.buckets else positions
-        return table, positions, f"{side}_norm" if self.config.embedding_norm else ""
+        norm = f"{side}_norm" if self.config.embedding_norm else ""
+        return (table, positions, norm) if source or not self.config.target_norm_first else (table, norm, positions)
+
+    def scales(self, side: str) -> bool:
+        """Returns whether the embeddings of a side are multiplied by sqrt(width).
+
+        Args:
+            side: "source" or "target".
+        """
+        return self.config.scaled and not (side == "target" and self.config.target_norm_first)
 
     def _embed(self, side: str, tokens: torch.Tensor, start: int = 0) -> torch.Tensor:
-        table, positions, norm = self.table_of(side)
+        table, *steps = self.table_of(side)
         x = getattr(self, table)(tokens)
-        if self.config.scaled:
+        if self.scales(side):
             x = x * math.sqrt(self.config.width)
-        if positions:
-            x = x + getattr(self, positions)[start : start + tokens.shape[1]]
-        return self.dropout(getattr(self, norm)(x) if norm else x)  # type: ignore[no-any-return]
+        for step in filter(None, steps):
+            if step.endswith("_norm"):
+                x = getattr(self, step)(x)
+            else:
+                x = x + getattr(self, step)[start : start + tokens.shape[1]]
+        return self.dropout(x)  # type: ignore[no-any-return]
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
         weight = self.embedding.weight if self.config.tied_output else self.output_weight

@@ -4,7 +4,7 @@ The graph is matched by structure, from the result back to the tokens: pre- or p
 widths, float weights or int8 weights behind DequantizeLinear. The operations become programs of the native kernels
 here, and the ONNX graph of one decoding step in `zoo.translation.search.step_graph`.
 
-    embedding        Gather(table, tokens) [* scale] [+ rows of a constant table of positions]
+    embedding        Gather(table, tokens) [* scale] [-> LayerNormalization] [+ rows of a constant table of positions]
     linear layer     MatMul or Gemm [+ bias], or columns that a Split takes of one
     residual         linear layer [-> Relu], or a recurrence, + value
     feed-forward     linear layer -> Relu, swish, GELU or a gated unit -> linear layer + residual
@@ -53,6 +53,7 @@ from pipelines.kernels.transformer.operations import (
     Vocabulary,
 )
 from pipelines.kernels.transformer.program import DecoderProgram, EncoderProgram
+from pipelines.kernels.transformer.reference.rows import layer_norm
 from pipelines.quantization.qdq.scales import weight_qparams
 
 
@@ -241,7 +242,7 @@ class GraphMapper(RowMapper):
             x, scale, epsilon = norm
             return self._append(RMSNorm, self._unpadded_register(value, x), scale, epsilon)
         if (table := self._embedding_table(value)) is not None:
-            nothing = np.zeros((1, table.weight.shape[1]), np.float32)
+            table, nothing = self._kept_table(table), np.zeros((1, table.weight.shape[1]), np.float32)
             return self._append(Embedding, table.weight, table.scale, nothing, longest=LONGEST)
         if not query.is_op(node, "Mul"):
             return None
@@ -324,10 +325,24 @@ class GraphMapper(RowMapper):
                 self.refuse(value, "its table has no single scale")
             offset = 0 if zero_point is None else int(zero_point.item())
             table = (table.astype(np.int32) - offset) * scale.astype(np.float32)
-        if not self.for_kernels:
-            return EmbeddingTable(table.astype(np.float32, copy=False), np.full(len(table), multiplier, np.float32))
-        scale, integers = weight_qparams(table.astype(np.float32), 0)
-        return EmbeddingTable(integers, scale * np.float32(multiplier))
+        return EmbeddingTable(table.astype(np.float32, copy=False), np.full(len(table), multiplier, np.float32))
+
+    def _normalized_table(self, value: ir.Value) -> EmbeddingTable | None:
+        """Returns the table where `value` is a LayerNormalization of token embeddings, which are normalized here."""
+        node = value.producer()
+        if node is None or not query.is_op(node, "LayerNormalization"):
+            return None
+        if (table := self._embedding_table(self.skip_qdq(node.inputs[0]))) is None:
+            return None
+        rows = layer_norm(table.weight * table.scale[:, None], *self._layer_norm_parameters(value, node))
+        return EmbeddingTable(rows, np.ones(len(rows), np.float32))
+
+    def _kept_table(self, table: EmbeddingTable) -> EmbeddingTable:
+        """Returns the table as an operation takes it: for the native kernels int8 with a scale for each row."""
+        if not self.for_kernels or table.weight.dtype == np.int8:
+            return table
+        scale, integers = weight_qparams(table.weight, 0)
+        return EmbeddingTable(integers, scale * table.scale)
 
     def _per_row_scaled(self, node: ir.Node, multiplier: float) -> EmbeddingTable | None:
         """Returns the table where a Mul multiplies gathered int8 rows by gathered scales, one a row; else None."""
@@ -356,6 +371,8 @@ class GraphMapper(RowMapper):
         for one, other in (summands, summands[::-1]):
             if (table := self._embedding_table(one)) is not None and self._linear_layer(other) is None:
                 return self._embedding(value, table, other)
+            if self._depends_on_tokens_alone(other) and (table := self._normalized_table(one)) is not None:
+                return self._embedding(value, table, other)
         return None
 
     def _embedding(self, value: ir.Value, table: EmbeddingTable, positions: ir.Value) -> int:
@@ -371,7 +388,7 @@ class GraphMapper(RowMapper):
         rows = self._evaluate(value, positions, longest)
         if rows.size != longest * width or not np.array_equal(rows, self._evaluate(value, positions, longest, 1)):
             self.refuse(value, "what is added to the embeddings is more than a position's row")
-        rows = np.ascontiguousarray(rows.reshape(longest, -1), np.float32)
+        rows, table = np.ascontiguousarray(rows.reshape(longest, -1), np.float32), self._kept_table(table)
         return self._append(Embedding, table.weight, table.scale, rows)
 
     def _attention(self, value: ir.Value, node: ir.Node) -> int:

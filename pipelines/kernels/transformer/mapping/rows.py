@@ -74,6 +74,11 @@ class RowMapper(GraphDistances):
 
     def _layer_norm(self, value: ir.Value, node: ir.Node) -> int:
         """Appends a LayerNormalization over the last axis."""
+        parameters = self._layer_norm_parameters(value, node)
+        return self._append(LayerNorm, self._unpadded_register(value, node.inputs[0]), *parameters)
+
+    def _layer_norm_parameters(self, value: ir.Value, node: ir.Node) -> tuple[Array, Array, float]:
+        """Returns scale, bias and epsilon of a LayerNormalization over the last axis; refuses another one."""
         scale = self.constant(node.inputs[1])
         bias = self.constant(node.inputs[2]) if len(node.inputs) > 2 else None
         rank = query.rank(node.inputs[0])
@@ -81,11 +86,9 @@ class RowMapper(GraphDistances):
             self.refuse(value, "its scale and bias are no constant vectors")
         if node.attributes.get_int("axis", -1) not in (-1, (rank or 0) - 1):
             self.refuse(value, "it normalizes over more than the last axis")
-        register = self._unpadded_register(value, node.inputs[0])
         scale = scale.astype(np.float32)
         bias = np.zeros_like(scale) if bias is None else bias.astype(np.float32)
-        epsilon = float(np.float32(node.attributes.get_float("epsilon", 1e-5)))
-        return self._append(LayerNorm, register, scale, bias, epsilon)
+        return scale, bias, float(np.float32(node.attributes.get_float("epsilon", 1e-5)))
 
     def _unpadded_register(self, reader: ir.Value, value: ir.Value | None) -> int:
         """Returns the register of `value`; refuses `reader` where its heads are padded."""

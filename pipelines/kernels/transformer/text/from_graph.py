@@ -126,6 +126,7 @@ class _TextMapper(AttentionMapper):
 
     def _embedding_of(self, value: ir.Value, table: EmbeddingTable, parts: list[ir.Value]) -> int:
         """Appends the embedding of tokens plus rows of constant tables, by position and by type."""
+        table = self._kept_table(table)
         width = table.weight.shape[1]
         longest = 0
         for part in parts:

@@ -81,7 +81,9 @@ def test_a_frozen_graph_is_mapped(form, pre):
     layers, recurrent = FORMS[form].decoder, FORMS[form].autoregression == "ssru"
     assert (kinds[0], kinds[-1]) == (Embedding, Vocabulary)
     assert kinds.count(Recurrence if recurrent else SelfAttention) == kinds.count(CrossAttention) == layers
-    assert kinds.count(LayerNorm) == 3 * layers + pre + FORMS[form].embedding_norm
+    last = pre if FORMS[form].final_norm is None else FORMS[form].final_norm
+    norms = FORMS[form].embedding_norm and not FORMS[form].target_norm_first  # else the table has normalized rows
+    assert kinds.count(LayerNorm) == 3 * layers + last + norms
     assert kinds.count(Activation) == layers * (FORMS[form].activation != "relu")
     # queries, keys and values are one, and so are gates; residuals and ReLUs are in them
     assert kinds.count(Linear) == (6 - recurrent) * layers
@@ -107,7 +109,7 @@ def test_a_frozen_encoder_is_mapped(form, pre):
     assert [kinds.count(each) for each in (Embedding, Attention, LayerNorm, Linear)] == [
         1,
         layers,
-        2 * layers + pre + FORMS[form].embedding_norm,
+        2 * layers + (pre if FORMS[form].final_norm is None else FORMS[form].final_norm) + FORMS[form].embedding_norm,
         4 * layers,
     ]
     assert max(each.out for each in found.operations) < 4

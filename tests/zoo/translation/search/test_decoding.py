@@ -45,6 +45,10 @@ OTHERS = {
         models.ModelConfig(1, 2, 32, 48, 4, scaled=False, embedding_norm=True, output_bias=True, positions=(600, 530)),
         True,
     ),
+    "normalized embeddings": (
+        models.ModelConfig(1, 1, 24, 48, 2, embedding_norm=True, target_norm_first=True, positions=(600, 530)),
+        False,
+    ),
     "gelu": (models.ModelConfig(1, 1, 32, 48, 4, activation="gelu", decoder_heads=2, shared_source=False), False),
     "swish": (models.ModelConfig(1, 1, 32, 48, 4, activation="swish", head_size=12, tied_output=False), True),
 }

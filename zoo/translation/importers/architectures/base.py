@@ -42,6 +42,7 @@ class Architecture:
         offset: Rows of a learned table before the first position.
         begins: Whether sources begin with the start token.
         bias: Whether the logits have a bias, `final_logits_bias`.
+        words: Whether vocab.json and merges.txt are byte pairs within words, not of bytes.
     """
 
     names: tuple[str, ...]
@@ -56,6 +57,7 @@ class Architecture:
     offset: int = 2
     begins: bool = True
     bias: bool = True
+    words: bool = False
 
     def name(self, ours: str, config: ModelConfig) -> str:
         """Returns the name of a tensor of the network's layers and norms.

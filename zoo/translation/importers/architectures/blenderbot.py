@@ -1,4 +1,4 @@
-"""Blenderbot (Roller et al. 2021), which answers in a conversation."""
+"""Blenderbot and Blenderbot-small (Roller et al. 2021), which answer in a conversation."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ ARCHITECTURES = (
         pre_norm=True,
         offset=0,
         begins=False,
+        **BART,
+    ),
+    Architecture(
+        names=("BlenderbotSmallForConditionalGeneration",),
+        read=functools.partial(bart_config, embedding_norm=True, target_norm_first=True, final_norm=False),
+        offset=0,
+        begins=False,
+        words=True,
         **BART,
     ),
 )
