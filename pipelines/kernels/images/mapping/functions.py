@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from pipelines.graph import query
 from pipelines.kernels.arrays import Array
+from pipelines.kernels.images.mapping.layouts import Layouts
 from pipelines.kernels.images.mapping.qdq import (
     data_input,
     evaluated,
@@ -18,7 +19,7 @@ from pipelines.kernels.images.mapping.qdq import (
     quantized,
     refused,
 )
-from pipelines.kernels.images.mapping.walk import Bytes, Pending, Walk, channel_axis, layout_of
+from pipelines.kernels.images.mapping.walk import Bytes, Pending, channel_axis, layout_of
 from pipelines.kernels.images.steps import Lookup, Product
 from pipelines.kernels.images.steps.elementwise import product, quantized_sum
 
@@ -29,7 +30,7 @@ FUNCTIONS = {
 }
 
 
-class Functions(Walk):
+class Functions(Layouts):
     """A walk that knows the operators on single values."""
 
     def _relu(self, node: ir.Node) -> None:

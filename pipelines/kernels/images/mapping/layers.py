@@ -1,0 +1,261 @@
+"""Layers, sums and pools of a walk over a quantized image network's graph."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines.graph import query
+from pipelines.kernels.arrays import Array
+from pipelines.kernels.images.mapping.attention import Attentions
+from pipelines.kernels.images.mapping.qdq import data_input, input_at, int8_weight, int32_bias, refused
+from pipelines.kernels.images.mapping.walk import Bytes, Input, Layer, Pending, layout_of
+from pipelines.kernels.images.operators import ceil_mode_pads, windows
+from pipelines.kernels.images.steps import (
+    Addition,
+    AveragePool,
+    Convolution,
+    FloatMean,
+    FloatSum,
+    GlobalAverage,
+    MaxPool,
+    Operand,
+)
+from pipelines.kernels.images.steps.elementwise import quantized_sum
+
+
+class Layers(Attentions):
+    """A walk that knows the layers with weights of 8 bits, sums and pools."""
+
+    def _layer(
+        self, node: ir.Node, x: Bytes, weight: Array, w_scale: Array, bias: ir.Value | None, **geometry: Any
+    ) -> None:
+        """A convolution: weight int8 [O, kh, kw, I]."""
+        assert x.scale is not None
+        scales = x.scale * np.broadcast_to(w_scale.astype(np.float32).ravel(), len(weight))
+        biases = int32_bias(node, bias, scales, len(weight))
+        biases -= x.zero * weight.astype(np.int64).sum(axis=(1, 2, 3))
+        if np.abs(biases).max() >= 2**31:
+            raise refused(node, "can overflow 32 bits")
+        self.values[node.outputs[0]] = self._layer_value(node, Layer(x, weight, scales, biases, geometry))
+
+    def _layer_value(self, node: ir.Node, layer: Layer) -> Pending:
+        """The value of a layer."""
+        x, weight, scales, biases, geometry = layer.x, layer.weight, layer.scales, layer.biases, layer.geometry
+        strides, pads = geometry.get("strides", (1, 1)), geometry.get("pads", (0, 0, 0, 0))
+        kernel = weight.shape[1:3]
+        counts = windows(self.tensors[x.tensor], kernel, strides, pads, geometry.get("dilations", (1, 1)))
+        if min(counts) < 1:
+            raise refused(node, "has a window larger than its input")
+        linear = node.op_type != "Conv"
+        flat, last = linear and x.flat, linear and x.last and not x.flat
+
+        shape = (*counts, len(weight))
+        depthwise = weight.shape[3] == 1 < geometry.get("groups", 1)
+
+        def step(out: int, scale: Array, zero: int = 0, low: int = 0, high: int = 255, *, floats: bool = False) -> None:
+            bounds: dict[str, Any] = {"fill": x.zero, "zero": zero, "low": low, "high": high, "floats": floats}
+            self.steps.append(Convolution(x.tensor, out, weight, biases.astype(np.int32), scale, **geometry, **bounds))
+
+        def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
+            out = self._new(shape)
+            step(out, scales / scale, zero, low, high)
+            return out
+
+        def result() -> None:
+            if not flat and counts != (1, 1):
+                raise refused(node, "computes the output and has several pixels")
+            step(-1, scales)
+
+        @functools.cache
+        def real() -> int:
+            out = self._new_floats(shape)
+            step(out, scales, floats=True)
+            return out
+
+        return Pending(
+            emit,
+            shape,
+            last=last,
+            flat=flat,
+            tokens=linear and x.tokens,
+            layer=layer,
+            result=result,
+            real=None if depthwise else real,
+        )
+
+    def _conv(self, node: ir.Node) -> None:
+        constant = query.constant(input_at(node, 1))
+        depthwise = constant is not None and constant.ndim == 4 and constant.shape[1] == 1 < len(constant)
+        if constant is not None and depthwise and node.attributes.get_int("group", 1) == len(constant):
+            self._float_depthwise(node, constant)
+            return
+        x = self._read(node)
+        weight, scale = int8_weight(node, 0)
+        if True in layout_of(x) or weight.ndim != 4:
+            raise refused(node, "is not over [n, C, H, W]")
+        strides, pads, dilations = self._geometry(node)
+        self._layer(
+            node,
+            x,
+            np.ascontiguousarray(weight.transpose(0, 2, 3, 1)),
+            scale,
+            input_at(node, 2),
+            strides=strides,
+            pads=pads,
+            dilations=dilations,
+            groups=node.attributes.get_int("group", 1),
+        )
+
+    def _gemm(self, node: ir.Node) -> None:
+        attributes = node.attributes
+        if (
+            any(attributes.get_float(key, 1.0) != 1.0 for key in ("alpha", "beta"))
+            or attributes.get_int("transA", 0) != 0
+        ):
+            raise refused(node, "has an alpha or beta, or a transposed input")
+        turned = attributes.get_int("transB", 0) == 1
+        weight, scale = int8_weight(node, 0 if turned else 1)
+        self._connected(node, weight if turned else weight.T, scale, input_at(node, 2))
+
+    def _matmul(self, node: ir.Node) -> None:
+        weight, scale = int8_weight(node, 1)
+        self._connected(node, weight.T, scale, None)
+
+    def _connected(self, node: ir.Node, weight: Array, scale: Array, bias: ir.Value | None) -> None:
+        """weight: int8 [O, K]."""
+        x = self._read(node)
+        height, width, channels = self.tensors[x.tensor]
+        if x.last and not x.flat and node.op_type == "MatMul" and weight.shape[1:] == (channels,):  # of each pixel
+            self._layer(node, x, np.ascontiguousarray(weight)[:, None, None], scale, bias)
+            return
+        if not x.flat or weight.ndim != 2 or weight.shape[1] != height * width * channels:
+            raise refused(node, "does not read a whole flattened tensor")
+        cut = weight.reshape(len(weight), height, width, channels) if x.last else None
+        if cut is None:
+            cut = weight.reshape(len(weight), channels, height, width).transpose(0, 2, 3, 1)
+        self._layer(node, x, np.ascontiguousarray(cut), scale, bias)
+
+    def _add(self, node: ir.Node) -> None:
+        if self._by_constant(node):
+            return
+        values = [None if value is None else self.values.get(value) for value in node.inputs]
+        if any(isinstance(each, Pending) for each in values):
+            self._float_add(node)
+            return
+        a, b = self._read(node, 0), self._read(node, 1)
+        if self.tensors[a.tensor] != self.tensors[b.tensor] or layout_of(a) != layout_of(b):
+            raise refused(node, "adds tensors of different shapes")
+        assert a.scale is not None
+        assert b.scale is not None
+        scales = a.scale, b.scale
+
+        def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
+            out = self._new(self.tensors[a.tensor])
+            total = quantized_sum(scales, (a.zero, b.zero), scale, zero, low, high)
+            self.steps.append(Addition(a.tensor, b.tensor, out, total))
+            return out
+
+        @functools.cache
+        def real() -> int:
+            (first, _), (second, _) = self._operand(node, 0), self._operand(node, 1)
+            out = self._new_floats(self.tensors[a.tensor])
+            self.steps.append(FloatSum(first, second, Operand(out)))
+            return out
+
+        self.values[node.outputs[0]] = Pending(
+            emit, self.tensors[a.tensor], last=a.last, flat=a.flat, tokens=a.tokens, real=real
+        )
+
+    # ----------------------------------------------------------------------------------------------------------- pools
+
+    def _window(self, node: ir.Node, x: Bytes) -> tuple[Any, Any, Any, tuple[int, int]]:
+        """Kernel, strides and pads of a pool, and the number of windows along height and width."""
+        ints, dilations = node.attributes.get_ints, node.attributes.get_ints("dilations", [1, 1])
+        if set(dilations) != {1} or len(ints("kernel_shape", [])) != 2:
+            raise refused(node, "has dilations, or other than two axes")
+        if node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or True in layout_of(x):
+            raise refused(node, "is not over [n, C, H, W], or sets auto_pad")
+        kernel, strides, pads = (
+            tuple(ints(key, default)) for key, default in (("kernel_shape", []), ("strides", [1, 1]), ("pads", [0] * 4))
+        )
+        shape = self.tensors[x.tensor]
+        if node.attributes.get_int("ceil_mode", 0) != 0:
+            if node.attributes.get_int("count_include_pad", 0) != 0:
+                raise refused(node, "counts pads in ceil mode")
+            pads = ceil_mode_pads(shape, kernel, strides, pads)
+        return kernel, strides, pads, windows(shape, kernel, strides, pads)
+
+    def _maxpool(self, node: ir.Node) -> None:
+        x = self.values[data_input(node)]
+        if not isinstance(x, Bytes):
+            raise refused(node, "reads a float value")
+        kernel, strides, pads, counts = self._window(node, x)
+        out = self._new((*counts, self.tensors[x.tensor][2]))
+        self.steps.append(MaxPool(x.tensor, out, kernel, strides, pads))
+        self.values[node.outputs[0]] = replace(x, tensor=out)
+
+    def _averagepool(self, node: ir.Node) -> None:
+        x = self._read(node)
+        kernel, strides, pads, counts = self._window(node, x)
+        padded = node.attributes.get_int("count_include_pad", 0) == 1
+
+        def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
+            out = self._new((*counts, self.tensors[x.tensor][2]))
+            of = (float(x.scale or 0), x.zero, float(scale), zero)
+            self.steps.append(AveragePool(x.tensor, out, kernel, strides, pads, *of, padded))
+            return self._clipped(out, low, high)
+
+        self.values[node.outputs[0]] = Pending(emit, (*counts, self.tensors[x.tensor][2]))
+
+    def _globalaveragepool(self, node: ir.Node) -> None:
+        x = self.values[data_input(node)]
+        if isinstance(x, Input) or True in layout_of(x):
+            raise refused(node, "is not over [n, C, H, W]")
+        self._global_average(node, x, flat=False)
+
+    def _reducemean(self, node: ir.Node) -> None:
+        x = self.values[data_input(node)]
+        if isinstance(x, Input):
+            raise refused(node, "reads the input")
+        axes = query.integers(node, "axes", 1)
+        rank = 3 if x.tokens else 4
+        spatial = [axis for axis in range(1, rank) if axis != (rank - 1 if x.last else 1)]
+        if x.flat or axes is None or sorted(axis % rank for axis in axes) != spatial:
+            raise refused(node, "is not over height and width")
+        self._global_average(node, x, flat=node.attributes.get_int("keepdims", 1) == 0)
+
+    def _global_average(self, node: ir.Node, x: Bytes | Pending, flat: bool) -> None:
+        if isinstance(x, Pending):
+            self._float_mean(node, flat)
+            return
+        x = self._read(node)
+        height, width, channels = self.tensors[x.tensor]
+        tokens = x.tokens and not flat
+
+        def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
+            assert x.scale is not None
+            factor = x.scale / (scale * np.float32(height * width))
+            out = self._new((1, 1, channels))
+            self.steps.append(GlobalAverage(x.tensor, out, x.zero, float(factor), zero))
+            return self._clipped(out, low, high)
+
+        def result() -> None:
+            assert x.scale is not None
+            factor = x.scale / np.float32(height * width)
+            self.steps.append(GlobalAverage(x.tensor, -1, x.zero, float(factor), 0))
+
+        @functools.cache
+        def real() -> int:
+            assert x.scale is not None
+            out = self._new_floats((1, 1, channels))
+            self.steps.append(FloatMean(Operand(x.tensor, float(x.scale), x.zero), Operand(out)))
+            return out
+
+        self.values[node.outputs[0]] = Pending(
+            emit, (1, 1, channels), last=x.last, flat=flat, tokens=tokens, result=result, real=real
+        )

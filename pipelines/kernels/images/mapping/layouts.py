@@ -1,0 +1,243 @@
+"""Operators of a walk that rearrange channels and pixels: Concat, Split, Slice, Reshape, Transpose, Pad and Resize."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines.graph import query
+from pipelines.kernels.images.mapping.qdq import computed, data_input, input_at, refused, split_sizes
+from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending, Walk, layout_of
+from pipelines.kernels.images.steps import Concatenation, Resampling, Selection
+
+
+class Layouts(Walk):
+    """A walk that knows the operators on channels and pixels."""
+
+    def _concat(self, node: ir.Node) -> None:
+        parts = [self.values.get(value) if value is not None else None for value in node.inputs]
+        joined = [each for each in parts if isinstance(each, Bytes | Pending)]
+        axis = node.attributes.get_int("axis", 1)
+        kinds = {(*layout_of(each), isinstance(each, Pending) or each.real) for each in joined}
+        if len(joined) != len(parts) or len(kinds) != 1:
+            raise refused(node, "concatenates a float value")
+        first, shapes = joined[0], [self._shape(each) for each in joined]
+        ranked = 2 if first.flat else 4
+        pixels = all(shape[:2] == (1, 1) for shape in shapes)
+        if axis % ranked != (3 if first.last and not first.flat else 1) or (first.flat and not pixels):
+            raise refused(node, "does not concatenate channels")
+        if first.tokens:
+            raise refused(node, "concatenates tokens")
+        if isinstance(first, Pending) or first.real:
+
+            def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
+                return self._joined([self._requantized(each, scale, zero, low, high) for each in joined])
+
+            shape = (*shapes[0][:2], sum(shape[2] for shape in shapes))
+            self.values[node.outputs[0]] = Pending(emit, shape, last=first.last, flat=first.flat)
+            return
+        self.values[node.outputs[0]] = replace(
+            first, tensor=self._joined([each.tensor for each in joined if isinstance(each, Bytes)])
+        )
+
+    def _joined(self, tensors: Sequence[int]) -> int:
+        shapes = [self.tensors[each] for each in tensors]
+        out = self._new((*shapes[0][:2], sum(shape[2] for shape in shapes)))
+        self.steps.append(Concatenation(tuple(tensors), out))
+        return out
+
+    def _pad(self, node: ir.Node) -> None:
+        found, pads = self.values[data_input(node)], query.integers(node, "pads", 1)
+        if pads is not None and not any(pads):
+            self._identity(node)
+            return
+        fill = query.scalar(input_at(node, 2)) if input_at(node, 2) is not None else 0.0
+        if not isinstance(found, Input) or found.fills or self.reals or fill is None:
+            raise refused(node, "pads more than the channels of the input")
+        channel = 3 if found.last else 1
+        if (
+            node.attributes.get_string("mode", "constant") != "constant"
+            or input_at(node, 3) is not None
+            or pads is None
+        ):
+            raise refused(node, "does not pad with a constant")
+        if len(pads) != 8 or any(each for at, each in enumerate(pads) if at != 4 + channel) or pads[4 + channel] < 1:
+            raise refused(node, "pads more than the channels of the input")
+        self.values[node.outputs[0]] = replace(found, fills=(int(fill),) * pads[4 + channel])
+
+    def _identity(self, node: ir.Node) -> None:
+        self.values[node.outputs[0]] = self.values[data_input(node)]
+
+    def _flatten(self, node: ir.Node) -> None:
+        if node.attributes.get_int("axis", 1) != 1:
+            raise refused(node, "keeps other axes than the batch axis")
+        self._flattened(node)
+
+    def _squeeze(self, node: ir.Node) -> None:
+        self._flattened(node, alone=True)
+
+    def _reshape(self, node: ir.Node) -> None:
+        sizes = query.shape_elements(input_at(node, 1))
+        if sizes is None:
+            raise refused(node, "has no constant shape")
+        self._flattened(node, sizes)
+
+    def _flattened(self, node: ir.Node, sizes: Sequence[int | str | None] | None = None, alone: bool = False) -> None:
+        """All axes but the first as one, or a pixel's four axes again."""
+        found = self.values[data_input(node)]
+        if isinstance(found, Input) or found.tokens:
+            raise refused(node, "reshapes the input, or tokens")
+        pixel = isinstance(found, Pending) or self.tensors[found.tensor][:2] == (1, 1)
+        if (
+            isinstance(found, Pending)
+            and found.result is not None
+            and (sizes is None or (len(sizes) == 2 and self._is_row(sizes, int(np.prod(found.shape)))))
+        ):
+            self.values[node.outputs[0]] = replace(found, flat=True)
+            return
+        if isinstance(found, Pending) or (alone and not pixel):
+            raise refused(node, "reshapes a float value, or a tensor of several pixels")
+        if sizes is not None and len(sizes) == 5:
+            self._shuffled(node, found, sizes)
+            return
+        count = int(np.prod(self.tensors[found.tensor]))
+        flat = sizes is None or (len(sizes) == 2 and self._is_row(sizes, count))
+        unflat = (
+            sizes is not None and len(sizes) == 4 and pixel and list(sizes[2:]) == [1, 1] and self._is_row(sizes, count)
+        )
+        if not flat and not unflat:
+            raise refused(node, f"reshapes to {sizes}")
+        self.values[node.outputs[0]] = replace(found, flat=flat, last=found.last and not unflat)
+
+    def _is_row(self, sizes: Sequence[int | str | None], count: int) -> bool:
+        """Whether a Reshape to [sizes[0], sizes[1], ...] leaves the `count` values of a sample on one axis."""
+        samples = (query.dimensions(self.main.inputs[0]) or [None])[0]
+        keeps = not isinstance(sizes[0], int) or sizes[0] in (0, samples)
+        return sizes[1] == count or (sizes[1] == -1 and keeps)
+
+    def _shuffled(self, node: ir.Node, found: Bytes, sizes: Sequence[int | str | None]) -> None:
+        """Maps a channel shuffle (ShuffleNet, Zhang et al. 2018): [n, g, c, H, W] transposed to [n, c, g, H, W]."""
+        height, width, channels = self.tensors[found.tensor]
+        transpose = _only_reader(node)
+        back = None if transpose is None else _only_reader(transpose)
+        groups, each = sizes[1:3]
+        if not isinstance(groups, int) or groups < 1 or channels % groups or each not in (-1, channels // groups):
+            raise refused(node, f"reshapes to {sizes}")
+        if found.last or found.flat or tuple(sizes[3:]) not in ((height, width), (height, -1), (-1, width)):
+            raise refused(node, f"reshapes to {sizes}")
+        whole = None if back is None else query.shape_elements(input_at(back, 1))
+        if (
+            transpose is None
+            or transpose.op_type != "Transpose"
+            or transpose.attributes.get_ints("perm", []) not in ([0, 2, 1, 3, 4], (0, 2, 1, 3, 4))
+            or back is None
+            or back.op_type != "Reshape"
+            or whole is None
+            or len(whole) != 4
+            or not all(
+                size in (-1, 0, expected) for size, expected in zip(whole[1:], (channels, height, width), strict=True)
+            )
+        ):
+            raise refused(node, f"reshapes to {sizes}, which is no channel shuffle")
+        order = np.arange(channels).reshape(groups, -1).T.ravel()
+        self.values[back.outputs[0]] = replace(found, tensor=self._selected(found.tensor, order))
+
+    def _selected(self, tensor: int, channels: Any) -> int:
+        out = self._new((*self.tensors[tensor][:2], len(channels)))
+        self.steps.append(Selection(tensor, out, tuple(map(int, channels))))
+        return out
+
+    def _part(self, node: ir.Node, axis: int) -> Bytes | Pending:
+        """The value to cut along this axis, which must be that of its channels."""
+        found = self.values[data_input(node)]
+        if isinstance(found, Input) or found.tokens or (found.flat and self._shape(found)[:2] != (1, 1)):
+            raise refused(node, "slices the input, tokens or a flattened value")
+        ranked = 2 if found.flat else 4
+        if axis % ranked != (3 if found.last and not found.flat else 1):
+            raise refused(node, "slices another axis than the channels")
+        if isinstance(found, Pending):  # parts with the same qparams are cut from one tensor
+            self.values[data_input(node)] = found = replace(found, emit=functools.cache(found.emit))
+        return found
+
+    def _cut(self, found: Bytes | Pending, channels: range) -> Bytes | Pending:
+        if isinstance(found, Bytes):
+            return replace(found, tensor=self._selected(found.tensor, channels))
+
+        def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
+            return self._selected(found.emit(scale, zero, low, high), channels)
+
+        return Pending(emit, (*found.shape[:2], len(channels)), found.low, found.high, found.last, found.flat)
+
+    def _slice(self, node: ir.Node) -> None:
+        bounds = [query.integers(node, name, at) for at, name in ((1, "starts"), (2, "ends"), (3, "axes"))]
+        steps = query.constant(input_at(node, 4))
+        starts, ends, axes = bounds
+        if starts is None or ends is None or axes is None or len(axes) != 1:
+            raise refused(node, "has bounds that are not constant, or slices several axes")
+        found = self._part(node, axes[0])
+        cut = slice(starts[0], ends[0], 1 if steps is None else int(steps.item()))
+        channels = range(self._shape(found)[2])[cut]
+        if not channels:
+            raise refused(node, "has an empty result")
+        self.values[node.outputs[0]] = self._cut(found, channels)
+
+    def _split(self, node: ir.Node) -> None:
+        found = self._part(node, node.attributes.get_int("axis", 0))
+        sizes = split_sizes(node, self._shape(found)[2])
+        ends = np.cumsum(sizes)
+        for output, size, end in zip(node.outputs, sizes, ends, strict=True):
+            self.values[output] = self._cut(found, range(int(end) - size, int(end)))
+
+    def _resize(self, node: ir.Node) -> None:
+        """Maps resizing to nearest neighbours, which onnxruntime computes from ramps of indices."""
+        found = self.values[data_input(node)]
+        if not isinstance(found, Bytes) or found.flat or found.tokens:
+            raise refused(node, "resizes a float or flattened value")
+        if node.attributes.get_string("mode", "nearest") != "nearest":
+            raise refused(node, "interpolates between pixels")
+        height, width, channels = self.tensors[found.tensor]
+        shape = (1, height, width, channels) if found.last else (1, channels, height, width)
+        axes = (1, 2) if found.last else (2, 3)
+        elements = query.shape_elements(input_at(node, 3))
+        known = elements is not None and all(isinstance(each, int) for each in elements[1:])
+        sizes = {3: np.array([1, *(elements or [])[1:]], np.int64)} if known else None
+        places = []
+        for axis in axes:
+            ramp = np.arange(shape[axis], dtype=np.float32).reshape([-1 if at == axis else 1 for at in range(4)])
+            made = computed(self.model, node, np.broadcast_to(ramp, shape), sizes)
+            along = np.moveaxis(made, axis, 0).reshape(made.shape[axis], -1)
+            pixels = made.shape[axes[0]] * made.shape[axes[1]]
+            if made.size != pixels * channels or np.ptp(along, axis=1).any():
+                raise refused(node, "resizes other axes than height and width")
+            places.append(tuple(along[:, 0].astype(int).tolist()))
+        out = self._new((len(places[0]), len(places[1]), channels))
+        self.steps.append(Resampling(found.tensor, out, *places))
+        self.values[node.outputs[0]] = replace(found, tensor=out)
+
+    def _transpose(self, node: ir.Node) -> None:
+        found, order = self.values[data_input(node)], tuple(node.attributes.get_ints("perm", []))
+        if not isinstance(found, Input) and (found.flat or found.tokens):
+            raise refused(node, "transposes a flattened value or tokens")
+        to_last, to_first = order == (0, 2, 3, 1), order == (0, 3, 1, 2)
+        if isinstance(found, Input):
+            if not to_first or found.stored != found.last or found.fills:
+                raise refused(node, "transposes the input, but not from [n, H, W, C] to [n, C, H, W]")
+            self.values[node.outputs[0]] = Input(stored=True)
+            return
+        pixel = self._shape(found)[:2] == (1, 1)
+        if not ((to_last and not found.last) or (to_first and found.last) or (pixel and order and order[0] == 0)):
+            raise refused(node, f"transposes to {order}")
+        if isinstance(found, Pending):
+            found = replace(found, result=None)  # which has the order of the layer
+        self.values[node.outputs[0]] = replace(found, last=to_last)
+
+
+def _only_reader(node: ir.Node) -> ir.Node | None:
+    """The only reader of a node's output, None if there are several."""
+    uses = [use.node for use in node.outputs[0].uses()]
+    return uses[0] if len(uses) == 1 and not node.outputs[0].is_graph_output() else None
