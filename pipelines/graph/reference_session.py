@@ -223,6 +223,38 @@ def run(opened: ort.InferenceSession, batch: Batch, what: str = "samples") -> li
     return outputs
 
 
+def computed(node: ir.Node, feeds: Mapping[str, NDArray[Any]], opset: int) -> Any:
+    """Computes an operator with one result.
+
+    Args:
+        node: The operator, without subgraphs.
+        feeds: Array for each of its inputs, by name.
+        opset: Version of the default operator set.
+
+    Returns:
+        The result: an array, unless it is a sequence.
+
+    Raises:
+        RequestError: onnxruntime cannot compute it.
+    """
+    result = "result" + "_" * max(map(len, feeds))
+    proto = ir.to_proto(node)
+    proto.output[0] = result
+    try:
+        inputs = [
+            onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(each.dtype), each.shape)
+            for name, each in feeds.items()
+        ]
+        body = onnx.helper.make_graph([proto], "alone", inputs, [onnx.helper.make_empty_tensor_value_info(result)])
+        opsets = [onnx.helper.make_opsetid("", opset)]
+        chosen = options()
+        chosen.intra_op_num_threads = 1
+        model = onnx.helper.make_model(body, opset_imports=opsets, ir_version=10).SerializeToString()
+        return ort.InferenceSession(model, chosen, providers=["CPUExecutionProvider"]).run(None, dict(feeds))[0]
+    except Exception as error:  # onnxruntime raises its own kinds; ml_dtypes it does not know
+        raise RequestError(f"onnxruntime cannot compute it: {one_line(error)[:200]}") from error
+
+
 def fix_batch(model: ir.Model) -> str:
     """Fixes the batch size of the inputs if constants in the graph fix it.
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 from numpy.typing import NDArray
 
-from pipelines.core.errors import one_line
+from pipelines.core.errors import RequestError
 from pipelines.graph import edit, io, query, reference_session
 from pipelines.rewrites.driver import Rewrite
 
@@ -61,22 +59,10 @@ class FoldConstants(Rewrite):
                 feeds[str(each.name)] = array
         if not feeds:
             return None
-        result = "result" + "_" * max(map(len, feeds))
-        proto = ir.to_proto(node)
-        proto.output[0] = result
-        inputs = [
-            onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(each.dtype), each.shape)
-            for name, each in feeds.items()
-        ]
-        body = onnx.helper.make_graph([proto], "constant", inputs, [onnx.helper.make_empty_tensor_value_info(result)])
-        opsets = [onnx.helper.make_opsetid("", model.opset_imports.get("", io.OPSET))]
-        options = reference_session.options()
-        options.intra_op_num_threads = 1
         try:
-            lone = onnx.helper.make_model(body, opset_imports=opsets, ir_version=10).SerializeToString()
-            (array,) = ort.InferenceSession(lone, options, providers=["CPUExecutionProvider"]).run(None, feeds)
-        except Exception as error:  # onnxruntime raises its own kinds; ml_dtypes it does not know
-            self.refuse(node, f"onnxruntime cannot compute it: {one_line(error)[:200]}")
+            array = reference_session.computed(node, feeds, model.opset_imports.get("", io.OPSET))
+        except RequestError as error:
+            self.refuse(node, str(error))
             return None
         if not isinstance(array, np.ndarray) or array.dtype == object:
             return None

@@ -109,6 +109,8 @@ struct QuantizedAttention {
     const int32_t *rows;                   // their row by distance, the middle for the query's own key
     int64_t row_count;
     int64_t bias_row = -1;                 // from a query's bias to that of the next: back by a key, or on in a bias of [heads, queries, keys]
+    const float *keys = nullptr;           // [n, key_stride]: [key | value], null: those behind the queries
+    int64_t key_stride = 0;
 };
 
 // The kernels of vectors/row_kernels.h, lowered for one instruction set.

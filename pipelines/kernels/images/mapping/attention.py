@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -10,10 +12,13 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array
-from pipelines.kernels.images.mapping.qdq import input_at, real_constant, refused
+from pipelines.kernels.images.mapping.qdq import input_at, refused
 from pipelines.kernels.images.mapping.views import ORDERS, Scores, View, Views
 from pipelines.kernels.images.mapping.walk import Bytes, Layer, Pending
 from pipelines.kernels.images.steps import Attention, Convolution, Gathering, Operand, Step
+from pipelines.kernels.transformer.operations.base import LANES
+
+MASKED = np.float32(-1e9)  # score of a key that is masked
 
 
 class Attentions(Views):
@@ -33,20 +38,36 @@ class Attentions(Views):
             if node.attributes.get_int("axis", -1) % len(first.shape) != len(first.shape) - 1:
                 raise refused(node, "is not over the keys")
             self.views[node.outputs[0]] = replace(first, weights=True)
+        elif node.op_type in ("IsNaN", "Where") and any(isinstance(each, Scores) and each.weights for each in found):
+            self._without_nan(node, found)
         elif node.op_type == "Add" and any(isinstance(each, Scores) for each in found):
             self._biased(node, found)
         else:
             super()._viewed(node, reason)
 
     def _scores(self, node: ir.Node, queries: View, keys: View) -> None:
-        shape = queries.index.shape
-        if len(shape) != 4 or keys.index.shape != (*shape[:2], shape[3], shape[2]):
-            raise refused(node, "multiplies values in another order, but not queries and keys of as many tokens")
-        self.views[node.outputs[0]] = Scores(queries, keys, queries.factor * keys.factor, (*shape[:3], shape[2]))
+        shape, (*outer, size, count) = queries.index.shape, keys.index.shape
+        if len(shape) != 4 or (*outer, size) != (*shape[:2], shape[3]):
+            raise refused(node, "multiplies values in another order, but not queries and keys of heads")
+        self.views[node.outputs[0]] = Scores(queries, keys, queries.factor * keys.factor, (*shape[:3], count))
+
+    def _without_nan(self, node: ir.Node, found: list[View | Scores | None]) -> None:
+        """Maps weights whose NaN are replaced by 0: there is none where a query has a key."""
+        weights = found[-1]
+        if node.op_type == "Where" and (found[0] is not weights or not self._zero(node.inputs[1])):
+            raise refused(node, "replaces weights of attention")
+        assert isinstance(weights, Scores)
+        if weights.bias is not None and (weights.bias <= MASKED).all(-1).any():
+            raise refused(node, "replaces weights of queries without a key")
+        self.views[node.outputs[0]] = weights
+
+    def _zero(self, value: ir.Value | None) -> bool:
+        """Whether a value is the constant 0."""
+        constant = None if value is None else self.constants.real(value)
+        return constant is not None and not constant.any()
 
     def _regroup(self, node: ir.Node, found: Scores) -> None:
-        windows, heads, tokens, _ = found.queries.index.shape
-        shape = self._rearranged(node, np.arange(windows * heads * tokens * tokens).reshape(found.shape))[0].shape
+        shape = self._rearranged(node, np.arange(math.prod(found.shape)).reshape(found.shape))[0].shape
         if node.op_type not in ("Reshape", "Unsqueeze", "Squeeze", "Identity") or found.weights:
             raise refused(node, "rearranges scores of attention")
         self.views[node.outputs[0]] = replace(found, shape=shape)
@@ -54,15 +75,16 @@ class Attentions(Views):
     def _biased(self, node: ir.Node, found: list[View | Scores | None]) -> None:
         position = 0 if found[0] is not None else 1
         scores, other = found[position], input_at(node, 1 - position)
-        constant = None if other is None else real_constant(other)
+        size = scores.shape[0] if isinstance(scores, Scores) else 0
+        constant = None if other is None else self.constants.real(other, size)
         if not isinstance(scores, Scores) or scores.weights or constant is None:
             raise refused(node, "adds to values in another order, but no constant to scores of attention")
-        windows, heads, tokens, _ = scores.queries.index.shape
         try:
-            bias = np.broadcast_to(constant, scores.shape).reshape(windows, heads, tokens, tokens)
+            bias = np.broadcast_to(constant, scores.shape)
         except ValueError as error:
             raise refused(node, "adds a constant of another shape") from error
-        bias = np.maximum(np.asarray(bias, np.float32), np.float32(-1e9))  # a mask of infinities
+        bias = bias.reshape(*scores.queries.index.shape[:3], scores.shape[-1])
+        bias = np.maximum(np.asarray(bias, np.float32), MASKED)  # a mask of infinities
         total = bias if scores.bias is None else scores.bias + bias
         self.views[node.outputs[0]] = replace(scores, bias=total)
 
@@ -70,33 +92,43 @@ class Attentions(Views):
 
     def _attention(self, node: ir.Node, scores: Scores, values: View) -> None:
         windows, heads, tokens, size = scores.queries.index.shape
-        views = (scores.queries, replace(scores.keys, index=scores.keys.index.swapaxes(2, 3)), values)
-        if values.index.shape != scores.queries.index.shape or values.factor != 1:
+        keys = replace(scores.keys, index=scores.keys.index.swapaxes(2, 3))
+        if values.index.shape != keys.index.shape or values.factor != 1:
             raise refused(node, "is an attention with values of another shape")
-        split = [self._heads(node, view) for view in views]
-        if not all(np.array_equal(split[0][0], pixels) for pixels, _ in split):
-            raise refused(node, "is an attention whose queries, keys and values are of other tokens")
-        room = -(-size // 16) * 16
-        grid, pixels = self._shape(values.source)[:2], split[0][0]
-        if windows > 1 or not np.array_equal(pixels.ravel(), np.arange(grid[0] * grid[1])):
-            grid = (windows, tokens) if windows > 1 else (tokens, 1)
-        columns = np.full((heads, 3, room), -1)
-        for part, (_, column) in enumerate(split):
-            columns[:, part, :size] = column
+        (pixels, query), (attended, key), (same, value) = (
+            self._heads(node, view) for view in (scores.queries, keys, values)
+        )
+        if not np.array_equal(attended, same):
+            raise refused(node, "is an attention whose keys and values are of other tokens")
+        parts = [(scores.queries.source, scores.factor, query), (keys.source, 1, key), (values.source, 1, value)]
         bias = scores.bias
         if bias is not None and windows > 1 and (bias == bias[:1]).all():
             bias = bias[:1]
+        if bias is not None and (bias == bias[..., :1]).all():  # a softmax does not see it
+            bias = None
+        grids = [self._token_grid(of, view) for of, view in ((pixels, scores.queries), (attended, values))]
 
         def add(to: Operand) -> Step:
-            sources = [view.source for view in views]
-            x = self._merged(node, sources, columns, scores.factor, pixels.reshape(grid))
             whole = None if bias is None else np.ascontiguousarray(bias, np.float32)
-            return Attention(x, to, heads, size, windows, whole)
+            if np.array_equal(pixels, attended) and len({_layer_input(source) for source, _, _ in parts}) == 1:
+                x = self._merged(node, parts, pixels.reshape(grids[0]))
+                return Attention(x, to, heads, size, windows, whole)
+            x = self._merged(node, parts[:1], pixels.reshape(grids[0]))
+            return Attention(
+                x, to, heads, size, windows, whole, self._merged(node, parts[1:], attended.reshape(grids[1]))
+            )
 
-        out_shape = (*grid, heads * size)
+        out_shape = (*grids[0], heads * size)
         pending = self._float_pending(out_shape, add, shared=len(node.outputs[0].uses()) > 1)
         index = np.arange(int(np.prod(out_shape))).reshape(windows, tokens, heads, size).transpose(0, 2, 1, 3)
         self._settle(node.outputs[0], View(pending, np.ascontiguousarray(index)))
+
+    def _token_grid(self, pixels: NDArray[np.int64], view: View) -> tuple[int, ...]:
+        """Height and width of tokens [windows, tokens]: those of the view's source where they are all its pixels."""
+        grid = self._shape(view.source)[:2]
+        if len(pixels) == 1 and np.array_equal(pixels.ravel(), np.arange(grid[0] * grid[1])):
+            return grid
+        return pixels.shape if len(pixels) > 1 else (pixels.size, 1)
 
     def _heads(self, node: ir.Node, view: View) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(pixel of each token [windows, tokens], column of each element [heads, size])."""
@@ -107,48 +139,45 @@ class Attentions(Views):
         return pixels[:, 0, :, 0], columns[0, :, 0]
 
     def _merged(
-        self,
-        node: ir.Node,
-        sources: list[Bytes | Pending],
-        columns: NDArray[np.int64],
-        factor: float,
-        places: NDArray[np.int64],
+        self, node: ir.Node, parts: list[tuple[Bytes | Pending, float, NDArray[np.int64]]], places: NDArray[np.int64]
     ) -> int:
-        """A float tensor of pixels `places` with queries (times the factor), keys and values of each head.
+        """A float tensor of pixels `places` with some columns of sources, times a factor, for each head.
 
-        columns: of the three sources, int64 [heads, 3, size].
+        parts: sources, factors and columns, int64 [heads, size].
         """
-        scale = np.array([factor, 1, 1], np.float32)
-        layers = [source.layer if isinstance(source, Pending) else None for source in sources]
-        if (
-            None not in layers
-            and len({(each.x.tensor, each.x.scale, each.x.zero) for each in layers if each is not None}) == 1
-        ):
-            parts = [
-                part.scaled(np.full(len(part.scales), factor, np.float32), np.zeros(len(part.scales), np.float32))
-                for part, factor in zip(layers, scale, strict=True)
-                if part is not None
-            ]
-            if all(part is not None for part in parts):
-                return self._merged_layers([part for part in parts if part is not None], columns, places)
-        raise refused(node, "is an attention whose queries, keys and values are not results of layers of one value")
-
-    def _merged_layers(self, layers: list[Layer], columns: NDArray[np.int64], places: NDArray[np.int64]) -> int:
-        ordered = [layer.chosen(columns[:, part].ravel()) for part, layer in enumerate(layers)]
-        heads, _, room = columns.shape
+        layers: list[Layer] = []
+        for source, factor, columns in parts:
+            layer = source.layer if isinstance(source, Pending) else None
+            if layer is not None and factor != 1:
+                gain = np.full(len(layer.scales), factor, np.float32)
+                layer = layer.scaled(gain, np.zeros(len(layer.scales), np.float32))
+            if layer is None or _layer_input(source) != _layer_input(parts[0][0]):
+                raise refused(
+                    node, "is an attention whose queries, keys and values are not results of layers of one value"
+                )
+            heads, size = columns.shape
+            room = np.full((heads, -(-size // LANES) * LANES), -1)
+            room[:, :size] = columns
+            layers.append(layer.chosen(room.ravel()))
 
         def joined(name: str) -> Array:
-            parts = [getattr(layer, name) for layer in ordered]
-            split = [part.reshape(heads, 1, room, *part.shape[1:]) for part in parts]
-            return np.ascontiguousarray(np.concatenate(split, 1).reshape(heads * 3 * room, *parts[0].shape[1:]))
+            split = [getattr(layer, name).reshape(heads, 1, room.shape[1], -1) for layer in layers]
+            shape = getattr(layers[0], name).shape[1:]
+            return np.ascontiguousarray(np.concatenate(split, 1).reshape(-1, *shape))
 
         x = layers[0].x
         tensor = x.tensor
         if not np.array_equal(places.ravel(), np.arange(places.size)) or places.shape != self.tensors[tensor][:2]:
             tensor = self._new((*places.shape, self.tensors[tensor][2]))
-            source, to = (Operand(each, float(x.scale or 0), x.zero) for each in (x.tensor, tensor))
-            self.steps.append(Gathering(source, to, np.ascontiguousarray(places)))
-        out = self._new_floats((*places.shape, heads * 3 * room))
+            read, to = (Operand(each, float(x.scale or 0), x.zero) for each in (x.tensor, tensor))
+            self.steps.append(Gathering(read, to, np.ascontiguousarray(places)))
         weight, biases = joined("weight"), joined("biases").astype(np.int32)
+        out = self._new_floats((*places.shape, len(weight)))
         self.steps.append(Convolution(tensor, out, weight, biases, joined("scales"), fill=x.zero, floats=True))
         return out
+
+
+def _layer_input(source: Bytes | Pending) -> tuple[Any, ...]:
+    """The tensor that the layer of a value reads, and its qparams."""
+    layer = source.layer if isinstance(source, Pending) else None
+    return () if layer is None else (layer.x.tensor, layer.x.scale, layer.x.zero)

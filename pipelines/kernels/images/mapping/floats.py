@@ -14,7 +14,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.kernels.images.mapping.functions import Functions
-from pipelines.kernels.images.mapping.qdq import evaluated, input_at, real_constant, refused
+from pipelines.kernels.images.mapping.qdq import evaluated, input_at, refused
 from pipelines.kernels.images.mapping.walk import Bytes, Layer, Pending, channel_axis, layout_of
 from pipelines.kernels.images.operators import windows
 from pipelines.kernels.images.steps import (
@@ -82,6 +82,15 @@ class FloatValues(Functions):
             return Operand(found.real())
         raise refused(node, "reads a value that has no native float form")
 
+    def _float_tensor(self, node: ir.Node, found: Bytes | Pending) -> int:
+        """The tensor of floats of a real value, for a node that reads it."""
+        x = self._operand_of(node, found)
+        if x.floats:
+            return x.tensor
+        to = self._new_floats(self._shape(found))
+        self.steps.append(FloatCopy(x, Operand(to)))
+        return to
+
     def _float_value(
         self,
         node: ir.Node,
@@ -132,7 +141,7 @@ class FloatValues(Functions):
     def _add_constant(self, node: ir.Node, position: int) -> bool:
         """Maps a sum with a constant that has a value per pixel and channel, such as embeddings of positions."""
         other = input_at(node, 1 - position)
-        constant = None if other is None else real_constant(other)
+        constant = None if other is None else self.constants.real(other)
         x, found = self._operand(node, position)
         elements, shape = self._elements(found), self._shape(found)
         if constant is None or constant.ndim > elements.ndim or constant.shape[-1] != elements.shape[-1]:
@@ -182,7 +191,7 @@ class FloatValues(Functions):
 
     def _float_depthwise(self, node: ir.Node, weight: NDArray[np.float32]) -> None:
         """weight: [channels, 1, kh, kw]."""
-        x, found = self._operand(node)
+        _, found = self._operand(node)
         channels = self._shape(found)[2]
         if True in layout_of(found) or weight.shape[0] != channels:
             raise refused(node, "is not over [n, C, H, W]")
@@ -194,10 +203,7 @@ class FloatValues(Functions):
         taps = np.ascontiguousarray(weight[:, 0].transpose(1, 2, 0))
 
         def add(to: Operand) -> Step:
-            source = x.tensor
-            if not x.floats:
-                source = self._new_floats(self._shape(found))
-                self.steps.append(FloatCopy(x, Operand(source)))
+            source = self._float_tensor(node, found)
             return FloatDepthwise(source, to.tensor, taps, biases, strides, pads, dilations)
 
         self._float_value(node, (*counts, channels), add, found, quantizes=False)
@@ -239,7 +245,7 @@ class FloatValues(Functions):
             return None
         results = iter([each for _, each in traces])
         arguments = [value if each is None else next(results) for each, value in zip(found, node.inputs, strict=True)]
-        constants = [real_constant(each) for each in arguments if isinstance(each, ir.Value)]
+        constants = [self.constants.real(each) for each in arguments if isinstance(each, ir.Value)]
         if any(each is None or each.size != 1 for each in constants):
             return None
         return traces[0][0], evaluated(self.model, node, arguments, 1, -1).reshape(GRID.shape)
@@ -281,7 +287,7 @@ class FloatValues(Functions):
     def _has_pixels(self, node: ir.Node, position: int) -> bool:
         """Whether a constant has more than one axis of several values."""
         value = input_at(node, position)
-        constant = None if value is None else real_constant(value)
+        constant = None if value is None else self.constants.real(value)
         return constant is not None and sum(size > 1 for size in constant.shape) > 1
 
     def _per_channel(self, node: ir.Node, position: int, channels: int, axis: int) -> NDArray[np.float32]:
@@ -289,7 +295,7 @@ class FloatValues(Functions):
         value = input_at(node, position)
         if value is None:
             return np.zeros(channels, np.float32)
-        constant = real_constant(value)
+        constant = self.constants.real(value)
         fits = constant is not None and constant.ndim >= -axis and constant.shape[axis] == constant.size == channels
         if constant is None or not (constant.size == 1 or fits):
             raise refused(node, "has an argument that is neither constant nor one value per channel")

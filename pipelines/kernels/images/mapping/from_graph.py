@@ -99,6 +99,8 @@ class _Mapping(Layers):
         for node in self.main:
             if rest.reads(node):
                 rest.take(node)
+            elif self.constants.take(node, self._dimensions(node.inputs[0] if node.inputs else None)):
+                rest.defer(node)
             elif rest.is_shape(node):
                 continue
             elif self._is_view(node) or any(value in self.values for value in node.inputs if value is not None):

@@ -18,7 +18,8 @@ from pipelines.kernels.images.steps import (
     Step,
 )
 
-NUMBERED = ("x", "a", "b", "gate", "out", "to", "other", "residual")  # fields of steps that hold numbers of tensors
+# fields of steps that hold numbers of tensors
+NUMBERED = ("x", "a", "b", "gate", "keys", "out", "to", "other", "residual")
 
 
 def drop_unread(steps: list[Step]) -> None:

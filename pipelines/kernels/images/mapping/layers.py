@@ -214,8 +214,8 @@ class Layers(Attentions):
 
     def _globalaveragepool(self, node: ir.Node) -> None:
         x = self.values[data_input(node)]
-        if isinstance(x, Input) or True in layout_of(x):
-            raise refused(node, "is not over [n, C, H, W]")
+        if isinstance(x, Input) or x.last or x.flat:
+            raise refused(node, "is not over [n, C, H, W] or [n, C, T]")
         self._global_average(node, x, flat=False)
 
     def _reducemean(self, node: ir.Node) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,10 @@ from pipelines.kernels.images.steps import Concatenation, Resampling, Selection
 
 class Layouts(Walk):
     """A walk that knows the operators on channels and pixels."""
+
+    @abstractmethod
+    def _float_tensor(self, node: ir.Node, found: Bytes | Pending) -> int:
+        """The tensor of floats of a real value, for a node that reads it."""
 
     def _concat(self, node: ir.Node) -> None:
         parts = [self.values.get(value) if value is not None else None for value in node.inputs]
@@ -39,7 +44,14 @@ class Layouts(Walk):
                 return self._joined([self._requantized(each, scale, zero, low, high) for each in joined])
 
             shape = (*shapes[0][:2], sum(shape[2] for shape in shapes))
-            self.values[node.outputs[0]] = Pending(emit, shape, last=first.last, flat=first.flat)
+
+            @functools.cache
+            def real() -> int:
+                out = self._new_floats(shape)
+                self.steps.append(Concatenation(tuple(self._float_tensor(node, each) for each in joined), out))
+                return out
+
+            self.values[node.outputs[0]] = Pending(emit, shape, last=first.last, flat=first.flat, real=real)
             return
         self.values[node.outputs[0]] = replace(
             first, tensor=self._joined([each.tensor for each in joined if isinstance(each, Bytes)])
@@ -160,8 +172,6 @@ class Layouts(Walk):
         ranked = 2 if found.flat else 4
         if axis % ranked != (3 if found.last and not found.flat else 1):
             raise refused(node, "slices another axis than the channels")
-        if isinstance(found, Pending):  # parts with the same qparams are cut from one tensor
-            self.values[data_input(node)] = found = replace(found, emit=functools.cache(found.emit))
         return found
 
     def _cut(self, found: Bytes | Pending, channels: range) -> Bytes | Pending:
@@ -169,7 +179,7 @@ class Layouts(Walk):
             return replace(found, tensor=self._selected(found.tensor, channels))
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
-            return self._selected(found.emit(scale, zero, low, high), channels)
+            return self._selected(self._emitted(found, scale, zero, low, high), channels)
 
         return Pending(emit, (*found.shape[:2], len(channels)), found.low, found.high, found.last, found.flat)
 

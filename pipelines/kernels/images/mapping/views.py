@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,10 +14,11 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.graph import query
 from pipelines.kernels.arrays import Array
+from pipelines.kernels.images.mapping.constants import Constants
 from pipelines.kernels.images.mapping.floats import FloatValues
-from pipelines.kernels.images.mapping.qdq import data_input, input_at, qparams, real_constant, refused, split_sizes
-from pipelines.kernels.images.mapping.walk import Bytes, Pending, layout_of
-from pipelines.kernels.images.steps import Gathering, Operand
+from pipelines.kernels.images.mapping.qdq import data_input, input_at, qparams, refused, split_sizes
+from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending, layout_of
+from pipelines.kernels.images.steps import Gathering, Operand, Step
 
 LAYOUTS = (  # last, flat, tokens
     *((False, False, False), (True, False, False), (True, False, True), (False, False, True)),
@@ -79,6 +81,21 @@ class Views(FloatValues):
     def _by_rule(self, node: ir.Node) -> None:
         """Maps a node that reads no view."""
 
+    def _dimensions(self, value: ir.Value | None) -> tuple[int, ...] | None:
+        """The shape of a value for one sample; None for a value that is not known."""
+        found = self.views.get(value) or self.values.get(value) if value is not None else None
+        if isinstance(found, View):
+            return found.index.shape
+        if isinstance(found, Scores):
+            return found.shape
+        if isinstance(found, Bytes | Pending):
+            height, width, channels = self._shape(found)
+            if found.flat:
+                return 1, height * width * channels
+            pixels = (height * width,) if found.tokens else (height, width)
+            return (1, *pixels, channels) if found.last else (1, channels, *pixels)
+        return (1, *self.shape) if isinstance(found, Input) and found.stored == found.last else None
+
     def _is_view(self, node: ir.Node) -> bool:
         """Whether a node reads a view."""
         return any(value in self.views for value in node.inputs if value is not None)
@@ -97,10 +114,8 @@ class Views(FloatValues):
             self._join_views(node, [each for each in found if isinstance(each, View)])
         elif self._gather(node):
             self._by_rule(node)
-        elif len([each for each in found if each is not None]) == 1:
-            self._commute(node)
         else:
-            raise refused(node, "reads values in another order")
+            self._commute(node)
 
     def _views_of(self, node: ir.Node) -> list[View | Scores | None]:
         """The views among the inputs of a node."""
@@ -114,22 +129,38 @@ class Views(FloatValues):
         self._settle(node.outputs[0], replace(first, index=index))
 
     def _commute(self, node: ir.Node) -> None:
-        """Maps an operator on the channels of pixels in another order, such as windows, in the order of the pixels."""
-        (value,) = [value for value in node.inputs if value in self.views]
-        assert value is not None
-        view = self.views[value]
-        places = self._places(view) if isinstance(view, View) else None
-        if not isinstance(view, View) or places is None or view.factor != 1:
-            raise getattr(view, "reason", None) or refused(node, "reads values in another order")
-        self.values[value] = self._whole(view, True, False, True)
+        """Maps an operator on the channels of pixels in another order, such as windows, in one order."""
+        views: dict[ir.Value, View] = {}
+        for value in node.inputs:
+            view = None if value is None else self.views.get(value)
+            if isinstance(view, View) and view.factor == 1:
+                views[value] = view  # type: ignore[index]
+            elif view is not None:
+                raise getattr(view, "reason", None) or refused(node, "reads values in another order")
+        shapes = {view.index.shape[:-1] for view in views.values()}
+        if len(shapes) != 1:
+            raise refused(node, "reads values in several orders")
+        (shape,) = shapes
+        places = self._places(next(iter(views.values())))
+        orders = [(self._places(view), self._shape(view.source)[:2]) for view in views.values()]
+        if places is None or any(
+            other is None or not np.array_equal(other, places) or grid != orders[0][1] for other, grid in orders
+        ):
+            places = np.arange(math.prod(shape)).reshape(shape)
+            plain = [grid for other, grid in orders if other is not None and np.array_equal(other, places)]
+            grid = plain[0] if plain else self._grid(places.size)
+            views = {value: self._gathered(node, view, grid) for value, view in views.items()}
+        grid = self._shape(next(iter(views.values())).source)[:2]
+        self.values |= {value: self._whole(view, True, False, True) for value, view in views.items()}
         try:
             self._by_rule(node)
         finally:
-            del self.values[value]
+            for value in views:
+                del self.values[value]
         made = self.values.pop(node.outputs[0])
         assert isinstance(made, Bytes | Pending)
         channels = self._shape(made)[2]
-        if not made.last or self._shape(made)[:2] != self._shape(view.source)[:2]:
+        if not made.last or self._shape(made)[:2] != grid:
             raise refused(node, "reads values in another order")
         self._settle(node.outputs[0], View(made, places[..., None] * channels + np.arange(channels)))
 
@@ -142,7 +173,7 @@ class Views(FloatValues):
             raise refused(node, "concatenates a float value")
         x, channels, places, added = self._operand_of(node, found), self._shape(found)[2], [], []
         for value, each in parts:
-            constant = None if value is None or each is not None else _token(value)
+            constant = None if value is None or each is not None else self.constants.real(value, 1)
             if each is None and (constant is None or constant.size % channels or constant.shape[-1] != channels):
                 raise refused(node, "concatenates a float value")
             count = self._shape(found)[0] * self._shape(found)[1] if constant is None else constant.size // channels
@@ -181,25 +212,30 @@ class Views(FloatValues):
         self.views[output] = view
 
     def _gather(self, node: ir.Node) -> bool:
-        """Makes the views that a node reads values, where they are whole pixels of a sample; False where one is not."""
+        """Makes the views of a sample that a node reads values; False where one has no form as a value."""
         for value in [value for value in node.inputs if value in self.views]:
             assert value is not None
             view = self.views[value]
-            places = self._places(view) if isinstance(view, View) else None
-            if not isinstance(view, View) or places is None or view.factor != 1:
+            if not isinstance(view, View) or view.factor != 1:
                 return False
             rank = view.index.ndim
-            if len(places) != 1 or rank not in (2, 3, 4):
+            if len(view.index) != 1 or rank not in (2, 3, 4):
                 return False
-            found = self._gathered(node, view, places[0] if rank == 4 else places.reshape(-1, 1))
-            self.values[value] = self._whole(found, True, rank == 2, rank == 3)
+            channels_first = replace(view, index=np.moveaxis(view.index, 1, -1))
+            last = rank == 2 or self._places(view) is not None or self._places(channels_first) is None
+            view = view if last else channels_first
+            grid = view.index.shape[1:3] if rank == 4 else self._grid(view.index.size // view.index.shape[-1])
+            self.values[value] = self._whole(self._gathered(node, view, grid), last, rank == 2, rank == 3)
             del self.views[value]
         return True
 
+    def _grid(self, count: int) -> tuple[int, int]:
+        """Height and width of this many tokens: those of the first tensor that has as many, for sums with it."""
+        return next((shape[:2] for shape in self.tensors if shape[0] * shape[1] == count), (count, 1))
+
     def _rearranged(self, node: ir.Node, x: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        samples = (query.dimensions(self.main.inputs[0]) or [None])[0]
         try:
-            return _rearranged(node, x, samples)
+            return _rearranged(node, x, self.constants)
         except RequestError:
             raise
         except (ValueError, IndexError) as error:
@@ -214,17 +250,27 @@ class Views(FloatValues):
         whole = not (first % channels).any() and (view.index == first[..., None] + np.arange(channels)).all()
         return first // channels if whole else None
 
-    def _gathered(self, node: ir.Node, view: View, places: NDArray[np.int64]) -> View:
-        """The view of a tensor of pixels [height, width]."""
-        found, shape = self._whole(view, True, False, False), (*places.shape, self._shape(view.source)[2])
-        places = np.ascontiguousarray(places)
+    def _gathered(self, node: ir.Node, view: View, grid: tuple[int, ...]) -> View:
+        """The same elements as a tensor of pixels of this height and width, whose channels are the last axis."""
+        found, (height, width, own) = self._whole(view, True, False, False), self._shape(view.source)
+        channels, part = view.index.shape[-1], _part(view.index, own)
+        order = np.arange(view.index.size).reshape(view.index.shape)
+        if grid == (height, width) and np.array_equal(order.ravel(), view.index.ravel()):
+            return View(found, order)
+        whole = channels == part == own
+        places = view.index.reshape(-1, channels // part, part)[..., 0] // part
+        places = np.ascontiguousarray(places.reshape(*grid, *(() if whole else (-1,))))
+        shape, size = (*grid, channels), 0 if whole else part
         if isinstance(found, Bytes):
             out = self._new(shape)
             x, to = (Operand(each, float(found.scale or 0), found.zero) for each in (found.tensor, out))
-            self.steps.append(Gathering(x, to, places))
-            return View(replace(found, tensor=out), np.zeros(0, np.int64))
-        made = self._float_pending(shape, lambda to: Gathering(self._operand_of(node, found), to, places), shared=True)
-        return View(made, np.zeros(0, np.int64))
+            self.steps.append(Gathering(x, to, places, part=size))
+            return View(replace(found, tensor=out), order)
+
+        def add(to: Operand) -> Step:
+            return Gathering(self._operand_of(node, found), to, places, part=size)
+
+        return View(self._float_pending(shape, add, shared=True), order)
 
     def _whole(self, view: View, last: bool, flat: bool, tokens: bool) -> Bytes | Pending:
         """The value of a view of all its elements in order."""
@@ -256,13 +302,13 @@ class Views(FloatValues):
     def _is_scaled(self, node: ir.Node) -> bool:
         """Whether a node multiplies a view by a single constant."""
         others = [value for value in node.inputs if value is not None and value not in self.views]
-        constants = [real_constant(value) for value in others]
+        constants = [self.constants.real(value) for value in others]
         return len(others) == 1 and constants[0] is not None and constants[0].size == 1
 
     def _scale_view(self, node: ir.Node, found: list[View | Scores | None]) -> None:
         position = 0 if found[0] is not None else 1
         view, other = found[position], input_at(node, 1 - position)
-        constant = None if other is None else real_constant(other)
+        constant = None if other is None else self.constants.real(other)
         divides = node.op_type == "Div"
         if view is None or constant is None or constant.size != 1 or (divides and position == 1) or not constant.all():
             raise refused(node, "multiplies values in another order by no single constant")
@@ -270,32 +316,17 @@ class Views(FloatValues):
         self.views[node.outputs[0]] = replace(view, factor=view.factor * factor)
 
 
-def _sizes(node: ir.Node, samples: int | None) -> list[int]:
-    """The shape of a Reshape for one of the graph's samples."""
-    sizes = query.shape_elements(input_at(node, 1))
-    if sizes is None:
-        raise refused(node, "has no constant shape")
-    first, *more = [size if isinstance(size, int) else 1 for size in sizes] or [1]
-    if isinstance(sizes[0], int) and first > 0:
-        if samples is None or first % samples:
-            raise refused(node, f"reshapes to {sizes}, which joins samples")
-        first //= samples
-    return [first, *more]
+def _part(index: NDArray[np.int64], channels: int) -> int:
+    """The most channels of `channels` that follow each other wherever the elements of the last axis do."""
+    last = index.shape[-1]
+    for size in sorted((n for n in range(1, last + 1) if last % n == channels % n == 0), reverse=True):
+        parts = index.reshape(-1, size)
+        if not (parts[:, 0] % size).any() and (parts == parts[:, :1] + np.arange(size)).all():
+            return size
+    return 1
 
 
-def _token(value: ir.Value) -> Array | None:
-    """A float constant, also one that is repeated for each sample."""
-    expand = value.producer()
-    if expand is None or expand.op_type != "Expand":
-        return real_constant(value)
-    constant, sizes = real_constant(data_input(expand)), query.dimensions(value)
-    if constant is None or constant.ndim != 3 or len(constant) != 1:
-        return None
-    same = sizes is None or all(size in (None, have) for size, have in zip(sizes[1:], constant.shape[1:], strict=False))
-    return constant if same else None
-
-
-def _rearranged(node: ir.Node, x: NDArray[np.int64], samples: int | None) -> list[NDArray[np.int64]]:
+def _rearranged(node: ir.Node, x: NDArray[np.int64], constants: Constants) -> list[NDArray[np.int64]]:
     """The outputs of a node of `ORDERS` for one of the graph's samples."""
     attributes = node.attributes
     axis = attributes.get_int("axis", 1 if node.op_type == "Flatten" else 0)
@@ -308,7 +339,7 @@ def _rearranged(node: ir.Node, x: NDArray[np.int64], samples: int | None) -> lis
         case "Flatten":
             return [x.reshape(int(np.prod(x.shape[:axis])), -1)]
         case "Reshape":
-            known = _sizes(node, samples)
+            known = constants.sizes(node)
             return [x.reshape([x.shape[at] if size == 0 else size for at, size in enumerate(known)])]
         case "Squeeze" | "Unsqueeze":
             axes = query.integers(node, "axes", 1)
@@ -316,10 +347,7 @@ def _rearranged(node: ir.Node, x: NDArray[np.int64], samples: int | None) -> lis
                 raise refused(node, "has no constant axes")
             return [np.squeeze(x, tuple(axes)) if node.op_type == "Squeeze" else np.expand_dims(x, tuple(axes))]
         case "Gather":
-            indices = query.constant(input_at(node, 1))
-            if indices is None:
-                raise refused(node, "has no constant indices")
-            return [np.take(x, indices.astype(np.int64), axis)]
+            return [np.take(x, constants.indices(node, x.shape[axis] if axis == 0 else 0), axis)]
         case "Split":
             return np.split(x, np.cumsum(split_sizes(node, x.shape[axis]))[:-1].tolist(), axis)
     bounds = [query.integers(node, name, at) for at, name in ((1, "starts"), (2, "ends"), (3, "axes"))]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array
+from pipelines.kernels.images.mapping.constants import Constants
 from pipelines.kernels.images.mapping.qdq import (
     data_input,
     qparams,
@@ -161,6 +162,8 @@ class Walk:
         self.tensors: list[Shape] = []
         self.floats: set[int] = set()  # tensors of float32
         self.steps: list[Step] = []
+        self.constants = Constants(model)
+        self._tensors_of: dict[tuple[Any, ...], int] = {}
         self.first: tuple[Input, np.float32 | None, int, int] | None = None  # and the qparams, tensor of the input
 
     # ------------------------------------------------------------------------------------------------------- quantized
@@ -237,11 +240,18 @@ class Walk:
     def _shape(self, found: Bytes | Pending) -> Shape:
         return found.shape if isinstance(found, Pending) else self.tensors[found.tensor]
 
+    def _emitted(self, found: Pending, scale: np.float32, zero: int, low: int, high: int) -> int:
+        """The tensor of a value with these qparams and bounds, one for all who read it."""
+        key = found.emit, scale, zero, low, high
+        if key not in self._tensors_of:
+            self._tensors_of[key] = found.emit(scale, zero, low, high)
+        return self._tensors_of[key]
+
     def _requantized(self, found: Bytes | Pending, scale: np.float32, zero: int, low: int, high: int) -> int:
         """The tensor of a real value with these qparams and bounds."""
         if isinstance(found, Pending):
             least, most = (int(quantized(bound, scale, zero)) for bound in (found.low, found.high))
-            return found.emit(scale, zero, min(max(least, low), high), min(max(most, low), high))
+            return self._emitted(found, scale, zero, min(max(least, low), high), min(max(most, low), high))
         if (found.scale, found.zero, low, high) == (scale, zero, 0, 255):
             return found.tensor
         assert found.scale is not None

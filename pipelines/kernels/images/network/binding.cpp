@@ -134,17 +134,18 @@ void activation(BoundNetwork &network, const Operands &x, const Operands &out, c
 void gathering(BoundNetwork &network, const Operands &x, const Operands &out, const std::vector<int64_t> &places, const std::optional<Array> &added) {
     const int64_t channels = added ? static_cast<int64_t>(added->shape(added->ndim() - 1)) : 0;
     const float *adds = added ? data_of<float>(*added, "added", 2) : nullptr;
-    if (added && (added->shape(0) != places.size() || channels != network.channels(std::get<0>(out)))) throw nb::value_error("what is added does not fit");
+    if (added && (static_cast<int64_t>(added->shape(0)) != network.pixels_in(std::get<0>(out)) || channels != network.channels(std::get<0>(out)))) throw nb::value_error("what is added does not fit");
     network.gathering(operand_of(x), operand_of(out), places, adds);
 }
 
-void attention(BoundNetwork &network, int64_t x, const Operands &out, int64_t heads, int64_t size, int64_t windows, const std::optional<Array> &bias) {
+void attention(BoundNetwork &network, int64_t x, int64_t keys, const Operands &out, int64_t heads, int64_t size, int64_t windows,
+               const std::optional<Array> &bias) {
     const float *biases = bias ? data_of<float>(*bias, "bias", 4) : nullptr;
-    const int64_t biased = bias ? static_cast<int64_t>(bias->shape(0)) : 0;
-    const int64_t tokens = network.pixels_in(x) / std::max<int64_t>(windows, 1);
-    if (bias && static_cast<int64_t>(bias->size()) != biased * heads * tokens * tokens)
+    const int64_t biased = bias ? static_cast<int64_t>(bias->shape(0)) : 0, parts = std::max<int64_t>(windows, 1);
+    const int64_t tokens = network.pixels_in(x) / parts, attended = network.pixels_in(keys < 0 ? x : keys) / parts;
+    if (bias && static_cast<int64_t>(bias->size()) != biased * heads * tokens * attended)
         throw nb::value_error("a bias does not fit the heads and tokens of a window");
-    network.attention(x, operand_of(out), heads, size, windows, biases, biased);
+    network.attention(x, keys, operand_of(out), heads, size, windows, biases, biased);
 }
 
 void float_depthwise(BoundNetwork &network, int64_t x, int64_t out, const Array &weight, const Array &bias, Pair strides, Sides pads, Pair dilations) {
@@ -190,7 +191,7 @@ void bind_image_network(nb::module_ &module) {
              }, "a"_a, "b"_a, "out"_a)
         .def("float_mean", [](BoundNetwork &n, const Operands &x, const Operands &out) { n.float_mean(operand_of(x), operand_of(out)); }, "x"_a, "out"_a)
         .def("gathering", gathering, "x"_a, "out"_a, "places"_a, "added"_a.none())
-        .def("attention", attention, "x"_a, "out"_a, "heads"_a, "size"_a, "windows"_a, "bias"_a.none())
+        .def("attention", attention, "x"_a, "keys"_a, "out"_a, "heads"_a, "size"_a, "windows"_a, "bias"_a.none())
         .def("channel_scale", channel_scale, "x"_a, "out"_a, "gain"_a, "bias"_a)
         .def("activation", activation, "x"_a, "out"_a, "kind"_a)
         .def("layer_norm", layer_norm, "x"_a, "out"_a, "gain"_a, "bias"_a, "epsilon"_a)

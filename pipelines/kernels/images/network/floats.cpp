@@ -102,8 +102,11 @@ void Network::layer_norm(Operand x, Operand out, const float *gain, const float 
 
 void Network::gathering(Operand x, Operand out, const std::vector<int64_t> &places, const float *added) {
     const Tensor &from = read(x), &to = written(out);
-    require(from.channels == to.channels && static_cast<int64_t>(places.size()) == to.height * to.width && from.pitch >= 16, "a gathering");
-    for (int64_t place : places) require(place >= -1 && place < from.height * from.width, "a gathering");
+    const int64_t count = static_cast<int64_t>(places.size()), parts = count / (to.height * to.width);
+    require(parts >= 1 && count == parts * to.height * to.width && to.channels % parts == 0 && from.pitch >= 16, "a gathering");
+    const int64_t part = to.channels / parts, each = from.channels / part;  // parts of a pixel of x
+    require(from.channels % part == 0, "a gathering");
+    for (int64_t place : places) require(place >= -1 && place < from.height * from.width * each, "a gathering");
     const int64_t pixel = round_up(to.channels, 16), a = x.tensor, b = out.tensor;
     std::vector<float> adds;
     for (int64_t i = 0; added && i < to.height * to.width; ++i) {
@@ -112,55 +115,58 @@ void Network::gathering(Operand x, Operand out, const std::vector<int64_t> &plac
     }
     const bool copies = !added && x.scale == out.scale && x.zero == out.zero;
     step(b, {a}, to.height, [=](const Sample &s, int64_t begin, int64_t end) {
-        const int64_t width = at(b).width, columns = at(a).width;
+        const int64_t width = at(b).width, columns = at(a).width, size = x.floats() ? 4 : 1;
+        Buffer<uint8_t> bytes(copies || x.floats() ? 0 : width * pixel);
         Buffer<float> found(copies || out.floats() ? 0 : width * pixel);
         for (int64_t y = begin; y < end; ++y) {
             uint8_t *row = s.pixel(at(b), y, 0);
             float *floats = out.floats() ? reinterpret_cast<float *>(row) : found.data();
-            for (int64_t column = 0; column < width; ++column) {
-                const int64_t place = places[static_cast<size_t>(y * width + column)];
-                const uint8_t *source = place < 0 ? nullptr : s.pixel(at(a), place / columns, place % columns);
-                if (copies) {
-                    uint8_t *target = row + column * at(b).pitch;
-                    if (source) std::memcpy(target, source, static_cast<size_t>(at(b).pitch));
-                    else std::memset(target, out.zero, static_cast<size_t>(at(b).pitch));
-                    continue;
-                }
-                float *target = floats + column * pixel;
-                if (!source) std::fill_n(target, pixel, 0.0f);
-                else if (x.floats()) std::memcpy(target, source, static_cast<size_t>(pixel) * sizeof(float));
-                else isa_.images->dequantize(source, x.scale, x.zero, pixel, target);
-                if (added) isa_.images->add_floats(target, adds.data() + (y * width + column) * pixel, pixel, target);
+            uint8_t *gathered = copies ? row : x.floats() ? reinterpret_cast<uint8_t *>(floats) : bytes.data();
+            for (int64_t i = 0; i < width * parts; ++i) {
+                const int64_t place = places[static_cast<size_t>(y * width * parts + i)], from_pixel = place / each;
+                uint8_t *target = gathered + (i / parts * pixel + i % parts * part) * size;
+                if (place < 0) std::memset(target, x.floats() ? 0 : x.zero, static_cast<size_t>(part * size));
+                else std::memcpy(target, s.pixel(at(a), from_pixel / columns, from_pixel % columns) + place % each * part * size, static_cast<size_t>(part * size));
             }
-            if (copies) continue;
+            if (!x.floats() && !copies) isa_.images->dequantize(gathered, x.scale, x.zero, width * pixel, floats);
+            if (added) isa_.images->add_floats(floats, adds.data() + y * width * pixel, width * pixel, floats);
             if (out.floats()) clear_tails(floats, at(b).channels, width);
-            else isa_.images->quantize(floats, out.scale, out.zero, width * pixel, row);
+            else if (!copies) isa_.images->quantize(floats, out.scale, out.zero, width * pixel, row);
         }
     });
 }
 
-void Network::attention(int64_t x, Operand out, int64_t heads, int64_t size, int64_t windows, const float *bias, int64_t biased) {
-    const int64_t b = out.tensor, room = round_up(size, 16), height = at(known(x, true, true)).height, width = at(x).width;
-    require(heads >= 1 && size >= 1 && windows >= 1 && height * width % windows == 0 && at(x).channels == heads * 3 * room, "an attention");
+void Network::attention(int64_t x, int64_t keys, Operand out, int64_t heads, int64_t size, int64_t windows, const float *bias, int64_t biased) {
+    const bool apart = keys >= 0;
+    const int64_t b = out.tensor, room = round_up(size, 16), own = (apart ? 1 : 3) * room, height = at(known(x, true, true)).height, width = at(x).width;
+    require(heads >= 1 && size >= 1 && windows >= 1 && height * width % windows == 0 && at(x).channels == heads * own, "an attention");
     require(written(out).height == height && at(b).width == width && at(b).channels == heads * size, "an attention");
-    for (int64_t tensor : {x, b}) {
+    require(!apart || (at(known(keys, true, true)).channels == heads * 2 * room && pixels_in(keys) % windows == 0), "an attention");
+    for (int64_t tensor : {x, b, apart ? keys : x}) {
         require(at(tensor).borders == Sides{}, "an attention");
         tensors_[static_cast<size_t>(tensor)].joined = true;
     }
-    const int64_t tokens = height * width / windows;
+    const int64_t tokens = height * width / windows, attended = apart ? pixels_in(keys) / windows : tokens;
     require(biased == 0 || biased == 1 || biased == windows, "an attention");
-    const std::vector<float> biases(bias, bias + biased * heads * tokens * tokens);
-    step(b, {x}, windows * heads, [=](const Sample &s, int64_t begin, int64_t end) {
+    const std::vector<float> biases(bias, bias + biased * heads * tokens * attended);
+    // few keys are packed again for some of the queries
+    const int64_t block = apart ? std::min(tokens, round_up(std::max<int64_t>(4 * attended, 256), 16)) : tokens, blocks = (tokens + block - 1) / block;
+    step(b, apart ? std::vector<int64_t>{x, keys} : std::vector<int64_t>{x}, windows * heads * blocks, [=](const Sample &s, int64_t begin, int64_t end) {
         const int64_t pitch = at(b).pitch, pixel = at(x).channels;
-        Buffer<float> found(tokens * room);
+        Buffer<float> found(block * room);
         for (int64_t r = begin; r < end; ++r) {
-            const int64_t first = r / heads * tokens, h = r % heads;
+            const int64_t window = r / blocks / heads, h = r / blocks % heads, query = r % blocks * block, first = window * tokens + query;
+            const int64_t n = std::min(block, tokens - query);
             QuantizedAttention attention{};
-            attention.heads = attention.key_heads = 1, attention.size = room, attention.before = attention.after = tokens;
-            if (biased) attention.bias = biases.data() + (biased > 1 ? r : h) * tokens * tokens, attention.bias_row = tokens;
-            const auto *rows = reinterpret_cast<const float *>(s.pixel(at(x), 0, 0)) + first * pixel + h * 3 * room;
-            isa_.rows->quantized_attention(attention, rows, pixel, tokens, tokens, found.data(), room);
-            for (int64_t t = 0; t < tokens; ++t) {
+            attention.heads = attention.key_heads = 1, attention.size = room, attention.before = attention.after = tokens + attended;
+            if (biased) attention.bias = biases.data() + (((biased > 1 ? window : 0) * heads + h) * tokens + query) * attended, attention.bias_row = attended;
+            if (apart) {
+                attention.key_stride = at(keys).channels;
+                attention.keys = reinterpret_cast<const float *>(s.pixel(at(keys), 0, 0)) + window * attended * attention.key_stride + h * 2 * room;
+            }
+            const auto *rows = reinterpret_cast<const float *>(s.pixel(at(x), 0, 0)) + first * pixel + h * own;
+            isa_.rows->quantized_attention(attention, rows, pixel, n, attended, found.data(), room);
+            for (int64_t t = 0; t < n; ++t) {
                 uint8_t *target = s.pixel(at(b), 0, 0) + (first + t) * pitch;
                 if (!out.floats()) {
                     isa_.images->quantize(found.data() + t * room, out.scale, out.zero, size, target + h * size);

@@ -382,17 +382,20 @@ void Network::lookup(int64_t x, int64_t out, const uint8_t *tables, int64_t coun
 }
 
 void Network::concatenation(const std::vector<int64_t> &xs, int64_t out) {
+    const bool floats = at(existing(out, false)).floats();
     int64_t channels = 0;
     for (int64_t x : xs) {
-        require(at(known(x, true)).height == at(known(out, false)).height && at(x).width == at(out).width, "a concatenation");
+        require(at(known(x, true, floats)).height == at(known(out, false, floats)).height && at(x).width == at(out).width, "a concatenation");
         channels += at(x).channels;
     }
     require(channels == at(out).channels, "a concatenation");
     step(out, xs, at(out).height, [=](const Sample &s, int64_t begin, int64_t end) {
+        const int64_t size = floats ? 4 : 1, tail = floats ? at(out).pitch - channels * size : 0;
         for (int64_t y = begin; y < end; ++y)
             for (int64_t column = 0; column < at(out).width; ++column) {
                 uint8_t *to = s.pixel(at(out), y, column);
-                for (int64_t x : xs) to = std::copy_n(s.pixel(at(x), y, column), at(x).channels, to);
+                for (int64_t x : xs) to = std::copy_n(s.pixel(at(x), y, column), at(x).channels * size, to);
+                std::fill_n(to, tail, uint8_t{0});
             }
     });
 }

@@ -89,11 +89,13 @@ class Network {
     void channel_scale(Operand x, Operand out, const float *gain, const float *bias, int64_t channels);
     void activation(Operand x, Operand out, Activation);
     void layer_norm(Operand x, Operand out, const float *gain, const float *bias, int64_t channels, float epsilon);
-    // Pixels of x, or zeros where a place is -1, plus added [height, width, channels] of `out`, or null.
+    // Parts of pixels of x, or zeros where a place is -1, plus added [height, width, channels] of `out`, or null. places: as many of each pixel
+    // as it has parts, numbers of the parts of x
     void gathering(Operand x, Operand out, const std::vector<int64_t> &places, const float *added);
-    // x: floats, in each head [query | key | value] of `size` columns, each padded with zeros to whole 16; windows follow each other. bias
-    // [biased, heads, tokens of a window, tokens of a window], biased: 1 for all windows alike, or windows; 0: none
-    void attention(int64_t x, Operand out, int64_t heads, int64_t size, int64_t windows, const float *bias, int64_t biased);
+    // x: floats, in each head [query | key | value] of `size` columns, each padded with zeros to whole 16; windows follow each other. keys: -1, or
+    // floats with [key | value], then x has queries alone. bias [biased, heads, queries of a window, keys of a window], biased: 1 for all windows
+    // alike, or windows; 0: none
+    void attention(int64_t x, int64_t keys, Operand out, int64_t heads, int64_t size, int64_t windows, const float *bias, int64_t biased);
     void float_mean(Operand x, Operand out);  // out: floats
     // weight [rows, columns, channels]
     void float_depthwise(int64_t x, int64_t out, const float *weight, const float *bias, Pair kernel, int64_t channels, Pair strides, Sides pads,

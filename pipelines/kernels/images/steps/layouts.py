@@ -78,7 +78,7 @@ class Pixels(Step):
 
 @dataclass(frozen=True)
 class Concatenation(Step):
-    """The concatenated channels of `xs`."""
+    """The concatenated channels of `xs`, all bytes or all floats."""
 
     xs: tuple[int, ...]
     out: int
@@ -86,10 +86,11 @@ class Concatenation(Step):
 
     def check(self, program: ImageProgram, written: set[int]) -> None:
         """See `Step`."""
-        shapes = [program.read(self, x, written) for x in self.xs]
+        floats = self.out in program.floats
+        shapes = [program.read(self, x, written, floats) for x in self.xs]
         fits(self, bool(shapes) and len({shape[:2] for shape in shapes}) == 1)
         whole = (*shapes[0][:2], sum(shape[2] for shape in shapes))
-        fits(self, program.write(self, self.out, written) == whole)
+        fits(self, program.write(self, self.out, written, floats) == whole)
 
     def reads(self) -> tuple[int, ...]:
         """See `Step`."""

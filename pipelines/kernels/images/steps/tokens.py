@@ -15,6 +15,8 @@ from pipelines.kernels.transformer.operations import QuantizedAttention
 from pipelines.kernels.transformer.operations.base import LANES
 from pipelines.kernels.transformer.reference.attention import quantized_attention
 
+LONGEST = 2**16  # keys whose products of codes a sum of 32 bits takes
+
 if TYPE_CHECKING:
     from pipelines.kernels._native import ImageNetwork
     from pipelines.kernels.images.program import ImageProgram
@@ -22,19 +24,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Gathering(Step):
-    """The pixels of x at `places`, or zeros where a place is -1, plus `added`.
+    """The pixels of x at `places`, or parts of its pixels, or zeros where a place is -1, plus `added`.
 
     Attributes:
         x: The tensor that is read.
         to: The tensor that is written.
-        places: int64 [height, width] of `to`: pixels of x, row by row.
+        places: int64 [height, width] of `to`: pixels of x, row by row; or [height, width, parts]: parts of pixels of x.
         added: float32 [height width, channels] of `to`, or None.
+        part: Channels of a part, 0: all of x.
     """
 
     x: Operand
     to: Operand
     places: Array
     added: Array | None = None
+    part: int = 0
     method: ClassVar[str] = "gathering"
 
     @property
@@ -45,11 +49,16 @@ class Gathering(Step):
     def check(self, program: ImageProgram, written: set[int]) -> None:
         """See `Step`."""
         height, width, channels = self.x.read(self, program, written)
-        rows, columns, same = self.to.write(self, program, written)
-        require("Gathering", "places", self.places, np.int64, (rows, columns))
-        fits(self, channels == same and -1 <= self.places.min() <= self.places.max() < height * width)
+        rows, columns, count = self.to.write(self, program, written)
+        part = self.part or channels
+        fits(self, part >= 1 and channels % part == count % part == 0)
+        parts = (count // part,) if self.part else ()
+        require("Gathering", "places", self.places, np.int64, (rows, columns, *parts))
+        last = height * width * (channels // part) - 1
+        fits(self, self.places.size * part == rows * columns * count)
+        fits(self, -1 <= int(self.places.min()) <= int(self.places.max()) <= last)
         if self.added is not None:
-            require("Gathering", "added", self.added, np.float32, (rows * columns, channels))
+            require("Gathering", "added", self.added, np.float32, (rows * columns, count))
 
     def reads(self) -> tuple[int, ...]:
         """See `Step`."""
@@ -58,7 +67,9 @@ class Gathering(Step):
     def compute(self, run: Run) -> None:
         """See `Step`."""
         x = self.x.real(run)
-        real = np.where((self.places >= 0)[..., None], x.reshape(-1, x.shape[2])[self.places], np.float32(0))
+        parts = x.reshape(-1, self.part or x.shape[2])
+        real = np.where((self.places >= 0)[..., None], parts[self.places], np.float32(0))
+        real = real.reshape(*self.places.shape[:2], -1)
         if self.added is not None:
             real = real + self.added.reshape(real.shape)
         self.to.store(run, real)
@@ -77,16 +88,17 @@ class Gathering(Step):
 
 @dataclass(frozen=True, eq=False)
 class Attention(Step):
-    """Self-attention in each of `windows` of pixels that follow each other: `QuantizedAttention` of one head at a time.
+    """Attention in each of `windows` of pixels that follow each other: `QuantizedAttention` of one head at a time.
 
     Attributes:
         x: Number of the float tensor that is read: in each head [query | key | value], each of `size` columns and
-            padded with zeros to whole 16. The scale of scores is in the queries.
+            padded with zeros to whole 16. The scale of scores is in the queries. With `keys`, queries alone.
         to: The tensor that is written, heads x size channels.
         heads: Number of heads.
         size: Columns of a head.
         windows: Number of windows.
-        bias: float32 [1 or windows, heads, tokens of a window, tokens of a window], added to scores, or None.
+        bias: float32 [1 or windows, heads, queries of a window, keys of a window], added to scores, or None.
+        keys: Number of the float tensor of other pixels: in each head [key | value], padded likewise; -1: none.
     """
 
     x: int
@@ -95,6 +107,7 @@ class Attention(Step):
     size: int
     windows: int = 1
     bias: Array | None = None
+    keys: int = -1
     method: ClassVar[str] = "attention"
 
     @property
@@ -111,36 +124,52 @@ class Attention(Step):
         """See `Step`."""
         height, width, channels = program.read(self, self.x, written, floats=True)
         fits(self, min(self.heads, self.size, self.windows) >= 1 and height * width % self.windows == 0)
-        fits(self, channels == self.heads * 3 * self.room)
+        tokens = attended = height * width // self.windows
+        fits(self, channels == self.heads * (3 if self.keys < 0 else 1) * self.room)
+        if self.keys >= 0:
+            rows, columns, channels = program.read(self, self.keys, written, floats=True)
+            fits(self, channels == self.heads * 2 * self.room and rows * columns % self.windows == 0)
+            attended = rows * columns // self.windows
+        fits(self, attended <= LONGEST)
         fits(self, self.to.write(self, program, written) == (height, width, self.heads * self.size))
         if self.bias is not None:
-            tokens = height * width // self.windows
             fits(self, len(self.bias) in (1, self.windows) and bool(np.isfinite(self.bias).all()))
-            require("Attention", "bias", self.bias, np.float32, (len(self.bias), self.heads, tokens, tokens))
+            require("Attention", "bias", self.bias, np.float32, (len(self.bias), self.heads, tokens, attended))
 
     def reads(self) -> tuple[int, ...]:
         """See `Step`."""
-        return (self.x,)
+        return (self.x,) if self.keys < 0 else (self.x, self.keys)
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
         x = run.tensors[self.x]
-        heads = x.reshape(self.windows, -1, self.heads, 3 * self.room)
+        heads = x.reshape(self.windows, -1, self.heads, x.shape[2] // self.heads)
+        apart = None
+        if self.keys >= 0:
+            apart = run.tensors[self.keys].reshape(self.windows, -1, self.heads, 2 * self.room)
         found = np.empty((self.windows, heads.shape[1], self.heads, self.size), np.float32)
         for window in range(self.windows):
             for head in range(self.heads):
                 bias = None if self.bias is None else self.bias[window % len(self.bias), head : head + 1]
                 one = QuantizedAttention(0, 1, 0, bias=bias)
-                found[window, :, head] = quantized_attention(heads[window, :, head], one)[:, : self.size]
+                keys = None if apart is None else apart[window, :, head]
+                found[window, :, head] = quantized_attention(heads[window, :, head], one, keys=keys)[:, : self.size]
         self.to.store(run, found.reshape(*x.shape[:2], -1))
 
     def packed(self, packing: Packing) -> tuple[Any, ...]:
         """See `Step`."""
-        return self.x, self.to.packed(), self.heads, self.size, self.windows, self.bias
+        return self.x, self.keys, self.to.packed(), self.heads, self.size, self.windows, self.bias
 
     @staticmethod
     def add_to(
-        network: ImageNetwork, x: int, out: PackedOperand, heads: int, size: int, windows: int, bias: Array | None
+        network: ImageNetwork,
+        x: int,
+        keys: int,
+        out: PackedOperand,
+        heads: int,
+        size: int,
+        windows: int,
+        bias: Array | None,
     ) -> None:
         """See `Step`."""
-        network.attention(x=x, out=out, heads=heads, size=size, windows=windows, bias=bias)
+        network.attention(x=x, keys=keys, out=out, heads=heads, size=size, windows=windows, bias=bias)

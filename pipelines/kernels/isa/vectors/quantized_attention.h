@@ -300,8 +300,8 @@ void quantized_attention(const QuantizedAttention &a, const float *x, int64_t st
                     span, at[12], at[13], at[14], at[15], at[16], floats(17), floats(18), codes(19), is_long, near_begin, near_end, at[20], at[21], floats(11)};
     for (int64_t h = 0; h < a.heads; ++h) {
         if (h % group == 0) {
-            const float *key = x + (a.heads + h / group) * size;
-            pack_head(a, h / group, key, key + a.key_heads * size, stride, head);
+            const float *key = (a.keys ? a.keys : x + a.heads * size) + h / group * size;
+            pack_head(a, h / group, key, key + a.key_heads * size, a.keys ? a.key_stride : stride, head);
         }
         const float *bias = a.bias ? a.bias + h * a.bias_stride + (a.bias_row < 0 ? a.bias_stride / 2 : 0) : nullptr;
         const auto run = [&](auto function, int64_t i) {

@@ -64,22 +64,26 @@ def attention(queries: Floats, keys: Floats, values: Floats, heads: int, causal:
     return out
 
 
-def quantized_attention(x: Floats, operation: QuantizedAttention, attended: int | None = None) -> Floats:
+def quantized_attention(
+    x: Floats, operation: QuantizedAttention, attended: int | None = None, keys: Floats | None = None
+) -> Floats:
     """Computes `QuantizedAttention` of one sentence.
 
     Args:
         x: [query | key | value], float32 `[n, (heads + 2 key_heads) size]`.
         operation: The operation; its bias may have a value per pair, [heads, n, n].
         attended: How many of the first tokens are keys; None: all.
+        keys: [key | value] of other tokens, float32 `[t, 2 key_heads size]`; x then has queries alone.
 
     Returns:
         float32 [n, heads size]; 0 for a query without a key within reach.
     """
     n, heads = len(x), operation.heads
-    count = n if attended is None else attended
     key_heads = operation.key_heads or heads
-    split = x.reshape(n, heads + 2 * key_heads, -1)
-    queries, keys, values = np.split(split, [heads, heads + key_heads], axis=1)
+    queries, rest = np.split(x.reshape(n, heads + (2 * key_heads if keys is None else 0), -1), [heads], axis=1)
+    rest = rest if keys is None else keys.reshape(len(keys), 2 * key_heads, -1)
+    keys, values = np.split(rest, 2, axis=1)
+    count = len(values) if attended is None else attended
     values = values[:count]
     queries = positioned(queries, operation, None if operation.norm is None else operation.norm.query)
     keys = positioned(keys, operation, None if operation.norm is None else operation.norm.key)[:count]
@@ -102,7 +106,7 @@ def quantized_attention(x: Floats, operation: QuantizedAttention, attended: int 
         by_distance = operation.bias.ndim == 2
         bias = operation.bias[:, distances + operation.bias.shape[1] // 2] if by_distance else operation.bias
         scores = scores + bias * LOG2_E
-    before, after = (n if side is None else side for side in (operation.before, operation.after))
+    before, after = (max(n, count) if side is None else side for side in (operation.before, operation.after))
     within = (distances >= -before) & (distances <= after)
     scores = np.where(within | ~within.any(axis=1, keepdims=True), scores, np.float32(-np.inf))
     codes = _weight_codes(scores - scores.max(axis=2, keepdims=True))

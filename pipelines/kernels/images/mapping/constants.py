@@ -1,0 +1,123 @@
+"""Values of a graph that depend on the number of samples alone: sizes, masks of windows, tokens of the class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines.core.errors import RequestError
+from pipelines.graph import io, query, reference_session
+from pipelines.kernels.arrays import Array
+from pipelines.kernels.images.mapping.qdq import input_at, real_constant, refused
+from pipelines.rewrites.fold_constants import SKIPPED
+
+
+class Constants:
+    """Constants, and values that depend on the number of samples alone.
+
+    Args:
+        model: QDQ model.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self._opset = model.opset_imports.get("", io.OPSET)
+        self._samples = (query.dimensions(model.graph.inputs[0]) or [None])[0] if model.graph.inputs else None
+        self._known: dict[ir.Value, tuple[Array, Array]] = {}  # for one sample and two
+
+    def take(self, node: ir.Node, shape: Sequence[int] | None) -> bool:
+        """Computes the result of a node; False where it depends on the samples.
+
+        Args:
+            node: Operator of the graph.
+            shape: Shape of its first input for one sample, None where it is unknown.
+        """
+        if len(node.outputs) != 1 or not query.is_op(node, node.op_type) or node.op_type in SKIPPED:
+            return False
+        if node.op_type in ("Shape", "Size") and shape is not None:
+            dims = [np.array([count * shape[0], *shape[1:]]) for count in (1, 2)]
+            cut = slice(node.attributes.get_int("start", 0), node.attributes.get_int("end", len(shape)))
+            one, two = (np.asarray(each.prod()) if node.op_type == "Size" else each[cut] for each in dims)
+            self._known[node.outputs[0]] = one, two
+            return True
+        inputs = [value for value in node.inputs if value is not None]
+        if not any(value in self._known for value in inputs):
+            return False
+        feeds: list[dict[str, Array]] = [{}, {}]
+        for value in inputs:
+            constant = query.constant(value)
+            pair = self._known.get(value, None if constant is None else (constant, constant))
+            if pair is None:
+                return False
+            for feed, array in zip(feeds, pair, strict=True):
+                feed[str(value.name)] = array
+        try:
+            one, two = (reference_session.computed(node, feed, self._opset) for feed in feeds)
+        except RequestError:
+            return False
+        self._known[node.outputs[0]] = one, two
+        return True
+
+    def real(self, value: ir.Value, size: int = 0) -> Array | None:
+        """Returns a constant for one sample, see `real_constant`; None where samples have different values.
+
+        Args:
+            value: Value of the graph.
+            size: Size of the first axis for one sample, 0 if it has no such axis.
+        """
+        if value not in self._known:
+            found = real_constant(value)
+            samples = self._samples or 1
+            if found is not None and size and samples > 1 and found.ndim and len(found) == samples * size:
+                return found[:size] if np.array_equal(found, np.concatenate([found[:size]] * samples)) else None
+            return found
+        one, two = self._known[value]
+        same = np.array_equal(one, two) or (one.ndim > 0 and np.array_equal(np.concatenate([one, one]), two))
+        return one if same else None
+
+    def indices(self, node: ir.Node, size: int) -> Array:
+        """Returns the indices of a Gather for one sample.
+
+        Args:
+            node: The Gather.
+            size: Size of the axis for one sample where it has those of all samples, else 0.
+
+        Raises:
+            RequestError: The indices are not constant, or join samples.
+        """
+        value = input_at(node, 1)
+        found = query.constant(value)
+        if value in self._known:
+            one, two = self._known[value]
+            found = (
+                one if np.array_equal(np.concatenate([one, one + size]) if size and one.ndim else one, two) else None
+            )
+        if found is None:
+            raise refused(node, "has no constant indices")
+        return found.astype(np.int64)
+
+    def sizes(self, node: ir.Node) -> list[int]:
+        """Returns the shape of a Reshape for one sample.
+
+        Args:
+            node: The Reshape.
+
+        Raises:
+            RequestError: The shape is not constant, or joins samples.
+        """
+        value = input_at(node, 1)
+        if value in self._known:
+            one, two = (each.tolist() for each in self._known[value])
+            if one[1:] != two[1:] or (one[:1] == two[:1] and one[:1] not in ([0], [-1])):
+                raise refused(node, f"reshapes to {one}, which joins samples")
+            return list(one)
+        sizes = query.shape_elements(value)
+        if sizes is None:
+            raise refused(node, "has no constant shape")
+        first, *more = [size if isinstance(size, int) else 1 for size in sizes] or [1]
+        if isinstance(sizes[0], int) and first > 0:
+            if self._samples is None or first % self._samples:
+                raise refused(node, f"reshapes to {sizes}, which joins samples")
+            first //= self._samples
+        return [first, *more]

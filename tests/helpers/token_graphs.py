@@ -1,0 +1,69 @@
+"""Parts of quantized vision transformers, and the check of a whole one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from helpers.qdq_graphs import Graph, linear, results
+from pipelines.graph import io
+from pipelines.kernels import extension
+from pipelines.kernels.images import native, reference
+from pipelines.kernels.images.mapping.from_graph import image_program
+from pipelines.kernels.images.steps import Step
+
+CHANNELS, HEADS, SIZE = 32, 2, 16
+
+
+def attention(g: Graph, x: str, merged: bool, tokens: int, bias: tuple[str, str] | None = None) -> str:
+    """Attention of tokens [n, tokens, C], quantized: one layer of queries, keys and values, or three."""
+    shape = g.constant(np.array([-1, tokens, *([3] if merged else []), HEADS, SIZE]))
+    if merged:
+        rows = g.add("Reshape", [linear(g, x, (CHANNELS, 3 * CHANNELS)), shape])
+        rows = g.quantize(g.add("Transpose", [rows], perm=[2, 0, 3, 1, 4]), 0.02, 128)
+        q, k, v = (g.add("Gather", [rows, g.constant(np.array(each))], axis=0) for each in range(3))
+    else:
+        parts = [g.add("Reshape", [linear(g, x, (CHANNELS, CHANNELS)), shape]) for _ in range(3)]
+        q, k, v = (g.quantize(g.add("Transpose", [part], perm=[0, 2, 1, 3]), 0.02, 128) for part in parts)
+    q = g.quantize(g.add("Mul", [q, g.constant(np.float32(SIZE**-0.5))]), 0.01, 128)
+    scores = g.add("MatMul", [q, g.add("Transpose", [k], perm=[0, 1, 3, 2])])
+    if bias is not None:
+        own, mask = bias
+        scores = g.add("Add", [scores, own])
+        five = g.add("Reshape", [scores, g.constant(np.array([-1, 4, HEADS, tokens, tokens]))])
+        scores = g.add("Reshape", [g.add("Add", [five, mask]), g.constant(np.array([-1, HEADS, tokens, tokens]))])
+    share = g.quantize(g.add("Softmax", [scores], axis=-1), 1 / 255, 0)
+    heads = g.quantize(g.add("MatMul", [share, v]), 0.02, 128)
+    rows = g.add("Transpose", [heads], perm=[0, 2, 1, 3])
+    return g.quantize(g.add("Reshape", [rows, g.constant(np.array([-1, tokens, CHANNELS]))]), 0.02, 128)
+
+
+def check(g: Graph, path: Path, shape: list[int], share: float = 0.01) -> list[type[Step]]:
+    """The kinds of the program's steps; its results are close to ONNX Runtime's, of the same bits everywhere."""
+    made = image_program(io.load(path))
+    assert not made.rest
+    samples = g.rng.normal(0, 1, (2, *shape)).astype(np.float32)
+    found = np.stack([reference.run(made, each) for each in samples])
+    for isa in extension.isas():
+        for threads in (1, 2):
+            assert np.array_equal(native.pack(made, isa).open()(samples, threads), found)
+    wanted = np.concatenate([results(path, each[None]) for each in samples]).reshape(found.shape)
+    assert np.square(found - wanted).sum() < share * np.square(wanted - wanted.mean()).sum()
+    return [type(each) for each in made.steps]
+
+
+def rolled(g: Graph, x: str, by: int) -> str:
+    """torch.roll of both spatial axes, as it is exported."""
+    for axis in (1, 2):
+        ends = g.constant(np.array([9000]))
+        cut, along, none = (g.constant(np.array([each])) for each in (by, axis, 0))
+        x = g.add("Concat", [g.add("Slice", [x, cut, ends, along]), g.add("Slice", [x, none, cut, along])], axis=axis)
+    return x
+
+
+def patches(g: Graph) -> str:
+    """Sixteen tokens of an image [3, 16, 16], quantized."""
+    x = g.layer("Conv", g.quantize("image", 0.02, 120), (CHANNELS, 3, 4, 4), 0.02, strides=[4, 4])
+    x = g.add("Reshape", [g.quantize(x, 0.03, 120), g.constant(np.array([0, CHANNELS, 16]))])
+    return g.add("Transpose", [x], perm=[0, 2, 1])

@@ -1,0 +1,255 @@
+"""Elements in other orders and shapes: parts of pixels, windows, heads, and what depends on the number of samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.image_programs import program, same_bits
+from helpers.qdq_graphs import Graph, linear, results, weights
+from helpers.token_graphs import CHANNELS, HEADS, SIZE, attention, check, patches, rolled
+
+from pipelines.core.errors import RequestError
+from pipelines.graph import io
+from pipelines.kernels import extension
+from pipelines.kernels.images import reference
+from pipelines.kernels.images.mapping.from_graph import image_program
+from pipelines.kernels.images.steps import (
+    Attention,
+    Concatenation,
+    Dequantize,
+    FloatCopy,
+    FloatSum,
+    Gathering,
+    Operand,
+    Pixels,
+)
+
+pytestmark = pytest.mark.skipif(not extension.isas(), reason=f"no native kernels: {extension.missing()}")
+
+
+@pytest.mark.parametrize("part", [1, 6, 12])
+def test_parts_of_pixels(part: int) -> None:
+    """Bytes and floats read and written, in pixels of another number of channels, beside zeros and constants."""
+    rng = np.random.default_rng(part)
+    one, other = Operand(0, 0.02, 120), Operand(5, 0.03, 99)
+    wide, shape = (5, 4, 12), (3, 6, 36)
+    places = rng.integers(-1, 20 * 12 // part, (*shape[:2], 36 // part))
+    added = rng.normal(0, 1, (18, 36)).astype(np.float32)
+    steps: list[Any] = [
+        Pixels(0, last=True),
+        FloatCopy(one, Operand(1)),
+        Gathering(one, Operand(2, 0.02, 120), places, part=part),
+        Gathering(Operand(1), Operand(3), places, added, part=part),
+        Concatenation((3, 3), 4),
+        FloatSum(Operand(2, 0.02, 120), Operand(3), other),
+        Gathering(other, Operand(6), places[:, :, :1] * 0, part=36),
+        FloatSum(Operand(6), Operand(3), Operand(7, 0.03, 99)),
+        Gathering(Operand(4), Operand(8, 0.05, 120), np.arange(18).reshape(3, 6)),
+        Dequantize(7, 0.25, 3),
+        Dequantize(8, 0.25, 3),
+    ]
+    tensors = [wide, wide, shape, shape, (3, 6, 72), shape, shape, shape, (3, 6, 72)]
+    made = program(wide, tensors, steps, 18 * 108, floats=frozenset({1, 3, 4, 6}))
+    same_bits(made, rng.integers(0, 256, (2, *wide), dtype=np.uint8))
+    with pytest.raises(RequestError):
+        program(wide, tensors[:3], [*steps[:2], Gathering(one, Operand(2, 0.02, 120), places)], 648)
+
+
+@pytest.mark.parametrize(("count", "biased"), [(3, 0), (17, 1), (60, 2)])
+def test_attention_to_other_tokens(count: int, biased: int) -> None:
+    """Fewer keys than queries, or more, in windows; the keys of few are shared by blocks of queries."""
+    rng = np.random.default_rng(count)
+    heads, size, windows, tokens = 2, 5, 2, 300
+    bias = rng.normal(0, 1, (biased, heads, tokens, count)).astype(np.float32) if biased else None
+    queries, keys = (windows, tokens, heads * 16), (windows, count, heads * 32)
+    places = [rng.integers(0, 20, shape) for shape in ((*queries[:2], 4), (*keys[:2], 8))]
+    steps: list[Any] = [
+        Pixels(0, last=True),
+        FloatCopy(Operand(0, 0.02, 120), Operand(1)),
+        Gathering(Operand(1), Operand(2), places[0], part=8),
+        Gathering(Operand(1), Operand(3), places[1], part=8),
+        Attention(2, Operand(4, 0.01, 120), heads, size, windows, bias, keys=3),
+        Attention(2, Operand(5), heads, size, windows, bias, keys=3),
+        FloatSum(Operand(4, 0.01, 120), Operand(5), Operand(6, 0.02, 99)),
+        Dequantize(6, 0.25, 3),
+    ]
+    narrow = (windows, tokens, heads * size)
+    made = program(
+        (5, 4, 8),
+        [(5, 4, 8)] * 2 + [queries, keys] + [narrow] * 3,
+        steps,
+        int(np.prod(narrow)),
+        floats=frozenset({1, 2, 3, 5}),
+    )
+    same_bits(made, rng.integers(0, 256, (2, 5, 4, 8), dtype=np.uint8))
+
+
+def sizes(g: Graph, x: str, *rest: int, times: int = 1) -> str:
+    """[times n, *rest] as exporters compute it from the shape of x."""
+    count = g.add("Gather", [g.add("Shape", [x]), g.constant(np.array([0]))])
+    many = g.add("Mul", [count, g.constant(np.array([times]))])
+    return g.add("Concat", [many, g.constant(np.array(rest))], axis=0)
+
+
+def windows_of(g: Graph, x: str, channels: int = CHANNELS) -> str:
+    """Windows of 4 x 4 of an image 8 x 8."""
+    x = g.add("Reshape", [x, g.constant(np.array([-1, 2, 4, 2, 4, channels]))])
+    return g.add("Reshape", [g.add("Transpose", [x], perm=[0, 1, 3, 2, 4, 5]), sizes(g, x, 16, channels, times=4)])
+
+
+def whole(path: Path, g: Graph) -> list[Any]:
+    """`check` of a network of any number of samples, which are independent."""
+    samples = g.rng.normal(0, 1, (2, 3, 16, 16)).astype(np.float32)
+    alone = np.concatenate([results(path, each[None]) for each in samples])
+    np.testing.assert_allclose(results(path, samples), alone, rtol=1e-3, atol=1e-3)
+    return check(g, path, [3, 16, 16])
+
+
+def head(g: Graph, x: str, axes: list[int], channels: int = CHANNELS) -> str:
+    """The mean of tokens, and classes."""
+    mean = g.quantize(g.add("ReduceMean", [x, g.constant(np.array(axes))], keepdims=0), 0.03, 125)
+    g.flat = g.layer("Gemm", mean, (5, channels), 0.03, transB=1)
+    return g.flat
+
+
+def test_shifted_windows_of_a_free_batch_are_whole(tmp_path: Path) -> None:
+    """Swin as transformers exports it: masks expanded to all samples, windows merged, patches of 2 x 2 joined."""
+    g = Graph()
+    x = g.quantize(
+        g.layer("Conv", g.quantize("image", 0.02, 120), (CHANNELS, 3, 2, 2), 0.02, strides=[2, 2]), 0.03, 120
+    )
+    x = g.add("Reshape", [g.add("Transpose", [x], perm=[0, 2, 3, 1]), g.constant(np.array([-1, 64, CHANNELS]))])
+    norm = g.add("LayerNormalization", [x, weights(g, CHANNELS), weights(g, CHANNELS, mean=0)])
+    rows = rolled(g, g.add("Reshape", [norm, g.constant(np.array([-1, 8, 8, CHANNELS]))]), 2)
+    rows = g.quantize(windows_of(g, rows), 0.03, 125)
+    mask = g.constant(np.where(g.rng.random((1, 4, 1, 16, 16)) < 0.3, -100, 0).astype(np.float32))
+    expanded = g.add("Expand", [mask, sizes(g, x, 4, 1, 16, 16)])
+    expanded = g.add("Reshape", [expanded, g.constant(np.array([-1, 1, 16, 16]))])
+    bias = g.add("Add", [weights(g, 1, HEADS, 16, 16), expanded])
+    back = linear(
+        g, attention(g, rows, False, 16, (bias, g.constant(np.zeros((1, 4, 1, 16, 16), np.float32)))), (32, 32)
+    )
+    back = g.add("Reshape", [back, g.constant(np.array([-1, 2, 2, 4, 4, CHANNELS]))])
+    back = g.add("Reshape", [g.add("Transpose", [back], perm=[0, 1, 3, 2, 4, 5]), sizes(g, x, 8, 8, CHANNELS)])
+    x = g.add("Add", [x, g.add("Reshape", [rolled(g, back, -2), g.constant(np.array([-1, 64, CHANNELS]))])])
+    x = g.add("Reshape", [x, g.constant(np.array([-1, 8, 8, CHANNELS]))])
+    cut = lambda x, at, axis: g.add("Slice", [x, *(g.constant(np.array([n])) for n in (at, 99, axis, 2))])  # noqa: E731
+    x = g.add("Concat", [cut(cut(x, i, 1), j, 2) for j in (0, 1) for i in (0, 1)], axis=-1)
+    x = g.add("Reshape", [x, g.constant(np.array([-1, 16, 4 * CHANNELS]))])
+    x = g.add("LayerNormalization", [x, weights(g, 4 * CHANNELS), weights(g, 4 * CHANNELS)])
+    x = linear(g, g.quantize(x, 0.03, 125), (4 * CHANNELS, CHANNELS))
+    kinds = whole(g.save(tmp_path / "m.onnx", [3, 16, 16], head(g, x, [1]), opset=20), g)
+    assert kinds.count(Attention) == 1
+    assert kinds.count(Gathering) <= 4  # windows, tokens back, patches
+
+
+def test_attention_with_fewer_keys_is_whole(tmp_path: Path) -> None:
+    """SegFormer: keys and values of a smaller image; weights of attention without NaN."""
+    g = Graph()
+    x = patches(g)
+    norm = g.quantize(g.add("LayerNormalization", [x, weights(g, CHANNELS), weights(g, CHANNELS)]), 0.03, 125)
+    small = g.add("Reshape", [g.add("Transpose", [norm], perm=[0, 2, 1]), g.constant(np.array([0, CHANNELS, 4, 4]))])
+    small = g.quantize(g.layer("Conv", small, (CHANNELS, CHANNELS, 2, 2), 0.03, strides=[2, 2]), 0.05, 120)
+    small = g.add("Transpose", [g.add("Reshape", [small, g.constant(np.array([0, CHANNELS, 4]))])], perm=[0, 2, 1])
+    q, k, v = (linear(g, each, (CHANNELS, CHANNELS)) for each in (norm, small, small))
+    split = lambda x, order: g.add(  # noqa: E731
+        "Transpose", [g.add("Reshape", [x, g.constant(np.array([0, 0, HEADS, SIZE]))])], perm=order
+    )
+    scores = g.add("MatMul", [split(q, [0, 2, 1, 3]), split(k, [0, 2, 3, 1])])
+    share = g.add("Softmax", [g.add("Mul", [scores, g.constant(np.float32(0.02))])], axis=-1)
+    share = g.add("Where", [g.add("IsNaN", [share]), g.constant(np.float32(0)), share])
+    rows = g.add("Transpose", [g.add("MatMul", [share, split(v, [0, 2, 1, 3])])], perm=[0, 2, 1, 3])
+    rows = g.quantize(g.add("Reshape", [rows, g.constant(np.array([0, 0, -1]))]), 0.02, 128)
+    x = g.add("Add", [linear(g, rows, (CHANNELS, CHANNELS)), x])
+    kinds = whole(g.save(tmp_path / "m.onnx", [3, 16, 16], head(g, x, [1]), opset=20), g)
+    assert kinds.count(Attention) == 1
+
+
+def test_tokens_in_windows_that_are_summed(tmp_path: Path) -> None:
+    """MobileViT: every fourth pixel is in a window, in which blocks stay, and the channels of two images are joined."""
+    g = Graph()
+    image = g.quantize(
+        g.layer("Conv", g.quantize("image", 0.02, 120), (CHANNELS, 3, 2, 2), 0.02, strides=[2, 2]), 0.03, 120
+    )
+    x = g.add("Reshape", [image, g.constant(np.array([-1, 2, 4, 2]))])
+    x = g.add("Reshape", [g.add("Transpose", [x], perm=[0, 2, 1, 3]), g.constant(np.array([-1, CHANNELS, 16, 4]))])
+    x = g.add("Reshape", [g.add("Transpose", [x], perm=[0, 3, 2, 1]), sizes(g, image, 16, -1, times=4)])
+    norm = g.add("LayerNormalization", [x, weights(g, CHANNELS), weights(g, CHANNELS)])
+    mixed = attention(g, g.quantize(norm, 0.03, 125), False, 16)
+    x = g.add("Add", [linear(g, mixed, (CHANNELS, CHANNELS)), x])
+    norm = g.add("LayerNormalization", [x, weights(g, CHANNELS), weights(g, CHANNELS)])
+    x = g.quantize(g.add("Add", [linear(g, g.quantize(norm, 0.03, 125), (CHANNELS, CHANNELS)), x]), 0.05, 120)
+    x = g.add("Transpose", [g.add("Reshape", [x, sizes(g, image, 4, 16, -1)])], perm=[0, 3, 2, 1])
+    x = g.add("Transpose", [g.add("Reshape", [x, g.constant(np.array([-1, 4, 2, 2]))])], perm=[0, 2, 1, 3])
+    x = g.add("Concat", [g.add("Reshape", [x, g.constant(np.array([-1, CHANNELS, 8, 8]))]), image], axis=1)
+    x = g.quantize(g.layer("Conv", g.quantize(x, 0.05, 120), (CHANNELS, 2 * CHANNELS, 1, 1), 0.05), 0.2, 120)
+    kinds = whole(g.save(tmp_path / "m.onnx", [3, 16, 16], head(g, x, [2, 3]), opset=20), g)
+    assert kinds.count(Attention) == 1
+
+
+def test_joined_floats(tmp_path: Path) -> None:
+    """DINOv2: the class token beside the mean of the others, and a gain per channel."""
+    g = Graph()
+    x = linear(g, patches(g), (CHANNELS, CHANNELS))
+    x = g.add("LayerNormalization", [x, weights(g, CHANNELS), weights(g, CHANNELS)])
+    first = g.add("Gather", [x, g.constant(np.array(0))], axis=1)
+    rest = g.add("Slice", [x, *(g.constant(np.array([n])) for n in (1, 99, 1))])
+    both = g.add("Concat", [first, g.add("ReduceMean", [rest, g.constant(np.array([1]))], keepdims=0)], axis=1)
+    both = g.quantize(g.add("Mul", [both, weights(g, 2 * CHANNELS)]), 0.05, 120)
+    g.flat = g.layer("Gemm", both, (5, 2 * CHANNELS), 0.05, transB=1)
+    whole(g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=20), g)
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_pooled_value_is_taken_by_indices(dynamic: bool, tmp_path: Path) -> None:
+    """torch's as_strided: a Gather of all samples' values by indices that count the samples."""
+    g = Graph()
+    x = g.add("LayerNormalization", [patches(g), weights(g, CHANNELS), weights(g, CHANNELS)])
+    x = g.add("Unsqueeze", [g.add("Transpose", [x], perm=[0, 2, 1]), g.constant(np.array([-2]))])
+    mean = g.add("ReduceMean", [x, g.constant(np.array([-1, -2]))])
+    count = g.add("Gather", [g.add("Shape", ["image"]), g.constant(np.array(0))])
+    places = g.add("Range", [g.constant(np.array(0)), count, g.constant(np.array(1))])
+    step = CHANNELS if dynamic else CHANNELS + 1
+    places = g.add("Mul", [g.add("Reshape", [places, g.constant(np.array([-1, 1]))]), g.constant(np.array(step))])
+    places = g.add("Add", [places, g.constant(np.arange(CHANNELS)[None])])
+    x = g.add("Gather", [g.add("Reshape", [mean, g.constant(np.array([-1]))]), places])
+    g.flat = g.layer("Gemm", g.quantize(x, 0.03, 125), (5, CHANNELS), 0.03, transB=1)
+    path = g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=20)
+    if dynamic:
+        whole(path, g)
+        return
+    with pytest.raises(RequestError, match="no constant indices"):
+        image_program(io.load(path))
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_tokens_of_a_fixed_batch(same: bool, tmp_path: Path) -> None:
+    """A class token for each of two samples is that of one, if both have the same."""
+    g = Graph()
+    token = np.repeat(g.rng.normal(0, 1, (1, 1, CHANNELS)), 2, 0).astype(np.float32)
+    token[1] += 0 if same else 1
+    x = g.add("Concat", [g.constant(token), patches(g)], axis=1)
+    x = g.quantize(g.add("LayerNormalization", [x, weights(g, CHANNELS), weights(g, CHANNELS)]), 0.03, 125)
+    g.flat = g.layer("Gemm", g.add("Gather", [x, g.constant(np.array(0))], axis=1), (5, CHANNELS), 0.03, transB=1)
+    path = g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=20, batch=2)
+    if not same:
+        with pytest.raises(RequestError, match="Concat"):
+            image_program(io.load(path))
+        return
+    samples = g.rng.normal(0, 1, (2, 3, 16, 16)).astype(np.float32)
+    found = np.stack([reference.run(image_program(io.load(path)), each) for each in samples])
+    np.testing.assert_allclose(found, results(path, samples), atol=0.05)
+
+
+def test_a_reshape_that_joins_samples_is_refused(tmp_path: Path) -> None:
+    g = Graph()
+    x = patches(g)
+    count = g.add("Gather", [g.add("Shape", [x]), g.constant(np.array([0]))])
+    many = g.add("Mul", [count, g.constant(np.array([16 * CHANNELS]))])
+    x = g.add("Reshape", [x, g.add("Concat", [g.constant(np.array([1])), many], axis=0)])
+    g.flat = g.layer("Gemm", x, (5, 16 * CHANNELS), 0.03, transB=1)
+    with pytest.raises(RequestError, match="Reshape"):
+        image_program(io.load(g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=20)))
