@@ -243,6 +243,7 @@ SERVING = """`zoo serve` and its peers, by `scripts/peers/serving/serving.py`.
 
 """
 LAYERS = "One native session behind each HTTP layer, computed on the server's thread ({source}):"
+TEXT_LOADS = {"sentences": ("multi30k-en-de", "sentence"), "embeddings": ("minilm-l6, `/v1/embeddings`", "text")}
 
 
 def serving() -> str:
@@ -273,10 +274,11 @@ def serving() -> str:
                 ]
                 parts.append(f"Latency of a single request (overhead over the call): {'; '.join(texts)} ({source}).\n")
             else:
+                model, unit = TEXT_LOADS[part["part"]]
                 parts.append(
-                    f"multi30k-en-de, {found['clients']} clients, one sentence per request: "
-                    f"{found['served_per_second']['median']:,.0f} sentences/s, {found['share']:.2f} of one call with 512 "
-                    f"sentences, p99 {found['p99_ms']['median']:.0f} ms; overhead of a single sentence "
+                    f"{model}, {found['clients']} clients, one {unit} per request: "
+                    f"{found['served_per_second']['median']:,.0f} {unit}s/s, {found['share']:.2f} of one call with 512 "
+                    f"{unit}s, p99 {found['p99_ms']['median']:.0f} ms; overhead of a single {unit} "
                     f"{found['lone_added_ms']:+.2f} ms ({source}).\n"
                 )
     for found, source in compared("soak-serving"):
