@@ -328,8 +328,9 @@ class Pipeline(abc.ABC):
                 or array.ndim != len(shape)
                 or any(d is not None and d != n for d, n in zip(shape[1:], array.shape[1:], strict=True))
             ):
-                expected = f"{dtype} [n, {', '.join(map(str, shape[1:]))}]"
-                raise RequestError(f"input {name} is {array.dtype} {list(array.shape)}; expected {expected}")
+                sizes = ", ".join(["n", *("any" if size is None else str(size) for size in shape[1:])])
+                found = "text" if array.dtype == object else array.dtype
+                raise RequestError(f"input {name} is {found} {list(array.shape)}; expected {dtype} [{sizes}]")
         return next(iter(counts.values()))
 
     @property

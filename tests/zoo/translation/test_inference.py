@@ -273,6 +273,13 @@ def test_a_sentence_in_another_script_is_copied_among_others(translate, opened, 
         opened([chinese])
 
 
+def test_text_without_words_is_copied(opened, texts):
+    (plain,), (answer,) = opened(texts[:1]), opened(["- ..."])
+    assert answer == {"translation": "- ...", "score": 0.0, "untranslated": "- ... copied"}
+    (answer,) = opened([f"{texts[0]}. ??? {texts[0]}."])
+    assert "???" in answer["translation"] and plain["translation"] in answer["translation"]
+
+
 @pytest.mark.parametrize("join", [" ", ", ", "  "], ids=repr)
 def test_a_sentence_longer_than_the_model_takes_is_translated_in_pieces(opened, texts, join):
     words = " ".join(texts * 20).split(" ")

@@ -110,7 +110,13 @@ class LineSplitter:
         return len(text) <= MAX_TOKEN_CHARACTERS * self.max_length
 
     def _add(self, text: str, tokens: Tokens | None = None) -> None:
-        """Adds a sentence: whole, in pieces if it is too long, or around words that the vocabulary cannot write."""
+        """Adds a sentence: whole, in pieces if it is too long, or around words that the vocabulary cannot write.
+
+        One without letters and digits is copied: models make words of "-" or "...".
+        """
+        if not _has_words(text):
+            self._copy(text)
+            return
         tokens = self._encode(text) if tokens is None else tokens
         if tokens is None or len(tokens) > self.max_length:
             self._add_pieces(text, None if tokens is None else len(tokens))
@@ -128,7 +134,7 @@ class LineSplitter:
         words = text.split(" ")
         kinds = self._are_unknown(words)
         known = [word for word, is_unknown in zip(words, kinds, strict=True) if not is_unknown]
-        if not any(char.isalnum() for word in known for char in word):
+        if not any(map(_has_words, known)):
             self._copy(text)
             return
         if len(known) == len(words):
@@ -213,6 +219,11 @@ class LineSplitter:
         if new := list(dict.fromkeys(word for word in words if word not in known)):
             known.update(zip(new, self.vocabulary.known.unknown_words(new), strict=True))
         return [known[word] for word in words]
+
+
+def _has_words(text: str) -> bool:
+    """Returns whether a text has a letter or digit."""
+    return any(char.isalnum() for char in text)
 
 
 def _grouped(words: list[str], kinds: list[bool]) -> Iterator[tuple[str, bool]]:
