@@ -11,9 +11,7 @@ from pipelines.kernels.images import native, reference
 from pipelines.kernels.images.program import ImageProgram
 
 
-def program(
-    shape: tuple[int, int, int], tensors: list[Any], steps: list[Any], results: int, **more: Any
-) -> ImageProgram:
+def program(shape: tuple[int, ...], tensors: list[Any], steps: list[Any], results: int, **more: Any) -> ImageProgram:
     """A program from [C, H, W] bytes to flat results."""
     return ImageProgram(
         "image", ("logits",), more.pop("dtype", "uint8"), shape, tuple(tensors), tuple(steps), (results,), **more

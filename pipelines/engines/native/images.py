@@ -1,6 +1,7 @@
 """Image networks in native kernels, with the float remainder of a detector in ONNX Runtime.
 
-Any quantized graph that maps onto an `ImageProgram` runs here.
+Any quantized graph that maps onto an `ImageProgram` runs here. Of other graphs native regions run here, and the parts
+between them in ONNX Runtime, see `partition`.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ import functools
 import logging
 import math
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +34,49 @@ from pipelines.kernels.arrays import contiguous
 from pipelines.kernels.images.native import PackedProgram, pack
 from pipelines.kernels.images.program import ImageProgram
 
+if TYPE_CHECKING:
+    from pipelines.kernels.images.parts.partition import Partition
+
 # Of what `store` makes of a graph: bump it when `from_graph`, the packed weights or the native object's methods change.
-VERSION = 11
+VERSION = 12
 SUFFIX = ".zoo"
 SIZES = 8  # of images with a program of their own
 logger = logging.getLogger(__name__)
-CLASSES = {PackedProgram.__name__: PackedProgram}
+
+
+@dataclass(frozen=True)
+class PackedPart:
+    """A part of a graph.
+
+    Attributes:
+        feeds: (input, name of the value that it is fed).
+        programs: The packed program of a native region; none for a part for ONNX Runtime.
+        model: Its serialized model, uint8; empty for a native region.
+    """
+
+    feeds: tuple[tuple[str, str], ...]
+    programs: tuple[PackedProgram, ...]
+    model: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class PackedParts:
+    """A graph in parts, in the order in which they run.
+
+    Attributes:
+        inputs: (name, dtype, shape of a sample) of the graph's inputs.
+        outputs: Names of the graph's outputs.
+        batch: Number of samples that the graph fixes, else 0.
+        parts: The parts.
+    """
+
+    inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
+    outputs: tuple[str, ...]
+    batch: int
+    parts: tuple[PackedPart, ...]
+
+
+CLASSES = {each.__name__: each for each in (PackedProgram, PackedPart, PackedParts)}
 
 
 class FreeSizesError(RequestError):
@@ -54,11 +94,23 @@ def store(source: Path, path: Path, sizes: Sequence[int] = ()) -> None:
     Raises:
         RequestError: The graph cannot be mapped; the message names the operator.
     """
-    program, free = _mapped(source, sizes)
-    program_file.save(path, () if free and not sizes else (pack(program),), CLASSES, VERSION)
+    found, free = _mapped(source, sizes)
+    program_file.save(path, () if free and not sizes else (_packed(found),), CLASSES, VERSION)
 
 
-def packed(path: Path, sizes: Sequence[int] = ()) -> PackedProgram:
+def _packed(found: ImageProgram | Partition) -> PackedProgram | PackedParts:
+    if isinstance(found, ImageProgram):
+        return pack(found)
+    parts = [
+        PackedPart(part.feeds, (), np.frombuffer(part.model, np.uint8))
+        if part.program is None
+        else PackedPart(part.feeds, (pack(part.program),), np.zeros(0, np.uint8))
+        for part in found.parts
+    ]
+    return PackedParts(found.inputs, found.outputs, found.batch, tuple(parts))
+
+
+def packed(path: Path, sizes: Sequence[int] = ()) -> PackedProgram | PackedParts:
     """Returns the packed program of an ONNX file, memory-mapped from the cache, where it is built at first use.
 
     Args:
@@ -75,7 +127,7 @@ def packed(path: Path, sizes: Sequence[int] = ()) -> PackedProgram:
     programs = program_file.load(derived(path, [], "images", form, make, SUFFIX), CLASSES, VERSION)
     if not programs:
         raise FreeSizesError(f"the sizes of the input of {path} are free")
-    found: PackedProgram = programs[0]
+    found: PackedProgram | PackedParts = programs[0]
     return found
 
 
@@ -86,23 +138,41 @@ def form(path: Path) -> dict[str, Any]:
         path: ONNX file.
 
     Returns:
-        {"steps": count by kind}, with {"rest": count by operator} for the float remainder in ONNX Runtime, or
+        {"steps": count by kind}, with {"rest": count by operator} for the operators in ONNX Runtime, and {"parts": the
+        parts in the order in which they run, "reason": why the graph cannot be mapped whole} for a graph in parts; or
         {"reason": why the graph cannot be mapped}.
     """
     try:
-        program, _ = _mapped(path)
+        found, _ = _mapped(path)
     except ZooError as error:
         return {"reason": str(error)}
-    steps = [type(each).__name__ for each in program.steps]
-    found = {"steps": {kind: steps.count(kind) for kind in dict.fromkeys(steps)}}
-    if program.rest:
-        import onnx
-        import onnx_ir as ir
+    if isinstance(found, ImageProgram):
+        rest = _operators(found.rest) if found.rest else {}
+        return {"steps": _kinds(found)} | ({"rest": rest} if rest else {})
+    steps: Counter[str] = Counter()
+    operators: Counter[str] = Counter()
+    parts = []
+    for part in found.parts:
+        counts = _operators(part.model) if part.program is None else _kinds(part.program)
+        (operators if part.program is None else steps).update(counts)
+        unit = "operators" if part.program is None else "steps"
+        parts.append(f"{'onnxruntime' if part.program is None else 'native'}: {sum(counts.values())} {unit}")
+    return {"steps": dict(steps), "rest": dict(operators.most_common()), "parts": parts, "reason": found.reason}
 
-        from pipelines.graph import query
 
-        found["rest"] = query.op_counts(ir.from_proto(onnx.load_from_string(program.rest)))
-    return found
+def _kinds(program: ImageProgram) -> dict[str, int]:
+    """The number of steps by kind."""
+    return dict(Counter(type(step).__name__ for step in program.steps))
+
+
+def _operators(model: bytes) -> dict[str, int]:
+    """The number of operators by type."""
+    import onnx
+    import onnx_ir as ir
+
+    from pipelines.graph import query
+
+    return query.op_counts(ir.from_proto(onnx.load_from_string(model)))
 
 
 class ImageSession(Asynchronous):
@@ -126,11 +196,12 @@ class ImageSession(Asynchronous):
         machine.require_threads(threads)
         self._subject = Subject(unheld, path, path, threads, [tuple(sizes)]) if held else None
         self.path, self.threads = path, threads
-        self._program = given = packed(path, sizes)
+        given = packed(path, sizes)
+        assert isinstance(given, PackedProgram)
+        self._program = given
         try:
             self._network = given.open()
             self._rest = OnnxRuntimeSession(path, threads, given.rest.tobytes()) if given.rest.size else None
-            self._ends = np.cumsum([math.prod(shape) for _, shape in given.parts]).tolist()
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self._damaged(error) from error
         self.inputs = {given.input: Port(np.dtype(given.dtype), (given.batch or None, *given.shape))}
@@ -164,11 +235,7 @@ class ImageSession(Asynchronous):
 
     def _outputs(self, results: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         """The graph's outputs, some of them parts of the results [n, ...], the rest computed from parts."""
-        pieces = np.split(results, self._ends[:-1], axis=1)
-        values: dict[str, NDArray[Any]] = {
-            name: contiguous(piece).reshape(len(results), *shape)
-            for (name, shape), piece in zip(self._program.parts, pieces, strict=True)
-        }
+        values = _split(results, self._program.parts)
         if self._rest is not None:
             values |= self._rest.run({name: values[name] for name in self._rest.inputs})
         return {name: values[name] for name in self._program.outputs}
@@ -178,14 +245,113 @@ class ImageSession(Asynchronous):
 
     def executed(self, batch: Batch) -> list[Executed]:
         """Lists the steps that run, see `Session.executed`."""
-        steps = [method for method, _ in self._program.calls if method not in ("tensor", "finish")]
-        found = [Executed(f"{i}", f"{step} {self._program.isa}", "u8") for i, step in enumerate(steps)]
+        found = _steps(self._program)
         if self._rest is not None:
             count, parts = len(batch[self._program.input]), dict(self._program.parts)
             found += self._rest.executed(
                 {name: np.zeros((count, *parts[name]), np.float32) for name in self._rest.inputs}
             )
         return found
+
+
+class PartsSession(Asynchronous):
+    """An image network in parts, which run one after the other: native regions, and operators in ONNX Runtime.
+
+    Threads and forked processes may share it.
+
+    Args:
+        path: ONNX file, which is the reference in ONNX Runtime too.
+        threads: Intra-op threads.
+        sizes: See `packed`.
+        held: See `ImageSession`.
+
+    Raises:
+        RequestError: The kernels are missing, or no regions can be mapped.
+    """
+
+    engine = "native"
+
+    def __init__(self, path: Path, threads: int, sizes: Sequence[int] = (), *, held: bool = True) -> None:
+        machine.require_threads(threads)
+        self._subject = Subject(unheld, path, path, threads, [tuple(sizes)]) if held else None
+        self.path, self.threads = path, threads
+        given = packed(path, sizes)
+        assert isinstance(given, PackedParts)
+        self._given = given
+        try:
+            self._parts = [
+                (
+                    part,
+                    part.programs[0].open()
+                    if part.programs
+                    else OnnxRuntimeSession(path, threads, part.model.tobytes()),
+                )
+                for part in given.parts
+            ]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RequestError(f"the packed program of {path} is damaged: {one_line(error)}") from error
+        self.inputs = {
+            name: Port(np.dtype(dtype), (given.batch or None, *shape)) for name, dtype, shape in given.inputs
+        }
+
+    def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """Computes the outputs of a batch, see `Runnable.run`."""
+        self._require(batch)
+        if self._subject is not None:
+            hold(self._subject, {name: batch[name] for name in self.inputs})
+            self._subject = None
+        values = dict(batch)
+        for part, opened in self._parts:
+            values |= self._computed(part, opened, values)
+        return {name: values[name] for name in self._given.outputs}
+
+    def _require(self, batch: Batch) -> None:
+        counts = {len(batch[name]) for name in self.inputs if name in batch and np.ndim(batch[name])}
+        for name, port in self.inputs.items():
+            x = batch.get(name)
+            fits = x is not None and x.shape[1:] == port.shape[1:] and port.shape[0] in (None, len(x))
+            if x is None or not fits or x.dtype != port.dtype or len(counts) != 1:
+                expected = f"{name} {port.dtype} [{', '.join(str(size or 'n') for size in port.shape)}]"
+                found = {name: f"{np.asarray(each).dtype} {list(np.shape(each))}" for name, each in batch.items()}
+                raise BatchError(f"the native kernels cannot run {self.path} on {found}; expected {expected}")
+
+    def _computed(self, part: PackedPart, opened: Any, values: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """The outputs of a part."""
+        fed = {name: values[value] for name, value in part.feeds}
+        if isinstance(opened, OnnxRuntimeSession):
+            return opened.run(fed)
+        program = part.programs[0]
+        arrays = [fed[name] for name, _ in program.inputs] or [fed[program.input]]
+        flat = [array.reshape(len(array), -1) for array in arrays]
+        x = arrays[0] if len(arrays) == 1 else np.concatenate(flat, axis=1)
+        return _split(opened(contiguous(x), self.threads), program.parts)
+
+    def executed(self, batch: Batch) -> list[Executed]:
+        """Lists the steps and operators that run, see `Session.executed`."""
+        values, found = dict(batch), list[Executed]()
+        for part, opened in self._parts:
+            if isinstance(opened, OnnxRuntimeSession):
+                found += opened.executed({name: values[value] for name, value in part.feeds})
+            else:
+                found += _steps(part.programs[0], len(found))
+            values |= self._computed(part, opened, values)
+        return found
+
+
+def _steps(program: PackedProgram, first: int = 0) -> list[Executed]:
+    """The native steps of a program, numbered from `first` on."""
+    steps = [method for method, _ in program.calls if method not in ("tensor", "finish")]
+    return [Executed(f"{i}", f"{step} {program.isa}", "u8") for i, step in enumerate(steps, first)]
+
+
+def _split(results: NDArray[np.float32], parts: Sequence[tuple[str, tuple[int, ...]]]) -> dict[str, NDArray[Any]]:
+    """The values of results [n, ...], by name."""
+    ends = np.cumsum([math.prod(shape) for _, shape in parts]).tolist()
+    pieces = np.split(results, ends[:-1], axis=1)
+    return {
+        name: contiguous(piece).reshape(len(results), *shape)
+        for (name, shape), piece in zip(parts, pieces, strict=True)
+    }
 
 
 class FreeSizeSession(Asynchronous):
@@ -202,7 +368,7 @@ class FreeSizeSession(Asynchronous):
 
     def __init__(self, path: Path, threads: int) -> None:
         self.path, self.threads = path, threads
-        self._sessions: dict[tuple[int, ...], ImageSession | OnnxRuntimeSession] = {}
+        self._sessions: dict[tuple[int, ...], ImageSession | PartsSession | OnnxRuntimeSession] = {}
         self._stock: OnnxRuntimeSession | None = None
         self._lock = threading.Lock()  # one thread opens
 
@@ -225,7 +391,7 @@ class FreeSizeSession(Asynchronous):
         """Lists the steps that run, see `Session.executed`."""
         return self._session(batch).executed(batch)
 
-    def _session(self, batch: Batch) -> ImageSession | OnnxRuntimeSession:
+    def _session(self, batch: Batch) -> ImageSession | PartsSession | OnnxRuntimeSession:
         sizes = _sizes(batch)
         found = self._sessions.get(sizes)
         if found is not None:
@@ -235,7 +401,7 @@ class FreeSizeSession(Asynchronous):
                 if len(self._sessions) >= SIZES or len(sizes) != 3 or 0 in sizes:
                     return self._opened()
                 try:
-                    self._sessions[sizes] = ImageSession(self.path, self.threads, sizes)
+                    self._sessions[sizes] = opened(self.path, self.threads, sizes)
                 except RequestError as error:
                     logger.info("images of %s run in onnxruntime: %s", list(sizes), error)
                     self._sessions[sizes] = self._opened()
@@ -252,6 +418,19 @@ def _sizes(batch: Batch) -> tuple[int, ...]:
     return tuple(size for x in batch.values() for size in np.shape(x)[1:])
 
 
+def opened(path: Path, threads: int, sizes: Sequence[int] = (), *, held: bool = True) -> ImageSession | PartsSession:
+    """Opens an image network, whole or in parts.
+
+    Args:
+        path: ONNX file.
+        threads: Intra-op threads.
+        sizes: See `packed`.
+        held: See `ImageSession`.
+    """
+    kind = ImageSession if isinstance(packed(path, sizes), PackedProgram) else PartsSession
+    return kind(path, threads, sizes, held=held)
+
+
 def unheld(path: Path, threads: int, sizes: Sequence[int] = ()) -> Run:
     """Opens an image network for `held.check`.
 
@@ -263,7 +442,7 @@ def unheld(path: Path, threads: int, sizes: Sequence[int] = ()) -> Run:
     Returns:
         Its `run`.
     """
-    return ImageSession(path, threads, sizes, held=False).run
+    return opened(path, threads, sizes, held=False).run
 
 
 def options(path: Path, threads: int) -> dict[str, Option]:
@@ -280,14 +459,18 @@ def options(path: Path, threads: int) -> dict[str, Option]:
         packed(path)
     except FreeSizesError:
         return {"native": Option(functools.partial(FreeSizeSession, path, threads), 0)}
-    return {"native": Option(functools.partial(ImageSession, path, threads), 0)}
+    return {"native": Option(functools.partial(opened, path, threads), 0)}
 
 
-def _mapped(path: Path, sizes: Sequence[int] = ()) -> tuple[ImageProgram, bool]:
-    """The program of these sizes, or of nominal ones where they are free, and whether they are free."""
+def _mapped(path: Path, sizes: Sequence[int] = ()) -> tuple[ImageProgram | Partition, bool]:
+    """The program or parts of these sizes, or of nominal ones where they are free, and whether they are free."""
     from pipelines.graph import io  # with onnx, which only the first use of a file needs
     from pipelines.kernels.images.mapping.from_graph import fix_sizes, image_program
+    from pipelines.kernels.images.parts.partition import partition
 
     model = io.load(path)
     free = fix_sizes(model, sizes)
-    return image_program(model), free
+    try:
+        return image_program(model), free
+    except RequestError as error:
+        return partition(model, error), free

@@ -94,6 +94,7 @@ class PackedProgram:
         parts: See `ImageProgram`.
         rest: Serialized float remainder, uint8.
         batch: See `ImageProgram`.
+        inputs: See `ImageProgram`.
         calls: Methods of the native `ImageNetwork` with arguments, in order; arrays are packed weights, uint8, and
             tables.
     """
@@ -108,6 +109,7 @@ class PackedProgram:
     parts: tuple[tuple[str, tuple[int, ...]], ...]
     rest: NDArray[np.uint8]
     batch: int
+    inputs: tuple[tuple[str, tuple[int, ...]], ...]
     calls: tuple[tuple[str, tuple[Any, ...]], ...]
 
     def open(self) -> ImageNetwork:
@@ -144,7 +146,9 @@ def pack(program: ImageProgram, isa: str = "") -> PackedProgram:
     isa = isa or module.isas()[0]
     thin = program.steps[0].out if isinstance(program.steps[0], Pixels) else -1
     pitches = [
-        4 if tensor == thin and shape[2] <= 4 else -(-shape[2] // 16) * (64 if tensor in program.floats else 16)
+        4
+        if tensor == thin and shape[2] <= 4 and tensor not in program.floats
+        else -(-shape[2] // 16) * (64 if tensor in program.floats else 16)
         for tensor, shape in enumerate(program.tensors)
     ]
     calls: list[tuple[str, tuple[Any, ...]]] = [
@@ -164,5 +168,6 @@ def pack(program: ImageProgram, isa: str = "") -> PackedProgram:
         program.parts,
         np.frombuffer(program.rest, np.uint8),
         program.batch,
+        program.inputs,
         tuple(calls),
     )

@@ -32,9 +32,11 @@ class ImageProgram:
         input: Name of the graph input.
         outputs: Names of the graph outputs.
         dtype: Dtype of the input, uint8 or float32.
-        shape: Shape of an input sample.
+        shape: Shape of an input sample; (elements,) of all `inputs`.
         tensors: (height, width, channels) of each tensor; each is written once, before it is read.
         floats: Numbers of the tensors that are float32; the others are bytes.
+        inputs: For a part of a graph: (name, shape of a sample) of its float32 inputs. Their elements follow each other
+            in a sample.
         steps: The steps, in order.
         result_shape: Shape of a sample's results in the graph.
         ending: Function of the results that ends the graph, one of `ENDINGS`.
@@ -50,7 +52,7 @@ class ImageProgram:
     input: str
     outputs: tuple[str, ...]
     dtype: str
-    shape: Shape
+    shape: tuple[int, ...]
     tensors: tuple[Shape, ...]
     steps: tuple[Step, ...]
     result_shape: tuple[int, ...]
@@ -59,18 +61,22 @@ class ImageProgram:
     rest: bytes = b""
     batch: int = 0
     floats: frozenset[int] = frozenset()
+    inputs: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         written: set[int] = set()
-        fits(self, self.dtype in ("uint8", "float32") and len(self.shape) == 3 and len(self.steps) >= 2)
-        for shape in (self.shape, *self.tensors):
+        elements = sum(int(np.prod(shape, dtype=np.int64)) for _, shape in self.inputs)
+        fits(self, self.shape == (elements,) if self.inputs else len(self.shape) == 3 and max(self.shape) <= LARGEST)
+        fits(self, self.dtype in ("uint8", "float32") and len(self.steps) >= 2)
+        fits(self, min(self.shape) >= 1 and int(np.prod(self.shape, dtype=object)) <= ELEMENTS)
+        for shape in self.tensors:
             fits(self, min(shape) >= 1 and max(shape) <= LARGEST and int(np.prod(shape, dtype=object)) <= ELEMENTS)
         fits(self, isinstance(self.steps[0], Pixels) and min(self.result_shape) >= 1)
         last = self.steps[-1]
         whole = isinstance(last, Convolution | GlobalAverage) and last.out < 0
         fits(self, (isinstance(last, Dequantize) or whole) and self.ending in ENDINGS)
         for step in self.steps:
-            fits(self, isinstance(step, Pixels) == (step is self.steps[0]))
+            fits(self, step is self.steps[0] or bool(self.inputs) or not isinstance(step, Pixels))
             step.check(self, written)
         fits(self, len(written) == len(self.tensors))
         sizes = [int(np.prod(shape, dtype=np.int64)) for _, shape in self.parts]

@@ -68,7 +68,7 @@ def run(program: ImageProgram, x: Array) -> Array:
     Returns:
         float32 [results].
     """
-    sample = Run(x)
+    sample = Run(x, program.tensors)
     for step in program.steps:
         step.compute(sample)
     return np.concatenate(sample.results)

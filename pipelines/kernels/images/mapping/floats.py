@@ -75,7 +75,11 @@ class FloatValues(Functions):
 
     def _operand_of(self, node: ir.Node, found: Bytes | Pending) -> Operand:
         if isinstance(found, Bytes) and found.real and found.scale is not None:
-            if isinstance(self.steps[0], Pixels) and self.steps[0].out == found.tensor:
+            if (
+                self.tensors[found.tensor][2] <= 4
+                and isinstance(self.steps[0], Pixels)
+                and self.steps[0].out == found.tensor
+            ):
                 raise refused(node, "reads the pixels of the input as floats")
             return Operand(found.tensor, float(found.scale), found.zero)
         if isinstance(found, Pending) and found.real is not None and found.unbounded:

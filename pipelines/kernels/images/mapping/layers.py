@@ -185,9 +185,10 @@ class Layers(Attentions):
         )
         shape = self.tensors[x.tensor]
         if node.attributes.get_int("ceil_mode", 0) != 0:
-            if node.attributes.get_int("count_include_pad", 0) != 0:
+            whole = ceil_mode_pads(shape, kernel, strides, pads)
+            if whole != pads and node.attributes.get_int("count_include_pad", 0) != 0:
                 raise refused(node, "counts pads in ceil mode")
-            pads = ceil_mode_pads(shape, kernel, strides, pads)
+            pads = whole
         return kernel, strides, pads, windows(shape, kernel, strides, pads)
 
     def _maxpool(self, node: ir.Node) -> None:

@@ -170,7 +170,7 @@ void bind_image_network(nb::module_ &module) {
         .def_prop_ro("isa", &BoundNetwork::isa)
         .def_prop_ro("arena", &BoundNetwork::arena)
         .def("tensor", &BoundNetwork::tensor, "height"_a, "width"_a, "channels"_a, "pitch"_a)
-        .def("pixels", &BoundNetwork::pixels, "out"_a, "channels"_a, "fills"_a, "last"_a, "floats"_a, "scale"_a, "zero"_a)
+        .def("pixels", &BoundNetwork::pixels, "out"_a, "channels"_a, "fills"_a, "last"_a, "floats"_a, "scale"_a, "zero"_a, "offset"_a)
         .def("convolution", convolution, "x"_a, "out"_a, "packed"_a, "weight_shape"_a, "groups"_a, "pitch"_a, "strides"_a, "pads"_a,
              "dilations"_a, "fill"_a, "zero"_a, "low"_a, "high"_a, "sum"_a.none(), "other"_a, "other_first"_a,
              "residual"_a, "activation"_a, "scale"_a)

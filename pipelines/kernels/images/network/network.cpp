@@ -101,7 +101,7 @@ void Network::step(int64_t out, const std::vector<int64_t> &reads, int64_t rows,
 
 void Network::step_of_samples(int64_t out, const std::vector<int64_t> &reads, int64_t rows, int64_t weights, Compute compute) {
     const auto index = static_cast<int64_t>(steps_.size());
-    require(!finished_ && (index == 0) == reads.empty() && found_ == 0, "a step");
+    require(!finished_ && (index > 0 || reads.empty()) && found_ == 0, "a step");
     for (int64_t x : reads) tensors_[static_cast<size_t>(existing(x, true))].last = index;
     if (out >= 0) {
         auto &written = tensors_[static_cast<size_t>(existing(out, false))];
@@ -130,35 +130,6 @@ void Network::pad(int64_t x, Pair kernel, Pair strides, Pair dilations, Sides pa
     require(!t.joined, "padding");
     require(fill >= 0 && fill <= 255 && (t.fill < 0 || t.fill == fill), "padding");
     t.fill = fill;
-}
-
-void Network::pixels(int64_t out, int64_t channels, const std::vector<int64_t> &fills, bool last, bool floats, float scale, int32_t zero) {
-    const int64_t height = at(known(out, false)).height, width = at(out).width;
-    require(channels >= 1 && channels + static_cast<int64_t>(fills.size()) == at(out).channels, "the input");
-    sample_ = channels * height * width, floats_ = floats;
-    step(out, {}, height, [=](const Sample &s, int64_t begin, int64_t end) {
-        const Tensor &t = at(out);
-        Buffer<uint8_t> bytes(floats ? channels * width : 0);
-        std::vector<const uint8_t *> planes(static_cast<size_t>(channels));
-        for (int64_t y = begin; y < end; ++y) {
-            const int64_t lines = last ? 1 : channels, line = last ? channels * width : width;
-            for (int64_t c = 0; c < lines; ++c) {
-                const int64_t from = (last ? y * line : (c * height + y) * width);
-                if (floats) isa_.images->quantize(static_cast<const float *>(s.x) + from, scale, zero, line, bytes.data() + c * width);
-                planes[static_cast<size_t>(c)] = floats ? bytes.data() + c * width : static_cast<const uint8_t *>(s.x) + from;
-            }
-            uint8_t *to = s.pixel(t, y, 0);
-            if (channels == 3 && !last && t.pitch == 4) {
-                isa_.images->interleave(planes.data(), static_cast<uint8_t>(fills.empty() ? 0 : fills[0]), width, to);
-                continue;
-            }
-            for (int64_t x = 0; x < width; ++x, to += t.pitch) {
-                for (int64_t c = 0; c < channels; ++c)
-                    to[c] = last ? planes[0][x * channels + c] : planes[static_cast<size_t>(c)][x];
-                for (size_t c = 0; c < fills.size(); ++c) to[channels + static_cast<int64_t>(c)] = static_cast<uint8_t>(fills[c]);
-            }
-        }
-    });
 }
 
 void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape, const uint8_t *packed, int64_t bytes, Pair strides,
@@ -442,27 +413,6 @@ void Network::resampling(int64_t x, int64_t out, const std::vector<int64_t> &row
             for (int64_t column : columns) to = std::copy_n(s.pixel(at(x), row, column), bytes, to);
         }
     });
-}
-
-void Network::dequantize(int64_t x, float scale, int32_t zero, bool last) {
-    const int64_t height = at(known(x, true)).height, width = at(x).width, channels = at(x).channels;
-    const int64_t before = std::exchange(found_, dequantized_ ? 0 : found_);  // behind the results of those before it
-    std::array<float, 256> reals;
-    for (int32_t byte = 0; byte < 256; ++byte) reals[static_cast<size_t>(byte)] = static_cast<float>(byte - zero) * scale;
-    step(-1, {x}, height, [=](const Sample &s, int64_t begin, int64_t end) {
-        const int64_t pitch = at(x).pitch;
-        const float *of = reals.data();
-        for (int64_t y = begin; y < end; ++y) {
-            const uint8_t *row = s.pixel(at(x), y, 0);
-            float *out = s.out + before + (last ? y * width * channels : y * width);
-            for (int64_t column = 0; last && column < width; ++column)
-                for (int64_t c = 0; c < channels; ++c) *out++ = of[row[column * pitch + c]];
-            for (int64_t c = 0; !last && c < channels; ++c, out += height * width)
-                for (int64_t column = 0; column < width; ++column) out[column] = of[row[column * pitch + c]];
-        }
-    });
-    found_ = before + height * width * channels;
-    dequantized_ = true;
 }
 
 void Network::finish(int64_t results) {

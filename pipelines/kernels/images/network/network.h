@@ -70,7 +70,8 @@ class Network {
     int64_t tensor(int64_t height, int64_t width, int64_t channels, int64_t pitch);
     int64_t channels(int64_t tensor) const { return tensors_.at(static_cast<size_t>(tensor)).channels; }
     int64_t pixels_in(int64_t tensor) const { return tensors_.at(static_cast<size_t>(tensor)).height * tensors_.at(static_cast<size_t>(tensor)).width; }
-    void pixels(int64_t out, int64_t channels, const std::vector<int64_t> &fills, bool last, bool floats, float scale, int32_t zero);
+    // An input of `sample()`'s elements from `offset` on; floats stay floats where `out` has them.
+    void pixels(int64_t out, int64_t channels, const std::vector<int64_t> &fills, bool last, bool floats, float scale, int32_t zero, int64_t offset);
     // packed: see ConvolutionShape::pack; it must outlive the network. out -1: the results
     void convolution(int64_t x, int64_t out, const ConvolutionShape &, const uint8_t *packed, int64_t bytes, Pair strides, Sides pads,
                      Pair dilations, int32_t fill, Requantization, const SumArguments *, const FloatResults &);
@@ -100,7 +101,7 @@ class Network {
     // weight [rows, columns, channels]
     void float_depthwise(int64_t x, int64_t out, const float *weight, const float *bias, Pair kernel, int64_t channels, Pair strides, Sides pads,
                          Pair dilations);
-    // Results; several may follow each other, and lie so.
+    // Results, of bytes or floats; several may follow each other, and lie so.
     void dequantize(int64_t x, float scale, int32_t zero, bool last);
     // No step follows: lays out the tensors.
     void finish(int64_t results);
@@ -108,7 +109,7 @@ class Network {
     // x: n samples; out [n, results]
     void run(const void *x, int64_t n, float *out, int64_t threads) const;
     int64_t results() const { return results_; }
-    int64_t sample() const { return sample_; }  // elements of the input
+    int64_t sample() const { return sample_; }  // elements of the inputs
     bool floats() const { return floats_; }
     int64_t arena() const { return arena_; }
     // The steps of a sample again and again for `seconds`, each alone: its mean seconds.

@@ -27,11 +27,13 @@ class Run:
 
     Attributes:
         x: The sample, of the program's shape and dtype.
+        shapes: Shapes of the program's tensors.
         tensors: uint8 or float32 [height, width, channels] of the tensors written so far.
         results: float32 [k] of the steps that end the program.
     """
 
     x: Array
+    shapes: Sequence[Shape]
     tensors: dict[int, Array] = field(default_factory=dict)
     results: list[Array] = field(default_factory=list)
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pixels(Step):
-    """The graph's input [C, H, W], or [H, W, C] if `last`, as the tensor `out` [H, W, C + len(fills)].
+    """An input [C, H, W], or [H, W, C] if `last`, as the tensor `out` [H, W, C + len(fills)].
 
-    uint8: the bytes. float32: clip(rint(x / scale) + zero, 0, 255), NaN as 0.
+    uint8: the bytes. float32: clip(rint(x / scale) + zero, 0, 255), NaN as 0; the floats where `out` has floats.
 
     Attributes:
         out: Tensor to write.
@@ -27,6 +27,7 @@ class Pixels(Step):
         last: Whether channels are last.
         scale: Scale of a float32 input.
         zero: Zero point of a float32 input.
+        offset: Elements of the sample before this input.
     """
 
     out: int
@@ -34,14 +35,23 @@ class Pixels(Step):
     last: bool = False
     scale: float = 0.0
     zero: int = 0
+    offset: int = 0
     method: ClassVar[str] = "pixels"
 
     def check(self, program: ImageProgram, written: set[int]) -> None:
         """See `Step`."""
-        channels, height, width = program.shape[-1:] + program.shape[:2] if self.last else program.shape
-        fits(self, program.write(self, self.out, written) == (height, width, channels + len(self.fills)))
+        real = self.out in program.floats
+        height, width, channels = program.write(self, self.out, written, real)
+        channels -= len(self.fills)
+        end = self.offset + height * width * channels
+        if program.inputs:
+            fits(self, self.offset >= 0 and end <= program.shape[0])
+        else:
+            fits(self, program.shape == ((height, width, channels) if self.last else (channels, height, width)))
+        fits(self, channels > 0 and not (real and self.fills) and (bool(program.inputs) or self.offset == 0))
         bytes_fit(self, *self.fills, self.zero)
-        fits(self, (program.dtype == "float32") == (self.scale > 0) and np.isfinite(self.scale))
+        fits(self, (program.dtype == "float32" and not real) == (self.scale > 0) and np.isfinite(self.scale))
+        fits(self, program.dtype == "float32" or not real)
 
     def reads(self) -> tuple[int, ...]:
         """See `Step`."""
@@ -49,17 +59,22 @@ class Pixels(Step):
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
-        pixels = run.x if self.last else run.x.transpose(1, 2, 0)
-        if run.x.dtype == np.float32:
+        floats = run.x.dtype == np.float32 and self.scale == 0
+        height, width, channels = run.shapes[self.out]
+        channels -= len(self.fills)
+        given = run.x.reshape(-1)[self.offset :][: height * width * channels]
+        pixels = given.reshape((height, width, channels) if self.last else (channels, height, width))
+        pixels = pixels if self.last else pixels.transpose(1, 2, 0)
+        if run.x.dtype == np.float32 and not floats:
             pixels = quantized_pixels(pixels, self.scale, self.zero)
-        fills = np.broadcast_to(np.array(self.fills, np.uint8), (*pixels.shape[:2], len(self.fills)))
+        fills = np.broadcast_to(np.array(self.fills, pixels.dtype), (*pixels.shape[:2], len(self.fills)))
         run.tensors[self.out] = np.concatenate([pixels, fills], axis=2)
 
     def packed(self, packing: Packing) -> tuple[Any, ...]:
         """See `Step`."""
-        channels = packing.program.shape[2 if self.last else 0]
+        channels = packing.program.tensors[self.out][2] - len(self.fills)
         floats = packing.program.dtype == "float32"
-        return self.out, channels, list(self.fills), self.last, floats, self.scale, self.zero
+        return self.out, channels, list(self.fills), self.last, floats, self.scale, self.zero, self.offset
 
     @staticmethod
     def add_to(
@@ -71,9 +86,12 @@ class Pixels(Step):
         floats: bool,
         scale: float,
         zero: int,
+        offset: int,
     ) -> None:
         """See `Step`."""
-        network.pixels(out=out, channels=channels, fills=fills, last=last, floats=floats, scale=scale, zero=zero)
+        network.pixels(
+            out=out, channels=channels, fills=fills, last=last, floats=floats, scale=scale, zero=zero, offset=offset
+        )
 
 
 @dataclass(frozen=True)
@@ -180,7 +198,7 @@ class Resampling(Step):
 
 @dataclass(frozen=True)
 class Dequantize(Step):
-    """Results: scale (x - zero) of the tensor, flat, in the order [C, H, W] or, if `last`, [H, W, C].
+    """Results: scale (x - zero) of bytes, or floats, flat, in the order [C, H, W] or, if `last`, [H, W, C].
 
     Several may end a program; their results are concatenated.
     """
@@ -193,7 +211,7 @@ class Dequantize(Step):
 
     def check(self, program: ImageProgram, written: set[int]) -> None:
         """See `Step`."""
-        program.read(self, self.x, written)
+        program.read(self, self.x, written, self.x in program.floats)
         behind = program.steps[program.steps.index(self) :]
         fits(self, all(isinstance(each, Dequantize) for each in behind) and bool(np.isfinite(self.scale)))
         if self is program.steps[-1]:
@@ -207,7 +225,8 @@ class Dequantize(Step):
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
-        real = (run.tensors[self.x].astype(np.float32) - np.float32(self.zero)) * np.float32(self.scale)
+        x = run.tensors[self.x]
+        real = x if x.dtype == np.float32 else (x.astype(np.float32) - np.float32(self.zero)) * np.float32(self.scale)
         run.results.append((real if self.last else real.transpose(2, 0, 1)).ravel())
 
     def packed(self, packing: Packing) -> tuple[Any, ...]:

@@ -71,6 +71,13 @@ def test_a_pool_and_a_convolution_may_pad_the_same_tensor(tmp_path: Path) -> Non
         np.testing.assert_allclose(found, results(path, samples), atol=1e-4)  # of one step of int8 they hang by 0.01
 
 
+def test_a_mean_in_ceil_mode_may_count_pads_where_windows_are_whole(tmp_path: Path) -> None:
+    g = Graph()
+    more: dict[str, Any] = {"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1, "count_include_pad": 1}
+    out = g.quantize(g.add("AveragePool", [g.quantize("image", 0.02, 120)], **more), 0.02, 120)
+    assert image_program(io.load(g.save(tmp_path / "m.onnx", [3, 8, 6], out))).result_shape == (3, 4, 3)
+
+
 @pytest.mark.parametrize("kind", ["MaxPool", "AveragePool"])
 @pytest.mark.parametrize(
     ("size", "kernel", "stride", "pad"), [(8, 3, 2, 0), (7, 2, 2, 0), (9, 3, 2, 1), (6, 2, 3, 0), (5, 2, 2, 1)]
@@ -230,7 +237,7 @@ def _unknown(g: Graph, x: str) -> str:
 
 
 def _ceiling(g: Graph, x: str) -> str:
-    return g.add("AveragePool", [x], kernel_shape=[2, 2], ceil_mode=1, count_include_pad=1)
+    return g.add("AveragePool", [x], kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1, count_include_pad=1)
 
 
 def _product(g: Graph, x: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import resource
 from typing import Any
@@ -44,6 +45,19 @@ def random_convolution(
     scale = (rng.uniform(0.5, 1.5, outputs) * 60 / spread).astype(np.float32)
     bias = rng.integers(-int(spread), int(spread), outputs).astype(np.int32)
     return Convolution(x, out, weight, bias, scale, **more)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_part_reads_several_inputs_and_returns_floats(last: bool) -> None:
+    """Quantized and as floats, behind each other in a sample; floats and bytes are results."""
+    steps = [Pixels(0, (), last, 0.02, 120), Pixels(1, (), last, 0.0, 0, 60), Dequantize(1, 1.0, 0, not last)]
+    steps.append(Dequantize(0, 0.02, 120, last))
+    inputs = (("a", (3, 4, 5)), ("b", (17, 2, 3)))
+    found = program((162,), [(3, 4, 5), (17, 2, 3)], steps, 162, dtype="float32", inputs=inputs, floats=frozenset([1]))
+    same_bits(found, np.random.default_rng(0).normal(0, 1, (3, 162)).astype(np.float32))
+    for wrong in (Pixels(1, (), last, 0.0, 0, 61), Pixels(1, (1,), last, 0.0, 0, 60), Pixels(1, (), last, 1.0, 0, 60)):
+        with pytest.raises(RequestError, match="do not fit"):
+            dataclasses.replace(found, steps=(steps[0], wrong, *steps[2:]))
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,0 +1,76 @@
+// Steps that read the inputs of an image network and write its results.
+#include <algorithm>
+#include <utility>
+
+#include "images/network/network.h"
+
+namespace zoo {
+
+void Network::pixels(int64_t out, int64_t channels, const std::vector<int64_t> &fills, bool last, bool floats, float scale, int32_t zero,
+                     int64_t offset) {
+    const int64_t height = at(existing(out, false)).height, width = at(out).width, size = channels * height * width;
+    const bool real = at(out).floats();
+    require(channels >= 1 && channels + static_cast<int64_t>(fills.size()) == at(out).channels, "the input");
+    require(offset >= 0 && offset <= 1 << 28 && (steps_.empty() || floats_ == floats) && (!real || (floats && fills.empty())), "the input");
+    sample_ = std::max(sample_, offset + size), floats_ = floats;
+    step(out, {}, height, [=](const Sample &s, int64_t begin, int64_t end) {
+        const Tensor &t = at(out);
+        const auto *reals = static_cast<const float *>(s.x) + offset;
+        const auto *given = static_cast<const uint8_t *>(s.x) + offset;
+        if (real) {
+            for (int64_t y = begin; y < end; ++y)
+                for (int64_t x = 0; x < width; ++x) {
+                    auto *to = reinterpret_cast<float *>(s.pixel(t, y, x));
+                    for (int64_t c = 0; c < channels; ++c) to[c] = reals[last ? (y * width + x) * channels + c : (c * height + y) * width + x];
+                    std::fill(to + channels, to + t.pitch / 4, 0.0f);
+                }
+            return;
+        }
+        Buffer<uint8_t> bytes(floats ? channels * width : 0);
+        std::vector<const uint8_t *> planes(static_cast<size_t>(channels));
+        for (int64_t y = begin; y < end; ++y) {
+            const int64_t lines = last ? 1 : channels, line = last ? channels * width : width;
+            for (int64_t c = 0; c < lines; ++c) {
+                const int64_t from = (last ? y * line : (c * height + y) * width);
+                if (floats) isa_.images->quantize(reals + from, scale, zero, line, bytes.data() + c * width);
+                planes[static_cast<size_t>(c)] = floats ? bytes.data() + c * width : given + from;
+            }
+            uint8_t *to = s.pixel(t, y, 0);
+            if (channels == 3 && !last && t.pitch == 4) {
+                isa_.images->interleave(planes.data(), static_cast<uint8_t>(fills.empty() ? 0 : fills[0]), width, to);
+                continue;
+            }
+            for (int64_t x = 0; x < width; ++x, to += t.pitch) {
+                for (int64_t c = 0; c < channels; ++c)
+                    to[c] = last ? planes[0][x * channels + c] : planes[static_cast<size_t>(c)][x];
+                for (size_t c = 0; c < fills.size(); ++c) to[channels + static_cast<int64_t>(c)] = static_cast<uint8_t>(fills[c]);
+            }
+        }
+    });
+}
+
+void Network::dequantize(int64_t x, float scale, int32_t zero, bool last) {
+    const int64_t height = at(existing(x, true)).height, width = at(x).width, channels = at(x).channels;
+    const int64_t before = std::exchange(found_, dequantized_ ? 0 : found_);  // behind the results of those before it
+    std::array<float, 256> reals;
+    for (int32_t byte = 0; byte < 256; ++byte) reals[static_cast<size_t>(byte)] = static_cast<float>(byte - zero) * scale;
+    const auto write = [=](const Sample &s, int64_t begin, int64_t end, auto real) {
+        for (int64_t y = begin; y < end; ++y) {
+            const uint8_t *row = s.pixel(at(x), y, 0);
+            const int64_t pitch = at(x).pitch;
+            float *out = s.out + before + (last ? y * width * channels : y * width);
+            for (int64_t column = 0; last && column < width; ++column)
+                for (int64_t c = 0; c < channels; ++c) *out++ = real(row + column * pitch, c);
+            for (int64_t c = 0; !last && c < channels; ++c, out += height * width)
+                for (int64_t column = 0; column < width; ++column) out[column] = real(row + column * pitch, c);
+        }
+    };
+    step(-1, {x}, height, [=, floats = at(x).floats()](const Sample &s, int64_t begin, int64_t end) {
+        if (floats) return write(s, begin, end, [](const uint8_t *pixel, int64_t c) { return reinterpret_cast<const float *>(pixel)[c]; });
+        write(s, begin, end, [of = reals.data()](const uint8_t *pixel, int64_t c) { return of[pixel[c]]; });
+    });
+    found_ = before + height * width * channels;
+    dequantized_ = true;
+}
+
+}  // namespace zoo

@@ -1,0 +1,401 @@
+"""Divides a quantized graph that has no whole native form: regions as `ImageProgram`s, the others for ONNX Runtime.
+
+Operators that cannot be mapped are foreign. Operators are ranked, natives even and foreign ones odd, each behind what
+it reads; natives of one rank that read each other's values are a region, the foreign ones of one rank a part. Parts run
+in the order of their ranks and hand each other float32 values. A value that is quantized at a border is quantized again
+behind it, to the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from pipelines.core.errors import RequestError, ZooError
+from pipelines.graph import edit, io, query, reference_session
+from pipelines.graph.infer import infer_shapes
+from pipelines.kernels.images.mapping.qdq import data_input
+from pipelines.kernels.images.parts.region import FailedError, Region, Shapes, is_data
+from pipelines.kernels.images.program import ImageProgram
+
+ROUNDS = 50  # of mapping, with more foreign operators each time
+SAMPLES = 3  # of a batch that finds shapes
+PRODUCTS = 128  # of a native region for each float32 value at its borders, at least
+SHARE = 0.1  # of the products of all int8 layers that native regions compute, at least
+LAYERS = ("Conv", "Gemm", "MatMul")
+MOVES = (  # bytes
+    *("Concat", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Pad", "Reshape"),
+    *("Resize", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a graph.
+
+    Attributes:
+        feeds: (input, name of the value that it is fed).
+        program: The program of a native region, or None.
+        model: Serialized ONNX model of a part for ONNX Runtime, or empty.
+    """
+
+    feeds: tuple[tuple[str, str], ...]
+    program: ImageProgram | None = None
+    model: bytes = b""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A graph in parts.
+
+    Attributes:
+        inputs: (name, dtype, shape of a sample) of the graph's inputs.
+        outputs: Names of the graph's outputs.
+        batch: Number of samples that the graph fixes, else 0.
+        parts: The parts, in the order in which they run.
+        reason: Why the graph has no whole native form.
+    """
+
+    inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
+    outputs: tuple[str, ...]
+    batch: int
+    parts: tuple[Part, ...]
+    reason: str
+
+
+def partition(model: ir.Model, reason: RequestError) -> Partition:
+    """Divides a graph into native regions and parts for ONNX Runtime.
+
+    Args:
+        model: QDQ model of fixed sizes, see `fix_sizes`; its shapes are inferred in place.
+        reason: Why it has no whole native form.
+
+    Returns:
+        The parts.
+
+    Raises:
+        RequestError: `reason`, if no regions of enough work can be mapped.
+    """
+    inputs = []
+    for value in model.graph.inputs:
+        shape = query.dimensions(value)
+        if not shape or None in shape[1:] or value.dtype is None:
+            raise reason
+        inputs.append((str(value.name), value.dtype.numpy().name, tuple(size or 0 for size in shape[1:])))
+    images = [shape for _, _, shape in inputs if len(shape) == 3]
+    found = _Division(model, reason).parts() if images else []
+    if not found:
+        raise reason
+    batch = (query.dimensions(model.graph.inputs[0]) or [None])[0]
+    outputs = tuple(str(value.name) for value in model.graph.outputs)
+    return Partition(tuple(inputs), outputs, batch or 0, tuple(found), str(reason))
+
+
+class _Division:
+    """The division of a graph.
+
+    Args:
+        model: QDQ model.
+        reason: Why it has no whole native form.
+    """
+
+    def __init__(self, model: ir.Model, reason: RequestError) -> None:
+        self._model, self._main, self._reason = model, model.graph, reason
+        _open_bytes(model)
+        infer_shapes(model)
+        self._shapes = sample_shapes(model)
+        _state_reshapes(model, self._shapes)
+        self._image = next((str(value.name) for value in self._main.inputs if len(self._shape(value)) == 3), "")
+        self._nodes = query.downstream(self._main, *self._main.inputs)
+        self._made = {value: node for node in self._nodes for value in node.outputs}
+        self._foreign = {node for node in self._nodes if not all(map(is_data, node.outputs))}
+        self._regions: dict[tuple[object, ...], ImageProgram] = {}
+
+    def _shape(self, value: ir.Value) -> tuple[int, ...]:
+        return self._shapes.get(str(value.name), ())
+
+    def parts(self) -> list[Part]:
+        """Returns the parts, in order."""
+        try:
+            failed = Region(self._model, self._shapes, self._image).failures()
+        except RequestError:
+            return []
+        self._add_foreign(failed)
+        for _ in range(ROUNDS):
+            ranks = self._ranks()
+            regions = self._natives(ranks)
+            poor = [region for region in regions if not self._pays(region)]
+            for region in poor:
+                self._foreign |= region
+            if poor:
+                continue
+            if not regions or not self._is_worth_it(regions):
+                return []
+            if (found := self._mapped(ranks, regions)) is not None:
+                return found
+        return []
+
+    def _add_foreign(self, names: Iterable[str]) -> None:
+        by_name = {str(node.outputs[0].name): node for node in self._nodes}
+        self._foreign |= {by_name[name] for name in names if name in by_name}
+
+    def _sources(self, node: ir.Node) -> Iterable[ir.Value]:
+        """The values that a node depends on; a foreign one quantizes its inputs itself."""
+        for value in query.values_read(node):
+            if value not in self._made:
+                continue
+            if node not in self._foreign and not is_data(value):
+                continue  # shape arithmetic, which the mapping resolved
+            yield self._before(value) if node in self._foreign else value
+
+    def _before(self, value: ir.Value) -> ir.Value:
+        """The real value that is quantized to this one, or quantized and dequantized; else the value itself."""
+        producer = self._made.get(value)
+        if query.is_op(producer, "DequantizeLinear"):
+            producer = self._made.get(data_input(producer))  # type: ignore[arg-type]
+        return data_input(producer) if producer is not None and producer.op_type == "QuantizeLinear" else value
+
+    def _ranks(self) -> dict[ir.Node, int]:
+        """The rank of each operator: even for natives, odd for foreign ones."""
+        ranks: dict[ir.Node, int] = {}
+        for node in self._nodes:
+            odd = node in self._foreign
+            least = -1 if odd else 0
+            for value in self._sources(node):
+                if (producer := self._made.get(value)) is not None:
+                    below = ranks[producer]
+                    least = max(least, below + ((below % 2 == 1) != odd))
+            ranks[node] = least
+        return ranks
+
+    def _natives(self, ranks: Mapping[ir.Node, int]) -> list[set[ir.Node]]:
+        """The native operators in regions, by rank."""
+        parents: dict[object, object] = {}
+
+        def root(key: object) -> object:
+            while parents.setdefault(key, key) is not key:
+                key = parents[key]
+            return key
+
+        natives = [node for node in self._nodes if node not in self._foreign]
+        for node in natives:
+            for value in node.inputs:
+                if value is None or not (value in self._made or value in self._main.inputs) or not is_data(value):
+                    continue
+                producer = self._made.get(value)
+                same = producer is not None and ranks[producer] == ranks[node]
+                key = producer if same else (ranks[node], self._before(value).name)
+                parents[root(node)] = root(key)
+        found: dict[object, set[ir.Node]] = {}
+        for node in natives:
+            found.setdefault(root(node), set()).add(node)
+        return sorted(found.values(), key=lambda region: ranks[next(iter(region))])
+
+    def _feeds(self, nodes: Collection[ir.Node]) -> dict[str, str]:
+        """What a part reads from others: the name of its input, and that of the value that it is fed."""
+        feeds: dict[str, str] = {}
+        for node in nodes:
+            for value in query.values_read(node):
+                if self._made.get(value) in nodes:
+                    continue
+                if value in self._main.inputs:
+                    feeds[str(value.name)] = str(value.name)
+                elif value in self._made and (is_data(value) or node in self._foreign):
+                    before = self._before(value)
+                    producer = self._made.get(before)
+                    if producer in nodes:
+                        continue
+                    native = producer is not None and producer not in self._foreign
+                    if not native or self._made[value].op_type == "QuantizeLinear":
+                        feeds[str(before.name)] = str(before.name)
+                    elif before is value or not self._is_requantized(value, nodes):
+                        feeds[str(value.name)] = str(value.name)
+                    else:
+                        feeds.setdefault(str(before.name), str(value.name))
+        return feeds
+
+    def _is_requantized(self, value: ir.Value, nodes: Collection[ir.Node]) -> bool:
+        """Whether a part quantizes a value again: native regions do, others for their int8 layers."""
+        readers = [use.node for use in value.uses() if use.node in nodes]
+        return any(node not in self._foreign or node.op_type in LAYERS for node in readers)
+
+    def _products(self, nodes: Collection[ir.Node]) -> int:
+        """Products of int8 layers, a sample."""
+        total = 0
+        for node in nodes:
+            if node.op_type in LAYERS and len(node.inputs) > 1:
+                weight, shape = query.dequantized(node.inputs[1]), self._shape(node.outputs[0])
+                pixels = math.prod(shape[1:] if node.op_type == "Conv" else shape[:-1]) if shape else 0
+                total += pixels * weight[0].size if weight is not None else 0
+        return total
+
+    def _pays(self, region: set[ir.Node]) -> bool:
+        """Whether a region has enough work for the values at its borders."""
+        edge = {str(value.name) for value in (*self._main.inputs, *self._main.outputs)}
+        read = {name for name in self._feeds(region).values() if name not in edge}
+        made = {
+            str(value.name)
+            for node in region
+            for value in node.outputs
+            if is_data(value) and any(use.node not in region for use in value.uses())
+        }
+        count = sum(math.prod(self._shapes.get(name, ())) for name in read | made)
+        products = self._products(region)
+        return products > 0 and products >= PRODUCTS * count
+
+    def _is_worth_it(self, regions: Sequence[set[ir.Node]]) -> bool:
+        natives = sum(self._products(region) for region in regions)
+        return natives >= SHARE * self._products(self._nodes)
+
+    def _mapped(self, ranks: Mapping[ir.Node, int], regions: Sequence[set[ir.Node]]) -> list[Part] | None:
+        """The parts; None if a region cannot be mapped, whose operators are foreign then."""
+        stock: dict[int, set[ir.Node]] = {}
+        for node in self._foreign:
+            stock.setdefault(ranks[node], set()).add(node)
+        groups = sorted(
+            [(ranks[next(iter(region))], region) for region in regions] + list(stock.items()), key=lambda each: each[0]
+        )
+        feeds = [self._feeds(nodes) for _, nodes in groups]
+        read = {name for each in feeds for name in each.values()} | {str(value.name) for value in self._main.outputs}
+        parts: list[Part] = []
+        failed = False
+        for (rank, nodes), fed in zip(groups, feeds, strict=True):
+            made = [value for node in self._nodes if node in nodes for value in node.outputs]
+            outputs = tuple(str(value.name) for value in made if value.name in read)
+            if not outputs:
+                continue
+            try:
+                if rank % 2:
+                    stock_part = self._extracted(fed, outputs)
+                    _join_bytes(stock_part)
+                    parts.append(Part(tuple(fed.items()), model=io.serialized(stock_part)))
+                else:
+                    parts.append(Part(tuple(fed.items()), self._program(nodes, fed, outputs)))
+            except FailedError as error:
+                self._add_foreign(error.nodes)
+                failed = True
+            except RequestError:
+                if rank % 2:
+                    raise
+                self._foreign |= nodes
+                failed = True
+        return None if failed else parts
+
+    def _program(self, nodes: Collection[ir.Node], feeds: Mapping[str, str], outputs: Sequence[str]) -> ImageProgram:
+        key = (frozenset(nodes), tuple(feeds), tuple(outputs))
+        if key not in self._regions:
+            region = self._extracted(feeds, outputs)
+            self._regions[key] = Region(region, self._shapes, self._image if self._image in feeds else "").program()
+        return self._regions[key]
+
+    def _extracted(self, feeds: Mapping[str, str], outputs: Sequence[str]) -> ir.Model:
+        found = edit.extract(self._model, list(feeds), list(outputs))
+        batch = (query.symbolic_shape(self._main.inputs[0]) or ["n"])[0] or "n"
+        for value in found.graph.inputs:
+            if (shape := self._shapes.get(str(value.name))) is not None:
+                value.type, value.shape = value.type or ir.TensorType(ir.DataType.FLOAT), ir.Shape([batch, *shape])
+        return found
+
+
+def sample_shapes(model: ir.Model) -> dict[str, tuple[int, ...]]:
+    """Finds the shapes of a sample of the float and 8-bit values whose first axis is that of the samples.
+
+    Values whose shapes cannot be inferred are computed by ONNX Runtime once, for zeros.
+
+    Args:
+        model: Model with inferred shapes.
+
+    Returns:
+        Shape without the first axis, by name.
+    """
+    batch = (query.symbolic_shape(model.graph.inputs[0]) or [None])[0]
+    found: dict[str, tuple[int, ...]] = {}
+    unknown = []
+    for value in (*model.graph.inputs, *(value for node in model.graph for value in node.outputs)):
+        shape = query.symbolic_shape(value)
+        sizes = [size for size in (shape or [])[1:] if isinstance(size, int)]
+        if shape and len(sizes) == len(shape) - 1 and isinstance(shape[0], int | str):
+            if shape[0] == batch:
+                found[str(value.name)] = tuple(sizes)
+        elif value.dtype == ir.DataType.FLOAT and shape != []:
+            unknown.append(str(value.name))
+    if unknown:
+        found |= _computed_shapes(model, unknown, batch if isinstance(batch, int) else SAMPLES)
+    return found
+
+
+def _computed_shapes(model: ir.Model, names: Sequence[str], batch: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of values as ONNX Runtime computes them."""
+    copy = model.clone()
+    wanted = set(names)
+    copy.graph.outputs[:] = [value for node in copy.graph for value in node.outputs if value.name in wanted]
+    feeds = {}
+    for value in model.graph.inputs:
+        shape = query.dimensions(value)
+        if not shape or None in shape[1:] or value.dtype is None:
+            return {}
+        feeds[str(value.name)] = np.zeros([batch, *(size or 0 for size in shape[1:])], value.dtype.numpy())
+    try:
+        opened = reference_session.session(copy, "dividing it needs")
+        arrays = reference_session.run(opened, feeds)
+    except ZooError:
+        return {}
+    return {
+        str(value.name): array.shape[1:]
+        for value, array in zip(copy.graph.outputs, arrays, strict=True)
+        if array.ndim and array.shape[0] == batch
+    }
+
+
+def _state_reshapes(model: ir.Model, shapes: Shapes) -> None:
+    """Writes the known shapes of Reshapes into them, so that parts need no shape arithmetic of others."""
+    batch = (query.symbolic_shape(model.graph.inputs[0]) or [None])[0]
+    taken = query.used_names(model.graph)
+    for node in model.graph:
+        shape = shapes.get(str(node.outputs[0].name)) if node.op_type == "Reshape" else None
+        if shape is not None and query.constant(node.inputs[1]) is None:
+            sizes = np.array([batch if isinstance(batch, int) else -1, *shape], np.int64)
+            node.replace_input_with(1, edit.initializer(model.graph, edit.unique("sizes", taken), sizes))
+
+
+def _open_bytes(model: ir.Model) -> None:
+    """Dequantizes bytes that operators read as they are, and quantizes them again, since parts exchange real values."""
+    taken = query.used_names(model.graph)
+    for node in list(model.graph):
+        if node.op_type == "DequantizeLinear":
+            continue
+        for at, value in enumerate(node.inputs):
+            producer = None if value is None else value.producer()
+            qparams = None if value is None else _qparams(value)
+            if value is None or producer is None or qparams is None:
+                continue
+            inputs = [value, *qparams]
+            for op_type in ("DequantizeLinear", "QuantizeLinear"):
+                made = ir.node(op_type, inputs)
+                made.name = made.outputs[0].name = edit.unique(f"{value.name}.{op_type.lower()}", taken)
+                made.outputs[0].type = ir.TensorType(ir.DataType.FLOAT) if op_type[0] == "D" else value.type
+                model.graph.insert_before(node, made)
+                inputs = [made.outputs[0], *qparams]
+            node.replace_input_with(at, inputs[0])
+
+
+def _join_bytes(model: ir.Model) -> None:
+    """Undoes `_open_bytes` within a part."""
+    for node in list(model.graph):
+        before = data_input(node).producer() if node.op_type == "QuantizeLinear" else None
+        if before is not None and before.op_type == "DequantizeLinear" and before.inputs[1:] == node.inputs[1:]:
+            edit.bypass(node, data_input(before))
+    RemoveUnusedNodesPass()(model)
+
+
+def _qparams(value: ir.Value) -> list[ir.Value | None] | None:
+    """The scale and zero point of bytes; None for other values."""
+    node = value.producer()
+    while node is not None and node.op_type in MOVES:
+        node = node.inputs[0].producer() if node.inputs[0] is not None else None
+    return list(node.inputs[1:3]) if node is not None and node.op_type == "QuantizeLinear" else None

@@ -1,0 +1,186 @@
+"""Maps a region of a quantized graph: from float32 values, or the graph's image, to real values."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from pipelines.core.errors import RequestError
+from pipelines.kernels.images.mapping.from_graph import _Mapping
+from pipelines.kernels.images.mapping.fuse import drop_unread, fuse_floats, fuse_sums, renumbered
+from pipelines.kernels.images.mapping.qdq import refused
+from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending
+from pipelines.kernels.images.program import ImageProgram
+from pipelines.kernels.images.steps import Dequantize, Pixels
+
+SEARCHED = 50  # operators behind a value by which its layout is found
+Shapes = Mapping[str, tuple[int, ...]]  # of a sample, by name of the value
+
+
+class FailedError(RequestError):
+    """Operators of a region have no native form.
+
+    Args:
+        nodes: Names of the operators' first outputs, and why.
+    """
+
+    def __init__(self, nodes: Mapping[str, RequestError]) -> None:
+        super().__init__(str(next(iter(nodes.values()))))
+        self.nodes = dict(nodes)
+
+
+class Region(_Mapping):
+    """A walk over a region: from float32 values, or the graph's image, to real values.
+
+    Args:
+        model: The region, or a graph.
+        shapes: Shapes of values.
+        image: Name of the input that is the graph's image, if one is.
+    """
+
+    def __init__(self, model: ir.Model, shapes: Shapes, image: str = "") -> None:
+        super().__init__(model)
+        self._shapes, self._offset = shapes, 0
+        self._entered: list[tuple[str, tuple[int, ...]]] = []
+        self._varying = set(self.main.inputs)
+        for value in sorted(self.main.inputs, key=lambda each: each.name != image):
+            if value.name == image:
+                self._enter_image(value)
+            else:
+                self._enter(value)
+
+    def _enter_image(self, value: ir.Value) -> None:
+        shape = self._shapes[str(value.name)]
+        if len(shape) != 3 or value.dtype not in (ir.DataType.UINT8, ir.DataType.FLOAT):
+            raise RequestError(f"the input {value.name} is no image")
+        self.shape, self.reals = (shape[0], shape[1], shape[2]), value.dtype == ir.DataType.FLOAT
+        last = shape[2] <= 4 < shape[0]
+        self.values[value] = Input(last, last)
+        self._entered.append((str(value.name), shape))
+        self._offset += math.prod(shape)
+
+    def _enter(self, value: ir.Value) -> None:
+        """Makes a value an input of the region, if its shape is known."""
+        sample = self._shapes.get(str(value.name))
+        if sample is None or len(sample) not in (1, 2, 3) or value.dtype not in (None, ir.DataType.FLOAT):
+            return
+        last, offset, shape = _channels_last(value, len(sample)), self._offset, (1, 1, sample[0])
+        if len(sample) == 2:
+            shape = (sample[0], 1, sample[1]) if last else (sample[1], 1, sample[0])
+        elif len(sample) == 3:
+            shape = sample if last else (sample[1], sample[2], sample[0])
+        self._entered.append((str(value.name), sample))
+        self._offset += math.prod(sample)
+
+        @functools.cache
+        def pixels(scale: float, zero: int) -> int:
+            out = self._new(shape) if scale else self._new_floats(shape)
+            self.steps.append(Pixels(out, (), last, scale, zero, offset))
+            return out
+
+        def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
+            return self._clipped(pixels(float(scale), zero), low, high)
+
+        self.values[value] = Pending(
+            emit, shape, last=last, flat=len(sample) == 1, tokens=len(sample) == 2, real=lambda: pixels(0.0, 0)
+        )
+
+    def failures(self) -> dict[str, RequestError]:
+        """Maps all operators that can be; returns the others, whose results become inputs."""
+        failed: dict[str, RequestError] = {}
+        for node in self.main:
+            read = [value for value in node.inputs if value is not None and value in self._varying]
+            if not read:
+                continue
+            self._varying.update(node.outputs)
+            if not any(map(is_data, node.outputs)):
+                continue
+            try:
+                if not all(value in self.values or value in self.views for value in read if is_data(value)):
+                    raise refused(node, "reads a value of unknown shape or type")
+                self._map(node)
+            except RequestError as error:
+                failed[str(node.outputs[0].name)] = error
+                for value in node.outputs:
+                    self._enter(value)
+        return failed
+
+    def program(self) -> ImageProgram:
+        """Maps the whole region.
+
+        Raises:
+            FailedError: Operators have no native form.
+        """
+        failed = self.failures()
+        results: list[tuple[str, Dequantize]] = []
+        for value in self.main.outputs if not failed else ():
+            try:
+                results.append((str(value.name), self._real_result(value)))
+            except RequestError as error:
+                producer = value.producer()
+                failed[str(producer.outputs[0].name if producer else value.name)] = error
+        if failed:
+            raise FailedError(failed)
+        parts = tuple(
+            (name, self._elements(self.values[value]).shape[1:])  # type: ignore[arg-type]
+            for (name, _), value in zip(results, self.main.outputs, strict=True)
+        )
+        self.steps += [step for _, step in results]
+        drop_unread(self.steps)
+        fuse_sums(self.steps)
+        fuse_floats(self.steps)
+        tensors, steps, floats = renumbered(self.tensors, self.steps, self.floats)
+        (name, shape), count = self._entered[0], sum(math.prod(sample) for _, sample in self._entered)
+        alone = len(self._entered) == 1 and isinstance(self.values[self.main.inputs[0]], Input)
+        if not alone and any(value.dtype == ir.DataType.UINT8 for value in self.main.inputs):
+            raise RequestError(f"the region reads the bytes of the image and {len(self._entered) - 1} further values")
+        dtype = "uint8" if alone and not self.reals else "float32"
+        return ImageProgram(
+            name,
+            tuple(name for name, _ in results),
+            dtype,
+            shape if alone else (count,),
+            tensors,
+            steps,
+            (sum(math.prod(sample) for _, sample in parts),),
+            parts=parts,
+            floats=floats,
+            inputs=() if alone else tuple(self._entered),
+        )
+
+    def _real_result(self, value: ir.Value) -> Dequantize:
+        """The step that writes a value to the results."""
+        found = self.values.get(value)
+        if isinstance(found, Bytes) and found.real and found.scale is not None:
+            return Dequantize(found.tensor, float(found.scale), found.zero, found.last)
+        if isinstance(found, Pending) and found.real is not None and found.unbounded:
+            return Dequantize(found.real(), 1.0, 0, found.last)
+        raise RequestError(f"the value {value.name} is neither dequantized nor float")
+
+
+def is_data(value: ir.Value) -> bool:
+    """Returns whether a value holds data, not indices, sizes or conditions.
+
+    Args:
+        value: Value of a graph with inferred types.
+    """
+    return value.dtype in (None, ir.DataType.FLOAT, ir.DataType.UINT8, ir.DataType.INT8)
+
+
+def _channels_last(value: ir.Value, rank: int) -> bool:
+    """Whether the readers of a value take its last axis as that of the channels; [C, H, W] or tokens by default."""
+    values, seen = [value], 0
+    while values and seen < SEARCHED:
+        for use in values.pop(0).uses():
+            node, seen = use.node, seen + 1
+            if node.op_type in ("MatMul", "Gemm", "LayerNormalization"):
+                return True
+            if node.op_type in ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "Resize"):
+                return False
+            if node.op_type not in ("Reshape", "Transpose", "Concat", "Split", "Slice", "Gather"):
+                values += node.outputs
+    return rank == 2

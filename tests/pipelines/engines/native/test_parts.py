@@ -1,0 +1,126 @@
+"""Graphs in parts: native regions, and operators without a native form in ONNX Runtime between them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from helpers.qdq_graphs import Graph, linear
+
+from pipelines.core.errors import RequestError
+from pipelines.engines import catalog
+from pipelines.engines.native import images
+from pipelines.engines.session import BatchError
+from pipelines.kernels import extension
+
+SHAPE = [3, 12, 16]
+pytestmark = pytest.mark.skipif(not extension.isas(), reason=f"no native kernels: {extension.missing()}")
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_HOME", str(tmp_path / "home"))
+
+
+def layer(g: Graph, x: str, inputs: int, outputs: int = 32, scale: float = 0.1) -> str:
+    """A quantized convolution with Relu."""
+    made = g.layer("Conv", x, (outputs, inputs, 3, 3), scale, pads=[1, 1, 1, 1])
+    return g.quantize(g.add("Relu", [made]), 0.1, 0)
+
+
+def agree(path: Path, batch: Any, step: float, count: int = 3) -> list[str]:
+    """Compares with onnxruntime, up to a step of quantization, on one thread and on two; returns the parts."""
+    wanted = catalog.load(path, "onnxruntime").run(batch)
+    found = [catalog.load(path, "native", threads).run(batch) for threads in (1, 2)]
+    for name, each in wanted.items():
+        np.testing.assert_array_equal(found[0][name], found[1][name])
+        assert found[0][name].dtype == each.dtype
+        assert np.abs(found[0][name] - each).max() <= step * 1.01
+        assert np.mean(found[0][name] != each) < 0.01
+    parts: list[str] = images.form(path)["parts"]
+    return parts
+
+
+def batch_of(count: int = 3) -> dict[str, Any]:
+    return {"image": np.random.default_rng(1).normal(0, 1, (count, *SHAPE)).astype(np.float32)}
+
+
+def odd_middle(g: Graph) -> tuple[str, str]:
+    """(a map before an operator without a native form, the map behind it)."""
+    x = layer(g, g.quantize("image", 0.02, 120), 3, scale=0.02)
+    high = layer(g, x, 32)
+    return high, layer(g, g.quantize(g.add("LRN", [high], size=3), 0.1, 0), 32)
+
+
+def test_an_operator_between_layers_runs_in_onnxruntime(tmp_path: Path) -> None:
+    g = Graph()
+    high, low = odd_middle(g)
+    total = g.quantize(g.add("Add", [low, high]), 0.15, 0)  # over the border
+    path = g.save(tmp_path / "m.onnx", SHAPE, layer(g, total, 32, 8, 0.15))
+    parts = agree(path, batch_of(), 0.1)
+    assert [each.split(":")[0] for each in parts] == ["native", "onnxruntime", "native"]
+    form = images.form(path)
+    assert form["steps"]["Convolution"] == 4 and form["rest"]["LRN"] == 1 and "LRN" in form["reason"]
+    kinds = [each.type.split()[0] for each in catalog.load(path, "native").executed(batch_of(2))]
+    assert kinds.count("convolution") == 4 and "LRN" in kinds
+    with pytest.raises(BatchError, match=r"expected image float32 \[n, 3, 12, 16\]"):
+        catalog.load(path, "native").run({"image": np.zeros((1, 3, 8, 8), np.float32)})
+
+
+def test_bytes_are_joined_over_a_border(tmp_path: Path) -> None:
+    """An exporter of int8 graphs joins what is quantized: parts hand each other real values."""
+    g = Graph()
+    high, low = odd_middle(g)
+    qparams = [g.constant(np.float32(0.1)), g.constant(np.uint8(0))]
+    quantized = [g.add("QuantizeLinear", [each, *qparams]) for each in (high, low)]
+    joined = g.add("DequantizeLinear", [g.add("Concat", quantized, axis=1), *qparams])
+    path = g.save(tmp_path / "m.onnx", SHAPE, layer(g, joined, 64, 8), batch=2)
+    assert len(agree(path, batch_of(2), 0.1)) == 3
+
+
+def test_indices_and_floats_leave_the_last_part(tmp_path: Path) -> None:
+    g = Graph()
+    _, low = odd_middle(g)
+    scores = g.layer("Conv", low, (8, 32, 3, 3), 0.1, pads=[1, 1, 1, 1])  # nothing quantizes them
+    flat = g.add("Reshape", [scores, g.constant(np.array([0, -1]))])
+    g.nodes += [onnx.helper.make_node("TopK", [flat, g.constant(np.array([5]))], ["best", "places"])]
+    path = g.save(tmp_path / "m.onnx", SHAPE, "best")
+    model = onnx.load(path)
+    model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("best", 1, ["n", 5]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("places", 7, ["n", 5]))
+    onnx.save(model, path)
+    found, wanted = (catalog.load(path, engine).run(batch_of()) for engine in ("native", "onnxruntime"))
+    np.testing.assert_allclose(found["best"], wanted["best"], atol=0.2)
+    assert found["places"].dtype == np.int64 and images.form(path)["parts"][-1].startswith("onnxruntime")
+
+
+def test_several_inputs_and_tokens(tmp_path: Path) -> None:
+    """Regions of tokens behind an operator without a native form; an input that only ONNX Runtime reads."""
+    g = Graph()
+    _, low = odd_middle(g)
+    tokens = g.add("Transpose", [g.add("Reshape", [low, g.constant(np.array([0, 32, -1]))])], perm=[0, 2, 1])
+    odd = g.add("CumSum", [g.add("Mul", [tokens, "gain"]), g.constant(np.array(2))])
+    first = g.quantize(linear(g, g.quantize(odd, 0.5, 0), (32, 96)), 2.0, 128)
+    out = g.quantize(linear(g, first, (96, 32)), 20.0, 128)
+    g.ranks[out] = 3
+    path = g.save(tmp_path / "m.onnx", SHAPE, out)
+    model = onnx.load(path)
+    model.graph.input.append(onnx.helper.make_tensor_value_info("gain", 1, ["n", 1, 32]))
+    onnx.save(model, path)
+    batch = batch_of() | {"gain": np.random.default_rng(2).random((3, 1, 32), np.float32)}
+    assert [each.split(":")[0] for each in agree(path, batch, 20.0)][-1] == "native"
+    with pytest.raises(BatchError, match="expected image"):
+        catalog.load(path, "native").run(batch | {"gain": batch["gain"][:1]})
+
+
+def test_regions_with_less_work_than_their_borders_are_refused(tmp_path: Path) -> None:
+    g = Graph()
+    x = g.quantize(g.add("LRN", [g.quantize("image", 0.02, 120)], size=3), 0.02, 120)
+    small = g.quantize(g.add("LRN", [g.quantize(g.layer("Conv", x, (3, 3, 1, 1), 0.02), 0.1, 120)], size=3), 0.1, 120)
+    path = g.save(tmp_path / "m.onnx", SHAPE, small)
+    assert images.form(path).keys() == {"reason"}
+    with pytest.raises(RequestError, match="LRN"):
+        catalog.load(path, "native")
