@@ -198,13 +198,15 @@ def test_linear_layers_are_alike(isa, n, inputs, outputs, nonnegative, relu, mor
 def test_wide_layers_are_alike(isa, inputs):
     rng = np.random.default_rng(inputs)
     layer, x = dense(rng, inputs, 200), floats(rng, 11, inputs)
-    same(
-        native.RowLinear(layer.weight, layer.scale, layer.bias, False, isa)(x, False, None), reference.linear(layer, x)
-    )
+    whole = native.RowLinear(layer.weight, layer.scale, layer.bias, False, isa)
+    expected = reference.linear(layer, x)
+    for rows in (1, 2, 3, 7, 11):
+        same(whole(x[:rows], False, None), expected[:rows])
     for zero in (0, 40, 255):
         fixed = replace(layer, qparams=StaticQParams(0.015625, zero))
         made = native.RowLinear(layer.weight, layer.scale, layer.bias, False, isa, (0.015625, zero))
         same(made(x, False, None), reference.linear(fixed, x))
+        same(made(0 * x[:1], False, None), reference.linear(fixed, 0 * x[:1]))
         for found, wanted in zip(made.top_k(x, 3)[:2], reference.top_k(reference.linear(fixed, x), 3), strict=False):
             same(found, wanted)
 

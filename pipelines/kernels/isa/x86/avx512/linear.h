@@ -70,9 +70,11 @@ inline int64_t active_groups(const uint8_t *x, int64_t x_stride, int64_t rows, i
     return count;
 }
 
-// A tile of Count rows, from `first` on, and 64 columns of the result, all sums in registers: named ones, since gcc 12 keeps arrays of them
-// in memory. A row or two alternate between two sets of sums, for the latency of vpdpbusd. ahead: what comes into L2 meanwhile.
-template <int Count>
+// A tile of Count rows, from `first` on, and 64 columns of the result, all sums in registers: named ones, since gcc 12 keeps arrays of
+// them in memory. A row or two alternate between two sets of sums, for the latency of vpdpbusd. They wait for weights from memory, of which
+// the CPU's own prefetching takes half the rate: with Lines they fetch those of the next group. More rows bring `Lines` cache lines a group
+// from `ahead` on into L2.
+template <int Count, int Lines>
 void tile(const Linear &l, const RowEpilogue &epilogue, const int8_t *weight, const char *ahead, int64_t first, int64_t column,
           const uint8_t *x, int64_t x_stride, const int32_t *groups, int64_t count, void *out, int64_t out_stride) {
 #define SUMS(r) __m512i s##r##0 = _mm512_setzero_si512(), s##r##1 = s##r##0, s##r##2 = s##r##0, s##r##3 = s##r##0;
@@ -83,6 +85,9 @@ void tile(const Linear &l, const RowEpilogue &epilogue, const int8_t *weight, co
     const uint8_t *at = x + 4 * group;                  \
     const int8_t *w = weight + 256 * group;             \
     const __m512i w0 = load(w), w1 = load(w + 64), w2 = load(w + 128), w3 = load(w + 192);
+#define FETCH(i)                                     \
+    for (int64_t line = 0; line < Lines; ++line)     \
+        _mm_prefetch(reinterpret_cast<const char *>(weight) + 256 * groups[i] + 64 * line, _MM_HINT_T0);
 #define ROW(r, set)                                          \
     if constexpr (Count > r) {                                \
         const __m512i four = broadcast_four(at + r * x_stride);   \
@@ -94,21 +99,22 @@ void tile(const Linear &l, const RowEpilogue &epilogue, const int8_t *weight, co
     if constexpr (Count <= 2) {
         int64_t i = 0;
         for (; i + 2 <= count; i += 2) {
-            { LOAD(i) ROW(0, 0) ROW(1, 1) }
-            { LOAD(i + 1) ROW(0, 2) ROW(1, 3) }
+            { LOAD(i) ROW(0, 0) ROW(1, 1) FETCH(i + 1) }
+            { LOAD(i + 1) ROW(0, 2) ROW(1, 3) FETCH(i + 2) }
         }
-        if (i < count) { LOAD(i) ROW(0, 0) ROW(1, 1) }
+        if (i < count) { LOAD(i) ROW(0, 0) ROW(1, 1) FETCH(i + 1) }
         s00 = _mm512_add_epi32(s00, s20), s01 = _mm512_add_epi32(s01, s21), s02 = _mm512_add_epi32(s02, s22),
         s03 = _mm512_add_epi32(s03, s23);
         s10 = _mm512_add_epi32(s10, s30), s11 = _mm512_add_epi32(s11, s31), s12 = _mm512_add_epi32(s12, s32),
         s13 = _mm512_add_epi32(s13, s33);
     } else {
         for (int64_t i = 0; i < count; ++i) {
-            _mm_prefetch(ahead + 64 * i, _MM_HINT_T1);
+            for (int64_t line = 0; line < Lines; ++line) _mm_prefetch(ahead + 64 * (Lines * i + line), _MM_HINT_T1);
             LOAD(i) ROW(0, 0) ROW(1, 1) ROW(2, 2) ROW(3, 3) ROW(4, 4) ROW(5, 5)
         }
     }
 #undef ROW
+#undef FETCH
 #undef LOAD
     finish<Count>(l, epilogue, first, column, out, out_stride, s00, s10, s20, s30, s40, s50);
     finish<Count>(l, epilogue, first, column + 16, out, out_stride, s01, s11, s21, s31, s41, s51);
@@ -119,24 +125,31 @@ void tile(const Linear &l, const RowEpilogue &epilogue, const int8_t *weight, co
 inline void linear(const Linear &l, const RowEpilogue &epilogue, const uint8_t *x, int64_t x_stride, int64_t n, void *out, int64_t out_stride) {
     if (l.outputs <= kNarrow) return narrow(l, epilogue, x, x_stride, n, out, out_stride);
     constexpr int64_t kTile = 6, kRows = 240;  // rows whose active inputs are kept in a list at a time
-    using Tile = decltype(&tile<1>);
-    constexpr Tile tiles[] = {nullptr, tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>};
+    constexpr int64_t kCached = 1 << 16;       // bytes of weights that the caches next to the core often have
+    using Tile = decltype(&tile<1, 0>);
+    constexpr Tile tiles[][7] = {{nullptr, tile<1, 0>, tile<2, 0>, tile<3, 0>, tile<4, 0>, tile<5, 0>, tile<6, 0>},
+                                 {nullptr, nullptr, nullptr, tile<3, 1>, tile<4, 1>, tile<5, 1>, tile<6, 1>},
+                                 {nullptr, nullptr, nullptr, tile<3, 2>, tile<4, 2>, tile<5, 2>, tile<6, 2>},
+                                 {nullptr, tile<1, 4>, tile<2, 4>}};
     const int64_t groups = round_up(l.inputs, 4) / 4, room = round_up(groups, 16) + 16;
     auto *lists = static_cast<int32_t *>(kernel_scratch(kRows / kTile * room * 4));
     int64_t counts[kRows / kTile];
-    const auto tile_rows = [&](int64_t left) { return left < kTile ? left : kTile; };
     for (int64_t first = 0; first < n; first += kRows) {
-        const int64_t rows = n - first < kRows ? n - first : kRows;
-        const auto at = [&](int64_t s) { return x + (first + s) * x_stride; };
-        for (int64_t s = 0, i = 0; s < rows; s += kTile, ++i)
-            counts[i] = active_groups(at(s), x_stride, tile_rows(rows - s), groups, lists + i * room);
+        const int64_t rows = n - first < kRows ? n - first : kRows, blocks = (rows + kTile - 1) / kTile;
+        const int64_t height = blocks == 1 ? rows : rows / blocks, higher = rows - height * blocks;  // as equal heights as can be
+        for (int64_t b = 0, row = first; b < blocks; row += height + (b < higher), ++b)
+            counts[b] = active_groups(x + row * x_stride, x_stride, height + (b < higher), groups, lists + b * room);
+        // The blocks share in bringing the next 64 columns' weights, or what lies behind them, often the next layer's: the first block would
+        // wait for memory else, and all others find them in L2. One block of several rows waits for memory anyway.
+        const int64_t lines = blocks > 3 ? 1 : blocks > 1 ? 2 : 0;
+        const bool fetches = rows < 3 && 4 * groups * l.outputs > kCached;
+        if (fetches) lists[counts[0]] = static_cast<int32_t>(groups + (counts[0] ? lists[0] : 0));  // the first that the next columns read
+        const Tile *const of = tiles[fetches ? 3 : lines];
         const auto *weight = static_cast<const int8_t *>(l.weight);
-        // Each tile of rows brings a fourth of the next 64 columns' weights, or of what lies behind them, often the next layer's: the first
-        // tile would wait for memory else, and all others find them in L2.
         for (int64_t column = 0; column < l.outputs; column += 64, weight += 256 * groups)
-            for (int64_t s = 0, i = 0; s < rows; s += kTile, ++i)
-                tiles[tile_rows(rows - s)](l, epilogue, weight, reinterpret_cast<const char *>(weight) + 256 * groups + i % 4 * 64 * groups,
-                                           first + s, column, at(s), x_stride, lists + i * room, counts[i], out, out_stride);
+            for (int64_t b = 0, row = first; b < blocks; row += height + (b < higher), ++b)
+                of[height + (b < higher)](l, epilogue, weight, reinterpret_cast<const char *>(weight) + (256 + 64 * (lines * b % 4)) * groups, row,
+                                          column, x + row * x_stride, x_stride, lists + b * room, counts[b], out, out_stride);
     }
 }
 
