@@ -192,6 +192,7 @@ ROOMS = {task: {"training"} for task in TASKS} | {
 }
 OPENS = {  # functions that open a room on demand
     **{f"zoo/{task}/family.py": {"serving"} for task in TASKS},  # a family names the handler of its requests
+    "zoo/vision/networks/family.py": {"serving"},
     "zoo/serving/handlers/rows.py": {"recommenders"},
     "zoo/serving/handlers/row_bodies.py": {"recommenders"},
     "zoo/serving/handlers/translation.py": {"translation"},

@@ -68,28 +68,35 @@ __all__ = [
 ]
 
 
-def load(model: str | Path) -> ModelFolder:
-    """Opens the folder of a model.
+def load(model: str | Path, **options: Any) -> ModelFolder:
+    """Opens the folder of a model, or an ONNX file of an image network as one.
 
     A pretrained model is downloaded if it is not in the cache. Its float graphs are made from its float16 weights on
     first use, if the cache is writable. If the model ships as int8 and its weights are not on the machine, they are
     downloaded when a build stage needs them.
 
     Args:
-        model: Name of a pretrained model, path of a model folder, or hf://ORG/NAME[@REVISION] of the Hugging Face Hub.
+        model: Name of a pretrained model, path of a model folder, hf://ORG/NAME[@REVISION] of the Hugging Face Hub, or
+            path of an .onnx file.
+        **options: Of an .onnx file, see `pipeline`.
 
     Returns:
         The model folder.
 
     Raises:
-        RequestError: The name is unknown, or the folder holds no model.
+        RequestError: The name is unknown, or the folder holds no model; or there are options without an .onnx file.
     """
-    from pipelines.core.errors import ZooError
+    from pipelines.core.errors import RequestError, ZooError
     from pipelines.models.folder import open_folder
     from pipelines.models.record import HALF
     from pipelines.models.stages import build
 
     model = located(model)
+    if Path(model).suffix == ".onnx":
+        network: ModelFolder = importlib.import_module("zoo.vision.networks.family").open_network(model, **options)
+        return network
+    if options:
+        raise RequestError(f"--{next(iter(options))} is for .onnx files; {model} has its own, leave the option out")
     if Path(model).is_dir():
         folder = open_folder(model, entry)
         if folder.source:
@@ -112,7 +119,12 @@ def load(model: str | Path) -> ModelFolder:
 
 
 def pipeline(
-    model: str | Path, precision: str = "int8", engine: str = "auto", threads: int = 1, batch_size: int | None = None
+    model: str | Path,
+    precision: str = "int8",
+    engine: str = "auto",
+    threads: int = 1,
+    batch_size: int | None = None,
+    **options: Any,
 ) -> Pipeline:
     """Opens a model for inference on raw input.
 
@@ -120,11 +132,15 @@ def pipeline(
     `pipelines.models.pipeline.Pipeline`).
 
     Args:
-        model: Name of a pretrained model, path of a model folder, or hf://ORG/NAME[@REVISION] of the Hugging Face Hub.
-        precision: "int8", "fp32", or "bf16" (the fp32 graph computed in bfloat16 by OpenVINO).
+        model: Name of a pretrained model, path of a model folder, hf://ORG/NAME[@REVISION] of the Hugging Face Hub, or
+            path of an .onnx file of an image network.
+        precision: "int8", "fp32", or "bf16" (the fp32 graph computed in bfloat16 by OpenVINO). An .onnx file runs as it
+            is, unless this is "bf16".
         engine: "auto" (the fastest engine on this machine), "onnxruntime", "openvino" or "native".
         threads: Number of intra-op threads.
         batch_size: Samples of one inference; None for the default of the family.
+        **options: Of an .onnx file: `task` ("detect", "segment", "classify" or "embed"), `labels`, `preprocess`,
+            `confidence` and `iou`, see `zoo.vision.networks.family.open_network`.
 
     Returns:
         The pipeline of the model's family.
@@ -132,7 +148,7 @@ def pipeline(
     Raises:
         RequestError: There is no such model, or the engine cannot run it in this precision.
     """
-    folder = load(model)
+    folder = load(model, **options)
     return folder.entry.pipeline()(folder, precision, engine, threads, batch_size)
 
 

@@ -39,6 +39,7 @@ BUILT_IN = {
     "resnet26d": "zoo.vision.models.resnet:RESNET26D",
     "mobilenet-v1": "zoo.vision.models.mobilenet:MOBILENET_V1",
     "mobilenet-v2": "zoo.vision.models.mobilenet:MOBILENET_V2",
+    "image-network": "zoo.vision.networks.family:IMAGE_NETWORK",
     "multi-vector-encoder": "zoo.texts.family:MULTI_VECTOR_ENCODER",
     "sparse-encoder": "zoo.texts.family:SPARSE_ENCODER",
     "fill-mask": "zoo.texts.family:FILL_MASK",
@@ -51,6 +52,7 @@ BUILT_IN = {
     "transformer-mt": "zoo.translation.models.transformer:TRANSFORMER_MT",
 }
 
+NETWORK_OPTIONS = ("task", "labels", "preprocess", "confidence", "iou")  # of .onnx files, see `zoo.pipeline`
 FORMER_NAMES = {"wide-deep-log": "wide-deep"}  # of families, in cards that earlier versions wrote
 
 logger = logging.getLogger(__name__)
@@ -151,7 +153,8 @@ def entry_of(model: str | Path) -> Family:
     """Returns the family of a model, without fetching or checking its files.
 
     Args:
-        model: Name of a pretrained model, path of a model folder, or hf://ORG/NAME[@REVISION], which is fetched.
+        model: Name of a pretrained model, path of a model folder, hf://ORG/NAME[@REVISION], which is fetched, or path
+            of an .onnx file.
 
     Raises:
         RequestError: There is no such model.
@@ -159,5 +162,7 @@ def entry_of(model: str | Path) -> Family:
     from pipelines.models.hub import CARD, Card
 
     model = located(model)
+    if Path(model).suffix == ".onnx":
+        return entry("image-network")
     card = Card.read(Path(model) / CARD) if Path(model).is_dir() else hub().card(str(model))
     return entry(card.entry)

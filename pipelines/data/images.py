@@ -111,6 +111,20 @@ def prepare(
     Raises:
         RequestError: See `decode`; or the array has another form.
     """
+    pixels = as_pixels(image, 2 * (preprocess.resize or preprocess.size) if preprocess.scaled_decode else 0)
+    if out is None:
+        out = np.empty((3, preprocess.size, preprocess.size), np.uint8)
+    resize(pixels, _resizing(pixels.shape[1], pixels.shape[0], preprocess), out)
+    return out
+
+
+def as_pixels(image: bytes | Location | Pixels | Image.Image, smallest: int = 0) -> Pixels:
+    """Converts an image to pixels uint8 [height, width, 3], RGB; see `prepare`.
+
+    Args:
+        image: See `prepare`.
+        smallest: See `decode`.
+    """
     if isinstance(image, np.ndarray):
         pixels = np.repeat(image[:, :, None], 3, axis=2) if image.ndim == 2 else image
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
@@ -119,14 +133,8 @@ def prepare(
                 "[height, width]"
             )
         _check_size(pixels.shape[1], pixels.shape[0], "the array")
-    elif isinstance(image, Image.Image):
-        pixels = _to_pixels(image, "the image")
-    else:
-        pixels = decode(image, smallest=2 * (preprocess.resize or preprocess.size) if preprocess.scaled_decode else 0)
-    if out is None:
-        out = np.empty((3, preprocess.size, preprocess.size), np.uint8)
-    _resize(pixels, _resizing(pixels.shape[1], pixels.shape[0], preprocess), out)
-    return out
+        return pixels
+    return _to_pixels(image, "the image") if isinstance(image, Image.Image) else decode(image, smallest=smallest)
 
 
 def normalized(pixels: Pixels, preprocess: Preprocess) -> NDArray[np.float32]:
@@ -466,7 +474,14 @@ def _resizing(width: int, height: int, preprocess: Preprocess) -> Resize:
     return Resize(resized, (left, top, left + size, top + size), preprocess.interpolation == "bicubic")
 
 
-def _resize(pixels: Pixels, resizing: Resize, out: Pixels) -> None:
+def resize(pixels: Pixels, resizing: Resize, out: Pixels) -> None:
+    """Resizes and crops pixels, with the same result with and without native kernels.
+
+    Args:
+        pixels: uint8 [height, width, 3].
+        resizing: Size, crop and interpolation.
+        out: C-contiguous uint8 [3, height, width] of the crop.
+    """
     (width, height), (left, top, right, bottom) = resizing.size, resizing.crop
     if extension.native() is not None:
         native.resize(pixels, resizing, out)

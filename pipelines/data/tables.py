@@ -22,6 +22,7 @@ from pipelines.kernels import extension
 
 Columns = Mapping[str, NDArray[Any] | Sequence[Any]]
 FORMATS = (".csv", ".csv.gz", ".jsonl", ".parquet")
+_TEXTS = {str, list, dict}
 GROUP = 1 << 16  # rows of a row group of Parquet, at least
 
 
@@ -43,7 +44,8 @@ def writing(
     Args:
         output: A .csv, .csv.gz, .jsonl or .parquet path, which appears if the block ends without an error, or "-" for
             CSV on stdout.
-        columns: Type by column: numpy dtypes, or `str`.
+        columns: Type by column: numpy dtypes, `str`, `list` of float32 values, or `dict`; CSV has JSON text for
+            lists and dicts, Parquet for dicts.
         brief: Columns of a table for a terminal, instead of CSV.
 
     Yields:
@@ -55,9 +57,10 @@ def writing(
     """
     import pyarrow as pa
 
+    types = {str: pa.string(), dict: pa.string(), list: pa.list_(pa.float32())}
     schema = pa.schema(
         [
-            (name, pa.string() if dtype is str else pa.from_numpy_dtype(np.dtype(dtype)))
+            (name, types[dtype] if dtype in types else pa.from_numpy_dtype(np.dtype(dtype)))
             for name, dtype in columns.items()
         ]
     )
@@ -119,15 +122,13 @@ def _packing(file: Any) -> Any:
 
 @contextlib.contextmanager
 def _csv(sink: Any, schema: Any, columns: Mapping[str, Any]) -> Iterator[Callable[[Columns], None]]:
+    import pyarrow as pa
     from pyarrow.csv import CSVWriter, WriteOptions
 
     # The header comes with the first rows, so that bad input prints nothing; pyarrow would quote its names.
     header = (",".join(schema.names) + "\n").encode()
-    native = (
-        extension.native()
-        if {np.dtype(each) for each in columns.values()} <= {np.dtype(np.int64), np.dtype(np.float32)}
-        else None
-    )
+    schema = pa.schema([each.with_type(pa.string()) if pa.types.is_list(each.type) else each for each in schema])
+    native = extension.native() if {str(schema.field(name).type) for name in columns} <= {"int64", "float"} else None
     with CSVWriter(sink, schema, write_options=WriteOptions(include_header=False)) as writer:
 
         def write(rows: Columns) -> None:
@@ -138,9 +139,9 @@ def _csv(sink: Any, schema: Any, columns: Mapping[str, Any]) -> Iterator[Callabl
             if native is not None and [getattr(each, "dtype", None) for each in arrays] == list(columns.values()):
                 # the same text, quicker; and pyarrow's arrays load pandas where it is installed
                 sink.write(native.csv_lines([np.ascontiguousarray(each) for each in arrays]))
-            elif str in columns.values():  # pyarrow would quote every text
+            elif _TEXTS & {*columns.values()}:  # pyarrow would quote every text
                 text = io.StringIO()
-                csv.writer(text, lineterminator="\n").writerows(_rows(rows, columns))
+                csv.writer(text, lineterminator="\n").writerows(_rows(rows, columns, json_text=(list, dict)))
                 sink.write(text.getvalue().encode())
             else:
                 writer.write_batch(_batch(rows, schema))
@@ -152,17 +153,25 @@ def _csv(sink: Any, schema: Any, columns: Mapping[str, Any]) -> Iterator[Callabl
 def _batch(rows: Columns, schema: Any) -> Any:
     import pyarrow as pa
 
-    return pa.record_batch([pa.array(rows[each.name], each.type) for each in schema], schema=schema)
+    def cells(name: str) -> Any:
+        column = rows[name]
+        if isinstance(column, list) and any(isinstance(cell, dict) for cell in column):
+            return [None if cell is None else json.dumps(cell) for cell in column]
+        return column
+
+    return pa.record_batch([pa.array(cells(each.name), each.type) for each in schema], schema=schema)
 
 
-def _rows(rows: Columns, types: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """Plain Python values, a float32 as the shortest number that means it."""
+def _rows(rows: Columns, types: Mapping[str, Any], json_text: Sequence[type] = ()) -> Iterator[tuple[Any, ...]]:
+    """Plain Python values, a float32 as the shortest number that means it; values of some types as JSON text."""
     columns = []
     for name, dtype in types.items():
         column = rows[name]
         if isinstance(column, np.ndarray):
             column = (column.astype(str).astype(np.float64) if column.dtype == np.float32 else column).tolist()
-        elif dtype is not str and np.dtype(dtype) == np.float32:
+        elif dtype in json_text:
+            column = [None if value is None else json.dumps(value) for value in column]
+        elif dtype not in _TEXTS and np.dtype(dtype) == np.float32:
             column = [None if value is None else float(str(np.float32(value))) for value in column]
         columns.append(column)
     return zip(*columns, strict=True)

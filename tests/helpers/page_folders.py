@@ -160,7 +160,10 @@ def network(folder: Path) -> None:
 
 
 def own_model(folder: Path) -> None:
+    from helpers import exported_networks
+
     network(folder)
+    exported_networks.bright_box_network(folder / "detector.onnx")
     images(folder / "photos", [f"{i}.jpg" for i in range(12)], 256)
 
 

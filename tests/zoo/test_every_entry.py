@@ -30,7 +30,11 @@ def test_every_part_of_an_entry_is_there(name: str) -> None:
     entry = zoo.entry(name)
     assert entry.name == name
     assert issubclass(entry.pipeline(), Pipeline) and entry.passes({})
-    assert isinstance(entry, family.Trainable) == isinstance(entry, family.Freezable) == (name != "ranker")
+    assert (
+        isinstance(entry, family.Trainable)
+        == isinstance(entry, family.Freezable)
+        == (name not in ("ranker", "image-network"))
+    )
     assert isinstance(entry, family.Servable) and issubclass(entry.handler(), Handler)
     if isinstance(entry, family.Trainable):
         pytest.importorskip("tensorflow", reason="training needs the train extra")

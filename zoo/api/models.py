@@ -31,6 +31,7 @@ from pipelines.models.protocols import RanksItems
 from pipelines.models.record import BUILD_STAGES, NATIVE, QUANTIZATION, SAMPLES, read_record
 from zoo.api.paths import Model, as_list, files_of, is_file, require_distinct
 from zoo.huggingface.repository import is_address
+from zoo.registry import NETWORK_OPTIONS
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +162,7 @@ def run(
     """Runs a model on raw input of any size and writes the results in input order, in constant memory.
 
     Args:
-        model: Name of a pretrained model, or path of a model folder.
+        model: Name of a pretrained model, path of a model folder, or path of an .onnx file of an image network.
         inputs: Raw input: a path, a list of paths, or "-" for stdin.
         output: Output file; "-" for stdout. Its suffix selects the format (.csv, .csv.gz, .jsonl, .parquet).
         precision: "int8", "fp32" or "bf16".
@@ -169,7 +170,8 @@ def run(
         threads: Number of intra-op threads.
         batch_size: Samples of one inference; None for `Pipeline.BATCH_SIZE`.
         on_error: "raise" to stop at invalid input, "skip" to leave it out and count it; None for `Pipeline.ON_ERROR`.
-        **more: Options of the family (`Family.run_options`), e.g. `beam`, `n_best` and `scores` for translation.
+        **more: Options of the family (`Family.run_options`), e.g. `beam`, `n_best` and `scores` for translation; of an
+            .onnx file also those of `zoo.pipeline`.
 
     Returns:
         Summary: "model", counts, seconds and engine.
@@ -177,11 +179,12 @@ def run(
     Raises:
         RequestError: The family has no such option, or input or output is unusable.
     """
-    opened: Any = zoo.pipeline(model, precision, engine, threads, batch_size)
+    opening = {name: more.pop(name) for name in NETWORK_OPTIONS if name in more}
+    opened: Any = zoo.pipeline(model, precision, engine, threads, batch_size, **opening)
     name, known = opened.folder.card.name, {option.name for option in opened.folder.entry.run_options}
     if unknown := more.keys() - known:
         raise RequestError(f"{name} has no option {', '.join(sorted(unknown))}; other families do")
-    require_distinct(output, *files_of(opened.folder), *as_list(inputs))
+    require_distinct(output, model, *files_of(opened.folder), *as_list(inputs))
     return {"model": name, **opened.run(inputs, output, on_error or opened.ON_ERROR, **more)}
 
 

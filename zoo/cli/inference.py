@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 import zoo
-from zoo.cli.options import Duration, as_json, batch_size, combined, engine, precision, threads
+from zoo.cli.options import Duration, as_json, batch_size, combined, engine, network, precision, threads
 from zoo.cli.output import emit, show, tree
 
 logger = logging.getLogger(__name__)
@@ -96,10 +96,11 @@ class InputPath(str):
 @click.option(
     "--check", is_flag=True, help="Check that all shards in the folder MODEL are complete, and print their totals."
 )
-@combined(precision, engine, threads, batch_size, as_json)
+@combined(network, precision, engine, threads, batch_size, as_json)
 def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **options: Any) -> None:
     """Run MODEL on raw INPUT: files of rows or sentences, or images and folders.
 
+    MODEL may be the .onnx file of an image network: a detector, a segmentation network, a classifier or an encoder.
     Without INPUT, or with -, stdin is read (image models: paths).
     """
     from zoo import api
@@ -276,7 +277,7 @@ def delta(old: str, new: str, output: str, whole: bool, apply: bool, as_json: bo
     default=None,
     help="With --on ray: maximum number of open models per replica. [default: all]",
 )
-@combined(precision, engine, threads)
+@combined(network, precision, engine, threads)
 def serve(models: tuple[str, ...], **options: Any) -> None:
     """Serve MODELs over HTTP until SIGTERM or Ctrl-C: raw input, tensors, or the text APIs of OpenAI and others."""
     from zoo import api

@@ -263,6 +263,26 @@ preprocess = click.option(
     metavar="FILE",
     help="JSON file with the image preprocessing of an .onnx file; for folders of images.",
 )
+network = combined(
+    click.option(
+        "--task",
+        default=None,
+        metavar="NAME",
+        help="Task of an .onnx file: detect, segment, classify or embed. [default: that of the network]",
+    ),
+    click.option(
+        "--labels",
+        default=None,
+        metavar="FILE",
+        help="Class names of an .onnx file: one a line, JSON, or imagenet, coco or coco91. "
+        "[default: those of the network]",
+    ),
+    preprocess,
+    click.option("--confidence", type=float, default=None, help="Detectors: scores are above it. [default: 0.25]"),
+    click.option(
+        "--iou", type=float, default=None, help="Detectors: threshold of the non-maximum suppression. [default: 0.7]"
+    ),
+)
 correct = click.option(
     "--correct/--no-correct",
     default=None,

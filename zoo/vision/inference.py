@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import functools
-import io
 import itertools
-import logging
-import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.core.files import read_json, refuse_names
+from pipelines.core.files import read_json
 from pipelines.core.ordered_map import ordered_map
 from pipelines.core.progress import progress
-from pipelines.data.images import SUFFIXES, decode, listed, prepare
+from pipelines.data.images import prepare
 from pipelines.data.preprocess import Preprocess
 from pipelines.data.tables import on_terminal, writing
 from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import GraphPipeline
-from zoo.vision.data.datasets import SPLITS, TRAIN, Item, find_images
+from zoo.vision.data.datasets import Item
+from zoo.vision.data.sources import (
+    SHOWN,
+    as_text,
+    content,
+    decoded,
+    listed_images,
+    log_unreadable,
+    name_of,
+    raw_images,
+    synthetic_jpeg,
+    unlabelled_images,
+)
 
 INPUT, OUTPUT = "image", "logits"
 CLASSES_FILE = "classes.txt"  # in a model folder: class names, one per line
@@ -37,10 +45,8 @@ IMAGENET = (
 )  # lemmas of WordNet 3.0 (Princeton University) for the synsets of ImageNet-1k, in order
 TOP = 5
 WORKERS = 8  # maximum number of decoding threads
-SHOWN = 3  # unreadable images that a message names
+BRIEF = ("label", "probability", "score", "xmin", "ymin", "xmax", "ymax", "file", "error")  # columns on a terminal
 SYNTHETIC_IMAGES = 16  # different images of `ImagePipeline.example`
-
-logger = logging.getLogger(__name__)
 
 
 class Loaded(NamedTuple):
@@ -52,13 +58,15 @@ class Loaded(NamedTuple):
         pixels: Pixels of the readable images, uint8 [n, 3, size, size].
         decode: Seconds of decoding.
         preprocess: Seconds of preprocessing.
+        contexts: What `ImagePipeline.fill` returns, of the readable images.
     """
 
     names: list[str]
     faults: list[str]
-    pixels: NDArray[np.uint8]
+    pixels: NDArray[Any]
     decode: float
     preprocess: float
+    contexts: Sequence[Any] = ()
 
 
 class ImagePipeline(GraphPipeline):
@@ -68,6 +76,7 @@ class ImagePipeline(GraphPipeline):
     CALIBRATION: ClassVar[int] = 256
     ON_ERROR: ClassVar[str] = "skip"
     PARTS: ClassVar[str] = "files"
+    DOING: ClassVar[str] = "classifying"  # for the progress of `run`
 
     def __init__(self, folder: ModelFolder, *arguments: Any, **options: Any) -> None:
         super().__init__(folder, *arguments, **options)
@@ -91,7 +100,7 @@ class ImagePipeline(GraphPipeline):
         Raises:
             RequestError: An image is unreadable, or there are no images.
         """
-        images = list(_each(raw))
+        images = list(raw_images(raw))
         if not images:
             raise RequestError("found no images")
         pixels = self._slots(len(images))
@@ -117,20 +126,28 @@ class ImagePipeline(GraphPipeline):
             ZooError: A logit is not finite.
         """
         logits = out[OUTPUT]
-        names = self.names(logits.shape[1])
-        found = []
-        for row in logits:
-            some = min(TOP, len(row))
-            top = row.argpartition(-some)[-some:]
-            top.sort()  # equal logits keep the order of their classes, as in argmax
-            top = top[(-row[top]).argsort(kind="stable")]
-            if not np.isfinite(row[top]).all():  # NaN counts as the largest
-                raise ZooError("the model computes NaN or infinite logits; check its weights and the input")
-            powers = np.exp(row - row[top[0]])
-            total = float(powers.sum())
-            best = [(names[i], p / total) for i, p in zip(top.tolist(), powers[top].tolist(), strict=True)]
-            found.append({"label": best[0][0], "index": int(top[0]), "probability": best[0][1], "top5": best})
-        return found
+        return [best_classes(row, self.names(logits.shape[1])) for row in logits]
+
+    def rows(self, result: Any) -> list[dict[str, Any]]:
+        """Returns the rows that `run` writes for the result of an image, by the names of `columns`.
+
+        Args:
+            result: Result of `postprocess`.
+        """
+        row = {"index": result["index"]}
+        for place, (label, probability) in enumerate(result["top5"], 1):
+            row |= {f"label{place}" if place > 1 else "label": label}
+            row |= {f"probability{place}" if place > 1 else "probability": round(probability, 6)}
+        return [row]
+
+    @functools.cached_property
+    def columns(self) -> dict[str, Any]:
+        """Types of the columns that `run` writes besides file and error, see `pipelines.data.tables.writing`."""
+        some = range(2, min(TOP, self.classes) + 1)
+        more: dict[str, Any] = {
+            name: kind for i in some for name, kind in ((f"label{i}", str), (f"probability{i}", np.float64))
+        }
+        return {"label": str, "index": np.int64, "probability": np.float64, **more}
 
     @property
     def input_ports(self) -> dict[str, tuple[np.dtype[Any], Sequence[int | None]]]:
@@ -202,21 +219,52 @@ class ImagePipeline(GraphPipeline):
         """
         pixels = self._slots(len(images))
         faults: list[str] = []
-        count, spent, start = 0, [0.0, 0.0], time.perf_counter()
+        contexts: list[Any] = []
+        spent, start = [0.0, 0.0], time.perf_counter()
         for image in images:
             fault = ""
             try:
-                decoded = _decoded(image, self.smallest)
+                whole = decoded(image, self.smallest)
                 spent[0] -= start - (start := time.perf_counter())
-                prepare(decoded, self.spec, pixels[count])
-                count += 1
+                contexts.append(self.fill(whole, pixels, len(contexts)))
             except RequestError as error:
                 if on_error == "raise":
                     raise
                 fault = str(error)
             spent[1] -= start - (start := time.perf_counter())
             faults.append(fault)
-        return Loaded([_name(image) for image in images], faults, pixels[:count], spent[0], spent[1])
+        names = [name_of(image) for image in images]
+        return Loaded(names, faults, pixels[: len(contexts)], spent[0], spent[1], contexts)
+
+    def fill(self, decoded: NDArray[np.uint8], pixels: NDArray[Any], at: int) -> Any:
+        """Preprocesses an image into a batch.
+
+        Args:
+            decoded: uint8 [height, width, 3], RGB.
+            pixels: The batch.
+            at: Position in the batch.
+
+        Returns:
+            What `results` needs of the image.
+        """
+        prepare(decoded, self.spec, pixels[at])
+
+    def compute(self, batch: Loaded) -> dict[str, NDArray[Any]]:
+        """Returns the outputs of `predict` for the readable images of a batch.
+
+        Args:
+            batch: The batch.
+        """
+        return self.predict({INPUT: batch.pixels})
+
+    def results(self, out: dict[str, NDArray[Any]], contexts: Sequence[Any]) -> list[Any]:
+        """Returns the results of `postprocess` for images that `fill` preprocessed.
+
+        Args:
+            out: Outputs of `predict`.
+            contexts: What `fill` returned, of each image.
+        """
+        return self.postprocess(out)
 
     def stream(self, images: Iterable[Path | Item], on_error: str = "raise") -> Generator[Loaded, None, None]:
         """Decodes images in batches of `batch_size`, in order, with `workers` prefetching threads.
@@ -251,25 +299,23 @@ class ImagePipeline(GraphPipeline):
         Raises:
             RequestError: No image is readable; no file is written.
         """
-        some = range(2, min(TOP, self.classes) + 1)
-        more: dict[str, Any] = {
-            name: kind for i in some for name, kind in ((f"label{i}", str), (f"probability{i}", np.float64))
-        }
-        columns = {"file": str, "label": str, "index": np.int64, "probability": np.float64, **more, "error": str}
+        columns = {"file": str, **self.columns, "error": str}
         faults: list[str] = []
         count = skipped = 0
         seconds = dict.fromkeys(("decode", "preprocess", "model", "postprocess", "wall"), 0.0)
         with (
-            writing(output, columns, ("label", "probability", "file", "error")) as write,
-            progress("classifying images") if not on_terminal(output) else nullcontext(lambda amount: None) as advance,
-            closing(self.stream(_images(inputs), on_error)) as batches,
+            writing(output, columns, [name for name in BRIEF if name in columns]) as write,
+            progress(f"{self.DOING} images")
+            if not on_terminal(output)
+            else nullcontext(lambda amount: None) as advance,
+            closing(self.stream(listed_images(inputs), on_error)) as batches,
         ):
             start = time.perf_counter()
             for batch in batches:
                 begin = time.perf_counter()
-                out = self.predict({INPUT: batch.pixels}) if len(batch.pixels) else None
+                out = self.compute(batch) if len(batch.pixels) else {}
                 computed = time.perf_counter()
-                write(_columns(columns, batch, self.postprocess(out) if out is not None else []))
+                write(self._cells(columns, batch, self.results(out, batch.contexts) if out else []))
                 seconds["decode"] += batch.decode
                 seconds["preprocess"] += batch.preprocess
                 seconds["model"] += computed - begin
@@ -289,6 +335,17 @@ class ImagePipeline(GraphPipeline):
             "engine": self.engine,
             "precision": self.precision,
         }
+
+    def _cells(self, columns: Mapping[str, Any], batch: Loaded, results: list[Any]) -> dict[str, list[Any]]:
+        """Returns the columns of a batch: the rows of each image, or its fault."""
+        cells: dict[str, list[Any]] = {name: [] for name in columns}
+        remaining = iter(results)
+        for name, fault in zip(batch.names, batch.faults, strict=True):
+            found = [{"error": as_text(fault.removeprefix(f"{name} "))}] if fault else self.rows(next(remaining))
+            for row in found or [{}]:  # a detector may find nothing
+                for column, values in cells.items():
+                    values.append(as_text(name) if column == "file" else row.get(column))
+        return cells
 
     def calibration(self, data: Any, count: int, on_error: str = "raise") -> dict[str, NDArray[Any]]:
         """Returns calibration images, evenly spaced in the data.
@@ -328,11 +385,16 @@ class ImagePipeline(GraphPipeline):
         """
         if data is None:
             # the usual size of ImageNet's images for an input of 224 x 224
-            height, width = self.spec.size * 375 // 224, self.spec.size * 500 // 224
+            height, width = self.side * 375 // 224, self.side * 500 // 224
             files = [synthetic_jpeg(seed, width, height) for seed in range(min(count, SYNTHETIC_IMAGES))]
         else:
             files = [content(image) for image in unlabelled_images(data)[:count]]
         return list(itertools.islice(itertools.cycle(files), count))
+
+    @property
+    def side(self) -> int:
+        """Side of the input, in pixels."""
+        return self.spec.size
 
     def _slots(self, count: int) -> NDArray[np.uint8]:
         return np.empty((count, 3, self.spec.size, self.spec.size), np.uint8)
@@ -342,146 +404,31 @@ class ImagePipeline(GraphPipeline):
         return {INPUT: np.zeros((self.batch_size, 3, self.spec.size, self.spec.size), np.uint8)}
 
 
-def synthetic_jpeg(seed: int, width: int, height: int) -> bytes:
-    """Generates a JPEG file of noise at several scales, similar in size and detail to a photograph.
+def best_classes(scores: NDArray[np.float32], names: Sequence[str], softmax: bool = True) -> dict[str, Any]:
+    """Finds the classes with the highest scores.
 
     Args:
-        seed: Random seed; the same seed gives the same bytes.
-        width: Width in pixels.
-        height: Height in pixels.
+        scores: float32 [classes].
+        names: Names of the classes.
+        softmax: Whether scores are logits, otherwise probabilities.
 
     Returns:
-        Content of the file.
-    """
-    rng = np.random.default_rng(seed)
-    pixels = np.zeros((height, width, 3), np.float32)
-    for cells, weight in ((3, 0.5), (12, 0.25), (48, 0.15), (192, 0.1)):
-        noise = Image.fromarray(rng.integers(0, 256, (cells, cells, 3), dtype=np.uint8))
-        pixels += weight * np.asarray(noise.resize((width, height), Image.Resampling.BICUBIC), np.float32)
-    file = io.BytesIO()
-    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
-    return file.getvalue()
-
-
-def _each(raw: Any) -> Iterator[Any]:
-    """Yields the images of the input of `preprocess`; folders are expanded."""
-    alone = isinstance(raw, str | bytes | os.PathLike | Image.Image) or (isinstance(raw, np.ndarray) and raw.ndim < 4)
-    for image in [raw] if alone or not isinstance(raw, Iterable) else raw:
-        refuse_names(image, "the bytes of an image file, pixels, or a Pillow image")
-        if isinstance(image, os.PathLike):
-            yield from listed(image)
-        elif isinstance(image, bytes | np.ndarray | Image.Image):
-            yield image
-        else:
-            raise RequestError(
-                f"found {type(image).__name__}; expected a path, the bytes of an image file, pixels, or a Pillow image"
-            )
-
-
-def unlabelled_images(data: Any) -> list[Path | Item]:
-    """Finds images, labelled or not; only the training images if the source is split.
-
-    Args:
-        data: Image files and folders, an archive, or a data set (see `zoo.vision.data.datasets.open_images`).
-
-    Returns:
-        The images, unopened.
+        {"label": class name, "index": class index, "probability", "top5": [(name, probability), ...]}.
 
     Raises:
-        RequestError: There are no images.
+        ZooError: A score is not finite.
     """
-    sources = list(data) if isinstance(data, list | tuple) else [data]
-    path = Path(sources[0]) if len(sources) == 1 else None
-    images: list[Path | Item]
-    if path is not None and path.is_dir() and not list(path.glob("dataset_*.json")):
-        splits = (each for each in sorted(path.iterdir()) if each.is_dir() and SPLITS.get(each.name.lower()) == TRAIN)
-        images = list(listed(next(splits, path)))
-    elif path is None or path.suffix.lower() in SUFFIXES:
-        images = list(listed(sources))
+    some = min(TOP, len(scores))
+    top = scores.argpartition(-some)[-some:]
+    top.sort()  # equal scores keep the order of their classes, as in argmax
+    top = top[(-scores[top]).argsort(kind="stable")]
+    if not np.isfinite(scores[top]).all():  # NaN counts as the largest
+        raise ZooError("the model computes NaN or infinite logits; check its weights and the input")
+    if softmax:
+        powers = np.exp(scores - scores[top[0]])
+        total = float(powers.sum())
+        probabilities = [power / total for power in powers[top].tolist()]
     else:
-        items = find_images(sources)
-        images = [item for item in items if item.split == TRAIN] or list(items)
-    if not images:
-        raise RequestError("found no images")
-    return images
-
-
-def content(image: Path | Item) -> bytes:
-    """Reads an image file.
-
-    Args:
-        image: Path, or item of a data set.
-
-    Returns:
-        Content of the file.
-
-    Raises:
-        RequestError: The file is unreadable.
-    """
-    try:
-        return image.read() if isinstance(image, Item) else image.read_bytes()
-    except OSError as error:
-        raise RequestError(f"cannot read {_name(image)}: {error.strerror or error}") from error
-
-
-def _images(inputs: Any) -> Iterator[Path | Item]:
-    for each in [inputs] if isinstance(inputs, str | os.PathLike | Item) else inputs:
-        if isinstance(each, Item):
-            yield each
-        else:
-            yield from listed(each)
-
-
-def _decoded(image: Path | Item, smallest: int) -> NDArray[np.uint8]:
-    if not isinstance(image, Item):
-        return decode(image, smallest=smallest)
-    return decode(content(image), smallest=smallest, name=image.name)
-
-
-def _name(image: Path | Item) -> str:
-    return image.name if isinstance(image, Item) else str(image)
-
-
-def _columns(columns: Mapping[str, Any], batch: Loaded, results: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Converts the results of a batch to columns for `pipelines.data.tables`."""
-    found: dict[str, list[Any]] = {name: [] for name in columns}
-    remaining = iter(results)
-    for name, fault in zip(batch.names, batch.faults, strict=True):
-        row: dict[str, Any] = {"file": _text(name)}
-        if fault:
-            row["error"] = _text(fault.removeprefix(f"{name} "))
-        else:
-            result = next(remaining)
-            row["index"] = result["index"]
-            for place, (label, probability) in enumerate(result["top5"], 1):
-                row |= {f"label{place}" if place > 1 else "label": label}
-                row |= {f"probability{place}" if place > 1 else "probability": round(probability, 6)}
-        for column, values in found.items():
-            values.append(row.get(column))
-    return found
-
-
-def _text(name: str) -> str:
-    """Replaces bytes of a file name that are not UTF-8."""
-    return name.encode("utf-8", "replace").decode()
-
-
-def log_unreadable(skipped: int, count: int, faults: Sequence[str], in_parts: bool = False) -> None:
-    """Logs unreadable images.
-
-    Args:
-        skipped: Number of unreadable images.
-        count: Number of readable images.
-        faults: Messages of the first unreadable images.
-        in_parts: Whether the input is one part of a larger input, which may have no readable image.
-
-    Raises:
-        RequestError: No image is readable, or there are no images.
-    """
-    some = "; ".join(faults[:SHOWN]) + (f"; and {skipped - SHOWN} more" if skipped > SHOWN else "")
-    if not count and skipped and not in_parts:
-        raise RequestError(f"none of {skipped} images could be read: {some}")
-    if not count and not skipped:
-        raise RequestError("found no images; give files, folders, or their paths on stdin")
-    if skipped:
-        logger.warning("%d of %d images could not be read: %s", skipped, skipped + count, some)
+        probabilities = scores[top].tolist()
+    best = [(names[i], probability) for i, probability in zip(top.tolist(), probabilities, strict=True)]
+    return {"label": best[0][0], "index": int(top[0]), "probability": best[0][1], "top5": best}

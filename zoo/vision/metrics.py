@@ -13,7 +13,8 @@ from pipelines.analysis.metrics import LEVEL, RESAMPLES, Floats, against_fp32, i
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
 from zoo.vision.data.datasets import HELD_OUT, Item, find_images
-from zoo.vision.inference import INPUT, OUTPUT, ImagePipeline, log_unreadable
+from zoo.vision.data.sources import log_unreadable
+from zoo.vision.inference import INPUT, OUTPUT, ImagePipeline
 
 TOP = (1, 5)  # k of the top-k accuracies
 

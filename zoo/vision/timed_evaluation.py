@@ -20,7 +20,8 @@ from pipelines.core.progress import progress
 from pipelines.data.images import decode, prepare
 from pipelines.models.pipeline import graph_file
 from zoo.vision.data.datasets import Item
-from zoo.vision.inference import INPUT, ImagePipeline, content, unlabelled_images
+from zoo.vision.data.sources import content, unlabelled_images
+from zoo.vision.inference import INPUT, ImagePipeline
 from zoo.vision.metrics import class_metrics, find_labelled, rank_images
 
 SCENARIOS = ("single-stream", "offline")

@@ -7,15 +7,14 @@ from email.message import Message
 from email.parser import BytesHeaderParser
 from typing import Any, ClassVar
 
-import numpy as np
-
-from pipelines.core.batches import Batch
+from pipelines.core.batches import Batch, joined
 from pipelines.core.errors import RequestError
 from pipelines.data.images import decoding_cost
 from zoo.serving.handlers.base import Handler, ParsedJob, require_count
 from zoo.serving.protocol import limits, responses
 from zoo.serving.workers.channel import Job
-from zoo.vision.inference import TOP, ImagePipeline
+from zoo.vision.inference import ImagePipeline
+from zoo.vision.networks.pipeline import NetworkPipeline
 
 MULTIPART = "multipart/form-data"
 MAX_IMAGES = 256  # of one request
@@ -27,6 +26,7 @@ class ImageHandler(Handler):
 
     content_types: ClassVar[tuple[str, ...]] = ("image/*", MULTIPART)
     pipeline: ImagePipeline
+    counts: ClassVar[bool] = False  # whether rows have the number of their image, from 1
 
     def parse(self, job: Job) -> tuple[Batch, Any]:
         """Decodes and preprocesses the images of a body.
@@ -45,13 +45,37 @@ class ImageHandler(Handler):
         for name, content in files:
             cost += decoding_cost(content, name)
             limits.PIXELS.require(cost, job.received_bytes)
-        images = []
+        batches, contexts = [], []
         for name, content in files:
             try:
-                images.append(self.pipeline.preprocess(content)["image"])
+                batch, context = self.prepared(content)
             except RequestError as error:
                 raise RequestError(f"{name}: {error}" if name else str(error)) from error
-        return {"image": images[0] if len(images) == 1 else np.concatenate(images)}, [name for name, _ in files]
+            batches.append(batch)
+            contexts += context
+        return self.joined(batches), ([name for name, _ in files], contexts)
+
+    def prepared(self, content: bytes) -> tuple[Batch, list[Any]]:
+        """Decodes and preprocesses an image.
+
+        Args:
+            content: Content of the file.
+
+        Returns:
+            Model inputs, and a context for `ImagePipeline.results`.
+        """
+        return self.pipeline.preprocess(content), [None]
+
+    def joined(self, batches: list[Batch]) -> Batch:
+        """Joins the inputs of several images.
+
+        Args:
+            batches: Inputs of each image.
+
+        Raises:
+            RequestError: The model takes one image at a time.
+        """
+        return batches[0] if len(batches) == 1 else joined(batches)
 
     def table(self, parsed: ParsedJob, outputs: Batch) -> responses.Columns:
         """Returns the columns of `zoo run`: file, label, index, probability, and the labels 2 to 5.
@@ -63,17 +87,43 @@ class ImageHandler(Handler):
         Returns:
             The columns; without "file" if no file has a name.
         """
-        results = self.pipeline.postprocess(dict(outputs))
-        columns: dict[str, list[Any]] = {
-            **({"file": parsed.context} if any(parsed.context) else {}),
-            "label": [result["label"] for result in results],
-            "index": [result["index"] for result in results],
-            "probability": [result["probability"] for result in results],
-        }
-        for i in range(1, min(TOP, len(results[0]["top5"]))):
-            columns[f"label{i + 1}"] = [result["top5"][i][0] for result in results]
-            columns[f"probability{i + 1}"] = [result["top5"][i][1] for result in results]
-        return columns
+        names, contexts = parsed.context
+        results = self.pipeline.results(dict(outputs), contexts)
+        lines = [
+            (number, name, row)
+            for number, (name, result) in enumerate(zip(names, results, strict=True), 1)
+            for row in self.pipeline.rows(result)
+        ]
+        numbers = {"row": [number for number, _, _ in lines]} if self.counts else {}
+        files = {"file": [name for _, name, _ in lines]} if any(names) else {}
+        cells = {column: [row.get(column) for _, _, row in lines] for column in self.pipeline.columns}
+        return {**numbers, **files, **cells}
+
+
+class NetworkHandler(ImageHandler):
+    """Runs an image network of an ONNX file. A row of the response is a detection or class, with its image's number."""
+
+    pipeline: NetworkPipeline
+    counts = True
+
+    def prepared(self, content: bytes) -> tuple[Batch, list[Any]]:
+        """See `ImageHandler`."""
+        return self.pipeline.prepared(content)
+
+    def joined(self, batches: list[Batch]) -> Batch:
+        """See `ImageHandler`."""
+        shapes = {tuple(array.shape[1:] for array in batch.values()) for batch in batches}
+        if len(batches) > 1 and (len(shapes) > 1 or not self.pipeline.has_samples):
+            raise RequestError(
+                f"found {len(batches)} images; {self.name} takes images of one size, so send them one by one"
+            )
+        return super().joined(batches)
+
+    def warm_up(self) -> None:
+        """See `Handler`; outputs without an axis of samples are not joined."""
+        super().warm_up()
+        if not self.pipeline.has_samples:
+            self.max_batch_samples = 1
 
 
 def _files(job: Job) -> list[tuple[str, bytes]]:

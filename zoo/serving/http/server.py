@@ -276,8 +276,10 @@ async def _received(channel: socket.socket, messages: asyncio.Queue[Any]) -> Non
 def _watched_files(served: ServedModel) -> list[Path]:
     import zoo
 
-    folder = Path(served.model) if Path(served.model).is_dir() else zoo.hub().folder(served.model)
-    return [folder / PRECISIONS[served.precision], *([] if served.items is None else [served.items])]
+    path = Path(served.model)
+    if path.suffix != ".onnx":
+        path = (path if path.is_dir() else zoo.hub().folder(served.model)) / PRECISIONS[served.precision]
+    return [path, *([] if served.items is None else [served.items])]
 
 
 def _file_versions(paths: Sequence[Path]) -> list[tuple[int, int, int]] | None:

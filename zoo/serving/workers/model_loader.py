@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from pipelines.models.family import Servable
 from pipelines.models.folder import ModelFolder, open_folder
 from pipelines.models.hub import CARD, Card
 from pipelines.models.pipeline import PRECISIONS, Pipeline, model_file
+from zoo.registry import NETWORK_OPTIONS
 from zoo.serving.config import ServerConfig, read_api_keys, require_unique
 from zoo.serving.handlers.base import Handler
 
@@ -47,13 +48,14 @@ class ServedModel:
 
     Attributes:
         name: Public name.
-        model: Name of a pretrained model, or path of a model folder.
+        model: Name of a pretrained model, path of a model folder, or path of an .onnx file.
         precision: "int8", "fp32" or "bf16".
         engine: Inference engine, or "auto".
         threads: Number of intra-op threads.
         version: Number of the served version; every reload by `--watch` increments it.
         items: File of the items that a recommender ranks; None for none.
         place: Folder of a version of the model, see `zoo.serving.deltas`; None for the model itself.
+        options: Options of an .onnx file, see `zoo.pipeline`.
         loaded: Whether `prepare` was called.
     """
 
@@ -65,6 +67,7 @@ class ServedModel:
     version: str = "1"
     items: Path | None = None
     place: Path | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     loaded: bool = False
     _handler: Handler | None = field(default=None, repr=False)
 
@@ -86,7 +89,7 @@ class ServedModel:
                 if self.engine != "auto":
                     raise
                 logger.info("%s has no native form: %s", self.name, error)
-        folder = zoo.load(self.model) if self.place is None else FixedFolder.open(self.place)
+        folder = zoo.load(self.model, **self.options) if self.place is None else FixedFolder.open(self.place)
         folder.ensure("int8.onnx" if self.precision == "int8" else "rewritten.onnx")
 
     @property
@@ -97,7 +100,7 @@ class ServedModel:
     def _open(self, engine: str) -> Pipeline:
         """Opens the pipeline of the model, or of a version of it."""
         if self.place is None:
-            return zoo.pipeline(self.model, self.precision, engine, self.threads)
+            return zoo.pipeline(self.model, self.precision, engine, self.threads, **self.options)
         folder = FixedFolder.open(self.place)
         with unread_tables():  # which were checked as the models of the deltas were built
             return folder.entry.pipeline()(folder, self.precision, engine, self.threads)
@@ -146,7 +149,8 @@ def parse_options(
         keyfile: TLS private key, PEM.
         items: Files of the items that recommenders rank: MODEL=FILE each, or the FILE of a single model.
         deltas: Places of deltas (see `pipelines.deltas.transport`): MODEL=PLACE each, or the PLACE of a single model.
-        **options: Other fields of `ServerConfig`.
+        **options: Other fields of `ServerConfig`, and options of the models that are .onnx files, for all of them alike
+            (see `zoo.pipeline`).
 
     Returns:
         The models to load, and the configuration.
@@ -160,7 +164,13 @@ def parse_options(
     model_file(precision, engine)
     requested = [_split_precision(str(model), precision) for model in models]
     requested = [(str(zoo.located(model)), own_precision) for model, own_precision in requested]
+    network = {name: value for name in NETWORK_OPTIONS if (value := options.pop(name, None)) is not None}
+    own_options = {model: network for model, _ in requested if Path(model).suffix == ".onnx"}
+    if network and not own_options:
+        raise RequestError(f"--{next(iter(network))} is for .onnx files; found none to serve, leave the option out")
     for model, own_precision in requested:
+        if model in own_options:
+            zoo.load(model, **own_options[model])  # raises before the server starts
         zoo.entry_of(model)
         model_file(own_precision, engine)
     names = [_public_name(*model, precision) for model in requested]
@@ -180,7 +190,7 @@ def parse_options(
         if not catalogue.exists():
             raise RequestError(f"found no file {catalogue}, expected the items of {name}")
     return [
-        ServedModel(name, *model, engine, threads, items=catalogues.get(name))
+        ServedModel(name, *model, engine, threads, items=catalogues.get(name), options=own_options.get(model[0], {}))
         for name, model in zip(names, requested, strict=True)
     ], config
 
@@ -208,5 +218,9 @@ def _split_precision(model: str, precision: str) -> tuple[str, str]:
 
 
 def _public_name(model: str, precision: str, default_precision: str) -> str:
-    name = Card.read(Path(model) / CARD).name if Path(model).is_dir() else model
+    name = model
+    if Path(model).suffix == ".onnx":
+        name = zoo.load(model).card.name
+    elif Path(model).is_dir():
+        name = Card.read(Path(model) / CARD).name
     return name if precision == default_precision else f"{name}@{precision}"

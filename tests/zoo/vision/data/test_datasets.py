@@ -12,7 +12,7 @@ from pipelines.core.errors import RequestError, ZooError
 from zoo.vision.data import augmentation
 from zoo.vision.data.augmentation import AugmentedImages
 from zoo.vision.data.datasets import decode, open_images, prepare
-from zoo.vision.inference import unlabelled_images
+from zoo.vision.data.sources import unlabelled_images
 
 RED, BLUE = (220, 30, 20), (10, 40, 200)
 

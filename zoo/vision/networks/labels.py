@@ -1,0 +1,92 @@
+"""Class names of image networks: files, shipped lists, and the metadata and configurations of exporters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.errors import RequestError
+from pipelines.core.files import read_json
+from zoo.vision.networks.conventions import Signature
+from zoo.vision.networks.transforms import folders
+
+ROOM = Path(__file__).parent.parent
+LISTS = {"imagenet": ROOM / "imagenet.txt", "coco": ROOM / "coco.txt", "coco91": ROOM / "coco.txt"}
+UNUSED = (0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83)  # of COCO's numbers to 90: the background, and what has no class
+
+
+def class_names(signature: Signature, given: str | Path | None) -> list[str] | None:
+    """Returns the class names of a network.
+
+    Args:
+        signature: Its signature.
+        given: File of names, or a name of `LISTS`; None for those of the network: the metadata of Ultralytics, or
+            config.json of transformers or timm beside the file.
+
+    Returns:
+        The names; None if there are none.
+
+    Raises:
+        RequestError: The file cannot be read, or holds no names.
+    """
+    if given is not None:
+        return _of_file(given)
+    if (names := _listed(signature.literal("names"))) is not None:
+        return names
+    for folder in folders(signature.path):
+        config = folder / "config.json"
+        if config.is_file() and isinstance(value := read_json(config), Mapping):
+            own = value.get("id2label") or value.get("label_names")
+            if (
+                isinstance(own, Mapping)
+                and (names := _listed({int(key): name for key, name in own.items()})) is not None
+            ):
+                return names
+            if isinstance(own, list):
+                return [str(name) for name in own]
+    return None
+
+
+def _of_file(given: str | Path) -> list[str]:
+    if str(given) in LISTS:
+        names = _lines(LISTS[str(given)])
+        if given == "coco91":
+            remaining = iter(names)
+            names = ["background" if i == 0 else "" if i in UNUSED else next(remaining) for i in range(91)]
+        return names
+    path = Path(given)
+    if path.suffix == ".json":
+        value = read_json(path)
+        value = value.get("id2label", value) if isinstance(value, Mapping) else value
+        try:
+            own = _listed({int(key): name for key, name in value.items()} if isinstance(value, Mapping) else value)
+        except ValueError:
+            own = None
+        if own is None:
+            raise RequestError(f'{path} holds no class names; expected a list, or {{"0": "person", ...}}')
+        return own
+    names = _lines(path)
+    if not names:
+        raise RequestError(f"{path} holds no class names; expected one a line")
+    return names
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(
+            f"cannot read the class names {path} ({getattr(error, 'strerror', None) or error}); expected one a "
+            f"line, JSON, or one of {', '.join(LISTS)}"
+        ) from error
+    return [line.strip() for line in lines if line.strip()]
+
+
+def _listed(value: Any) -> list[str] | None:
+    """Names of a list, or of {number: name}; numbers without a name are classes without one."""
+    if isinstance(value, Mapping) and value and all(isinstance(key, int) and 0 <= key < 1 << 20 for key in value):
+        return [str(value.get(i, f"class {i}")) for i in range(max(value) + 1)]
+    if isinstance(value, list | tuple) and value:
+        return [str(name) for name in value]
+    return None

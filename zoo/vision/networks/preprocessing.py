@@ -1,0 +1,109 @@
+"""Finds the preprocessing of an image network: given, beside the file, or by the convention of its exporter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from pipelines.core.errors import RequestError
+from zoo.vision.networks.conventions import Signature
+from zoo.vision.networks.heads import CLASSIFY, DETECT, EMBED, SEGMENT
+from zoo.vision.networks.transforms import (
+    AS_IS,
+    CROP,
+    LETTERBOX,
+    STRETCH,
+    ImageTransform,
+    beside,
+    read_transform,
+)
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
+EXAMPLE = '{"size": 224, "resize": 256, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}'
+
+
+def find_transform(signature: Signature, task: str | None, given: Path | None) -> ImageTransform:
+    """Finds the preprocessing of a network.
+
+    Args:
+        signature: Its signature.
+        task: Task that the user asked for; None for that of the network.
+        given: JSON file of the preprocessing; None to look beside the file, then by the exporter's convention:
+            Ultralytics' metadata (letterbox, for classification a crop), YOLO's output (letterbox), torchvision's
+            detectors and the authors' RT-DETR.
+
+    Returns:
+        The transform, for the size of the file's input.
+
+    Raises:
+        RequestError: There is none, or it is for another size.
+    """
+    sides = signature.sides
+    found = read_transform(given) if given is not None else beside(signature.path) or _by_convention(signature, task)
+    if found is None:
+        raise RequestError(
+            f"{signature.path} does not say how images are prepared; give the preprocessor_config.json of "
+            f"transformers, the config.json of timm, or a file with {EXAMPLE}: --preprocess FILE.json"
+        )
+    fixed = [side for side in sides if side is not None]
+    if found.size != (0, 0):
+        if any(side not in (None, own) for side, own in zip(sides, found.size, strict=True)):
+            raise RequestError(
+                f"{signature.path} takes images of {_text(sides)}, the preprocessing gives {_text(found.size)}; "
+                "give another one with --preprocess FILE.json"
+            )
+        return found
+    if len(fixed) == 2:  # an image of any size, for an input of one
+        return replace(found, size=(fixed[0], fixed[1]), fit=STRETCH, resize=())
+    if fixed:
+        raise RequestError(f"{signature.path} takes images of {_text(sides)}; give a size with --preprocess FILE.json")
+    return found
+
+
+def _by_convention(signature: Signature, task: str | None) -> ImageTransform | None:
+    metadata = signature.metadata
+    own = metadata.get("task")
+    size = _size(signature)
+    if "names" in metadata and ("stride" in metadata or own):  # Ultralytics
+        vectors = all(len(port.shape) == 2 for port in signature.outputs.values())
+        if size is None:
+            raise RequestError(f"{signature.path} takes images of any size; give one with --preprocess FILE.json")
+        if own == CLASSIFY:
+            return ImageTransform(size, CROP, size[:1] if size[0] == size[1] else size)
+        if vectors:  # YOLOv5's classifiers, whose metadata have no task
+            return ImageTransform(size, CROP, size[:1], mean=MEAN, std=STD)
+        detr = "RTDETR" in metadata.get("head", "") or "rtdetr" in metadata.get("description", "").lower().replace(
+            "-", ""
+        )
+        return ImageTransform(size, STRETCH if detr else LETTERBOX)
+    if not signature.batched:  # torchvision's detectors resize and normalize themselves
+        return ImageTransform((0, 0), AS_IS)
+    if task in (CLASSIFY, EMBED):
+        return None
+    if (
+        len(signature.inputs) == 2 and size is not None
+    ):  # the authors' RT-DETR and D-FINE: the sizes are the other input
+        return ImageTransform(size, STRETCH)
+    ranks = sorted(len(port.shape) for port in signature.outputs.values())
+    if task in (None, DETECT, SEGMENT) and ranks in ([3], [3, 4]) and size is not None:  # YOLO without metadata
+        return ImageTransform(size, LETTERBOX)
+    return None
+
+
+def _size(signature: Signature) -> tuple[int, int] | None:
+    """Height and width of the input, or of Ultralytics' imgsz for a free one."""
+    height, width = signature.sides
+    sizes = signature.literal("imgsz")
+    if isinstance(sizes, int):
+        sizes = [sizes, sizes]
+    if (
+        isinstance(sizes, list | tuple)
+        and len(sizes) == 2
+        and all(isinstance(side, int) and side > 0 for side in sizes)
+    ):
+        height, width = height or sizes[0], width or sizes[1]
+    return None if height is None or width is None else (height, width)
+
+
+def _text(sides: tuple[int | None, ...]) -> str:
+    return " x ".join("any" if side is None else str(side) for side in sides)
