@@ -100,13 +100,13 @@ def entry(name: str) -> Family:
     Raises:
         RequestError: There is no such family, or the package of it is broken.
     """
-    from pipelines.core.errors import RequestError, one_line
+    from pipelines.core.errors import RequestError, nearest, one_line
     from pipelines.models.family import Family
 
     name = FORMER_NAMES.get(name, name)
     known = BUILT_IN if name in BUILT_IN else locations()  # what is installed is looked through for others alone
     if name not in known:
-        raise RequestError(f"unknown model family {name!r}; choose one of {', '.join(known)}")
+        raise RequestError(f"unknown model family {name!r}; {nearest(name, known)}choose one of {', '.join(known)}")
     try:
         module, attribute = known[name].split(":")
         found = getattr(importlib.import_module(module), attribute)

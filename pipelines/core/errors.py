@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 OWN = ("zoo", "pipelines")  # packages of this project
@@ -55,6 +56,20 @@ def one_line(error: BaseException) -> str:
         error: Exception.
     """
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Returns a suggestion for a name that is not known, to be put before the list of the known ones.
+
+    Args:
+        name: The unknown name.
+        known: The known names.
+
+    Returns:
+        "did you mean 'NAME'? ", or "" where none is near.
+    """
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]!r}? " if near else ""
 
 
 def not_installed(what: str, library: str | None, package: str) -> RequestError:

@@ -70,7 +70,9 @@ def require_free(path: Path, advice: str = "choose another") -> None:
         RequestError: It is a file, or holds files.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise RequestError(f"found {path} in use, expected a new or empty folder; {advice}")
+        raise RequestError(
+            f"found {'' if path.is_dir() else 'the file '}{path} in use, expected a new or empty folder; {advice}"
+        )
 
 
 def _require_no_folder(target: Path) -> None:

@@ -98,6 +98,20 @@ def open_text(source: str | Path, name: str = "") -> Iterator[io.BufferedReader[
         raise RequestError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
 
 
+def not_utf8(name: str | Path, error: UnicodeDecodeError) -> str:
+    """Returns what is wrong with a text that is not UTF-8, and the command that converts it.
+
+    Args:
+        name: Name of the file.
+        error: Error of its first bytes.
+    """
+    if error.object.startswith(UTF_16) and b"\0" in error.object[:4]:
+        found, encoding = "UTF-16", "UTF-16"
+    else:
+        found, encoding = f"not UTF-8 (byte 0x{error.object[error.start]:02x})", "WINDOWS-1252"
+    return f"{name} is {found}; expected UTF-8; convert it: iconv -f {encoding} -t UTF-8 {name} > NEW"
+
+
 def read_lines(source: str | Path, errors: str = "strict") -> Generator[str | None, None, None]:
     """Reads the lines of a UTF-8 text file or of stdin. Only a line feed ends a line.
 

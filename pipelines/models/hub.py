@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
 import json
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core import files as disk
-from pipelines.core.errors import RequestError, ZooError
+from pipelines.core.errors import RequestError, ZooError, nearest
 from pipelines.core.settings import endpoint, home, mirror, offline
 from pipelines.models.transfer import Refused, bring, ensure, fault_of, one_line
 
@@ -239,9 +238,7 @@ class Hub:
                 said = f"found the file {name}, expected a model folder, or one of: {', '.join(known) or 'none'}"
                 takes = "; an ONNX file goes to zoo quantize, tune, benchmark, plan, info" * name.endswith(".onnx")
                 raise RequestError(said + takes)
-            near = difflib.get_close_matches(name, known, n=1)
-            guess = f"did you mean {near[0]!r}? " if near else ""
-            raise RequestError(f"no model {name!r}; {guess}known: {', '.join(known) or 'none'}")
+            raise RequestError(f"no model {name!r}; {nearest(name, known)}known: {', '.join(known) or 'none'}")
         path = self.shipped(name) / CARD
         card = Card.read(path)
         if card.name != name:

@@ -6,6 +6,7 @@ import random
 import pytest
 
 import zoo
+from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, sha256, write_json
 from pipelines.models.family import Trainable
 from pipelines.models.hub import CARD
@@ -32,6 +33,13 @@ def log(tmp_path_factory):
 
 def test_former_names_lead_to_families_of_today():
     assert zoo.entry("wide-deep-log") is zoo.entry("wide-deep") and "wide-deep-log" not in zoo.entries()
+
+
+def test_an_unknown_family_names_the_nearest():
+    with pytest.raises(
+        RequestError, match="unknown model family 'deepfmm'; did you mean 'deepfm'. choose one of wide-"
+    ):
+        zoo.entry("deepfmm")
 
 
 def test_a_family_trains_by_its_former_name(log, tmp_path):

@@ -108,6 +108,7 @@ def export(model: Model, to: str, output: str | Path, *, precision: str = "int8"
         if to == "ovms"
         else triton(io.load(source), name, source.name, threads)
     )
+    files.require_place(config)
     version = _version(repository / name, source)
     place = repository / name / str(version)
     place.mkdir(parents=True, exist_ok=True)

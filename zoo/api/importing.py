@@ -277,10 +277,23 @@ def _recognized(
         recognized = format if format in importer.formats else "" if format else importer.recognize(path)
         if recognized:
             return entry, importer, recognized
+    if (path / CARD).is_file():
+        raise RequestError(f"{path} is a model folder already; run: zoo build {path}, or name it in any command")
     if other := next((text for patterns, text in OTHER_FORMATS if _holds(path, patterns)), ""):
         raise RequestError(f"found {other.format(path=path)}")
-    expected = "; ".join(f"{what} ({name})" for _, each in importers for name, what in each.formats.items())
-    raise RequestError(f"found no model in {path}, expected: {expected}")
+    formats = [name for _, each in importers for name in each.formats]
+    raise RequestError(
+        f"found no model in {path} ({_contents(path)}); expected one of: {', '.join(formats)} (folders of "
+        "transformers, sentence-transformers and CTranslate2 with their config.json, or files of Marian)"
+    )
+
+
+def _contents(path: Path) -> str:
+    """Describes a path for a message: a file, or the first names in a folder."""
+    if not path.is_dir():
+        return "a file"
+    names = sorted(each.name for each in path.iterdir())
+    return f"no config.json beside {', '.join(names[:5])}{' ...' * (len(names) > 5)}" if names else "an empty folder"
 
 
 def _found(source: str, patterns: list[str]) -> Path:

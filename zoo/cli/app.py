@@ -138,7 +138,8 @@ def call(arguments: Sequence[str]) -> None:
     except ZooError as error:
         fail(str(error), error.exit_code)
     except OSError as error:
-        fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
+        wrong = isinstance(error, NotADirectoryError | IsADirectoryError | FileExistsError)  # a path that was given
+        fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 2 if wrong else 1)
 
 
 if __name__ == "__main__":

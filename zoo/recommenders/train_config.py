@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from pipelines.core.errors import RequestError
-from zoo.training.settings import BELOW_1, FROM_0, SEED, SHARE, Range, require_settings
+from zoo.training.settings import BELOW_1, FROM_0, ROWS, SEED, SHARE, Range, require_settings
 
 NEW_IDS = ("unknown", "similar")  # what rows of new ids start from
 FINETUNE_RATE = 0.1  # of the learning rate of a training from random weights
@@ -18,6 +18,7 @@ RANGES = {
     "unknown": BELOW_1,
     "distillation": SHARE,
     "negative_rate": SHARE,
+    "held_out": ROWS,
     **dict.fromkeys(("l2_embeddings", "l2_scalars", "l2_layers", "min_delta", "evict_after", "evict_below"), FROM_0),
 }
 

@@ -23,6 +23,7 @@ class Range(NamedTuple):
 
 ABOVE_0 = Range("above 0", lambda value: value > 0)
 FROM_0 = Range("0 or more", lambda value: value >= 0)
+ROWS = Range("a share below 1, or a whole number of rows", lambda value: 0 < value < 1 or value > 0 == value % 1)
 BELOW_1 = Range("0 or more, below 1", lambda value: 0 <= value < 1)
 SHARE = Range("0 to 1", lambda value: 0 <= value <= 1)
 SEED = Range("0 to 4294967295", lambda value: 0 <= value < 2**32)

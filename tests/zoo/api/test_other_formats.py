@@ -54,6 +54,23 @@ def test_a_file_of_another_toolkit_is_named(tmp_path, name, expected):
 
 
 @pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, r"\(an empty folder\); expected one of: .*huggingface"),
+        ({"notes.txt": ""}, r"\(no config.json beside notes.txt\)"),
+        ({"card.json": "{}", "model.pt": ""}, "is a model folder already; run: zoo build"),
+    ],
+)
+def test_a_folder_without_a_model_to_import_is_described(tmp_path, files, expected):
+    (tmp_path / "model").mkdir()
+    for name, text in files.items():
+        (tmp_path / "model" / name).write_text(text)
+    with pytest.raises(RequestError, match=expected) as refusal:
+        zoo.import_model(tmp_path / "model", tmp_path / "out")
+    assert len(str(refusal.value)) < 500
+
+
+@pytest.mark.parametrize(
     ("architecture", "expected"),
     [
         ("VisionEncoderDecoderModel", "its inputs are images"),

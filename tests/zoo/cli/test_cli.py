@@ -139,6 +139,9 @@ WRONG = {
     "a seed too large": ["train", "wide-deep", "--data", "SAMPLE", "-o", "out", "--seed", "99999999999"],
     "benchmark no batch": ["benchmark", "wide-deep-criteo", "--batch-size", "0"],
     "benchmark a batch that is no number": ["benchmark", "wide-deep-criteo", "--batch-size", "many"],
+    "hold out two and a half rows": ["train", "wide-deep", "--data", "SAMPLE", "-o", "out", "--set", "held_out=2.5"],
+    "train into a file": ["train", "wide-deep", "--data", "SAMPLE", "-o", "calibration.npz"],
+    "export into a file": ["export", "wide-deep-criteo", "--to", "triton", "-o", "calibration.npz"],
     "build nothing": ["build", "nothing"],
     "plan nothing": ["plan", "nothing"],
 }

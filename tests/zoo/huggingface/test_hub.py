@@ -149,7 +149,7 @@ def test_the_cache_is_enough_offline(pushed, monkeypatch):
         ("hf://lab/nothing", "found no repository lab/nothing at .*HF_TOKEN"),
         ("hf://lab/colors@v9", "found no revision v9 of lab/colors"),
         ("hf://lab/gated", "is gated; accept its terms at .*/lab/gated"),
-        ("hf://lab/empty", "found no model in .*, expected: "),
+        ("hf://lab/empty", "found no model in .*; expected one of: .*marian"),
     ],
 )
 def test_wrong_addresses_are_one_line(hub, address, message):

@@ -15,9 +15,6 @@ import csv
 import io
 import itertools
 import re
-import shutil
-import sys
-import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -32,7 +29,7 @@ import pyarrow.parquet
 
 from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import GZIP, starts_with
-from pipelines.data.text_files import open_text
+from pipelines.data.text_files import not_utf8, open_text
 from zoo.recommenders.data import sources
 from zoo.recommenders.data.cell_values import LIST, RAW_MISSING, CellForm, as_texts, column_as_text, formed
 from zoo.recommenders.data.columns import nested
@@ -172,7 +169,7 @@ def _open_path(name: str, partition: sources.Partition, delimiter: str | None) -
     """Opens a file, stdin or data set, see `open_log`, and adds the columns of its partition that it lacks."""
     if partition:
         return partitioned(_open_path(name, (), delimiter), partition)
-    path = _spool() if name == "-" else Path(name)
+    path = sources.spool() if name == "-" else Path(name)
     if not path.is_file():
         name, kind, place = sources.locate(name)
         if kind == "text":
@@ -183,6 +180,7 @@ def _open_path(name: str, partition: sources.Partition, delimiter: str | None) -
             return _of_tables(Log(path, "parquet", "", ()), pa.parquet.read_schema(path))
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
+    sources.require_text(path)
     return _by_head(path, *_head(path, path, delimiter))
 
 
@@ -239,6 +237,8 @@ def _head(name: str | Path, source: Path | io.BytesIO, delimiter: str | None) ->
 
 
 def _unreadable(name: str | Path, error: Exception) -> RequestError:
+    if isinstance(error, UnicodeDecodeError):
+        return RequestError(not_utf8(name, error))
     expected = "CSV, TSV or JSON lines in UTF-8 (plain or .gz), or Parquet"
     return RequestError(f"{name} cannot be read: {one_line(error)}; expected {expected}")
 
@@ -317,37 +317,6 @@ def _column(values: Any, name: str) -> Any:
         return as_texts(values, name, LIST)
     is_set = pa.types.is_list(column.type) and any(isinstance(value, Set) for value in values)
     return as_texts(values, name, LIST) if is_set else column
-
-
-def spool_stdin(data: Any) -> Any:
-    """Copies stdin to a temporary file, so that it can be read several times.
-
-    Args:
-        data: A source or a list of sources.
-
-    Returns:
-        The same sources, with "-" replaced by the file.
-    """
-    if isinstance(data, list | tuple):
-        return [spool_stdin(each) for each in data]
-    return str(_spool()) if isinstance(data, str) and data == "-" else data
-
-
-def _spool() -> Path:
-    """Returns a temporary file with the content of stdin; it is deleted with the process."""
-    if sys.stdin is None:
-        raise RequestError("stdin is closed; name a file")
-    for stdin, file in _SPOOLED:
-        if stdin is sys.stdin:
-            return Path(file.name)
-    file = tempfile.NamedTemporaryFile(prefix="zoo-log-")  # noqa: SIM115 (open as long as the process)
-    _SPOOLED.append((sys.stdin, file))
-    shutil.copyfileobj(sys.stdin.buffer, file, BLOCK)
-    file.flush()
-    return Path(file.name)
-
-
-_SPOOLED: list[tuple[Any, Any]] = []
 
 
 def _tables(log: Log, columns: Sequence[str]) -> Iterator[Any]:
@@ -476,6 +445,8 @@ def csv_batches(
             ),
         )
     except pa.ArrowInvalid as error:
+        if "Empty CSV file or block" in str(error):  # a header without a line end
+            return
         raise pa.ArrowInvalid(
             re.sub(r"\bRow #(\d+)", lambda found: f"Row #{int(found[1]) + earlier}", str(error), count=1)
         ) from error

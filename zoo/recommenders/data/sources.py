@@ -8,6 +8,9 @@ from __future__ import annotations
 import glob
 import os
 import re
+import shutil
+import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +29,18 @@ from zoo.training.runs import datasets
 BLOCK = 1 << 19  # bytes a block: it and its arrays stay in the cache, and the overhead a call vanishes
 LONGEST = 16 << 20  # bytes a line
 PARQUET = b"PAR1"  # first bytes of a Parquet file
+OTHER_FORMATS = {  # first bytes of files that hold no text
+    b"PK\3\4": "a zip archive or a workbook of Excel; unzip it, or save it as CSV",
+    b"\xd0\xcf\x11\xe0": "a workbook of Excel; save it as CSV",
+    b"BZh": "compressed by bzip2; run: bunzip2 FILE",
+    b"\xfd7zXZ": "compressed by xz; run: unxz FILE",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd; run: unzstd FILE",
+    b"ARROW1": "an Arrow (Feather) file; save it as Parquet",
+    b"ORC": "an ORC file; save it as Parquet",
+    b"Obj\1": "an Avro file; save it as Parquet",
+    b"SQLite format 3": "a database of SQLite; export its table as CSV",
+}
+_SPOOLED: list[tuple[Any, Any]] = []  # (stdin, its copy)
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 _FILE_NAME = re.compile(r"\.(tsv|txt|csv|gz|parquet)$", re.IGNORECASE)
 _PATTERN = re.compile(r"[*?\[]")
@@ -65,6 +80,19 @@ def expand(source: str | os.PathLike[str]) -> list[tuple[str, Partition]]:
     if not files:
         raise RequestError(f"found no file that matches {name}")
     return [(each, partition(each)) for each in dict.fromkeys(files)]
+
+
+def require_text(path: Path) -> None:
+    """Checks that a file is none of `OTHER_FORMATS`.
+
+    Args:
+        path: The file.
+
+    Raises:
+        RequestError: It is one.
+    """
+    if known := next((text for magic, text in OTHER_FORMATS.items() if starts_with(path, magic)), ""):
+        raise RequestError(f"found {path} to be {known}; expected CSV, TSV, JSON lines (plain or .gz) or Parquet")
 
 
 def _files(folder: Path) -> list[str]:
@@ -371,3 +399,37 @@ def without_dictionary(array: Any) -> Any:
         pa.types.is_binary_view,
     )
     return array.cast(pa.large_binary()) if any(test(kind) for test in text) or pa.types.is_null(kind) else array
+
+
+def spool_stdin(data: Any) -> Any:
+    """Copies stdin to a temporary file, so that it can be read several times.
+
+    Args:
+        data: A source or a list of sources.
+
+    Returns:
+        The same sources, with "-" replaced by the file.
+    """
+    if isinstance(data, list | tuple):
+        return [spool_stdin(each) for each in data]
+    return str(spool()) if isinstance(data, str) and data == "-" else data
+
+
+def spool() -> Path:
+    """Returns a temporary file with the content of stdin; it is deleted with the process.
+
+    Raises:
+        RequestError: stdin is closed or empty.
+    """
+    if sys.stdin is None:
+        raise RequestError("stdin is closed; name a file")
+    for stdin, file in _SPOOLED:
+        if stdin is sys.stdin:
+            return Path(file.name)
+    file = tempfile.NamedTemporaryFile(prefix="zoo-stdin-")  # noqa: SIM115 (open as long as the process)
+    _SPOOLED.append((sys.stdin, file))
+    shutil.copyfileobj(sys.stdin.buffer, file, 4 * BLOCK)
+    file.flush()
+    if not Path(file.name).stat().st_size:
+        raise RequestError("found nothing on stdin; expected rows, or name a file")
+    return Path(file.name)

@@ -19,6 +19,7 @@ from pipelines.core.machine import BLOCK_ROWS
 from pipelines.graph import edit, io, query
 from pipelines.models.folder import ModelFolder
 from pipelines.models.npz import write_npz
+from zoo.recommenders.data.columns.names import listed
 from zoo.recommenders.data.encoding import UNKNOWN
 from zoo.recommenders.data.encoding import Field as IdField
 from zoo.recommenders.data.features import Features
@@ -105,7 +106,16 @@ def changed_rows(old: ModelFolder, new: ModelFolder) -> dict[str, dict[str, int]
 
     Returns:
         {column: {"new", "changed", "evicted", "rows"}}.
+
+    Raises:
+        RequestError: The models read other columns, so that neither was fine-tuned from the other.
     """
+    read = [Features.from_json(folder.preprocessing).schema.feature_names for folder in (old, new)]
+    if set(read[0]) != set(read[1]):
+        raise RequestError(
+            f"found models of other columns: {old.path} reads {listed(read[0])[:200]}, {new.path} "
+            f"{listed(read[1])[:200]}; expected a model and one that zoo finetune made of it"
+        )
     before = {field.name: (field, tables) for field, tables in _tables(old)}
     counts: dict[str, dict[str, int]] = {}
     for field, tables in _tables(new):

@@ -164,7 +164,7 @@ def train(data: Any, output: str | Path, *, config: WideDeepConfig, **options: A
         RequestError: The data or settings cannot be used.
     """
     from zoo.recommenders import criteo
-    from zoo.recommenders.data.logs import spool_stdin
+    from zoo.recommenders.data.sources import spool_stdin
     from zoo.recommenders.training import train as training
 
     if isinstance(config, CriteoConfig) and options.get("start_from") is options.get("schema") is None:

@@ -25,7 +25,7 @@ from pipelines.models.npz import write_npz
 from zoo.recommenders import criteo
 from zoo.recommenders.data import sources
 from zoo.recommenders.data.features import Features
-from zoo.recommenders.data.logs import open_logs, spool_stdin
+from zoo.recommenders.data.logs import open_logs
 from zoo.recommenders.data.schema import Column, Schema
 from zoo.recommenders.data.schema_inference import infer, load_schema, with_labels
 from zoo.recommenders.models.checkpoints import MODEL, Build, training_record
@@ -105,7 +105,7 @@ def train(
     Raises:
         RequestError: The data cannot be used, the output folder is in use, or the checkpoint belongs to another run.
     """
-    output, data = Path(output), spool_stdin(data)
+    output, data = Path(output), sources.spool_stdin(data)
     with processes() as group:
         require_output(output, STATE, resume)
         about = training_record(Path(start_from)) if start_from else {}

@@ -238,7 +238,11 @@ def test_what_nothing_is_learned_from_says_what_to_do(tmp_path, value, kind, why
         ("1,0.5,3\n1,2,3\n", "names no columns; expected a header"),
         ("label,x\n", "holds no row below its header"),
         ("label,x\n1,2,3\n", "cannot be read as csv"),
-        ("price,x\n1,2\n", "has no column of 0 and 1 to predict (none is called label, click"),
+        ("label,x", "holds no row below its header"),
+        (
+            "price, x \n1,2\n",
+            '(none is called label, click, clicked, target, y); name one of its columns with --label: price, " x "',
+        ),
         ("label,x\n1,2\n1,3\n", "the label label holds 1; expected 0 and 1, both of them, in every row"),
         ("label,x\n1,2\n,3\n0,1\n", "label holds 1, 0, 1 missing; expected 0 and 1, both of them, in every row"),
         (
@@ -250,7 +254,12 @@ def test_what_nothing_is_learned_from_says_what_to_do(tmp_path, value, kind, why
         ("{}x", "line 1 of"),
         ('[{"label": 1, "x": 2}, {"label": 0, "x": 3}]', "holds an array of JSON, expected an object a line; run: jq"),
         ("label,x\n1,\n0,\n", "has nothing to predict label from (x: every value is missing)"),
-        ("label,x\n1,\xff\n0,2\n", "cannot be read"),
+        (
+            "label,x\n1,\xff\n0,2\n",
+            "log.csv is not UTF-8 (byte 0xff); expected UTF-8; convert it: iconv -f WINDOWS-1252",
+        ),
+        ("\xff\xfel\0a\0b\0\n\0", "log.csv is UTF-16; expected UTF-8; convert it: iconv -f UTF-16 -t UTF-8"),
+        ("PK\x03\x04\x14\0", "a zip archive or a workbook of Excel; unzip it, or save it as CSV; expected CSV, TSV"),
     ],
 )
 def test_a_log_that_is_none_gets_one_line(tmp_path, capsys, text, said):

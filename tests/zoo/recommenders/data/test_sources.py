@@ -146,6 +146,12 @@ def test_a_pipe_can_be_read(tmp_path):
         same(read(pipe), read(text.splitlines()))
 
 
+def test_empty_stdin_is_named(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    with pytest.raises(RequestError, match="found nothing on stdin; expected rows, or name a file"):
+        sources.spool()
+
+
 def test_several_files_are_one_input(tmp_path):
     lines = synthetic_lines(30)
     paths = []

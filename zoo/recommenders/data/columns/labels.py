@@ -66,11 +66,14 @@ def label_among(
         RequestError: There is no such column, or it has other values than 0 and 1, or one of them alone.
     """
     if requested is not None and requested not in seen:
-        raise RequestError(f"{path} has no column {requested!r}; its columns are {', '.join(seen)}")
+        raise RequestError(f"{path} has no column {requested!r}; its columns are {names.listed(seen)[:300]}")
     named = [name for name in seen if name.lower() in LABELS] if requested is None else [requested]
     if not named:
         why = f"none is called {', '.join(LABELS)}"
-        raise RequestError(f"{path} has no column of 0 and 1 to predict ({why}); name it with --label")
+        raise RequestError(
+            f"{path} has no column of 0 and 1 to predict ({why}); name one of its columns with --label: "
+            f"{names.listed(seen)[:300]}"
+        )
     if binary := [name for name in named if _is_binary(seen[name], skip, missing)]:
         return requested or min(binary, key=lambda name: LABELS.index(name.lower()))
     first = seen[named[0]]

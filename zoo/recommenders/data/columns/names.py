@@ -48,8 +48,8 @@ _OF_USER = re.compile(r"(^|[_\W])(user|history|clicked|viewed|bought|seen|liked)
 
 
 def listed(columns: Iterable[str]) -> str:
-    """Returns names for a message, in quotes where they hold a comma, as the header of a CSV file has them."""
-    return ", ".join(f'"{name}"' if "," in name else name for name in columns)
+    """Returns names for a message, in quotes where they hold a comma, as a header of CSV has them, or outer blanks."""
+    return ", ".join(f'"{name}"' if "," in name or name != name.strip() else name for name in columns)
 
 
 def words(name: str) -> list[str]:

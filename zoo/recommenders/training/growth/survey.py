@@ -72,20 +72,23 @@ def survey(features: Features, data: Any, trained: dict[str, NDArray[np.bool_]])
 
     Returns:
         {table: its ids}.
+
+    Raises:
+        RequestError: A log lacks a column that training reads.
     """
+    for log in (logs := open_logs(data)):
+        features.require(log, labelled=True)
     fields = [each for each in growing(features) if each.table in trained]
     tables: dict[str, Occurrences] = {each.table: Occurrences() for each in fields}
     for each in fields:
         tables[each.table].counts[each.name] = np.zeros(each.rows, np.int64)
         tables[each.table].unknown[each.name] = Counter()
     names = [each.name for each in fields]
-    for log in open_logs(data) if names else ():
-        read = [name for name in names if name in log.columns]
-        for batch in log.batches(read, lambda *_: None, features.schema.forms):
-            columns = dict(zip(read, batch.columns, strict=True))
+    for log in logs if names else ():
+        for batch in log.batches(names, lambda *_: None, features.schema.forms):
+            columns = dict(zip(names, batch.columns, strict=True))
             for each in fields:
-                if each.name in columns:
-                    _count(each, columns[each.name], tables[each.table], trained[each.table])
+                _count(each, columns[each.name], tables[each.table], trained[each.table])
     return tables
 
 

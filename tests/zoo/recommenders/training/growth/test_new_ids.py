@@ -4,6 +4,7 @@ import csv
 import json
 import random
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +15,12 @@ import zoo
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from pipelines.graph import io
+from zoo.recommenders.criteo import category
 from zoo.recommenders.data.features import Features
+from zoo.recommenders.data.schema import Column, Schema
+from zoo.recommenders.export.tables import changed_rows
 from zoo.recommenders.metrics import click_metrics
+from zoo.recommenders.training.growth.survey import survey
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
 
@@ -303,3 +308,21 @@ def test_days_one_after_the_other_are_as_good_as_all_at_once(family, tmp_path):
         scores = np.array([row["probability"] for row in zoo.pipeline(tmp_path / name, "fp32")(rows)], np.float64)
         auc[name] = click_metrics(labels, scores, None)["auc"]
     assert auc["3"] > auc["all"] - 0.01 > auc["0"] + 0.1
+
+
+def test_a_log_that_lacks_columns_is_refused_before_its_ids_are_counted(tmp_path):
+    features = Features(Schema((Column("click", "label"), category("user", 5), category("item", 5))))
+    (tmp_path / "log.csv").write_text("user\nu1\n")
+    with pytest.raises(RequestError, match="lacks the columns item, click; found user"):
+        survey(features, tmp_path / "log.csv", {})
+
+
+def test_a_delta_is_of_models_with_the_same_columns():
+    def folder(*names):
+        schema = Schema((Column("click", "label"), *(category(name, 5) for name in names)))
+        return SimpleNamespace(path=names[-1], preprocessing=Features(schema).to_json())
+
+    with pytest.raises(
+        RequestError, match="other columns: item reads user, item, shop user, shop; expected a model and"
+    ):
+        changed_rows(folder("user", "item"), folder("user", "shop"))
