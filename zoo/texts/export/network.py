@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
+from zoo.texts.export.decoder import decode
 from zoo.texts.export.disentangled import position_index, position_scores
 from zoo.texts.export.positions import MASKED, distance_bias, rotary_angles
 from zoo.texts.models.architectures.base import Floats
@@ -142,7 +143,7 @@ class NetworkWriter(Writer):
             Output.
         """
         bounds = [self.constant(f"index.{i}", [i]) for i in (start, end, axis)]
-        return self.add("Slice", [x, *bounds], name)
+        return self.add("Slice", [x, *bounds], name, dtype=x.dtype or FLOAT)
 
     # -------------------------------------------------------------------------------------------------------- positions
 
@@ -176,13 +177,24 @@ class NetworkWriter(Writer):
         if bias is None:
             return padding
         name = "local" if local else "relative"
-        index = self._distance(ids)
-        rows = self.add("Gather", [self.weight(name, bias), index], f"{name}.gathered")
-        rows = self.add("Transpose", [rows], f"{name}.heads", perm=[2, 0, 1])
-        total = self.add("Add", [padding, rows], f"{name}.mask")
+        total = self.add("Add", [padding, self.by_distance(ids, bias, name)], f"{name}.mask")
         if local and self.unattended:
             self.reached[total] = self._reached(total)
         return total
+
+    def by_distance(self, ids: ir.Value, bias: Floats, name: str) -> ir.Value:
+        """Appends a bias of attention scores for each query and key.
+
+        Args:
+            ids: Token ids.
+            bias: Bias by distance, see `distance_bias`.
+            name: Prefix of the names.
+
+        Returns:
+            float32 [heads or 1, tokens, tokens].
+        """
+        rows = self.add("Gather", [self.weight(name, bias), self._distance(ids)], f"{name}.gathered")
+        return self.add("Transpose", [rows], f"{name}.heads", perm=[2, 0, 1])
 
     def _reached(self, bias: ir.Value) -> ir.Value:
         """Appends whether a token attends to any key, float32 [batch, tokens, 1]: without a key attention is 0."""
@@ -264,7 +276,7 @@ class NetworkWriter(Writer):
         rotations = {local: self.rotations(ids, local) for local in sorted(set(kinds))}
         for i, local in enumerate(kinds):
             x = self.encoder_layer(x, i, biases[local], rotations[local])
-        return x
+        return decode(self, ids, x, biases[False], HIDDEN) if config.decoder else x
 
     def embed(self, ids: ir.Value, types: ir.Value | None) -> ir.Value:
         """Appends the sum of token, position and type embeddings, and their norm: float32 [batch, tokens, width].
@@ -298,15 +310,25 @@ class NetworkWriter(Writer):
         table = self.weights["position.weight"][first:]
         if self.config.types and types is None:
             table = table + self.weights["type.weight"][0]
-        offsets = self.add(
-            "Slice",
-            [self.weight("positions", table), self.constant("first", [0]), self._length(ids)],
-            "positions.sliced",
-        )
+        offsets = self.first_rows("positions", table, ids)
         if types is None:
             return offsets
         type_rows = self.add("Gather", [self.parameter("type.weight"), types], "types")
         return self.add("Add", [type_rows, offsets], "places")
+
+    def first_rows(self, name: str, table: Floats, ids: ir.Value) -> ir.Value:
+        """Appends the rows of a table for the positions of a text.
+
+        Args:
+            name: Name of the table.
+            table: float32 [positions, width].
+            ids: Token ids.
+
+        Returns:
+            float32 [tokens, width].
+        """
+        rows = [self.weight(name, table), self.constant("first", [0]), self._length(ids)]
+        return self.add("Slice", rows, f"{name}.sliced")
 
     def encoder_layer(
         self, x: ir.Value, i: int, bias: ir.Value, rotations: tuple[ir.Value, ir.Value] | None
@@ -324,7 +346,7 @@ class NetworkWriter(Writer):
         """
         config = self.config
         path = f"layers.{i}"
-        last, place = i == config.layers - 1, config.norm.place
+        last, place = i == config.layers - 1 and not config.decoder, config.norm.place
         if place == "post":
             x = self.add("Add", [x, self.attention(x, path, bias, rotations)], f"{path}.sum")
             x = self.norm(x, f"{path}.attention_norm")
@@ -343,15 +365,21 @@ class NetworkWriter(Writer):
         return self.norm(self.add("Add", [x, y], f"{path}.feed.sum"), "final_norm", HIDDEN)
 
     def attention(
-        self, x: ir.Value, path: str, bias: ir.Value, rotations: tuple[ir.Value, ir.Value] | None
+        self,
+        x: ir.Value,
+        path: str,
+        bias: ir.Value,
+        rotations: tuple[ir.Value, ir.Value] | None = None,
+        memory: ir.Value | None = None,
     ) -> ir.Value:
-        """Appends self-attention.
+        """Appends attention.
 
         Args:
             x: Input, float32 [batch, tokens, width].
             path: Prefix of the layer's names.
             bias: Bias of attention scores.
             rotations: See `rotations`.
+            memory: What keys and values are computed from, as `x`; None: `x`.
 
         Returns:
             Output, float32 [batch, tokens, width].
@@ -364,7 +392,8 @@ class NetworkWriter(Writer):
 
         def split(kind: str, order: list[int]) -> ir.Value:
             shape = heads if kind == "query" else key_heads
-            parts = self.add("Reshape", [self.linear(x, f"{path}.{kind}"), shape], f"{path}.{kind}.heads")
+            source = x if kind == "query" or memory is None else memory
+            parts = self.add("Reshape", [self.linear(source, f"{path}.{kind}"), shape], f"{path}.{kind}.heads")
             if config.attention.norm and kind != "value":
                 parts = self._rms_norm(parts, f"{path}.{kind}_norm")
             parts = self.add("Transpose", [parts], f"{path}.{kind}.split", perm=order)

@@ -25,9 +25,6 @@ from zoo.texts.models.architectures.base import ConfigFile
 from zoo.texts.models.config import ModelConfig
 from zoo.texts.models.head import Head
 
-UNSUPPORTED = {  # unsupported parts of other networks
-    "bart": "an encoder and a decoder",
-}
 PATTERNS = (  # whose * also stands for folders
     "*.json",
     "artifact.metadata",
@@ -76,7 +73,7 @@ def importer(head: Head | None) -> Importer:
             return name if head.recognizes(path, config) else ""
         architecture = _architecture(config)
         known = (
-            (config["model_type"] in MODEL_TYPES and not architecture.endswith("ForConditionalGeneration"))
+            (_is_known(config) and not architecture.endswith("ForConditionalGeneration"))
             or (path / MODULES).is_file()
             or (_is_encoder(architecture) and not config.get("is_encoder_decoder"))
         )
@@ -188,9 +185,8 @@ def read_features(
     """
     kind = str(config["model_type"])
     if kind not in MODEL_TYPES:
-        parts = UNSUPPORTED.get(kind, "unsupported parts")
         named = f"found {name}: " if (name := _architecture(config)) else ""
-        raise RequestError(f"{named}{kind} has {parts}; known are {', '.join(MODEL_TYPES)}")
+        raise RequestError(f"{named}{kind} has unsupported parts; known are {', '.join(MODEL_TYPES)}")
     if head is None:
         _require_encoder(path, config)
     elif (name := _architecture(config)) and not name.endswith(head.ENDS):
@@ -294,6 +290,11 @@ def _architecture(config: Mapping[str, Any]) -> str:
     """Returns the first architecture of a config.json; "" if it names none."""
     names = config.get("architectures")
     return str(names[0]) if isinstance(names, list) and names else ""
+
+
+def _is_known(config: Mapping[str, Any]) -> bool:
+    """Returns whether an architecture is known without a head."""
+    return config["model_type"] in MODEL_TYPES and not architecture_of(config).decoder
 
 
 def _is_encoder(name: str) -> bool:

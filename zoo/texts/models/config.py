@@ -197,6 +197,9 @@ class ModelConfig:
         truncate_dim: Leading components of embeddings that are kept, after L2 normalization (Matryoshka); 0: all.
         head_activation: Activation of the first layer of a head, where it is not that of the architecture; "".
         renormalize: Whether truncated embeddings are L2-normalized once more.
+        decoder: Layers of a decoder over the same tokens, after `start_token`, with attention to the output of the
+            encoder (BART); 0: none.
+        start_token: First token that the decoder reads.
 
     Raises:
         RequestError: A size is out of range, or activation or pooling is unknown.
@@ -235,6 +238,8 @@ class ModelConfig:
     truncate_dim: int = 0
     renormalize: bool = False
     head_activation: str = ""
+    decoder: int = 0
+    start_token: int = 0
 
     def __post_init__(self) -> None:
         sizes = {
@@ -255,6 +260,8 @@ class ModelConfig:
                 "embedding",
                 "distinct_layers",
                 "truncate_dim",
+                "decoder",
+                "start_token",
             )
         } | {key: getattr(self.attention, key) for key in ("head_size", "key_heads", "window")}
         for key, count in counts.items():

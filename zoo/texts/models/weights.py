@@ -5,6 +5,8 @@
     layers.N: attention_norm, norm: after attention and feed-forward ("post") or before them; attention_out_norm,
         out_norm: after them too ("sandwich")
     layers.N: position_key, position_query: of relative positions (DeBERTa)
+    decoder_position, decoder_embedding_norm; decoder.N: the same as of layers.N, and of the attention to the encoder:
+        cross.query, cross.key, cross.value, cross.output, cross_norm (BART)
     final_norm; relative: bias of relative positions (MPNet, T5), or their rows with relative_norm (DeBERTa)
     dense, classifier: head of a cross-encoder; dense.N: layers after the pooling
 
@@ -61,6 +63,13 @@ def shapes(config: ModelConfig, head: Head | None = None) -> dict[str, tuple[int
                 if i or norm.first or name != "attention_norm":
                     yield f"layers.{i}.{name}", (width,), has_bias
             yield from ((f"layers.{i}.{name}", (config.head_size,), False) for name in head_norms)
+        if config.decoder:
+            yield "decoder_position", (config.positions, columns), False
+            yield "decoder_embedding_norm", (columns,), has_bias
+        for i in range(config.decoder):
+            across = {f"cross.{name}": linear[name] for name in ("query", "key", "value", "output")}
+            yield from ((f"decoder.{i}.{name}", shape, True) for name, shape in (linear | across).items())
+            yield from ((f"decoder.{i}.{name}", (width,), has_bias) for name in (*norms, "cross_norm"))
         if norm.final:
             yield "final_norm", (width,), has_bias
         if config.buckets:
@@ -121,12 +130,13 @@ def load_weights(
             return architecture.head[shared].format(prefix=prefix), 0, 1
         if shared in architecture.names:
             return prefix + architecture.names[shared], 0, 1
-        group, i, name = (*shared.split("."), "", "")[:3]
-        if group != "layers":
+        group, i, name = (*shared.split(".", 2), "", "")[:3]
+        layer = {"layers": architecture.layer, "decoder": architecture.decoder}.get(group)
+        if layer is None:
             return shared, 0, 1  # of modules after the pooling
         rows = architecture.parts[name]
         rows = rows if isinstance(rows, Rows) else Rows(rows, 0, 1)
-        return f"{prefix}{architecture.layer.format(i)}.{rows.name}", rows.index, rows.count
+        return f"{prefix}{layer.format(i)}.{rows.name}", rows.index, rows.count
 
     for shared, shape in shapes(config, head).items():
         base, _, suffix = shared.rpartition(".")

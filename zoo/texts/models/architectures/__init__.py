@@ -7,6 +7,7 @@ from typing import Any
 
 from zoo.texts.models.architectures import (
     albert,
+    bart,
     bert,
     deberta_v2,
     distilbert,
@@ -49,6 +50,7 @@ ARCHITECTURES = {
         nomic_bert,
         gte,
         t5,
+        bart,
         qwen2,
         qwen3,
         gemma3,

@@ -245,6 +245,7 @@ class Architecture:
         matches: Whether a config.json of one of the model types is of this architecture; the first one of the list is
             taken.
         renamed: Parts of names in the file by those that other versions of the architecture have.
+        decoder: Prefix of the names of a decoder's layer, as `layer`.
     """
 
     name: str
@@ -264,3 +265,4 @@ class Architecture:
     )
     matches: Callable[[Mapping[str, Any]], bool] = lambda config: True
     renamed: Mapping[str, str] = field(default_factory=dict)
+    decoder: str = ""
