@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from pipelines.core.errors import RequestError
+from pipelines.core.errors import RequestError, one_line
 from pipelines.graph import query
 from pipelines.kernels.images.mapping.functions import FUNCTIONS
 from pipelines.kernels.images.mapping.fuse import drop_unread, fuse_floats, fuse_sums, renumbered
@@ -138,6 +138,15 @@ class _Mapping(Layers):
         )
 
     def _map(self, node: ir.Node) -> None:
+        """Maps a node; a form that no rule foresaw is refused as others are."""
+        try:
+            self._map_known(node)
+        except RequestError:
+            raise
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise refused(node, f"has an unforeseen form ({type(error).__name__}: {one_line(error)})") from error
+
+    def _map_known(self, node: ir.Node) -> None:
         if node.domain not in ("", "ai.onnx"):
             raise refused(node, f"of {node.domain} has no native form")
         if self._is_view(node):

@@ -213,7 +213,7 @@ class Views(FloatValues):
 
     def _gather(self, node: ir.Node) -> bool:
         """Makes the views of a sample that a node reads values; False where one has no form as a value."""
-        for value in [value for value in node.inputs if value in self.views]:
+        for value in dict.fromkeys(value for value in node.inputs if value in self.views):
             assert value is not None
             view = self.views[value]
             if not isinstance(view, View) or view.factor != 1:

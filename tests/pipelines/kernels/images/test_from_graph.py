@@ -248,9 +248,21 @@ def _other_transpose(g: Graph, x: str) -> str:
     return g.add("Transpose", [x], perm=[0, 1, 3, 2])
 
 
+def _read_twice(g: Graph, x: str) -> str:
+    rows = g.add("Reshape", [g.layer("Conv", x, (4, 3, 1, 1), 0.02), g.constant(np.array([0, 2, 2, 48]))])
+    return g.add("Einsum", [rows, rows], equation="bhdn,bhdm->bhnm")
+
+
+def _empty(g: Graph, x: str) -> str:
+    bounds = [g.constant(np.array([i])) for i in (3, 4, 1)]
+    return g.add("Concat", [x, g.add("Slice", [x, *bounds])], axis=1)
+
+
 @pytest.mark.parametrize(
     ("made", "why"),
     [
+        (_read_twice, "Einsum"),
+        (_empty, "empty result|unforeseen form"),
         (_sigmoid_of_sums, "function of float values"),
         (_float_layer, "weights that are not symmetric int8"),
         (_unknown, "LRN.*has no native form"),
