@@ -280,10 +280,11 @@ def import_model(source: str, output: str | None, as_json: bool, **options: Any)
 
     SOURCE is a folder of transformers or its hub id ORG/NAME or hf://ORG/NAME@REVISION, which is downloaded, a model of
     Marian or Firefox (.npz, .bin), or a folder of CTranslate2. Of transformers: MarianMT, M2M-100, NLLB, mBART, BART,
-    T5, mT5, UMT5, Pegasus, PLBART, MVP, Blenderbot, Blenderbot-small; sentence and sparse encoders, cross-encoders,
-    text and token classifiers, extractive question answering and masked language models of BERT, RoBERTa, XLM-R,
-    DistilBERT, MPNet, ALBERT, ELECTRA, DeBERTa, ModernBERT, Nomic-BERT, GTE, Jina, T5, Qwen3, EmbeddingGemma and
-    others. All problems are reported together, before anything is written. No code of the model is executed.
+    T5, mT5, UMT5, Pegasus, PLBART, MVP, Blenderbot, Blenderbot-small, FSMT; sentence and sparse encoders,
+    cross-encoders, text and token classifiers, extractive question answering and masked language models of BERT,
+    RoBERTa, XLM-R, DistilBERT, MPNet, ALBERT, ELECTRA, DeBERTa, ModernBERT, Nomic-BERT, GTE, Jina, T5, Qwen3,
+    EmbeddingGemma and others. All problems are reported together, before anything is written. No code of the model is
+    executed.
     """
     from zoo import api
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError, ZooError
 from zoo.translation.data.characters import invalid_characters
 from zoo.translation.data.known_text import KnownText
-from zoo.translation.data.sentencepieces import Pieces, open_sentencepiece
 from zoo.translation.data.text_files import Faults, Pair, read_pairs, sources
+from zoo.translation.data.tokenizers import Pieces, open_sentencepiece
 
 if TYPE_CHECKING:
     from zoo.translation.data.vocabularies import ImportedVocabulary

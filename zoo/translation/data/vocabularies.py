@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.core.errors import RequestError, catch_panics, one_line, requires
+from pipelines.core.errors import RequestError
 from pipelines.core.plain import from_plain, to_plain
 from zoo.translation.data.known_text import KnownText
 from zoo.translation.data.parallel_text import END, UNKNOWN, VOCABULARY, Tokens, Vocabulary
-from zoo.translation.data.sentencepieces import TRIAL, open_sentencepiece
+from zoo.translation.data.tokenizers import TOKENIZERS
 
 PIECES = "pieces.json"  # {"source": [text of every token], "target": the same, where it is another vocabulary}
 SOURCE, TARGET = "source", "target"  # what stands for the token of a language in `Framing`
@@ -283,141 +283,6 @@ class ImportedVocabulary:
         """
         found = [[self._target[token] for token in each if token not in self._hidden] for each in tokens]
         return [self._target_tokenizer.detokenize([piece for piece in each if piece is not None]) for each in found]
-
-
-class SentencePieceTokenizer:
-    """Tokenizer of a sentencepiece model."""
-
-    def __init__(self, content: bytes, name: str) -> None:
-        self._pieces = open_sentencepiece(content, name)
-
-    def tokenize(self, text: str) -> list[str]:
-        """Splits a text into pieces.
-
-        Args:
-            text: The text.
-
-        Returns:
-            The pieces.
-        """
-        return list(self._pieces.encode(text, out_type=str))
-
-    def detokenize(self, pieces: list[str]) -> str:
-        """Joins pieces to a text.
-
-        Args:
-            pieces: The pieces.
-
-        Returns:
-            The text.
-        """
-        return str(self._pieces.decode_pieces(pieces)).replace("▁", " ").strip()
-
-
-class LibraryTokenizer:
-    """Tokenizer of the library tokenizers, from tokenizer.json."""
-
-    def __init__(self, content: bytes, name: str) -> None:
-        with requires(name, "int8-zoo[import]"):
-            import tokenizers
-        try:
-            with catch_panics(quiet=True):
-                self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
-                self._tokenizer.encode(TRIAL)
-        except Exception as error:  # the library raises Exception itself
-            raise RequestError(f"{name} is no vocabulary of tokenizers ({one_line(error)}); copy it again") from error
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
-
-    def tokenize(self, text: str) -> list[str]:
-        """Splits a text into pieces.
-
-        Args:
-            text: The text.
-
-        Returns:
-            The pieces.
-        """
-        return list(self._tokenizer.encode(text, add_special_tokens=False).tokens)
-
-    def detokenize(self, pieces: list[str]) -> str:
-        """Joins pieces to a text.
-
-        Args:
-            pieces: The pieces.
-
-        Returns:
-            The text.
-        """
-        found = [self._tokenizer.token_to_id(piece) for piece in pieces]
-        return str(self._tokenizer.decode([each for each in found if each is not None])).strip()
-
-
-class ByteTokenizer:
-    """Tokenizer of the bytes of UTF-8 (ByT5); it has no file."""
-
-    def __init__(self, content: bytes, name: str) -> None:
-        pass
-
-    def tokenize(self, text: str) -> list[str]:
-        """Splits a text into pieces.
-
-        Args:
-            text: The text.
-
-        Returns:
-            The pieces, `<0x00>` to `<0xFF>`.
-        """
-        return [f"<0x{byte:02X}>" for byte in text.encode("utf-8", "ignore")]
-
-    def detokenize(self, pieces: list[str]) -> str:
-        """Joins pieces to a text.
-
-        Args:
-            pieces: The pieces.
-
-        Returns:
-            The text; bytes that are no UTF-8 are left out.
-        """
-        codes = [int(piece[3:5], 16) for piece in pieces if piece.startswith("<0x")]
-        return bytes(codes).decode("utf-8", "ignore").strip()
-
-
-class WhitespaceTokenizer:
-    """Whitespace tokenizer of text that was tokenized before; it has no file."""
-
-    def __init__(self, content: bytes, name: str) -> None:
-        pass
-
-    def tokenize(self, text: str) -> list[str]:
-        """Splits a text into pieces.
-
-        Args:
-            text: The text.
-
-        Returns:
-            The pieces.
-        """
-        return text.split()
-
-    def detokenize(self, pieces: list[str]) -> str:
-        """Joins pieces to a text.
-
-        Args:
-            pieces: The pieces.
-
-        Returns:
-            The text.
-        """
-        return " ".join(pieces)
-
-
-TOKENIZERS: dict[str, Callable[[bytes, str], Any]] = {
-    "sentencepiece": SentencePieceTokenizer,
-    "tokenizers": LibraryTokenizer,
-    "words": WhitespaceTokenizer,
-    "bytes": ByteTokenizer,
-}
 
 
 def open_vocabulary(folder: Path, features: Mapping[str, Any], verify: Callable[[str], Path] | None = None) -> Any:

@@ -70,14 +70,15 @@ def _tensors(
     source_name, target_name, shared_name, output_name = architecture.tables
     decoder = state["embedding.weight"][target.ours]
     encoder = decoder
-    if model_config.shared_source and _shares_source(reader.config):
+    apart = shared_name == target_name  # no table stands for others
+    if model_config.shared_source and _shares_source(reader.config) and not apart:
         found[shared_name] = decoder
     else:
         if not model_config.shared_source:
             table = state["source_embedding.weight"]
             encoder = table[_renumbering(len(table), unknown, end).ours]
         found |= {source_name: encoder, target_name: decoder}
-    if not (model_config.tied_output and reader.config.get("tie_word_embeddings", True)):
+    if apart or not (model_config.tied_output and reader.config.get("tie_word_embeddings", True)):
         found[output_name] = state["output_weight"][target.ours] if not model_config.tied_output else decoder
     if architecture.bias:
         found["final_logits_bias"] = state["output_bias"][target.ours][None]

@@ -98,7 +98,7 @@ class _Reader(VocabularyFolder):
             {**vocabulary.files, ORIGINAL: pack(self.path)},
             rules,
             min(model_config.positions[0], self._most_tokens()),
-            "-".join(filter(None, (framing.source_language, framing.target_language))),
+            vocabulary.pair or "-".join(filter(None, (framing.source_language, framing.target_language))),
             about,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,18 +10,19 @@ from typing import Any
 
 from pipelines.core.errors import RequestError, catch_panics, not_installed, one_line
 from zoo.translation.data.parallel_text import END
-from zoo.translation.data.sentencepieces import open_sentencepiece
+from zoo.translation.data.tokenizers import WORD_END, open_sentencepiece
 from zoo.translation.data.vocabularies import SOURCE, TARGET, Framing
 from zoo.translation.importers.architectures import ARCHITECTURES
 from zoo.translation.importers.architectures.base import Architecture
 from zoo.translation.importers.huggingface_folder import TOKENIZER, Folder
 from zoo.translation.importers.imported import Renumbering
-from zoo.translation.importers.word_pairs import BLENDERBOT, WORD_END, word_pairs
+from zoo.translation.importers.word_pairs import BLENDERBOT, word_pairs
 from zoo.translation.search.config import SearchConfig
 
 FAST, PIECES, SPIECE = "tokenizer.json", "sentencepiece.bpe.model", "spiece.model"
 SENTINELS = 100  # of T5: tokens behind the pieces
 BYTES = 256
+MOSES = {"vocab-src.json", "vocab-tgt.json", "merges.txt"}  # of FSMT
 WORD_TOKENS = {"unk": "__unk__", "eos": "__end__", "bos": "__start__", "pad": "__null__"}  # of Blenderbot-small
 PEGASUS = 103  # tokens of Pegasus before the pieces of text, but for padding and end
 TASK = re.compile(r"translation_([a-z]{2,3})_to_([a-z]{2,3})")  # keys of task_specific_params
@@ -124,6 +126,8 @@ class VocabularyFolder(Folder):
             return self._of_marian()
         if there >= {"vocab.json", PIECES} and FAST not in there:
             return self._of_m2m()
+        if there >= MOSES:
+            return self._of_moses()
         if self.architecture.words and there >= {"vocab.json", "merges.txt"}:
             return self._of_words()
         if FAST in there:
@@ -299,6 +303,23 @@ class VocabularyFolder(Folder):
         found.after, found.languages = (), {}
         return found
 
+    def _of_moses(self) -> Vocabulary:
+        """Converts the vocabularies of FSMT: words of Moses in byte pairs, with pieces of their own a language."""
+        languages = self.tokenizer.get("langs") or self.config.get("langs")
+        if not isinstance(languages, list | tuple) or len(languages) != 2:
+            self.faults.append(f"{TOKENIZER} has langs {languages!r}, expected a source and a target language")
+            return self._made("moses", [], {})
+        pieces = {SOURCE: self._numbered("vocab-src.json"), TARGET: self._numbered("vocab-tgt.json")}
+        files = {}
+        for side, language in zip(pieces, languages, strict=True):
+            for made in self._word_pairs(pieces[side], self._special("unk_token", "<unk>"), {}).values():
+                lower = side == SOURCE and bool(self.tokenizer.get("do_lower_case"))
+                options = {"language": str(language), "lower": lower, "pieces": json.loads(made)}
+                files[f"{side}-{FAST}"] = json.dumps(options, ensure_ascii=False).encode()
+        found = self._made("moses", pieces[SOURCE], files, target=pieces[TARGET], pair="-".join(map(str, languages)))
+        found.languages = {}
+        return found
+
     def _word_pairs(self, pieces: Sequence[str | None], unknown: str, form: Mapping[str, Any]) -> dict[str, bytes]:
         """Returns tokenizer.json of the byte pairs in merges.txt; no file, with an error, if it is damaged."""
         try:
@@ -377,6 +398,7 @@ class Vocabulary:
         starts: Whether the token of the target language takes the place of the start token.
         prefixed: Whether translations begin with the token of the target language.
         prompts: Text that a source begins with, by target language.
+        pair: Languages of a model that has none to choose, such as "en-de"; "" if unknown.
     """
 
     kind: str
@@ -395,6 +417,7 @@ class Vocabulary:
     starts: bool = False
     prefixed: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
+    pair: str = ""
 
     def __post_init__(self) -> None:
         self.target = self.target or self.source

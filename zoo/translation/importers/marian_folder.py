@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import RequestError, not_installed
-from zoo.translation.data.sentencepieces import open_sentencepiece
+from zoo.translation.data.tokenizers import open_sentencepiece
 from zoo.translation.importers.marian_file import CONFIG, Tensor, candidates, is_model, tensors
 from zoo.translation.importers.model_reader import ModelReader
 

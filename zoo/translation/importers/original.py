@@ -18,6 +18,8 @@ NAMES = (
     "tokenizer.json",
     "vocab.json",
     "target_vocab.json",
+    "vocab-src.json",
+    "vocab-tgt.json",
     "merges.txt",
     "source.spm",
     "target.spm",

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.core.errors import RequestError, catch_panics, one_line, requires
+from zoo.translation.data.tokenizers import WORD_END
 
-WORD_END = "</w>"  # ends the pieces at the end of a word
 NAME = "merges.txt"
 SPACES = {"type": "WhitespaceSplit"}
 # Blenderbot-small: lower case; punctuation begins a word, an apostrophe is one, and so is the end of a line

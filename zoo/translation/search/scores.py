@@ -44,6 +44,7 @@ def expected(path: Path, threads: int, start: int, end: int, padding: int, *, op
     _round_tables(model)
     _skip_qdq(model)
     parts = incremental_model(model)
+    _round_tables(parts.step)  # of normalized rows
     encoder, decoder = (
         OnnxRuntimeSession(path, threads, io.serialized(graph), optimize=optimize)
         for graph in (parts.encoder, parts.step)

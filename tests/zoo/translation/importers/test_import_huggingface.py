@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 import shutil
+import sys
 import warnings
 
 import numpy as np
@@ -41,13 +42,15 @@ class Original:
     """A folder's model and tokenizer, and the zoo's folder that was imported from it."""
 
     def __init__(self, kind, folder, **options):
+        if kind == "fsmt":
+            pytest.importorskip("sacremoses", reason="FSMT's words are those of Moses")
         self.kind, self.path = kind, folder / "original"
         self.model, self.tokenizer = folders.make(kind, self.path, **options)
         self.source, self.target = LANGUAGES.get(kind, ("", ""))
         self.imported = folder / "imported"
         self.report = zoo.import_model(self.path, self.imported, target_language=self.target)
         unknown = self.tokenizer.unk_token_id
-        rows = self.model.config.vocab_size
+        rows = self.model.get_input_embeddings().weight.shape[0]
         targets = self.model.get_output_embeddings().weight.shape[0]
         self.sources = Renumbering(rows, unknown, self.model.config.eos_token_id)
         self.targets = Renumbering(targets, unknown, self.model.config.eos_token_id)
@@ -152,6 +155,7 @@ SLOW = (  # near others
     "mvp",
     "blenderbot",
     "blenderbot small",
+    "fsmt",
     "nllb legacy",
     "mbart50",
 )
@@ -191,20 +195,37 @@ def test_an_exported_folder_gives_the_tokens_of_the_original(originals, kind, tm
             assert torch.equal(model.generate(**batch, num_beams=beam), wanted)
 
 
-def test_texts_are_split_like_blenderbot_small(originals):
-    original = originals("blenderbot small")
-    texts = [
-        "The man's dog (a big one), isn't it? No!",
-        "two\nlines.\n\nAnd 'quotes'\n more  blanks\tand tabs",
-        "ÄRGER Straße 漢字 e\u0301 🙂 x.y,z ... ''",
-        "a",
-    ]
+TEXTS = (
+    "The man's dog (a big one), isn't it? No!",
+    "two\nlines.\n\nAnd 'quotes'\n more  blanks\tand tabs",
+    "ÄRGER Straße 漢字 e\u0301 🙂 x.y,z ... '' “a” – b—c 1.000,5 %",
+    "<b>a & b</b> well-known http://x.y/z a@b.c\u00ad\u200b。 ３",
+    "a",
+)
+
+
+@pytest.mark.parametrize("kind", ["blenderbot small", "fsmt"])
+def test_texts_are_split_into_words_like_the_tokenizer(originals, kind):
+    original = originals(kind)
     vocabulary = zoo.pipeline(original.imported, "fp32").vocabulary
-    wanted = [original.sources.ours[each].tolist() for each in original.tokenizer(texts).input_ids]
-    assert [each.tolist() for each in vocabulary.encode(texts)] == wanted
-    for text, tokens in zip(texts, wanted, strict=True):
-        theirs = original.tokenizer.decode(rows_of(original, tokens), skip_special_tokens=True)
-        assert vocabulary.decode([tokens]) == [theirs.strip()], text
+    wanted = [original.sources.ours[each].tolist() for each in original.tokenizer([*TEXTS]).input_ids]
+    assert [each.tolist() for each in vocabulary.encode(TEXTS)] == wanted
+    for text, tokens in zip(TEXTS, vocabulary.encode_target([each.replace("\n", " ") for each in TEXTS]), strict=True):
+        theirs = original.tokenizer.decode(rows_of(original, tokens.tolist()), skip_special_tokens=True)
+        assert vocabulary.decode([tokens.tolist()]) == [theirs.strip().removesuffix("@@")], text
+
+
+def test_tokens_of_fsmt_are_translated_without_the_words_of_moses(originals, monkeypatch):
+    original = originals("fsmt")
+    pipeline = zoo.pipeline(original.imported, "fp32")
+    texts = folders.sentences(3, 1)
+    tokens = pipeline.vocabulary.encode(texts)
+    wanted = pipeline.translate(tokens)
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    other = zoo.pipeline(original.imported, "fp32")
+    assert other.translate(tokens) == wanted
+    with pytest.raises(RequestError, match=r"text of a model with Moses' words needs sacremoses.*int8-zoo\[moses\]"):
+        other(texts)
 
 
 @pytest.mark.parametrize(
