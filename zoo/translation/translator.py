@@ -35,6 +35,7 @@ from zoo.translation.search.beam_search import Hypothesis, beam_search, hypothes
 from zoo.translation.search.config import LENGTH_LIMIT, Demands, SearchConfig, check_beam
 from zoo.translation.search.controls.glossary import Glossary
 from zoo.translation.search.controls.variants import search_variant
+from zoo.translation.search.controls.words import BEGINS, word_marks
 from zoo.translation.search.options import checked_options
 from zoo.translation.search.scores import expected
 from zoo.translation.search.sessions import is_int8, search_session, split_sessions, step_sessions
@@ -101,6 +102,8 @@ class Translator(LinePipeline[NativeTranslator]):
         self.beam, self.length_penalty = self.rules.beam, self.rules.length_penalty
         super().__init__(folder, *arguments, **options)
         self.vocabulary = open_vocabulary(folder.path, folder.preprocessing, folder.verify)
+        kind = folder.preprocessing.get("vocabulary", {}).get("kind", "sentencepiece")
+        self._word_marks = functools.cache(lambda: word_marks(self.vocabulary.pieces, kind))
         self.max_length = int(folder.preprocessing["max_length"])
         self.shortlist: Shortlist | None = None
         if name := folder.preprocessing.get("shortlist"):
@@ -396,7 +399,8 @@ class Translator(LinePipeline[NativeTranslator]):
         if "min_tokens" in values:  # the end counts
             rules["least"] = values["min_tokens"] and values["min_tokens"] + 1
         if "bad_words" in values:
-            rules["bad_words"] = self.rules.bad_words + tuple(map(self.target_tokens, values["bad_words"]))
+            forms = [form(text) for text in values["bad_words"] for form in (self.target_tokens, self._phrase)]
+            rules["bad_words"] = tuple(dict.fromkeys((*self.rules.bad_words, *forms)))
         changed = replace(self.rules, **rules)
         if changed.encoder_no_repeat_ngram and self.vocabulary.source_pieces != self.vocabulary.pieces:
             raise RequestError("encoder-no-repeat-ngram needs one vocabulary for both languages; this model has two")
@@ -410,14 +414,22 @@ class Translator(LinePipeline[NativeTranslator]):
         for text in dict.fromkeys(texts):
             tokens: tuple[int, ...] = ()
             with contextlib.suppress(RequestError):
-                tokens = self.target_tokens(text)
+                tokens = self._phrase(text)
             parts = {tokens[i:j] for i in range(len(tokens)) for j in range(i + 1, len(tokens) + 1)}
             if not tokens or len(tokens) > room or parts & {*rules.bad_words, *((each,) for each in rules.banned)}:
                 impossible.append(text)
             else:
                 possible[text] = tokens
                 room -= len(tokens)
-        return Demands(prefix, tuple(possible.values()), tuple(possible), tuple(impossible))
+        return Demands(prefix, tuple(possible.values()), tuple(possible), tuple(impossible), self._word_marks())
+
+    def _phrase(self, text: str) -> tuple[int, ...]:
+        """Tokenizes text within a translation, whose first token has the blank before it in vocabularies of bytes."""
+        tokens, marks = self.target_tokens(text), self._word_marks()
+        if not marks[tokens[0]] & BEGINS:
+            behind = self.target_tokens(f" {text}")
+            return behind if marks[behind[0]] & BEGINS else tokens
+        return tokens
 
     def target_tokens(self, text: str) -> tuple[int, ...]:
         """Tokenizes text of a translation.

@@ -312,7 +312,10 @@ def _rules(rules: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _demands(demands: Sequence[Any] | None) -> dict[str, Any]:
-    return {} if demands is None else {"demands": [(each.prefix, each.phrases) for each in demands]}
+    if demands is None:
+        return {}
+    marks = next((each.marks for each in demands if each.phrases), None)  # the same of all
+    return {"demands": [(each.prefix, each.phrases) for each in demands], "word_marks": marks}
 
 
 def _words(words: Sequence[NDArray[np.int32]] | None) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Controls of translation: prefixes, phrases that must not come, penalties; in every engine, of `run`, and their checks."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ import zoo
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
 from zoo.translation.search.controls.glossary import Glossary
+from zoo.translation.search.controls.words import BEGINS, ENDS, word_marks
 from zoo.translation.search.options import OPTIONS, checked_options
 
 ENGINES = ("onnxruntime", "native") if extension.isas() else ("onnxruntime",)
@@ -89,6 +92,36 @@ def test_terms_of_a_glossary_have_their_translation(opened, texts, language, bea
     ):
         with pytest.raises(RequestError, match=says):
             opened(texts, **given)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_forced_words_are_no_beginning_of_a_longer_word(engine):
+    opened = zoo.pipeline("multi30k-en-de-student", engine=engine)
+    asked = {  # a word that is the first piece of one that the translation has without it
+        "A street vendor sells food.": ("Straßenverkäufer", "Straßen"),
+        "The mountain biker rides through the woods.": ("Mountainbiker", "Mountainbike"),
+        "A boy with a baseball bat.": ("Baseballschläger", "Baseball"),
+    }
+    texts = [*asked]
+    for text, plain in zip(texts, opened(texts), strict=True):
+        longer, word = asked[text]
+        tokens = opened.target_tokens(longer)
+        assert longer in plain["translation"] and opened.target_tokens(word) == tokens[:1] and len(tokens) > 1
+        (found,) = opened([text], forced_words=[word])
+        assert "unmet" not in found and re.search(rf"\b{word}\b", found["translation"])
+
+
+def test_words_begin_and_end_by_the_marks_of_their_vocabulary():
+    both = BEGINS | ENDS
+    pieces = ["", "</s>", "▁house", "boat", "'s", "▁", ".", "▁U.", "▁हि", "▁न्दी", "漢字", "3"]
+    marks = [both, both, BEGINS, 0, BEGINS, both, both, both, BEGINS, BEGINS, both, 0]
+    assert [*word_marks(pieces)] == marks
+    pieces = ["<pad>", "Ġhouse", "boat", "Ġ", ",", "Ċ", "Ġ(", "Ã¶", "Ã"]  # the last ones: ö, a part of a character
+    marks = [both, BEGINS, 0, both, both, both, both, 0, 0]
+    assert [*word_marks(pieces, "tokenizers")] == marks
+    assert [*word_marks(["</s>", "house", "boat</w>", ".</w>"], "moses")] == [both, 0, ENDS, both]
+    assert [*word_marks(["<pad>", "<0x61>", "<0x20>", "<0xC3>"], "bytes")] == [both, 0, both, 0]
+    assert [*word_marks(["house", "boat"], "words")] == [both, both]
 
 
 def test_samples_and_diverse_beams_come_in_every_engine(opened, texts, tmp_path):

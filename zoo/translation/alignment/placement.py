@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from zoo.translation.alignment.words import CONTINUOUS, Alignment, Floats
+from zoo.translation.alignment.words import Alignment, Floats
+from zoo.translation.data.characters import CONTINUOUS
 from zoo.translation.data.markup import Markup, Node
 
 _WORD = re.compile(r"\s*(\w+|\S)")

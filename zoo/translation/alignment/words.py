@@ -11,18 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zoo.translation.alignment.spans import Span
+from zoo.translation.data.characters import CONTINUOUS
 from zoo.translation.data.lines import Line
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
-# characters of scripts without blanks: Thai, Lao, Burmese, Khmer, Chinese, Japanese
-_CONTINUOUS = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff60"
 _MARKS = r"\u0300-\u036f\u0483-\u0489\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed"
 _MARKS += r"\u0900-\u0963\u0966-\u0dff\u200c\u200d"  # all of Indic scripts but the danda
-CONTINUOUS = re.compile(f"[{_CONTINUOUS}]")
 # each of these characters, words (with the marks of other scripts and apostrophes within), other characters
 _UNIT = re.compile(
-    rf"[{_CONTINUOUS}]|(?:(?![{_CONTINUOUS}])(?:[^\W_]|[{_MARKS}])|(?<=[^\W_])['\u2019](?=[^\W_]))+|_+|[^\w\s]"
+    rf"{CONTINUOUS.pattern}|(?:(?!{CONTINUOUS.pattern})(?:[^\W_]|[{_MARKS}])|(?<=[^\W_])['\u2019](?=[^\W_]))+|_+|[^\w\s]"
 )
 _WORD = re.compile(r"\S+")
 TINY = 1e-6

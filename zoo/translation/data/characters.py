@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 
+# Characters of scripts without blanks: Thai, Lao, Burmese, Khmer, Chinese, Japanese
+CONTINUOUS = re.compile(
+    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff60]"
+)
 # Code points that are no text in every version of Unicode: controls, surrogates, private use, noncharacters. The
 # table of Python is not asked: it differs by version.
 _INVALID = re.compile(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError, ZooError
 from zoo.translation.data.parallel_text import PAD, POSITIONS
 from zoo.translation.search.config import DEFAULT_SEARCH, Demands, SearchConfig, check_beam
-from zoo.translation.search.controls.phrases import Phrases, PhraseState, constrained_candidates
+from zoo.translation.search.controls.phrases import constrained_candidates
 from zoo.translation.search.controls.score_rules import apply_rules
 
 MIN_SCORE = -1e30  # score of an empty slot
@@ -103,7 +103,7 @@ def beam_search(
             history = np.concatenate([history, tokens[:, None, None]], 2)
             continue
         last = limits[active] <= length
-        constrained = {i: demands[each].phrases for i, each in enumerate(active.tolist()) if demands[each].phrases}
+        constrained = {i: demands[each] for i, each in enumerate(active.tolist()) if demands[each].phrases}
         width = history.shape[1]
         rows = np.repeat(active, width).tolist()
         logits, norm = token_scores(
@@ -115,7 +115,7 @@ def beam_search(
             begins=length == begins + 1,
             logs=beam > 1,
             sources=[sources[i] for i in rows] if sources is not None else None,
-            phrases=[demands[i].phrases for i in rows] if constrained else None,
+            demands=[demands[i] for i in rows] if constrained else None,
         )
         values, words = _likeliest(logits, norm, 2 * beam)
         total = (scores[..., None] + values.reshape(*scores.shape, -1)).reshape(len(active), -1)
@@ -123,9 +123,11 @@ def beam_search(
         total, origin = np.take_along_axis(total, order, 1), order // (2 * beam)
         words = np.take_along_axis(words.reshape(len(active), -1), order, 1)
         complete = np.zeros(len(active))  # score of the likeliest beam that goes on and has all phrases
-        for i, phrases in constrained.items():
+        for i, asked in constrained.items():
             rows_of = slice(i * history.shape[1], (i + 1) * history.shape[1])
-            chosen = constrained_candidates(logits[rows_of] - norm[rows_of], scores[i], history[i], phrases, beam, end)
+            chosen = constrained_candidates(
+                logits[rows_of] - norm[rows_of], scores[i], history[i], asked.phrases, beam, end, asked.marks
+            )
             total[i], origin[i], words[i], complete[i] = MIN_SCORE, 0, int(not end), chosen.running
             count = len(chosen.tokens)
             total[i, :count], origin[i, :count], words[i, :count] = chosen.scores, chosen.origins, chosen.tokens
@@ -173,7 +175,7 @@ def beam_search(
         parents = (left[:, None] * width + np.take_along_axis(origin[left], kept, 1)).ravel()
         active, best_ended = active[left], best_ended[left]
     return [
-        sorted(each, key=lambda one: (-PhraseState(asked.phrases, one.tokens).count, -one.score))[:best]
+        sorted(each, key=lambda one: (-asked.state(one.tokens).count, -one.score))[:best]
         for asked, each in zip(demands, found, strict=True)
     ]
 
@@ -260,7 +262,7 @@ def token_scores(
     begins: bool,
     logs: bool,
     sources: Sequence[Sequence[int]] | None = None,
-    phrases: Sequence[Phrases] | None = None,
+    demands: Sequence[Demands] | None = None,
 ) -> tuple[NDArray[np.floating[Any]], NDArray[np.float64]]:
     """Applies the rules to the logits of the next tokens.
 
@@ -273,17 +275,17 @@ def token_scores(
         begins: See `apply_rules`.
         logs: Whether the rules see log probabilities, as in beam search; else logits.
         sources: See `apply_rules`.
-        phrases: See `apply_rules`.
+        demands: See `apply_rules`.
 
     Returns:
         Values [rows, vocabulary], and what is subtracted from them for log probabilities, [rows, 1].
     """
     norm = _log_sum_exp(logits)
-    if not rules.changes_scores and phrases is None:
+    if not rules.changes_scores and demands is None:
         return logits, norm
     if logs and rules.repetition_penalty != 1:
         logits, norm = logits - norm, np.zeros_like(norm)
-    logits = apply_rules(logits, history, rules, end=end, begins=begins, sources=sources, phrases=phrases)
+    logits = apply_rules(logits, history, rules, end=end, begins=begins, sources=sources, demands=demands)
     norm = _log_sum_exp(logits) if rules.renormalize else norm
     if rules.forced_end and last.any():
         logits[last] = -np.inf

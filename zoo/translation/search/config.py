@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from pipelines.core.errors import RequestError
 from pipelines.core.plain import from_plain, to_plain
+from zoo.translation.search.controls.phrases import PhraseState, contains
 
 KINDS = ("ctranslate2", "transformers", "marian")  # toolkits whose termination rules are followed
 MAX_GRAPH_BANNED = 4  # banned tokens for which the graph of the search has candidates to spare
@@ -25,12 +26,23 @@ class Demands(NamedTuple):
         phrases: Token sequences that it contains.
         texts: Texts of the phrases.
         impossible: Further texts, which no translation can contain.
+        marks: Result of `zoo.translation.search.controls.words.word_marks`: a phrase is no part of a longer word; None:
+            it may be.
     """
 
     prefix: tuple[int, ...] = ()
     phrases: tuple[tuple[int, ...], ...] = ()
     texts: tuple[str, ...] = ()
     impossible: tuple[str, ...] = ()
+    marks: bytes | None = None
+
+    def state(self, tokens: Sequence[int]) -> PhraseState:
+        """Returns what a translation has of its phrases.
+
+        Args:
+            tokens: Its tokens.
+        """
+        return PhraseState(self.phrases, tokens, self.marks)
 
     def unmet(self, tokens: Sequence[int]) -> list[str]:
         """Returns the texts that a translation does not contain.
@@ -38,9 +50,8 @@ class Demands(NamedTuple):
         Args:
             tokens: Its tokens.
         """
-        parts = {len(each): {tuple(tokens[i : i + len(each)]) for i in range(len(tokens))} for each in self.phrases}
-        missing = [text for text, each in zip(self.texts, self.phrases, strict=True) if each not in parts[len(each)]]
-        return [*self.impossible, *missing]
+        phrases = zip(self.texts, self.phrases, strict=True)
+        return [*self.impossible, *(text for text, phrase in phrases if not contains(tokens, phrase, self.marks))]
 
 
 @dataclass(frozen=True)

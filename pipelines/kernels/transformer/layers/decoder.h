@@ -2,6 +2,7 @@
 #pragma once
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "transformer/layers/encoder.h"
@@ -30,6 +31,7 @@ struct Sentence {
     int64_t uncounted = 0;                           // tokens of the prefix that have no part in its length
     std::vector<int32_t> source_tokens;              // where a rule or a proposer reads them
     std::vector<std::vector<int32_t>> phrases;       // that the translation contains
+    std::shared_ptr<const std::string> word_marks;   // of all tokens; null: phrases may be parts of words
     std::vector<double> scores;                      // [beams]
     struct Hypothesis {
         std::vector<int32_t> tokens;

@@ -133,6 +133,7 @@ void BeamSearch::encode_next() {
             const Demands &demands = sources.demands[at];
             sentence->prefix.insert(sentence->prefix.end(), demands.prefix.begin(), demands.prefix.end());
             sentence->uncounted = static_cast<int64_t>(demands.prefix.size()), sentence->phrases = demands.phrases;
+            sentence->word_marks = demands.word_marks;
         }
         sentence->source_tokens.clear();
         if ((options_.reads_source() || (proposer_ && proposer_->reads_source())) && !sources.tokens.empty())
@@ -171,7 +172,7 @@ Rows BeamSearch::encoder_results(const Sources &sources, int64_t begin, int64_t 
 void BeamSearch::finish(std::unique_ptr<Sentence> sentence) {
     auto &hypotheses = sentence->hypotheses;
     std::stable_sort(hypotheses.begin(), hypotheses.end(), [](const auto &a, const auto &b) { return a.score > b.score; });
-    const auto phrases = [&](const auto &each) { return PhraseState(sentence->phrases, each.tokens).count(); };
+    const auto phrases = [&](const auto &each) { return PhraseState(sentence->phrases, each.tokens, sentence->word_marks.get()).count(); };
     if (!sentence->phrases.empty())
         std::stable_sort(hypotheses.begin(), hypotheses.end(), [&](const auto &a, const auto &b) { return phrases(a) > phrases(b); });
     if (static_cast<int64_t>(hypotheses.size()) > options_.n_best) hypotheses.resize(static_cast<size_t>(options_.n_best));
@@ -268,15 +269,19 @@ void BeamSearch::choose_constrained(const Sentence &sentence) {
         bool complete;
     };
     std::vector<Constrained> all;
+    const std::string *marks = sentence.word_marks.get();
+    const auto end = static_cast<int32_t>(options_.end);
     for (int64_t slot = 0; slot < sentence.beams; ++slot) {
         std::vector<int32_t> tokens = history(sentence, slot);
-        const std::vector<int32_t> wanted = PhraseState(sentence.phrases, tokens).wanted();
+        const PhraseState before(sentence.phrases, tokens, marks);
+        std::vector<int32_t> wanted = before.wanted();
+        if (before.is_open()) wanted.insert(std::upper_bound(wanted.begin(), wanted.end(), end), end);
         tokens.push_back(0);
         int64_t others = 0;
         for (const Continuation &each : ranked_[static_cast<size_t>(slot)]) {
             if (!std::binary_search(wanted.begin(), wanted.end(), each.token) && others++ >= 2 * options_.beam) continue;
             tokens.back() = each.token;
-            const PhraseState state(sentence.phrases, tokens);
+            const PhraseState state(sentence.phrases, tokens, marks);
             all.push_back({{sentence.scores[static_cast<size_t>(slot)] + each.score, slot, each.token}, state.bank(), state.complete()});
         }
     }

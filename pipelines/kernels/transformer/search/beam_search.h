@@ -25,6 +25,7 @@ struct Options : SearchRules {
 struct Demands {
     std::vector<int32_t> prefix{};  // tokens behind the rules' prefix, which have no part in the length
     Phrases phrases{};              // that it contains
+    std::shared_ptr<const std::string> word_marks{};  // of all tokens, see `PhraseState`; null: phrases may be parts of words
 };
 
 // Concatenated sources: their tokens and the encoder, or the encoder's results, [sum of lengths, width].

@@ -7,17 +7,45 @@
 namespace zoo {
 namespace {
 
-int64_t progress(const std::vector<int32_t> &phrase, const std::vector<int32_t> &tokens) {
-    if (std::search(tokens.begin(), tokens.end(), phrase.begin(), phrase.end()) != tokens.end()) return static_cast<int64_t>(phrase.size());
-    for (auto count = static_cast<std::ptrdiff_t>(std::min(phrase.size() - 1, tokens.size())); count > 0; --count)
-        if (std::equal(tokens.end() - count, tokens.end(), phrase.begin())) return count;
+using Tokens = std::vector<int32_t>;
+
+// Whether words end between the token at `place` and the one before it, or there are none.
+bool is_apart(const Tokens &tokens, size_t place, const std::string *marks) {
+    if (!marks || place == 0 || place >= tokens.size()) return true;
+    const auto mark = [&](size_t at) { return (*marks)[static_cast<size_t>(tokens[at])]; };
+    return (mark(place - 1) & kEnds) || (mark(place) & kBegins);
+}
+
+// Whether the phrase ends before `most` tokens.
+bool contains(const Tokens &tokens, const Tokens &phrase, const std::string *marks, size_t most) {
+    for (size_t first = 0; first + phrase.size() <= most; ++first)
+        if (std::equal(phrase.begin(), phrase.end(), tokens.begin() + static_cast<std::ptrdiff_t>(first)) && is_apart(tokens, first, marks) &&
+            is_apart(tokens, first + phrase.size(), marks))
+            return true;
+    return false;
+}
+
+int64_t progress(const Tokens &phrase, const Tokens &tokens, const std::string *marks) {
+    if (contains(tokens, phrase, marks, tokens.size())) return static_cast<int64_t>(phrase.size());
+    for (size_t count = std::min(phrase.size() - 1, tokens.size()); count > 0; --count)
+        if (std::equal(tokens.end() - static_cast<std::ptrdiff_t>(count), tokens.end(), phrase.begin()) &&
+            is_apart(tokens, tokens.size() - count, marks))
+            return static_cast<int64_t>(count);
     return 0;
 }
 
 }  // namespace
 
-PhraseState::PhraseState(const Phrases &phrases, const std::vector<int32_t> &tokens) : phrases_(phrases) {
-    for (const auto &phrase : phrases) progress_.push_back(progress(phrase, tokens));
+PhraseState::PhraseState(const Phrases &phrases, const Tokens &tokens, const std::string *marks) : phrases_(phrases), tokens_(tokens), marks_(marks) {
+    for (const auto &phrase : phrases) progress_.push_back(progress(phrase, tokens, marks));
+}
+
+bool PhraseState::is_open() const {
+    if (!marks_ || !complete()) return false;
+    return std::any_of(phrases_.begin(), phrases_.end(), [&](const Tokens &phrase) {
+        return phrase.size() <= tokens_.size() && std::equal(phrase.rbegin(), phrase.rend(), tokens_.rbegin()) &&
+               !((*marks_)[static_cast<size_t>(phrase.back())] & kEnds) && !contains(tokens_, phrase, marks_, tokens_.size() - 1);
+    });
 }
 
 size_t PhraseState::count() const {

@@ -42,8 +42,9 @@ void ScoreRules::list(const Sentence &sentence, int64_t length, const Tokens &hi
         for (const Tokens *tokens : {&rules_.counted, &history})
             for (const int32_t token : *tokens) found.push_back({token, false, true});
     if (!sentence.phrases.empty()) {
-        const PhraseState state(sentence.phrases, history);
+        const PhraseState state(sentence.phrases, history, sentence.word_marks.get());
         if (!state.complete()) ban(end_);
+        if (state.is_open()) found.push_back({end_, false, false});
         for (const int32_t token : state.wanted()) found.push_back({token, false, false});
     }
     std::sort(found.begin(), found.end(), [](const TokenRule &a, const TokenRule &b) { return a.token < b.token; });

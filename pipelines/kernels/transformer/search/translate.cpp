@@ -132,9 +132,14 @@ void require_tokens(const Decoder &decoder, const std::vector<int32_t> &tokens) 
 // Prefix and phrases of each translation; none: nothing.
 using AllDemands = std::optional<std::vector<std::pair<std::vector<int32_t>, Phrases>>>;
 
-std::vector<Demands> checked_demands(const Decoder &decoder, const Options &options, const AllDemands &asked, int64_t count) {
+// word_marks: see `PhraseState`; none: phrases may be parts of words.
+std::vector<Demands> checked_demands(const Decoder &decoder, const Options &options, const AllDemands &asked, const std::optional<nb::bytes> &word_marks,
+                                     int64_t count) {
     std::vector<Demands> demands;
     if (!asked) return demands;
+    std::shared_ptr<const std::string> marks;
+    if (word_marks) marks = std::make_shared<const std::string>(word_marks->c_str(), word_marks->size());
+    if (marks && static_cast<int64_t>(marks->size()) != decoder.vocabulary_size()) refuse("word_marks are not of all tokens");
     if (static_cast<int64_t>(asked->size()) != count) refuse("there are demands for another number of sentences");
     for (const auto &[prefix, phrases] : *asked) {
         require_tokens(decoder, prefix);
@@ -144,7 +149,7 @@ std::vector<Demands> checked_demands(const Decoder &decoder, const Options &opti
         }
         if (!phrases.empty() && (options.sample || options.groups > 1)) refuse("samples and groups of beams have no phrases");
         if (!phrases.empty() && (options.beam < 2 || options.end < 0)) refuse("phrases need a beam of 2 or more, and an end");
-        demands.push_back({prefix, phrases});
+        demands.push_back({prefix, phrases, marks});
     }
     return demands;
 }
@@ -208,7 +213,8 @@ Translation plain(Hypotheses hypotheses) {
 std::vector<Translation> translate(const Decoder &decoder, const Encoder *encoder, const Array &rows, const Array &lengths,
                                    const Array &limits, int64_t start, int64_t end, int64_t beam, int64_t n_best, double length_penalty,
                                    int64_t slots, int64_t threads, const SearchRules *asked, const std::optional<Array> &words,
-                                   const std::optional<Array> &word_counts, const AllDemands &demands, const Speculation *speculation) {
+                                   const std::optional<Array> &word_counts, const AllDemands &demands, const std::optional<nb::bytes> &word_marks,
+                                   const Speculation *speculation) {
     Options options = checked_options(decoder, encoder, start, end, beam, n_best, length_penalty, slots, threads, asked, speculation);
     auto sources = std::make_shared<Sources>(Sources{encoder, {}, nullptr, {}, {}, static_cast<int64_t>(lengths.shape(0))});
     if (encoder) {
@@ -218,7 +224,7 @@ std::vector<Translation> translate(const Decoder &decoder, const Encoder *encode
         if (static_cast<int64_t>(rows.shape(1)) != decoder.memory_width()) refuse("memory has another width than the decoder wants");
     }
     sources->first = offsets(lengths, rows.shape(0), encoder ? encoder->positions() : kMaxSource);
-    sources->demands = checked_demands(decoder, options, demands, sources->count);
+    sources->demands = checked_demands(decoder, options, demands, word_marks, sources->count);
     sources->limits = checked_limits(decoder, options, limits, sources->count, sources->demands);
     options.slots = std::max<int64_t>(1, std::min(slots, (sources->count + threads - 1) / threads));
     if (words && word_counts) take_words(*sources, decoder, options, *words, *word_counts);
@@ -259,10 +265,10 @@ class TranslationStream {
 
     // Returns the number of the first sentence; the others follow.
     int64_t submit(const Array &tokens, const Array &lengths, const Array &limits, const std::optional<Array> &words,
-                   const std::optional<Array> &word_counts, const AllDemands &demands) {
+                   const std::optional<Array> &word_counts, const AllDemands &demands, const std::optional<nb::bytes> &word_marks) {
         Sources sources{&encoder_, checked_tokens(encoder_, tokens), nullptr, {}, {}, static_cast<int64_t>(lengths.shape(0))};
         sources.first = offsets(lengths, sources.tokens.size(), encoder_.positions());
-        sources.demands = checked_demands(decoder_, options_, demands, sources.count);
+        sources.demands = checked_demands(decoder_, options_, demands, word_marks, sources.count);
         sources.limits = checked_limits(decoder_, options_, limits, sources.count, sources.demands);
         if (words && word_counts) take_words(sources, decoder_, options_, *words, *word_counts);
         const std::lock_guard<std::mutex> locked(mutex_);
@@ -456,7 +462,8 @@ void bind_transformer(nb::module_ &module) {
         .def("share_words", &Decoder::share_words, "words"_a)
         .def("translate", &translate, "encoder"_a.none(), "rows"_a, "lengths"_a, "limits"_a, "start"_a, "end"_a, "beam"_a, "n_best"_a,
              "length_penalty"_a, "slots"_a, "threads"_a, "rules"_a.none() = nb::none(), "words"_a.none() = nb::none(),
-             "word_counts"_a.none() = nb::none(), "demands"_a.none() = nb::none(), "speculation"_a.none() = nb::none());
+             "word_counts"_a.none() = nb::none(), "demands"_a.none() = nb::none(), "word_marks"_a.none() = nb::none(),
+             "speculation"_a.none() = nb::none());
     nb::class_<Speculation>(module, "Speculation")
         .def(nb::init<const Decoder &, bool>(), nb::keep_alive<1, 2>(), "decoder"_a, "copies"_a)
         .def("set_draft", &Speculation::set_draft, nb::keep_alive<1, 2>(), "draft"_a, "weight"_a, "scale"_a, "bias"_a, "qparams"_a.none(),
@@ -476,7 +483,7 @@ void bind_transformer(nb::module_ &module) {
             nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 12>(), "decoder"_a, "encoder"_a, "start"_a, "end"_a, "beam"_a, "n_best"_a,
             "length_penalty"_a, "slots"_a, "threads"_a, "rules"_a.none() = nb::none(), "speculation"_a.none() = nb::none())
         .def("submit", &TranslationStream::submit, "tokens"_a, "lengths"_a, "limits"_a, "words"_a.none() = nb::none(),
-             "word_counts"_a.none() = nb::none(), "demands"_a.none() = nb::none())
+             "word_counts"_a.none() = nb::none(), "demands"_a.none() = nb::none(), "word_marks"_a.none() = nb::none())
         .def("finished", &TranslationStream::finished, "seconds"_a)
         .def("cancel", &TranslationStream::cancel, "number"_a)
         .def("close", &TranslationStream::close, nb::call_guard<nb::gil_scoped_release>());

@@ -22,6 +22,7 @@ from zoo.translation.export.freeze import export
 from zoo.translation.search.beam_search import beam_search
 from zoo.translation.search.config import Demands, SearchConfig
 from zoo.translation.search.controls.variants import sampling_weights, search_variant
+from zoo.translation.search.controls.words import BEGINS
 
 pytestmark = pytest.mark.skipif(not extension.isas(), reason="no kernels for this CPU")
 RULES = {
@@ -153,6 +154,10 @@ def test_translations_contain_the_phrases_of_their_sentence(case, name, beam):
         words = draw.choice(free, sum(sizes), replace=False).tolist()
         phrases = tuple(tuple(words[sum(sizes[:k]) : sum(sizes[: k + 1])]) for k in range(len(sizes)))
         demands.append(Demands(phrases[0] if i == 9 else (), phrases, ("",) * len(phrases)))
+    if beam < 7:  # where no phrase is part of a longer word: words begin with the first token of a phrase and the end
+        marks = draw.integers(0, 4, WORDS, np.uint8)
+        marks[[END, *(phrase[0] for each in demands for phrase in each.phrases)]] |= BEGINS
+        demands = [each._replace(marks=marks.tobytes()) for each in demands]
     options = {"start": START, "end": END, "beam": beam, "best": beam, "demands": demands, "slots": 3}
     options |= {"length_penalty": rules.length_penalty, "rules": rules.native_options}
     limits = case.limits + 4
@@ -166,6 +171,31 @@ def test_translations_contain_the_phrases_of_their_sentence(case, name, beam):
         case.sources[7:8], limits[7:8], **options | {"demands": demands[7:8]}
     )
     assert alone[0] == found[7]
+
+
+@pytest.mark.parametrize("beam", [2, 5])
+def test_phrases_are_whole_words(case, beam):
+    """Of the likeliest translations a token is asked for that is followed by another one of its word there."""
+    options = {"start": START, "end": END, "beam": beam, "best": beam}
+    native = NativeTranslator(case.graph)
+    free = [each[0][0] for each in native.translate(case.sources, case.limits, **options)]
+    demands = []
+    for tokens in free:
+        marks = np.full(WORDS, BEGINS, np.uint8)  # no word has two tokens, but for those behind the phrase
+        marks[tokens[1:2]] = 0
+        demands.append(Demands((), (tuple(tokens[:1]),) if len(tokens) > 1 else (), ("",), (), marks.tobytes()))
+    assert any(each.unmet(tokens) for each, tokens in zip(demands, free, strict=True) if each.phrases)
+    demands = [each if each.phrases else Demands() for each in demands]
+    found = []
+    for i, asked in enumerate(demands):
+        found += native.translate(
+            case.sources[i : i + 1], case.limits[i : i + 1], demands=[asked], rules={"kind": "ctranslate2"}, **options
+        )
+    case.check(found, SearchConfig(), beam, demands=demands)
+    assert not any(each.unmet(one[0][0]) for each, one in zip(demands, found, strict=True))
+    asked = demands[0]._replace(phrases=((20,),), texts=("",), marks=bytes(WORDS - 1))
+    with pytest.raises(RequestError, match="word_marks are not of all tokens"):
+        native.translate(case.sources[:1], case.limits[:1], demands=[asked], **options)
 
 
 def test_phrases_that_do_not_fit_come_in_part(case):

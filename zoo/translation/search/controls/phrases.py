@@ -13,7 +13,32 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from zoo.translation.search.controls.words import BEGINS, ENDS
+
 Phrases = Sequence[tuple[int, ...]]
+
+
+def contains(tokens: Sequence[int], phrase: Sequence[int], marks: bytes | None = None, most: int | None = None) -> bool:
+    """Tells whether a translation contains a phrase.
+
+    Args:
+        tokens: The translation.
+        phrase: Tokens of the phrase.
+        marks: Result of `word_marks`: the phrase is no part of a longer word; None: it may be.
+        most: Number of tokens before which it ends; None: all.
+    """
+    size, wanted = len(phrase), tuple(phrase)
+    return any(
+        tuple(tokens[i : i + size]) == wanted
+        and _is_apart(tokens[i - 1 : i], phrase[:1], marks)
+        and _is_apart(phrase[-1:], tokens[i + size : i + size + 1], marks)
+        for i in range((len(tokens) if most is None else most) - size + 1)
+    )
+
+
+def _is_apart(before: Sequence[int], after: Sequence[int], marks: bytes | None) -> bool:
+    """Returns whether words end between two tokens, or there are none."""
+    return marks is None or not before or not after or bool(marks[before[0]] & ENDS or marks[after[0]] & BEGINS)
 
 
 class PhraseState:
@@ -22,11 +47,12 @@ class PhraseState:
     Args:
         phrases: Token sequences.
         tokens: Tokens of the translation.
+        marks: See `contains`.
     """
 
-    def __init__(self, phrases: Phrases, tokens: Sequence[int]) -> None:
-        self.phrases = phrases
-        self.progress = [_progress(phrase, tuple(tokens)) for phrase in phrases]
+    def __init__(self, phrases: Phrases, tokens: Sequence[int], marks: bytes | None = None) -> None:
+        self.phrases, self._tokens, self._marks = phrases, tuple(tokens), marks
+        self.progress = [_progress(phrase, self._tokens, marks) for phrase in phrases]
 
     @property
     def count(self) -> int:
@@ -45,18 +71,36 @@ class PhraseState:
         return {token for phrase, progress in open_ones for token in (phrase[progress], phrase[0])}
 
     @property
+    def is_open(self) -> bool:
+        """Whether it contains all, but a token that goes on with the last word would take a phrase away."""
+        before = len(self._tokens) - 1
+        return (
+            self._marks is not None
+            and self.complete
+            and any(
+                self._tokens[-len(phrase) :] == tuple(phrase)
+                and not self._marks[phrase[-1]] & ENDS
+                and not contains(self._tokens, phrase, self._marks, before)
+                for phrase in self.phrases
+            )
+        )
+
+    @property
     def bank(self) -> int:
         """Tokens of the phrases that it contains, and of one that it ends with the beginning of."""
         contained = sum(k for p, k in zip(self.phrases, self.progress, strict=True) if k == len(p))
         return contained + max((k for p, k in zip(self.phrases, self.progress, strict=True) if k < len(p)), default=0)
 
 
-def _progress(phrase: tuple[int, ...], tokens: tuple[int, ...]) -> int:
+def _progress(phrase: tuple[int, ...], tokens: tuple[int, ...], marks: bytes | None) -> int:
     """Returns how many tokens of a phrase end a translation; all if it is contained."""
     size = len(phrase)
-    if any(tokens[i : i + size] == phrase for i in range(len(tokens) - size + 1)):
+    if contains(tokens, phrase, marks):
         return size
-    return next((k for k in range(min(size - 1, len(tokens)), 0, -1) if tokens[-k:] == phrase[:k]), 0)
+    for k in range(min(size - 1, len(tokens)), 0, -1):
+        if tokens[-k:] == phrase[:k] and _is_apart(tokens[:-k][-1:], phrase[:1], marks):
+            return k
+    return 0
 
 
 def allocate(banks: Sequence[int], beam: int) -> list[int]:
@@ -102,6 +146,7 @@ def constrained_candidates(
     phrases: Phrases,
     beam: int,
     end: int,
+    marks: bytes | None = None,
 ) -> Candidates:
     """Chooses the continuations of the beams of a sentence with phrases.
 
@@ -112,19 +157,21 @@ def constrained_candidates(
         phrases: Phrases that the translation contains.
         beam: Beam size.
         end: End token.
+        marks: See `contains`.
 
     Returns:
         At most `beam` that end, and at most `beam` that go on.
     """
     found = []
     for origin, (row, tokens) in enumerate(zip(values, history.tolist(), strict=True)):
-        wanted = PhraseState(phrases, tokens).wanted
+        before = PhraseState(phrases, tokens, marks)
+        wanted = before.wanted | ({end} if before.is_open else set())
         count = min(2 * beam + len(wanted), len(row))
         likely = np.argpartition(-row, count - 1)[:count].tolist()
         likely = sorted((each for each in likely if each not in wanted), key=lambda each: (-row[each], each))
         for token in (*likely[: 2 * beam], *wanted):
             if row[token] > -np.inf and scores[origin] > -np.inf:
-                state = PhraseState(phrases, [*tokens, token])
+                state = PhraseState(phrases, [*tokens, token], marks)
                 found.append((scores[origin] + row[token], origin, token, state))
     found.sort(key=lambda one: (-one[0], one[1], one[2]))
     ends = [one for one in found if one[2] == end]

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zoo.translation.search.config import SearchConfig
-from zoo.translation.search.controls.phrases import Phrases, PhraseState
+from zoo.translation.search.config import Demands, SearchConfig
 
 
 def apply_rules(
@@ -23,7 +22,7 @@ def apply_rules(
     end: int,
     begins: bool,
     sources: Sequence[Sequence[int]] | None = None,
-    phrases: Sequence[Phrases] | None = None,
+    demands: Sequence[Demands] | None = None,
 ) -> NDArray[np.floating[Any]]:
     """Applies the rules to scores of the next token.
 
@@ -34,7 +33,7 @@ def apply_rules(
         end: End token.
         begins: Whether the next token is the first one after the prefix.
         sources: Source tokens of every row, for `encoder_no_repeat_ngram`.
-        phrases: Phrases of every row, which must not end without them.
+        demands: Of every row, which must not end without its phrases.
 
     Returns:
         The scores; -inf for tokens that must not follow.
@@ -50,7 +49,7 @@ def apply_rules(
             banned += following(tokens, tokens, rules.no_repeat_ngram)
         if rules.encoder_no_repeat_ngram and sources is not None:
             banned += following(sources[i], tokens, rules.encoder_no_repeat_ngram)
-        if phrases is not None and not PhraseState(phrases[i], tokens).complete:
+        if demands is not None and not demands[i].state(tokens).complete:
             banned.append(end)
         if banned:
             row[banned] = -np.inf
