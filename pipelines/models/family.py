@@ -64,6 +64,7 @@ class Importer:
         write: `write(path, output, *, format, **options)` writes a folder that `Freezable.freeze` starts from, and
             returns (card details, files), or raises RequestError with all faults before anything is written.
         options: Names of the options that `write` takes; `runtime_options`: those that do not change the weights.
+        path_options: Names of the options that may name a file.
         patterns: Patterns of the files to fetch from a model hub.
     """
 
@@ -73,6 +74,7 @@ class Importer:
     options: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
     runtime_options: tuple[str, ...] = ()
+    path_options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,25 +290,6 @@ class Importable(Protocol):
     @abc.abstractmethod
     def importer(self) -> Importer:
         """Returns the reader of other formats."""
-
-
-@runtime_checkable
-class GraphImportable(Protocol):
-    """A family that imports frozen TensorFlow graphs."""
-
-    @abc.abstractmethod
-    def from_graph(self, path: Any, data: Any, output: Path, **options: Any) -> dict[str, Any]:
-        """Writes a folder that `Freezable.freeze` starts from.
-
-        Args:
-            path: GraphDef, SavedModel or Keras model.
-            data: Rows to calibrate on.
-            output: New folder.
-            options: columns, output_node, on_error.
-
-        Returns:
-            Details of the model's card.
-        """
 
 
 @runtime_checkable

@@ -239,6 +239,24 @@ class RanksItems(Protocol):
 
 
 @runtime_checkable
+class GraphImportable(Protocol):
+    """A family that imports frozen TensorFlow graphs."""
+
+    def from_graph(self, path: Any, data: Any, output: Path, **options: Any) -> dict[str, Any]:
+        """Writes a folder that `Freezable.freeze` starts from.
+
+        Args:
+            path: GraphDef, SavedModel or Keras model.
+            data: Rows to calibrate on.
+            output: New folder.
+            options: columns, output_node, on_error.
+
+        Returns:
+            Details of the model's card.
+        """
+
+
+@runtime_checkable
 class ModulesExportable(Protocol):
     """Models that sentence-transformers can run, as a module of its own: `zoo export --to sentence-transformers`."""
 

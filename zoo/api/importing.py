@@ -88,13 +88,11 @@ def import_model(
             address = str(Repository(origin, path.name))
             details = {**details, "base_model": {"repository": origin, "commit": path.name}}
         if not keep_float:
-            of_weights = {
-                name: _found_anywhere(value) for name, value in given.items() if name not in importer.runtime_options
+            of_weights = {name: value for name, value in given.items() if name not in importer.runtime_options}
+            of_weights |= {
+                name: _found_anywhere(of_weights[name]) for name in importer.path_options if name in of_weights
             }
-            details = {
-                **details,
-                SOURCE: {"model": address, "format": recognized, "options": of_weights},
-            }
+            details = {**details, SOURCE: {"model": address, "format": recognized, "options": of_weights}}
         description = f"{entry.title}; imported from {origin}"
         write_card(folder_path, entry.name, description, details, files, name=target.resolve().name)
         folder = zoo.load(folder_path)
@@ -113,7 +111,7 @@ def import_model(
 
 
 def _found_anywhere(value: Any) -> Any:
-    """Returns the absolute path of a file, or another option as it is."""
+    """Returns the absolute path of a file, or another value as it is."""
     return str(Path(value).resolve()) if isinstance(value, str) and Path(value).is_file() else value
 
 
@@ -168,11 +166,16 @@ def _require_regular(path: Path) -> None:
 
 @contextlib.contextmanager
 def _understood(path: Path) -> Iterator[None]:
-    """Context in which values that an importer does not expect are an error of one line."""
+    """Context in which unreadable files, and values that an importer does not expect, are an error of one line."""
     try:
         yield
     except ZooError:
         raise
+    except OSError as error:
+        file = Path(str(error.filename or ""))
+        if path not in (file, *file.parents):  # of the folder that is written
+            raise
+        raise RequestError(f"cannot import {path}: cannot read {file} ({error.strerror or error})") from error
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         raise RequestError(
             f"cannot import {path}: its files are not as the toolkit writes them ({type(error).__name__}: "

@@ -15,10 +15,10 @@ from pipelines.core.files import require_free, require_place, write_bytes
 from pipelines.deltas.scales import keep_scales
 from pipelines.graph import io, query
 from pipelines.models import stages
-from pipelines.models.family import Family, GraphImportable, OnnxImportable, SchemaInferring, Shortlistable, Trainable
+from pipelines.models.family import Family, OnnxImportable, SchemaInferring, Shortlistable, Trainable
 from pipelines.models.folder import ModelFolder
 from pipelines.models.hub import CARD, CardFile
-from pipelines.models.protocols import Draftable
+from pipelines.models.protocols import Draftable, GraphImportable
 from zoo.api import exporting
 from zoo.api.models import run_stage
 from zoo.api.paths import Model, as_list, output_path, require_distinct

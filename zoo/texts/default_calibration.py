@@ -137,7 +137,7 @@ def _with_float_layers(
     rows = [{name: array[i : i + JUDGED] for name, array in whole.items()} for i in range(0, len(whole[IDS]), JUDGED)]
     small, found = large_weights.used_rows(io.load(path), rows[:: max(len(rows) // JUDGED, 1)][:JUDGED])
     own = replace(table, graph=io.digest(small))
-    return with_float_layers(Quantizer(small, recipe), own, list(found), GOAL)
+    return next(with_float_layers(Quantizer(small, recipe), own, list(found), GOAL))
 
 
 def _stock(model: ir.Model) -> Run:

@@ -37,16 +37,17 @@ SHARE = 0.35  # maximum share of the multiplications in float32; a third are tho
 JUDGED = 4  # batches on which layers are chosen
 
 
-def samples(folder: ModelFolder) -> dict[str, NDArray[np.int64]]:
+def samples(folder: ModelFolder, count: int = 0) -> dict[str, NDArray[np.int64]]:
     """Returns calibration samples of a model: texts that ship, with the float model's translations.
 
     Args:
         folder: Model folder.
+        count: Maximum number of texts; 0: `CALIBRATING`.
 
     Returns:
         {"source", "target"}, see `decoder_samples`.
     """
-    return decoder_samples(*_translated(folder, sample_texts.calibration_texts(), CALIBRATING))
+    return decoder_samples(*_translated(folder, sample_texts.calibration_texts(), count or CALIBRATING))
 
 
 def judged(
@@ -78,13 +79,13 @@ def judged(
     result = measure(table)
     if result["agreement"] >= AGREEMENT:
         return table, result
-    rows, best = list(cut(samples(folder), BATCH))[:JUDGED], (table, result)
-    for kinds in (True, False):
-        if best[1]["agreement"] < AGREEMENT:
-            better = with_float_layers(quantizer, table, rows, GOAL, kinds=kinds, share=SHARE)
-            improved = measure(better) if better.keep_float else result
-            if improved["agreement"] > best[1]["agreement"]:
-                best = better, improved | {"float_layers": sorted(better.keep_float), "int8_alone": result}
+    rows, best = list(cut(samples(folder, JUDGED * BATCH), BATCH)), (table, result)
+    for better in with_float_layers(quantizer, table, rows, GOAL, kinds=(True, False), share=SHARE):
+        improved = measure(better) if better.keep_float else result
+        if improved["agreement"] > best[1]["agreement"]:
+            best = better, improved | {"float_layers": sorted(better.keep_float), "int8_alone": result}
+        if best[1]["agreement"] >= AGREEMENT:
+            break
     return best
 
 

@@ -114,7 +114,9 @@ class Translator(LinePipeline[NativeTranslator]):
             self._hold(self._held_example)
         self._speculations: dict[str, Speculation] = {}  # by the draft; shared by copies with other options
         self.positions = (folder.preprocessing.get("form", {}).get("positions") or [POSITIONS])[-1]
-        self.forced = ForcedDecoder(folder, options.get("model"), self.threads, self.precision, len(self.vocabulary))
+        self.forced = ForcedDecoder(
+            folder, options.get("model"), self.threads, self.precision, len(self.vocabulary), self._native
+        )
 
     def _open_stock(self, model: Path | None) -> None:
         """Opens beam search in one graph, else step by step, else without KV caches."""

@@ -212,6 +212,74 @@ class NativeTranslator:
             )
         return TranslationStream(native)
 
+    def forced_scores(
+        self,
+        sources: Sequence[NDArray[np.int32]],
+        targets: Sequence[Sequence[int]],
+        *,
+        start: int,
+        words: Sequence[NDArray[np.int32]] | None = None,
+        excluded: Sequence[int] = (),
+    ) -> list[NDArray[np.float64]]:
+        """Computes the log probabilities of the tokens of given translations, all tokens of one in a step.
+
+        Args:
+            sources: See `translate`.
+            targets: Tokens of each translation, 1 to `positions`.
+            start: Start token.
+            words: Shortlist of each sentence, int32 in ascending order; other tokens have no share of the probability.
+            excluded: Tokens that have no share of the probability.
+
+        Returns:
+            For each translation float64 [tokens].
+
+        Raises:
+            RequestError: Tokens do not fit.
+            ZooError: Logits are not finite.
+        """
+        pairs, lengths = _pairs(sources, targets)
+        listed = _words(words)
+        shortlists = (listed["words"], listed["word_counts"]) if listed else None
+        with _reported():
+            found = self._decoder.forced_scores(self._encoder, *pairs, start, self.threads, [*excluded], shortlists)
+        return np.split(found.ravel(), np.cumsum(lengths)[:-1])
+
+    def forced_attention(
+        self,
+        sources: Sequence[NDArray[np.int32]],
+        targets: Sequence[Sequence[int]],
+        *,
+        start: int,
+        layer: int,
+        heads: Sequence[int] = (),
+    ) -> list[NDArray[np.float32]]:
+        """Computes the weights of a cross-attention for given translations.
+
+        Args:
+            sources: See `translate`.
+            targets: See `forced_scores`.
+            start: Start token.
+            layer: Number of the cross-attention, less than `cross_attentions`.
+            heads: Heads whose weights are averaged; (): all.
+
+        Returns:
+            For each pair float32 [target tokens, source tokens].
+
+        Raises:
+            RequestError: Tokens do not fit, or there is no such layer or head.
+        """
+        pairs, lengths = _pairs(sources, targets)
+        with _reported():
+            found = self._decoder.forced_attention(self._encoder, *pairs, start, self.threads, layer, [*heads])
+        shapes = [(count, len(source)) for count, source in zip(lengths, sources, strict=True)]
+        parts = np.split(found.ravel(), np.cumsum([a * b for a, b in shapes])[:-1])
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    @property
+    def cross_attentions(self) -> int:
+        """Number of decoder layers with cross-attention."""
+        return int(self._decoder.cross_attentions)
+
 
 class Speculation:
     """Proposals of speculative decoding, see `NativeTranslator.speculation`; for searches of any thread."""
@@ -302,6 +370,15 @@ def _arrays(sources: Sequence[NDArray[np.int32]], limits: Sequence[int] | NDArra
         tokens = tokens.astype(np.int32)
     lengths = np.array([len(each) for each in sources], np.int64)
     return tokens, lengths, np.ascontiguousarray(limits, np.int64)
+
+
+def _pairs(
+    sources: Sequence[NDArray[np.int32]], targets: Sequence[Sequence[int]]
+) -> tuple[tuple[NDArray[Any], ...], list[int]]:
+    """Returns tokens and lengths of sources and targets, and the lengths of the targets."""
+    lengths = [len(each) for each in targets]
+    tokens = [np.asarray(each, np.int32) for each in targets]
+    return (*_arrays(sources, [])[:2], *_arrays(tokens, [])[:2]), lengths
 
 
 def _rules(rules: Mapping[str, Any] | None) -> dict[str, Any]:

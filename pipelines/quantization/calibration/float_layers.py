@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import onnx
@@ -341,9 +341,9 @@ def with_float_layers(
     batches: Sequence[Batch],
     goal: float,
     *,
-    kinds: bool = False,
+    kinds: Iterable[bool] = (False,),
     share: float = FLOAT_SHARE,
-) -> CalibrationTable:
+) -> Iterator[CalibrationTable]:
     """Keeps the layers of largest error in float32, chosen on a few batches; see `leave_float`.
 
     Args:
@@ -351,14 +351,15 @@ def with_float_layers(
         table: Calibration table of the model.
         batches: Samples; gains are measured on the first half, and checked on the others.
         goal: SQNR to reach, in dB.
-        kinds: See `leave_float`.
+        kinds: See `leave_float`, for each table.
         share: See `leave_float`.
 
-    Returns:
+    Yields:
         `table` with `keep_float`.
     """
     metric = OutputSqnr(quantizer.model, batches, True)
     observation = observe(quantizer.model, batches, binned=(), quick=True)
     sqnr = metric(quantizer.quantize(table)[0])
     measured = max(len(batches) // 2, 1)
-    return leave_float(quantizer, table, metric, observation, sqnr, goal, False, measured, kinds=kinds, share=share)
+    for each in kinds:
+        yield leave_float(quantizer, table, metric, observation, sqnr, goal, False, measured, kinds=each, share=share)

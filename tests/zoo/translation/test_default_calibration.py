@@ -10,6 +10,7 @@ from pipelines.core.errors import RequestError
 from pipelines.models.record import read_record
 from zoo import api
 from zoo.translation import default_calibration
+from zoo.translation.importers.huggingface_vocabulary import VocabularyFolder
 
 torch = pytest.importorskip("torch", reason="importing needs the train extra")
 pytest.importorskip("transformers", reason="the originals are its models")
@@ -90,6 +91,29 @@ def test_a_missing_or_other_source_is_one_line_and_int8_runs(imported, tmp_path)
     finally:
         shutil.rmtree(theirs, ignore_errors=True)
         moved.rename(theirs)
+
+
+def test_a_source_that_cannot_be_read_is_named(imported, tmp_path, monkeypatch):
+    theirs, ours, _ = imported
+    shutil.copytree(ours, tmp_path / "copy")
+
+    def broken(reader):
+        raise PermissionError(13, "Permission denied", str(reader.path / "vocab.json"))
+
+    monkeypatch.setattr(VocabularyFolder, "_vocabulary", broken)
+    for run in (lambda: zoo.pipeline(tmp_path / "copy", "fp32"), lambda: zoo.import_model(theirs, tmp_path / "new")):
+        with pytest.raises(
+            RequestError, match=f"cannot import {theirs}: cannot read {theirs}/vocab.json .Permission denied"
+        ):
+            run()
+
+
+def test_an_option_that_is_the_name_of_a_file_stays_as_it_is(tmp_path, monkeypatch):
+    folders.make("marian languages", tmp_path / "theirs")
+    (tmp_path / "de").write_text("")
+    monkeypatch.chdir(tmp_path)
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours", target_language="de")
+    assert zoo.load(tmp_path / "ours").card.details["source"]["options"] == {"target_language": "de"}
 
 
 def test_a_source_of_another_form_is_no_reason_to_remove_weights(imported, tmp_path):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipelines.core.errors import RequestError, one_line
 from pipelines.core.files import copy_file
-from pipelines.models.family import GraphImportable
+from pipelines.models.protocols import GraphImportable
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.recommenders.criteo import BUCKETS, CATEGORICAL, NUMERIC
 from zoo.recommenders.family import Preset, TrainableRankingFamily

@@ -96,7 +96,8 @@ def importer(head: Head | None) -> Importer:
         return _write(path, output, head, pooling, normalize, task, template)
 
     options = head.OPTIONS if head else ("pooling", "normalize", "task")
-    return Importer({name: description}, recognize, write, options, PATTERNS)
+    paths = tuple(name for name in options if name == "template")
+    return Importer({name: description}, recognize, write, options, PATTERNS, path_options=paths)
 
 
 def _write(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 from pipelines.core.plain import from_plain
 from pipelines.engines.catalog import load
+from pipelines.engines.native.translation import NativeTranslator
 from pipelines.engines.session import Session
 from pipelines.models.folder import ModelFolder, derived_graph
 from pipelines.models.pipeline import PRECISIONS
@@ -41,6 +42,20 @@ class AttentionHeads:
     layer: int | None = None
     heads: tuple[int, ...] = ()
 
+    def number(self, layers: int) -> int:
+        """Returns the number of the layer, from 0 on.
+
+        Args:
+            layers: Number of decoder layers with cross-attention.
+
+        Raises:
+            RequestError: There is no such layer.
+        """
+        number = max(layers - 2, 0) if self.layer is None else self.layer
+        if not -layers <= number < layers:
+            raise RequestError(f"found the layer {number} to align by, the decoder has {layers} with cross-attention")
+        return number % layers
+
     @staticmethod
     def from_json(values: Any) -> AttentionHeads:
         """Reads the feature "alignment" of a card.
@@ -61,7 +76,7 @@ class AttentionHeads:
 
 
 class ForcedDecoder:
-    """Computes cross-attention and log probabilities of given translations in ONNX Runtime."""
+    """Computes cross-attention and log probabilities of given translations, in native code or in ONNX Runtime."""
 
     def __init__(
         self,
@@ -70,6 +85,7 @@ class ForcedDecoder:
         threads: int,
         precision: str,
         vocabulary: int,
+        native: NativeTranslator | None = None,
     ) -> None:
         """Remembers the graph; sessions are opened at the first use.
 
@@ -79,9 +95,10 @@ class ForcedDecoder:
             threads: Number of threads.
             precision: Precision of the folder's graph.
             vocabulary: Number of target tokens.
+            native: Computes in place of ONNX Runtime.
         """
         self._folder, self._model, self._threads, self._precision = folder, model, threads, precision
-        self._vocabulary = vocabulary
+        self._vocabulary, self._native = vocabulary, native
         self._heads = AttentionHeads.from_json(folder.preprocessing.get("alignment", {}))
         self._sessions: dict[str, Session] = {}
 
@@ -97,6 +114,14 @@ class ForcedDecoder:
             reads the source when it writes each token.
         """
         found: list[NDArray[np.float32]] = [np.zeros((0, 0), np.float32)] * len(sources)
+        chosen = [i for i, target in enumerate(targets) if len(target)]
+        if self._native is not None and chosen:
+            layer = self._heads.number(self._native.cross_attentions)
+            pairs = [sources[i] for i in chosen], [targets[i] for i in chosen]
+            computed = self._native.forced_attention(*pairs, start=START, layer=layer, heads=self._heads.heads)
+            for i, rows in zip(chosen, computed, strict=True):
+                found[i] = rows
+            return found
         for chosen in self._batches(sources, targets, 1):
             weights = self._run(ATTENTION, [sources[i] for i in chosen], [targets[i] for i in chosen])
             for i, rows in zip(chosen, weights, strict=True):
@@ -122,6 +147,14 @@ class ForcedDecoder:
             For each pair float64 [target tokens].
         """
         found: list[NDArray[np.float64]] = [np.zeros(0)] * len(sources)
+        chosen = [i for i, target in enumerate(targets) if len(target)]
+        if self._native is not None and chosen:
+            words = [allowed[i].astype(np.int32) for i in chosen] if allowed is not None else None
+            pairs = [sources[i] for i in chosen], [targets[i] for i in chosen]
+            scores = self._native.forced_scores(*pairs, start=START, words=words, excluded=excluded)
+            for i, values in zip(chosen, scores, strict=True):
+                found[i] = values
+            return found
         for chosen in self._batches(sources, targets, self._vocabulary):
             logits = self._run(LOGITS, [sources[i] for i in chosen], [targets[i] for i in chosen])
             for i, rows in zip(chosen, logits, strict=True):
@@ -185,10 +218,7 @@ def attention_graph(model: ir.Model, heads: AttentionHeads) -> ir.Model:
     from pipelines.graph.builder import GraphBuilder
 
     layers = _cross_attentions(model)
-    number = max(len(layers) - 2, 0) if heads.layer is None else heads.layer
-    if not -len(layers) <= number < len(layers):
-        raise RequestError(f"found the layer {number} to align by, the decoder has {len(layers)} with cross-attention")
-    part = edit.extract(model, [SOURCE, TARGET], [str(layers[number].name)])
+    part = edit.extract(model, [SOURCE, TARGET], [str(layers[heads.number(len(layers))].name)])
     (weights,) = part.graph.outputs
     part.graph.outputs.clear()
     add = GraphBuilder(part.graph, "alignment/", {ATTENTION})

@@ -158,8 +158,7 @@ void Decoder::run_cross_attention(const Operation &operation, const Rows &in, co
     }
 }
 
-void Decoder::step(Workspace &work, const std::vector<Beam> &beams) const {
-    const auto n = static_cast<int64_t>(beams.size());
+void Decoder::take_pages(Workspace &work, const std::vector<Beam> &beams) const {
     for (const Beam &beam : beams) {
         Sentence &sentence = *beam.sentence;
         if (beam.position() / kPage < static_cast<int64_t>(sentence.pages.size())) continue;
@@ -170,17 +169,66 @@ void Decoder::step(Workspace &work, const std::vector<Beam> &beams) const {
         sentence.pages.push_back(work.free_pages.back());
         work.free_pages.pop_back();
     }
-    run(work.registers, n, [&](const Operation &operation, const Rows &in, const Rows &out) {
-        if (operation.kind == Kind::kSelfAttention) run_self_attention(work, operation, in, out, beams);
-        if (operation.kind == Kind::kRecurrence) run_recurrence(work, operation, in, out, beams);
-        if (operation.kind == Kind::kCrossAttention) run_cross_attention(operation, in, out, beams);
-        if (operation.kind != Kind::kEmbed) return;
-        for (int64_t r = 0; r < n; ++r) {
-            const Beam &beam = beams[static_cast<size_t>(r)];
-            const int64_t now = beam.position();
-            embed_row(beam.sentence->tokens[static_cast<size_t>(now * work.beam + beam.slot)], by_position_ ? now : 0, out.values + r * out.stride);
+}
+
+void Decoder::run_beams(Workspace &work, const Operation &operation, const Rows &in, const Rows &out, const std::vector<Beam> &beams) const {
+    if (operation.kind == Kind::kSelfAttention) run_self_attention(work, operation, in, out, beams);
+    if (operation.kind == Kind::kRecurrence) run_recurrence(work, operation, in, out, beams);
+    if (operation.kind == Kind::kCrossAttention) run_cross_attention(operation, in, out, beams);
+    if (operation.kind != Kind::kEmbed) return;
+    for (size_t r = 0; r < beams.size(); ++r) {
+        const int64_t now = beams[r].position();
+        embed_row(beams[r].sentence->tokens[static_cast<size_t>(now * work.beam + beams[r].slot)], by_position_ ? now : 0,
+                  out.values + static_cast<int64_t>(r) * out.stride);
+    }
+}
+
+size_t Decoder::cross_attention_at(int64_t layer) const {
+    const auto at = std::find_if(operations_.begin(), operations_.end(), [&](const Operation &operation) {
+        return operation.kind == Kind::kCrossAttention && operation.layer == layer;
+    });
+    return static_cast<size_t>(at - operations_.begin());
+}
+
+int64_t Decoder::heads(int64_t layer) const { return operations_[cross_attention_at(layer)].heads; }
+
+void Decoder::attend(Workspace &work, const std::vector<Beam> &beams, int64_t layer, const std::vector<int64_t> &heads,
+                     const std::function<float *(const Beam &)> &row) const {
+    constexpr Float16 kOne = 0x3C00;
+    const auto n = static_cast<int64_t>(beams.size());
+    take_pages(work, beams);
+    run(0, cross_attention_at(layer) + 1, work.registers, n, [&](const Operation &operation, const Rows &in, const Rows &out) {
+        if (operation.kind != Kind::kCrossAttention || operation.layer != layer) return run_beams(work, operation, in, out, beams);
+        std::fill_n(out.values, n * out.stride, 0.0f);
+        for (int64_t i = 0; i < n;) {  // the rows of a sentence follow one another; its values are columns of the identity
+            const Sentence &sentence = *beams[static_cast<size_t>(i)].sentence;
+            const int64_t count = sentence.source_length, size = operation.size, rows = sentence.rows(), room = round_up(count, 16);
+            std::vector<float> found(static_cast<size_t>(rows * size));
+            for (int64_t first = 0; first < count; first += size) {
+                const int64_t columns = std::min(size, count - first);
+                std::vector<Float16> identity(static_cast<size_t>(count * size));
+                for (int64_t column = 0; column < columns; ++column) identity[static_cast<size_t>((first + column) * size + column)] = kOne;
+                for (const int64_t head : heads) {
+                    const Float16 *keys = sentence.cross_kv[static_cast<size_t>(layer)].data() + head * size * room;
+                    isa_.rows->attention_float16(in.values + i * in.stride + head * size, in.stride, rows, {keys, identity.data(), count, size, 0}, 1,
+                                                 size, found.data(), size);
+                    for (int64_t r = 0; r < rows; ++r) {
+                        float *to = row(beams[static_cast<size_t>(i + r)]) + first;
+                        for (int64_t column = 0; column < columns; ++column)
+                            to[column] = (head == heads.front() ? 0.0f : to[column]) +
+                                         found[static_cast<size_t>(r * size + column)] / static_cast<float>(heads.size());
+                    }
+                }
+            }
+            i += rows;
         }
     });
+}
+
+void Decoder::step(Workspace &work, const std::vector<Beam> &beams) const {
+    const auto n = static_cast<int64_t>(beams.size());
+    take_pages(work, beams);
+    run(work.registers, n, [&](const Operation &operation, const Rows &in, const Rows &out) { run_beams(work, operation, in, out, beams); });
     const Rows rows = work.registers[static_cast<size_t>(last_)].rows();
     const auto from = [&](int64_t first) -> Rows {
         return {rows.values + first * rows.stride, rows.quantized + first * rows.stride, rows.scale + first, rows.stride};

@@ -1,5 +1,6 @@
 // The decoder of an encoder-decoder Transformer, and the state of a sentence that is decoded: its KV caches and its beams.
 #pragma once
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -122,6 +123,12 @@ class Decoder : public Layers {
     // One decoding step: the newest token of every beam (`Sentence::tokens`), then those that are proposed; the top-k continuations of
     // each are in the workspace. A row is the same bits whatever rows are computed with it.
     void step(Workspace &work, const std::vector<Beam> &beams) const;
+    // The same rows up to a cross-attention, by its number, whose weights go to row(beam), a float for each source token: the mean of some heads.
+    void attend(Workspace &work, const std::vector<Beam> &beams, int64_t layer, const std::vector<int64_t> &heads,
+                const std::function<float *(const Beam &)> &row) const;
+    int64_t cross_attentions() const { return static_cast<int64_t>(kv_projections_.size()); }
+    // Heads of a cross-attention.
+    int64_t heads(int64_t layer) const;
 
   private:
     friend struct Workspace;
@@ -131,6 +138,11 @@ class Decoder : public Layers {
                             const std::vector<Beam> &beams) const;
     void run_recurrence(Workspace &work, const Operation &operation, const Rows &in, const Rows &out, const std::vector<Beam> &beams) const;
     void run_cross_attention(const Operation &operation, const Rows &in, const Rows &out, const std::vector<Beam> &beams) const;
+    // An embedding or an attention.
+    void run_beams(Workspace &work, const Operation &operation, const Rows &in, const Rows &out, const std::vector<Beam> &beams) const;
+    // Pages of the KV caches for the positions of these rows.
+    void take_pages(Workspace &work, const std::vector<Beam> &beams) const;
+    size_t cross_attention_at(int64_t layer) const;
 
     int64_t memory_width_;
     std::vector<int64_t> kv_offsets_;  // of each self-attention in the float16s of one position and slot, then the size of these

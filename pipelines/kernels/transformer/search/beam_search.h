@@ -3,7 +3,9 @@
 #include <atomic>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "transformer/layers/decoder.h"
@@ -124,5 +126,21 @@ class BeamSearch {
     std::vector<size_t> merged_;                     // of each beam: how many are among the candidates
     double complete_ = -INFINITY;                    // score of the likeliest candidate that goes on and contains all phrases
 };
+
+// The first row of each sentence, and the end of all; lengths int64 [sentences], each 1 to `most`.
+std::vector<int64_t> offsets(const Array &lengths, size_t rows, int64_t most);
+// A checked copy of tokens, int32, 0 to before `most`, which the caller cannot change.
+std::vector<int32_t> checked_tokens(const Array &tokens, int64_t most);
+
+// Shortlists: sorted tokens of all sentences, and the number of each.
+using Shortlists = std::optional<std::pair<Array, Array>>;
+// Passes over given translations, see forced.cpp. tokens and lengths: of the sources; targets and target_lengths: of the translations.
+// Returns the log probabilities, float64 [targets, 1]. excluded: tokens without a share of the probability; shortlists: others have none.
+NewArray<double> forced_scores(const Decoder &decoder, const Encoder &encoder, const Array &tokens, const Array &lengths, const Array &targets,
+                               const Array &target_lengths, int64_t start, int64_t threads, const std::vector<int32_t> &excluded,
+                               const Shortlists &shortlists);
+// Returns the weights of a cross-attention, the mean of some heads: float32 [sum of target length * source length, 1], pair by pair.
+NewArray<float> forced_attention(const Decoder &decoder, const Encoder &encoder, const Array &tokens, const Array &lengths, const Array &targets,
+                                 const Array &target_lengths, int64_t start, int64_t threads, int64_t layer, std::vector<int64_t> heads);
 
 }  // namespace zoo

@@ -67,33 +67,13 @@ std::vector<Hypotheses> beam_search(const Decoder &decoder, std::shared_ptr<cons
 
 [[noreturn]] void refuse(const std::string &why) { throw nb::value_error(why.c_str()); }
 
-// The first row of each sentence, and the end of all; lengths int64 [sentences], each 1 to `most`.
-std::vector<int64_t> offsets(const Array &lengths, size_t rows, int64_t most) {
-    const auto *length = data_of<int64_t>(lengths, "lengths", 1);
-    std::vector<int64_t> first{0};
-    for (size_t i = 0; i < lengths.shape(0); ++i) {
-        const int64_t rows_of_source = length[i];
-        if (rows_of_source < 1 || rows_of_source > most)
-            refuse("found a source of " + std::to_string(rows_of_source) + " rows, expected 1 to " + std::to_string(most));
-        first.push_back(first.back() + rows_of_source);
-    }
-    if (static_cast<int64_t>(rows) != first.back()) refuse("the rows are not as many as the lengths want");
-    return first;
-}
-
-// A checked copy of tokens in the encoder's vocabulary, which the caller cannot change.
-std::vector<int32_t> checked_tokens(const Encoder &encoder, const Array &tokens) {
+std::vector<int32_t> encoder_tokens(const Encoder &encoder, const Array &tokens) {
     if (!encoder.complete()) refuse("the encoder has no result yet");
-    const auto *data = data_of<int32_t>(tokens, "tokens", 1);
-    const std::vector<int32_t> copy(data, data + tokens.shape(0));
-    for (const int32_t token : copy)
-        if (token < 0 || token >= encoder.tokens())
-            refuse("found token " + std::to_string(token) + ", expected 0 to " + std::to_string(encoder.tokens() - 1));
-    return copy;
+    return checked_tokens(tokens, encoder.tokens());
 }
 
 NewArray<float> encode(const Encoder &encoder, const Array &tokens, const Array &lengths) {
-    const std::vector<int32_t> copy = checked_tokens(encoder, tokens);
+    const std::vector<int32_t> copy = encoder_tokens(encoder, tokens);
     const std::vector<int64_t> first = offsets(lengths, copy.size(), std::min(encoder.positions(), encoder.reach()));
     Encoding work;
     const Rows rows = encoder.encode(work, copy.data(), first.data(), static_cast<int64_t>(first.size()) - 1);
@@ -218,7 +198,7 @@ std::vector<Translation> translate(const Decoder &decoder, const Encoder *encode
     Options options = checked_options(decoder, encoder, start, end, beam, n_best, length_penalty, slots, threads, asked, speculation);
     auto sources = std::make_shared<Sources>(Sources{encoder, {}, nullptr, {}, {}, static_cast<int64_t>(lengths.shape(0))});
     if (encoder) {
-        sources->tokens = checked_tokens(*encoder, rows);
+        sources->tokens = encoder_tokens(*encoder, rows);
     } else {
         sources->memory = data_of<float>(rows, "memory", 2);
         if (static_cast<int64_t>(rows.shape(1)) != decoder.memory_width()) refuse("memory has another width than the decoder wants");
@@ -266,7 +246,7 @@ class TranslationStream {
     // Returns the number of the first sentence; the others follow.
     int64_t submit(const Array &tokens, const Array &lengths, const Array &limits, const std::optional<Array> &words,
                    const std::optional<Array> &word_counts, const AllDemands &demands, const std::optional<nb::bytes> &word_marks) {
-        Sources sources{&encoder_, checked_tokens(encoder_, tokens), nullptr, {}, {}, static_cast<int64_t>(lengths.shape(0))};
+        Sources sources{&encoder_, encoder_tokens(encoder_, tokens), nullptr, {}, {}, static_cast<int64_t>(lengths.shape(0))};
         sources.first = offsets(lengths, sources.tokens.size(), encoder_.positions());
         sources.demands = checked_demands(decoder_, options_, demands, word_marks, sources.count);
         sources.limits = checked_limits(decoder_, options_, limits, sources.count, sources.demands);
@@ -460,6 +440,11 @@ void bind_transformer(nb::module_ &module) {
              "out"_a)
         .def("vocabulary", &Decoder::vocabulary, "input"_a, "weight"_a, "scale"_a, "bias"_a, "qparams"_a.none())
         .def("share_words", &Decoder::share_words, "words"_a)
+        .def_prop_ro("cross_attentions", &Decoder::cross_attentions)
+        .def("forced_scores", &forced_scores, "encoder"_a, "tokens"_a, "lengths"_a, "targets"_a, "target_lengths"_a, "start"_a, "threads"_a,
+             "excluded"_a, "shortlists"_a.none() = nb::none())
+        .def("forced_attention", &forced_attention, "encoder"_a, "tokens"_a, "lengths"_a, "targets"_a, "target_lengths"_a, "start"_a, "threads"_a,
+             "layer"_a, "heads"_a)
         .def("translate", &translate, "encoder"_a.none(), "rows"_a, "lengths"_a, "limits"_a, "start"_a, "end"_a, "beam"_a, "n_best"_a,
              "length_penalty"_a, "slots"_a, "threads"_a, "rules"_a.none() = nb::none(), "words"_a.none() = nb::none(),
              "word_counts"_a.none() = nb::none(), "demands"_a.none() = nb::none(), "word_marks"_a.none() = nb::none(),

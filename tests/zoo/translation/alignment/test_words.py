@@ -7,6 +7,8 @@ import pytest
 
 import zoo
 from pipelines.core.errors import RequestError
+from pipelines.data import sample_texts
+from pipelines.kernels import extension
 from zoo.translation.alignment.forced import AttentionHeads, attention_graph
 from zoo.translation.alignment.spans import piece_spans, source_spans, target_spans
 from zoo.translation.alignment.words import Alignment, Sentence
@@ -62,6 +64,23 @@ def test_pairs_of_a_batch_are_those_alone(opened):
         for one, other in zip(together[:2], alone, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-4)
         assert not together[2].size
+
+
+@pytest.mark.skipif(not extension.isas(), reason="no kernels for this CPU")
+def test_native_passes_are_near_those_of_onnxruntime(opened):
+    native = zoo.pipeline(MODEL, engine="native")
+    sources = opened.vocabulary.encode([*sample_texts.evaluation_texts()[:24], TEXT, ""])
+    targets = [[*each[0].tokens] for each in opened.translate(sources)]
+    attention = [each.forced.attention(sources, targets) for each in (native, opened)]
+    for ours, theirs in zip(*attention, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=0.05)
+    same = [ours.argmax(1) == theirs.argmax(1) for ours, theirs in zip(*attention, strict=True) if len(ours)]
+    assert np.concatenate(same).mean() > 0.98
+    scores = [np.concatenate(each.token_scores(sources, targets)) for each in (native, opened)]
+    assert np.corrcoef(*scores)[0, 1] > 0.999 and np.abs(scores[0] - scores[1]).max() < 0.3
+    pairs = [each([TEXT], alignments=True, word_scores=True)[0] for each in (native, opened)]
+    assert pairs[0]["alignment"] == pairs[1]["alignment"]
+    np.testing.assert_allclose(pairs[0]["word_scores"], pairs[1]["word_scores"], atol=0.3)
 
 
 @pytest.mark.parametrize("output", ["out.txt", "out.jsonl"])

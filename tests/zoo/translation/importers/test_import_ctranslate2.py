@@ -110,6 +110,26 @@ def test_translations_equal_ctranslate2s(options, tmp_path):
     agree(original, tmp_path / "imported", 4, 0.6)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"alignment_layer": 0, "alignment_heads": 3}, {"alignment_layer": -1, "alignment_heads": 0}],
+    ids=str,
+)
+def test_alignments_are_by_the_layer_and_heads_that_ctranslate2_aligns_by(options, tmp_path):
+    original = folder_of(tmp_path / "original", **options)
+    zoo.import_model(original, tmp_path / "imported")
+    pipeline = zoo.pipeline(tmp_path / "imported", "fp32")
+    translator = ctranslate2.Translator(str(original), compute_type="float32", intra_threads=1, inter_threads=1)
+    given = translator.translate_batch([text.split() for text in TEXTS], beam_size=1, return_attention=True)
+    texts = [" ".join(each.hypotheses[0]) for each in given]
+    targets = [tokens[:-1].tolist() for tokens in pipeline.vocabulary.encode_target(texts)]
+    found = pipeline.forced.attention(pipeline.vocabulary.encode(TEXTS), targets)
+    for rows, each in zip(found, given, strict=True):
+        attention = np.array(each.attention[0], np.float32).reshape(len(rows), -1)
+        np.testing.assert_allclose(rows[:, : attention.shape[1]], attention, atol=1e-4)
+    assert sum(len(each) for each in targets) > len(TEXTS)
+
+
 def edited(path, **changes):
     """Change the configuration."""
     config = json.loads((path / "config.json").read_text())
