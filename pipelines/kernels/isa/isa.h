@@ -365,6 +365,11 @@ struct ImageKernels {
     void (*scale_floats)(const float *x, const float *gain, const float *bias, int64_t n, float *out);
     // rows x width pixels, x: the first window
     void (*float_depthwise)(const FloatDepthwise &, const float *x, float *out, int64_t rows, int64_t width);
+    void (*multiply_floats)(const float *a, const float *b, int64_t n, float *out);
+    // sum over rows x of x weight, in order; n: whole 16
+    void (*weigh_floats)(const float *const *xs, const float *weights, int64_t rows, int64_t n, float *out);
+    // out + (x - mean)^2
+    void (*add_squares)(const float *x, const float *mean, int64_t n, float *out);
 };
 
 // One instruction set's version of the kernels.

@@ -38,6 +38,10 @@ class Attentions(Views):
             if node.attributes.get_int("axis", -1) % len(first.shape) != len(first.shape) - 1:
                 raise refused(node, "is not over the keys")
             self.views[node.outputs[0]] = replace(first, weights=True)
+        elif node.op_type == "Attention":
+            self._whole_attention(node)
+        elif node.op_type == "InstanceNormalization" and isinstance(first, View):
+            self._normalize_view(node, first)
         elif node.op_type in ("IsNaN", "Where") and any(isinstance(each, Scores) and each.weights for each in found):
             self._without_nan(node, found)
         elif node.op_type == "Add" and any(isinstance(each, Scores) for each in found):
@@ -50,6 +54,57 @@ class Attentions(Views):
         if len(shape) != 4 or (*outer, size) != (*shape[:2], shape[3]):
             raise refused(node, "multiplies values in another order, but not queries and keys of heads")
         self.views[node.outputs[0]] = Scores(queries, keys, queries.factor * keys.factor, (*shape[:3], count))
+
+    def _whole_attention(self, node: ir.Node) -> None:
+        """Maps an Attention of opset 23."""
+        attributes = node.attributes
+        if len(node.outputs) > 1 or len(node.inputs) > 4 or attributes.get_float("softcap", 0.0) != 0:
+            raise refused(node, "has a cache, a cap or several results")
+        views: list[View] = []
+        counts = ("q_num_heads", "kv_num_heads", "kv_num_heads")
+        for value, name in zip(node.inputs[:3], counts, strict=True):
+            view = None if value is None else self._view_of(node, value)
+            if not isinstance(view, View):
+                raise refused(node, "reads weights of attention")
+            index, heads = view.index, attributes.get_int(name, 0)
+            if index.ndim == 3 and heads > 0 and index.shape[2] % heads == 0:
+                index = index.reshape(*index.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+            if index.ndim != 4:
+                raise refused(node, "has no heads")
+            if views and views[0].index.shape[1] % index.shape[1] == 0:
+                index = np.repeat(index, views[0].index.shape[1] // index.shape[1], axis=1)
+            views.append(replace(view, index=index))
+        joined = (self._dimensions(node.inputs[0]) or ())[3:] == ()
+        queries, keys, values = views
+        shape = (*queries.index.shape[:3], keys.index.shape[2])
+        bias = np.zeros(shape, np.float32)
+        if (mask := input_at(node, 3)) is not None:
+            constant = self.constants.real(mask, shape[0])
+            if constant is None:
+                raise refused(node, "has a mask that is not constant")
+            bias = bias + (np.where(constant, 0, MASKED) if constant.dtype == np.bool_ else constant)
+        if attributes.get_int("is_causal", 0):
+            bias = bias + np.triu(np.full(shape[2:], MASKED), 1)
+        scale = attributes.get_float("scale", 0.0) or _head_scale(queries)
+        turned = replace(keys, index=keys.index.swapaxes(2, 3))
+        factor = scale * queries.factor * keys.factor
+        whole = np.maximum(np.asarray(bias, np.float32), MASKED)
+        self._attention(node, Scores(queries, turned, factor, shape, whole, True), values, joined)
+
+    def _normalize_view(self, node: ir.Node, view: View) -> None:
+        """Maps an InstanceNormalization of groups of channels, as GroupNormalization was exported before opset 18."""
+        channels, groups = self._shape(view.source)[2], view.index.shape[1]
+        size = channels // groups
+        elements = np.arange(view.index.size).reshape(-1, channels)
+        for group in range(groups if len(view.index) == 1 and channels % groups == 0 and view.factor == 1 else 0):
+            own = np.sort(view.index[0, group].ravel())
+            if not np.array_equal(own, elements[:, group * size : (group + 1) * size].ravel()):
+                raise refused(node, "does not normalize groups of channels")
+        gain, bias = (self._of_groups(node, at, channels, groups) for at in (1, 2))
+        self._normalize_groups(node, self._whole(view, True, False, False), groups, gain, bias)
+        made = self.values.pop(node.outputs[0])
+        assert isinstance(made, Pending)
+        self._settle(node.outputs[0], View(made, view.index))
 
     def _without_nan(self, node: ir.Node, found: list[View | Scores | None]) -> None:
         """Maps weights whose NaN are replaced by 0: there is none where a query has a key."""
@@ -90,7 +145,8 @@ class Attentions(Views):
 
     # ------------------------------------------------------------------------------------------------------- attention
 
-    def _attention(self, node: ir.Node, scores: Scores, values: View) -> None:
+    def _attention(self, node: ir.Node, scores: Scores, values: View, joined: bool = False) -> None:
+        """joined: whether heads are one axis in the result."""
         windows, heads, tokens, size = scores.queries.index.shape
         keys = replace(scores.keys, index=scores.keys.index.swapaxes(2, 3))
         if values.index.shape != keys.index.shape or values.factor != 1:
@@ -120,7 +176,9 @@ class Attentions(Views):
 
         out_shape = (*grids[0], heads * size)
         pending = self._float_pending(out_shape, add, shared=len(node.outputs[0].uses()) > 1)
-        index = np.arange(int(np.prod(out_shape))).reshape(windows, tokens, heads, size).transpose(0, 2, 1, 3)
+        index: NDArray[np.int64] = np.arange(math.prod(out_shape)).reshape(windows, tokens, heads * size)
+        if not joined:
+            index = index.reshape(windows, tokens, heads, size).transpose(0, 2, 1, 3)
         self._settle(node.outputs[0], View(pending, np.ascontiguousarray(index)))
 
     def _token_grid(self, pixels: NDArray[np.int64], view: View) -> tuple[int, ...]:
@@ -175,6 +233,11 @@ class Attentions(Views):
         out = self._new_floats((*places.shape, len(weight)))
         self.steps.append(Convolution(tensor, out, weight, biases, joined("scales"), fill=x.zero, floats=True))
         return out
+
+
+def _head_scale(queries: View) -> float:
+    """1 / sqrt(size of a head), the factor of scores where none is given."""
+    return float(1 / math.sqrt(queries.index.shape[3]))
 
 
 def _layer_input(source: Bytes | Pending) -> tuple[Any, ...]:

@@ -76,6 +76,28 @@ class Constants:
         same = np.array_equal(one, two) or (one.ndim > 0 and np.array_equal(np.concatenate([one, one]), two))
         return one if same else None
 
+    def real_of(self, value: ir.Value | None) -> list[float] | None:
+        """Returns the elements of a constant for one sample; None for another value.
+
+        Args:
+            value: Value of the graph, or None.
+        """
+        found = None if value is None else self.real(value)
+        return None if found is None or not found.size else [float(each) for each in found.ravel()]
+
+    def sizes_of(self, value: ir.Value | None) -> list[int] | None:
+        """Returns a shape for one sample, the first axis as it is; None for another value.
+
+        Args:
+            value: Value of shape arithmetic, or None.
+        """
+        if value in self._known:
+            one, two = self._known[value]
+            return [int(each) for each in one] if np.array_equal(one[1:], two[1:]) else None
+        elements = query.shape_elements(value)
+        known = elements is not None and all(isinstance(each, int) for each in elements[1:])
+        return [1, *(int(each) for each in (elements or [])[1:])] if known and elements else None  # type: ignore[arg-type]
+
     def indices(self, node: ir.Node, size: int) -> Array:
         """Returns the indices of a Gather for one sample.
 

@@ -14,8 +14,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.kernels.images.mapping.functions import Functions
-from pipelines.kernels.images.mapping.qdq import evaluated, input_at, refused
-from pipelines.kernels.images.mapping.walk import Bytes, Layer, Pending, channel_axis, layout_of
+from pipelines.kernels.images.mapping.layouts import Taps
+from pipelines.kernels.images.mapping.qdq import data_input, evaluated, input_at, refused
+from pipelines.kernels.images.mapping.walk import Bytes, Input, Layer, Pending, channel_axis, layout_of
 from pipelines.kernels.images.operators import windows
 from pipelines.kernels.images.steps import (
     ChannelScale,
@@ -23,8 +24,11 @@ from pipelines.kernels.images.steps import (
     FloatCopy,
     FloatDepthwise,
     FloatMean,
+    FloatProduct,
     FloatSum,
     Gathering,
+    GroupNormalization,
+    Interpolation,
     Normalization,
     Operand,
     Pixels,
@@ -94,6 +98,54 @@ class FloatValues(Functions):
         to = self._new_floats(self._shape(found))
         self.steps.append(FloatCopy(x, Operand(to)))
         return to
+
+    def _interpolated(self, node: ir.Node, found: Bytes | Pending, shape: Shape, rows: Taps, columns: Taps) -> None:
+        """Maps weighted sums of pixels; those of bytes are bytes with the same qparams."""
+        if isinstance(found, Bytes) and not found.real:
+            out = self._new(shape)
+            x, to = (Operand(each, float(found.scale or 1), found.zero) for each in (found.tensor, out))
+            self.steps.append(Interpolation(x, to, *rows, *columns))
+            self.values[node.outputs[0]] = replace(found, tensor=out)
+            return
+        source = self._operand_of(node, found)
+        self._float_value(node, shape, lambda to: Interpolation(source, to, *rows, *columns), found)
+
+    def _float_product(self, node: ir.Node) -> None:
+        """Maps a product of two float values, one of which may be a pixel for all."""
+        (a, first), (b, second) = self._operand(node, 0), self._operand(node, 1)
+        if self._shape(first)[:2] == (1, 1):
+            a, b, first, second = b, a, second, first
+        shape, other = self._shape(first), self._shape(second)
+        gate = other == (1, 1, shape[2]) and not (first.flat or second.flat) and first.last == second.last
+        if not (gate or (shape == other and layout_of(first) == layout_of(second))):
+            raise refused(node, "multiplies tensors of different shapes")
+        self._float_value(node, shape, lambda to: FloatProduct(a, b, to), first)
+
+    def _groupnormalization(self, node: ir.Node) -> None:
+        """Maps a GroupNormalization, or the InstanceNormalization of single channels."""
+        value = self.values[data_input(node)]
+        shape = self._shape(value) if not isinstance(value, Input) else (0, 0, 0)
+        if isinstance(value, Input) or value.last or value.flat:
+            raise refused(node, "is not over [n, C, H, W]")
+        groups = node.attributes.get_int("num_groups", shape[2])
+        gain, bias = (self._of_groups(node, at, shape[2], groups) for at in (1, 2))
+        self._normalize_groups(node, value, groups, gain, bias)
+
+    def _of_groups(self, node: ir.Node, position: int, channels: int, groups: int) -> NDArray[np.float32]:
+        """float32 [channels] of a constant with a value per channel or per group."""
+        value = input_at(node, position)
+        constant = None if value is None else self.constants.real(value)
+        if constant is not None and constant.size == groups != channels and channels % groups == 0:
+            return np.repeat(np.asarray(constant, np.float32).ravel(), channels // groups)
+        return self._per_channel(node, position, channels, -1)
+
+    def _normalize_groups(
+        self, node: ir.Node, found: Bytes | Pending, groups: int, gain: NDArray[np.float32], bias: NDArray[np.float32]
+    ) -> None:
+        x, shape = self._operand_of(node, found), self._shape(found)
+        epsilon = float(np.float32(node.attributes.get_float("epsilon", 1e-5)))
+        make = functools.partial(GroupNormalization, gain=gain, bias=bias, groups=groups, epsilon=epsilon)
+        self._float_value(node, shape, lambda to: make(x, to), found)
 
     def _float_value(
         self,
@@ -170,7 +222,8 @@ class FloatValues(Functions):
             raise refused(node, "is not over the channels of each pixel")
         gain, bias = (self._per_channel(node, at, channels, -1) for at in (1, 2))
         epsilon = float(np.float32(node.attributes.get_float("epsilon", 1e-5)))
-        make = functools.partial(Normalization, gain=gain, bias=bias, epsilon=epsilon)
+        root = node.op_type == "RMSNormalization"
+        make = functools.partial(Normalization, gain=gain, bias=None if root else bias, epsilon=epsilon)
         self._float_value(node, shape, lambda to: make(x, to), found)
 
     def _float_add(self, node: ir.Node) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import replace
 
 import numpy as np
@@ -33,6 +34,10 @@ FUNCTIONS = {
 class Functions(Layouts):
     """A walk that knows the operators on single values."""
 
+    @abstractmethod
+    def _float_product(self, node: ir.Node) -> None:
+        """Maps a product of two float values."""
+
     def _relu(self, node: ir.Node) -> None:
         self._bounded(node, 0.0, np.inf)
 
@@ -58,6 +63,9 @@ class Functions(Layouts):
         (squeeze-and-excitation).
         """
         if self._by_constant(node):
+            return
+        if any(isinstance(self.values.get(value), Pending) for value in node.inputs if value is not None):
+            self._float_product(node)
             return
         a, b = self._read(node, 0), self._read(node, 1)
         if self.tensors[a.tensor][:2] == (1, 1):

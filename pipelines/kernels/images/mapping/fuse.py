@@ -12,6 +12,7 @@ from pipelines.kernels.images.steps import (
     Concatenation,
     Convolution,
     FloatActivation,
+    FloatProduct,
     FloatSum,
     Operand,
     Shape,
@@ -68,7 +69,9 @@ def fuse_floats(steps: list[Step]) -> None:
     """
     readers = Counter(tensor for step in steps for tensor in step.reads())
     writers = {getattr(step, "out", -1): step for step in steps}
-    for step in [each for each in steps if isinstance(each, FloatActivation | FloatSum)]:
+    for step in [
+        each for each in steps if isinstance(each, FloatActivation | FloatSum) and not isinstance(each, FloatProduct)
+    ]:
         operands = [step.x] if isinstance(step, FloatActivation) else [step.a, step.b]
         places = [steps.index(writers[each.tensor]) for each in operands]
         own = operands[places.index(max(places))]

@@ -10,15 +10,22 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from pipelines.graph import query
 from pipelines.kernels.images.mapping.qdq import computed, data_input, input_at, refused, split_sizes
 from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending, Walk, layout_of
-from pipelines.kernels.images.steps import Concatenation, Resampling, Selection
+from pipelines.kernels.images.steps import Concatenation, Resampling, Selection, Shape
+
+Taps = tuple[NDArray[np.int64], NDArray[np.float32]]  # places and weights, [outputs, taps]
 
 
 class Layouts(Walk):
     """A walk that knows the operators on channels and pixels."""
+
+    @abstractmethod
+    def _interpolated(self, node: ir.Node, found: Bytes | Pending, shape: Shape, rows: Taps, columns: Taps) -> None:
+        """Maps weighted sums of pixels."""
 
     @abstractmethod
     def _float_tensor(self, node: ir.Node, found: Bytes | Pending) -> int:
@@ -204,30 +211,43 @@ class Layouts(Walk):
             self.values[output] = self._cut(found, range(int(end) - size, int(end)))
 
     def _resize(self, node: ir.Node) -> None:
-        """Maps resizing to nearest neighbours, which onnxruntime computes from ramps of indices."""
+        """Maps resizing to nearest neighbours or to weighted sums, which onnxruntime computes for single pixels."""
         found = self.values[data_input(node)]
-        if not isinstance(found, Bytes) or found.flat or found.tokens:
-            raise refused(node, "resizes a float or flattened value")
-        if node.attributes.get_string("mode", "nearest") != "nearest":
-            raise refused(node, "interpolates between pixels")
-        height, width, channels = self.tensors[found.tensor]
-        shape = (1, height, width, channels) if found.last else (1, channels, height, width)
+        if isinstance(found, Input) or found.flat or found.tokens:
+            raise refused(node, "resizes the input or a flattened value")
+        attributes = node.attributes
+        if attributes.get_string("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
+            raise refused(node, "crops what it resizes")
+        if attributes.get_ints("axes", []) or attributes.get_string("keep_aspect_ratio_policy", "stretch") != "stretch":
+            raise refused(node, "resizes some axes alone")
+        height, width, channels = self._shape(found)
+        whole = (1, height, width, channels) if found.last else (1, channels, height, width)
+        sizes, scales = self.constants.sizes_of(input_at(node, 3)), self.constants.real_of(input_at(node, 2))
+        given = sizes or scales
+        if given is None or len(given) != 4:
+            raise refused(node, "has no constant size")
         axes = (1, 2) if found.last else (2, 3)
-        elements = query.shape_elements(input_at(node, 3))
-        known = elements is not None and all(isinstance(each, int) for each in elements[1:])
-        sizes = {3: np.array([1, *(elements or [])[1:]], np.int64)} if known else None
-        places = []
-        for axis in axes:
-            ramp = np.arange(shape[axis], dtype=np.float32).reshape([-1 if at == axis else 1 for at in range(4)])
-            made = computed(self.model, node, np.broadcast_to(ramp, shape), sizes)
-            along = np.moveaxis(made, axis, 0).reshape(made.shape[axis], -1)
-            pixels = made.shape[axes[0]] * made.shape[axes[1]]
-            if made.size != pixels * channels or np.ptp(along, axis=1).any():
-                raise refused(node, "resizes other axes than height and width")
-            places.append(tuple(along[:, 0].astype(int).tolist()))
-        out = self._new((len(places[0]), len(places[1]), channels))
-        self.steps.append(Resampling(found.tensor, out, *places))
-        self.values[node.outputs[0]] = replace(found, tensor=out)
+        if any(given[at] != (whole[at] if sizes else 1) for at in (1, 2, 3) if at not in axes) or (
+            scales and given[0] != 1
+        ):
+            raise refused(node, "resizes other axes than height and width")
+        matrices = [self._resized_ones(node, whole[axis], given[axis], sizes is not None) for axis in axes]
+        shape = (len(matrices[0]), len(matrices[1]), channels)
+        if all(np.array_equal(each, np.eye(*each.shape)) for each in matrices):
+            self._identity(node)
+        elif attributes.get_string("mode", "nearest") == "nearest" and isinstance(found, Bytes):
+            out = self._new(shape)
+            rows, columns = (tuple(map(int, each.argmax(1))) for each in matrices)
+            self.steps.append(Resampling(found.tensor, out, rows, columns))
+            self.values[node.outputs[0]] = replace(found, tensor=out)
+        else:
+            self._interpolated(node, found, shape, *(_taps(each) for each in matrices))
+
+    def _resized_ones(self, node: ir.Node, size: int, to: float, sizes: bool) -> NDArray[np.float32]:
+        """The weights [outputs, size] of pixels along an axis; to: its new size or, without `sizes`, its scale."""
+        ones = np.eye(size, dtype=np.float32).reshape(1, size, size, 1)
+        known = {3: np.array([1, size, to, 1], np.int64)} if sizes else {2: np.array([1, 1, to, 1], np.float32)}
+        return computed(self.model, node, ones, known)[0, :, :, 0].T
 
     def _transpose(self, node: ir.Node) -> None:
         found, order = self.values[data_input(node)], tuple(node.attributes.get_ints("perm", []))
@@ -245,6 +265,13 @@ class Layouts(Walk):
         if isinstance(found, Pending):
             found = replace(found, result=None)  # which has the order of the layer
         self.values[node.outputs[0]] = replace(found, last=to_last)
+
+
+def _taps(matrix: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Places and weights [outputs, most] of the elements of each row that are not 0."""
+    count = max(int((matrix != 0).sum(1).max()), 1)
+    places = np.argsort(matrix == 0, axis=1, kind="stable")[:, :count]
+    return np.ascontiguousarray(places), np.ascontiguousarray(np.take_along_axis(matrix, places, 1))
 
 
 def _only_reader(node: ir.Node) -> ir.Node | None:

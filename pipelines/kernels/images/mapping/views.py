@@ -188,20 +188,23 @@ class Views(FloatValues):
 
     def _rearrange(self, node: ir.Node, reason: RequestError | None) -> None:
         value = data_input(node)
-        view = self.views.get(value)
-        if view is None:
-            source = self.values.get(value)
-            if not isinstance(source, Bytes | Pending):
-                raise refused(node, "rearranges the input")
-            quantized = isinstance(source, Bytes) and not source.real
-            if isinstance(source, Bytes) and quantized:
-                view = View(source, self._elements(source), 1.0, (np.float32(source.scale or 0), source.zero), False)
-            else:
-                view = View(source, self._elements(source))
-            view = replace(view, reason=reason)
+        known = value in self.views
+        view = self._view_of(node, value)
         assert isinstance(view, View)
+        view = view if known else replace(view, reason=reason)
         for output, index in zip(node.outputs, self._rearranged(node, view.index), strict=True):
             self._settle(output, replace(view, index=index))
+
+    def _view_of(self, node: ir.Node, value: ir.Value) -> View | Scores:
+        """The elements of a value that a node reads, in their order."""
+        if value in self.views:
+            return self.views[value]
+        source = self.values.get(value)
+        if not isinstance(source, Bytes | Pending):
+            raise refused(node, "rearranges the input")
+        if isinstance(source, Bytes) and not source.real:
+            return View(source, self._elements(source), 1.0, (np.float32(source.scale or 0), source.zero), False)
+        return View(source, self._elements(source))
 
     def _settle(self, output: ir.Value, view: View) -> None:
         """Keeps a view, as a value where its elements are a whole value in one of `LAYOUTS`."""

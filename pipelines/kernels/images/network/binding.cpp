@@ -121,10 +121,21 @@ void channel_scale(BoundNetwork &network, const Operands &x, const Operands &out
     network.channel_scale(operand_of(x), operand_of(out), gains, biases, static_cast<int64_t>(gain.size()));
 }
 
-void layer_norm(BoundNetwork &network, const Operands &x, const Operands &out, const Array &gain, const Array &bias, float epsilon) {
+void layer_norm(BoundNetwork &network, const Operands &x, const Operands &out, const Array &gain, const std::optional<Array> &bias, float epsilon) {
+    const float *gains = data_of<float>(gain, "gain", 1), *biases = bias ? data_of<float>(*bias, "bias", 1) : nullptr;
+    if (bias && gain.size() != bias->size()) throw nb::value_error("a norm has a gain and a bias a channel");
+    network.layer_norm(operand_of(x), operand_of(out), gains, biases, static_cast<int64_t>(gain.size()), epsilon);
+}
+
+void group_norm(BoundNetwork &network, const Operands &x, const Operands &out, const Array &gain, const Array &bias, int64_t groups, float epsilon) {
     const float *gains = data_of<float>(gain, "gain", 1), *biases = data_of<float>(bias, "bias", 1);
     if (gain.size() != bias.size()) throw nb::value_error("a norm has a gain and a bias a channel");
-    network.layer_norm(operand_of(x), operand_of(out), gains, biases, static_cast<int64_t>(gain.size()), epsilon);
+    network.group_norm(operand_of(x), operand_of(out), gains, biases, static_cast<int64_t>(gain.size()), groups, epsilon);
+}
+
+Taps taps_of(const std::vector<int64_t> &places, const Array &weights) {
+    const float *data = data_of<float>(weights, "weights", 2);
+    return {static_cast<int64_t>(weights.shape(1)), places, std::vector<float>(data, data + weights.size())};
 }
 
 void activation(BoundNetwork &network, const Operands &x, const Operands &out, const std::string &kind) {
@@ -194,7 +205,15 @@ void bind_image_network(nb::module_ &module) {
         .def("attention", attention, "x"_a, "keys"_a, "out"_a, "heads"_a, "size"_a, "windows"_a, "bias"_a.none())
         .def("channel_scale", channel_scale, "x"_a, "out"_a, "gain"_a, "bias"_a)
         .def("activation", activation, "x"_a, "out"_a, "kind"_a)
-        .def("layer_norm", layer_norm, "x"_a, "out"_a, "gain"_a, "bias"_a, "epsilon"_a)
+        .def("layer_norm", layer_norm, "x"_a, "out"_a, "gain"_a, "bias"_a.none(), "epsilon"_a)
+        .def("group_norm", group_norm, "x"_a, "out"_a, "gain"_a, "bias"_a, "groups"_a, "epsilon"_a)
+        .def("float_product", [](BoundNetwork &n, const Operands &a, const Operands &b, const Operands &out) {
+                 n.float_product(operand_of(a), operand_of(b), operand_of(out));
+             }, "a"_a, "b"_a, "out"_a)
+        .def("interpolation", [](BoundNetwork &n, const Operands &x, const Operands &out, const std::vector<int64_t> &rows, const Array &row_weights,
+                                 const std::vector<int64_t> &columns, const Array &column_weights) {
+                 n.interpolation(operand_of(x), operand_of(out), taps_of(rows, row_weights), taps_of(columns, column_weights));
+             }, "x"_a, "out"_a, "rows"_a, "row_weights"_a, "columns"_a, "column_weights"_a)
         .def("float_depthwise", float_depthwise, "x"_a, "out"_a, "weight"_a, "bias"_a, "strides"_a, "pads"_a, "dilations"_a)
         .def("dequantize", &BoundNetwork::dequantize, "x"_a, "scale"_a, "zero"_a, "last"_a)
         .def("finish", &BoundNetwork::finish, "results"_a)

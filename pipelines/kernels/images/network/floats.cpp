@@ -1,7 +1,9 @@
 // Steps on tensors of float32, whose pixels have whole 16 channels, those behind the last one 0.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
+#include <tuple>
 #include <utility>
 
 #include "images/network/network.h"
@@ -27,23 +29,31 @@ void Network::float_step(const std::vector<Operand> &xs, const Operand &to, bool
     const int64_t out = to.tensor, height = written(to).height, width = at(out).width;
     std::vector<int64_t> reads;
     for (const Operand &x : xs) {
-        require(read(x).height == height && at(x.tensor).width == width && at(x.tensor).pitch >= 16, "a float step");
+        const bool one = read(x).height == 1 && at(x.tensor).width == 1;
+        require((one || (at(x.tensor).height == height && at(x.tensor).width == width)) && at(x.tensor).pitch >= 16, "a float step");
         reads.push_back(x.tensor);
     }
+    const auto repeats = [=](const Operand &x) { return at(x.tensor).height == 1 && at(x.tensor).width == 1 && (height > 1 || width > 1); };
     step(out, reads, height, [=](const Sample &s, int64_t begin, int64_t end) {
         std::vector<Buffer<float>> spare(xs.size());
         std::vector<const float *> rows(xs.size());
         const int64_t channels = at(out).channels, count = width * round_up(channels, 16);
         Buffer<float> found(to.floats() && !overruns ? 0 : count + 64);
         for (size_t i = 0; i < xs.size(); ++i)
-            if (!xs[i].floats()) spare[i].reserve(width * at(xs[i].tensor).pitch + 64);
+            if (!xs[i].floats() || repeats(xs[i])) spare[i].reserve(width * round_up(at(xs[i].tensor).channels, 16) + 64);
         for (int64_t y = begin; y < end; ++y) {
             for (size_t i = 0; i < xs.size(); ++i) {
-                const uint8_t *row = s.pixel(at(xs[i].tensor), y, 0);
+                const Tensor &from = at(xs[i].tensor);
+                const bool one = repeats(xs[i]);  // pixel for all of the others
+                if (one && y > begin) continue;
+                const uint8_t *row = s.pixel(from, one ? 0 : y, 0);
                 rows[i] = reinterpret_cast<const float *>(row);
-                if (xs[i].floats()) continue;
-                isa_.images->dequantize(row, xs[i].scale, xs[i].zero, width * at(xs[i].tensor).pitch, spare[i].data());
-                clear_tails(spare[i].data(), at(xs[i].tensor).channels, width);
+                if (xs[i].floats() && !one) continue;
+                const int64_t pixel = round_up(from.channels, 16), pixels = one ? 1 : width;
+                if (xs[i].floats()) std::memcpy(spare[i].data(), row, static_cast<size_t>(pixel) * sizeof(float));
+                else isa_.images->dequantize(row, xs[i].scale, xs[i].zero, pixels * from.pitch, spare[i].data());
+                clear_tails(spare[i].data(), from.channels, pixels);
+                for (int64_t column = 1; one && column < width; ++column) std::copy_n(spare[i].data(), pixel, spare[i].data() + column * pixel);
                 rows[i] = spare[i].data();
             }
             uint8_t *row = s.pixel(at(out), y, 0);
@@ -92,11 +102,108 @@ void Network::activation(Operand x, Operand out, Activation kind) {
 void Network::layer_norm(Operand x, Operand out, const float *gain, const float *bias, int64_t channels, float epsilon) {
     require(read(x).channels == channels && written(out).channels == channels, "a norm");
     require(epsilon >= 0, "a norm");
-    const std::vector<float> gains = padded(gain, channels, kColumns), biases = padded(bias, channels, kColumns);
+    const std::vector<float> gains = padded(gain, channels, kColumns), biases = bias ? padded(bias, channels, kColumns) : std::vector<float>{};
     const int64_t pixel = round_up(channels, 16);
     const bool overruns = pixel % kColumns != 0;  // the last pixel's whole 64
     float_step({x}, out, overruns, [=](const float *const *xs, int64_t n, float *to) {
-        isa_.rows->layer_norm({channels, gains.data(), biases.data(), epsilon, {}}, xs[0], pixel, {to, nullptr, nullptr, pixel}, n);
+        isa_.rows->layer_norm({channels, gains.data(), biases.empty() ? nullptr : biases.data(), epsilon, {}}, xs[0], pixel, {to, nullptr, nullptr, pixel}, n);
+    });
+}
+
+void Network::group_norm(Operand x, Operand out, const float *gain, const float *bias, int64_t channels, int64_t groups, float epsilon) {
+    const int64_t b = out.tensor, height = written(out).height, width = at(b).width, pixel = round_up(channels, 16);
+    require(read(x).height == height && at(x.tensor).width == width && at(x.tensor).pitch >= 16, "a norm");
+    require(at(x.tensor).channels == channels && at(b).channels == channels && groups >= 1 && channels % groups == 0 && epsilon >= 0, "a norm");
+    const std::vector<float> gains = padded(gain, channels, 16), biases = padded(bias, channels, 16);
+    step(b, {x.tensor}, 1, [=](const Sample &s, int64_t, int64_t) {
+        const int64_t size = channels / groups;
+        Buffer<float> spare(x.floats() ? 0 : width * pixel), found(out.floats() ? 0 : width * pixel);
+        std::vector<float> sums(static_cast<size_t>(pixel)), mean(static_cast<size_t>(pixel)), factor(static_cast<size_t>(pixel));
+        const auto row = [&](int64_t y) {
+            const uint8_t *from = s.pixel(at(x.tensor), y, 0);
+            if (x.floats()) return reinterpret_cast<const float *>(from);
+            isa_.images->dequantize(from, x.scale, x.zero, width * pixel, spare.data());
+            return static_cast<const float *>(spare.data());
+        };
+        const auto count = static_cast<float>(height * width * size);
+        const auto of_groups = [&](auto of, std::vector<float> &to) {  // each channel gets the value of its group's sum
+            for (int64_t g = 0; g < groups; ++g) {
+                float total = sums[static_cast<size_t>(g * size)];
+                for (int64_t c = 1; c < size; ++c) total = total + sums[static_cast<size_t>(g * size + c)];
+                std::fill_n(to.begin() + g * size, size, of(total / count));
+            }
+        };
+        for (int64_t y = 0; y < height; ++y) {
+            const float *at = row(y);
+            for (int64_t column = 0; column < width; ++column) isa_.images->add_floats(sums.data(), at + column * pixel, pixel, sums.data());
+        }
+        of_groups([](float found) { return found; }, mean);
+        std::fill(sums.begin(), sums.end(), 0.0f);
+        for (int64_t y = 0; y < height; ++y) {
+            const float *at = row(y);
+            for (int64_t column = 0; column < width; ++column) isa_.images->add_squares(at + column * pixel, mean.data(), pixel, sums.data());
+        }
+        of_groups([=](float found) { return 1.0f / std::sqrt(found + epsilon); }, factor);
+        for (int64_t c = 0; c < channels; ++c) {
+            const auto i = static_cast<size_t>(c);
+            factor[i] = factor[i] * gains[i], mean[i] = biases[i] - mean[i] * factor[i];
+        }
+        for (int64_t y = 0; y < height; ++y) {
+            const float *from = row(y);
+            uint8_t *to = s.pixel(at(b), y, 0);
+            float *floats = out.floats() ? reinterpret_cast<float *>(to) : found.data();
+            for (int64_t at = 0; at < width * pixel; at += pixel) isa_.images->scale_floats(from + at, factor.data(), mean.data(), pixel, floats + at);
+            if (out.floats()) clear_tails(floats, channels, width);
+            else isa_.images->quantize(floats, out.scale, out.zero, width * pixel, to);
+        }
+    });
+}
+
+void Network::float_product(Operand a, Operand b, Operand out) {
+    for (const Operand &x : {a, b})
+        require(read(x).channels == written(out).channels, "a product");
+    const int64_t pixel = round_up(at(out.tensor).channels, 16);
+    float_step({a, b}, out, false, [=](const float *const *xs, int64_t n, float *to) { isa_.images->multiply_floats(xs[0], xs[1], n * pixel, to); });
+}
+
+void Network::interpolation(Operand x, Operand out, const Taps &rows, const Taps &columns) {
+    const Tensor &from = read(x), &to = written(out);
+    require(from.channels == to.channels && from.pitch >= 16, "an interpolation");
+    for (const auto &[taps, size, outputs] : {std::tuple(&rows, from.height, to.height), std::tuple(&columns, from.width, to.width)}) {
+        require(taps->count >= 1 && static_cast<int64_t>(taps->places.size()) == taps->count * outputs, "an interpolation");
+        require(taps->weights.size() == taps->places.size(), "an interpolation");
+        for (int64_t place : taps->places) require(place >= 0 && place < size, "an interpolation");
+    }
+    const int64_t pixel = round_up(to.channels, 16), a = x.tensor, b = out.tensor;
+    step(b, {a}, to.height, [=](const Sample &s, int64_t begin, int64_t end) {
+        const int64_t width = at(b).width, across = at(a).width * pixel;
+        std::vector<Buffer<float>> spare(static_cast<size_t>(x.floats() ? 0 : rows.count));
+        for (Buffer<float> &each : spare) each.reserve(across);
+        std::vector<int64_t> held(spare.size(), -1);  // rows of x in `spare`
+        std::vector<const float *> xs(static_cast<size_t>(std::max(rows.count, columns.count)));
+        Buffer<float> mixed(across), found(out.floats() ? 0 : width * pixel);
+        for (int64_t y = begin; y < end; ++y) {
+            for (int64_t tap = 0; tap < rows.count; ++tap) {
+                const auto i = static_cast<size_t>(tap);
+                const int64_t place = rows.places[static_cast<size_t>(y * rows.count + tap)];
+                const uint8_t *row = s.pixel(at(a), place, 0);
+                xs[i] = reinterpret_cast<const float *>(row);
+                if (x.floats()) continue;
+                if (held[i] != place) isa_.images->dequantize(row, x.scale, x.zero, across, spare[i].data()), held[i] = place;
+                xs[i] = spare[i].data();
+            }
+            isa_.images->weigh_floats(xs.data(), rows.weights.data() + y * rows.count, rows.count, across, mixed.data());
+            uint8_t *row = s.pixel(at(b), y, 0);
+            float *floats = out.floats() ? reinterpret_cast<float *>(row) : found.data();
+            for (int64_t column = 0; column < width; ++column) {
+                const int64_t first = column * columns.count;
+                for (int64_t tap = 0; tap < columns.count; ++tap)
+                    xs[static_cast<size_t>(tap)] = mixed.data() + columns.places[static_cast<size_t>(first + tap)] * pixel;
+                isa_.images->weigh_floats(xs.data(), columns.weights.data() + first, columns.count, pixel, floats + column * pixel);
+            }
+            if (out.floats()) clear_tails(floats, at(b).channels, width);
+            else isa_.images->quantize(floats, out.scale, out.zero, width * pixel, row);
+        }
     });
 }
 

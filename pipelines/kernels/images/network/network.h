@@ -61,6 +61,13 @@ struct FloatResults {
     float scale = 0;  // of the bytes of an activation, else 0
 };
 
+// Weighted sums of pixels along an axis: [outputs, count] places and weights.
+struct Taps {
+    int64_t count;
+    std::vector<int64_t> places;
+    std::vector<float> weights;
+};
+
 class Network {
   public:
     explicit Network(const std::string &isa) : isa_(choose_isa(isa)) {}
@@ -89,7 +96,11 @@ class Network {
     void float_sum(Operand a, Operand b, Operand out);
     void channel_scale(Operand x, Operand out, const float *gain, const float *bias, int64_t channels);
     void activation(Operand x, Operand out, Activation);
-    void layer_norm(Operand x, Operand out, const float *gain, const float *bias, int64_t channels, float epsilon);
+    void layer_norm(Operand x, Operand out, const float *gain, const float *bias, int64_t channels, float epsilon);  // bias null: RMS
+    void group_norm(Operand x, Operand out, const float *gain, const float *bias, int64_t channels, int64_t groups, float epsilon);
+    void float_product(Operand a, Operand b, Operand out);
+    // Of each output row so many of x's as there are weights, then of each column
+    void interpolation(Operand x, Operand out, const Taps &rows, const Taps &columns);
     // Parts of pixels of x, or zeros where a place is -1, plus added [height, width, channels] of `out`, or null. places: as many of each pixel
     // as it has parts, numbers of the parts of x
     void gathering(Operand x, Operand out, const std::vector<int64_t> &places, const float *added);

@@ -11,12 +11,14 @@ from pipelines.kernels.images.steps.floats import (
     FloatCopy,
     FloatDepthwise,
     FloatMean,
+    FloatProduct,
     FloatSum,
     Normalization,
     Operand,
 )
 from pipelines.kernels.images.steps.layouts import Concatenation, Dequantize, Pixels, Resampling, Selection
 from pipelines.kernels.images.steps.pools import AveragePool, GlobalAverage, MaxPool
+from pipelines.kernels.images.steps.spatial import GroupNormalization, Interpolation
 from pipelines.kernels.images.steps.tokens import Attention, Gathering
 
 
@@ -42,9 +44,12 @@ __all__ = [
     "FloatCopy",
     "FloatDepthwise",
     "FloatMean",
+    "FloatProduct",
     "FloatSum",
     "Gathering",
     "GlobalAverage",
+    "GroupNormalization",
+    "Interpolation",
     "Lookup",
     "MaxPool",
     "Normalization",

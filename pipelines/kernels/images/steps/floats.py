@@ -18,7 +18,7 @@ from pipelines.kernels.arrays import Array, require
 from pipelines.kernels.images.operators import windows
 from pipelines.kernels.images.steps.base import Packing, Run, Shape, Step, bytes_fit, fits, quantized_pixels
 from pipelines.kernels.transformer.operations.base import ACTIVATIONS
-from pipelines.kernels.transformer.reference.rows import activate, layer_norm
+from pipelines.kernels.transformer.reference.rows import activate, layer_norm, rms_norm
 
 if TYPE_CHECKING:
     from pipelines.kernels._native import ImageNetwork
@@ -187,28 +187,31 @@ class ChannelScale(FloatStep):
 
 @dataclass(frozen=True, eq=False)
 class Normalization(FloatStep):
-    """Layer normalization over the channels of each pixel: `layer_norm` of transformer/reference.
+    """Normalization over the channels of each pixel: `layer_norm` of transformer/reference, without bias `rms_norm`.
 
     Attributes:
         gain: float32 [channels].
-        bias: float32 [channels].
-        epsilon: Added to the variance.
+        bias: float32 [channels]; None: the root of the mean of squares alone, of no mean, divides.
+        epsilon: Added to the variance, or the mean of squares.
     """
 
     gain: Array
-    bias: Array
+    bias: Array | None
     epsilon: float
     method: ClassVar[str] = "layer_norm"
 
     def check_channels(self, channels: int) -> None:
         """See `FloatStep`."""
         require("Normalization", "gain", self.gain, np.float32, (channels,))
-        require("Normalization", "bias", self.bias, np.float32, (channels,))
+        if self.bias is not None:
+            require("Normalization", "bias", self.bias, np.float32, (channels,))
         fits(self, 0 <= self.epsilon < np.inf)
 
     def function(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """See `FloatStep`."""
         with np.errstate(divide="ignore", invalid="ignore"):
+            if self.bias is None:
+                return rms_norm(x, self.gain, self.epsilon)
             return layer_norm(x.reshape(-1, x.shape[2]), self.gain, self.bias, self.epsilon).reshape(x.shape)
 
     def packed(self, packing: Packing) -> tuple[Any, ...]:
@@ -217,7 +220,7 @@ class Normalization(FloatStep):
 
     @staticmethod
     def add_to(
-        network: ImageNetwork, x: PackedOperand, out: PackedOperand, gain: Array, bias: Array, epsilon: float
+        network: ImageNetwork, x: PackedOperand, out: PackedOperand, gain: Array, bias: Array | None, epsilon: float
     ) -> None:
         """See `Step`."""
         network.layer_norm(x=x, out=out, gain=gain, bias=bias, epsilon=epsilon)
@@ -295,8 +298,21 @@ class FloatSum(Step):
 
     def check(self, program: ImageProgram, written: set[int]) -> None:
         """See `Step`."""
-        shape = self.a.read(self, program, written)
-        fits(self, self.b.read(self, program, written) == shape == self.to.write(self, program, written))
+        a, b = (each.read(self, program, written) for each in (self.a, self.b))
+        self.check_shapes(a, b, self.to.write(self, program, written))
+
+    def check_shapes(self, a: Shape, b: Shape, to: Shape) -> None:
+        """Checks the shapes of the tensors.
+
+        Args:
+            a: Shape of the first operand.
+            b: Shape of the second operand.
+            to: Shape of the result.
+
+        Raises:
+            RequestError: They do not fit.
+        """
+        fits(self, a == b == to)
 
     def reads(self) -> tuple[int, ...]:
         """See `Step`."""
@@ -314,6 +330,26 @@ class FloatSum(Step):
     def add_to(network: ImageNetwork, a: PackedOperand, b: PackedOperand, out: PackedOperand) -> None:
         """See `Step`."""
         network.float_sum(a=a, b=b, out=out)
+
+
+@dataclass(frozen=True)
+class FloatProduct(FloatSum):
+    """a b, tensors of the shape of `to`; b may be one pixel for all."""
+
+    method: ClassVar[str] = "float_product"
+
+    def check_shapes(self, a: Shape, b: Shape, to: Shape) -> None:
+        """See `FloatSum`."""
+        fits(self, a == to and b in (to, (1, 1, to[2])))
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        self.to.store(run, self.a.real(run) * self.b.real(run))
+
+    @staticmethod
+    def add_to(network: ImageNetwork, a: PackedOperand, b: PackedOperand, out: PackedOperand) -> None:
+        """See `Step`."""
+        network.float_product(a=a, b=b, out=out)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,22 @@ void scale_floats(const float *x, const float *gain, const float *bias, int64_t 
     for (int64_t i = 0; i < n; ++i) out[i] = x[i] * gain[i] + bias[i];
 }
 
+void multiply_floats(const float *a, const float *b, int64_t n, float *out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = a[i] * b[i];
+}
+
+void weigh_floats(const float *const *xs, const float *weights, int64_t rows, int64_t n, float *out) {
+    for (int64_t i = 0; i < n; i += kVecLanes) {
+        Vec sum = load_float<Vec>(xs[0] + i) * broadcast<Vec>(weights[0]);
+        for (int64_t row = 1; row < rows; ++row) sum = sum + load_float<Vec>(xs[row] + i) * broadcast<Vec>(weights[row]);
+        store_float(out + i, sum);
+    }
+}
+
+void add_squares(const float *x, const float *mean, int64_t n, float *out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = out[i] + (x[i] - mean[i]) * (x[i] - mean[i]);
+}
+
 // `Count` pixels of `Parts` vectors of channels, tap after tap.
 template <int Count, int Parts>
 inline void depthwise_tile(const FloatDepthwise &d, const float *x, const float *weight, const float *bias, float *out) {

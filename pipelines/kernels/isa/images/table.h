@@ -27,6 +27,9 @@ constexpr ImageKernels kImageKernels = {
     .add_floats = add_floats,
     .scale_floats = scale_floats,
     .float_depthwise = float_depthwise,
+    .multiply_floats = multiply_floats,
+    .weigh_floats = weigh_floats,
+    .add_squares = add_squares,
 };
 
 }  // namespace

@@ -141,10 +141,9 @@ def test_what_goes_on_may_hold_layers(tmp_path: Path) -> None:
     assert [each.split(":")[0] for each in images.form(path)["parts"]] == ["native", "onnxruntime"]
 
 
-def test_a_map_that_is_interpolated_is_refused(tmp_path: Path) -> None:
+def test_a_map_that_is_interpolated_is_native(tmp_path: Path) -> None:
     g, out, _ = detector(mode="linear")
-    with pytest.raises(RequestError, match="interpolates between pixels"):
-        catalog.load(g.save(tmp_path / "m.onnx", SHAPE, out), "native")
+    assert "Interpolation" in images.form(g.save(tmp_path / "m.onnx", SHAPE, out))["steps"]
 
 
 def test_what_goes_on_may_take_fewer_samples_than_the_layers(tmp_path: Path) -> None:
