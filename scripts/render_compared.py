@@ -1,7 +1,7 @@
 """The tables of docs/compared-with/: speed of this project over that of one peer, from the report files.
 
-`scripts/render.py` writes them between the markers of each page. A row is a group of loads of one report: the least,
-the median and the greatest ratio, so that a load in which the peer is faster is on the page.
+`scripts/render.py` writes them between the markers of each page. A row is a group of cases of one report: the minimum,
+the median and the maximum of the ratios, so that a case in which the peer is faster is on the page.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ LOADS = {  # of scripts/peers/vision/image_networks.py: titles of the keys of a 
     "avx2": "AVX2 only, 7-bit weights",
     "avx2_8_bits": "AVX2 only, 8-bit weights",
 }
-COLUMNS = ("loads", "peer", "CPU", "number", "least", "median", "greatest", "report")
+COLUMNS = ("workload", "peer", "CPU", "cases", "minimum", "median", "maximum", "report")
 
 
 class Ratio(NamedTuple):
-    """Speed of this project over that of a peer in one load; loads with one `group` and `peer` are one row."""
+    """Speed of this project over that of a peer in one case; cases with one `group` and `peer` are one row."""
 
     report: Report
     group: str
@@ -54,7 +54,7 @@ def clicks() -> Iterator[Ratio]:
         for model in report.content["models"]:
             for row in model.get("ratios", ()):
                 if row["engine"] == OURS:
-                    yield from _over(report, f"families of rankers, batches of {row['batch_size']}", row["over"])
+                    yield from _over(report, f"recommender families, batches of {row['batch_size']}", row["over"])
 
 
 def translation() -> Iterator[Ratio]:
@@ -75,7 +75,7 @@ def images() -> Iterator[Ratio]:
         for model in report.content["models"]:
             for key, load in LOADS.items():
                 over = {peer: row["native_is"] for peer, row in model.get(key, {}).items() if peer != "native"}
-                yield from _over(report, f"networks of images, {load}", over)
+                yield from _over(report, f"image networks, {load}", over)
 
 
 def texts() -> Iterator[Ratio]:
@@ -124,7 +124,7 @@ NAMED = {
 
 
 def table(name: str) -> str:
-    """Returns the table of a page, the least ratios first.
+    """Returns the table of a page, in the order of the minimum ratios.
 
     Args:
         name: Name of the page, a key of `NAMED`.

@@ -266,7 +266,7 @@ def _of_best(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _float_differs(engine: str, sessions: Sequence[Runnable], references: Sequence[Runnable], batch: Batch) -> bool:
-    """Whether the results of the float model differ in an engine, by half as much as those of the int8 model or more.
+    """Whether the float model differs between an engine and the reference, at least half as much as the int8 model.
 
     sessions, references: of the float and of the int8 model, in this engine and in the reference engine.
     """

@@ -113,7 +113,7 @@ def cuts(found: Mapping[str, Any], groups: Widths, tiles: Widths, saved: Mapping
     heap: list[tuple[float, str, int]] = []
 
     def offer(name: str, width: int) -> None:
-        """The group's next cut, at its price: rise of the loss for what it saves."""
+        """Pushes the next cut of a group onto the heap, by the rise of the loss per saved time."""
         tile = tiles[name]
         after = width - (width % tile or tile)
         if after < tile:
@@ -188,7 +188,7 @@ def by_speed(
 
     low, high = 0, len(order)
     if (reached := speed(first(high))) < goal:
-        raise RequestError(f"found {reached:.2f}x with all cuts there are, expected {goal:g}x; ask for less")
+        raise RequestError(f"found {reached:.2f}x with all groups pruned, expected {goal:g}x; choose a lower goal")
     while high - low > max(1, len(order) // 100):
         middle = (low + high) // 2
         measured = speed(first(middle))

@@ -121,22 +121,22 @@ def goal(text: str) -> Goal:
 
 
 def _part(part: str, text: str) -> tuple[str, float]:
-    """What a part of the goal `text` says: (a field of `Goal`, its value)."""
+    """Parses a part of the goal `text`: (field of `Goal`, value)."""
     if match := re.fullmatch(r"(\d*\.?\d+)x", part):
         if float(match[1]) > 1:
             return "speed", float(match[1])
-        raise RequestError(f"found the goal {text}, expected one above 1x: how many times as fast int8 is to be")
+        raise RequestError(f"found the goal {text}, expected an int8 speedup above 1x")
     if match := re.fullmatch(r"ratio=(\d*\.?\d+)", part):
         if 0 < float(match[1]) < 1:
             return "ratio", float(match[1])
-        raise RequestError(f"found the goal {text}, expected a ratio above 0, below 1: the share of channels to cut")
+        raise RequestError(f"found the goal {text}, expected a ratio between 0 and 1: the share of channels to prune")
     if match := re.fullmatch(r"rows=(\d{1,9})", part):
         if int(match[1]):
             return "rows", int(match[1])
-        raise RequestError(f"found the goal {text}, expected rows of 1 or more: how often a value is seen to be kept")
+        raise RequestError(f"found the goal {text}, expected rows of 1 or more: the occurrences that keep a value")
     raise RequestError(
-        f"found the goal {text!r}, expected a speed as 1.5x, a share of channels as ratio=.3, or values seen so "
-        "often as rows=5"
+        f"found the goal {text!r}, expected a speedup such as 1.5x, a share of channels such as ratio=.3, or a number "
+        "of occurrences such as rows=5"
     )
 
 

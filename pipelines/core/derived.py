@@ -17,7 +17,7 @@ _SCRATCH: ContextVar[Path | None] = ContextVar("scratch", default=None)
 
 @contextlib.contextmanager
 def removed_after(folder: Path) -> Iterator[None]:
-    """Context whose derived files are removed at its end; those that exist already are used, and stay.
+    """Context that removes the derived files it creates when it ends; existing files are used and kept.
 
     Args:
         folder: Folder to put them in; the system's folder of temporary files if it is not writable.

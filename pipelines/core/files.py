@@ -313,19 +313,19 @@ def _finite(value: Any) -> Any:
 
 
 def unzipped(content: bytes) -> bytes:
-    """Returns the content of a file; of one that is compressed by gzip what was compressed.
+    """Returns the content of a file, decompressed if it is a gzip file.
 
     Args:
         content: Bytes of the file.
 
     Raises:
-        OSError: It is damaged; or EOFError, zlib.error.
+        OSError, EOFError, zlib.error: The gzip data are damaged.
     """
     return gzip.decompress(content) if content.startswith(GZIP) else content
 
 
 def unzipped_size(path: str | os.PathLike[str]) -> int:
-    """Returns the size of a file in bytes; of one that is compressed by gzip that of what was compressed.
+    """Returns the decompressed size of a file in bytes, without reading a gzip file to its end.
 
     Args:
         path: File of less than 4 GB, with one gzip member.

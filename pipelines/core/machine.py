@@ -235,7 +235,7 @@ def caches() -> dict[str, int]:
 
 
 def available_memory() -> int:
-    """Returns the bytes that this process and its page cache may take: those of the system, or of its control group."""
+    """Returns the memory limit of this process and its page cache in bytes, by the system and its control group."""
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     with contextlib.suppress(OSError, ValueError, LookupError):
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -247,7 +247,7 @@ def available_memory() -> int:
 
 
 def table_memory() -> int:
-    """Returns the bytes that tables may take in memory: $ZOO_TABLE_MEMORY, or half of what this process may take."""
+    """Returns the memory limit of embedding tables in bytes: $ZOO_TABLE_MEMORY, or half of `available_memory`."""
     return settings.table_memory() or available_memory() // 2
 
 

@@ -97,7 +97,7 @@ class Delta:
         return sum(counts["new"] + counts["changed"] for counts in self.columns.values())
 
     def content(self, name: str) -> tuple[Bytes, Rows]:
-        """Reads what the delta has of a file; what was read once can be had again after the delta is closed.
+        """Reads the part of the delta that belongs to a file; it is kept, and available after the delta is closed.
 
         Args:
             name: Name of the file.

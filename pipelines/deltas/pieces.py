@@ -29,7 +29,7 @@ PAGE = 64  # bytes of a row of files without tables
 
 @dataclass(frozen=True)
 class Piece:
-    """Bytes of the newer file that follow each other.
+    """A contiguous range of bytes of the newer file.
 
     Attributes:
         kind: "copy" of the older file, "data" of the delta, or "rows" of both.

@@ -24,7 +24,7 @@ TENSOR_DIMS, TENSOR_TYPE, TENSOR_NAME, TENSOR_RAW, TENSOR_EXTERNAL = 1, 2, 8, 9,
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of equal size that follow each other in a file.
+    """Contiguous rows of equal size in a file.
 
     Attributes:
         name: Name of the array.

@@ -52,11 +52,11 @@ class Port:
 
 
 class PrecomputedItems(Protocol):
-    """Items of which a model has computed what depends on them alone."""
+    """Items with the precomputed part of a model that depends on items alone."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that they take."""
+        """Memory of the items in bytes."""
 
     def run(self, positions: NDArray[np.int64], user: Batch) -> dict[str, NDArray[Any]]:
         """Computes the outputs of one user and items.

@@ -148,7 +148,7 @@ def _winner(milliseconds: Mapping[str, float], finest: Sequence[str]) -> str:
 
 
 def watch_cpu() -> Callable[[], bool]:
-    """Returns a function that says whether other processes have kept this one from the CPU since."""
+    """Returns a function that tells whether other processes have taken the CPU from this one since the call."""
     wall, cpu = time.perf_counter(), time.process_time()
     return lambda: time.process_time() - cpu < BUSY * (time.perf_counter() - wall)
 

@@ -17,7 +17,7 @@ SEQUENCES = ("SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceEr
 
 
 class _Failure(logging.Filter):
-    """Keeps from the log what onnx_ir says of a failure there, and notes it: it raises nothing."""
+    """Notes a failure of shape inference, which onnx_ir logs instead of raising, and removes it from the log."""
 
     failed = False
 
@@ -50,7 +50,7 @@ def infer_shapes(model: ir.Model) -> None:
 
 
 def _inferred(model: ir.Model) -> bool:
-    """Whether onnx could infer all that it knows."""
+    """Infers shapes by onnx; returns whether it finished without a failure."""
     log, failure = logging.getLogger(ShapeInferencePass.__module__), _Failure()
     maps = [node for node in model.graph if node.op_type == ZIP_MAP]
     for node in maps:  # onnx would infer a map, which onnx_ir cannot read

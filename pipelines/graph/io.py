@@ -263,7 +263,7 @@ def load_mapped(path: str | Path) -> ir.Model:
             if value.const_value is not None:
                 value.const_value.numpy()  # maps, and so finds what is missing
     except Exception as error:  # protobuf, onnx_ir, OSError
-        raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, and it is made anew") from error
+        raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, it is rebuilt") from error
     return model
 
 

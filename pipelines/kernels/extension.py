@@ -88,5 +88,5 @@ def required() -> Any:
     """
     module = native()
     if module is None:
-        raise RequestError(f"there are no native kernels here: {missing()}")
+        raise RequestError(f"the native kernels are not available: {missing()}")
     return module

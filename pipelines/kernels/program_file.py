@@ -161,7 +161,7 @@ def load(
 
         return tuple(map(decoded, header["programs"]))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, and it is made anew") from error
+        raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, it is rebuilt") from error
 
 
 def _view(content: mmap.mmap, shape: Sequence[int], dtype: str, offset: int) -> Array:

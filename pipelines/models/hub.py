@@ -414,7 +414,7 @@ def require_plain(what: str, value: object) -> None:
     """
     if not _matches(_PLAIN, value):
         raise RequestError(
-            f"{what} {value!r} is not plain; use letters, digits, '.', '_' and '-', with a letter or digit first"
+            f"found the {what} {value!r}, expected letters, digits, '.', '_' and '-', with a letter or digit first"
         )
 
 

@@ -15,7 +15,7 @@ from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines.agreement import WrongResultsError
-from pipelines.engines.native.held import Subject, hold
+from pipelines.engines.native.validation import NativeModel, validate
 from pipelines.engines.session import BF16
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import program_file
@@ -38,7 +38,7 @@ class LinePipeline(Pipeline, Generic[Native]):
 
     MAX_WARNINGS: ClassVar[int] = 20
     _native: Native | None
-    _subject: Subject | None = None  # that the native code is to be held to, until it is
+    _unvalidated: NativeModel | None = None  # native code and its reference until the validation
 
     def _open(self, engine: str, model: Path | None) -> None:
         """Opens the native code; a stock engine if it is asked for, or if the graph has no native form."""
@@ -68,26 +68,26 @@ class LinePipeline(Pipeline, Generic[Native]):
     def _open_stock(self, model: Path | None) -> None:
         """Opens the sessions of the stock engine `_engine` for `model`, or for the folder's files if it is None."""
 
-    def _hold(self, *examples: Callable[[], Batch]) -> None:
-        """Holds the native code to ONNX Runtime once; for the engine "auto", another engine follows if it is wrong.
+    def _validate(self, *examples: Callable[[], Batch]) -> None:
+        """Validates the native code against ONNX Runtime once; the engine "auto" falls back to it on a difference.
 
         Args:
-            *examples: Make batches, see `held.hold`.
+            *examples: Functions that return batches, see `validation.validate`.
 
         Raises:
-            WrongResultsError: The native code is wrong, and was asked for.
+            WrongResultsError: The native code is wrong, and the requested engine is native.
         """
-        subject, self._subject = self._subject, None
-        if subject is None:
+        model, self._unvalidated = self._unvalidated, None
+        if model is None:
             return
         batches = [example() for example in examples]
         try:
-            hold(subject, *batches)
+            validate(model, *batches)
         except WrongResultsError as error:
-            if self._is_near_float(subject, batches):
+            if self._is_near_float(model, batches):
                 return
             if self._requested == "native":
-                self._subject = subject
+                self._unvalidated = model
                 raise
             logger.warning("%s", str(error).replace("; use onnxruntime", "; falling back to onnxruntime"))
             self._native, self._engine = None, "onnxruntime"
@@ -97,12 +97,12 @@ class LinePipeline(Pipeline, Generic[Native]):
         """Returns the float graph of an int8 model, made if missing; None: there is none."""
         return None
 
-    def _is_near_float(self, subject: Subject, batches: Sequence[Batch]) -> bool:
-        """Returns whether the native code agrees with the float graph: ONNX Runtime's int8 is the one that is off."""
+    def _is_near_float(self, model: NativeModel, batches: Sequence[Batch]) -> bool:
+        """Returns whether the native code agrees with the float graph, so that the int8 of ONNX Runtime is wrong."""
         try:
             reference = self._float_reference()
             if reference is not None:
-                hold(replace(subject, reference=reference), *batches)
+                validate(replace(model, reference=reference), *batches)
         except ZooError:
             return False
         return reference is not None

@@ -12,8 +12,8 @@ from pipelines.graph import io as onnx_graph
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.schema import Column
 from zoo.recommenders.importers.tensorflow.columns import optimize
+from zoo.recommenders.importers.tensorflow.feature_schema import map_features
 from zoo.recommenders.importers.tensorflow.importing import network_to_onnx
-from zoo.recommenders.importers.tensorflow.mapped import map_features
 
 TOLERANCE = 1e-6
 Rows = list[dict[str, Any]]

@@ -135,10 +135,10 @@ def restore(folder: ModelFolder, name: str) -> None:
     except RequestError as error:
         why = "is gone" if Path(source).is_absolute() else f"cannot be read ({one_line(error)})"
         raise RequestError(
-            f"{folder.path} keeps int8 alone, and its float weights are made of {source}, which {why}; put it back, "
+            f"{folder.path} has only int8, and its float weights are rebuilt from {source}, which {why}; put it back, "
             f"or run: {again}"
         ) from error
-    logger.warning("%s keeps int8 alone: %s is made again of %s", card.name, name, source)
+    logger.warning("%s has only int8: rebuilding %s from %s", card.name, name, source)
     try:
         with tempfile.TemporaryDirectory(prefix=".restored-", dir=folder.path) as scratch:
             with _understood(path):
@@ -166,7 +166,7 @@ def _require_regular(path: Path) -> None:
 
 @contextlib.contextmanager
 def _understood(path: Path) -> Iterator[None]:
-    """Context in which unreadable files, and values that an importer does not expect, are an error of one line."""
+    """Context that reports unreadable files and unexpected values of a model as an error of one line."""
     try:
         yield
     except ZooError:

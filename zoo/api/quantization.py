@@ -258,7 +258,9 @@ def quantize(
     if engine not in ENGINES_OF_FILES:
         raise RequestError(f"found the engine {engine!r}, expected one of {', '.join(ENGINES_OF_FILES)}")
     if engine != "auto" and (not file or schema is not None):
-        raise RequestError(f"--engine {engine} requires an .onnx file without --schema; {model} has a form for all")
+        raise RequestError(
+            f"--engine {engine} requires an .onnx file without --schema; the int8.onnx of {model} runs in all engines"
+        )
     imported: dict[str, Any] = {}
     if schema is not None:
         if not file:

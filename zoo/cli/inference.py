@@ -74,7 +74,7 @@ class InputPath(str):
     "--on-error",
     type=click.Choice(["raise", "skip"]),
     default=None,
-    help="Stop at invalid input, or leave it out and count it. [default: raise; images and sentences: skip]",
+    help="raise: stop at invalid input; skip: leave it out and count it. [default: raise; images and sentences: skip]",
 )
 @click.option(
     "--shard",

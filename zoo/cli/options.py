@@ -229,7 +229,7 @@ on_error = click.option(
     type=click.Choice(["raise", "skip"]),
     default="raise",
     show_default=True,
-    help="Stop at an invalid row, or leave it out and count it.",
+    help="raise: stop at an invalid row; skip: leave it out and count it.",
 )
 columns = click.option(
     "--column",
@@ -298,7 +298,7 @@ effort = click.option(
     "--effort",
     default=None,
     metavar="NAME",
-    help="Of the calibration of an .onnx file: fast (ranges chosen on a few samples, biases alone corrected), default, "
+    help="Calibration effort for an .onnx file: fast (ranges chosen on a few samples, bias correction only), default, "
     "or best (every choice evaluated on all samples). [default: default]",
 )
 training = combined(

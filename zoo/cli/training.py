@@ -21,7 +21,7 @@ negative_rate = click.option(
     type=click.FloatRange(0, 1, min_open=True),
     default=None,
     metavar="SHARE",
-    help="Click logs: share of the rows without a click that the log kept, as .05; probabilities are corrected.",
+    help="Click logs: rate of negative downsampling, such as .05; probabilities are corrected.",
 )
 
 
@@ -47,8 +47,8 @@ negative_rate = click.option(
     "--preset",
     type=click.Choice(["draft"]),
     default=None,
-    help="Translation: draft trains a small draft for the model --teacher (speculative decoding); -o is a new folder "
-    "for its copy with the draft, or its own folder.",
+    help="Translation: draft trains a draft model of --teacher for speculative decoding; -o is a new folder for a copy "
+    "of the teacher with the draft, or the folder of the teacher.",
 )
 @training
 def train(family: str, as_json: bool, held_out: float | None, negative_rate: float | None, **options: Any) -> None:
@@ -109,8 +109,8 @@ def train(family: str, as_json: bool, held_out: float | None, negative_rate: flo
     "--keep-data",
     default=None,
     metavar="DATA",
-    help="Translation: pairs of the kind that MODEL was trained on; BLEU on some of them is measured before and after, "
-    "and others are mixed into the training (--set keep_share=.2).",
+    help="Translation: pairs of the original domain of MODEL: some measure BLEU before and after, the others are mixed "
+    "into the training (--set keep_share=.2).",
 )
 @click.option("--source-language", default=None, help="Translation: source language of a multilingual model.")
 @click.option("--target-language", default=None, help="Translation: target language of a multilingual model.")
@@ -264,7 +264,7 @@ def freeze(model: str, data: tuple[str, ...], as_json: bool, **options: Any) -> 
     help="Keep the float weights beside int8. [default: rebuilt from SOURCE on demand]",
 )
 @click.option(
-    "--task", default=None, help="Sentence encoders with adapters of tasks: the task, such as retrieval.query."
+    "--task", default=None, help="Sentence encoders with task adapters: name of the task, such as retrieval.query."
 )
 @click.option(
     "--template",

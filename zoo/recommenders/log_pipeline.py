@@ -111,7 +111,7 @@ class LogPipeline(ClickPipeline):
         """
         if self.headerless:
             if not stream.read(1):
-                raise RequestError("found it empty, expected at least one row")
+                raise RequestError("found no row, expected at least one")
             return TextForm()
         log = open_log(io.BytesIO(stream.readline()))
         return (
@@ -179,9 +179,9 @@ class LogPipeline(ClickPipeline):
         Args:
             items: Source with the items' columns, one row an item, see `Features.read`.
             distinct: Keep the first row of every id alone; False keeps all rows, also those without an id.
-            precompute: Whether the native engine computes the items' part of the model now; None: if rankings are
-                quicker by it. An item takes some hundred bytes to some kilobytes, all of them at most an eighth of
-                the machine's memory; nothing is computed of larger catalogues.
+            precompute: Whether the native engine precomputes the part of the model that depends on items alone; None:
+                if a timed ranking gets faster. An item takes hundreds of bytes to kilobytes, a catalogue at most an
+                eighth of the machine's memory; larger catalogues are not precomputed.
 
         Returns:
             The catalogue.
@@ -392,7 +392,7 @@ def _lines(data: str | Path, count: int) -> list[bytes]:
     name, kind, place = sources.locate(data)
     if kind != "text":
         raise RequestError(
-            f"a benchmark takes its raw rows from text, {name} is none; name a TSV file, plain or .gz, with --data"
+            f"found {name} as rows of a benchmark, expected text; give a TSV file, plain or .gz, with --data"
         )
     lines = (line for block in sources.blocks(name, place) for line in block.removesuffix(b"\n").split(b"\n"))
     return list(itertools.islice(lines, count))

@@ -23,8 +23,8 @@ from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.data import sample_texts
-from pipelines.engines.native.held import Run
-from pipelines.engines.native.texts import unheld
+from pipelines.engines.native.texts import unvalidated
+from pipelines.engines.native.validation import Run
 from pipelines.graph import io, large_weights, reference_session
 from pipelines.models.folder import ModelFolder
 from pipelines.quantization.calibration.float_layers import with_float_layers
@@ -149,7 +149,7 @@ def _stock(model: ir.Model) -> Run:
 def _native(model: ir.Model) -> Run:
     """Opens an int8 model in the native kernels, which compute no padding, or else in onnxruntime."""
     try:
-        return unheld(model, machine.cores(), OUTPUT, IDS, MASK, TYPES)
+        return unvalidated(model, machine.cores(), OUTPUT, IDS, MASK, TYPES)
     except RequestError:
         return _stock(model)
 

@@ -24,15 +24,18 @@ PEER_LEGEND = """Same weights and texts, one thread and core, interleaved, media
 - tokens given: without tokenization.
 - cosine: mean cosine to the fp32 vectors, and where it was measured, its minimum and the share of texts below .99.
 - resident MB: memory of a process with the model open.
+- openvino-nncf, st-openvino-int8: with the default settings of OpenVINO, which may compute float operators in bfloat16
+  on CPUs that support it.
 """
 NETWORK_LEGEND = """Networks with random weights and the layers of public models in two sizes, quantized by every tool,
 from texts to results on one thread and core, engines interleaved, medians of CPU time, by
 `scripts/peers/texts/networks.py`.
 
-- tokens: milliseconds per text of so many tokens, and how many times as long the quickest peer takes.
-- stream: texts/s of a stream of 5 to 256 tokens, the peers in their quickest order and batches, and the ratio to the
-  quickest peer.
+- tokens: milliseconds per text of that length, and the time of the fastest peer divided by it.
+- stream: texts/s of a stream of 5 to 256 tokens, the peers in their fastest order and batches, and the ratio to the
+  fastest peer.
 - cosine: mean cosine to the fp32 results.
+- OpenVINO runs with its default settings, openvino-fp32 too: it may compute in bfloat16 on CPUs that support it.
 """
 
 
@@ -146,7 +149,7 @@ def _network_table(report: Report) -> str:
 
 
 def _network_cell(load: Mapping[str, Any]) -> str:
-    """Returns the figure of the zoo, and its ratio to the quickest peer."""
+    """Returns the figure of the zoo, and its ratio to the fastest peer."""
     rates = load["load"] == "stream"
     figures = {name: result["median"] for name, result in load["results"].items()}
     own = figures.pop("zoo")

@@ -19,8 +19,8 @@ from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.engines import catalog
-from pipelines.engines.native.held import Subject
-from pipelines.engines.native.texts import NativeTexts, store, unheld, unpadded
+from pipelines.engines.native.texts import NativeTexts, store, unpadded, unvalidated
+from pipelines.engines.native.validation import NativeModel
 from pipelines.engines.session import Session
 from pipelines.models.pipeline import PRECISIONS
 from zoo.texts.data import text_files
@@ -67,7 +67,7 @@ class TextPipeline(TextInputs):
         if model is None:
             reference = self.folder.path / PRECISIONS[self.precision]
             names = (self.OUTPUT, IDS, MASK, TYPES)
-            self._subject = Subject(unheld, path, reference, self.threads, names, unpadded)
+            self._unvalidated = NativeModel(unvalidated, path, reference, self.threads, names, unpadded)
         return NativeTexts(path, self.threads)
 
     def _float_reference(self) -> Path | None:
@@ -207,7 +207,7 @@ class TextPipeline(TextInputs):
         if not len(tokens.lengths):
             return np.zeros((0, self.config.output_size), np.float32)
         if self._native is not None:
-            self._hold(lambda: tokens.first(EXAMPLE).padded(self.config.inputs), *self._long_examples())
+            self._validate(lambda: tokens.first(EXAMPLE).padded(self.config.inputs), *self._long_examples())
         if self._native is not None:
             return self._native.compute(tokens.ids, tokens.types, tokens.lengths, tokens.attended)
         count = len(tokens.ids if self.PER_TOKEN else tokens.lengths)

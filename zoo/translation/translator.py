@@ -19,8 +19,8 @@ from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError
 from pipelines.engines.native import translation_check as check
-from pipelines.engines.native.held import Subject
 from pipelines.engines.native.translation import NativeTranslator, Speculation, TranslationStream, store
+from pipelines.engines.native.validation import NativeModel
 from pipelines.engines.session import Session
 from pipelines.kernels import extension
 from pipelines.models.folder import ModelFolder
@@ -47,7 +47,7 @@ if TYPE_CHECKING:  # onnx, which the native engine does not need
 MEAN_TOKENS = 32  # a padded batch has at most MEAN_TOKENS * batch_size tokens
 MAX_SLOTS = 65536  # maximum batch of the native translator
 DIVERSITY = 0.5  # default penalty of diverse beams
-HELD_SENTENCES, LONGEST = 3, 96  # of the example that native code is held to ONNX Runtime on: sentences, tokens
+EXAMPLE_SENTENCES, LONGEST = 3, 96  # sentences and tokens of the batch that native code is validated on
 
 logger = logging.getLogger(__name__)
 
@@ -110,8 +110,8 @@ class Translator(LinePipeline[NativeTranslator]):
             self.shortlist = Shortlist.from_bytes(folder.verify(name).read_bytes())
             if self._native is not None and self.shortlist.first:
                 self._native.share_words(self.shortlist.common_tokens.astype(np.int32))
-        if self._subject is not None:
-            self._hold(self._held_example)
+        if self._unvalidated is not None:
+            self._validate(self._validation_example)
         self._speculations: dict[str, Speculation] = {}  # by the draft; shared by copies with other options
         self.positions = (folder.preprocessing.get("form", {}).get("positions") or [POSITIONS])[-1]
         self.forced = ForcedDecoder(
@@ -151,13 +151,13 @@ class Translator(LinePipeline[NativeTranslator]):
         if model is None:
             reference = self.folder.path / PRECISIONS[self.precision]
             tokens = (START, END, PAD)
-            self._subject = Subject(check.unheld, path, reference, self.threads, tokens, expected)
+            self._unvalidated = NativeModel(check.unvalidated, path, reference, self.threads, tokens, expected)
         return NativeTranslator(path, self.threads)
 
-    def _held_example(self) -> Batch:
-        """Returns sentences that native code is held to ONNX Runtime on, with their shortlists."""
+    def _validation_example(self) -> Batch:
+        """Returns the sentences that native code is validated on, with their shortlists."""
         longest = min(self.max_length, LONGEST)
-        batch = check.example(self.vocabulary.encode(list(EXAMPLES[:HELD_SENTENCES])), longest, PAD)
+        batch = check.example(self.vocabulary.encode(list(EXAMPLES[:EXAMPLE_SENTENCES])), longest, PAD)
         if self.shortlist is not None:
             words = np.zeros((len(batch["source"]), len(self.shortlist.order)), bool)
             for row, source in zip(words, batch["source"], strict=True):

@@ -149,7 +149,7 @@ class Forms:
         self._timed |= timed
         model = next(each for each in self._models if each.form == form)
         with recommender_files.readable(self.path):
-            return ProgramSession(ProgramGraph(self.path, threads, model), held=not timed)
+            return ProgramSession(ProgramGraph(self.path, threads, model), validate=not timed)
 
 
 class _Ranker:

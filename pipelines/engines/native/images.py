@@ -25,7 +25,7 @@ from pipelines.core.derived import derived
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.engines.agreement import WrongResultsError
 from pipelines.engines.contexts import Asynchronous
-from pipelines.engines.native.held import Run, Subject, hold
+from pipelines.engines.native.validation import NativeModel, Run, validate
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.engines.quickest import Option
 from pipelines.engines.session import BatchError, Executed, Port
@@ -184,7 +184,7 @@ class ImageSession(Asynchronous):
         path: ONNX file, which is the reference in ONNX Runtime too.
         threads: Intra-op threads.
         sizes: See `packed`.
-        held: Whether the kernels are held to the reference before the first batch, see `held.hold`.
+        validate: Whether the kernels are validated before the first batch, see `validation.validate`.
 
     Raises:
         RequestError: The kernels are missing, or the graph cannot be mapped.
@@ -192,9 +192,9 @@ class ImageSession(Asynchronous):
 
     engine = "native"
 
-    def __init__(self, path: Path, threads: int, sizes: Sequence[int] = (), *, held: bool = True) -> None:
+    def __init__(self, path: Path, threads: int, sizes: Sequence[int] = (), *, validate: bool = True) -> None:
         machine.require_threads(threads)
-        self._subject = Subject(unheld, path, path, threads, [tuple(sizes)]) if held else None
+        self._unvalidated = NativeModel(unvalidated, path, path, threads, [tuple(sizes)]) if validate else None
         self.path, self.threads = path, threads
         given = packed(path, sizes)
         assert isinstance(given, PackedProgram)
@@ -215,9 +215,9 @@ class ImageSession(Asynchronous):
             expected = f"{program.input} {program.dtype} [{program.batch or 'n'}, {', '.join(map(str, program.shape))}]"
             given = {name: f"{np.asarray(each).dtype} {list(np.shape(each))}" for name, each in batch.items()}
             raise BatchError(f"the native kernels cannot run {self.path} on {given}; expected {expected}")
-        if self._subject is not None:
-            hold(self._subject, {program.input: x})
-            self._subject = None
+        if self._unvalidated is not None:
+            validate(self._unvalidated, {program.input: x})
+            self._unvalidated = None
         try:
             found: NDArray[Any] = self._network(contiguous(x), self.threads)
             if program.parts:
@@ -263,7 +263,7 @@ class PartsSession(Asynchronous):
         path: ONNX file, which is the reference in ONNX Runtime too.
         threads: Intra-op threads.
         sizes: See `packed`.
-        held: See `ImageSession`.
+        validate: See `ImageSession`.
 
     Raises:
         RequestError: The kernels are missing, or no regions can be mapped.
@@ -271,9 +271,9 @@ class PartsSession(Asynchronous):
 
     engine = "native"
 
-    def __init__(self, path: Path, threads: int, sizes: Sequence[int] = (), *, held: bool = True) -> None:
+    def __init__(self, path: Path, threads: int, sizes: Sequence[int] = (), *, validate: bool = True) -> None:
         machine.require_threads(threads)
-        self._subject = Subject(unheld, path, path, threads, [tuple(sizes)]) if held else None
+        self._unvalidated = NativeModel(unvalidated, path, path, threads, [tuple(sizes)]) if validate else None
         self.path, self.threads = path, threads
         given = packed(path, sizes)
         assert isinstance(given, PackedParts)
@@ -297,9 +297,9 @@ class PartsSession(Asynchronous):
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """Computes the outputs of a batch, see `Runnable.run`."""
         self._require(batch)
-        if self._subject is not None:
-            hold(self._subject, {name: batch[name] for name in self.inputs})
-            self._subject = None
+        if self._unvalidated is not None:
+            validate(self._unvalidated, {name: batch[name] for name in self.inputs})
+            self._unvalidated = None
         values = dict(batch)
         for part, opened in self._parts:
             values |= self._computed(part, opened, values)
@@ -418,21 +418,21 @@ def _sizes(batch: Batch) -> tuple[int, ...]:
     return tuple(size for x in batch.values() for size in np.shape(x)[1:])
 
 
-def opened(path: Path, threads: int, sizes: Sequence[int] = (), *, held: bool = True) -> ImageSession | PartsSession:
+def opened(path: Path, threads: int, sizes: Sequence[int] = (), *, validate: bool = True) -> ImageSession | PartsSession:
     """Opens an image network, whole or in parts.
 
     Args:
         path: ONNX file.
         threads: Intra-op threads.
         sizes: See `packed`.
-        held: See `ImageSession`.
+        validate: See `ImageSession`.
     """
     kind = ImageSession if isinstance(packed(path, sizes), PackedProgram) else PartsSession
-    return kind(path, threads, sizes, held=held)
+    return kind(path, threads, sizes, validate=validate)
 
 
-def unheld(path: Path, threads: int, sizes: Sequence[int] = ()) -> Run:
-    """Opens an image network for `held.check`.
+def unvalidated(path: Path, threads: int, sizes: Sequence[int] = ()) -> Run:
+    """Opens an image network for `validation.compare`.
 
     Args:
         path: ONNX file.
@@ -442,7 +442,7 @@ def unheld(path: Path, threads: int, sizes: Sequence[int] = ()) -> Run:
     Returns:
         Its `run`.
     """
-    return opened(path, threads, sizes, held=False).run
+    return opened(path, threads, sizes, validate=False).run
 
 
 def options(path: Path, threads: int) -> dict[str, Option]:

@@ -75,7 +75,7 @@ def readable(path: Path) -> Iterator[None]:
     except ZooError:
         raise
     except Exception as error:
-        raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, and it is made anew") from error
+        raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, it is rebuilt") from error
 
 
 def opened(path: Path) -> Sequence[ClickModel]:

@@ -18,8 +18,8 @@ from pipelines.core.batches import Batch
 from pipelines.core.errors import ZooError, one_line
 from pipelines.engines.contexts import Asynchronous
 from pipelines.engines.native import recommender_files
-from pipelines.engines.native.held import Expected, Run, Subject, hold
 from pipelines.engines.native.recommender_files import ClickModel
+from pipelines.engines.native.validation import Expected, NativeModel, Run, validate
 from pipelines.engines.session import BatchError, Executed, Port
 from pipelines.kernels.arrays import contiguous
 from pipelines.kernels.recommenders import native, reference
@@ -183,25 +183,25 @@ class ProgramGraph:
 class ProgramSession(Asynchronous):
     """Session of a click program: one call of the native kernels per batch.
 
-    The int8.onnx beside the native.onnx is the reference, which the kernels are held to before the first batch.
+    The kernels are validated against the int8.onnx beside the native.onnx before the first batch.
 
     Args:
         graph: The open native.onnx.
-        held: Whether they are, see `held.hold`.
+        validate: Whether to validate, see `validation.validate`.
     """
 
     engine = "native"
 
-    def __init__(self, graph: ProgramGraph, *, held: bool = True) -> None:
+    def __init__(self, graph: ProgramGraph, *, validate: bool = True) -> None:
         self._graph, self.threads, self.inputs = graph, graph.threads, graph.inputs
-        subject = Subject(unheld, graph.path, graph.path.with_name("int8.onnx"), graph.threads, (graph.form,))
+        model = NativeModel(unvalidated, graph.path, graph.path.with_name("int8.onnx"), graph.threads, (graph.form,))
         if graph.cached:  # too large for a stock engine
-            subject = replace(subject, reference=graph.path, expected=in_numpy)
-        self._subject = subject if held else None
+            model = replace(model, reference=graph.path, expected=in_numpy)
+        self._unvalidated = model if validate else None
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """Computes the outputs of a batch, see `Runnable.run`."""
-        self._hold(batch)
+        self._validate(batch)
         graph = self._graph
         if graph.threads > 1:
             found = graph.call(batch)
@@ -214,7 +214,7 @@ class ProgramSession(Asynchronous):
 
     def run_shared(self, batch: Batch, shared: SharedInputs) -> dict[str, NDArray[Any]]:
         """See `Asynchronous.run_shared`."""
-        self._hold(batch)
+        self._validate(batch)
         return dict(zip(self._graph.outputs, self._graph.call(batch, shared), strict=True))
 
     def precompute(self, count: int, batches: Iterable[Batch], shared: SharedInputs, limit: int) -> ProgramItems | None:
@@ -224,16 +224,16 @@ class ProgramSession(Asynchronous):
             return None
         made, first = ProgramItems(self._graph, program, program.items(count)), 0
         for batch in batches:
-            self._hold(batch)
+            self._validate(batch)
             self._graph.fill(program, made.items, first, batch)
             first += len(batch[str(self._graph.fed[0])])
         return made
 
-    def _hold(self, batch: Batch) -> None:
+    def _validate(self, batch: Batch) -> None:
         """Holds the kernels to the reference, before the first batch."""
-        if self._subject is not None:
-            hold(self._subject, batch)
-            self._subject = None
+        if self._unvalidated is not None:
+            validate(self._unvalidated, batch)
+            self._unvalidated = None
 
     def executed(self, batch: Batch) -> list[Executed]:
         """Lists the kernels that run, see `Session.executed`."""
@@ -242,7 +242,7 @@ class ProgramSession(Asynchronous):
 
     def sibling(self) -> ProgramSession:
         """Returns another session of the same graph."""
-        return ProgramSession(self._graph, held=self._subject is not None)
+        return ProgramSession(self._graph, validate=self._unvalidated is not None)
 
     def varied(self, batch: Batch, seed: int) -> Batch:
         """Returns a batch with other ids, drawn uniformly from the rows of their tables, for timings.
@@ -281,8 +281,8 @@ class ProgramItems:
         return dict(zip(self.graph.outputs, found, strict=True))
 
 
-def unheld(path: Path, threads: int, form: str) -> Run:
-    """Opens a native.onnx for `held.check`.
+def unvalidated(path: Path, threads: int, form: str) -> Run:
+    """Opens a native.onnx for `validation.compare`.
 
     Args:
         path: The native.onnx.
@@ -293,11 +293,11 @@ def unheld(path: Path, threads: int, form: str) -> Run:
         Its `run`.
     """
     model = next(each for each in recommender_files.opened(path) if each.form == form)
-    return ProgramSession(ProgramGraph(path, threads, model), held=False).run
+    return ProgramSession(ProgramGraph(path, threads, model), validate=False).run
 
 
 def in_numpy(path: Path, _: int, form: str, **__: Any) -> Expected:
-    """Opens the numpy reference of a native.onnx for `held.check`.
+    """Opens the numpy reference of a native.onnx for `validation.compare`.
 
     Args:
         path: The native.onnx.

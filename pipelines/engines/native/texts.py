@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from pipelines.core import machine
 from pipelines.core.batches import Batch
 from pipelines.core.errors import RequestError, one_line
-from pipelines.engines.native.held import Expected, Run, onnxruntime
+from pipelines.engines.native.validation import Expected, Run, onnxruntime
 from pipelines.kernels.transformer import native, program_file
 from pipelines.kernels.transformer.text.program import TextProgram
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-LENGTHS = "lengths"  # of a batch of `unheld` with tokens that are not attended to, which its mask leaves out; int64 [n]
+LENGTHS = "lengths"  # int64 [n]: tokens of each sample for `unvalidated`, with those that the mask excludes
 
 
 def store(source: Path, path: Path) -> None:
@@ -93,8 +93,8 @@ class NativeTexts:
         return found
 
 
-def unheld(path: str | Path | ir.Model, threads: int, output: str, ids: str, mask: str, types: str) -> Run:
-    """Opens a text encoder for `held.check`.
+def unvalidated(path: str | Path | ir.Model, threads: int, output: str, ids: str, mask: str, types: str) -> Run:
+    """Opens a text encoder for `validation.compare`.
 
     Args:
         path: See `NativeTexts`.
@@ -123,7 +123,7 @@ def unheld(path: str | Path | ir.Model, threads: int, output: str, ids: str, mas
 
 
 def unpadded(path: Path, threads: int, output: str, ids: str, mask: str, *_: str, optimize: bool = True) -> Expected:
-    """Opens the reference of `unheld`, whose results of padding are zeros.
+    """Opens the reference of `unvalidated`, whose results of padding are zeros.
 
     Args:
         path: ONNX file.

@@ -1,4 +1,4 @@
-"""Native translations to hold to ONNX Runtime: hypotheses of example sentences and their scores."""
+"""Validation of native translations: hypotheses of example sentences and their scores."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.batches import Batch
-from pipelines.engines.native.held import Run
 from pipelines.engines.native.translation import NativeTranslator
+from pipelines.engines.native.validation import Run
 
 BEAM = 4
 TOKENS = 12  # maximum number of tokens of a translation
 Integers = NDArray[np.int64]
 
 
-def unheld(path: Path, threads: int, start: int, end: int, padding: int) -> Run:
-    """Opens a native translator for `held.check`.
+def unvalidated(path: Path, threads: int, start: int, end: int, padding: int) -> Run:
+    """Opens a native translator for `validation.compare`.
 
     Args:
         path: File that `translation.store` wrote, or ONNX file.

@@ -71,8 +71,8 @@ def probe(request: dict[str, Any]) -> dict[str, Any] | None:
 
     Args:
         request: {"graph", "form", "batch", "sizes"}, see `probe.check`; {"graph", "form", "opened"}, see
-            `probe.check_as_opened`; or {"native", "form", "batch", "others"}, see `native.held.check`; and "home",
-            the cache folder.
+            `probe.check_as_opened`; or {"native", "form", "batch", "others"}, see `native.validation.compare`; and
+            "home", the cache folder.
 
     Returns:
         {"difference": largest difference as a share of an output's power, infinite after a crash; "fault": its

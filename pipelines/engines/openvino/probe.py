@@ -54,9 +54,9 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return check_as_opened(request["graph"], request["opened"])
     if "native" not in request:
         return check(**request)
-    from pipelines.engines.native import held
+    from pipelines.engines.native import validation
 
-    return held.check(request["native"], request["batch"], *request["others"])
+    return validation.compare(request["native"], request["batch"], *request["others"])
 
 
 def check_as_opened(graph: dict[str, Any], batch: Batch) -> dict[str, Any]:

@@ -79,8 +79,9 @@ class OpenVinoSession(Asynchronous):
     whose inputs share no sample axis, or whose samples depend on each other, is compiled once, as it is. Compiled
     models are cached on disk.
 
-    OpenVINO computes some graphs wrongly, or crashes, with static shapes. So every graph is held to ONNX Runtime before
-    its first use on a machine, in a child process, and runs in the first form that agrees, see `forms.correct_form`.
+    OpenVINO computes some graphs wrongly, or crashes, with static shapes. So every graph is validated against ONNX
+    Runtime before its first use on a machine, in a child process, and runs in the first form that agrees, see
+    `forms.correct_form`.
 
     Args:
         path: ONNX file.

@@ -51,7 +51,7 @@ def quantize(vectors: Floats) -> tuple[NDArray[np.int8], Floats]:
     """
     largest = np.abs(vectors).max(axis=1, initial=0)
     if not np.isfinite(largest).all():
-        raise RequestError("found vectors with values that are no numbers")
+        raise RequestError("found NaN or infinity in the vectors, expected finite values")
     is_zero = largest < SMALLEST_ABS_MAX
     scale = np.where(is_zero, np.float32(1), largest / LEVELS).astype(np.float32)
     codes = np.zeros((len(vectors), -(-vectors.shape[1] // UNIT) * UNIT), np.int8)

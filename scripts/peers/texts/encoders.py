@@ -157,7 +157,7 @@ class OnnxRuntime(Way):
 
 
 class OpenVino(Way):
-    """fp32.onnx, as it is or quantized by NNCF."""
+    """fp32.onnx, as it is or quantized by NNCF; OpenVINO computes float operators in bfloat16 on CPUs that have it."""
 
     def __init__(self, *arguments: Any, kind: str = "nncf") -> None:
         super().__init__(*arguments)

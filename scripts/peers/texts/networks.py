@@ -8,7 +8,7 @@ long text, are compared with float32 by cosine; one that is far from it is not t
 network is left out, with the reason.
 
     zoo                    this project, int8, native; without padding, so a stream is one batch
-    openvino-fp32          the float32 graph
+    openvino-fp32          the float32 graph with default settings, which compute in bfloat16 on CPUs with bfloat16
     openvino-nncf          NNCF with model_type=TRANSFORMER
     onnxruntime-fp32       the float32 graph
     onnxruntime-dynamic    quantize_dynamic per channel

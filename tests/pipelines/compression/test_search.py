@@ -59,7 +59,7 @@ def test_a_speed_is_reached_by_measuring_and_an_impossible_one_is_said():
     order = cuts(sensitivity(model), model.groups, model.tiles, {"dear": 1.0, "cheap": 1.0})
     widths, reached = by_speed(order, model.groups, 1.2, model.speed)
     assert widths == {"dear": 64, "cheap": 16} and reached == pytest.approx(1.23, abs=0.01)
-    with pytest.raises(RequestError, match="with all cuts there are, expected 5x"):
+    with pytest.raises(RequestError, match="with all groups pruned, expected 5x"):
         by_speed(order, model.groups, 5, model.speed)
 
 

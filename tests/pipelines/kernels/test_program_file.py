@@ -36,7 +36,7 @@ def test_an_array_outside_its_file_is_refused(tmp_path, shape, offset):
     changed = json.dumps(header).encode()
     arrays = content[program_file.PAGE :]
     path.write_bytes((len(changed).to_bytes(8, "little") + changed).ljust(program_file.PAGE, b"\0") + arrays)
-    with pytest.raises(RequestError, match=r"m\.zoo is not readable.*made anew"):
+    with pytest.raises(RequestError, match=r"m\.zoo is not readable.*it is rebuilt"):
         program_file.load(path, {"Program": Program}, 1)
 
 

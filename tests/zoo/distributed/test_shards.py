@@ -311,7 +311,7 @@ def test_parts_of_rows_without_a_header_have_the_columns_of_the_first(small, tmp
 
 def test_empty_files_of_criteo_are_refused(tmp_path):
     (tmp_path / "empty.tsv").touch()
-    with pytest.raises(RequestError, match=r"empty.tsv: found it empty"):
+    with pytest.raises(RequestError, match=r"empty.tsv: found no row"):
         run_shard("wide-deep-criteo", [str(tmp_path / "empty.tsv")], tmp_path / "out")
 
 

@@ -98,12 +98,12 @@ def test_int8_is_near_fp32_in_every_engine(encoder):
 def test_native_code_far_from_int8_in_onnxruntime_is_compared_with_the_float_model(encoder, monkeypatch, wrong):
     compared = []
 
-    def hold(subject, *batches):
-        compared.append(subject.reference.name)
+    def validate(model, *batches):
+        compared.append(model.reference.name)
         if compared[-1] in wrong:
             raise WrongResultsError("they differ; use onnxruntime")
 
-    monkeypatch.setattr(line_pipeline, "hold", hold)
+    monkeypatch.setattr(line_pipeline, "validate", validate)
     found = zoo.pipeline(encoder, "int8")
     found.compute_texts([("a text",)])
     assert compared == ["int8.onnx", "rewritten.onnx"]

@@ -22,7 +22,7 @@ from zoo.recommenders.data.features import Features
 from zoo.recommenders.importers.batch_axis import Run
 from zoo.recommenders.importers.index_ops import gathered, is_matmul, sliced, transposed
 from zoo.recommenders.importers.inputs import SUBGRAPHS, InputSource, known_ids
-from zoo.recommenders.importers.sequences.found import Sequences
+from zoo.recommenders.importers.sequences.graph_sequences import Sequences
 from zoo.recommenders.importers.values import OF_CODES, TINY, Array, Base, Layout, Writer
 
 RUNS = (3, 5)  # batch sizes by which shapes are source

@@ -117,7 +117,7 @@ def read(
         if log_field.column.pooling == "max":
             known &= ranker.calibration["ids"][:, log_field.start] != log_field.last
     if not known.any():
-        raise RequestError(f"{path}: found no row with items in its lists, expected some; their maximum is of none")
+        raise RequestError(f"{path}: found no row with items in its lists; max pooling needs at least one item")
     return replace(ranker, calibration={name: x[known] for name, x in ranker.calibration.items()})
 
 

@@ -43,7 +43,7 @@ def training_record(folder: Path) -> dict[str, Any]:
     try:
         return {"config": card["training"]["config"], "features": card["preprocessing"]}
     except (KeyError, TypeError) as error:
-        raise RequestError(f"{folder} does not say how it was trained; start from one that zoo train made") from error
+        raise RequestError(f"{folder} lacks its training settings; start from a model folder of zoo train") from error
 
 
 def weights_of(model: nn.Module, path: Path) -> dict[str, torch.Tensor]:

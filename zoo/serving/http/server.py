@@ -83,6 +83,7 @@ class _Server:
         connections: int,
     ) -> None:
         self.config, self.models = config, models
+        self._cpus = machine.processors().order  # read once: workers are forked on the event loop
         self._forkserver, self._connections = channel, connections
         self._updates = updates
         self._messages: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()  # of the fork server
@@ -248,7 +249,7 @@ class _Server:
 
     def _fork(self, worker_end: socket.socket, index: int) -> None:
         socket.send_fds(self._forkserver, [b"\0"], [worker_end.fileno()])
-        cpus = _worker_cpus(index, self.config.threads)
+        cpus = _worker_cpus(self._cpus, index, self.config.threads)
         self._forkserver.sendall(pack((forkserver.FORK, cpus, self.dispatcher.replaces)))
 
     async def _receive(self) -> None:
@@ -290,9 +291,8 @@ def _file_versions(paths: Sequence[Path]) -> list[tuple[int, int, int]] | None:
         return None
 
 
-def _worker_cpus(index: int, threads: int) -> set[int]:
-    """CPUs of a worker: as many as its threads, those of consecutive workers next to each other, SMT siblings last."""
-    cpus = machine.processors().order
+def _worker_cpus(cpus: Sequence[int], index: int, threads: int) -> set[int]:
+    """Returns the CPUs of a worker, as many as its threads; consecutive workers get consecutive ones of `cpus`."""
     if threads >= len(cpus):
         return set(cpus)
     return {cpus[(index * threads + i) % len(cpus)] for i in range(threads)}

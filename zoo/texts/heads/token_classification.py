@@ -177,13 +177,16 @@ class EntityPipeline(TaskPipeline):
     def decode(self, outputs: Floats, tokens: Tokens) -> list[Any]:
         """See `TaskPipeline.decode`."""
         scores, start = activated(outputs, SOFTMAX), 0
+        preprocessing = self.folder.preprocessing
+        unknown = self.tokenizer.number(preprocessing.get("unknown", ""))
+        drops_blanks = self.strategy != "none" and preprocessing.get("blanks") == OUTSIDE
         results = []
         for text, windows in tokens.context:
             entities = []
             for encoding in windows:
                 count = len(encoding.ids)
-                pieces = self._pieces(text, encoding, scores[start : start + count])
-                if self.strategy != "none" and self.folder.preprocessing.get("blanks") == OUTSIDE:
+                pieces = self._pieces(text, encoding, scores[start : start + count], unknown)
+                if drops_blanks:
                     pieces = [piece for piece in pieces if piece.end > piece.start]
                 entities += aggregate(pieces, self.names, self.strategy, self.tokenizer.join)
                 start += count
@@ -193,9 +196,8 @@ class EntityPipeline(TaskPipeline):
             results.append(merge_windows(entities) if len(windows) > 1 else entities)
         return results
 
-    def _pieces(self, text: str, encoding: Any, scores: Floats) -> list[Piece]:
-        """Returns the tokens of a window that are no special tokens."""
-        unknown = self.tokenizer.number(self.folder.preprocessing.get("unknown", ""))
+    def _pieces(self, text: str, encoding: Any, scores: Floats, unknown: int | None) -> list[Piece]:
+        """Returns the tokens of a window without special tokens."""
         pieces = []
         for i, (number, (start, end)) in enumerate(zip(encoding.ids, encoding.offsets, strict=True)):
             if encoding.special_tokens_mask[i]:

@@ -1,4 +1,4 @@
-"""Scores of given translations in ONNX Runtime: the reference that native translations are held to."""
+"""Scores of given translations in ONNX Runtime: the reference of the validation of native translations."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.batches import Batch
-from pipelines.engines.native.held import Expected
 from pipelines.engines.native.translation_check import BEAM
+from pipelines.engines.native.validation import Expected
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 
 def expected(path: Path, threads: int, start: int, end: int, padding: int, *, optimize: bool = True) -> Expected:
-    """Opens encoder and decoding step in ONNX Runtime, as the reference of `translation_check.unheld`.
+    """Opens encoder and decoding step in ONNX Runtime, as the reference of `translation_check.unvalidated`.
 
     They skip the Q/DQ pairs that native code skips, and their tables of tokens are rounded to int8 rows, as there.
 
@@ -30,8 +30,8 @@ def expected(path: Path, threads: int, start: int, end: int, padding: int, *, op
         optimize: Whether ONNX Runtime optimizes the graphs.
 
     Returns:
-        A function from a batch and outputs of `unheld` to {"scores": float64 [n, BEAM + 1]}: the mean log probabilities
-        of the tokens, and for greedy search those of the likeliest tokens after the same prefixes.
+        A function from a batch and outputs of `unvalidated` to {"scores": float64 [n, BEAM + 1]}: the mean log
+        probabilities of the tokens, and for greedy search those of the likeliest tokens after the same prefixes.
 
     Raises:
         RequestError: No decoding step can be derived from the graph.

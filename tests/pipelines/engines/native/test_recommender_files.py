@@ -63,11 +63,11 @@ def test_data_that_is_missing_or_too_short_is_refused(copy):
             file.truncate(size)
         with pytest.raises(RequestError) as error:
             load(copy, FIRST)
-        one_line(error, NATIVE, "made anew")
+        one_line(error, NATIVE, "it is rebuilt")
     data.unlink()
     with pytest.raises(RequestError) as error:
         load(copy, FIRST)
-    one_line(error, NATIVE, "made anew")
+    one_line(error, NATIVE, "it is rebuilt")
 
 
 @needs_kernels

@@ -205,7 +205,7 @@ def test_without_kernels_the_engine_says_what_is_missing(bare, shipped, rows, tm
     ):
         with pytest.raises(RequestError) as error:
             call()
-        one_line(error, "no native kernels here", "install a C++17 compiler")
+        one_line(error, "native kernels are not available", "install a C++17 compiler")
 
 
 def command(*arguments, without=False):
@@ -220,7 +220,7 @@ def test_the_command_says_what_is_missing(shipped):
     code, out, err = command("benchmark", shipped.path, "--engine", "native", "--rounds", "1", without=True)
     *warned, err = err.splitlines()
     assert (code, out, len(warned)) == (2, "", 0 if machine.has_vnni() else 1)
-    assert err.startswith("zoo: there are no native kernels here: ") and "install a C++17 compiler" in err
+    assert err.startswith("zoo: the native kernels are not available: ") and "install a C++17 compiler" in err
 
 
 @pytest.mark.parametrize("without", [True, pytest.param(False, marks=needs_kernels)])

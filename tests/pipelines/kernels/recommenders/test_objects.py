@@ -210,7 +210,7 @@ def test_without_the_extension_one_line_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "pipelines.kernels._native", None)
     assert extension.native() is None and extension.isas() == []
     assert "install a C++17 compiler" in extension.missing() and "\n" not in extension.missing()
-    with pytest.raises(RequestError, match="there are no native kernels here: .*; install a C"):
+    with pytest.raises(RequestError, match="the native kernels are not available: .*; install a C"):
         native.click_program(NETWORK)
 
 

@@ -13,7 +13,7 @@ from helpers import text_models  # noqa: E402
 
 import zoo  # noqa: E402
 from pipelines.core.errors import RequestError  # noqa: E402
-from pipelines.engines.native import held  # noqa: E402
+from pipelines.engines.native import validation  # noqa: E402
 from pipelines.engines.native.texts import LENGTHS, NativeTexts  # noqa: E402
 from pipelines.kernels.transformer.token_vectors import TokenVectors  # noqa: E402
 
@@ -113,15 +113,15 @@ def test_the_check_of_native_kernels_covers_tokens_that_are_not_attended_to(tmp_
     (tmp_path / "texts.txt").write_text("\n".join(text_models.TEXTS * 30))
     zoo.calibrate(tmp_path / "ours", str(tmp_path / "texts.txt"), samples=16)
     ours = zoo.pipeline(tmp_path / "ours", "int8", "native")
-    subject, batch = ours._subject, ours._queries()
+    subject, batch = ours._unvalidated, ours._queries()
     assert batch["attention_mask"].sum() < batch[LENGTHS].sum() == 24
-    result = held.check(subject, batch)
-    assert result["difference"] < held.ALIKE and result["sizes"]
+    result = validation.compare(subject, batch)
+    assert result["difference"] < validation.ALIKE and result["sizes"]
     compute = NativeTexts.compute
     monkeypatch.setattr(
         NativeTexts, "compute", lambda self, ids, types, lengths, attended=None: compute(self, ids, types, lengths)
     )
-    assert held.check(subject, batch)["difference"] > held.ALIKE
+    assert validation.compare(subject, batch)["difference"] > validation.ALIKE
 
 
 @pytest.mark.parametrize("attend", [False, True])

@@ -129,5 +129,5 @@ def test_interrupted_in_any_step_and_gone_on_it_leaves_the_same_bytes(
 
 def test_a_speed_is_measured_on_this_machine(translator, pairs, tmp_path):
     settings = TUNED | {"epochs": "1"}
-    with pytest.raises(RequestError, match=r"found .*x with all cuts there are, expected 50x; ask for less"):
+    with pytest.raises(RequestError, match=r"found .*x with all groups pruned, expected 50x; choose a lower goal"):
         zoo.finetune(translator, pairs, tmp_path / "out", prune="50x", settings=settings)

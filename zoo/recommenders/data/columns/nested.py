@@ -70,7 +70,7 @@ def is_plain(row: Mapping[str, Any]) -> bool:
 
 
 def flat_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a row whose values are no objects: those of objects in it get names such as user.id.
+    """Flattens a row: the fields of nested objects become values with names such as user.id.
 
     Args:
         row: {name: value}.
@@ -101,7 +101,7 @@ def lists_of_objects(row: Mapping[str, Any]) -> list[str]:
 
 
 def flat_table(table: Any, names: Sequence[str] | None = None) -> Any:
-    """Returns a table whose columns are no structs: their fields are columns with names such as user.id.
+    """Flattens a table: the fields of structs become columns with names such as user.id.
 
     Args:
         table: pyarrow.Table or RecordBatch.

@@ -1,6 +1,6 @@
 """Sequences in the graphs of imported rankers: found by their structure, and written in the form of `export`.
 
-found               all of them in a graph
+graph_sequences     all of them in a graph
 operators           layers, and operators that only move entries
 attention_units     target attention (DIN), and activations
 attention_form      target attention in the form of `export.sequence_parts`

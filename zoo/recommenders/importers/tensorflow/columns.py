@@ -158,7 +158,8 @@ def optimize(graph: GraphDef, output: str | None = None) -> Network:
     fields = {name: reading.source.buckets[name] for name in reading.source.buckets if name in fields_of(result)}
     if not fields:
         raise RequestError(
-            "the graph looks no hashed category up; expected columns made with categorical_column_with_hash_bucket"
+            "found no lookup of a hashed category in the graph; expected columns made with "
+            "categorical_column_with_hash_bucket"
         )
     operators = sum(node.op not in ("Const", "Placeholder") for node in used)
     return Network(result, end, fields, numbers, {"graph": len(graph.node), "used": len(used), "operators": operators})

@@ -25,7 +25,7 @@ from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.data.schema import Column as LogColumn
 from zoo.recommenders.importers.tensorflow.columns import Network, optimize, read_graph
 from zoo.recommenders.importers.tensorflow.expressions import Column, Emitter
-from zoo.recommenders.importers.tensorflow.mapped import fitted, map_features
+from zoo.recommenders.importers.tensorflow.feature_schema import fitted, map_features
 from zoo.recommenders.training.train import CALIBRATION_ROWS
 
 GRAPH = "graph.pb"  # of a model folder: the graph that it was made of

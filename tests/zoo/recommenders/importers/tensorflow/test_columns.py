@@ -16,7 +16,7 @@ from pipelines.core.errors import RequestError
 from pipelines.graph import io as onnx_graph
 from pipelines.graph import query
 from pipelines.kernels import extension
-from zoo.recommenders.importers.tensorflow.mapped import ordered
+from zoo.recommenders.importers.tensorflow.feature_schema import ordered
 
 
 def check(

@@ -1,4 +1,4 @@
-"""Native kernels are held to ONNX Runtime once a machine, before the first batch."""
+"""Native kernels are validated against ONNX Runtime once per machine, before the first batch."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ import zoo
 from pipelines.core import settings
 from pipelines.core.errors import ZooError
 from pipelines.engines import agreement, catalog, timing
-from pipelines.engines.native import held, images, recommenders, translation, translation_check
+from pipelines.engines.native import images, recommenders, translation, translation_check, validation
 from pipelines.engines.native.texts import NativeTexts
 from pipelines.engines.openvino import child
 from pipelines.graph import io
@@ -29,7 +29,7 @@ INT8 = Path(zoo.__file__).parent / "weights" / "mobilenet-v1-cifar10" / "int8.on
 
 @pytest.fixture(autouse=True)
 def _unknown(monkeypatch):
-    monkeypatch.setattr(held, "_FAULTS", {})  # of this process
+    monkeypatch.setattr(validation, "_FAULTS", {})  # of this process
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_the_verdict_is_remembered(photos, monkeypatch):
     catalog.load(INT8, "native").run(photos)
     (verdict,) = verdicts()
     assert verdict["fault"] == "" and {1, 2, 3, 8} <= {*verdict["sizes"]}
-    monkeypatch.setattr(held, "_FAULTS", {})  # as in another process
+    monkeypatch.setattr(validation, "_FAULTS", {})  # as in another process
     monkeypatch.setattr(child, "probe", lambda request: pytest.fail("checked again"))
     catalog.load(INT8, "native").run(photos)
 
@@ -66,7 +66,7 @@ def test_the_verdict_is_remembered(photos, monkeypatch):
 def test_kernels_that_differ_are_refused_and_left_out(photos, wrong, monkeypatch, caplog):
     def opened():
         session = images.ImageSession(INT8, 1)
-        session._subject = dataclasses.replace(session._subject, reference=wrong)
+        session._unvalidated = dataclasses.replace(session._unvalidated, reference=wrong)
         return session
 
     for _ in range(2):  # found, and remembered
@@ -76,7 +76,7 @@ def test_kernels_that_differ_are_refused_and_left_out(photos, wrong, monkeypatch
             r"logits of native differs from that of other engines by .* of its power\); use onnxruntime$",
         ):
             opened().run(photos)
-        monkeypatch.setattr(held, "_FAULTS", {})
+        monkeypatch.setattr(validation, "_FAULTS", {})
     openers = {"native": opened, "onnxruntime": lambda: catalog.load(INT8, "onnxruntime")}
     assert list(timing.time_each(openers, photos)) == ["onnxruntime"]
     assert "the engine native is left out: the native kernels do not compute" in caplog.text
@@ -84,14 +84,14 @@ def test_kernels_that_differ_are_refused_and_left_out(photos, wrong, monkeypatch
 
 def test_a_sample_must_not_depend_on_its_batch(photos, monkeypatch):
     """Kernels that are right for one sample and off by little for several."""
-    session = images.ImageSession(INT8, 1, held=False)
+    session = images.ImageSession(INT8, 1, validate=False)
 
     def run(batch):
         outputs = session.run(batch)
         return {name: array * (1 + 0.01 * (len(array) > 1)) for name, array in outputs.items()}
 
-    subject = held.Subject(lambda *_: run, INT8, INT8, 1)
-    result = held.check(subject, {name: array[:1] for name, array in photos.items()})
+    subject = validation.NativeModel(lambda *_: run, INT8, INT8, 1)
+    result = validation.compare(subject, {name: array[:1] for name, array in photos.items()})
     assert result["difference"] == np.inf
     assert result["fault"] == "with a batch of 2, a sample in the batch differs from the sample alone"
 
@@ -114,10 +114,12 @@ def test_batches_of_other_shapes_are_checked_too(wrong, fault):
     def run(batch):
         return {"sums": wrong(sums(batch)["sums"])}
 
-    subject = held.Subject(lambda *_: run, INT8, INT8, 1, expected=lambda *_, **__: lambda batch, _: sums(batch))
+    subject = validation.NativeModel(
+        lambda *_: run, INT8, INT8, 1, expected=lambda *_, **__: lambda batch, _: sums(batch)
+    )
     few, long = ({"x": np.ones((2, size), np.float32)} for size in (3, 400))
-    assert held.check(subject, few)["difference"] == 0
-    result = held.check(subject, few, long)
+    assert validation.compare(subject, few)["difference"] == 0
+    result = validation.compare(subject, few, long)
     assert re.match(fault, result["fault"]) and (result["difference"] == 0) == (not fault)
 
 
@@ -134,7 +136,7 @@ def test_a_text_encoder_that_is_wrong_for_long_texts_is_noticed(tmp_path, monkey
     (request,) = requests
     (other,) = request["others"]
     assert other["attention_mask"].sum(axis=1).tolist() == [400, 5]
-    assert held.check(request["native"], request["batch"], other)["difference"] <= agreement.ALIKE
+    assert validation.compare(request["native"], request["batch"], other)["difference"] <= agreement.ALIKE
     compute = NativeTexts.compute
 
     def wrong(self, tokens, types, lengths, attended):
@@ -142,14 +144,14 @@ def test_a_text_encoder_that_is_wrong_for_long_texts_is_noticed(tmp_path, monkey
         return compute(self, tokens, types, lengths, attended) * sign
 
     monkeypatch.setattr(NativeTexts, "compute", wrong)
-    assert held.check(request["native"], request["batch"])["difference"] <= agreement.ALIKE
-    result = held.check(request["native"], request["batch"], other)
+    assert validation.compare(request["native"], request["batch"])["difference"] <= agreement.ALIKE
+    result = validation.compare(request["native"], request["batch"], other)
     assert result["difference"] > agreement.ALIKE and result["fault"].startswith("with a batch of shape [2, 400], ")
 
 
 def test_a_crash_is_no_crash_of_ours(photos, monkeypatch):
     code = (
-        "import os, signal; from pipelines.engines.native import held; held.check = "
+        "import os, signal; from pipelines.engines.native import validation; validation.compare = "
         "lambda *_: os.kill(os.getpid(), signal.SIGILL); from pipelines.engines.openvino import probe; probe.serve("
     )
     monkeypatch.setattr(child, "_START", child._START.partition("from")[0] + code + "{idle})")
@@ -158,15 +160,15 @@ def test_a_crash_is_no_crash_of_ours(photos, monkeypatch):
         catalog.load(INT8, "native").run(photos)
 
 
-def test_recommenders_and_texts_are_held(monkeypatch):
+def test_recommenders_and_texts_are_validated(monkeypatch):
     checked = []
     monkeypatch.setattr(child, "probe", lambda request: checked.append(request["native"]))
     ctr = zoo.pipeline("shop-clicks", engine="native")
     ctr.predict(ctr.preprocess(ctr.example(3)))
-    assert [(each.open, each.reference.name) for each in checked] == [(recommenders.unheld, "int8.onnx")]
+    assert [(each.open, each.reference.name) for each in checked] == [(recommenders.unvalidated, "int8.onnx")]
     monkeypatch.undo()
-    monkeypatch.setattr(held, "BUDGET", 60.0)  # on a loaded machine, too
-    result = held.check(checked[0], ctr.preprocess(ctr.example(3)))
+    monkeypatch.setattr(validation, "BUDGET", 60.0)  # on a loaded machine, too
+    result = validation.compare(checked[0], ctr.preprocess(ctr.example(3)))
     assert result["difference"] < 0.01 and result["sizes"] == [3, 1, 2, 8, 128]
 
 
@@ -182,7 +184,7 @@ def student(tmp_path_factory):
     return path, program
 
 
-def test_translations_are_held_short_and_long_alone_and_in_batches(student):
+def test_translations_are_validated_short_and_long_alone_and_in_batches(student):
     sources = [np.arange(10, 10 + size) for size in (5, 9, 7)]
     batch = translation_check.example(sources, 40, PAD)
     assert (batch["source"] != PAD).sum(axis=1).tolist() == [40, 2, 5, 9, 7]
@@ -191,10 +193,10 @@ def test_translations_are_held_short_and_long_alone_and_in_batches(student):
     path, wrong = student
     tokens = (START, END, PAD)
     for few in ({"source": batch["source"]}, batch):  # of all tokens, and of shortlists
-        subject = held.Subject(translation_check.unheld, path, path, 1, tokens, expected)
-        result = held.check(subject, few)
+        subject = validation.NativeModel(translation_check.unvalidated, path, path, 1, tokens, expected)
+        result = validation.compare(subject, few)
         assert result["difference"] < 1e-3 and result["sizes"][0] == 5
-        result = held.check(dataclasses.replace(subject, path=wrong), few)
+        result = validation.compare(dataclasses.replace(subject, path=wrong), few)
         assert result["difference"] > 2 * agreement.ALIKE
 
 
@@ -204,7 +206,7 @@ def test_a_wrong_translator_is_refused_and_auto_takes_another_engine(student, mo
     for _ in range(2):  # found, and remembered
         with pytest.raises(agreement.WrongResultsError, match=rf"^{fault}; use onnxruntime$"):
             zoo.pipeline("multi30k-en-de-student", engine="native")
-        monkeypatch.setattr(held, "_FAULTS", {})
+        monkeypatch.setattr(validation, "_FAULTS", {})
         monkeypatch.setattr(child, "probe", lambda request: pytest.fail("checked again"))
     pipe = zoo.pipeline("multi30k-en-de-student")
     assert pipe.engine == "onnxruntime" and re.fullmatch(rf"{fault}; falling back to onnxruntime", caplog.messages[-1])

@@ -1,4 +1,4 @@
-"""The sequences of an imported ranker, which are written as a whole where their results are reached."""
+"""The sequences of an imported ranker's graph: found first, then written when the walk reaches their results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Sequences:
         model: Graph; it is not changed.
 
     Attributes:
-        inner: Operators that are not followed one by one.
+        inner: Operators within sequences, which the walk does not visit.
     """
 
     def __init__(self, model: ir.Model) -> None:

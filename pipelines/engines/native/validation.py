@@ -1,9 +1,9 @@
-"""Native kernels held to ONNX Runtime before their first use of a model on a machine, in a child process.
+"""Validation of native kernels against ONNX Runtime, before the first use of a model on a machine, in a child process.
 
 Results are compared with those of int8.onnx at batch sizes 1, 2, 8, a large one and that of the caller, and in further
-batches of other shapes, such as long texts; the results of a sample are compared with those of the sample alone: no
-batch may change them. A model that amplifies rounding, as optimizations of ONNX Runtime show, may differ by more. The
-verdict is remembered for the machine.
+batches of other shapes, such as long texts. The results of a sample in a batch are compared with those of the sample
+alone. The tolerance is larger for models that amplify rounding, measured with and without ONNX Runtime's optimizations.
+The result is cached per machine.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def onnxruntime(path: Path, threads: int, *_: Any, optimize: bool = True) -> Exp
 
 
 @dataclass(frozen=True)
-class Subject:
+class NativeModel:
     """A model in native kernels, and its reference.
 
     Attributes:
@@ -90,32 +90,32 @@ class Subject:
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def hold(subject: Subject, batch: Batch, *others: Batch) -> None:
-    """Checks native code once a machine.
+def validate(model: NativeModel, batch: Batch, *others: Batch) -> None:
+    """Validates native code against its reference, once per machine.
 
     Args:
-        subject: Model.
-        batch: Example batch, whose samples are repeated; nothing is checked without samples.
-        *others: Batches of other shapes, each checked as it is.
+        model: Model and its reference.
+        batch: Example batch, whose samples are repeated; nothing is compared without samples.
+        *others: Batches of other shapes.
 
     Raises:
         WrongResultsError: The results differ from those of the reference.
     """
-    if not subject.reference.is_file() or not length(batch):
+    if not model.reference.is_file() or not length(batch):
         return
     with _LOCK:
-        key = subject.key
+        key = model.key
         if key not in _FAULTS:
-            _FAULTS[key] = _remembered(subject, key, batch, others)
+            _FAULTS[key] = _remembered(model, key, batch, others)
     if _FAULTS[key]:
         raise WrongResultsError(
-            f"the native kernels do not compute {subject.path} correctly on this machine ({_FAULTS[key]}); use "
+            f"the native kernels do not compute {model.path} correctly on this machine ({_FAULTS[key]}); use "
             "onnxruntime"
         )
 
 
-def _remembered(subject: Subject, key: str, batch: Batch, others: Sequence[Batch]) -> str:
-    """Returns the fault that is remembered, or that of a check."""
+def _remembered(model: NativeModel, key: str, batch: Batch, others: Sequence[Batch]) -> str:
+    """Returns the stored fault of an earlier validation, or validates and stores the fault."""
     path = settings.home() / "verdicts" / f"native-{key}.json"
     if path.is_file():
         try:
@@ -123,23 +123,23 @@ def _remembered(subject: Subject, key: str, batch: Batch, others: Sequence[Batch
         except (KeyError, TypeError, ZooError):
             path.unlink(missing_ok=True)
     few = {name: array[: SIZES[-1]] for name, array in batch.items()}
-    request = {"native": subject, "form": "native kernels", "batch": few, "others": others, "home": settings.home()}
+    request = {"native": model, "form": "native kernels", "batch": few, "others": others, "home": settings.home()}
     result = child.probe(request)
     if result is None:
         return ""
     fault = str(result["fault"]) if result["difference"] > ALIKE else ""
     try:
-        files.write_json(path, {"fault": fault, "sizes": result["sizes"], "model": str(subject.path)})
+        files.write_json(path, {"fault": fault, "sizes": result["sizes"], "model": str(model.path)})
     except ZooError as error:
         logger.info("the check of the native kernels is not remembered: %s", error)
     return fault
 
 
-def check(subject: Subject, batch: Batch, *others: Batch) -> dict[str, Any]:
-    """Compares native code with its reference; in the child process.
+def compare(model: NativeModel, batch: Batch, *others: Batch) -> dict[str, Any]:
+    """Compares native code with its reference; runs in the child process.
 
     Args:
-        subject: Model.
+        model: Model and its reference.
         batch: Example batch.
         *others: Batches of other shapes; one that the reference does not run is left out.
 
@@ -147,8 +147,8 @@ def check(subject: Subject, batch: Batch, *others: Batch) -> dict[str, Any]:
         {"difference", "fault", "refused", "sizes"}, see `child.probe`; {} if the reference does not run the batch.
     """
     try:
-        expect = subject.expected(subject.reference, subject.threads, *subject.names)
-        run, alone = subject.open(subject.path, subject.threads, *subject.names), resized(batch, 1)
+        expect = model.expected(model.reference, model.threads, *model.names)
+        run, alone = model.open(model.path, model.threads, *model.names), resized(batch, 1)
         start, count = time.perf_counter(), length(batch)
         whole = expect(batch, run(batch))
     except ZooError:
@@ -177,7 +177,7 @@ def check(subject: Subject, batch: Batch, *others: Batch) -> dict[str, Any]:
             share *= min(1.0, _power(expected, name) / (_power(whole, name) or 1.0))  # one score may be near zero
             if share > ALIKE:
                 if noise is None:
-                    plain = subject.expected(subject.reference, subject.threads, *subject.names, optimize=False)
+                    plain = model.expected(model.reference, model.threads, *model.names, optimize=False)
                     noise, _ = largest_difference("native", plain(batch, run(batch)), whole)
                 share = min(share, ALIKE) if share <= ROUNDING * noise else share
             fault = difference("native", name, share)
