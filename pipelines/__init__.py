@@ -1,4 +1,4 @@
-"""How any model gets to fast, honest INT8. Knows no model by name and never imports `zoo`."""
+"""INT8 quantization, engines and kernels for any model. Knows no model by name and never imports `zoo`."""
 
 import os
 

@@ -136,7 +136,7 @@ class OutputMetric:
 
 
 class FeedMetric(OutputMetric):
-    """Metric of the first output on feeds that each run alone, see `OutputMetric` without labels.
+    """Metric of the first output on feeds that are run one by one, see `OutputMetric` without labels.
 
     For graphs whose inputs share no sample axis, and for samples of several shapes. Outputs of several shapes are
     compared value by value.

@@ -210,7 +210,7 @@ class _Search:
             files.write_text(self.log, text)
             return
         if head:
-            logger.warning("%s is of another model, data or machine; the search begins anew", self.log)
+            logger.warning("%s is of another model, data or machine; the search starts again", self.log)
         openers = {name: functools.partial(self._open, self.float_path, name) for name in engines}
         self.float_ms = time_each(openers, self.metric.example)
         self.engine = engines[0] if len(engines) == 1 else self._quickest(engines)
@@ -313,7 +313,7 @@ class _Search:
         """
         if self._winner() is not None:
             return
-        logger.warning("the time budget is too short for one trial; a plain model is made (--time-budget)")
+        logger.warning("the time budget is too short for one trial; the model has plain min-max ranges (--time-budget)")
         start = time.monotonic()
         trial: Trial = {"name": f"{PLAIN.name}, few samples", "settings": PLAIN.to_json(), "drop": None}
         trial["sqnr_db"] = None
@@ -371,7 +371,7 @@ class _Search:
         self._require_time()
         if time.monotonic() - self.start + SEARCH_COST * self._expected() <= self.seconds:
             return True
-        logger.warning("the time left is too short for the search for equalized channels; it is passed over")
+        logger.warning("the time left is too short for the search for equalized channels, which is skipped")
         return False
 
     def _note(self, line: Mapping[str, Any]) -> None:

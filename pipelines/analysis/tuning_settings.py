@@ -107,7 +107,7 @@ class Maker:
         )
 
     def products(self, settings: Settings) -> list[str]:
-        """Returns the names of int8 Gemm and MatMul if they are most of the int8 layers; else none.
+        """Returns the names of the int8 Gemm and MatMul operators if they are the majority of the int8 layers, else [].
 
         Args:
             settings: Settings of a trial.

@@ -121,7 +121,7 @@ def cuts(found: Mapping[str, Any], groups: Widths, tiles: Widths, saved: Mapping
         each = found["groups"][name]
         shares = [0.0, *map(float, each["losses"])]
         rises = np.maximum.accumulate([0.0, *(loss - found["loss"] for loss in each["losses"].values())])
-        shares, rises = [*shares, 1.0], np.append(rises, 2 * rises[-1] + 1)  # the last channels cost dear
+        shares, rises = [*shares, 1.0], np.append(rises, 2 * rises[-1] + 1)  # cutting the last channels loses most
         before, now = (float(np.interp(1 - w / each["width"], shares, rises)) for w in (width, after))
         gain = max(saved[name], 1e-12) * (width - after)
         heapq.heappush(heap, ((now - before + 1e-6) / gain, name, after))
@@ -168,7 +168,7 @@ def by_ratio(order: Sequence[tuple[str, int]], now: Widths, whole: int, ratio: f
 def by_speed(
     order: Sequence[tuple[str, int]], now: Widths, goal: float, speed: Callable[[Widths], float]
 ) -> tuple[dict[str, int], float]:
-    """Finds the fewest cuts that reach a speed, by bisection.
+    """Finds the smallest number of cuts that reaches a speed, by bisection.
 
     Args:
         order: Result of `cuts`.

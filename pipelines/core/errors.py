@@ -130,7 +130,7 @@ def catch_panics(*, quiet: bool = False) -> Iterator[None]:
 
 @contextmanager
 def _held_stderr() -> Iterator[list[int]]:
-    """Context that holds what is printed on stderr; dropped at its end if the list is empty then."""
+    """Context that buffers stderr; when it ends, the buffer is discarded if the yielded list is empty."""
     held = [2]
     try:
         sys.stderr.flush()

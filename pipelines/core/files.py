@@ -1,4 +1,4 @@
-"""Files that are written atomically: whole or not at all."""
+"""Files: atomic writes, checked reads, digests and temporary files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Deltas as files: a zip of manifest.json and, for every changed file, its bytes and whole numbers in the delta.
+"""Deltas as files: a zip of manifest.json and, for every changed file, its new bytes and integers.
 
-The manifest has the digests of both models. A digest is that of the files that a server runs, whatever else a folder
-holds.
+The manifest has the digests of both models. A digest covers only the files that a server runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Difference of two files: tables by rows, text by lines, other bytes as they are.
 
-A newer file is a list of pieces in its order. Of a table, rows that the older file has are copied, and only the others
-are in the delta, so that a row that moves, as rows behind an evicted id do, costs a few bytes at most.
+A newer file is a sequence of pieces. Rows of a table that the older file has are copied from it, and only the other
+rows are in the delta. A row that moves, such as a row behind an evicted id, takes a few bytes at most.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _blocks(rows: int, row_bytes: int) -> Iterator[slice]:
 
 
 def _changed(before: Bytes, after: Bytes) -> Rows:
-    """Returns the rows that differ from those in the same places; rows behind the end of the older table differ."""
+    """Returns the rows that differ from the row at the same position; rows beyond the older table differ."""
     common = min(len(before), len(after))
     found = [
         block.start
@@ -217,7 +217,7 @@ def _keys(rows: Bytes) -> NDArray[np.uint64]:
 
 
 def _compare_lines(made: FileDelta, old: bytes, new: bytes) -> None:
-    """Adds runs of lines that the older text has, and other lines as they are."""
+    """Adds copies for runs of lines that the older text has, and the bytes of all other lines."""
     before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
     offsets = [0, *itertools.accumulate(map(len, before))]
     places = {line: number for number, line in reversed([*enumerate(before)])}

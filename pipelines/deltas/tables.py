@@ -1,4 +1,4 @@
-"""Tables in the files of a model: where their rows lie. ONNX files are read field by field, without their weights."""
+"""Positions of the tables in the files of a model. ONNX files are read field by field, without their weights."""
 
 from __future__ import annotations
 

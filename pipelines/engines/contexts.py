@@ -62,7 +62,7 @@ class Asynchronous:
     def precompute(
         self, count: int, batches: Iterable[Batch], shared: SharedInputs, limit: int
     ) -> PrecomputedItems | None:
-        """Computes what depends on the inputs of items alone, once for all users.
+        """Precomputes the part of the model that depends on the inputs of items alone, for all users.
 
         Args:
             count: Number of items.

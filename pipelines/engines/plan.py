@@ -187,7 +187,7 @@ def open_plan(path: str | Path, opener: Opener) -> PlannedSession:
     path = Path(path)
     plan = read_plan(path)
     if reason := stale(path, plan):
-        logger.warning("%s: %s; building it anew", path, reason)
+        logger.warning("%s: %s; rebuilding it", path, reason)
         plan, path = _rebuild(path, plan, opener)
     return PlannedSession(path, plan, opener)
 
@@ -437,7 +437,7 @@ def _rebuild(path: Path, found: Mapping[str, Any], opener: Opener) -> tuple[dict
     try:
         return build(candidates, batches, found["threads"], path, opener), path
     except RequestError as error:
-        logger.warning("the plan built anew is not kept: %s", error)
+        logger.warning("the rebuilt plan is not saved: %s", error)
         other = Path(tempfile.mkdtemp()) / path.name
         return build(candidates, batches, found["threads"], other, opener), other
 

@@ -15,7 +15,7 @@ MAX_DENSE = 1 << 34  # bytes of a sparse tensor that is made dense
 
 
 def fault(model: onnx.ModelProto, folder: Path) -> str:
-    """Returns what is wrong with the first tensor whose size is not that of its shape.
+    """Returns the fault of the first tensor whose number of bytes does not fit its shape, or "".
 
     Args:
         model: Model whose external data is not loaded.

@@ -1,4 +1,4 @@
-"""Native kernels in C++ (AVX-512 VNNI, AVX2 and portable), a room per task: recommenders, transformer, images.
+"""Native kernels in C++ for several instruction sets (`extension.isas`): recommenders, transformer, images, logs.
 
 In every room `operators` or `program` defines the computation as validated dataclasses, `reference` is the same in
 numpy and defines the bits, `native` creates native objects, and `from_graph` maps an ONNX graph to them. `isa/` has the

@@ -272,7 +272,7 @@ class Lowerable(Protocol):
             recipe: Quantization recipe.
             earlier: Arrays of scales of an earlier model to keep, or {}.
             rows: Samples of the model's inputs, or None.
-            held: Whether the results of `rows` may change by the bound of the recipe at most.
+            held: Whether the error bound of the recipe applies to the results of `rows`.
 
         Returns:
             The lowered model, or None, a report with the keys "fold" and "reason", and arrays of its scales.

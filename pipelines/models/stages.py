@@ -310,7 +310,7 @@ def _native(folder: ModelFolder) -> dict[str, Any]:
 
 
 def _lowered(folder: ModelFolder, family: Lowerable) -> tuple[ir.Model | None, dict[str, Any], Mapping[str, Any]]:
-    """Returns the native form of rewritten.onnx; that of an imported model is held to the bound on its samples."""
+    """Returns the native form of rewritten.onnx; the error bound applies to the samples of an imported model."""
     model, table = _graph(folder.path / "rewritten.onnx"), _table(folder.path / "calibration.json")
     return family.lower(model, table, folder.recipe, scales_of(folder), rows_of(folder), folder.imported)
 

@@ -198,7 +198,7 @@ def _statistics(model: ir.Model, samples: Iterable[Batch], widths: Mapping[str, 
 
 
 def _widths(activations: Mapping[ir.Value, Sequence[ir.Node]], recipe: QuantRecipe) -> dict[str, int]:
-    """Returns {name: channels} of the activations of which the recipe quantizes a linear layer that reads them."""
+    """Returns {name: channels} of the activations that a quantized linear layer reads."""
     return {
         str(x.name): outputs_first(readers[0]).shape[1]
         for x, readers in activations.items()

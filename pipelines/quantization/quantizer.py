@@ -207,7 +207,7 @@ class _Scaled:
 
     @staticmethod
     def key_of(table: CalibrationTable) -> tuple[Any, ...]:
-        """Returns what the scaled model depends on."""
+        """Returns the cache key of the scaled model."""
         return table.equalization, table.splitting, table.smoothing
 
 

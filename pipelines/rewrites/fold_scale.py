@@ -45,7 +45,7 @@ class FoldScale(Rewrite):
             return 0
         found = _layer(source)
         if found is None:
-            self.refuse(scale, "what it scales is no product of a linear layer's result that nothing else reads")
+            self.refuse(scale, "its input is not the result of a linear layer with one reader")
             return 0
         times = np.float64(factor if scale.op_type == "Mul" else 1 / factor)
         for node, index in found:

@@ -34,7 +34,7 @@ class FuseLinear(Rewrite):
             b = query.constant(bias)
             columns = w.shape[1]
             if b is None or b.shape not in ((columns,), (1, columns)):
-                self.refuse(matmul, "what is added is not a constant row of one value per output")
+                self.refuse(matmul, "the addend is not a constant with one value per output")
                 continue
             result = add.outputs[0]
             if b.ndim != 1:

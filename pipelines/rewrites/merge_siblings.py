@@ -57,7 +57,8 @@ class MergeSiblings(Rewrite):
         first = branches[0].nodes[0]
         if not self.split:
             self.refuse(
-                first, f"it has {len(branches) - 1} siblings; to split their joint result costs what one call saves"
+                first,
+                f"it has {len(branches) - 1} siblings; a split of their joint result costs what one call saves",
             )
             return count
         merged = _together(main, branches)

@@ -320,7 +320,10 @@ def _not_a_file(path: Model) -> bool:
 
 
 def _random(batch: Batch) -> Batch:
-    """Replaces zeros by random floats (standard normal) and bytes; other integers may be indices and stay 0."""
+    """Replaces the zeros of float inputs by standard normal values and of byte inputs by random bytes.
+
+    Other integers may be indices and stay 0.
+    """
     rng = np.random.default_rng(0)
 
     def drawn(zeros: NDArray[Any]) -> NDArray[Any]:

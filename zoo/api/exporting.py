@@ -1,4 +1,4 @@
-"""Commands that give a model away: export (servers, tables), delta (what changed), push and verify (the hub)."""
+"""Commands that export a model: export (servers, tables), delta (of two models), push and verify (the hub)."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def export(model: str, as_json: bool, **options: Any) -> None:
 @click.option("--apply", is_flag=True, help="Apply the delta NEW, written with --all, to the model OLD.")
 @as_json
 def delta(old: str, new: str, output: str, whole: bool, apply: bool, as_json: bool) -> None:
-    """Write what changed from model OLD to model NEW, for zoo serve --deltas; or apply it to a copy of OLD."""
+    """Write the difference of the models OLD and NEW, for zoo serve --deltas; or apply it to a copy of OLD."""
     from zoo import api
 
     show(api.delta(old, new, output, apply=apply, whole=whole), as_json)

@@ -237,7 +237,7 @@ class ShardedRun:
 
 
 def shared_engine(folder: ModelFolder, precision: str, engine: str) -> str:
-    """Returns the engine for all processes of a run, whose results must agree: with a native form, never by a timing.
+    """Returns the engine for all processes of a run: a fixed native form instead of "auto", so that results agree.
 
     Args:
         folder: Model folder.

@@ -92,7 +92,7 @@ def push(
 
 
 def stage(folder: ModelFolder, repository: Repository, reports: Path, target: Path) -> None:
-    """Writes what a repository holds: the files of the folder, its reports, and README.md unless the folder has one.
+    """Writes the files of a repository: those of the folder, its reports, and README.md unless the folder has one.
 
     Args:
         folder: Model folder with int8.onnx.

@@ -156,7 +156,9 @@ class TrainableRankingFamily(
     """Recommenders that are trained here.
 
     Attributes:
-        build: Class of the untrained network; it takes the features of a log and the settings.
+        build: Class of the untrained network; it takes the features of a log and the settings. Its `forward` maps
+            table rows int32 [n, columns], numbers float32 [n, numbers] and reciprocals of list lengths float32
+            [n, lists] to logits float32 [n, labels].
         config: Default settings, an instance of the family's own class.
         headerless: Defaults for rows without a header, if they differ.
     """

@@ -1,4 +1,4 @@
-"""Permutation importance of columns (Breiman 2001; Fisher et al. 2019): the loss of quality when cells change rows."""
+"""Permutation importance of columns (Breiman 2001; Fisher et al. 2019): the loss of quality with permuted values."""
 
 from __future__ import annotations
 

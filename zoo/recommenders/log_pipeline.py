@@ -174,7 +174,7 @@ class LogPipeline(ClickPipeline):
         return Sides(self.features)
 
     def catalogue(self, items: Any, distinct: bool = True, precompute: bool | None = None) -> Catalogue:
-        """Reads and encodes items once, for `rank`, and computes what depends on them alone.
+        """Reads and encodes items once, for `rank`, and precomputes the part of the model that depends on them alone.
 
         Args:
             items: Source with the items' columns, one row an item, see `Features.read`.
@@ -192,7 +192,7 @@ class LogPipeline(ClickPipeline):
         return Catalogue.read(self.sides, items, distinct, precompute=lambda rows: self.precomputed(rows, precompute))
 
     def precomputed(self, items: Rows, wanted: bool | None = None) -> Precomputed | None:
-        """Computes what depends on items alone, see `catalogue`.
+        """Precomputes the part of the model that depends on items alone, see `catalogue`.
 
         Args:
             items: The items' side.

@@ -343,7 +343,7 @@ class TranslationPipeline(Translator):
         seconds = time.perf_counter() - start
         for kind, total in (("not translated", faults.total()), ("not translated completely", count["untranslated"])):
             if total > self.MAX_WARNINGS:
-                logger.warning("%d lines in all were %s", total, kind)
+                logger.warning("%d lines in total were %s", total, kind)
         return {
             "sentences": count["sentences"],
             "skipped": faults.total(),

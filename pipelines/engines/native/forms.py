@@ -185,7 +185,7 @@ def _holds(path: Path) -> bool:
 
 
 def _structure(models: Sequence[ClickModel]) -> str:
-    """Returns what the times of forms depend on: their steps, and the sizes of their arrays up to the factor 2."""
+    """Returns a key of the times of forms: their steps, and the sizes of their arrays rounded to powers of two."""
     sizes = [
         (type(step).__name__, key, value.dtype.str, value.size.bit_length())
         for model in models

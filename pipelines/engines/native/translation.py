@@ -289,13 +289,13 @@ class Speculation:
 
     @property
     def costs(self) -> tuple[float, float, float]:
-        """Microseconds of a step of one row, of each further row, and of a step of the draft."""
+        """Times in microseconds: a step of one row, each further row, and a step of the draft."""
         costs: tuple[float, float, float] = self._native.costs
         return costs
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Steps that verified proposals, tokens that were proposed, and those that held, of all searches."""
+        """Totals of all searches: verification steps, proposed tokens, and accepted tokens."""
         counts: tuple[int, int, int] = self._native.counts
         return counts
 
@@ -335,7 +335,7 @@ class TranslationStream:
         return range(first, first + len(sources))
 
     def finished(self, seconds: float) -> list[tuple[int, list[Translation], str]]:
-        """Waits for finished sentences and returns those not returned before.
+        """Waits for finished sentences and returns each of them once.
 
         Args:
             seconds: Timeout.

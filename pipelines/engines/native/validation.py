@@ -131,7 +131,7 @@ def _remembered(model: NativeModel, key: str, batch: Batch, others: Sequence[Bat
     try:
         files.write_json(path, {"fault": fault, "sizes": result["sizes"], "model": str(model.path)})
     except ZooError as error:
-        logger.info("the check of the native kernels is not remembered: %s", error)
+        logger.info("the validation of the native kernels is not cached: %s", error)
     return fault
 
 

@@ -1,10 +1,9 @@
 """Forms in which OpenVINO runs a graph, and the choice of the first one that is correct on this machine.
 
 OpenVINO 2026.4 computes some graphs wrongly, or crashes, with small static batch sizes (`engine_quirks`). So a graph is
-held to ONNX Runtime before its first use, at batch sizes 1, 2, 8, a large one and that of the caller, in a child
-process. Static batches are padded; that is wrong where the first axis is time or samples depend on each other, so a
-padded batch is checked too, and for graphs with further dynamic axes a long batch after one of length 1. The verdict
-is remembered for the machine.
+validated against ONNX Runtime before its first use, in a child process, at batch sizes 1, 2, 8, 64 and that of the
+caller. A padded batch is compared too, since padding is wrong where the first axis is time or samples depend on each
+other; and for graphs with further dynamic axes a long batch after one of length 1. The result is cached per machine.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ def correct_form(graph: Graph, batch: Batch, size: int, sizes: Sequence[int] = S
 
 
 def _judge(graph: Graph, verdict: Verdict, batch: Batch, size: int, others: Sequence[int]) -> Verdict:
-    """Probes the form of the verdict, and if it differs from ONNX Runtime those behind it: all forms round alike.
+    """Probes the form of the verdict and, while a form differs from ONNX Runtime, the next one.
 
     Those are compared at the worst batch size first, and the best of them at all sizes.
     """
@@ -168,5 +167,5 @@ def _remember(graph: Graph, verdict: Verdict) -> Verdict:
     try:
         files.write_json(path, asdict(verdict))
     except ZooError as error:
-        logger.info("the check of openvino is not remembered: %s", error)
+        logger.info("the validation of openvino is not cached: %s", error)
     return verdict

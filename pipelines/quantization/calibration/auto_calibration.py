@@ -303,7 +303,7 @@ class _Candidate:
 
 
 def _close(candidates: list[_Candidate]) -> list[_Candidate]:
-    """Leaves out candidates that are behind by more than `CLOSE`; the first stays, and min-max ranges close to any."""
+    """Removes candidates more than `CLOSE` below the best SQNR, except the first one and those near min-max ranges."""
     least = max(each.errors.sqnr for each in candidates) - CLOSE
     close = [each for each in candidates if each is candidates[0] or each.errors.sqnr > least]
     together = min(each.errors.overall for each in close) - CLOSE

@@ -248,7 +248,7 @@ def compare(name: str) -> dict[str, Any]:
 def options(parser: harness.Parser) -> None:
     """Adds the options."""
     parser.names("models", "model", MODELS)
-    parser.add_argument("--work", help="model of one of the two processes, and no more")
+    parser.add_argument("--work", help="run as one of the two processes, with this model")
 
 
 def measure(args: Any) -> dict[str, Any] | None:

@@ -350,7 +350,7 @@ def make(environments: Path, parts: Sequence[str]) -> None:
 def options(parser: harness.Parser) -> None:
     """Adds the options."""
     parser.add_argument("environments", type=Path, help="folder of the servers' environments")
-    parser.add_argument("--make", action="store_true", help="make the environments of the parts, and no more")
+    parser.add_argument("--make", action="store_true", help="only create the environments of the parts")
     parser.names("--parts", "part", PARTS)
     parser.count("--rounds", 3, "starts of each server")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each load (default 5)")

@@ -34,7 +34,7 @@ def test_fuse_linear_of_one_column(normal):
     assert rewritten(found, FuseLinear(), x=normal(4, 3)).fired("FuseLinear") == 1
 
 
-ROW = "what is added is not a constant row of one value per output"
+ROW = "the addend is not a constant with one value per output"
 
 
 @pytest.mark.parametrize(

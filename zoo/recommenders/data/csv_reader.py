@@ -1,6 +1,6 @@
-"""Native readers of CSV and of rows of Python: parse and encode in one pass, as `zoo.recommenders.data.features` does.
+"""Native readers of CSV and of Python rows: parse and encode in one pass, as `zoo.recommenders.data.features` does.
 
-What the native parser declines goes through pyarrow, which reports the faults.
+Input that the native parser declines is read by pyarrow, which reports the faults.
 """
 
 from __future__ import annotations

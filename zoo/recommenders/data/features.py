@@ -158,7 +158,7 @@ class Features(Encoding):
         return self._batches(logs, batch_rows, log, clock, labels, tower, outside, tuple(keep))
 
     def of_rows(self, reader: RowReader, size: int = MOST) -> Iterator[Rows]:
-        """Reads and encodes rows of Python; what the native reader leaves as it is goes through text columns.
+        """Reads and encodes Python rows; rows that the native reader declines are read as text columns.
 
         Args:
             reader: Reader of the rows.

@@ -29,7 +29,7 @@ METADATA = "metadata"  # array of an .npz that holds the metadata as JSON text
 
 
 def export_tables(folder: ModelFolder, to: str, output: Path) -> dict[str, Any]:
-    """Writes the embedding tables of every column, float32 and int8, with what maps values to rows.
+    """Writes the embedding tables of every column, float32 and int8, with the mapping of values to rows.
 
     Arrays are named COLUMN/PART, where PART is the path of the tables in the network: float32 [rows, size];
     COLUMN/PART.int8: int8 of the same shape, and COLUMN/PART.scale: float32 [rows], max|row| / 127, so that a row is

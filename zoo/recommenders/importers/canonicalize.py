@@ -92,7 +92,7 @@ class Rewriter(Writer):
         columns = [each for x in layouts if isinstance(x, Layout) and not x.batch for each in x.entries.ravel()]
         shown = ", ".join(str(output.name) for output in outputs)
         if not all(isinstance(x, Layout) for x in layouts) or len(columns) != len(names):
-            raise RequestError(f"its results {shown} are no {len(names)} numbers a row")
+            raise RequestError(f"its results {shown} are not {len(names)} numbers per row")
         for name, entry in zip(names, columns, strict=True):
             value = self.written(np.array([entry]))
             if value.producer() is None or value in self.main.outputs:

@@ -1,4 +1,4 @@
-"""Operators that only move entries (Transpose, GatherND, Slice), as index arithmetic on layouts; Einsum as MatMul."""
+"""Data movement operators (Transpose, GatherND, Slice) as index arithmetic on layouts; Einsum as MatMul."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class CodeLayers(FieldSteps):
     _made: dict[tuple[Any, str], tuple[int, float]]
 
     def _layers(self, layers: Sequence[Linear], slot: int, read: Inputs) -> None:
-        """Adds the steps of layers with the same inputs, those that need no fine codes as bytes if the form says so."""
+        """Adds the steps of layers with the same inputs; in coarse forms, layers that tolerate it read bytes."""
         if self._reads_bytes(layers):
             self._mixed(layers, slot, read)
         else:
@@ -168,7 +168,7 @@ class CodeLayers(FieldSteps):
         return matrix
 
     def _results(self, layers: Sequence[Linear]) -> list[_Result]:
-        """Returns the results of layers in the formats in which they are read; their buffers are made."""
+        """Returns the results of layers in the formats that their readers need, with new buffers."""
         results = []
         for layer in layers:
             for form in sorted({"f4" if form == "piece" else form for form in self.forms.get(layer, {"f4"})}):

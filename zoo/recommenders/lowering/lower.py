@@ -82,9 +82,9 @@ def lower(
     forms but `int8` use int16 codes throughout, also for the rows of folded tables; `int8` does so for that operator.
     The same inputs give the same bytes, on machines with caches of the same sizes.
 
-    A form is left out if it is the same program as one before it, or if it changes an output by more than the bound
-    (`within_bound`): on `rows` or random samples compared with the form that multiplies int16 codes, on `rows` that are
-    `held` compared with the float model, too. If all forms are beyond the bound, int16 codes throughout are tried.
+    A form is left out if it equals an earlier form, or if it changes an output by more than the bound (`within_bound`):
+    compared with the form of int16 products on `rows` or random samples, and with the float model on `rows` if `held`.
+    If all forms exceed the bound, int16 codes throughout are tried.
 
     Args:
         model: Float32 model after the rewrites. It is not changed.
@@ -92,7 +92,7 @@ def lower(
         recipe: Operators to quantize, and whether to quantize tables.
         scales: Scales of an earlier model to keep; receives those that are used.
         rows: Inputs of the model, also for the ranges of columns of bytes; None: random samples are drawn.
-        held: Whether results of `rows` are held to the bound.
+        held: Whether the bound applies to the difference from the float model on `rows`, too.
 
     Returns:
         (model, report). The model is None if the graph has an unsupported operator, the recipe keeps tables float, or

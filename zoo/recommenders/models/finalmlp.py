@@ -114,16 +114,7 @@ class FinalMLP(LazyModule):
         self.dot = RowDot()
 
     def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
-        """Computes logits.
-
-        Args:
-            ids: Table rows, int32 [n, columns].
-            numbers: float32 [n, numbers].
-            scales: Reciprocals of list lengths, float32 [n, lists].
-
-        Returns:
-            Logits, float32 [n, 1].
-        """
+        """See `TrainableRankingFamily.build`."""
         from zoo.recommenders.models.layers import concat_numbers
 
         flat = self.embeddings(ids, scales)

@@ -1,4 +1,4 @@
-"""The network of a graph that came from elsewhere, to be trained on: what its float ONNX model computes, in torch."""
+"""An imported float ONNX graph as a torch network, for fine-tuning."""
 
 from __future__ import annotations
 
@@ -110,16 +110,7 @@ class GraphNetwork(nn.Module):
         self.modules_of.append(module)
 
     def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
-        """Computes logits.
-
-        Args:
-            ids: Table rows, int32 [n, columns].
-            numbers: float32 [n, numbers].
-            scales: Reciprocals of list lengths, float32 [n, lists].
-
-        Returns:
-            Logits, float32 [n, 1].
-        """
+        """See `TrainableRankingFamily.build`."""
         values: dict[str, Any] = {"ids": ids, "numbers": numbers, **self._constants}
         values |= {name: self.biases[at] for name, at in self._biases.items()}
         for node in self._nodes:

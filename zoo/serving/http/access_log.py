@@ -53,4 +53,4 @@ class AccessLog:
                 if self._lines.empty():
                     out.flush()
         except (OSError, ValueError) as error:  # ValueError: it is closed
-            logger.warning("the access log ends here: its reader is gone (%s)", getattr(error, "strerror", "") or error)
+            logger.warning("the access log stops: stdout is closed (%s)", getattr(error, "strerror", "") or error)

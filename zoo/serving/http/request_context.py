@@ -9,7 +9,8 @@ from typing import Any
 from zoo.serving.http.http_types import HTTPException, Request
 from zoo.serving.protocol.responses import error_body
 from zoo.serving.workers.channel import JobResult
-from zoo.serving.workers.dispatcher import Dispatcher, PendingJob
+from zoo.serving.workers.dispatcher import Dispatcher
+from zoo.serving.workers.worker_connection import PendingJob
 
 CHECK_SECONDS = 0.25  # after which a disconnect of the client is noticed
 

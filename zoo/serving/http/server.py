@@ -57,7 +57,7 @@ def serve(config: ServerConfig, models: Sequence[ServedModel]) -> None:
     config = replace(config, port=_free_port(config.host, config.port))
     connections = _max_connections(config.workers, config.certfile is not None)
     if not config.is_local and not config.api_keys:
-        logger.warning("everyone who reaches %s may use it: there is no --api-key-file", config.url)
+        logger.warning("%s accepts requests without authentication; restrict it with --api-key-file", config.url)
     channel, pid = forkserver.start(models)
     updates, updater_pid = updater.start(models, config.deltas) if config.deltas else (None, 0)
     import uvloop  # after the fork: no thread may run before it

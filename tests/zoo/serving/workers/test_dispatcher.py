@@ -15,7 +15,7 @@ from pipelines.core.errors import ZooError
 from zoo.serving.config import ServerConfig
 from zoo.serving.http import asgi
 from zoo.serving.http.http_types import Response
-from zoo.serving.workers import dispatcher, worker
+from zoo.serving.workers import dispatcher, worker, worker_connection
 from zoo.serving.workers.channel import Job, JobResult, pack, unpack
 from zoo.serving.workers.dispatcher import Dispatcher
 from zoo.serving.workers.model_loader import ServedModel
@@ -107,8 +107,8 @@ def test_what_nobody_waits_for_leaves_its_place_to_others() -> None:
 
 def test_a_worker_that_still_computes_a_dropped_job_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
-    monkeypatch.setattr(dispatcher, "DROPPED_SECONDS", 0.05)
-    monkeypatch.setattr(dispatcher, "kill", killed.append)
+    monkeypatch.setattr(worker_connection, "DROPPED_SECONDS", 0.05)
+    monkeypatch.setattr(worker_connection, "kill", killed.append)
 
     async def run() -> None:
         async with dispatched(workers=3) as (found, ends):

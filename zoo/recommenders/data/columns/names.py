@@ -1,4 +1,4 @@
-"""What the name of a column says of its values."""
+"""Inference of the kind of a column from its name."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def is_weight(name: str) -> bool:
 
 
 def is_outcome(name: str) -> bool:
-    """Whether the name is that of what happens after an impression, such as a click or a conversion.
+    """Whether the name is that of an outcome of an impression, such as a click or a conversion.
 
     Args:
         name: Name of a column.

@@ -16,7 +16,7 @@ LEAST_VALUES = 0.1  # of the category's distinct values that are items of the li
 
 
 def with_shared_tables(columns: Sequence[Column], seen: Mapping[str, ColumnStatistics], apart: bool) -> list[Column]:
-    """Gives the lists whose items are values of a category the table of that category.
+    """Sets `shares` of lists whose items are values of a category: they read the table of that category.
 
     Args:
         columns: Columns of a schema.

@@ -105,16 +105,7 @@ class PLE(LazyModule):
         self.towers = nn.ModuleList(mlp(config.hidden[-1], config.tower, 1, config.dropout) for _ in range(self.count))
 
     def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
-        """Computes logits.
-
-        Args:
-            ids: Table rows, int32 [n, columns].
-            numbers: float32 [n, numbers].
-            scales: Reciprocals of list lengths, float32 [n, lists].
-
-        Returns:
-            Logits, float32 [n, labels].
-        """
+        """See `TrainableRankingFamily.build`."""
         from zoo.recommenders.models.layers import concat_numbers
 
         flat = self.embeddings(ids, scales)
