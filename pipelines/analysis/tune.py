@@ -313,7 +313,7 @@ class _Search:
         """
         if self._winner() is not None:
             return
-        logger.warning("the time budget is too short for one trial; the model has plain min-max ranges (--time-budget)")
+        logger.warning("the time budget is too short for one trial; the model gets min-max ranges (--time-budget)")
         start = time.monotonic()
         trial: Trial = {"name": f"{PLAIN.name}, few samples", "settings": PLAIN.to_json(), "drop": None}
         trial["sqnr_db"] = None

@@ -79,5 +79,5 @@ def test_refusals(rng, documents):
         packed.scores(vectors(rng, 3, 80))
     with pytest.raises(RequestError, match="expected 0 to 7"):
         packed.scores(documents[0], np.array([8]))
-    with pytest.raises(RequestError, match="no numbers"):
+    with pytest.raises(RequestError, match="NaN or infinity"):
         packed.scores(documents[0] * np.float32(np.nan))

@@ -131,5 +131,5 @@ def test_graphs_without_one_probability_are_refused() -> None:
     assert optimize(graph, "head/buy").output == "head/buy"
     with pytest.raises(RequestError, match="no node head/sell.*head/click"):
         optimize(graph, "head/sell")
-    with pytest.raises(RequestError, match="no hashed category"):
+    with pytest.raises(RequestError, match="no lookup of a hashed category"):
         optimize(graph_of(lambda: classifier(features("", "u"), [fc.numeric_column("u")], [])))
