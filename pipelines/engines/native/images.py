@@ -418,7 +418,9 @@ def _sizes(batch: Batch) -> tuple[int, ...]:
     return tuple(size for x in batch.values() for size in np.shape(x)[1:])
 
 
-def opened(path: Path, threads: int, sizes: Sequence[int] = (), *, validate: bool = True) -> ImageSession | PartsSession:
+def opened(
+    path: Path, threads: int, sizes: Sequence[int] = (), *, validate: bool = True
+) -> ImageSession | PartsSession:
     """Opens an image network, whole or in parts.
 
     Args:
