@@ -286,8 +286,8 @@ def speed(rates: NDArray[np.float64], milliseconds: NDArray[np.float64]) -> dict
     """Summarizes measured throughput and latency.
 
     Args:
-        rates: Samples per second, one value per round.
-        milliseconds: Duration of every call.
+        rates: Samples per second, float64 [rounds].
+        milliseconds: Durations of the calls, float64 [calls].
 
     Returns:
         {"samples_per_second" (median of the rounds), "spread" (their 5th and 95th percentile), "latency_ms": {"p50",

@@ -21,7 +21,7 @@ from pipelines.core.batches import Batch, length
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.core.progress import progress
 from pipelines.engines import stock
-from pipelines.engines.agreement import why_wrong
+from pipelines.engines.agreement import fault_of_engine
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.engines.session import Runnable
 from pipelines.graph import query, reference_session, sample_axis
@@ -138,7 +138,7 @@ def sqnr(signals: Sequence[NDArray[Any]], quantized: Sequence[NDArray[Any]]) -> 
     """Computes the SQNR of arrays taken together.
 
     Args:
-        signals: Reference arrays.
+        signals: Reference arrays, float or integer, of any shapes.
         quantized: Arrays of the same shapes.
 
     Returns:
@@ -439,7 +439,7 @@ def _ran(
     try:
         session = stock.STOCK[engine](Path("int8.onnx"), 1, ir.to_proto(model).SerializeToString())
         executed, outputs = session.executed(batch), session.run(batch)
-        wrong = why_wrong(engine, session, _reference(model), batch)
+        wrong = fault_of_engine(engine, session, _reference(model), batch)
     except ZooError as error:
         return {"error": str(error)}
     int8 = {each["name"] for each in operators if each["precision"] == "int8"}

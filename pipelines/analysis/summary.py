@@ -20,7 +20,7 @@ from pipelines.analysis import report
 from pipelines.core.batches import Batch, length, share_axis
 from pipelines.core.errors import ZooError
 from pipelines.engines import catalog
-from pipelines.engines.agreement import ALIKE, WrongResultsError, largest_difference, why_wrong
+from pipelines.engines.agreement import ALIKE, WrongResultsError, fault_of_engine, largest_difference
 from pipelines.engines.as_opened import open_file
 from pipelines.engines.session import Runnable
 from pipelines.engines.stock import available
@@ -211,7 +211,7 @@ def _speed(
                 sessions = [open_stock(path, engine, 1) for path in paths]
                 references = references or sessions
                 reference = references[1]
-                if why := why_wrong(engine, sessions[1], reference, batch):
+                if why := fault_of_engine(engine, sessions[1], reference, batch):
                     differing = float_differs if _float_differs(engine, sessions, references, batch) else wrong
                     differing[engine] = why
                     continue
@@ -227,7 +227,7 @@ def _speed(
                 speed_of_many[engine] = round(exact / ms, 3)
         with contextlib.suppress(ZooError):  # the kernels do not support the graph
             native = catalog.load(native_path or paths[1], "native")
-            if reference is not None and (why := why_wrong("native", native, reference, batch)):
+            if reference is not None and (why := fault_of_engine("native", native, reference, batch)):
                 wrong["native"] = why
             elif floats:
                 exact, ms = timed([floats[min(floats)], native], batch)
@@ -290,7 +290,7 @@ def _as_opened(
     """
     try:
         engine, int8 = open_file(paths[1])
-        if reference is not None and (why := why_wrong(engine, int8, reference, batch)):
+        if reference is not None and (why := fault_of_engine(engine, int8, reference, batch)):
             raise WrongResultsError(why)
         _, exact = open_file(paths[0])
         exact_ms, ms = timed([exact, int8], batch)

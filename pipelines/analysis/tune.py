@@ -144,7 +144,7 @@ def tune(
             stopped = "done"
         except TimeIsUp:
             stopped = "time"
-            search.leave_something()
+            search.write_fallback()
         except KeyboardInterrupt:
             if not search.trials:
                 raise
@@ -306,8 +306,8 @@ class _Search:
         files.copy_file(path, self.output)
         self.written = settings, made
 
-    def leave_something(self) -> None:
-        """Writes a model of `PLAIN` if no trial ended in time.
+    def write_fallback(self) -> None:
+        """Writes a model with the settings `PLAIN` if no trial ended in time.
 
         It is not logged as a trial, because another run may have the time.
         """

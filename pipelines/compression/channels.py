@@ -32,7 +32,7 @@ def groups(network: nn.Module, example: Tensor) -> dict[str, list[tuple[str, NDA
 
     Args:
         network: The network.
-        example: Input of the network.
+        example: Input of the network, first axis = samples.
 
     Returns:
         By group, in network order: layers or norms with the indices of their outputs that belong to channel 0, 1, ...

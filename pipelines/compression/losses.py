@@ -50,7 +50,7 @@ def fsp_loss(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
     """Computes `l2` of the `fsp` matrices of consecutive feature maps.
 
     Args:
-        student: At least two feature maps.
+        student: At least two feature maps, float [n, channels, height, width].
         teacher: Feature maps of the same shapes.
 
     Returns:

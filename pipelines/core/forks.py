@@ -9,7 +9,7 @@ from typing import Any
 _OBJECTS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def tell(thing: Any) -> None:
+def register(thing: Any) -> None:
     """Calls `thing.forked()` in every child process that is forked from now on.
 
     Args:

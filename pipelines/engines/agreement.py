@@ -1,8 +1,8 @@
-"""Validation of engines against ONNX Runtime, with static shapes and with the file as users open it.
+"""Validation of engines against ONNX Runtime, with static shapes and with the default settings of the engine.
 
-A session of ours fixes the shapes of a graph. Users do not, and OpenVINO 2026.4 computed a few such graphs wrongly that
-it computes correctly with static shapes (`engine_quirks`). So the file itself is validated too, in a child process: at
-several sizes of all dynamic axes, from 1 to many, see `variants`.
+Sessions of this project fix the shapes of a graph. With dynamic shapes, OpenVINO 2026.4 computes a few graphs wrongly
+(`engine_quirks`). So the file itself is validated too, in a child process: at several sizes of all dynamic axes, from 1
+to many, see `variants`.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def largest_difference(engine: str, found: Batch, expected: Batch) -> tuple[floa
     return largest
 
 
-def require_right_as_opened(session: Runnable, batch: Batch) -> None:
+def require_correct_as_opened(session: Runnable, batch: Batch) -> None:
     """Checks an OpenVINO file as users open it, with dynamic shapes, in a child process.
 
     Does nothing for other engines, static graphs and graphs without int8 operators.
@@ -144,7 +144,7 @@ def require_right_as_opened(session: Runnable, batch: Batch) -> None:
         raise WrongResultsError(str(result["fault"]))
 
 
-def why_wrong(engine: str, session: Runnable, reference: Runnable, batch: Batch) -> str:
+def fault_of_engine(engine: str, session: Runnable, reference: Runnable, batch: Batch) -> str:
     """Returns how a session differs from a reference, with static shapes or as opened, or "".
 
     Args:
@@ -162,7 +162,7 @@ def why_wrong(engine: str, session: Runnable, reference: Runnable, batch: Batch)
         return str(error)
     try:
         require_alike(engine, found, reference.run(batch), reference, batch)
-        require_right_as_opened(session, batch)
+        require_correct_as_opened(session, batch)
     except ZooError as error:
         return str(error)
     return ""

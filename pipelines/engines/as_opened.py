@@ -1,4 +1,4 @@
-"""A model file as its users open it: no settings, no fixed shapes, no changes to the graph."""
+"""A model file opened with the default settings of an engine: no fixed shapes, no changes to the graph."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _OpenVino:
         from pipelines.engines.openvino.forms import Graph
         from pipelines.engines.openvino.session import library
 
-        self.graph = Graph(path, model=None, threads=1, precision="", cached=False)  # for `require_right_as_opened`
+        self.graph = Graph(path, model=None, threads=1, precision="", cached=False)  # for `require_correct_as_opened`
         try:
             self._compiled = library().Core().compile_model(str(path), "CPU")
             self._request = self._compiled.create_infer_request()

@@ -120,7 +120,7 @@ class Asynchronous:
                 count = self.contexts or max(1, machine.cores() // self.threads)
                 pool = ThreadPoolExecutor(count, thread_name_prefix="context")
                 self._contexts = pool, threading.BoundedSemaphore((1 + WAITING) * count), count
-                forks.tell(self)
+                forks.register(self)
             return self._contexts
 
     def forked(self) -> None:

@@ -27,7 +27,7 @@ from pipelines.core import files, machine
 from pipelines.core.batches import Batch, cut, joined, length
 from pipelines.core.errors import RequestError, ZooError, one_line
 from pipelines.core.progress import progress
-from pipelines.engines.agreement import require_alike, require_right_as_opened
+from pipelines.engines.agreement import require_alike, require_correct_as_opened
 from pipelines.engines.contexts import Asynchronous
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
 from pipelines.engines.openvino.session import OpenVinoSession, Requests, library
@@ -397,7 +397,7 @@ def _open_all(
                 if candidate.engine == REFERENCE:
                     referenced.add(candidate.path)
                 elif candidate.path in referenced:
-                    require_right_as_opened(session, batch)
+                    require_correct_as_opened(session, batch)
             except ZooError as error:
                 failed.append(str(error))
                 continue

@@ -15,7 +15,7 @@ import numpy as np
 from pipelines.core import files, machine, settings
 from pipelines.core.batches import Batch, length
 from pipelines.core.errors import ZooError
-from pipelines.engines.agreement import ALIKE, require_alike, require_right_as_opened
+from pipelines.engines.agreement import ALIKE, require_alike, require_correct_as_opened
 from pipelines.engines.session import BatchError, Runnable
 from pipelines.kernels import extension
 
@@ -244,7 +244,7 @@ def _agreeing(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) ->
             outputs = session.run(batch)
             require_alike(name, outputs, expected, next(iter(sessions.values()), session), batch)
             if REFERENCE in sessions:
-                require_right_as_opened(session, batch)
+                require_correct_as_opened(session, batch)
         except BatchError:
             raise
         except ZooError as error:

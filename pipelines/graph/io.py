@@ -88,7 +88,7 @@ def load(path: str | Path) -> ir.Model:
             logger.warning("%s has opset %d; it is read as opset %d (onnx.version_converter)", path, opset, OPSET)
         _open_sizes(proto.graph)
         map_types.clear(proto.graph)
-        model = large_weights.put_together(proto, arrays)
+        model = large_weights.join_weights(proto, arrays)
     except Exception as error:  # the checker's kind, onnx_ir's, and UnicodeDecodeError for damaged names
         raise RequestError(f"{path} is not a valid ONNX model: {one_line(error)}") from error
     if proto.ir_version < 4:  # before, every weight had to be an input too

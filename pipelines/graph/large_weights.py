@@ -52,7 +52,7 @@ class StackedTensor(ir.LazyTensor):
             file.write(part.reshape(-1).view(np.uint8).data)
 
 
-def take_apart(model: ir.Model, names: Collection[str] | None = None) -> tuple[onnx.ModelProto, dict[str, Array]]:
+def split_weights(model: ir.Model, names: Collection[str] | None = None) -> tuple[onnx.ModelProto, dict[str, Array]]:
     """Converts a model to a protobuf without the data of its large initializers.
 
     Args:
@@ -69,7 +69,7 @@ def take_apart(model: ir.Model, names: Collection[str] | None = None) -> tuple[o
 def _without_data(
     model: ir.Model, names: Collection[str] | None = None
 ) -> tuple[onnx.ModelProto, dict[str, ir.TensorProtocol]]:
-    """Returns `take_apart` with tensors in place of arrays."""
+    """Returns `split_weights` with tensors in place of arrays."""
     values = model.graph.initializers.items()
     large = {name: each for name, each in values if (names is None or name in names) and _is_large(each)}
     tensors = {name: each.const_value for name, each in large.items() if each.const_value is not None}
@@ -170,8 +170,8 @@ def _is_large(value: ir.Value) -> bool:
     )
 
 
-def put_together(proto: onnx.ModelProto, arrays: dict[str, Array]) -> ir.Model:
-    """Converts a protobuf from `take_apart` or `read` to a model that uses the arrays.
+def join_weights(proto: onnx.ModelProto, arrays: dict[str, Array]) -> ir.Model:
+    """Converts a protobuf from `split_weights` or `read` to a model that uses the arrays.
 
     Args:
         proto: Protobuf.
@@ -245,7 +245,7 @@ def write(file: BinaryIO, model: ir.Model, complete: Callable[[onnx.GraphProto],
 
 
 def read(path: Path) -> tuple[onnx.ModelProto, dict[str, Array]] | None:
-    """Reads a file as `take_apart` would give it.
+    """Reads a file as `split_weights` would give it.
 
     Args:
         path: ONNX file.
@@ -271,7 +271,7 @@ def take_external(proto: onnx.ModelProto, folder: Path) -> dict[str, Array]:
         folder: Folder of the files.
 
     Returns:
-        {name: read-only array} of the initializers that lack their data, for `put_together`.
+        {name: read-only array} of the initializers that lack their data, for `join_weights`.
     """
     arrays = {}
     for tensor in proto.graph.initializer:

@@ -120,7 +120,7 @@ class Serialized:
         Returns:
             The protobuf and its tables.
         """
-        proto, tables = large_weights.take_apart(model, large_weights.lookup_tables(model.graph))
+        proto, tables = large_weights.split_weights(model, large_weights.lookup_tables(model.graph))
         kept = [each for each in proto.graph.initializer if each.name not in tables]
         for each in proto.graph.initializer:
             if each.name in tables:

@@ -20,7 +20,7 @@ from typing import Any
 from pipelines.core import files as disk
 from pipelines.core.errors import RequestError, ZooError, nearest
 from pipelines.core.settings import endpoint, home, mirror, offline
-from pipelines.models.transfer import Refused, bring, ensure, fault_of, one_line
+from pipelines.models.transfer import Refused, download, ensure, fault_of, one_line
 
 CARD = "card.json"
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # flat, visible, needs no quoting in a URL
@@ -320,7 +320,7 @@ class Hub:
                 elif offline():
                     continue
                 else:
-                    bring(source, target, file.size, file.sha256)
+                    download(source, target, file.size, file.sha256)
                 if problems:
                     logger.warning(
                         "%s of %s came from %s, because: %s", file.name, card.name, source, "; ".join(problems)

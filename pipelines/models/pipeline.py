@@ -239,7 +239,7 @@ class Pipeline(abc.ABC):
         """Converts outputs to results.
 
         Args:
-            out: Outputs of `predict`.
+            out: Outputs of `predict`: {name: array, first axis = samples}.
 
         Returns:
             Results, one per sample.

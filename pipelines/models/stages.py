@@ -94,7 +94,7 @@ def _build(folder: ModelFolder, stages: tuple[str, ...], force: bool = False) ->
             machine.trim()  # graphs are reference cycles that hold the weights
             state = "made"
         outcome[stage] = state
-    remove_spent(folder, stages[-1])
+    remove_intermediate_files(folder, stages[-1])
     return outcome
 
 
@@ -137,7 +137,7 @@ def _spent(folder: ModelFolder, stage: str, until: str) -> bool:
     return all(_fresh(folder, each) or (each != until and _spent(folder, each, until)) for each in readers)
 
 
-def remove_spent(folder: ModelFolder, kept: str = "") -> None:
+def remove_intermediate_files(folder: ModelFolder, kept: str = "") -> None:
     """Removes files that no following stage reads any more, see `Family.transient`.
 
     Weights that can be made again are removed with them once int8.onnx is there, unless they are a link to the file
@@ -485,7 +485,7 @@ def set_recipe(folder: ModelFolder, recipe: QuantRecipe) -> None:
                 reports["calibration.json"] = _save_table(folder, table, facts)
             reports["int8.onnx"] = {"seconds": round(time.perf_counter() - start, 2), **_save_int8(folder, *result)}
         _note(folder, reports)
-        remove_spent(folder)
+        remove_intermediate_files(folder)
 
 
 def _other_table(folder: ModelFolder, recipe: QuantRecipe) -> bool:

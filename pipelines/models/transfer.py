@@ -61,7 +61,7 @@ class _Partial:
         self.path.unlink(missing_ok=True)
 
 
-def bring(url: str, target: Path, size: int | None, sha256: str | None) -> None:
+def download(url: str, target: Path, size: int | None, sha256: str | None) -> None:
     """Downloads and verifies a file.
 
     The body goes to a hidden partial file beside `target`, which is renamed after its check. Connection errors,

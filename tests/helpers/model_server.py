@@ -102,7 +102,7 @@ class Handler(BaseHTTPRequestHandler):
 
 def download(url, path, *, size=None, sha256=None):
     """`path` with the file of `url`, as the hub obtains it."""
-    transfer.ensure(Path(path), size, sha256, functools.partial(transfer.bring, url, size=size, sha256=sha256))
+    transfer.ensure(Path(path), size, sha256, functools.partial(transfer.download, url, size=size, sha256=sha256))
     return Path(path)
 
 

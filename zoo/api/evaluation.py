@@ -33,7 +33,7 @@ from pipelines.kernels import extension
 from pipelines.models.family import Explainable, ScenarioBenchmark
 from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import PRECISIONS, GraphPipeline, choose_engine, graph_file, model_file
-from pipelines.models.stages import remove_spent
+from pipelines.models.stages import remove_intermediate_files
 from zoo.api.paths import Model, as_list, files_of, is_file, labelled_sample, open_model, require_distinct
 from zoo.api.samples import examples_of
 
@@ -93,7 +93,7 @@ def evaluate(
             pipelines[each].read_columns(columns)
     if len(pipelines) < 2:
         raise RequestError("fp32 alone compares nothing; add int8 or bf16")
-    remove_spent(folder)
+    remove_intermediate_files(folder)
     quality = folder.entry.evaluate(pipelines, data, on_error)
     if importance and isinstance(folder.entry, Explainable):
         measured = pipelines[next(each for each in precisions if each != "fp32")]

@@ -91,7 +91,7 @@ def export(model: Model, to: str, output: str | Path, *, precision: str = "int8"
         if not isinstance(folder.entry, HuggingFaceExportable):
             raise RequestError(f"{folder.card.name} is no translation model that was imported from transformers")
         report = folder.entry.export_huggingface(folder, Path(output))
-        stages.remove_spent(folder)  # the weights, where they were made for this export
+        stages.remove_intermediate_files(folder)  # the weights, where they were made for this export
         return {"model": folder.card.name, "to": to, **report}
     if to == MODULES:
         if not isinstance(folder.entry, ModulesExportable):

@@ -193,7 +193,7 @@ def finetune(
         data, Path(output), config=config, resume=resume, start_from=folder.path, on_error=on_error
     )
     write_trained_card(Path(output), entry.name, f"{folder.card.name} fine-tuned by its user")
-    stages.remove_spent(folder)  # the float graph, where it was made for this training
+    stages.remove_intermediate_files(folder)  # the float graph, where it was made for this training
     if delta is not None and is_first():
         widened = keep_scales(zoo.load(output), folder)
         result = {**result, "delta": {**exporting.delta(folder.path, output, delta), "widened": widened}}

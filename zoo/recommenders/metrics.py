@@ -235,7 +235,7 @@ def label_metrics(
 
     Args:
         labels: 0 or 1, [n]; or [n, labels], NaN where missing.
-        probabilities: The same shape.
+        probabilities: Click probabilities, float of the same shape.
         weights: Sample weights, see `click_metrics`.
         names: Names of several labels.
 

@@ -253,7 +253,7 @@ def compare_scores(
     """Compares the metrics of all precisions with fp32, with paired bootstrap intervals over pairs or queries.
 
     Args:
-        scores: Scores of the pairs by precision, fp32 first.
+        scores: Scores of the pairs, float [pairs], by precision, fp32 first.
         pairs: The pairs.
         labels: Their labels, float64 [n].
         is_ranking: Whether they are a ranking of texts for queries.

@@ -17,7 +17,7 @@ def relative_buckets(
     buckets is one distance each, the other half grows logarithmically up to `furthest`.
 
     Args:
-        ahead: Distances, positive for keys after the query.
+        ahead: Distances in tokens, int64 of any shape, positive for keys after the query.
         buckets: Number of buckets.
         furthest: Distance from which on all keys share the last bucket.
         both_sides: Whether keys after the query have buckets; else they share that of the query's own key.

@@ -62,7 +62,7 @@ class ProgramGraph:
         self._model, self._sharing = model, dict[SharedInputs, Any]()
         self._pool: ThreadPoolExecutor | None = None
         self.forked()
-        forks.tell(self)
+        forks.register(self)
 
     def forked(self) -> None:
         """Starts threads of its own, as a forked process must."""

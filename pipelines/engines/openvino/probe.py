@@ -60,7 +60,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_as_opened(graph: dict[str, Any], batch: Batch) -> dict[str, Any]:
-    """Compares a file as users open it with ONNX Runtime, in several shapes one after another, see `variants`.
+    """Compares a file that OpenVINO opens with default settings with ONNX Runtime, in several shapes, see `variants`.
 
     Shapes that ONNX Runtime refuses are skipped.
 

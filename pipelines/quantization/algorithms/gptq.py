@@ -105,10 +105,10 @@ def round_layer(
 
     Args:
         layers: Layers that share the weights.
-        weights: Float weights.
-        scale: One scale, or one per output channel.
+        weights: Float weights [...], in the layout of the layer.
+        scale: One scale, or one per output channel, float32.
         most: Largest magnitude of an integer.
-        inputs: For every chunk, the input of every layer.
+        inputs: For every chunk, the input of every layer, float32.
         chunks: Number of chunks.
         drawn_positions: Maximum number of input positions, see `drawn`.
 

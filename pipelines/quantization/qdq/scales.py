@@ -142,7 +142,7 @@ def weight_qparams(
     `least`, or 1 (`stored_scales`).
 
     Args:
-        weight: Float weight.
+        weight: Weight, float32 of any shape.
         axis: Channel axis of the scales, None for one scale.
         bits: Bits of a weight, 8 or 7.
         least: Lower bound of the scales, one or one per channel.
@@ -237,7 +237,7 @@ def steps(weight: Array, axis: int, top: int) -> NDArray[np.float32] | None:
     Weights that were int8 before are such multiples, with a scale per tensor or per channel.
 
     Args:
-        weight: Float weight.
+        weight: Weight, float32 of any shape.
         axis: Channel axis.
         top: Largest multiple.
 

@@ -1,13 +1,13 @@
-"""Every engine held to ONNX Runtime at many batch sizes: zoo models, model folders and ONNX files.
+"""Every engine compared with ONNX Runtime at many batch sizes: zoo models, model folders and ONNX files.
 
 Without names, all kinds are scanned: "shipped" models, "families" of click logs (trained first), and "foreign" networks
-as people bring them (see `networks.py`; float, and quantized by `zoo quantize`). A named .onnx file has its samples in
-NAME.test.npz. Every model runs in each engine and precision in a process of its own, so that a crash is a line of the
-report. "openvino-file" is the file as users open it, with dynamic shapes; "onnxruntime" is held to itself at the
-largest batch. With --unchecked, OpenVINO runs with static shapes as they are, which shows what its check keeps out.
+(third-party networks of `networks.py`, in float and quantized by `zoo quantize`). The samples of a named .onnx file are
+in NAME.test.npz. Every model runs in each engine and precision in its own process, so that a crash is a line of the
+report. "openvino-file" is the file opened with default settings and dynamic shapes; "onnxruntime" is compared with
+itself at the largest batch. With --unchecked, OpenVINO runs with static shapes without its validation.
 
-A result is wrong if it differs by more than rounding, and by more than at the best batch size or than int8 from float,
-unless the same samples differ as much in a larger batch: the rounding of a sample is no fault of a batch size.
+A result is wrong if it differs by more than rounding, by more than at the best batch size, and by more than int8
+differs from float, unless the same samples differ as much in a larger batch.
 """
 
 from __future__ import annotations

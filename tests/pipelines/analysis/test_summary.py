@@ -199,9 +199,11 @@ def test_quick_timings_open_the_reference_and_the_files_as_users_do(rng, net, op
 
 
 def test_an_engine_that_differs_is_checked_in_full_after_quick_timings(rng, net, opened_in, monkeypatch):
-    checked = summary.why_wrong
+    checked = summary.fault_of_engine
     monkeypatch.setattr(
-        summary, "why_wrong", lambda engine, *more: "it differs" if engine == "openvino" else checked(engine, *more)
+        summary,
+        "fault_of_engine",
+        lambda engine, *more: "it differs" if engine == "openvino" else checked(engine, *more),
     )
     found = summary_of(rng, net, quick=True)
     assert set(opened_in) == {"onnxruntime", "openvino"}

@@ -1,4 +1,4 @@
-"""Engines are held to onnxruntime's results, also with the file as users open it."""
+"""Engines are validated against ONNX Runtime, also with the file opened by default settings."""
 
 import re
 
@@ -46,9 +46,9 @@ def test_a_file_that_is_wrong_as_users_open_it(wrong):
     results = [each.run(BATCH)["y"] for each in sessions]
     np.testing.assert_array_equal(*results)  # our session fixes the shapes
     with pytest.raises(ZooError, match=r"^output y of openvino \(the file as it is\) differs from .* by \d+% of"):
-        agreement.require_right_as_opened(sessions[0], BATCH)
-    agreement.require_right_as_opened(sessions[1], BATCH)
-    assert "the file as it is" in agreement.why_wrong("openvino", *sessions, BATCH)
+        agreement.require_correct_as_opened(sessions[0], BATCH)
+    agreement.require_correct_as_opened(sessions[1], BATCH)
+    assert "the file as it is" in agreement.fault_of_engine("openvino", *sessions, BATCH)
 
 
 def test_it_is_neither_chosen_nor_planned(wrong, tmp_path, caplog):
@@ -126,7 +126,7 @@ def test_attention_over_one_key_and_then_over_many(rng, tmp_path, caplog, text, 
         agreement.require_alike("openvino", *(session.run(few) for session in sessions), sessions[1], few)
     wrong = re.escape(f" of its power, with {shapes}")
     with pytest.raises(agreement.WrongResultsError, match=rf"^output y of openvino \(the file as it is\) .*{wrong}$"):
-        agreement.require_right_as_opened(sessions[0], batch)
+        agreement.require_correct_as_opened(sessions[0], batch)
     for quick in (False, True):
         timed = summary._speed(found, found, batch, quick=quick)
         assert list(timed["wrong"]) == ["openvino"] and timed["as_opened"] is None
@@ -141,7 +141,7 @@ def test_a_crash_of_the_file_as_it_is_is_no_crash_of_ours(wrong, monkeypatch):
     monkeypatch.setattr(child, "_START", child._START.partition("from")[0] + code)
     monkeypatch.setattr(child, "_running", None)
     with pytest.raises(agreement.WrongResultsError, match=r"^with the file as it is, it crashes \(SIGSEGV\)$"):
-        agreement.require_right_as_opened(session, BATCH)
+        agreement.require_correct_as_opened(session, BATCH)
 
 
 def shapes(inputs, **batch):

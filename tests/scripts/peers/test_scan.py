@@ -1,4 +1,4 @@
-"""The scan of all engines at many batch sizes: families of click logs, networks as people bring them."""
+"""The scan of all engines at many batch sizes: families of click logs, third-party networks."""
 
 import json
 import subprocess

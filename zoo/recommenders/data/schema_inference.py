@@ -19,8 +19,6 @@ from zoo.recommenders.data.columns.statistics import ColumnStatistics
 from zoo.recommenders.data.logs import Log, open_logs
 from zoo.recommenders.data.schema import FEATURES, Column, Schema, incomplete, without_foreign_fields
 
-CHOICES = ("category", "number", "ignored")  # kinds that `infer` takes for a column
-
 
 def infer(
     log: Log | Sequence[Log],
@@ -36,7 +34,7 @@ def infer(
         label: Columns to predict, one or several; None: a column named in `LABELS` that holds 0 and 1.
         on_error: "skip" ignores the rows that training leaves out: rows with another number of columns, and labels
             other than 0 and 1. "raise" raises at the first such row.
-        kinds: {column: kind of `CHOICES`} of the columns whose kind is not inferred.
+        kinds: {column: "category", "number" or "ignored"} of the columns whose kind is not inferred.
         sequences: Whether lists of the values of another column, whose table they have, become sequences, for a model
             that reads them.
 

@@ -220,6 +220,9 @@ class RecommenderWriter(FieldWriter):
 
         Returns:
             Its result.
+
+        Raises:
+            RequestError: The function has no ONNX form.
         """
         match kind, inputs:
             case "cat", (list(parts), 1):

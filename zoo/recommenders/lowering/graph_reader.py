@@ -137,7 +137,7 @@ class GraphReader:
         return Vectors(width * len(fields), fields)
 
     def columns(self, value: ir.Value | None) -> list[tuple[int, int]]:
-        """Reads an integer value as (column of the ids, offset) of every entry."""
+        """Reads an integer value as (column of the ids, offset) of every entry. May raise RequestError."""
         node = value.producer() if value is not None else None
         if value is None or node is None:
             if value is None or not value.is_graph_input() or query.rank(value) != 2 or value.shape is None:

@@ -166,6 +166,9 @@ class Fitting:
 
         Args:
             state: State of the training.
+
+        Raises:
+            RequestError: The file of the weights is missing or damaged.
         """
         kept = state["winner"]["weights"]
         if not isinstance(kept, str):  # of a checkpoint of version 0.2.0

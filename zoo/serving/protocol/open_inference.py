@@ -121,7 +121,7 @@ def encode_response(
         request: The request.
         model: Public name of the model.
         version: Version of the model.
-        outputs: Outputs of the model by name.
+        outputs: Outputs of the model: {name: array, first axis = samples}.
 
     Returns:
         The body, and the length of its JSON header in bytes; -1 without binary tensors.

@@ -11,7 +11,6 @@ from xml.parsers import expat
 from pipelines.core.errors import RequestError
 from zoo.translation.data.characters import invalid_characters
 
-HANDLING = ("html", "xml")
 VOID = frozenset({"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"})
 BREAKS = frozenset(  # elements that separate words
     {"address", "article", "aside", "blockquote", "body", "br", "caption", "center", "dd", "details", "dialog", "div"}
@@ -71,7 +70,7 @@ class Markup:
 
     Attributes:
         raw: The text with them.
-        handling: One of `HANDLING`; "" for plain text.
+        handling: "html" or "xml"; "" for plain text.
         text: The text without them.
         nodes: What was taken out, outermost and in order.
     """
@@ -98,7 +97,7 @@ def read_markup(raw: str, handling: str, placeholders: re.Pattern[str] | None = 
 
     Args:
         raw: The text, with single blanks.
-        handling: One of `HANDLING`; "" for plain text.
+        handling: "html" or "xml"; "" for plain text.
         placeholders: What else is taken out, with what touches it but punctuation; None: nothing.
 
     Returns:

@@ -156,7 +156,9 @@ def test_no_correct_form(neg, monkeypatch, caplog):
         ):
             OpenVinoSession(neg, 1).run({"x": X})
     assert verdicts()[0]["form"] == ""
-    assert "crashes" in agreement.why_wrong("openvino", OpenVinoSession(neg, 1), OnnxRuntimeSession(neg, 1), {"x": X})
+    assert "crashes" in agreement.fault_of_engine(
+        "openvino", OpenVinoSession(neg, 1), OnnxRuntimeSession(neg, 1), {"x": X}
+    )
     with caplog.at_level(logging.WARNING):
         openers = {"openvino": lambda: OpenVinoSession(neg, 1), "onnxruntime": lambda: OnnxRuntimeSession(neg, 1)}
         assert list(timing.time_each(openers, {"x": X})) == ["onnxruntime"]
