@@ -98,11 +98,13 @@ def chosen(groups: Widths, patterns: Sequence[str]) -> dict[str, int]:
     }
 
 
-def cuts(found: Mapping[str, Any], groups: Widths, tiles: Widths, saved: Mapping[str, float]) -> list[tuple[str, int]]:
+def cuts(
+    sensitivities: Mapping[str, Any], groups: Widths, tiles: Widths, saved: Mapping[str, float]
+) -> list[tuple[str, int]]:
     """Lists all cuts of a tile, least loss per saving first.
 
     Args:
-        found: Result of `sensitivity`.
+        sensitivities: Result of `sensitivity`.
         groups: Width by group.
         tiles: Tile by group.
         saved: Saving of one channel by group.
@@ -118,9 +120,9 @@ def cuts(found: Mapping[str, Any], groups: Widths, tiles: Widths, saved: Mapping
         after = width - (width % tile or tile)
         if after < tile:
             return
-        each = found["groups"][name]
+        each = sensitivities["groups"][name]
         shares = [0.0, *map(float, each["losses"])]
-        rises = np.maximum.accumulate([0.0, *(loss - found["loss"] for loss in each["losses"].values())])
+        rises = np.maximum.accumulate([0.0, *(loss - sensitivities["loss"] for loss in each["losses"].values())])
         shares, rises = [*shares, 1.0], np.append(rises, 2 * rises[-1] + 1)  # cutting the last channels loses most
         before, now = (float(np.interp(1 - w / each["width"], shares, rises)) for w in (width, after))
         gain = max(saved[name], 1e-12) * (width - after)
@@ -137,13 +139,13 @@ def cuts(found: Mapping[str, Any], groups: Widths, tiles: Widths, saved: Mapping
     return order
 
 
-def by_ratio(order: Sequence[tuple[str, int]], now: Widths, whole: int, ratio: float) -> dict[str, int]:
+def by_ratio(order: Sequence[tuple[str, int]], now: Widths, total: int, ratio: float) -> dict[str, int]:
     """Takes the first cuts that leave at most the share 1 - `ratio` of the channels.
 
     Args:
         order: Result of `cuts`.
         now: Width by group.
-        whole: Number of channels that the share refers to.
+        total: Number of channels that the share refers to.
         ratio: Share of channels to cut.
 
     Returns:
@@ -154,12 +156,12 @@ def by_ratio(order: Sequence[tuple[str, int]], now: Widths, whole: int, ratio: f
     """
     widths = dict(now)
     for name, width in order:
-        if sum(widths.values()) <= whole * (1 - ratio):
+        if sum(widths.values()) <= total * (1 - ratio):
             break
         widths[name] = width
-    if (left := sum(widths.values())) > whole * (1 - ratio):
+    if (left := sum(widths.values())) > total * (1 - ratio):
         raise RequestError(
-            f"found at most {1 - left / whole:.0%} of the channels to cut, expected {ratio:.0%}; ask for less, or name "
+            f"found at most {1 - left / total:.0%} of the channels to cut, expected {ratio:.0%}; ask for less, or name "
             "more layers"
         )
     return widths
@@ -203,20 +205,20 @@ def by_speed(
 
 def choose(
     model: Prunable,
-    found: Mapping[str, Any],
+    sensitivities: Mapping[str, Any],
     cut: Cut,
     goal: Goal,
-    whole: int,
+    total: int,
     speed: Callable[[Widths], float],
 ) -> dict[str, Any]:
     """Chooses the widths that reach a goal.
 
     Args:
         model: Model to prune.
-        found: Result of `sensitivity`.
+        sensitivities: Result of `sensitivity`.
         cut: Layers to prune.
         goal: Speed or share of channels.
-        whole: Channels of the original model.
+        total: Channels of the original model.
         speed: Measures the speed of widths relative to the original model.
 
     Returns:
@@ -227,14 +229,14 @@ def choose(
     """
     groups = chosen(model.groups, cut.layers)
     if not goal.speed:
-        order = cuts(found, groups, model.tiles, dict.fromkeys(groups, 1.0))
-        return {"goal": str(goal), "widths": by_ratio(order, model.groups, whole, goal.ratio)}
+        order = cuts(sensitivities, groups, model.tiles, dict.fromkeys(groups, 1.0))
+        return {"goal": str(goal), "widths": by_ratio(order, model.groups, total, goal.ratio)}
     base, saved = 1 / speed({}), {}
     with progress("time that each group takes", len(groups)) as advance:
         for name, width in groups.items():
             half = _tiles(width / 2, model.tiles[name], width)
             saved[name] = max(0.0, base - 1 / speed({name: half})) / (width - half) if half < width else 0.0
             advance(1)
-    widths, reached = by_speed(cuts(found, groups, model.tiles, saved), model.groups, goal.speed, speed)
+    widths, reached = by_speed(cuts(sensitivities, groups, model.tiles, saved), model.groups, goal.speed, speed)
     shares = {name: round(each * groups[name] / 2, 4) for name, each in saved.items()}
     return {"goal": str(goal), "widths": widths, "speed": round(reached, 3), "saved": shares}

@@ -30,14 +30,14 @@ class WrongResultsError(ZooError):
     """An engine does not compute a graph correctly on this machine."""
 
 
-def require_alike(engine: str, found: Batch, expected: Batch, reference: Runnable, batch: Batch) -> None:
+def require_alike(engine: str, outputs: Batch, expected: Batch, reference: Runnable, batch: Batch) -> None:
     """Checks that the outputs of an engine agree with those of a reference.
 
     Engines round differently, but an engine that computes something else must not be used.
 
     Args:
         engine: Name of the engine, for messages.
-        found: Outputs of the engine, by name.
+        outputs: Outputs of the engine, by name.
         expected: Outputs of the reference, by name.
         reference: Session of the reference.
         batch: Inputs of both.
@@ -46,7 +46,7 @@ def require_alike(engine: str, found: Batch, expected: Batch, reference: Runnabl
         ZooError: A float output differs by a larger share of its power (sum of squares) than rounding explains, or an
             output has another layout.
     """
-    share, name = largest_difference(engine, found, expected)
+    share, name = largest_difference(engine, outputs, expected)
     if share > ALIKE and share > tolerance(reference, batch, expected):
         raise ZooError(difference(engine, name, share))
 
@@ -88,12 +88,12 @@ def difference(engine: str, name: str, share: float) -> str:
     return f"output {name} of {engine} differs from that of other engines by {precise} of its power"
 
 
-def largest_difference(engine: str, found: Batch, expected: Batch) -> tuple[float, str]:
+def largest_difference(engine: str, outputs: Batch, expected: Batch) -> tuple[float, str]:
     """Compares the float outputs of an engine with those of a reference, where the reference is finite.
 
     Args:
         engine: Name of the engine, for messages.
-        found: Outputs of the engine, by name.
+        outputs: Outputs of the engine, by name.
         expected: Outputs of the reference, by name.
 
     Returns:
@@ -104,8 +104,8 @@ def largest_difference(engine: str, found: Batch, expected: Batch) -> tuple[floa
         ZooError: An output has another layout.
     """
     largest = (0.0, "")
-    for name in sorted(expected.keys() & found.keys()):
-        x, y = expected[name], found[name]
+    for name in sorted(expected.keys() & outputs.keys()):
+        x, y = expected[name], outputs[name]
         if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray) or x is y:
             continue
         if x.shape != y.shape:

@@ -237,15 +237,15 @@ def _require_form(plan: Mapping[str, Any]) -> None:
         raise ValueError("found a candidate without engine, precision and path")
 
 
-def stale(path: str | Path, found: Mapping[str, Any]) -> str:
+def stale(path: str | Path, stored: Mapping[str, Any]) -> str:
     """Returns why a plan does not hold on this machine, or "".
 
     Args:
         path: Plan file.
-        found: Result of `read_plan`.
+        stored: Result of `read_plan`.
     """
-    if found["machine"] != machine.fingerprint():
-        made, here = found["environment"], machine.environment()
+    if stored["machine"] != machine.fingerprint():
+        made, here = stored["environment"], machine.environment()
         differs = [
             f"{key} {made.get(key)} (here {here[key]})" for key in ("cpu", "cores", "isa") if made.get(key) != here[key]
         ]
@@ -256,9 +256,9 @@ def stale(path: str | Path, found: Mapping[str, Any]) -> str:
             if versions.get(key) != each
         ]
         return f"made with {', '.join(differs) or 'another machine'}"
-    if found.get("kernels") != extension.isas():
-        return f"made with the native kernels {found.get('kernels')} (here {extension.isas()})"
-    for name, was in found["models"].items():
+    if stored.get("kernels") != extension.isas():
+        return f"made with the native kernels {stored.get('kernels')} (here {extension.isas()})"
+    for name, was in stored["models"].items():
         model = Path(path).parent / name
         if model.is_file() and not files.same(model, was):
             return f"{model} has changed since"

@@ -12,22 +12,22 @@ from pipelines.core.errors import RequestError
 Array = NDArray[Any]
 
 
-def require(what: str, name: str, found: Array, dtype: type, shape: tuple[int, ...]) -> None:
+def require(what: str, name: str, array: Array, dtype: type, shape: tuple[int, ...]) -> None:
     """Checks dtype and shape of an array.
 
     Args:
         what: Name of the operator, for the error message.
         name: Name of the array.
-        found: The array.
+        array: The array.
         dtype: Expected dtype.
         shape: Expected shape.
 
     Raises:
         RequestError: Dtype or shape differ.
     """
-    if found.dtype != dtype or found.shape != shape:
+    if array.dtype != dtype or array.shape != shape:
         raise RequestError(
-            f"{what} has {name} {found.dtype} {list(found.shape)}; expected {np.dtype(dtype)} {list(shape)}"
+            f"{what} has {name} {array.dtype} {list(array.shape)}; expected {np.dtype(dtype)} {list(shape)}"
         )
 
 

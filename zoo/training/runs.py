@@ -260,7 +260,7 @@ def load_dataset(name: str, load: Callable[[Any], Any]) -> Any:
 def plot_curves(
     path: Path,
     history: Sequence[Mapping[str, Any]],
-    left: Mapping[str, tuple[str, str]],
+    left_axis: Mapping[str, tuple[str, str]],
     right: Mapping[str, tuple[str, str]],
     axes: tuple[str, str],
     best: int | None = None,
@@ -270,7 +270,7 @@ def plot_curves(
     Args:
         path: PNG file.
         history: Records of the epochs, each with the key "epoch".
-        left: {key of the records: (label, matplotlib style)} for the left axis.
+        left_axis: {key of the records: (label, matplotlib style)} for the left axis.
         right: The same for the right axis.
         axes: Labels of the left and right axis.
         best: Epoch to mark; None: no mark.
@@ -280,7 +280,7 @@ def plot_curves(
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     epochs, first = [each["epoch"] for each in history], figure.subplots()
-    for scale, lines, name in ((first, left, axes[0]), (first.twinx(), right, axes[1])):
+    for scale, lines, name in ((first, left_axis, axes[0]), (first.twinx(), right, axes[1])):
         for key, (label, style) in lines.items():
             scale.plot(
                 epochs, [each[key] for each in history], style, label=label, marker="o" if len(epochs) == 1 else ""
@@ -290,7 +290,7 @@ def plot_curves(
     first.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if best is not None:
         first.axvline(best, color="grey", linewidth=0.8)
-    figure.legend(loc="outside upper center", ncols=len(left) + len(right))
+    figure.legend(loc="outside upper center", ncols=len(left_axis) + len(right))
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=120, metadata={"Software": None})
 

@@ -133,7 +133,7 @@ def drawn(model: ir.Model, samples: Iterable[Batch], count: int | None, most: in
 
 
 def subgraph(
-    model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], fed: Sequence[Array] = ()
+    model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], examples: Sequence[Array] = ()
 ) -> ir.Model:
     """Copies a subgraph, so that it takes and computes arrays of any shape.
 
@@ -141,13 +141,13 @@ def subgraph(
         model: Model that contains the subgraph.
         inputs: Inputs of the subgraph.
         outputs: Outputs of the subgraph.
-        fed: Arrays that give the dtypes of `inputs`, if these are not inputs of the graph.
+        examples: Arrays that give the dtypes of `inputs`, if these are not inputs of the graph.
 
     Returns:
         The subgraph.
     """
     part = edit.extract(model, [str(value.name) for value in inputs], [str(value.name) for value in outputs])
-    for value, array in zip(part.graph.inputs, fed, strict=False):
+    for value, array in zip(part.graph.inputs, examples, strict=False):
         value.type = ir.TensorType(ir.DataType.from_numpy(array.dtype))
     for value in (*part.graph.inputs, *part.graph.outputs):
         value.shape = None  # inference may have guessed
@@ -158,7 +158,7 @@ def subgraph_session(
     model: ir.Model,
     inputs: Sequence[ir.Value],
     outputs: Sequence[ir.Value],
-    fed: Sequence[Array] = (),
+    examples: Sequence[Array] = (),
     quick: bool = False,
 ) -> ort.InferenceSession:
     """Opens an onnxruntime session of a subgraph.
@@ -167,13 +167,13 @@ def subgraph_session(
         model: See `subgraph`.
         inputs: See `subgraph`.
         outputs: See `subgraph`.
-        fed: See `subgraph`.
+        examples: See `subgraph`.
         quick: See `reference_session.options`.
 
     Returns:
         The session.
     """
-    part = subgraph(model, inputs, outputs, fed)
+    part = subgraph(model, inputs, outputs, examples)
     return reference_session.session(part, "its correction needs", reference_session.options(quick, lean=True))
 
 

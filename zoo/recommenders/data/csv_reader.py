@@ -450,15 +450,15 @@ def add_columns(parser: Any, encoding: Encoding, places: Mapping[str, int]) -> b
     return True
 
 
-def scale_pending(encoding: Encoding, parsed: ParsedRows, left: PendingNumbers) -> None:
+def scale_pending(encoding: Encoding, parsed: ParsedRows, pending: PendingNumbers) -> None:
     """Scales the numbers that the parser did not scale, in place.
 
     Args:
         encoding: Encoding of the rows.
         parsed: The rows.
-        left: Flat positions in their numbers, int64 [m], columns, int64 [m], and values, float64 [m].
+        pending: Flat positions in their numbers, int64 [m], columns, int64 [m], and values, float64 [m].
     """
-    places, columns, values = left
+    places, columns, values = pending
     if len(places):
         scaled = encoding.scaled_mixed(columns, values).astype(np.float32)
         parsed.numbers.reshape(-1)[places] = np.where(np.isnan(scaled), encoding.fills[columns], scaled)

@@ -28,36 +28,36 @@ def transposed(x: Layout, perm: Sequence[int] | None) -> Layout:
     return Layout(np.transpose(x.entries, turned), order.index(x.batch))
 
 
-def gathered(x: Layout, at: Array, batch_dims: int) -> Layout | None:
+def gathered(x: Layout, indices: Array, batch_dims: int) -> Layout | None:
     """Applies GatherND along the first axes.
 
     Args:
         x: Layout.
-        at: Constant indices, int64 [..., depth].
+        indices: Constant indices, int64 [..., depth].
         batch_dims: Attribute of the operator.
 
     Returns:
         Gathered layout; None if `batch_dims` is not 0 or the batch is among the gathered axes.
     """
-    depth = at.shape[-1]
+    depth = indices.shape[-1]
     if batch_dims or x.batch < depth:
         return None
-    return Layout(x.entries[tuple(np.moveaxis(at, -1, 0))], x.batch - depth + at.ndim - 1)
+    return Layout(x.entries[tuple(np.moveaxis(indices, -1, 0))], x.batch - depth + indices.ndim - 1)
 
 
-def sliced(x: Array, known: Sequence[Any]) -> Array | None:
+def sliced(x: Array, bounds: Sequence[Any]) -> Array | None:
     """Applies Slice with constant inputs.
 
     Args:
         x: Entries of the value, without the batch.
-        known: starts, ends, axes and optionally steps; constants as arrays.
+        bounds: starts, ends, axes and optionally steps; constants as arrays.
 
     Returns:
         Sliced entries; None if an input is not constant or the batch is sliced.
     """
-    if len(known) < 3 or any(not isinstance(known_value, np.ndarray) for known_value in known):
+    if len(bounds) < 3 or any(not isinstance(known_value, np.ndarray) for known_value in bounds):
         return None
-    starts, ends, axes, *rest = (known_value.ravel().tolist() for known_value in known)
+    starts, ends, axes, *rest = (known_value.ravel().tolist() for known_value in bounds)
     steps = rest[0] if rest else [1] * len(axes)
     cut = [slice(None)] * (x.ndim + 1)
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):

@@ -98,11 +98,11 @@ class MadeForm:
         }
 
 
-def within_bound(made: Collection[MadeForm], bound: float) -> tuple[list[MadeForm], dict[str, str]]:
+def within_bound(forms: Collection[MadeForm], bound: float) -> tuple[list[MadeForm], dict[str, str]]:
     """Selects the forms whose outputs change by the bound at most.
 
     Args:
-        made: The forms.
+        forms: The forms.
         bound: Largest allowed change of an output; 0: `CHANGE`.
 
     Returns:
@@ -112,11 +112,11 @@ def within_bound(made: Collection[MadeForm], bound: float) -> tuple[list[MadeFor
         OverBoundError: All forms are beyond the bound.
     """
     bound = bound or CHANGE
-    kept = [form for form in made if form.change <= bound]
+    kept = [form for form in forms if form.change <= bound]
     if not kept:
-        least = min(form.change for form in made)
+        least = min(form.change for form in forms)
         raise OverBoundError(f"its forms change an output by {least:.2g} and more, the bound is {bound:g}")
-    beyond = [form for form in made if form.change > bound]
+    beyond = [form for form in forms if form.change > bound]
     return kept, {each.name: f"an output changes by {each.change:.2g}, the bound is {bound:g}" for each in beyond}
 
 

@@ -53,33 +53,33 @@ class TableScales:
             self._columns[id(table)] = table, largest_columns(table)
         return self._columns[id(table)][1]
 
-    def columns(self, value: str, found: Array) -> Array:
+    def columns(self, value: str, statistics: Array) -> Array:
         """Returns the statistics of columns that bytes of a value have, those of the earlier model while they fit.
 
         Args:
             value: Name of the value, other than those of other values.
-            found: Statistics of this model, float64 [n, width], of which the first are the largest magnitudes.
+            statistics: Statistics of this model, float64 [n, width], of which the first are the largest magnitudes.
         """
         name = f"columns {value}"
         kept = self._earlier.get(name)
-        if kept is not None and kept.shape == found.shape and (found[0] <= kept[0]).all():
-            found = kept
-        self.used[name] = found
-        return found
+        if kept is not None and kept.shape == statistics.shape and (statistics[0] <= kept[0]).all():
+            statistics = kept
+        self.used[name] = statistics
+        return statistics
 
-    def largest(self, field: str, found: float) -> float:
+    def largest(self, field: str, magnitude: float) -> float:
         """Returns the largest magnitude that codes of a table represent.
 
         Args:
             field: Name of the field, other than those of other fields.
-            found: Largest magnitude of the table.
+            magnitude: Largest magnitude of the table.
         """
         name = f"largest {field}"
         kept = self._earlier.get(name)
-        if kept is not None and np.isfinite(found):
-            found = float(kept) if found <= float(kept) else found * ROOM
-        self.used[name] = np.array(found)
-        return found
+        if kept is not None and np.isfinite(magnitude):
+            magnitude = float(kept) if magnitude <= float(kept) else magnitude * ROOM
+        self.used[name] = np.array(magnitude)
+        return magnitude
 
     def ranges_of(self, value: str) -> Callable[[Array, Array], tuple[Array, Array]]:
         """Returns `ranges` of a layer.
@@ -109,14 +109,14 @@ class TableScales:
         self.used[name] = np.stack([low, high])
         return low, high
 
-    def order(self, value: str, found: Array) -> Array:
+    def order(self, value: str, activity_order: Array) -> Array:
         """Returns the order of the units of a layer.
 
         Args:
             value: Name of the layer's result.
-            found: Order by the activity of this model, int64 [units].
+            activity_order: Order by the activity of this model, int64 [units].
         """
         name = f"order {value}"
         kept = self._earlier.get(name)
-        self.used[name] = found if kept is None or kept.shape != found.shape else kept
+        self.used[name] = activity_order if kept is None or kept.shape != activity_order.shape else kept
         return self.used[name]

@@ -92,19 +92,19 @@ def text_lines(job: Job, most: int, name: str) -> list[str]:
     return lines or [""]
 
 
-def require_count(found: int, most: int, name: str) -> None:
+def require_count(count: int, most: int, name: str) -> None:
     """Checks the number of samples in a body.
 
     Args:
-        found: The number.
+        count: The number.
         most: Maximum number.
         name: What is counted, for messages.
 
     Raises:
         RequestError: There are none, or more.
     """
-    if not 1 <= found <= most:
-        raise RequestError(f"the body has {found} {name}; expected 1 to {most}")
+    if not 1 <= count <= most:
+        raise RequestError(f"the body has {count} {name}; expected 1 to {most}")
 
 
 def json_value(job: Job, key: str) -> Any:

@@ -31,20 +31,20 @@ class Limit(NamedTuple):
     minimum: int
     per_byte: int
 
-    def require(self, found: float, received: int) -> None:
+    def require(self, amount: float, received: int) -> None:
         """Checks a body.
 
         Args:
-            found: Number that the body holds.
+            amount: Number that the body holds.
             received: Size of the body as received, in bytes.
 
         Raises:
             ContentTooLarge: The number exceeds the limit.
         """
         most = max(self.minimum, self.per_byte * received)
-        if found > most:
+        if amount > most:
             body = f"in a body of {received:,} bytes"
-            raise ContentTooLarge(f"found {int(found):,} {self.name}, expected at most {most:,} {body}")
+            raise ContentTooLarge(f"found {int(amount):,} {self.name}, expected at most {most:,} {body}")
 
 
 VALUES = Limit("values", 1 << 21, 2)  # of JSON, or cells of rows

@@ -97,14 +97,14 @@ def describe(data: Any) -> str:
     return ", ".join(map(str, data)) if isinstance(data, list | tuple) else str(data)
 
 
-def too_few_columns(found: int, expected: int) -> str:
+def too_few_columns(columns: int, expected: int) -> str:
     """Returns the beginning of the message for a row with too few columns.
 
     Args:
-        found: Number of columns of the row.
+        columns: Number of columns of the row.
         expected: Expected number of columns.
     """
-    return f"has {found} columns, expected {expected}"
+    return f"has {columns} columns, expected {expected}"
 
 
 def read_rows(

@@ -70,17 +70,17 @@ def macro_f1(sums: Floats) -> Floats:
     return np.asarray((f1(classes) * seen).sum(axis=-1) / np.maximum(seen.sum(axis=-1), 1))
 
 
-def class_counts(found: NDArray[np.bool_], expected: NDArray[np.bool_]) -> Floats:
+def class_counts(predicted: NDArray[np.bool_], expected: NDArray[np.bool_]) -> Floats:
     """Returns the counts of `f1` for every class.
 
     Args:
-        found: Whether a class is predicted, bool [n, classes].
+        predicted: Whether a class is predicted, bool [n, classes].
         expected: Whether it is the label, bool [n, classes].
 
     Returns:
         float64 [n, classes, 3].
     """
-    return np.stack([found & expected, found, expected], axis=-1).astype(np.float64)
+    return np.stack([predicted & expected, predicted, expected], axis=-1).astype(np.float64)
 
 
 def compare(
@@ -120,12 +120,12 @@ def compare(
 
 
 def compare_classes(
-    found: Mapping[str, NDArray[np.bool_]], expected: NDArray[np.bool_], several: bool = False
+    predicted: Mapping[str, NDArray[np.bool_]], expected: NDArray[np.bool_], several: bool = False
 ) -> dict[str, Any]:
     """Compares the labels of all precisions with fp32, by accuracy and F1.
 
     Args:
-        found: Predicted labels by precision, bool [n, labels].
+        predicted: Predicted labels by precision, bool [n, labels].
         expected: The right ones, bool [n, labels].
         several: Whether a sample has several labels: F1 is then that of all labels together, otherwise the mean of the
             labels.
@@ -143,8 +143,8 @@ def compare_classes(
         }
 
     return compare(
-        {name: measured(labels) for name, labels in found.items()},
-        lambda name: {"agreement": float((found[name] == found["fp32"]).all(axis=1).mean())},
+        {name: measured(labels) for name, labels in predicted.items()},
+        lambda name: {"agreement": float((predicted[name] == predicted["fp32"]).all(axis=1).mean())},
     )
 
 

@@ -380,14 +380,14 @@ def normalized(text: str) -> list[str]:
     return re.sub(r"\b(a|an|the)\b", " ", plain).split()
 
 
-def answer_f1(found: str, expected: str) -> float:
+def answer_f1(answer: str, expected: str) -> float:
     """Returns F1 of the words of an answer, as SQuAD computes it.
 
     Args:
-        found: An answer.
+        answer: An answer.
         expected: The right one.
     """
-    mine, theirs = normalized(found), normalized(expected)
+    mine, theirs = normalized(answer), normalized(expected)
     if not mine or not theirs:
         return float(mine == theirs)
     common = (Counter(mine) & Counter(theirs)).total()

@@ -145,19 +145,19 @@ def require_epsilon(where: str, epsilon: float) -> None:
         raise RequestError(f"{where} has epsilon {epsilon}; expected 0 or more")
 
 
-def layer_width(where: str, layer: RowLinear, given: int) -> int:
+def layer_width(where: str, layer: RowLinear, columns: int) -> int:
     """Returns the columns of a layer's result.
 
     Args:
         where: Name of the operation, for messages.
         layer: The layer.
-        given: Columns of its input.
+        columns: Columns of its input.
 
     Raises:
         RequestError: It takes other columns.
     """
-    if layer.inputs != given:
-        raise RequestError(f"{where} takes {layer.inputs} columns and is given {given}")
+    if layer.inputs != columns:
+        raise RequestError(f"{where} takes {layer.inputs} columns and is given {columns}")
     return layer.outputs
 
 

@@ -88,11 +88,11 @@ def gap_ids(
         return buckets_of(when[rows] - happened, buckets)
 
 
-def column_of(seen: ColumnStatistics, sequence: str, separator: str, unit: str = "", length: int = 0) -> Column:
+def column_of(statistics: ColumnStatistics, sequence: str, separator: str, unit: str = "", length: int = 0) -> Column:
     """Returns the column of the times of a sequence.
 
     Args:
-        seen: Statistics of the values.
+        statistics: Statistics of the values.
         sequence: Name of the sequence.
         separator: Separator of the times.
         unit: Their unit; "": inferred.
@@ -104,13 +104,13 @@ def column_of(seen: ColumnStatistics, sequence: str, separator: str, unit: str =
     Raises:
         RequestError: The items are no times.
     """
-    unit = unit or unit_of(seen.name, seen.examples[separator])
+    unit = unit or unit_of(statistics.name, statistics.examples[separator])
     if not unit:
         raise RequestError(
-            f"column {seen.name}: found no times separated by {separator!r} in it, expected "
+            f"column {statistics.name}: found no times separated by {separator!r} in it, expected "
             f"{', '.join(times.NAMES.values())}"
         )
-    counts = {"distinct": int(seen.items[separator]), "missing": seen.missing}
+    counts = {"distinct": int(statistics.items[separator]), "missing": statistics.missing}
     form = {
         "separator": separator,
         "gaps_of": sequence,
@@ -119,24 +119,24 @@ def column_of(seen: ColumnStatistics, sequence: str, separator: str, unit: str =
         "length": length,
     }
     why = f"{times.NAMES[unit]}, as many as the items of {sequence}: their time gaps"
-    return Column(seen.name, "categories", **counts, encoding=ENCODING, **form, why=why)  # type: ignore[arg-type]
+    return Column(statistics.name, "categories", **counts, encoding=ENCODING, **form, why=why)  # type: ignore[arg-type]
 
 
-def with_gaps(columns: Sequence[Column], seen: Mapping[str, ColumnStatistics]) -> list[Column]:
+def with_gaps(columns: Sequence[Column], statistics: Mapping[str, ColumnStatistics]) -> list[Column]:
     """Makes lists of times the time gaps of a sequence that has as many items a row.
 
     Args:
         columns: Columns of a schema.
-        seen: Statistics of their values.
+        statistics: Statistics of their values.
 
     Returns:
         The columns.
     """
     made = list(columns)
     for sequence in (column for column in columns if column.pooling == "none"):
-        own, separator = seen[sequence.name], sequence.separator
+        own, separator = statistics[sequence.name], sequence.separator
         for at, column in enumerate(made):
-            other = seen.get(column.name)
+            other = statistics.get(column.name)
             if other is None or column.kind not in ("categories", "category", "ignored") or column.pooling == "none":
                 continue
             alike = np.array_equal(own.lengths[separator], other.lengths[separator]) and own.missing == other.missing

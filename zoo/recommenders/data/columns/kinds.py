@@ -25,13 +25,13 @@ LARGE = 1e9  # whole numbers of this size and more are ids rather than quantitie
 CODES, REPEATED, DENSE, EVEN = 200, 3, 0.8, 0.1  # of whole numbers that are ids by their shape, see `_shape_of_ids`
 
 
-def column_of(seen: ColumnStatistics, kind: str = "", given: Mapping[str, Any] | None = None) -> Column:
+def column_of(statistics: ColumnStatistics, kind: str = "", fields: Mapping[str, Any] | None = None) -> Column:
     """Determines the kind and the encoding of a column, with the reason.
 
     Args:
-        seen: Statistics of the values.
+        statistics: Statistics of the values.
         kind: Kind that was chosen; "": inferred.
-        given: Fields of the column that keep their values, with a kind that was chosen: separator, pooling, length,
+        fields: Fields of the column that keep their values, with a kind that was chosen: separator, pooling, length,
             tower.
 
     Returns:
@@ -40,27 +40,31 @@ def column_of(seen: ColumnStatistics, kind: str = "", given: Mapping[str, Any] |
     Raises:
         RequestError: The values cannot be of the chosen kind.
     """
-    common: dict[str, Any] = {"name": seen.name, "distinct": int(seen.distinct), "missing": seen.missing}
-    column = _chosen(seen, kind, dict(given or {}), common) if kind else _inferred(seen, common)
-    tower = (given or {}).get("tower") or names.tower(seen.name)
+    common: dict[str, Any] = {
+        "name": statistics.name,
+        "distinct": int(statistics.distinct),
+        "missing": statistics.missing,
+    }
+    column = _chosen(statistics, kind, dict(fields or {}), common) if kind else _inferred(statistics, common)
+    tower = (fields or {}).get("tower") or names.tower(statistics.name)
     return replace(column, tower=tower) if column.kind in FEATURES else column
 
 
-def label_of(seen: ColumnStatistics, several: bool = False) -> Column:
+def label_of(statistics: ColumnStatistics, several: bool = False) -> Column:
     """Returns the column of a label.
 
     Args:
-        seen: Statistics of the values, of which some are 0 or 1.
+        statistics: Statistics of the values, of which some are 0 or 1.
         several: Whether there are other labels, on which rows without this one are trained.
 
     Returns:
         The column.
     """
-    either = seen.zeros + seen.ones
+    either = statistics.zeros + statistics.ones
     fate = "train the other labels alone" if several else "are left out"
-    others = f"; the {seen.count - either:,} rows without {fate}" if either < seen.count else ""
-    why = f"0 and 1, {seen.ones / either:.1%} of them 1{others}"
-    return Column(seen.name, "label", int(seen.distinct), seen.missing, why=why)
+    others = f"; the {statistics.count - either:,} rows without {fate}" if either < statistics.count else ""
+    why = f"0 and 1, {statistics.ones / either:.1%} of them 1{others}"
+    return Column(statistics.name, "label", int(statistics.distinct), statistics.missing, why=why)
 
 
 def _chosen(seen: ColumnStatistics, kind: str, given: dict[str, Any], common: dict[str, Any]) -> Column:

@@ -15,12 +15,14 @@ LEAST_APART, LEAST_POOLED = 0.5, 0.9  # of a list's distinct items that are valu
 LEAST_VALUES = 0.1  # of the category's distinct values that are items of the list: small codes are values of any ids
 
 
-def with_shared_tables(columns: Sequence[Column], seen: Mapping[str, ColumnStatistics], apart: bool) -> list[Column]:
+def with_shared_tables(
+    columns: Sequence[Column], statistics: Mapping[str, ColumnStatistics], apart: bool
+) -> list[Column]:
     """Sets `shares` of lists whose items are values of a category: they read the table of that category.
 
     Args:
         columns: Columns of a schema.
-        seen: Statistics of their values.
+        statistics: Statistics of their values.
         apart: Whether such lists become sequences, whose items are kept apart; else they keep their pooling.
 
     Returns:
@@ -31,11 +33,11 @@ def with_shared_tables(columns: Sequence[Column], seen: Mapping[str, ColumnStati
     def shared(column: Column) -> Column:
         if column.kind != "categories" or not categories:
             return column
-        items = seen[column.name].items[column.separator]
+        items = statistics[column.name].items[column.separator]
         shares = {
             other.name: (containment(items, values), containment(values, items))
             for other in categories
-            for values in [seen[other.name].distinct]
+            for values in [statistics[other.name].distinct]
         }
         best = max(categories, key=lambda other: math.prod(shares[other.name]))
         of_items, of_values = shares[best.name]
