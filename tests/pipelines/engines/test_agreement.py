@@ -65,7 +65,7 @@ def test_it_is_neither_chosen_nor_planned(wrong, tmp_path, caplog):
 def test_the_first_line_says_so(wrong):
     found = io.load(wrong)
     timed = summary._speed(found, found, BATCH)
-    assert list(timed["speed"]) == ["onnxruntime"] and timed["engine"] == "onnxruntime"
+    assert "onnxruntime" in timed["speed"] and "openvino" not in timed["speed"] and timed["engine"] != "openvino"
     assert list(timed["wrong"]) == ["openvino"] and timed["as_opened"] is None
     said = {
         "many": BATCH,
