@@ -1,4 +1,4 @@
-"""The console on stderr, for training and whatever else imports rich anyway."""
+"""Console on stderr for modules that import rich."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine of a measurement: CPU, ISA flags, versions."""
+"""The machine: CPU, instruction set flags, processors, memory, and versions of libraries."""
 
 from __future__ import annotations
 

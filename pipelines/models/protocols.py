@@ -1,6 +1,7 @@
-"""Protocols of pipelines that do more than run: split their input for other processes, or rank items.
+"""Optional protocols of pipelines: splitting of the input for several processes, and ranking of items.
 
-The last ones are of families, as those of `pipelines.models.family`.
+`Draftable`, `ModulesExportable`, `HuggingFaceExportable` and `ShipsSamples` are protocols of families, as those of
+`pipelines.models.family`.
 
 `Pipeline.PARTS` names the kind of the parts. A pipeline whose parts are "rows" is a `ShardableRows`, one whose parts
 are "files" a `ShardableFiles`.

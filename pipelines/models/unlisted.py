@@ -1,4 +1,4 @@
-"""Files of a model folder that build.json does not list: they came from elsewhere, and no stage writes over them."""
+"""Files of a model folder that build.json does not list, such as copied ones; no stage overwrites them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Zero-shot classification: labels that are named with each call, by a model of natural language inference."""
+"""Zero-shot classification with the candidate labels of a call, by a model of natural language inference."""
 
 from __future__ import annotations
 

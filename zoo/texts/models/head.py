@@ -1,4 +1,4 @@
-"""What a head of a text network declares: the models it reads, its weights, and its layers in the graph."""
+"""Declaration of a head of a text network: the models that it accepts, its weights, and its layers in the graph."""
 
 from __future__ import annotations
 

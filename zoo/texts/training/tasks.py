@@ -1,4 +1,4 @@
-"""How text networks with heads are trained: their data, what the network sees of a batch, and the loss."""
+"""Training tasks of text networks with heads: their data, the inputs of a batch, and the loss."""
 
 from __future__ import annotations
 

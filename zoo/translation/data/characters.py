@@ -1,4 +1,4 @@
-"""Characters that are no text."""
+"""Invalid characters in texts: controls, surrogates, private use, noncharacters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maps what a text encoder's graph does behind the rows of its last layer: pooling, layers of a head, normalization."""
+"""Maps the outputs of a text encoder: pooling of the rows of the last layer, layers of a head, normalization."""
 
 from __future__ import annotations
 

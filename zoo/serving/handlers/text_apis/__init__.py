@@ -1,1 +1,1 @@
-"""Text APIs of others, answered by a text model: requests to tokens, outputs of the model to responses."""
+"""OpenAI, text-embeddings-inference and Cohere APIs: requests to tokens, outputs of a text model to responses."""

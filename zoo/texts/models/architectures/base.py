@@ -1,4 +1,4 @@
-"""What an architecture declares: how its config.json describes the network, and what its weights are called."""
+"""Declaration of an architecture: the reader of its config.json, and the names of its weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an architecture of transformers declares for the importer, and the configuration that most of them share."""
+"""Declaration of a transformers architecture for the importer, and the configuration that most of them share."""
 
 from __future__ import annotations
 
