@@ -76,6 +76,7 @@ def test_the_first_line_says_so(wrong):
         "split": {},
         "costliest": [],
         **timed,
+        "busy": False,
     }
     assert summary._line(said).endswith("in onnxruntime; WRONG in openvino")
     assert summary._warnings(said, list)[0].startswith("WRONG IN openvino: output y of openvino (the file as it is)")
