@@ -82,11 +82,12 @@ struct TopK {
 using Float16 = uint16_t;  // the bits of an IEEE half
 
 // Keys and values of attention, float32 or float16: keys transposed, [width, count rounded up to 16], values [count, stride], those of a
-// head `next` after those of the head before.
+// head `next` after those of the head before. ahead: keys and values that are read next, behind each other, which come into L2, or null.
 template <class T>
 struct KeysValues {
     const T *keys, *values;
     int64_t count, stride, next;
+    const T *ahead = nullptr;
 };
 
 enum class Activation { kNone, kSwish, kGelu, kGeluTanh, kTanh, kSigmoid, kRelu };
@@ -122,9 +123,10 @@ struct RowKernels {
     // To the nearest, ties to even, clipped to the largest float16; count: whole sixteens.
     void (*to_float16)(const float *x, int64_t count, Float16 *out);
     // One query over a KV cache: keys[t] points to the key of position t, its value behind it. bias [heads, reach]: added to the scores of
-    // the newest `reach` positions, the query's own last; the first one to those before, too; or null.
-    void (*self_attention)(const float *q, const Float16 *const *keys, int64_t count, int64_t heads, int64_t size, const float *bias,
-                           int64_t reach, float *out);
+    // the newest `reach` positions, the query's own last; the first one to those before, too; or null. next: keys that are read next, which
+    // come into L2.
+    void (*self_attention)(const float *q, const Float16 *const *keys, int64_t count, const Float16 *const *next, int64_t next_count,
+                           int64_t heads, int64_t size, const float *bias, int64_t reach, float *out);
     // n queries over the same keys and values: self-attention of an encoder, cross-attention of a decoder.
     void (*attention)(const float *q, int64_t q_stride, int64_t n, const KeysValues<float> &, int64_t heads, int64_t size, float *out,
                       int64_t out_stride);

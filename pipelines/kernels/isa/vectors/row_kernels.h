@@ -101,10 +101,17 @@ void to_float16(const float *x, int64_t count, Float16 *out) {
     for (int64_t j = 0; j < count; j += kVecLanes) to_float16(x + j, out + j);
 }
 
-// Attention scores of `Count` keys: q . k in each head, [heads, room].
+// Attention scores of `Count` keys: q . k in each head, [heads, room]. Meanwhile `next` keys and values come into L2, if there are any.
 template <int Count>
-inline void attention_scores(const float *q, const Float16 *const *keys, int64_t heads, int64_t size, int64_t room, float *scores) {
+inline void attention_scores(const float *q, const Float16 *const *keys, const Float16 *const *next, int64_t heads, int64_t size, int64_t room,
+                             float *scores) {
+    constexpr int64_t kLine = 64 / sizeof(Float16);
     for (int64_t h = 0; h < heads; ++h, scores += room) {
+        for (int64_t i = 0; next && i < Count; ++i)
+            for (int64_t j = h * size; j < (h + 1) * size; j += kLine) {
+                __builtin_prefetch(next[i] + j, 0, 2);
+                __builtin_prefetch(next[i] + heads * size + j, 0, 2);
+            }
         Vec16 a = broadcast<Vec16>(0), b = a, c = a, d = a;
         for (int64_t j = h * size; j < (h + 1) * size; j += kLanes) {
             const Vec16 query = load_float<Vec16>(q + j);
@@ -140,12 +147,13 @@ inline void add_bias(const float *bias, int64_t reach, int64_t count, float *sco
 
 // Decoder self-attention of one query, softmax_t(q . k_t + bias) v_t in each head, over a float16 KV cache. q: [heads * size]; keys[t]: the
 // key of position t, as many columns, its value behind it. Four positions at a time, all their heads: memory is read in order.
-void self_attention(const float *q, const Float16 *const *keys, int64_t count, int64_t heads, int64_t size, const float *bias, int64_t reach,
-                    float *out) {
+void self_attention(const float *q, const Float16 *const *keys, int64_t count, const Float16 *const *next, int64_t next_count, int64_t heads,
+                    int64_t size, const float *bias, int64_t reach, float *out) {
     const int64_t room = round_up(count, kLanes), fours = count / 4 * 4;
     auto *scores = static_cast<float *>(kernel_scratch((heads * room + heads) * 4)), *inverse_sums = scores + heads * room;
-    for (int64_t t = 0; t < fours; t += 4) attention_scores<4>(q, keys + t, heads, size, room, scores + t);
-    for (int64_t t = fours; t < count; ++t) attention_scores<1>(q, keys + t, heads, size, room, scores + t);
+    const auto ahead = [&](int64_t t, int64_t some) { return t + some <= next_count ? next + t : nullptr; };
+    for (int64_t t = 0; t < fours; t += 4) attention_scores<4>(q, keys + t, ahead(t, 4), heads, size, room, scores + t);
+    for (int64_t t = fours; t < count; ++t) attention_scores<1>(q, keys + t, ahead(t, 1), heads, size, room, scores + t);
     for (int64_t h = 0; bias && h < heads; ++h) add_bias(bias + h * reach, reach, count, scores + h * room);
     for (int64_t h = 0; h < heads; ++h) inverse_sums[h] = softmax(scores + h * room, count);
     for (int64_t j = 0; j < heads * size; j += kLanes) store_float(out + j, broadcast<Vec16>(0));
@@ -156,13 +164,15 @@ void self_attention(const float *q, const Float16 *const *keys, int64_t count, i
             store_float(out + j, load_float<Vec16>(out + j) * broadcast<Vec16>(inverse_sums[h]));
 }
 
-// Matrix product out = row_scale * (a x), summed over i in order: a tile of Count rows and Wide vectors of columns.
+// Matrix product out = row_scale * (a x), summed over i in order: a tile of Count rows and Wide vectors of columns. Meanwhile as much as it
+// reads of a float16 x comes into L2 from `ahead` on.
 template <int Count, int Wide, class T>
 inline void matmul_tile(const float *a, int64_t a_stride, int64_t count, const T *x, int64_t stride, const float *row_scale, float *out,
-                        int64_t out_stride) {
+                        int64_t out_stride, const T *ahead) {
     Vec s00 = broadcast<Vec>(0), s01 = s00, s10 = s00, s11 = s00, s20 = s00, s21 = s00, s30 = s00, s31 = s00;
     for (int64_t i = 0; i < count; ++i, ++a, x += stride) {
         const Vec low = load_float<Vec>(x), high = load_float<Vec>(x + (Wide > 1 ? kVecLanes : 0));
+        if constexpr (std::is_same_v<T, Float16>) __builtin_prefetch(ahead + i * Wide * kVecLanes, 0, 2);
         s00 = s00 + low * a[0];
         if constexpr (Count > 1) s10 = s10 + low * a[a_stride];
         if constexpr (Count > 2) s20 = s20 + low * a[2 * a_stride], s30 = s30 + low * a[3 * a_stride];
@@ -178,18 +188,20 @@ inline void matmul_tile(const float *a, int64_t a_stride, int64_t count, const T
 // `matmul_tile` over `width` columns, whole sixteens.
 template <int Count, class T>
 inline void matmul_rows(const float *a, int64_t a_stride, int64_t count, const T *x, int64_t stride, int64_t width,
-                        const float *row_scale, float *out, int64_t out_stride) {
+                        const float *row_scale, float *out, int64_t out_stride, const T *ahead = nullptr) {
+    const T *from = ahead ? ahead : x;
     int64_t j = 0;
     for (; j + 2 * kVecLanes <= width; j += 2 * kVecLanes)
-        matmul_tile<Count, 2>(a, a_stride, count, x + j, stride, row_scale, out + j, out_stride);
-    for (; j < width; j += kVecLanes) matmul_tile<Count, 1>(a, a_stride, count, x + j, stride, row_scale, out + j, out_stride);
+        matmul_tile<Count, 2>(a, a_stride, count, x + j, stride, row_scale, out + j, out_stride, from + j * count);
+    for (; j < width; j += kVecLanes)
+        matmul_tile<Count, 1>(a, a_stride, count, x + j, stride, row_scale, out + j, out_stride, from + j * count);
 }
 
 void float_linear(const FloatLinear &l, const RowEpilogue &epilogue, const float *x, int64_t x_stride, int64_t n, float *out, int64_t out_stride) {
     constexpr float ones[] = {1, 1, 1, 1};
     float sums[4 * kColumns];
     const auto panel = [&](auto function, int64_t first, int64_t count, int64_t column) {
-        function(x + first * x_stride, x_stride, l.inputs, l.weight + column * l.inputs, kColumns, kColumns, ones, sums, kColumns);
+        function(x + first * x_stride, x_stride, l.inputs, l.weight + column * l.inputs, kColumns, kColumns, ones, sums, kColumns, nullptr);
         for (int64_t r = 0; r < count; ++r)
             for (int64_t j = 0; j < kColumns; j += kVecLanes) {
                 Vec y = load_float<Vec>(sums + r * kColumns + j) * load_float<Vec>(l.scale + column + j) + load_float<Vec>(l.bias + column + j);
@@ -213,11 +225,13 @@ void attention_tile(const float *q, int64_t q_stride, const KeysValues<T> &kv, i
     const int64_t room = round_up(kv.count, kLanes);
     auto *scores = static_cast<float *>(kernel_scratch(Count * room * 4));
     constexpr float ones[] = {1, 1, 1, 1};
-    for (int64_t h = 0; h < heads; ++h) {
-        matmul_rows<Count>(q + h * size, q_stride, size, kv.keys + h * size * room, room, room, ones, scores, room);
+    const T *ahead = kv.ahead ? kv.ahead : kv.keys;
+    for (int64_t h = 0; h < heads; ++h, ahead += size * (room + kv.count)) {
+        matmul_rows<Count>(q + h * size, q_stride, size, kv.keys + h * size * room, room, room, ones, scores, room, ahead);
         float inverse_sums[Count];
         for (int row = 0; row < Count; ++row) inverse_sums[row] = softmax(scores + row * room, kv.count);
-        matmul_rows<Count>(scores, room, kv.count, kv.values + h * kv.next, kv.stride, size, inverse_sums, out + h * size, out_stride);
+        matmul_rows<Count>(scores, room, kv.count, kv.values + h * kv.next, kv.stride, size, inverse_sums, out + h * size, out_stride,
+                           ahead + size * room);
     }
 }
 

@@ -111,22 +111,29 @@ Float16 *Decoder::cached_key_value(const Workspace &work, const Sentence &senten
            (position % kPage * work.beam + slot) * size;
 }
 
+void Decoder::list_keys(const Workspace &work, const Operation &operation, const Beam &beam, std::vector<Float16 *> &keys) const {
+    const Sentence &sentence = *beam.sentence;
+    const int64_t now = beam.position();
+    const uint8_t *ancestors = sentence.ancestors.data() + beam.slot * sentence.limit;
+    keys.resize(static_cast<size_t>(now) + 1);
+    for (int64_t t = 0; t < now; ++t) keys[static_cast<size_t>(t)] = cached_key_value(work, sentence, operation.layer, t, ancestors[t]);
+    keys[static_cast<size_t>(now)] = cached_key_value(work, sentence, operation.layer, now, beam.slot);
+}
+
 void Decoder::run_self_attention(Workspace &work, const Operation &operation, const Rows &in, const Rows &out,
                                  const std::vector<Beam> &beams) const {
     const int64_t width = operation.width;
+    list_keys(work, operation, beams[0], work.keys);
     for (size_t i = 0; i < beams.size(); ++i) {
-        const Sentence &sentence = *beams[i].sentence;
         const int64_t r = static_cast<int64_t>(i), now = beams[i].position();
-        const uint8_t *ancestors = sentence.ancestors.data() + beams[i].slot * sentence.limit;
         const float *query = in.values + r * in.stride;
-        work.keys.resize(static_cast<size_t>(now) + 1);
-        for (int64_t t = 0; t < now; ++t)
-            work.keys[static_cast<size_t>(t)] = cached_key_value(work, sentence, operation.layer, t, ancestors[t]);
-        Float16 *newest = cached_key_value(work, sentence, operation.layer, now, beams[i].slot);
-        isa_.rows->to_float16(query + width, 2 * width, newest);
-        work.keys[static_cast<size_t>(now)] = newest;
-        isa_.rows->self_attention(query, work.keys.data(), now + 1, operation.heads, operation.size, operation.factors, operation.reach,
-                                  out.values + r * out.stride);
+        const bool last = i + 1 == beams.size();
+        if (!last) list_keys(work, operation, beams[i + 1], work.next_keys);
+        const int64_t ahead = last || beams[i + 1].sentence == beams[i].sentence ? 0 : beams[i + 1].position();  // keys that are read next
+        isa_.rows->to_float16(query + width, 2 * width, work.keys.back());
+        isa_.rows->self_attention(query, work.keys.data(), now + 1, work.next_keys.data(), ahead, operation.heads, operation.size,
+                                  operation.factors, operation.reach, out.values + r * out.stride);
+        work.keys.swap(work.next_keys);
     }
 }
 
@@ -151,10 +158,11 @@ void Decoder::run_cross_attention(const Operation &operation, const Rows &in, co
         const Sentence &sentence = *beams[i].sentence;
         const Float16 *keys = sentence.cross_kv[static_cast<size_t>(operation.layer)].data();
         const int64_t r = static_cast<int64_t>(i), rows = sentence.source_length;
-        isa_.rows->attention_float16(in.values + r * in.stride, in.stride, sentence.rows(),
-                                     {keys, keys + operation.width * round_up(rows, 16), rows, operation.size, rows * operation.size}, operation.heads,
-                                     operation.size, out.values + r * out.stride, out.stride);
         i += static_cast<size_t>(sentence.rows());
+        const Float16 *ahead = i < beams.size() ? beams[i].sentence->cross_kv[static_cast<size_t>(operation.layer)].data() : nullptr;
+        isa_.rows->attention_float16(in.values + r * in.stride, in.stride, sentence.rows(),
+                                     {keys, keys + operation.width * round_up(rows, 16), rows, operation.size, rows * operation.size, ahead},
+                                     operation.heads, operation.size, out.values + r * out.stride, out.stride);
     }
 }
 

@@ -83,7 +83,7 @@ struct Workspace {
     Buffer<double> log_sum_exp;
     std::vector<std::vector<TokenRule>> taken;         // of each row the tokens, in order, that have no part in `top_tokens` and `log_sum_exp`
     std::vector<std::vector<RowLinear::Taken>> taken_columns;
-    std::vector<const Float16 *> keys;                 // of every position, for self-attention
+    std::vector<Float16 *> keys, next_keys;            // of every position, for self-attention; of the next beam
     Arena arena;                                       // of keys and values
     std::vector<Float16 *> free_pages;                 // of finished sentences
     std::vector<std::unique_ptr<Sentence>> free_sentences;
@@ -134,6 +134,8 @@ class Decoder : public Layers {
     friend struct Workspace;
     // Key and value of a position and slot in the KV cache of one self-attention.
     Float16 *cached_key_value(const Workspace &work, const Sentence &sentence, int64_t layer, int64_t position, int64_t slot) const;
+    // Those of all positions of a beam, its newest one last.
+    void list_keys(const Workspace &work, const Operation &operation, const Beam &beam, std::vector<Float16 *> &keys) const;
     void run_self_attention(Workspace &work, const Operation &operation, const Rows &in, const Rows &out,
                             const std::vector<Beam> &beams) const;
     void run_recurrence(Workspace &work, const Operation &operation, const Rows &in, const Rows &out, const std::vector<Beam> &beams) const;

@@ -93,7 +93,7 @@ NewArray<float> self_attention(const Array &queries, const Array &keys_values, i
     std::vector<const Float16 *> keys;
     for (int64_t t = 0; t < call.kv.n; ++t) keys.push_back(cache.data() + t * call.kv.stride);
     for (int64_t r = 0; r < call.in.n; ++r)
-        choose_isa(isa).rows->self_attention(call.in.values.data() + r * call.in.stride, keys.data(), call.kv.n, heads, call.size, rows,
+        choose_isa(isa).rows->self_attention(call.in.values.data() + r * call.in.stride, keys.data(), call.kv.n, nullptr, 0, heads, call.size, rows,
                                              reach, call.out.data() + r * call.in.width);
     return call.result();
 }
