@@ -206,9 +206,10 @@ class Folder(ModelReader):
         """Returns the rules of sampling. number: reads a number by key, default and types."""
         if not options.get("do_sample"):
             return {}
-        others = [name for name in WARPERS if options.get(name) not in WARPERS[name]]
         temperature, top_p = (float(number(key, 1.0, (int, float))) for key in ("temperature", "top_p"))
-        if others or options.get("num_beams", 1) != 1 or temperature <= 0 or not 0 < top_p <= 1:
-            others = others or ["num_beams, temperature and top_p"]
-            self.faults.append(f"do_sample with this {others[0]} is not supported; remove it from {GENERATION}")
+        wrong = {name: options.get(name) not in values for name, values in WARPERS.items()}
+        wrong |= {"num_beams": options.get("num_beams", 1) != 1, "temperature": temperature <= 0}
+        wrong["top_p"] = not 0 < top_p <= 1
+        for name in (name for name, is_wrong in wrong.items() if is_wrong):
+            self.faults.append(f"do_sample with {name} {options[name]} is not supported; remove one from {GENERATION}")
         return {"sample": True, "temperature": temperature, "top_k": number("top_k", TOP_K), "top_p": top_p}

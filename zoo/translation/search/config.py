@@ -85,7 +85,7 @@ class SearchConfig:
         seed: Seed of the draws.
         groups: Groups of diverse beams.
         diversity_penalty: Subtracted from the score of a token for each time that an earlier group chose it in a step.
-        counted: Tokens that `repetition_penalty` counts as part of every translation, such as the start.
+        counted: Tokens with which every translation begins for `repetition_penalty` and `no_repeat_ngram`: the start.
     """
 
     kind: str = "ctranslate2"

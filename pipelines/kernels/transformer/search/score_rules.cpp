@@ -34,7 +34,11 @@ void ScoreRules::list(const Sentence &sentence, int64_t length, const Tokens &hi
     std::for_each(rules_.banned.begin(), rules_.banned.end(), ban);
     if (length == static_cast<int64_t>(sentence.prefix.size()) + 1) std::for_each(rules_.first_banned.begin(), rules_.first_banned.end(), ban);
     if (length < rules_.least) ban(end_);
-    if (rules_.no_repeat_ngram) following(history, history, rules_.no_repeat_ngram, ban);
+    if (rules_.no_repeat_ngram) {
+        Tokens all = rules_.counted;
+        all.insert(all.end(), history.begin(), history.end());
+        following(all, all, rules_.no_repeat_ngram, ban);
+    }
     if (rules_.encoder_no_repeat_ngram) following(sentence.source_tokens, history, rules_.encoder_no_repeat_ngram, ban);
     for (const Tokens &word : rules_.bad_words)
         if (ends_with(history, word, word.size() - 1)) ban(word.back());

@@ -34,6 +34,7 @@ RULES = {
     "short ones first": SearchConfig(kind="transformers", length_penalty=-1.0),
     "prefix": SearchConfig(kind="transformers", prefix=(7,), banned=(5, 9, 12), least=6),
     "no repeats": SearchConfig(kind="transformers", forced_end=True, no_repeat_ngram=2),
+    "no repeats of the start": SearchConfig(kind="transformers", no_repeat_ngram=2, counted=(12, 30, 12)),
     "marian": SearchConfig(kind="marian", length_penalty=0.7, word_penalty=0.1),
     "marian, no penalty": SearchConfig(kind="marian", length_penalty=0.0, banned=(4,)),
     "no token twice": SearchConfig(no_repeat_ngram=1, banned=(4,)),

@@ -19,7 +19,8 @@ from pipelines.models import stages
 from zoo import api
 from zoo.cli import app as cli
 from zoo.translation.importers.imported import Renumbering
-from zoo.translation.search.config import Demands
+from zoo.translation.search.config import Demands, SearchConfig
+from zoo.translation.search.controls.score_rules import apply_rules
 
 torch = pytest.importorskip("torch", reason="importing needs the train extra")
 transformers = pytest.importorskip("transformers", reason="the originals are its models")
@@ -346,6 +347,19 @@ def test_rules_of_scores_are_those_of_generate(originals, kind, beam, tmp_path):
         ours = [each[0] for each in found.with_options(**run).translate(found.vocabulary.encode(texts))]
         assert [each.tokens for each in ours] == wanted
         close([each.score for each in ours if scores], scores)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ngrams_count_the_start_as_in_transformers(size):
+    random = np.random.default_rng(0)
+    rules = SearchConfig("transformers", no_repeat_ngram=size, counted=(7,))
+    processor = transformers.NoRepeatNGramLogitsProcessor(size)
+    for _ in range(50):
+        tokens = random.integers(6, 9, random.integers(0, 9)).tolist()
+        wanted = processor(torch.tensor([[7, *tokens]]), torch.zeros(1, 10)).numpy()
+        history = np.array([tokens], np.int64).reshape(1, -1)
+        found = apply_rules(np.zeros((1, 10), np.float32), history, rules, end=3, begins=not tokens)
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_folders_that_sample_are_imported(originals, tmp_path):
@@ -773,8 +787,8 @@ FAULTS = {
         "found no decoder_start_token_id",
     ),
     "beams": (change("generation_config.json", num_beams=257), "num_beams is 257, expected 1 to 256"),
-    "sampling": (change("generation_config.json", do_sample=True), "do_sample with this num_beams"),
-    "typical": (change("generation_config.json", do_sample=True, num_beams=1, typical_p=0.5), "with this typical_p"),
+    "sampling": (change("generation_config.json", do_sample=True), "do_sample with num_beams 4"),
+    "typical": (change("generation_config.json", do_sample=True, num_beams=1, typical_p=0.5), "with typical_p 0.5"),
     "repetition": (change("generation_config.json", repetition_penalty=-1.2), "repetition_penalty is -1.2"),
     "groups": (change("generation_config.json", num_beam_groups=2), "num_beam_groups 2"),
     "something new": (change("generation_config.json", magic=3), "generation_config.json has magic"),

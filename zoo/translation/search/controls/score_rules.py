@@ -46,7 +46,7 @@ def apply_rules(
             row[seen] = np.where(row[seen] < 0, row[seen] * penalty, row[seen] / penalty)
         banned = [last for *before, last in rules.bad_words if tokens[len(tokens) - len(before) :] == before]
         if rules.no_repeat_ngram:
-            banned += following(tokens, tokens, rules.no_repeat_ngram)
+            banned += following([*rules.counted, *tokens], [*rules.counted, *tokens], rules.no_repeat_ngram)
         if rules.encoder_no_repeat_ngram and sources is not None:
             banned += following(sources[i], tokens, rules.encoder_no_repeat_ngram)
         if demands is not None and not demands[i].state(tokens).complete:
