@@ -1,5 +1,6 @@
 """Image networks with random weights, in torch."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -7,20 +8,26 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from zoo.vision.models.mobilenet import build as build_mobilenet
-from zoo.vision.models.resnet import build as build_resnet
+from zoo.vision.models import convnext, efficientnet, mobilenet, resnet, vision_transformer
 
 PREPROCESSING = {"size": 64, "resize": 64, "interpolation": "bilinear", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225],
                  "channels": "RGB"}  # fmt: skip
 
 
+def build_of(arch: str) -> Callable[[str, int], nn.Module]:
+    """The function that builds an architecture."""
+    modules = (convnext, efficientnet, vision_transformer)
+    found = next((module.build for module in modules if arch in module.CONFIGS), None)
+    return found or (resnet.build if arch.startswith("resnet") else mobilenet.build)
+
+
 def build(arch: str, classes: int = 10) -> nn.Module:
     torch.manual_seed(0)
-    model: nn.Module = (build_resnet if arch.startswith("resnet") else build_mobilenet)(arch, classes)
+    model: nn.Module = build_of(arch)(arch, classes)
     for name, each in model.named_parameters():  # none at the values that make a layer do nothing
         if each.ndim == 1:
             nn.init.uniform_(each, 0.2, 0.8)
-        elif name.endswith(("fc.weight", "classifier.weight", "classifier.1.weight")):
+        elif name.endswith(("fc.weight", "classifier.weight", "classifier.1.weight", "head.weight")):
             nn.init.normal_(each)
     for each in model.buffers():
         if each.ndim:

@@ -21,32 +21,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageFamily(
-    family.Family,
-    family.Trainable,
-    family.Freezable,
-    family.Prunable,
-    family.HasNetwork,
-    family.ScenarioBenchmark,
-    family.Servable,
-    family.Reported,
-):
-    """Image classifiers.
+class PublishedImageFamily(family.Family, family.Freezable, family.ScenarioBenchmark, family.Servable, family.Reported):
+    """Image classifiers of published weights, which are not trained here.
 
     Attributes:
         build: `build(arch, classes, width)` returns the untrained network: normalized float32 [n, 3, height, width] to
             logits [n, classes].
-        config: Default settings of a training.
         formats: {format of published weights: reader of a file into a state dict of `build`'s network}.
     """
 
-    processes: ClassVar[str] = "torch"
     task: str = "images"
     checkpoint: str = "model.pt"
     recipe: QuantRecipe = field(default_factory=lambda: QuantRecipe(search=True))
     summary: str = "{images:,} images, {skipped:,} left out, {images_per_second:,.0f} images/s, {precision} in {engine}"
     build: Callable[[str, int, float], nn.Module]
-    config: TrainConfig
     formats: Mapping[str, Callable[[Path], State]] = field(default_factory=dict, hash=False)
 
     def pipeline(self) -> type[Pipeline]:
@@ -67,37 +55,11 @@ class ImageFamily(
 
         return evaluate(pipelines, data, on_error)
 
-    def train_config(self) -> TrainConfig:
-        """See `Trainable`."""
-        return self.config
-
-    def finetune_config(self) -> TrainConfig:
-        """See `Trainable`."""
-        return replace(FINETUNE, arch=self.config.arch)
-
-    def train(self, data: Any, output: Path, **options: Any) -> dict[str, Any]:
-        """See `Trainable` and `zoo.vision.training.train.fit`."""
-        with self.needs("train"):
-            from zoo.vision.training.train import fit
-        return fit(self.build, data, output, **options)
-
     def freeze(self, folder: Path) -> dict[str, Any]:
         """See `Freezable` and `zoo.vision.export.freeze.freeze`."""
         with self.needs("freeze"):
             from zoo.vision.export.freeze import freeze
         return freeze(folder, self.build, self.formats)
-
-    def network(self, folder: Path) -> tuple[dict[str, Any], nn.Module]:
-        """See `HasNetwork` and `zoo.vision.training.initialization.network`."""
-        with self.needs("network"):
-            from zoo.vision.training.initialization import network
-        return network(folder, self.build)
-
-    def prunable(self) -> type[Any]:
-        """See `Prunable`."""
-        with self.needs("prune"):
-            from zoo.vision.training.pruning import PrunableImages
-        return PrunableImages
 
     def run_scenario(self, pipelines: Sequence[Any], data: Any, **options: Any) -> dict[str, Any]:
         """See `ScenarioBenchmark` and `zoo.vision.timed_evaluation.run_scenario`."""
@@ -116,3 +78,41 @@ class ImageFamily(
         from zoo.vision import report_sections
 
         return report_sections
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFamily(PublishedImageFamily, family.Trainable, family.Prunable, family.HasNetwork):
+    """Image classifiers that are trained here, too.
+
+    Attributes:
+        config: Default settings of a training.
+    """
+
+    processes: ClassVar[str] = "torch"
+    config: TrainConfig
+
+    def train_config(self) -> TrainConfig:
+        """See `Trainable`."""
+        return self.config
+
+    def finetune_config(self) -> TrainConfig:
+        """See `Trainable`."""
+        return replace(FINETUNE, arch=self.config.arch)
+
+    def train(self, data: Any, output: Path, **options: Any) -> dict[str, Any]:
+        """See `Trainable` and `zoo.vision.training.train.fit`."""
+        with self.needs("train"):
+            from zoo.vision.training.train import fit
+        return fit(self.build, data, output, **options)
+
+    def network(self, folder: Path) -> tuple[dict[str, Any], nn.Module]:
+        """See `HasNetwork` and `zoo.vision.training.initialization.network`."""
+        with self.needs("network"):
+            from zoo.vision.training.initialization import network
+        return network(folder, self.build)
+
+    def prunable(self) -> type[Any]:
+        """See `Prunable`."""
+        with self.needs("prune"):
+            from zoo.vision.training.pruning import PrunableImages
+        return PrunableImages

@@ -100,7 +100,7 @@ def _read(reader: Callable[[Path], State], file: Path) -> State:
 
 
 def read_torch(file: Path) -> State:
-    """Reads the state dict of a torch or safetensors file; a key "state_dict" around it is removed.
+    """Reads the state dict of a torch or safetensors file; a key "state_dict" or "model" around it is removed.
 
     Args:
         file: Path of the file.
@@ -113,4 +113,4 @@ def read_torch(file: Path) -> State:
 
         return dict(load_file(file))
     content = torch.load(file, map_location="cpu", weights_only=True)
-    return dict(content.get("state_dict", content))
+    return dict(next((content[key] for key in ("state_dict", "model") if key in content), content))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,21 +37,29 @@ def export(model: nn.Module, preprocess: Preprocess) -> ir.Model:
     Raises:
         RequestError: A module or function is not supported; names its path.
     """
-    from torch import fx
+    from torch import fx, nn
 
     size = preprocess.size
     image = ir.Value(name=IMAGE, type=ir.TensorType(ir.DataType.UINT8), shape=ir.Shape(["batch", 3, size, size]))
     writer = _Writer(ir.Graph([image], [], nodes=[], name=type(model).__name__, opset_imports={"": OPSET}))
-    values: dict[fx.Node, ir.Value] = {}
-    for node in fx.symbolic_trace(model).graph.nodes:
+    values = writer.values
+    traced = fx.symbolic_trace(model)
+    ranks = _ranks(traced, model, size)
+    for node in traced.graph.nodes:
         inputs = [values[each] for each in node.args if isinstance(each, fx.Node)]
         match node.op:
             case "placeholder":
                 values[node] = _normalize(writer, image, preprocess)
             case "output":
                 writer.main.outputs.append(inputs[0])
+            case "get_attr":
+                parameter: Any = attrgetter(node.target)(model)
+                values[node] = writer.weight(node.target, np.array(parameter.detach().cpu()))
             case "call_module":
-                values[node] = writer.layer(inputs, node.target, model.get_submodule(node.target))
+                module = model.get_submodule(node.target)
+                tokens = type(module) is nn.Linear and ranks.get(node.args[0], 2) > 2
+                append = writer.token_linear if tokens else writer.layer
+                values[node] = append(inputs, node.target, module)
             case _:
                 values[node] = writer.function(inputs, node)
     logits = writer.main.outputs[0]
@@ -60,6 +69,24 @@ def export(model: nn.Module, preprocess: Preprocess) -> ir.Model:
     for node in writer.main:
         _drop_ceil(node)
     return exported
+
+
+def _ranks(traced: fx.GraphModule, model: nn.Module, size: int) -> dict[Any, int]:
+    """Number of axes of the values of a network that has tokens; {} for others, whose linear layers take vectors."""
+    import torch
+    from torch.fx.passes.shape_prop import ShapeProp
+
+    if not any(isinstance(module, torch.nn.LayerNorm) for module in model.modules()):
+        return {}
+    training = model.training
+    with torch.no_grad():
+        ShapeProp(traced.eval()).propagate(torch.zeros(1, 3, size, size))
+    traced.train(training)
+    return {
+        node: len(node.meta["tensor_meta"].shape)
+        for node in traced.graph.nodes
+        if hasattr(node.meta.get("tensor_meta"), "shape")
+    }
 
 
 def _normalize(writer: _Writer, image: ir.Value, preprocess: Preprocess) -> ir.Value:
@@ -95,7 +122,15 @@ def _drop_ceil(pool: ir.Node) -> None:
 
 
 class _Writer(Writer):
-    """Writer of the modules and functions of image classifiers."""
+    """Writer of the modules and functions of image classifiers.
+
+    Attributes:
+        values: Values of the nodes of the traced network.
+    """
+
+    def __init__(self, main: ir.Graph) -> None:
+        super().__init__(main)
+        self.values: dict[Any, ir.Value] = {}
 
     def layer(self, inputs: list[ir.Value], path: str, module: nn.Module) -> ir.Value:
         """See `Writer.layer`; supports the modules of convolutional networks."""
@@ -114,6 +149,14 @@ class _Writer(Writer):
                 return self.add("BatchNormalization", [*inputs, *state.values()], path, epsilon=m.eps)
             case "Identity" | "Dropout" | "Linear" | "ReLU":
                 return super().layer(inputs, path, module)
+            case "GELU" if m.approximate == "none":
+                return self.activation(inputs[0], path, "gelu")
+            case "Hardswish":
+                return self.add("HardSwish", inputs, path)
+            case "Hardsigmoid":
+                return self.add("HardSigmoid", inputs, path, alpha=1 / 6, beta=0.5)
+            case "LayerNorm" if len(m.normalized_shape) == 1:
+                return self.add("LayerNormalization", [*inputs, *state.values()], path, axis=-1, epsilon=m.eps)
             case "ReLU6":
                 bounds = [self.weight(name, np.array(value, np.float32)) for name, value in (("zero", 0), ("six", 6))]
                 return self.add("Clip", [*inputs, *bounds], path)
@@ -132,6 +175,20 @@ class _Writer(Writer):
             f"{path} is {module}, which has no ONNX form here; known kinds: see zoo/vision/export/fx_export.py"
         )
 
+    def token_linear(self, inputs: list[ir.Value], path: str, module: Any) -> ir.Value:
+        """Appends a linear layer of tokens [..., columns], as MatMul and Add.
+
+        Args:
+            inputs: Tokens.
+            path: Path of the module in the network.
+            module: `torch.nn.Linear`.
+        """
+        weight = self.weight(f"{path}.weight.T", np.ascontiguousarray(module.weight.detach().cpu().numpy().T))
+        product = self.add("MatMul", [*inputs, weight], path if module.bias is None else f"{path}.product")
+        if module.bias is None:
+            return product
+        return self.add("Add", [product, self.weight(f"{path}.bias", module.bias.detach().cpu().numpy())], path)
+
     def function(self, inputs: list[ir.Value], node: fx.Node) -> ir.Value:
         """Appends a function that the `forward` of a module calls.
 
@@ -146,12 +203,46 @@ class _Writer(Writer):
             RequestError: The function is not supported.
         """
         kind, path = getattr(node.target, "__name__", str(node.target)), path_of(node)
-        options = {key: value for key, value in node.kwargs.items() if value is not None}
-        match kind, node.args[1:]:
+        options: dict[str, Any] = {key: value for key, value in node.kwargs.items() if value is not None}
+        arguments: Any = node.args
+        match kind, arguments[1:]:
             case "add" | "iadd", (_,) if len(inputs) == 2 and not options:
                 return self.add("Add", inputs, path)
             case "flatten", (1,) if not options:
                 return self.add("Flatten", inputs, path, axis=1)
+            case "flatten", (2,) if not options:
+                return self.add("Reshape", [*inputs, self.constant("shape.flat", [0, 0, -1])], path)
+            case "mul", (_,) if len(inputs) == 2 and not options:
+                return self.add("Mul", inputs, path)
+            case "mul", (float(factor),) if not options:
+                return self.add("Mul", [*inputs, self.constant(f"factor.{factor:g}", factor)], path)
+            case "matmul", (_,) if len(inputs) == 2:
+                return self.add("MatMul", inputs, path)
+            case "softmax", (-1,):
+                return self.add("Softmax", inputs, path, axis=-1)
+            case "permute", (*order,) if sorted(order) == list(range(len(order))):
+                return self.add("Transpose", inputs, path, perm=order)
+            case "reshape", (-1, *sizes) if all(isinstance(size, int) for size in sizes):
+                shape = self.constant(f"shape.{'.'.join(map(str, sizes))}", [-1, *sizes])
+                return self.add("Reshape", [*inputs, shape], path)
+            case "layer_norm", ((_,),) if options.keys() == {"weight", "bias", "eps"}:
+                weights = [self.values[options[key]] for key in ("weight", "bias")]
+                return self.add("LayerNormalization", [*inputs, *weights], path, axis=-1, epsilon=options["eps"])
+            case "getattr", ("shape",):
+                return self.add("Shape", inputs, path, dtype=ir.DataType.INT64)
+            case "getitem", (int(index),) if inputs[0].dtype == ir.DataType.INT64:
+                side = [*inputs, self.constant(f"axis.{index}", [index])]
+                return self.add("Gather", side, path, axis=0, dtype=ir.DataType.INT64)
+            case "getitem", (int(index),):
+                return self.add("Gather", [*inputs, self.constant(f"index.{index}", np.array(index))], path, axis=0)
+            case "getitem", ((slice(start=None, stop=None, step=None), int(index)),):
+                return self.add("Gather", [*inputs, self.constant(f"index.{index}", np.array(index))], path, axis=1)
+            case "expand", (_, *sizes) if len(inputs) == 2 and set(sizes) == {-1}:
+                ones = self.constant(f"ones.{len(sizes)}", [1] * len(sizes))
+                shape = self.add("Concat", [inputs[1], ones], f"{path}.shape", axis=0, dtype=ir.DataType.INT64)
+                return self.add("Expand", [inputs[0], shape], path)
+            case "cat", (int(axis),):
+                return self.add("Concat", [self.values[each] for each in arguments[0]], path, axis=axis)
             case "pad", (tuple(pads),) if len(pads) == 4 and options in (
                 {"mode": "constant"},
                 {"mode": "constant", "value": 0},

@@ -20,7 +20,7 @@ from zoo.vision.export.rewrites import passes
 torch = pytest.importorskip("torch", reason="training needs the train extra")
 from helpers.published_networks import PREPROCESSING, build, normalized  # noqa: E402
 
-from zoo.vision.export.freeze import fill  # noqa: E402
+from zoo.vision.export.freeze import fill, read_torch  # noqa: E402
 from zoo.vision.models import mobilenet, resnet  # noqa: E402
 from zoo.vision.models.mobilenet import build as build_mobilenet  # noqa: E402
 from zoo.vision.models.resnet import build as build_resnet  # noqa: E402
@@ -49,6 +49,13 @@ def test_a_trained_folder_freezes_to_the_same_bytes(tmp_path: Path) -> None:
     mobilenet.MOBILENET_V1.freeze(tmp_path)
     assert files.sha256(tmp_path / "fp32.onnx") == first
     assert query.symbolic_shape(io.load(tmp_path / "fp32.onnx").graph.outputs[0]) == ["batch", 3]
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model", None])
+def test_a_key_around_published_weights_is_removed(tmp_path: Path, key: str | None) -> None:
+    state = {"head.bias": torch.arange(3.0)}
+    torch.save(state if key is None else {key: state}, tmp_path / "weights.pth")
+    assert read_torch(tmp_path / "weights.pth")["head.bias"].tolist() == [0, 1, 2]
 
 
 def test_a_family_of_one_width_freezes_where_its_record_says_so(tmp_path: Path) -> None:
@@ -167,6 +174,11 @@ def test_keras_names_and_layouts(tmp_path: Path) -> None:
         ("resnet26d", "resnet26d"),
         ("mobilenet-v1", "mobilenetv1_100"),
         ("mobilenet-v2", "mobilenetv2_100"),
+        ("mobilenet-v3-large", "mobilenetv3_large_100"),
+        ("efficientnet-lite0", "tf_efficientnet_lite0"),
+        ("convnext-tiny", "convnext_tiny"),
+        ("deit-tiny", "deit_tiny_patch16_224"),
+        ("vit-small", "vit_small_patch16_224"),
     ],
 )
 def test_timm_computes_the_same(arch: str, theirs: str) -> None:
@@ -176,7 +188,7 @@ def test_timm_computes_the_same(arch: str, theirs: str) -> None:
     if arch == "mobilenet-v2":  # torchvision's names, in the same order
         state = dict(zip(reference.state_dict(), state.values(), strict=True))
     reference.load_state_dict(state)
-    x = torch.randn(2, 3, 96, 64)
+    x = torch.randn(1, 3, 224, 224) if arch in ("deit-tiny", "vit-small") else torch.randn(2, 3, 96, 64)
     with torch.no_grad():
         torch.testing.assert_close(ours(x), reference(x), rtol=1e-5, atol=1e-5)
 
@@ -192,8 +204,7 @@ def test_a_card_of_published_weights_says_what_it_takes(name: str) -> None:
     assert {"licence", "origin", "data", "architecture"} <= set(card)
     assert card["weights"]["file"] in card["files"] and card["classes"] in (1000, 1001)
     assert {"size", "resize", "interpolation", "mean", "std", "channels"} == set(card["preprocessing"])
-    build_of = build_resnet if card["entry"].startswith("resnet") else build_mobilenet
-    build_of(card["weights"]["arch"], 3)
+    zoo.entry(card["entry"]).build(card["weights"]["arch"], 3)  # type: ignore[attr-defined]
     assert card["files"][card["weights"]["file"]]["url"] or "ZOO_MIRROR" in card["origin"]
 
 
