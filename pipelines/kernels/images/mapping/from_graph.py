@@ -184,17 +184,19 @@ class _Mapping(Layers):
     def _end(self, value: ir.Value | None, ending: ir.Node | None) -> tuple[int, ...]:
         """Adds the last step; returns the shape of the results of a sample."""
         found = None if value is None else self.values.get(value)
-        if isinstance(found, Pending) and found.result is not None and found.unbounded:
+        one = isinstance(found, Pending) and (found.flat or self._shape(found)[:2] == (1, 1))
+        if isinstance(found, Pending) and found.result is not None and found.unbounded and one:
             found.result()
             shape = self._elements(found).shape[1:]
-        elif value is not None and self._is_dequantized(value):
-            shape = self._result(value)
+        elif value is not None and self._is_real(value):
+            self.steps.append(self._real_result(value))
+            shape = self._elements(found).shape[1:]  # type: ignore[arg-type]
         else:
             view = None if value is None else self.views.get(value)
             if isinstance(view, View) and view.reason is not None:
                 raise view.reason
             raise RequestError(
-                f"the output {self.main.outputs[0].name} is neither the result of a layer nor a dequantized tensor"
+                f"the output {self.main.outputs[0].name} is neither the result of a float step nor a dequantized tensor"
             )
         softmax = ending is not None and ending.op_type == "Softmax"
         if ending is not None and softmax and (len(shape) != 1 or ending.attributes.get_int("axis", -1) not in (1, -1)):
@@ -206,7 +208,7 @@ class _Mapping(Layers):
 
         Raises RequestError if the remainder would hold layers itself.
         """
-        while odd := [each for each in rest.inputs(self.values) if not self._is_dequantized(each)]:
+        while odd := [each for each in rest.inputs(self.values) if not self._is_real(each)]:
             producer = odd[0].producer()
             if producer is None:
                 raise rest.reason or RequestError(f"the output {odd[0].name} is not a dequantized tensor")
@@ -214,18 +216,26 @@ class _Mapping(Layers):
         weights = sum(step.weight.size for step in self.steps if isinstance(step, Convolution))
         if rest and rest.weights() * LEAST > weights:
             raise rest.reason or RequestError("the outputs are results of float layers")
-        return tuple((str(value.name), self._result(value)) for value in rest.inputs(self.values))
+        values = rest.inputs(self.values)
+        self.steps += [self._real_result(value) for value in values]
+        return tuple((str(value.name), self._elements(self.values[value]).shape[1:]) for value in values)  # type: ignore[arg-type]
 
-    def _is_dequantized(self, value: ir.Value) -> bool:
+    def _is_real(self, value: ir.Value) -> bool:
+        """Whether a value is dequantized, or float."""
         found = self.values.get(value)
+        if isinstance(found, Pending):
+            return found.real is not None and found.unbounded
         return isinstance(found, Bytes) and found.real and found.scale is not None
 
-    def _result(self, value: ir.Value) -> tuple[int, ...]:
-        """Adds the step that dequantizes a value to results; returns the shape of the results of a sample."""
-        found = self.values[value]
-        assert isinstance(found, Bytes) and found.scale is not None
-        self.steps.append(Dequantize(found.tensor, float(found.scale), found.zero, found.last))
-        return self._elements(found).shape[1:]
+    def _real_result(self, value: ir.Value) -> Dequantize:
+        """The step that writes a value to the results."""
+        found = self.values.get(value)
+        if not self._is_real(value):
+            raise RequestError(f"the value {value.name} is neither dequantized nor float")
+        if isinstance(found, Pending) and found.real is not None:
+            return Dequantize(found.real(), 1.0, 0, found.last)
+        assert isinstance(found, Bytes)
+        return Dequantize(found.tensor, float(found.scale or 0), found.zero, found.last)
 
 
 # by ONNX operator; an operator without a rule is a function of single values, or stays float

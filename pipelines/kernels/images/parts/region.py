@@ -13,7 +13,7 @@ from pipelines.core.errors import RequestError
 from pipelines.kernels.images.mapping.from_graph import _Mapping
 from pipelines.kernels.images.mapping.fuse import drop_unread, fuse_floats, fuse_sums, renumbered
 from pipelines.kernels.images.mapping.qdq import refused
-from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending
+from pipelines.kernels.images.mapping.walk import Input, Pending
 from pipelines.kernels.images.program import ImageProgram
 from pipelines.kernels.images.steps import Dequantize, Pixels
 
@@ -151,15 +151,6 @@ class Region(_Mapping):
             floats=floats,
             inputs=() if alone else tuple(self._entered),
         )
-
-    def _real_result(self, value: ir.Value) -> Dequantize:
-        """The step that writes a value to the results."""
-        found = self.values.get(value)
-        if isinstance(found, Bytes) and found.real and found.scale is not None:
-            return Dequantize(found.tensor, float(found.scale), found.zero, found.last)
-        if isinstance(found, Pending) and found.real is not None and found.unbounded:
-            return Dequantize(found.real(), 1.0, 0, found.last)
-        raise RequestError(f"the value {value.name} is neither dequantized nor float")
 
 
 def is_data(value: ir.Value) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from helpers.image_programs import program, same_bits
 from helpers.qdq_graphs import Graph, linear, results, weights
 from helpers.token_graphs import CHANNELS, HEADS, check, patches
+from onnx import TensorProto
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import io
@@ -192,3 +193,20 @@ def test_resizing_to_the_same_size_is_nothing(tmp_path: Path) -> None:
     made, sample = image_program(io.load(path)), g.rng.normal(0, 1, (3, 16, 16)).astype(np.float32)
     assert not any(isinstance(step, Interpolation | Resampling) for step in made.steps)
     np.testing.assert_allclose(reference.run(made, sample), results(path, sample[None]).ravel(), atol=0.101)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_float_results_of_several_pixels(outputs: int, tmp_path: Path) -> None:
+    """A segmentation network whose classes are interpolated last, and a further layer's results."""
+    g = Graph()
+    x = image(g)
+    classes = g.layer("Conv", x, (5, CHANNELS, 1, 1), 0.03)
+    larger = g.add("Resize", [classes, "", g.constant(np.array([1, 1, 2, 2], np.float32))], mode="linear")
+    more = [classes][: outputs - 1]
+    path = g.save(tmp_path / "m.onnx", [3, 16, 16], larger, TensorProto.FLOAT, *more, opset=20)
+    made, sample = image_program(io.load(path)), g.rng.normal(0, 1, (3, 16, 16)).astype(np.float32)
+    assert not made.rest
+    wanted = results(path, sample[None])
+    found = reference.run(made, sample)
+    np.testing.assert_allclose(found[: wanted.size], wanted.ravel(), rtol=1e-3, atol=1e-3)
+    assert len(found) == wanted.size + (outputs - 1) * 5 * 8 * 8
