@@ -15,7 +15,7 @@ from pipelines.kernels.arrays import Array
 from pipelines.kernels.images.mapping.qdq import input_at, refused
 from pipelines.kernels.images.mapping.views import ORDERS, Scores, View, Views
 from pipelines.kernels.images.mapping.walk import Bytes, Layer, Pending
-from pipelines.kernels.images.steps import Attention, Convolution, Gathering, Operand, Step
+from pipelines.kernels.images.steps import Attention, ChannelScale, Concatenation, Convolution, Gathering, Operand, Step
 from pipelines.kernels.transformer.operations.base import LANES
 
 MASKED = np.float32(-1e9)  # score of a key that is masked
@@ -205,14 +205,12 @@ class Attentions(Views):
         """
         layers: list[Layer] = []
         for source, factor, columns in parts:
-            layer = source.layer if isinstance(source, Pending) else None
+            layer = _layer(source)
             if layer is not None and factor != 1:
                 gain = np.full(len(layer.scales), factor, np.float32)
                 layer = layer.scaled(gain, np.zeros(len(layer.scales), np.float32))
             if layer is None or _layer_input(source) != _layer_input(parts[0][0]):
-                raise refused(
-                    node, "is an attention whose queries, keys and values are not results of layers of one value"
-                )
+                return self._assembled(node, parts, places)
             heads, size = columns.shape
             room = np.full((heads, -(-size // LANES) * LANES), -1)
             room[:, :size] = columns
@@ -234,6 +232,55 @@ class Attentions(Views):
         self.steps.append(Convolution(tensor, out, weight, biases, joined("scales"), fill=x.zero, floats=True))
         return out
 
+    def _assembled(
+        self, node: ir.Node, parts: list[tuple[Bytes | Pending, float, NDArray[np.int64]]], places: NDArray[np.int64]
+    ) -> int:
+        """`_merged` of any values: columns are gathered from each, then joined and put in the order of the heads."""
+        heads, size = parts[0][2].shape
+        room, count = -(-size // LANES) * LANES, len(parts)
+        tensors: list[int] = []
+        for source, factor, columns in parts:
+            x, channels = self._operand_of(node, source), self._shape(source)[2]
+            part = math.gcd(size, room, channels)
+            if (columns[:, ::part] % part).any() or (columns != _runs(columns[:, ::part], part)).any():
+                part = 1
+            first = np.full((heads, room // part), -1)
+            first[:, : size // part] = columns[:, ::part] // part
+            whole = np.where(first.ravel() < 0, -1, places[..., None] * (channels // part) + first.ravel())
+            tensors.append(self._new_floats((*places.shape, heads * room)))
+            self.steps.append(Gathering(x, Operand(tensors[-1]), np.ascontiguousarray(whole), part=part))
+            if factor != 1:
+                plain = Operand(tensors[-1])
+                tensors[-1] = self._new_floats((*places.shape, heads * room))
+                gain = np.full(heads * room, factor, np.float32)
+                self.steps.append(ChannelScale(plain, Operand(tensors[-1]), gain, np.zeros_like(gain)))
+        if count == 1:
+            return tensors[0]
+        joined, out = (self._new_floats((*places.shape, count * heads * room)) for _ in range(2))
+        self.steps.append(Concatenation(tuple(tensors), joined))
+        order = np.arange(places.size * count * heads).reshape(*places.shape, count, heads).swapaxes(-1, -2)
+        order = np.ascontiguousarray(order.reshape(*places.shape, -1))
+        self.steps.append(Gathering(Operand(joined), Operand(out), order, part=room))
+        return out
+
+
+def _runs(first: NDArray[np.int64], part: int) -> NDArray[np.int64]:
+    """Columns that follow each of the first ones of parts."""
+    return (first[..., None] + np.arange(part)).reshape(*first.shape[:-1], -1)
+
+
+def _layer(source: Bytes | Pending) -> Layer | None:
+    """The layer on single pixels of a value, also of one that was quantized: attention has codes of its own."""
+    value: Pending | None = source if isinstance(source, Pending) else None
+    if isinstance(source, Bytes) and source.origin is not None:
+        same = source.origin[:3] == (source.tensor, source.scale, source.zero)
+        value = source.origin[3] if same else None
+    layer = None if value is None else value.layer
+    if layer is None or layer.weight.shape[1:3] != (1, 1):
+        return None
+    of, plain = layer.geometry, {"strides": (1, 1), "pads": (0, 0, 0, 0), "groups": 1}
+    return layer if all(of.get(name, default) == default for name, default in plain.items()) else None
+
 
 def _head_scale(queries: View) -> float:
     """1 / sqrt(size of a head), the factor of scores where none is given."""
@@ -242,5 +289,5 @@ def _head_scale(queries: View) -> float:
 
 def _layer_input(source: Bytes | Pending) -> tuple[Any, ...]:
     """The tensor that the layer of a value reads, and its qparams."""
-    layer = source.layer if isinstance(source, Pending) else None
+    layer = _layer(source)
     return () if layer is None else (layer.x.tensor, layer.x.scale, layer.x.zero)

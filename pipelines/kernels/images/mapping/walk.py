@@ -34,6 +34,7 @@ class Bytes:
         flat: Whether its axes are [N, H W C], in that order or [C, H, W].
         tokens: Whether height and width are one axis, [N, H W, C] or [N, C, H W].
         real: Whether it is the output of a DequantizeLinear.
+        origin: Tensor, scale and zero point of a layer's value that was quantized, and that value.
     """
 
     tensor: int
@@ -43,6 +44,7 @@ class Bytes:
     flat: bool = False
     tokens: bool = False
     real: bool = False
+    origin: tuple[int, np.float32, int, Pending] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +212,9 @@ class Walk:
             return
         if isinstance(found, Pending):
             tensor = self._requantized(found, scale, zero, 0, 255)
-            self.values[node.outputs[0]] = Bytes(tensor, scale, zero, found.last, found.flat, found.tokens)
+            origin = (tensor, scale, zero, found) if found.layer is not None and found.unbounded else None
+            made = Bytes(tensor, scale, zero, found.last, found.flat, found.tokens, origin=origin)
+            self.values[node.outputs[0]] = made
             return
         if not found.real or found.scale is None:
             raise refused(node, "quantizes a quantized value")

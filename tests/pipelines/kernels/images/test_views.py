@@ -253,3 +253,32 @@ def test_a_reshape_that_joins_samples_is_refused(tmp_path: Path) -> None:
     g.flat = g.layer("Gemm", x, (5, 16 * CHANNELS), 0.03, transB=1)
     with pytest.raises(RequestError, match="Reshape"):
         image_program(io.load(g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=20)))
+
+
+@pytest.mark.parametrize("form", ["quantized", "normalized", "convolved"])
+def test_attention_of_any_values(form: str, tmp_path: Path) -> None:
+    """Queries of a layer that were quantized before their heads, or of a layer on several pixels; norms of two parts."""
+    g = Graph()
+    x = patches(g)
+    norm = g.quantize(g.add("LayerNormalization", [x, weights(g, CHANNELS), weights(g, CHANNELS)]), 0.03, 125)
+    q, k, v = (linear(g, norm, (CHANNELS, CHANNELS)) for _ in range(3))
+    if form == "quantized":
+        q = g.quantize(q, 0.05, 120)
+    elif form == "normalized":
+        q, v = (g.add("LayerNormalization", [each, weights(g, CHANNELS), weights(g, CHANNELS)]) for each in (q, v))
+    else:
+        q = g.add("Reshape", [g.add("Transpose", [norm], perm=[0, 2, 1]), g.constant(np.array([0, CHANNELS, 4, 4]))])
+        q = g.layer("Conv", q, (CHANNELS, CHANNELS, 3, 3), 0.03, pads=[1] * 4)
+        q = g.add("Transpose", [g.add("Reshape", [q, g.constant(np.array([0, CHANNELS, 16]))])], perm=[0, 2, 1])
+    size = 8  # of a head, less than its room
+    split = lambda x, order: g.add(  # noqa: E731
+        "Transpose", [g.add("Reshape", [x, g.constant(np.array([0, 0, CHANNELS // size, size]))])], perm=order
+    )
+    scores = g.add("MatMul", [split(q, [0, 2, 1, 3]), split(k, [0, 2, 3, 1])])
+    share = g.add("Softmax", [g.add("Mul", [scores, g.constant(np.float32(0.02))])], axis=-1)
+    rows = g.add("Transpose", [g.add("MatMul", [share, split(v, [0, 2, 1, 3])])], perm=[0, 2, 1, 3])
+    rows = g.quantize(g.add("Reshape", [rows, g.constant(np.array([0, 0, -1]))]), 0.02, 128)
+    x = g.add("Add", [linear(g, rows, (CHANNELS, CHANNELS)), x])
+    kinds = whole(g.save(tmp_path / "m.onnx", [3, 16, 16], head(g, x, [1]), opset=20), g)
+    assert kinds.count(Attention) == 1
+    assert (Concatenation in kinds) == (form == "normalized")
