@@ -228,9 +228,16 @@ class FloatValues(Functions):
 
     def _float_add(self, node: ir.Node) -> None:
         (a, first), (b, second) = self._operand(node, 0), self._operand(node, 1)
-        shape = self._shape(first)
-        if shape != self._shape(second) or layout_of(first) != layout_of(second):
+        shape, other = self._shape(first), self._shape(second)
+        if layout_of(first) != layout_of(second) or math.prod(shape) != math.prod(other) or shape[2] != other[2]:
             raise refused(node, "adds tensors of different shapes")
+        if shape != other and not first.tokens:
+            raise refused(node, "adds tensors of different shapes")
+        if shape != other:  # as many tokens in rows of another length
+            rows, to = b, Operand(self._new_floats(shape))
+            places = np.arange(shape[0] * shape[1]).reshape(shape[:2])
+            self.steps.append(Gathering(rows, to, places))
+            b = to
         self._float_value(node, shape, lambda to: FloatSum(a, b, to), first)
 
     def _float_mean(self, node: ir.Node, flat: bool) -> None:

@@ -255,6 +255,17 @@ def test_a_reshape_that_joins_samples_is_refused(tmp_path: Path) -> None:
         image_program(io.load(g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=20)))
 
 
+def test_a_sum_of_tokens_in_rows_of_another_length(tmp_path: Path) -> None:
+    """Two grids of sixteen tokens: images of 4 x 4 and of 8 x 2."""
+    g = Graph()
+    tall = g.layer("Conv", g.quantize("image", 0.02, 120), (CHANNELS, 3, 2, 8), 0.02, strides=[2, 8])
+    tall = g.add("Reshape", [g.quantize(tall, 0.03, 120), g.constant(np.array([0, CHANNELS, 16]))])
+    other = linear(g, g.add("Transpose", [tall], perm=[0, 2, 1]), (CHANNELS, CHANNELS))
+    total = g.add("Add", [linear(g, patches(g), (CHANNELS, CHANNELS)), other])
+    kinds = whole(g.save(tmp_path / "m.onnx", [3, 16, 16], head(g, total, [1]), opset=20), g)
+    assert kinds.count(Gathering) == 1
+
+
 @pytest.mark.parametrize("form", ["quantized", "normalized", "convolved"])
 def test_attention_of_any_values(form: str, tmp_path: Path) -> None:
     """Queries of a layer that were quantized before their heads, or of a layer on several pixels; norms of two parts."""
