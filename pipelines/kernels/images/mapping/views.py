@@ -24,7 +24,19 @@ LAYOUTS = (  # last, flat, tokens
     *((False, False, False), (True, False, False), (True, False, True), (False, False, True)),
     *((False, True, False), (True, True, False)),
 )
-ORDERS = {"Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
+ORDERS = {
+    *("DepthToSpace", "Flatten", "Gather", "Identity", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze"),
+    *("Transpose", "Unsqueeze"),
+}
+SPATIAL = {
+    "AveragePool",
+    "Conv",
+    "GlobalAveragePool",
+    "GroupNormalization",
+    "InstanceNormalization",
+    "MaxPool",
+    "Resize",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,7 +237,9 @@ class Views(FloatValues):
             if len(view.index) != 1 or rank not in (2, 3, 4):
                 return False
             channels_first = replace(view, index=np.moveaxis(view.index, 1, -1))
-            last = rank == 2 or self._places(view) is not None or self._places(channels_first) is None
+            last = rank == 2 or self._places(view) is not None
+            if not last and self._places(channels_first) is None:
+                last = node.op_type not in SPATIAL
             view = view if last else channels_first
             grid = view.index.shape[1:3] if rank == 4 else self._grid(view.index.size // view.index.shape[-1])
             self.values[value] = self._whole(self._gathered(node, view, grid), last, rank == 2, rank == 3)
@@ -329,6 +343,19 @@ def _part(index: NDArray[np.int64], channels: int) -> int:
     return 1
 
 
+def _blocks(node: ir.Node, x: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Blocks of pixels [size, size] from channels, or the reverse."""
+    samples, channels, height, width = x.shape
+    if node.op_type == "SpaceToDepth":
+        x = x.reshape(samples, channels, height // size, size, width // size, size).transpose(0, 3, 5, 1, 2, 4)
+        return x.reshape(samples, channels * size * size, height // size, width // size)
+    if node.attributes.get_string("mode", "DCR") == "DCR":
+        x = x.reshape(samples, size, size, -1, height, width).transpose(0, 3, 4, 1, 5, 2)
+    else:
+        x = x.reshape(samples, -1, size, size, height, width).transpose(0, 1, 4, 2, 5, 3)
+    return x.reshape(samples, -1, height * size, width * size)
+
+
 def _rearranged(node: ir.Node, x: NDArray[np.int64], constants: Constants) -> list[NDArray[np.int64]]:
     """The outputs of a node of `ORDERS` for one of the graph's samples."""
     attributes = node.attributes
@@ -344,6 +371,8 @@ def _rearranged(node: ir.Node, x: NDArray[np.int64], constants: Constants) -> li
         case "Reshape":
             known = constants.sizes(node)
             return [x.reshape([x.shape[at] if size == 0 else size for at, size in enumerate(known)])]
+        case "DepthToSpace" | "SpaceToDepth":
+            return [_blocks(node, x, attributes.get_int("blocksize", 1))]
         case "Squeeze" | "Unsqueeze":
             axes = query.integers(node, "axes", 1)
             if axes is None:

@@ -255,6 +255,21 @@ def test_a_reshape_that_joins_samples_is_refused(tmp_path: Path) -> None:
         image_program(io.load(g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=20)))
 
 
+@pytest.mark.parametrize("mode", ["DCR", "CRD"])
+def test_channels_as_blocks_of_pixels(mode: str, tmp_path: Path) -> None:
+    """Layers on pixels of half the size, and their channels as pixels again."""
+    g = Graph()
+    x = g.add(
+        "SpaceToDepth",
+        [g.quantize(g.layer("Conv", g.quantize("image", 0.02, 120), (8, 3, 1, 1), 0.02), 0.03, 120)],
+        blocksize=2,
+    )
+    x = g.quantize(g.layer("Conv", x, (32, 32, 1, 1), 0.03), 0.05, 120)
+    x = g.quantize(g.layer("Conv", g.add("DepthToSpace", [x], blocksize=2, mode=mode), (4, 8, 1, 1), 0.05), 0.1, 120)
+    kinds = whole(g.save(tmp_path / "m.onnx", [3, 16, 16], x, opset=20), g)
+    assert kinds.count(Gathering) == 2
+
+
 def test_a_sum_of_tokens_in_rows_of_another_length(tmp_path: Path) -> None:
     """Two grids of sixteen tokens: images of 4 x 4 and of 8 x 2."""
     g = Graph()
