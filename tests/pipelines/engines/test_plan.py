@@ -408,7 +408,7 @@ def test_a_plan_that_cannot_be_written_is_used_all_the_same(planned, caplog, mon
 
     monkeypatch.setattr(files, "replacing", refuse)
     assert catalog.load(output).run(FEEDS)["y"].shape == (4, 3)
-    assert "not kept: read-only" in caplog.text
+    assert "not saved: read-only" in caplog.text
 
 
 @pytest.mark.parametrize("body", [b"", b"nothing", b"PK\x05\x06" + bytes(18)])

@@ -75,7 +75,7 @@ def test_a_missing_or_other_source_is_one_line_and_int8_runs(imported, tmp_path)
     theirs.rename(moved)
     try:
         with pytest.raises(
-            RequestError, match=f"made of {theirs}, which is gone.*zoo import MODEL.*--keep-float"
+            RequestError, match=f"rebuilt from {theirs}, which is gone.*zoo import MODEL.*--keep-float"
         ) as caught:
             zoo.pipeline(copy, "fp32")
         assert "\n" not in str(caught.value)
