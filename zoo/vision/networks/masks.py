@@ -12,7 +12,7 @@ from zoo.vision.networks.transforms import Placement
 
 Floats = NDArray[np.float32]
 Mask = NDArray[np.bool_]
-TILE = 32  # cells of a feature map whose pixels are computed together
+TILE = 4  # cells of a feature map whose pixels are computed together; few classes can be the largest in so few
 
 
 def of_prototypes(prototypes: Floats, coefficients: Floats, boxes: Floats, place: Placement) -> list[Mask]:

@@ -92,7 +92,7 @@ def test_a_folder_is_run_to_a_file_and_drawn(detector: Path, photos: Path, tmp_p
         "wide.png",
     ]
     assert set(lines[2]) == {"file", "label", "score", "xmin", "ymin", "xmax", "ymax"} and lines[2] == lines[4]
-    assert "no image" in lines[3]["error"] or "no label" not in lines[3]
+    assert "is no image" in lines[3]["error"] and "label" not in lines[3]
     assert sorted(path.name for path in (tmp_path / "drawn").iterdir()) == [
         "black.png",
         "high.png",
@@ -102,9 +102,7 @@ def test_a_folder_is_run_to_a_file_and_drawn(detector: Path, photos: Path, tmp_p
     with Image.open(tmp_path / "drawn" / "wide.png") as picture:
         pixels = np.asarray(picture)
     assert pixels.shape == (100, 200, 3) and len(np.unique(pixels[49, 45:115], axis=0)) == 1
-    assert (
-        pixels[21, 100].ptp() > 50 if hasattr(pixels, "ptp") else np.ptp(pixels[21, 100]) > 50
-    )  # the frame has a color
+    assert np.ptp(pixels[21, 100]) > 50  # the frame has a color
     call("run", detector, photos, "--confidence", "0.8", "-o", tmp_path / "none.csv", "--engine", "onnxruntime")
     rows = list(csv.DictReader((tmp_path / "none.csv").open()))
     assert len(rows) == 3 and not any(row["label"] for row in rows)
