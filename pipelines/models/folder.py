@@ -214,9 +214,9 @@ def open_folder(
             raise RequestError(
                 f"{path} holds an interrupted training; resume it with: zoo train ... -o {path} --resume"
             )
-        raise RequestError(
-            f"{path} is no model folder (it has no {CARD}); make one with: zoo train, or zoo download NAME"
-        )
+        theirs = (path / "config.json").is_file()  # of transformers, sentence-transformers or CTranslate2
+        made = f"make one of it with: zoo import {path} -o NEW" if theirs else "make one with: zoo train"
+        raise RequestError(f"{path} is no model folder (it has no {CARD}); {made}, or zoo download NAME")
     card = Card.read(path / CARD)
     if not isinstance(preprocessing := card.details.get("preprocessing", {}), dict):
         raise RequestError(

@@ -34,7 +34,7 @@ from pipelines.models.family import Explainable, ScenarioBenchmark
 from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import PRECISIONS, GraphPipeline, choose_engine, graph_file, model_file
 from pipelines.models.stages import remove_intermediate_files
-from zoo.api.paths import Model, as_list, files_of, is_file, labelled_sample, open_model, require_distinct
+from zoo.api.paths import Model, as_list, files_of, is_file, labelled_sample, open_model, require_data, require_distinct
 from zoo.api.samples import examples_of
 
 AS_IT_IS = "as it is"  # precision of an .onnx file
@@ -82,6 +82,7 @@ def evaluate(
         raise RequestError(f"{folder.entry.name} has no --importance of columns; these families do: {', '.join(able)}")
     if data is None:
         data = labelled_sample(folder)
+    require_data(data)
     kind = folder.entry.pipeline()
     pipelines = {}
     for each in dict.fromkeys(("fp32", *precisions)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from pipelines.core.errors import RequestError
 from pipelines.models.folder import ModelFolder
 from pipelines.models.hub import CARD
 from pipelines.models.record import QUANTIZATION, RECORD, SAMPLES, STAGES
-from zoo.huggingface.repository import is_address
+from zoo.huggingface.repository import ID, is_address
 
 Model = str | Path
 
@@ -48,6 +49,24 @@ def files_of(folder: ModelFolder) -> list[Path]:
     """
     built = (*STAGES, SAMPLES, RECORD, QUANTIZATION, folder.weights, CARD)
     return [folder.path / name for name in (*built, *(file.name for file in folder.card.files))]
+
+
+def require_data(data: Any) -> None:
+    """Checks that files of data exist, before the work begins. Patterns, hub ids and URLs are checked as they are read.
+
+    Args:
+        data: One value, or a list or tuple of values.
+
+    Raises:
+        RequestError: A file is missing.
+    """
+    for each in as_list(data):
+        if not isinstance(each, str | Path) or os.path.exists(each) or re.search(r"[*?\[:]|^-$", str(each)):  # noqa: PTH110
+            continue
+        if missing := [name for name in str(each).split(",") if not os.path.exists(name) and not ID.fullmatch(name)]:  # noqa: PTH110
+            raise RequestError(
+                f"found no file {missing[0]}; expected a file, a folder, - for stdin, or a hub id ORG/NAME"
+            )
 
 
 def as_list(data: Any) -> Sequence[Any]:

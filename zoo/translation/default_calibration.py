@@ -26,6 +26,8 @@ from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.quantizer import Quantizer
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.translation.data.parallel_text import START, UNKNOWN, Tokens, decoder_samples, pad
+from zoo.translation.data.sentence_splitting import COMMON, language_code
+from zoo.translation.data.vocabularies import SOURCE, TARGET
 
 LENGTH = 64  # maximum number of source tokens, and half of that of target tokens
 CALIBRATING, JUDGING = 128, 192  # sentences
@@ -33,6 +35,7 @@ POSITIONS = 2  # next tokens of a sentence that are compared
 BATCH = 16
 AGREEMENT = 0.98
 GOAL = 30.0  # dB of SQNR up to which layers stay in float32
+LANGUAGES = 8  # target languages of a model that has no default
 SHARE = 0.35  # maximum share of the multiplications in float32; a third are those of T5's second layers
 JUDGED = 4  # batches on which layers are chosen
 
@@ -90,19 +93,52 @@ def judged(
 
 
 def _translated(folder: ModelFolder, texts: Sequence[str], count: int) -> tuple[list[Tokens], list[list[int]]]:
-    """Returns the tokens of texts with the least unknown tokens, evenly drawn, and their greedy float translations."""
+    """Returns the tokens of texts with the least unknown tokens, evenly drawn, and their greedy float translations.
+
+    A model that needs a language and has no default translates the texts into several languages in turn.
+    """
     with removed_after(folder.path):
         pipeline: Any = folder.entry.pipeline()(folder, "fp32", "onnxruntime")
         pipeline.beam = 1
-        tokens = pipeline.vocabulary.encode(list(texts))
-        longest = min(LENGTH, pipeline.max_length)
-        short = [each for each in tokens if len(each) <= longest] or [min(tokens, key=len)]
-        unknown = [float(np.mean(each == UNKNOWN)) for each in short]
-        count = min(count, len(short))
-        most = sorted(unknown)[count - 1]
-        whole = [each for each, share in zip(short, unknown, strict=True) if share <= most]
-        drawn = [whole[i * len(whole) // count] for i in range(count)]
-        return drawn, [each[0].tokens[: 2 * LENGTH] for each in pipeline.translate(drawn)]
+        vocabularies = in_languages(pipeline.vocabulary)
+        drawn = _drawn(vocabularies[0].encode(list(texts)), min(LENGTH, pipeline.max_length), count)
+        sources: list[Tokens] = []
+        targets: list[list[int]] = []
+        for first, pipeline.vocabulary in enumerate(vocabularies):
+            part = pipeline.vocabulary.encode([texts[i] for i in drawn[first :: len(vocabularies)]])
+            targets += [each[0].tokens[: 2 * LENGTH] for each in pipeline.translate(part)]
+            sources += part
+        return sources, targets
+
+
+def _drawn(tokens: Sequence[Tokens], longest: int, count: int) -> list[int]:
+    """Returns the positions of `count` texts of at most `longest` tokens with the least unknown ones, evenly drawn."""
+    short = [i for i, each in enumerate(tokens) if len(each) <= longest]
+    short = short or [min(range(len(tokens)), key=lambda i: len(tokens[i]))]
+    unknown = [float(np.mean(tokens[i] == UNKNOWN)) for i in short]
+    count = min(count, len(short))
+    most = sorted(unknown)[count - 1]
+    whole = [i for i, share in zip(short, unknown, strict=True) if share <= most]
+    return [whole[i * len(whole) // count] for i in range(count)]
+
+
+def in_languages(vocabulary: Any) -> list[Any]:
+    """Returns the vocabulary, or one for each of `LANGUAGES` target languages if one must be chosen and none is.
+
+    Args:
+        vocabulary: Vocabulary of a pipeline.
+    """
+    framing = getattr(vocabulary, "framing", None)
+    missing = [] if framing is None else [side for side in framing.choices if not getattr(framing, f"{side}_language")]
+    if not missing or not framing.languages:
+        return [vocabulary]
+    names = sorted(framing.languages)
+    common = [name for name in names if language_code(name) in COMMON] or names
+    source = next((name for name in common if language_code(name) == "en"), common[0]) if SOURCE in missing else ""
+    if TARGET not in missing:
+        return [vocabulary.choose(source)]
+    few = min(LANGUAGES, len(common))
+    return [vocabulary.choose(source, common[i * len(common) // few]) for i in range(few)]
 
 
 def _beginnings(sources: Sequence[Tokens], targets: Sequence[Sequence[int]]) -> list[Batch]:

@@ -144,9 +144,8 @@ class TranslationPipeline(Translator):
         """Yields the lines of text files, plain or .gz, or of stdin ("-")."""
         for name in inputs:
             if name != STDIN and not Path(name).is_file():
-                raise RequestError(
-                    f"found no file {name}; expected text, one sentence a line, plain or .gz, or - for stdin"
-                )
+                found = f"the folder {name}" if Path(name).is_dir() else f"no file {name}"
+                raise RequestError(f"found {found}; expected text, one sentence a line, plain or .gz, or - for stdin")
             for number, text in enumerate(read_lines(name), 1):
                 where = f"{'line' if name == STDIN else f'{name}, line'} {number}"
                 prefix = str(self.target_prefix)

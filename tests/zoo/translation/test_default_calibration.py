@@ -142,3 +142,28 @@ def test_outliers_of_the_feed_forward_layer_stay_float(few, tmp_path):
     assert quality["agreement"] > 0.8 > 0.5 > quality["int8_alone"]["agreement"]
     pipeline = zoo.pipeline(tmp_path / "ours", engine="native")  # whose results are held to ONNX Runtime's
     assert len(pipeline(TEXTS)) == 2
+
+
+def test_a_model_without_a_target_language_is_calibrated_in_several(few, tmp_path, monkeypatch):
+    monkeypatch.setattr(default_calibration, "AGREEMENT", 0.0)
+    folders.make("nllb", tmp_path / "theirs")
+    report = zoo.import_model(tmp_path / "theirs", tmp_path / "ours", int8=True)
+    assert report["quality"]["texts"] == 8
+    pipeline = zoo.pipeline(tmp_path / "ours")
+    chosen = [each.framing.target_language for each in default_calibration.in_languages(pipeline.vocabulary)]
+    assert len(chosen) > 1 and len({*chosen}) == len(chosen) <= default_calibration.LANGUAGES
+    assert len(pipeline(TEXTS, target_language="deu_Latn")) == 2
+    assert default_calibration.in_languages(pipeline.vocabulary.choose("", "deu_Latn"))[0].prefix
+    with pytest.raises(RequestError, match="found the target language de; did you mean deu_Latn. choose it with"):
+        pipeline(TEXTS, target_language="de")
+
+
+def test_missing_data_is_named_before_the_weights_are_made_again(imported):
+    with pytest.raises(RequestError, match="found no file nothing.tsv; expected a file, a folder"):
+        zoo.evaluate(imported[1], "nothing.tsv")
+    assert not floats(imported[1])
+
+
+def test_a_folder_of_transformers_names_its_import(imported):
+    with pytest.raises(RequestError, match="is no model folder .*; make one of it with: zoo import .* -o NEW, or zoo"):
+        zoo.load(imported[0])

@@ -9,7 +9,8 @@ LETTERS = (
     "pan-pa pes-fa pol-pl por-pt ron-ro rus-ru slk-sk slv-sl spa-es srp-sr swe-sv tam-ta tel-te tha-th tur-tr ukr-uk",
     "urd-ur vie-vi zho-zh",
 )
-SHORT = dict(each.split("-") for line in LETTERS for each in line.split())
+SHORT = {"eng": "en", **dict(each.split("-") for line in LETTERS for each in line.split())}
+COMMON = frozenset(SHORT.values())
 
 
 def split_sentences(text: str, language: str = "") -> list[str]:
@@ -24,5 +25,14 @@ def split_sentences(text: str, language: str = "") -> list[str]:
     """
     import sentencex  # type: ignore[import-untyped]
 
-    code = language.replace("-", "_").partition("_")[0].lower()
-    return [each for part in sentencex.segment(SHORT.get(code, code) or "en", text) if (each := part.strip())]
+    return [each for part in sentencex.segment(language_code(language) or "en", text) if (each := part.strip())]
+
+
+def language_code(name: str) -> str:
+    """Returns the ISO 639-1 code of a language where it is known, else the beginning of its name.
+
+    Args:
+        name: Name of a language in a model, such as de, de_DE or deu_Latn.
+    """
+    code = name.replace("-", "_").partition("_")[0].lower()
+    return SHORT.get(code, code)

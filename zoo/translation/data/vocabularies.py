@@ -14,6 +14,7 @@ from pipelines.core.errors import RequestError
 from pipelines.core.plain import from_plain, to_plain
 from zoo.translation.data.known_text import KnownText
 from zoo.translation.data.parallel_text import END, UNKNOWN, VOCABULARY, Tokens, Vocabulary
+from zoo.translation.data.sentence_splitting import language_code
 from zoo.translation.data.tokenizers import TOKENIZERS
 
 PIECES = "pieces.json"  # {"source": [text of every token], "target": the same, where it is another vocabulary}
@@ -195,8 +196,10 @@ class ImportedVocabulary:
         name, languages = getattr(self.framing, f"{side}_language"), self.framing.languages or {}
         if name not in languages:
             found = f"found the {side} language {name}" if name else f"found no {side} language"
+            near = [each for each in languages if name and language_code(each) == language_code(name)]
+            guess = f"did you mean {' or '.join(near)}? " if near else ""
             raise RequestError(
-                f"{found}; choose it with --{side}-language of zoo run or, for all, of zoo import, one of: "
+                f"{found}; {guess}choose it with --{side}-language of zoo run or, for all, of zoo import, one of: "
                 f"{', '.join(sorted(languages)) or 'none'}"
             )
         return languages[name]
