@@ -74,7 +74,8 @@ def import_model(
     with _understood(path):
         given = {name: value for name, value in options.items() if value}
         suitable = [each for each in importers if format or given.keys() <= set(each[1].options)]
-        entry, importer, recognized = _recognized(path, format, suitable or importers)
+        others = [each for each in importers if each not in suitable]  # whose options are named below
+        entry, importer, recognized = _recognized(path, format, [*suitable, *others])
     if unknown := given.keys() - set(importer.options):
         raise RequestError(f"{entry.name} has no option {', '.join(sorted(unknown))}")
     if path.is_dir() and target.resolve() == path.resolve():

@@ -26,8 +26,7 @@ from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.quantizer import Quantizer
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.translation.data.parallel_text import START, UNKNOWN, Tokens, decoder_samples, pad
-from zoo.translation.data.sentence_splitting import COMMON, language_code
-from zoo.translation.data.vocabularies import SOURCE, TARGET
+from zoo.translation.data.vocabularies import in_languages
 
 LENGTH = 64  # maximum number of source tokens, and half of that of target tokens
 CALIBRATING, JUDGING = 128, 192  # sentences
@@ -100,7 +99,7 @@ def _translated(folder: ModelFolder, texts: Sequence[str], count: int) -> tuple[
     with removed_after(folder.path):
         pipeline: Any = folder.entry.pipeline()(folder, "fp32", "onnxruntime")
         pipeline.beam = 1
-        vocabularies = in_languages(pipeline.vocabulary)
+        vocabularies = in_languages(pipeline.vocabulary, LANGUAGES)
         drawn = _drawn(vocabularies[0].encode(list(texts)), min(LENGTH, pipeline.max_length), count)
         sources: list[Tokens] = []
         targets: list[list[int]] = []
@@ -120,25 +119,6 @@ def _drawn(tokens: Sequence[Tokens], longest: int, count: int) -> list[int]:
     most = sorted(unknown)[count - 1]
     whole = [i for i, share in zip(short, unknown, strict=True) if share <= most]
     return [whole[i * len(whole) // count] for i in range(count)]
-
-
-def in_languages(vocabulary: Any) -> list[Any]:
-    """Returns the vocabulary, or one for each of `LANGUAGES` target languages if one must be chosen and none is.
-
-    Args:
-        vocabulary: Vocabulary of a pipeline.
-    """
-    framing = getattr(vocabulary, "framing", None)
-    missing = [] if framing is None else [side for side in framing.choices if not getattr(framing, f"{side}_language")]
-    if not missing or not framing.languages:
-        return [vocabulary]
-    names = sorted(framing.languages)
-    common = [name for name in names if language_code(name) in COMMON] or names
-    source = next((name for name in common if language_code(name) == "en"), common[0]) if SOURCE in missing else ""
-    if TARGET not in missing:
-        return [vocabulary.choose(source)]
-    few = min(LANGUAGES, len(common))
-    return [vocabulary.choose(source, common[i * len(common) // few]) for i in range(few)]
 
 
 def _beginnings(sources: Sequence[Tokens], targets: Sequence[Sequence[int]]) -> list[Batch]:

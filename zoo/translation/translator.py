@@ -30,7 +30,7 @@ from pipelines.models.pipeline import PRECISIONS
 from zoo.translation.alignment.forced import ForcedDecoder
 from zoo.translation.data.lines import EXAMPLES
 from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, UNKNOWN, Tokens, batch_by_tokens, pad
-from zoo.translation.data.vocabularies import open_vocabulary
+from zoo.translation.data.vocabularies import in_languages, open_vocabulary
 from zoo.translation.search.beam_search import Hypothesis, beam_search, hypotheses, naive_step
 from zoo.translation.search.config import LENGTH_LIMIT, Demands, SearchConfig, check_beam
 from zoo.translation.search.controls.glossary import Glossary
@@ -157,7 +157,8 @@ class Translator(LinePipeline[NativeTranslator]):
     def _validation_example(self) -> Batch:
         """Returns the sentences that native code is validated on, with their shortlists."""
         longest = min(self.max_length, LONGEST)
-        batch = check.example(self.vocabulary.encode(list(EXAMPLES[:EXAMPLE_SENTENCES])), longest, PAD)
+        vocabulary = in_languages(self.vocabulary, 1)[0]
+        batch = check.example(vocabulary.encode(list(EXAMPLES[:EXAMPLE_SENTENCES])), longest, PAD)
         if self.shortlist is not None:
             words = np.zeros((len(batch["source"]), len(self.shortlist.order)), bool)
             for row, source in zip(words, batch["source"], strict=True):

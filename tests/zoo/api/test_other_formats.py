@@ -91,6 +91,15 @@ def test_other_architectures_are_named_with_what_they_read(tmp_path, architectur
     assert ("decoder-only" in str(refusal.value)) == ("Llama" in architecture)
 
 
+def test_an_option_of_another_importer_is_named(tmp_path):
+    (tmp_path / "model").mkdir()
+    config = {"architectures": ["BertForTokenClassification"], "model_type": "bert"}
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    (tmp_path / "model/model.safetensors").write_bytes(b"")
+    with pytest.raises(RequestError, match="token-classification has no option task"):
+        zoo.import_model(tmp_path / "model", tmp_path / "out", task="retrieval.query")
+
+
 def test_a_folder_with_other_weights_names_them(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text(json.dumps({"architectures": ["MarianMTModel"]}))

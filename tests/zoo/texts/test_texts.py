@@ -83,6 +83,14 @@ def test_weights_of_half_precision_are_read_exactly(tmp_path, dtype):
         assert np.array_equal(found[name], each.float().numpy()), name
 
 
+def test_bfloat16_is_read_where_nothing_else_has_registered_it(tmp_path):
+    folder, model = folder_of(tmp_path)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    code = "import sys; from pathlib import Path; from zoo.texts.models.tensor_file import TensorFile\n"
+    code += "for each in TensorFile(Path(sys.argv[1])).values(): assert each.dtype == 'float32'"
+    subprocess.run([sys.executable, "-c", code, str(folder / "model.safetensors")], check=True)
+
+
 def test_int8_is_near_fp32_in_every_engine(encoder):
     fp32 = zoo.pipeline(encoder, "fp32").compute_texts([(each,) for each in TEXTS])
     for engine in ("native", "onnxruntime", "openvino"):

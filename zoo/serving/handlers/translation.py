@@ -5,6 +5,7 @@ Every request is answered as soon as its last sentence is translated; JSON lines
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from zoo.serving.handlers.base import (
 from zoo.serving.protocol import limits, responses
 from zoo.serving.workers.channel import Job, JobResult
 from zoo.translation.data.lines import Line, score_text
+from zoo.translation.data.vocabularies import in_languages
 from zoo.translation.inference import TranslationPipeline, unmet_words
 from zoo.translation.search import options
 from zoo.translation.search.beam_search import Hypothesis
@@ -75,6 +77,15 @@ class TranslationHandler(Handler):
     def example_text(self) -> str:
         """Returns example sentences, one per line."""
         return "\n".join(self.pipeline.example(EXAMPLE_LINES))
+
+    def warm_up(self) -> None:
+        """See `Handler.warm_up`; a model whose languages requests choose translates into one of them."""
+        pipeline, self.pipeline = self.pipeline, copy.copy(self.pipeline)
+        self.pipeline.vocabulary = in_languages(pipeline.vocabulary, 1)[0]
+        try:
+            super().warm_up()
+        finally:
+            self.pipeline = pipeline
 
     def submit(self, jobs: Sequence[Job], send: Send) -> None:
         """See `Handler.submit`."""

@@ -197,7 +197,8 @@ def _row(location: str, texts: Sequence[str], count: int) -> Row:
 
 def _read_file(name: str, kinds: Kinds, columns: Sequence[str]) -> Iterator[Row]:
     if name != STDIN and not is_file(name):
-        raise RequestError(f"found no file {name:.200}; {EXPECTED}")
+        found = f"the folder {name}" if os.path.isdir(name) else f"no file {name:.200}"  # noqa: PTH112 (pathlib raises for a long name)
+        raise RequestError(f"found {found}; {EXPECTED}")
     kind = Path(name.lower().removesuffix(".gz")).suffix
     if name == STDIN or kind not in TABLE_FORMATS:
         if columns:

@@ -34,6 +34,7 @@ class TensorFile(Mapping[str, Floats]):
 
     def __init__(self, path: Path, renamed: Mapping[str, str] | None = None, adapter: Adapter | None = None) -> None:
         with requires(path.name, "int8-zoo[texts]"):
+            import ml_dtypes  # noqa: F401 (of onnx; registers bfloat16, by which numpy knows the tensors)
             from safetensors import safe_open
         self.path, self.adapter = path, adapter
         self._last: tuple[str, Floats] = ("", np.empty(0, np.float32))

@@ -14,7 +14,7 @@ from pipelines.core.errors import RequestError
 from pipelines.core.plain import from_plain, to_plain
 from zoo.translation.data.known_text import KnownText
 from zoo.translation.data.parallel_text import END, UNKNOWN, VOCABULARY, Tokens, Vocabulary
-from zoo.translation.data.sentence_splitting import language_code
+from zoo.translation.data.sentence_splitting import COMMON, language_code
 from zoo.translation.data.tokenizers import TOKENIZERS
 
 PIECES = "pieces.json"  # {"source": [text of every token], "target": the same, where it is another vocabulary}
@@ -320,3 +320,27 @@ def open_vocabulary(folder: Path, features: Mapping[str, Any], verify: Callable[
 def _token_table(pieces: Sequence[str | None]) -> dict[str, int]:
     """Returns tokens by their pieces; None is no piece."""
     return {piece: token for token, piece in enumerate(pieces) if piece is not None}
+
+
+def in_languages(vocabulary: Any, count: int) -> list[Any]:
+    """Returns vocabularies that can translate where the user has not chosen a language yet.
+
+    Args:
+        vocabulary: Vocabulary of a pipeline.
+        count: Maximum number of target languages.
+
+    Returns:
+        The vocabulary itself, if it has its languages; else one with each of `count` target languages, common ones
+        evenly drawn, and English as the source language.
+    """
+    framing: Any = getattr(vocabulary, "framing", None)
+    missing = [side for side in framing.choices if not getattr(framing, f"{side}_language")] if framing else []
+    if not missing or not framing.languages:
+        return [vocabulary]
+    names = sorted(framing.languages)
+    common = [name for name in names if language_code(name) in COMMON] or names
+    source = next((name for name in common if language_code(name) == "en"), common[0]) if SOURCE in missing else ""
+    if TARGET not in missing:
+        return [vocabulary.choose(source)]
+    count = min(count, len(common))
+    return [vocabulary.choose(source, common[i * len(common) // count]) for i in range(count)]
