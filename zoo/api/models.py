@@ -100,7 +100,7 @@ def info(model: Model) -> dict[str, Any]:
 
                 details["native"] = images.form(path / PRECISIONS["int8"])
         elif isinstance(zoo.entry(card.entry), Lowerable):
-            details["native"] = {"reason": f"not built yet; run: zoo download {model}"}
+            details["native"] = {"reason": f"not built yet; run: zoo build {model}"}
         if (path / QUANTIZATION).is_file():
             try:
                 details["quantization"] = read_json(path / QUANTIZATION)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import onnx_ir as ir
 from pipelines.core.errors import RequestError
 from pipelines.graph.infer import infer_shapes
 from zoo.recommenders.data.features import Features
-from zoo.recommenders.export import sequence_parts
+from zoo.recommenders.export import functions, sequence_parts
 from zoo.recommenders.export.field_operators import FIELD_LAYERS, FieldWriter
 from zoo.recommenders.models.multitask.outputs import parents_of
 from zoo.training.onnx_builder import OPSET, path_of
@@ -81,7 +82,7 @@ def export(model: nn.Module, features: Features, steps: fx.Graph | None = None) 
     labels = features.schema.labels
     logits = _logits(steps) if len(labels) > 1 else None
     for node in steps.nodes:
-        arguments = fx.map_arg(node.args, values.get)
+        arguments, options = fx.map_arg(node.args, values.get), fx.map_arg(node.kwargs, values.get)
         match node.op:
             case "placeholder":
                 values[node] = inputs.get(node.target)
@@ -95,10 +96,12 @@ def export(model: nn.Module, features: Features, steps: fx.Graph | None = None) 
                     node.target,
                     model.get_submodule(node.target),
                 )
+            case "get_attr":
+                array = attrgetter(node.target)(model).detach().float().numpy()
+                values[node] = writer.weight(node.target, array)
             case _:
-                values[node] = writer.function(
-                    arguments, path_of(node), getattr(node.target, "__name__", str(node.target))
-                )
+                kind = getattr(node.target, "__name__", str(node.target))
+                values[node] = writer.function(arguments, path_of(node), kind, options)
     names = ["probability"] if logits is None else [f"probability_{label}" for label in labels]
     probabilities = writer.probabilities(results[:1] if logits is None else results[0], names, parents_of(model))
     names += getattr(model, "outputs", ())
@@ -210,13 +213,14 @@ class RecommenderWriter(FieldWriter):
         weights = self.add("Reshape", [shares, column], f"{path}.weights")
         return self._sum(self.add("Mul", [stacked, weights], f"{path}.weighted"), path, 1, keepdims=0)
 
-    def function(self, inputs: tuple[Any, ...], path: str, kind: str) -> ir.Value:
-        """Appends a function called by `forward`.
+    def function(self, inputs: tuple[Any, ...], path: str, kind: str, options: Mapping[str, Any]) -> ir.Value:
+        """Appends a function or a method of a tensor called by `forward`, see `functions`.
 
         Args:
-            inputs: Arguments of the function.
+            inputs: Positional arguments.
             path: Prefix of the names.
             kind: Name of the function.
+            options: Keyword arguments.
 
         Returns:
             Its result.
@@ -224,14 +228,14 @@ class RecommenderWriter(FieldWriter):
         Raises:
             RequestError: The function has no ONNX form.
         """
-        match kind, inputs:
-            case "cat", (list(parts), 1):
-                return self.add("Concat", parts, path, axis=1)
-            case (("add" | "mul"), (ir.Value(), ir.Value())):
-                return self.add(kind.capitalize(), inputs, path)
-            case "mul", (ir.Value() as x, float(factor)):
-                return self.add("Mul", [x, self.constant(f"factor.{factor:g}", factor)], path)
-        raise RequestError(f"{path} is {kind} of {len(inputs)} values, which has no ONNX form here")
+        if (result := functions.function(self, kind, inputs, options, path)) is not None:
+            return result
+        given = [str(each) for each in (*inputs, *options.items()) if not isinstance(each, ir.Value)]
+        raise RequestError(
+            f"{path} calls {kind}({', '.join(['tensor', *given])}), which has no rule in "
+            f"zoo/recommenders/export/functions.py; known functions: "
+            f"{', '.join(sorted(name for names, _ in functions.RULES for name in names))}"
+        )
 
     def _vectors(self, module: Any, path: str) -> list[ir.Value]:
         """Appends the lookup of every field, [batch, size] each."""
