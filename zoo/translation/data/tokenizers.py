@@ -157,6 +157,15 @@ class LibraryTokenizer:
         return str(self._tokenizer.decode([each for each in found if each is not None])).strip()
 
 
+def has_moses() -> bool:
+    """Returns whether the library of Moses' words is installed."""
+    try:
+        import sacremoses  # noqa: F401
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
 class MosesTokenizer:
     """Tokenizer of Moses (Koehn et al. 2007) with byte pairs within words, as of FSMT.
 

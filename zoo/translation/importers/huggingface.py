@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.errors import not_installed, one_line
+from zoo.translation.data.tokenizers import has_moses
 from zoo.translation.data.vocabularies import SOURCE, TARGET
 from zoo.translation.importers.architectures.base import QUICK, SIDES
 from zoo.translation.importers.imported import ImportedModel, Renumbering
@@ -71,6 +72,8 @@ class _Reader(VocabularyFolder):
         sound = not self.faults
         nothing = Vocabulary("sentencepiece", [], {}, -1, "", set(), {})
         vocabulary, tensors = self._try_read("its vocabulary", self._vocabulary, nothing), self._weights()
+        if vocabulary.kind == "moses" and not has_moses():  # which running on text needs, too
+            self.faults.append(str(not_installed("its text", "sacremoses", "int8-zoo[moses]")))
         end, start = self._token("eos_token_id"), self._start(vocabulary)
         tables = self._tables(tensors, model_config) if tensors and sound else None
         size = len(vocabulary.target) if tables is None else len(tables[1])

@@ -216,7 +216,7 @@ def test_texts_are_split_into_words_like_the_tokenizer(originals, kind):
         assert vocabulary.decode([tokens.tolist()]) == [theirs.strip().removesuffix("@@")], text
 
 
-def test_tokens_of_fsmt_are_translated_without_the_words_of_moses(originals, monkeypatch):
+def test_tokens_of_fsmt_are_translated_without_the_words_of_moses(originals, monkeypatch, tmp_path):
     original = originals("fsmt")
     pipeline = zoo.pipeline(original.imported, "fp32")
     texts = folders.sentences(3, 1)
@@ -227,6 +227,9 @@ def test_tokens_of_fsmt_are_translated_without_the_words_of_moses(originals, mon
     assert other.translate(tokens) == wanted
     with pytest.raises(RequestError, match=r"text of a model with Moses' words needs sacremoses.*int8-zoo\[moses\]"):
         other(texts)
+    with pytest.raises(RequestError, match=r"its text needs sacremoses.*int8-zoo\[moses\]"):
+        zoo.import_model(original.path, tmp_path / "imported")
+    assert not (tmp_path / "imported").exists()
 
 
 @pytest.mark.parametrize(
