@@ -1,0 +1,229 @@
+"""Image networks as exporters write them, quantized, and whether the native engine runs them whole or in parts.
+
+Networks have random weights and the operators of the published ones, but few blocks. Without names all are exported,
+one after the other; `--write` puts the table into docs/own-model.md. The slow test of this file holds the page to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import zoo
+from pipelines.engines.native import images
+
+logger = logging.getLogger(__name__)
+PAGE = Path(__file__).parents[3] / "docs" / "own-model.md"
+BEGIN, END = "<!-- exporters -->", "<!-- end of exporters -->"
+SAMPLES = 4
+TORCH = ("TorchScript", "TorchScript, free batch", "dynamo", "dynamo, free batch")
+OPSET = 17
+
+
+def _mobilenet_v2(t: Any) -> Any:
+    return t.MobileNetV2ForImageClassification(t.MobileNetV2Config(image_size=96, num_labels=10))
+
+
+def _resnet(t: Any) -> Any:
+    return t.ResNetForImageClassification(t.ResNetConfig(depths=[1, 1, 1, 1], num_labels=10))
+
+
+def _convnext(t: Any) -> Any:
+    sizes: dict[str, Any] = {"depths": [1, 1, 1, 1], "hidden_sizes": [48, 96, 192, 384]}
+    return t.ConvNextForImageClassification(t.ConvNextConfig(num_labels=10, **sizes))
+
+
+TRANSFORMER: dict[str, Any] = {
+    "hidden_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 768,
+    "num_labels": 10,
+}
+
+
+def _vit(t: Any) -> Any:
+    return t.ViTForImageClassification(t.ViTConfig(image_size=96, **TRANSFORMER))
+
+
+def _deit(t: Any) -> Any:
+    return t.DeiTForImageClassification(t.DeiTConfig(image_size=96, **TRANSFORMER))
+
+
+def _dinov2(t: Any) -> Any:
+    config = t.Dinov2Config(image_size=98, patch_size=14, **TRANSFORMER)
+    return t.Dinov2ForImageClassification(config)
+
+
+# by name: the network, and the height and width of its images
+NETWORKS: dict[str, tuple[Callable[[Any], Any], int]] = {
+    "MobileNetV2": (_mobilenet_v2, 96),
+    "ResNet": (_resnet, 96),
+    "ConvNeXt": (_convnext, 96),
+    "ViT": (_vit, 96),
+    "DeiT": (_deit, 96),
+    "DINOv2": (_dinov2, 98),
+}
+
+
+def export(name: str, exporter: str, path: Path) -> int:
+    """Writes a network as an exporter does.
+
+    Args:
+        name: Row of the table.
+        exporter: Column of the table.
+        path: ONNX file to write.
+
+    Returns:
+        Height and width of its images.
+    """
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    make, size = NETWORKS[name]
+    network = make(transformers).eval()
+    example = torch.randn(2, 3, size, size)
+    _settle(network, example)
+
+    class Logits(torch.nn.Module):
+        """The network's logits alone."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            """Returns logits."""
+            return self.network(pixel_values=image).logits  # type: ignore[no-any-return]
+
+    options: dict[str, Any] = {"input_names": ["image"], "output_names": ["logits"], "verbose": False}
+    free = exporter.endswith("free batch")
+    if exporter.startswith("dynamo"):
+        options["dynamic_shapes"] = ({0: torch.export.Dim("batch")},) if free else None
+    else:
+        options["opset_version"] = OPSET
+        options["dynamic_axes"] = {"image": {0: "batch"}, "logits": {0: "batch"}} if free else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        given = example if free else example[:1]
+        torch.onnx.export(Logits().eval(), (given,), str(path), dynamo=exporter.startswith("dynamo"), **options)
+    return size
+
+
+def _settle(network: Any, example: Any) -> None:
+    """Gives batch norms the statistics of an example, as training would: random ones let values vanish."""
+    import torch
+
+    def take(norm: Any, given: tuple[Any, ...]) -> None:
+        variance = given[0].var((0, 2, 3)).clamp(min=1e-12)
+        norm.running_mean.copy_(given[0].mean((0, 2, 3)))
+        norm.running_var.copy_(variance)
+        norm.weight.data.copy_((1 + norm.eps / variance).sqrt())
+
+    norms = [each for each in network.modules() if getattr(each, "running_mean", None) is not None]
+    hooks = [norm.register_forward_pre_hook(take) for norm in norms]
+    with torch.no_grad():
+        network(pixel_values=example)
+    for hook in hooks:
+        hook.remove()
+
+
+def cell(name: str, exporter: str, folder: Path) -> str:
+    """Exports and quantizes a network, and says how the native engine runs it.
+
+    Args:
+        name: Row of the table.
+        exporter: Column of the table.
+        folder: Folder for files.
+
+    Returns:
+        "whole"; "parts" with the types of the operators between native layers; or "no" with the first operator without
+        a native form. "not exported" where the exporter itself fails.
+    """
+    path, int8 = folder / "m.onnx", folder / "int8.onnx"
+    try:
+        size = export(name, exporter, path)
+    except ImportError:
+        raise
+    except Exception as error:  # exporters raise their own kinds
+        logger.info("%s does not write %s: %s", exporter, name, error)
+        return "not exported"
+    count = SAMPLES if "free" in exporter else 1
+    samples = {"image": np.random.default_rng(0).normal(size=(count, 3, size, size)).astype(np.float32)}
+    data = folder / "samples.npz"
+    np.savez(data, **samples)  # type: ignore[arg-type]
+    zoo.quantize(path, int8, calibration_data=data, effort="fast", correct=False, search=False)
+    form = images.form(int8)
+    if "steps" not in form:
+        found = re.search(r"\((\w+)\)", form["reason"])
+        return f"no: {found[1] if found else form['reason']}"
+    between = [kind for kind in form.get("rest", {}) if kind not in ("QuantizeLinear", "DequantizeLinear")]
+    return f"parts: {', '.join(between[:4])}" if "parts" in form else "whole"
+
+
+def table(names: Iterable[str]) -> list[str]:
+    """Makes the rows of the table.
+
+    Args:
+        names: Rows, in order.
+
+    Returns:
+        Lines of Markdown without the head.
+    """
+    found = []
+    for name in names:
+        cells = []
+        for exporter in TORCH:
+            with tempfile.TemporaryDirectory() as folder:
+                cells.append(cell(name, exporter, Path(folder)))
+        found.append(f"| {name} | {' | '.join(cells)} |")
+    return found
+
+
+def rows_of(page: str) -> dict[str, str]:
+    """Reads the rows of the table in a page, by name.
+
+    Args:
+        page: Markdown.
+    """
+    lines = page[page.index(BEGIN) : page.index(END)].strip().splitlines()[3:]
+    return {line.split("|")[1].strip(): line for line in lines if line.startswith("|")}
+
+
+def written(page: str, rows: Iterable[str]) -> str:
+    """Puts rows into the table of a page; other rows stay.
+
+    Args:
+        page: Markdown.
+        rows: Lines of Markdown.
+    """
+    known = rows_of(page) | {row.split("|")[1].strip(): row for row in rows}
+    head = ["| network | " + " | ".join(TORCH) + " |", "|" + " --- |" * (len(TORCH) + 1)]
+    lines = [BEGIN, *head, *(known[name] for name in NETWORKS if name in known)]
+    return page[: page.index(BEGIN)] + "\n".join(lines) + "\n" + page[page.index(END) :]
+
+
+def main() -> None:
+    """Prints the rows of the table, and writes them with --write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"rows, of {', '.join(NETWORKS)}")
+    parser.add_argument("--write", action="store_true", help="put them into docs/own-model.md")
+    given = parser.parse_args()
+    for name in given.names or list(NETWORKS):
+        (row,) = table([name])
+        print(row, flush=True)
+        if given.write:
+            PAGE.write_text(written(PAGE.read_text(), [row]))
+
+
+if __name__ == "__main__":
+    main()
