@@ -115,6 +115,13 @@ class ByteSum:
 
     def __init__(self, a_ratio: float, b_ratio: float, fixed: float, low: int, high: int) -> None: ...
 
+class ActivationTable:
+    """
+    A table of pipelines.kernels.images.steps.activation; starts: int16 [65].
+    """
+
+    def __init__(self, factor: int, zero: int, shift: int, starts: Annotated[NDArray, dict(device='cpu', writable=False)]) -> None: ...
+
 class ImageNetwork:
     """
     An image network; its methods add the steps that pipelines.kernels.images.steps defines.
@@ -132,7 +139,7 @@ class ImageNetwork:
 
     def pixels(self, out: int, channels: int, fills: Sequence[int], last: bool, floats: bool, scale: float, zero: int, offset: int) -> None: ...
 
-    def convolution(self, x: int, out: int, packed: Annotated[NDArray, dict(device='cpu', writable=False)], weight_shape: Sequence[int], groups: int, pitch: int, strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int], fill: int, zero: int, low: int, high: int, sum: ByteSum | None, other: int, other_first: bool, residual: int, activation: str, scale: float) -> None: ...
+    def convolution(self, x: int, out: int, packed: Annotated[NDArray, dict(device='cpu', writable=False)], weight_shape: Sequence[int], groups: int, pitch: int, strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int], fill: int, zero: int, low: int, high: int, sum: ByteSum | None, other: int, other_first: bool, residual: int, activation: ActivationTable | None) -> None: ...
 
     def addition(self, a: int, b: int, out: int, sum: ByteSum) -> None: ...
 

@@ -52,8 +52,8 @@ struct QParams {
     bool operator==(const QParams &other) const { return scale == other.scale && zero_point == other.zero_point; }
 };
 
-// Activations: float32 rows, the same quantized to uint8 with a scale a row, or both. Strides are whole 64s; rows are padded with 0
-// (quantized: the zero point).
+// Activations: float32 rows, the same quantized to uint8 with a scale a row, or both. Strides are whole 64s (of `values` alone, whole 16s);
+// rows are padded with 0 (quantized: the zero point).
 struct Rows {
     float *values;       // [n, stride] or null
     uint8_t *quantized;  // [n, stride] or null
@@ -277,6 +277,14 @@ struct Requantization {
     int32_t zero, low, high;
 };
 
+// An activation from sums to bytes in integers of 16 bits, see `ActivationTable` of images/steps/activation.py.
+struct ActivationTable {
+    static constexpr int64_t kSegments = 64;
+    int32_t factor, zero;  // factor / 2^15 steps of the bytes is 1, and their zero point
+    int32_t shift, limit;  // bits of a segment, and the largest magnitude in the segments
+    int16_t starts[kSegments + 1];
+};
+
 // The quantized sum of two tensors of bytes: clip(rint(fma(a, a_ratio, fma(b, b_ratio, fixed))), low, high).
 struct ByteSum {
     float a_ratio, b_ratio, fixed;
@@ -298,6 +306,7 @@ struct Dense {
     Requantization bytes;
     const ByteSum *sum;                   // null, or the bytes are summed with others
     bool other_first;                     // these are a
+    const ActivationTable *activation;    // null, or it makes the bytes, by float(sum + bias) * scale as 16 bits
 };
 
 // A depthwise convolution: taps in groups of four, each tap at its offset from the window's pointer.
@@ -337,8 +346,8 @@ struct ImageKernels {
     void (*pack_dense)(const int8_t *weight, const int32_t *bias, const float *scale, int64_t inputs, int64_t outputs, void *packed);
     // n pixels: in and out point to the window and to the bytes of each, others to the bytes to sum with
     void (*dense)(const Dense &, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others, int64_t n);
-    // the same as float(sum + bias) * scale
-    void (*dense_floats)(const Dense &, const uint8_t *const *in, float *const *out, int64_t n);
+    // the same as float(sum + bias) * scale, plus the floats at `added`, if there are any
+    void (*dense_floats)(const Dense &, const uint8_t *const *in, float *const *out, const float *const *added, int64_t n);
 
     int64_t (*depthwise_bytes)(int64_t groups, int64_t channels);
     // weight int8 [4 * groups, channels], bias, scale [channels], channels whole 16 -> packed
@@ -353,6 +362,8 @@ struct ImageKernels {
     void (*global_mean)(const Window &, int32_t x_zero, float scale, int32_t zero, uint8_t *out, int64_t count);
     // clip(rint(x / scale) + zero, 0, 255), NaN as 0
     void (*quantize)(const float *x, float scale, int32_t zero, int64_t n, uint8_t *out);
+    // the same of x factor, in place of x / scale
+    void (*quantize_floats)(const float *x, float factor, int32_t zero, int64_t n, uint8_t *out);
     // three planes of n bytes and a constant, interleaved
     void (*interleave)(const uint8_t *const *planes, uint8_t fill, int64_t n, uint8_t *out);
     // table[each of n bytes]

@@ -35,6 +35,7 @@ from pipelines.kernels.images.steps import (
     Shape,
     Step,
 )
+from pipelines.kernels.images.steps.activation import exact
 
 GRID: NDArray[np.float32] = np.linspace(-12, 12, 1025, dtype=np.float32)  # by which functions are recognized
 ALIKE = 1e-5  # largest difference of two forms of a function
@@ -43,14 +44,7 @@ ALIKE = 1e-5  # largest difference of two forms of a function
 @functools.cache
 def _activations() -> dict[str, NDArray[np.float32]]:
     """Results of the native activations for `GRID`, as they are defined."""
-    x = GRID.astype(np.float64)
-    inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
-    found = {
-        "gelu": x * (1 + np.array([math.erf(each / math.sqrt(2)) for each in x])) / 2,
-        "gelu_tanh": x * (1 + np.tanh(inner)) / 2,
-        "swish": x / (1 + np.exp(-x)),
-    }
-    return {kind: results.astype(np.float32) for kind, results in found.items()}
+    return {kind: exact(kind, GRID.astype(np.float64)).astype(np.float32) for kind in ("gelu", "gelu_tanh", "swish")}
 
 
 def _unknown(node: ir.Node) -> Callable[[np.float32, int, int, int], int]:

@@ -80,17 +80,16 @@ def fuse_floats(steps: list[Step]) -> None:
         if not isinstance(layer, Convolution) or not plain or readers[own.tensor] != 1:
             continue
         if isinstance(step, FloatActivation):
-            if step.to.floats:
-                continue
-            ends: dict[str, Any] = {"floats": False, "activation": step.kind, "zero": step.to.zero}
-            ends["out_scale"] = step.to.scale
+            to = step.to
+            fused = None if to.floats else layer.activated(step.kind, to.scale, to.zero, to.tensor)
         else:
             other = step.b if own is step.a else step.a
             if not (step.to.floats and other.floats):
                 continue
-            ends = {"residual": other.tensor}
-        at = steps.index(layer)
-        steps[at] = writers[step.out] = replace(layer, out=step.out, **ends)
+            fused = replace(layer, out=step.out, residual=other.tensor)
+        if fused is None:
+            continue
+        steps[steps.index(layer)] = writers[step.out] = fused
         steps.remove(step)
 
 

@@ -83,13 +83,22 @@ Bytes pack(const Array &weight, const Array &bias, const Array &scale, int64_t g
     return Bytes(buffer->data(), {static_cast<size_t>(bytes)}, owner);
 }
 
+void activation_table(ActivationTable *table, int32_t factor, int32_t zero, int32_t shift, const Array &starts) {
+    constexpr int64_t kCount = ActivationTable::kSegments + 1;
+    const int16_t *first = data_of<int16_t>(starts, "starts", 1);
+    if (static_cast<int64_t>(starts.size()) != kCount || factor < 1 || factor > 32767 || shift < 1 || shift > 9 || zero < 0 || zero > 255)
+        throw nb::value_error("an activation has 65 starts, a factor of 15 bits, segments of 1 to 9 bits and a byte as zero point");
+    new (table) ActivationTable{factor, zero, shift, (ActivationTable::kSegments << shift) - 1, {}};
+    std::copy_n(first, kCount, table->starts);
+}
+
 void convolution(BoundNetwork &network, int64_t x, int64_t out, const Array &packed, const std::array<int64_t, 4> &weight_shape, int64_t groups,
                  int64_t pitch, Pair strides, Sides pads, Pair dilations, int32_t fill, int32_t zero, int32_t low, int32_t high,
-                 const std::optional<ByteSum> &sum, int64_t other, bool other_first, int64_t residual, const std::string &activation, float scale) {
+                 const std::optional<ByteSum> &sum, int64_t other, bool other_first, int64_t residual, const std::optional<ActivationTable> &activation) {
     const uint8_t *data = data_of<uint8_t>(packed, "packed", 1);
     const SumArguments adds = sum ? SumArguments{*sum, other, other_first} : SumArguments{};
     network.convolution(x, out, shape_of(weight_shape, groups, pitch, dilations[1] > 1), data, static_cast<int64_t>(packed.size()), strides, pads,
-                        dilations, fill, {zero, low, high}, sum ? &adds : nullptr, {residual, activation_named(activation), scale});
+                        dilations, fill, {zero, low, high}, sum ? &adds : nullptr, residual, activation ? &*activation : nullptr);
     network.kept.push_back(packed);
 }
 
@@ -175,6 +184,8 @@ void bind_image_network(nb::module_ &module) {
     module.def("product_limit", product_limit, "isa"_a = "", "seconds"_a = 0.1, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<ByteSum>(module, "ByteSum", "Parameters of a quantized sum, see `Sum` of pipelines.kernels.images.steps.")
         .def(nb::init<float, float, float, int32_t, int32_t>(), "a_ratio"_a, "b_ratio"_a, "fixed"_a, "low"_a, "high"_a);
+    nb::class_<ActivationTable>(module, "ActivationTable", "A table of pipelines.kernels.images.steps.activation; starts: int16 [65].")
+        .def("__init__", activation_table, "factor"_a, "zero"_a, "shift"_a, "starts"_a);
     nb::class_<BoundNetwork>(module, "ImageNetwork",
                              "An image network; its methods add the steps that pipelines.kernels.images.steps defines.")
         .def(nb::init<std::string>(), "isa"_a = "")
@@ -184,7 +195,7 @@ void bind_image_network(nb::module_ &module) {
         .def("pixels", &BoundNetwork::pixels, "out"_a, "channels"_a, "fills"_a, "last"_a, "floats"_a, "scale"_a, "zero"_a, "offset"_a)
         .def("convolution", convolution, "x"_a, "out"_a, "packed"_a, "weight_shape"_a, "groups"_a, "pitch"_a, "strides"_a, "pads"_a,
              "dilations"_a, "fill"_a, "zero"_a, "low"_a, "high"_a, "sum"_a.none(), "other"_a, "other_first"_a,
-             "residual"_a, "activation"_a, "scale"_a)
+             "residual"_a, "activation"_a.none())
         .def("addition", &BoundNetwork::addition, "a"_a, "b"_a, "out"_a, "sum"_a)
         .def("product", product, "x"_a, "gate"_a, "out"_a, "x_zero"_a, "gate_zero"_a, "x_scale"_a, "gate_scale"_a, "scale"_a, "zero"_a, "low"_a,
              "high"_a)

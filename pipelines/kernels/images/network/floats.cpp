@@ -25,7 +25,7 @@ void clear_tails(float *x, int64_t channels, int64_t n) {
 
 }  // namespace
 
-void Network::float_step(const std::vector<Operand> &xs, const Operand &to, bool overruns, FloatRow of) {
+void Network::float_step(const std::vector<Operand> &xs, const Operand &to, FloatRow of) {
     const int64_t out = to.tensor, height = written(to).height, width = at(out).width;
     std::vector<int64_t> reads;
     for (const Operand &x : xs) {
@@ -38,7 +38,7 @@ void Network::float_step(const std::vector<Operand> &xs, const Operand &to, bool
         std::vector<Buffer<float>> spare(xs.size());
         std::vector<const float *> rows(xs.size());
         const int64_t channels = at(out).channels, count = width * round_up(channels, 16);
-        Buffer<float> found(to.floats() && !overruns ? 0 : count + 64);
+        Buffer<float> found(to.floats() ? 0 : count);
         for (size_t i = 0; i < xs.size(); ++i)
             if (!xs[i].floats() || repeats(xs[i])) spare[i].reserve(width * round_up(at(xs[i].tensor).channels, 16) + 64);
         for (int64_t y = begin; y < end; ++y) {
@@ -57,22 +57,19 @@ void Network::float_step(const std::vector<Operand> &xs, const Operand &to, bool
                 rows[i] = spare[i].data();
             }
             uint8_t *row = s.pixel(at(out), y, 0);
-            float *floats = to.floats() && !overruns ? reinterpret_cast<float *>(row) : found.data();
+            float *floats = to.floats() ? reinterpret_cast<float *>(row) : found.data();
             of(rows.data(), width, floats);
-            if (!to.floats()) {
-                isa_.images->quantize(floats, to.scale, to.zero, count, row);
-                continue;
-            }
-            clear_tails(floats, channels, width);
-            if (overruns) std::memcpy(row, floats, static_cast<size_t>(count) * sizeof(float));
+            if (to.floats()) clear_tails(floats, channels, width);
+            else isa_.images->quantize_floats(floats, 1 / to.scale, to.zero, count, row);
         }
     });
+    steps_.back().by_row = true;
 }
 
 void Network::float_copy(Operand x, Operand out) {
     require(read(x).channels == written(out).channels, "a copy");
     const int64_t pixel = round_up(at(out.tensor).channels, 16);
-    float_step({x}, out, false, [=](const float *const *xs, int64_t n, float *to) {
+    float_step({x}, out, [=](const float *const *xs, int64_t n, float *to) {
         std::memcpy(to, xs[0], static_cast<size_t>(n * pixel) * sizeof(float));
     });
 }
@@ -81,14 +78,14 @@ void Network::float_sum(Operand a, Operand b, Operand out) {
     for (const Operand &x : {a, b})
         require(read(x).channels == written(out).channels, "a sum");
     const int64_t pixel = round_up(at(out.tensor).channels, 16);
-    float_step({a, b}, out, false, [=](const float *const *xs, int64_t n, float *to) { isa_.images->add_floats(xs[0], xs[1], n * pixel, to); });
+    float_step({a, b}, out, [=](const float *const *xs, int64_t n, float *to) { isa_.images->add_floats(xs[0], xs[1], n * pixel, to); });
 }
 
 void Network::channel_scale(Operand x, Operand out, const float *gain, const float *bias, int64_t channels) {
     require(read(x).channels == channels && written(out).channels == channels, "a scale");
     const int64_t pixel = round_up(channels, 16);
     const std::vector<float> gains = padded(gain, channels, 16), biases = padded(bias, channels, 16);
-    float_step({x}, out, false, [=](const float *const *xs, int64_t n, float *to) {
+    float_step({x}, out, [=](const float *const *xs, int64_t n, float *to) {
         for (int64_t i = 0; i < n * pixel; i += pixel) isa_.images->scale_floats(xs[0] + i, gains.data(), biases.data(), pixel, to + i);
     });
 }
@@ -96,7 +93,7 @@ void Network::channel_scale(Operand x, Operand out, const float *gain, const flo
 void Network::activation(Operand x, Operand out, Activation kind) {
     require(read(x).channels == written(out).channels, "an activation");
     const int64_t pixel = round_up(at(out.tensor).channels, 16);
-    float_step({x}, out, false, [=](const float *const *xs, int64_t n, float *to) { isa_.rows->activate(kind, xs[0], n * pixel, to); });
+    float_step({x}, out, [=](const float *const *xs, int64_t n, float *to) { isa_.rows->activate(kind, xs[0], n * pixel, to); });
 }
 
 void Network::layer_norm(Operand x, Operand out, const float *gain, const float *bias, int64_t channels, float epsilon) {
@@ -104,8 +101,7 @@ void Network::layer_norm(Operand x, Operand out, const float *gain, const float 
     require(epsilon >= 0, "a norm");
     const std::vector<float> gains = padded(gain, channels, kColumns), biases = bias ? padded(bias, channels, kColumns) : std::vector<float>{};
     const int64_t pixel = round_up(channels, 16);
-    const bool overruns = pixel % kColumns != 0;  // the last pixel's whole 64
-    float_step({x}, out, overruns, [=](const float *const *xs, int64_t n, float *to) {
+    float_step({x}, out, [=](const float *const *xs, int64_t n, float *to) {
         isa_.rows->layer_norm({channels, gains.data(), biases.empty() ? nullptr : biases.data(), epsilon, {}}, xs[0], pixel, {to, nullptr, nullptr, pixel}, n);
     });
 }
@@ -154,7 +150,7 @@ void Network::group_norm(Operand x, Operand out, const float *gain, const float 
             float *floats = out.floats() ? reinterpret_cast<float *>(to) : found.data();
             for (int64_t at = 0; at < width * pixel; at += pixel) isa_.images->scale_floats(from + at, factor.data(), mean.data(), pixel, floats + at);
             if (out.floats()) clear_tails(floats, channels, width);
-            else isa_.images->quantize(floats, out.scale, out.zero, width * pixel, to);
+            else isa_.images->quantize_floats(floats, 1 / out.scale, out.zero, width * pixel, to);
         }
     });
 }
@@ -163,7 +159,7 @@ void Network::float_product(Operand a, Operand b, Operand out) {
     for (const Operand &x : {a, b})
         require(read(x).channels == written(out).channels, "a product");
     const int64_t pixel = round_up(at(out.tensor).channels, 16);
-    float_step({a, b}, out, false, [=](const float *const *xs, int64_t n, float *to) { isa_.images->multiply_floats(xs[0], xs[1], n * pixel, to); });
+    float_step({a, b}, out, [=](const float *const *xs, int64_t n, float *to) { isa_.images->multiply_floats(xs[0], xs[1], n * pixel, to); });
 }
 
 void Network::interpolation(Operand x, Operand out, const Taps &rows, const Taps &columns) {
@@ -202,7 +198,7 @@ void Network::interpolation(Operand x, Operand out, const Taps &rows, const Taps
                 isa_.images->weigh_floats(xs.data(), columns.weights.data() + first, columns.count, pixel, floats + column * pixel);
             }
             if (out.floats()) clear_tails(floats, at(b).channels, width);
-            else isa_.images->quantize(floats, out.scale, out.zero, width * pixel, row);
+            else isa_.images->quantize_floats(floats, 1 / out.scale, out.zero, width * pixel, row);
         }
     });
 }
@@ -238,7 +234,7 @@ void Network::gathering(Operand x, Operand out, const std::vector<int64_t> &plac
             if (!x.floats() && !copies) isa_.images->dequantize(gathered, x.scale, x.zero, width * pixel, floats);
             if (added) isa_.images->add_floats(floats, adds.data() + y * width * pixel, width * pixel, floats);
             if (out.floats()) clear_tails(floats, at(b).channels, width);
-            else if (!copies) isa_.images->quantize(floats, out.scale, out.zero, width * pixel, row);
+            else if (!copies) isa_.images->quantize_floats(floats, 1 / out.scale, out.zero, width * pixel, row);
         }
     });
 }
@@ -276,7 +272,7 @@ void Network::attention(int64_t x, int64_t keys, Operand out, int64_t heads, int
             for (int64_t t = 0; t < n; ++t) {
                 uint8_t *target = s.pixel(at(b), 0, 0) + (first + t) * pitch;
                 if (!out.floats()) {
-                    isa_.images->quantize(found.data() + t * room, out.scale, out.zero, size, target + h * size);
+                    isa_.images->quantize_floats(found.data() + t * room, 1 / out.scale, out.zero, size, target + h * size);
                     continue;
                 }
                 auto *floats = reinterpret_cast<float *>(target);

@@ -11,7 +11,6 @@ namespace zoo {
 namespace {
 
 constexpr int64_t kPixels = 240;  // pixels per list of windows
-constexpr int64_t kFloats = 1 << 15;  // of results between a layer and its activation
 
 }  // namespace
 
@@ -111,7 +110,7 @@ void Network::step_of_samples(int64_t out, const std::vector<int64_t> &reads, in
     int64_t bytes = out < 0 ? 0 : at(out).bytes();
     for (int64_t x : reads) bytes += at(x).bytes();
     const bool together = weights ? weights > bytes : !steps_.empty() && steps_.back().together;
-    steps_.push_back({rows, out, together, std::move(compute)});
+    steps_.push_back({rows, out, weights, together, std::move(compute)});
 }
 
 // Gives x the padding that height x width windows of this kernel need.
@@ -133,7 +132,8 @@ void Network::pad(int64_t x, Pair kernel, Pair strides, Pair dilations, Sides pa
 }
 
 void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape, const uint8_t *packed, int64_t bytes, Pair strides,
-                          Sides pads, Pair dilations, int32_t fill, Requantization of, const SumArguments *sum, const FloatResults &ends) {
+                          Sides pads, Pair dilations, int32_t fill, Requantization of, const SumArguments *sum, int64_t residual,
+                          const ActivationTable *activation) {
     const ConvolutionShape &c = shape;
     require(std::min({c.outputs, c.rows, c.columns, c.inputs, c.groups}) >= 1 && c.outputs % c.groups == 0, "a convolution");
     require(at(known(x, true)).channels == c.inputs * c.groups && at(x).pitch == c.pitch, "a convolution");
@@ -156,12 +156,13 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
     const auto window = [=](const Sample &s, int64_t y, int64_t column) {
         return s.pixel(at(x), y * strides[0] - pads[0], column * strides[1] - pads[1]);
     };
-    const bool activates = ends.scale > 0, real = out < 0 || at(out).floats() || activates;
-    require(!activates || (out >= 0 && !at(out).floats() && !sum), "an activation");
-    if (ends.residual >= 0) {
-        require(out >= 0 && at(out).floats() && at(known(ends.residual, true, true)).height == height, "a sum");
-        require(at(ends.residual).width == width && at(ends.residual).channels == c.outputs, "a sum");
-        reads.push_back(ends.residual);
+    const bool real = out < 0 || at(out).floats(), activates = activation != nullptr;
+    require(!activates || (!real && !sum && !c.depthwise()), "an activation");
+    const ActivationTable table = activates ? *activation : ActivationTable{};
+    if (residual >= 0) {
+        require(out >= 0 && at(out).floats() && at(known(residual, true, true)).height == height, "a sum");
+        require(at(residual).width == width && at(residual).channels == c.outputs, "a sum");
+        reads.push_back(residual);
     }
     if (c.depthwise() && !real) {
         step(out, reads, height, [=](const Sample &s, int64_t begin, int64_t end) {
@@ -190,11 +191,12 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
         const uint8_t *in[kPixels], *other[kPixels], *moved[kPixels];
         uint8_t *to[kPixels], *shifted[kPixels];
         float *floats[kPixels];
-        const int64_t whole = round_up(c.outputs, 16), most = activates ? std::clamp<int64_t>(kFloats / whole, 12, kPixels) / 12 * 12 : kPixels;
-        Buffer<float> found(out < 0 || activates ? most * whole : 0);
+        const float *added[kPixels];
+        const int64_t whole = round_up(c.outputs, 16);
+        Buffer<float> found(out < 0 ? kPixels * whole : 0);
         const int64_t each = (end - begin) * width;  // pixels of a sample
         for (int64_t p = 0; p < count * each;) {
-            const int64_t n = std::min(most, count * each - p);
+            const int64_t n = std::min(kPixels, count * each - p);
             for (int64_t i = 0; i < n;) {
                 const Sample &s = samples[(p + i) / each];
                 const int64_t y = begin + (p + i) % each / width, column = (p + i) % width;
@@ -204,19 +206,22 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
                 };
                 list(in, window(s, y, column), strides[1] * from.pitch);
                 if (out >= 0) list(to, s.pixel(at(out), y, column), at(out).pitch);
+                if (residual >= 0) list(added, reinterpret_cast<const float *>(s.pixel(at(residual), y, column)), at(residual).pitch / 4);
                 if (summed) list(other, s.pixel(at(adds.other), y, column), at(adds.other).pitch);
                 i = end_of_row;
             }
             const uint8_t *weights = packed;
             for (int64_t b = 0; b < c.blocks(); ++b) {
                 const int64_t first = b * c.joined() * (c.outputs / c.groups), skip = b * c.joined() * c.inputs, wide = c.width(b);
-                const Dense layer{c.stretches(), c.stretch(), wide, offsets.data(), weights, of, summed ? &adds.sum : nullptr, adds.other_first};
+                const Dense layer{c.stretches(), c.stretch(), wide, offsets.data(), weights, of, summed ? &adds.sum : nullptr, adds.other_first,
+                                  activates ? &table : nullptr};
                 for (int64_t i = 0; i < n && skip; ++i) moved[i] = in[i] + skip;
                 const uint8_t *const *windows = skip ? moved : in;
                 if (real) {
                     for (int64_t i = 0; i < n; ++i)
-                        floats[i] = out < 0 ? found.data() + i * wide : (activates ? found.data() + i * whole : reinterpret_cast<float *>(to[i])) + first;
-                    isa_.images->dense_floats(layer, windows, floats, n);
+                        floats[i] = out < 0 ? found.data() + i * wide : reinterpret_cast<float *>(to[i]) + first;
+                    for (int64_t i = 0; i < n && residual >= 0 && b; ++i) added[i] += c.width(b - 1);
+                    isa_.images->dense_floats(layer, windows, floats, residual >= 0 ? added : nullptr, n);
                     for (int64_t i = 0; i < n && out < 0; ++i)
                         std::copy_n(floats[i], std::min(wide, c.outputs - first),
                                     samples[(p + i) / each].out + (begin * width + (p + i) % each) * c.outputs + first);
@@ -227,18 +232,10 @@ void Network::convolution(int64_t x, int64_t out, const ConvolutionShape &shape,
                 }
                 weights += round_up(isa_.images->dense_bytes(c.stretches() * c.stretch(), wide), 64);
             }
-            if (activates) {
-                isa_.rows->activate(ends.activation, found.data(), n * whole, found.data());
-                for (int64_t i = 0; i < n; ++i) isa_.images->quantize(found.data() + i * whole, ends.scale, of.zero, whole, to[i]);
-            }
-            for (int64_t i = 0; i < n && ends.residual >= 0; ++i) {
-                const int64_t y = begin + (p + i) % each / width, column = (p + i) % width;
-                const auto *added = reinterpret_cast<const float *>(samples[(p + i) / each].pixel(at(ends.residual), y, column));
-                isa_.images->add_floats(reinterpret_cast<const float *>(to[i]), added, whole, reinterpret_cast<float *>(to[i]));
-            }
             p += n;
         }
     });
+    steps_.back().by_row = out >= 0 && c.rows == 1 && strides[0] == 1 && height == at(x).height;
     found_ = results;
 }
 
@@ -415,9 +412,29 @@ void Network::resampling(int64_t x, int64_t out, const std::vector<int64_t> &row
     });
 }
 
+// Where the tensors of steps by row do not stay in L2, and the weights do, as many rows as do pass through these steps before the next ones.
+void Network::block_rows() {
+    constexpr int64_t kBytes = 256 << 10;
+    for (size_t begin = 0, end = 0; begin < steps_.size(); begin = end) {
+        const Step &first = steps_[begin];
+        int64_t row = 0, weights = 0;
+        const auto joins = [&](const Step &step) { return step.by_row && !step.together && step.rows == first.rows && step.weights + weights <= kBytes; };
+        for (end = begin; end < steps_.size() && joins(steps_[end]); ++end) row += at(steps_[end].out).row(), weights += steps_[end].weights;
+        const bool blocks = end > begin + 1 && row * first.rows > 2 * kBytes;
+        if (!blocks) end = begin + 1;
+        steps_[begin].end = end, steps_[begin].block = blocks ? std::max<int64_t>(kBytes / row, 1) : first.rows;
+        const auto within = [&](int64_t step) { return step >= static_cast<int64_t>(begin) && step < static_cast<int64_t>(end); };
+        for (Tensor &t : tensors_) {  // which are needed at once
+            if (within(t.first)) t.first = static_cast<int64_t>(begin);
+            if (within(t.last)) t.last = static_cast<int64_t>(end) - 1;
+        }
+    }
+}
+
 void Network::finish(int64_t results) {
     require(!finished_ && results == found_ && results > 0, "the results");
     finished_ = true, results_ = results;
+    block_rows();
     for (size_t i = 0; i < tensors_.size(); ++i) {  // at the lowest address that is free from its first to its last step
         Tensor &t = tensors_[i];
         require(t.first >= 0, "a tensor that no step writes");

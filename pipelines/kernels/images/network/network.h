@@ -54,13 +54,6 @@ struct SumArguments {
     bool other_first;
 };
 
-// What a layer of float32 results does with them: float32(sums) scale, plus the floats of `residual` or -1; or activated and quantized.
-struct FloatResults {
-    int64_t residual = -1;
-    Activation activation = Activation::kNone;
-    float scale = 0;  // of the bytes of an activation, else 0
-};
-
 // Weighted sums of pixels along an axis: [outputs, count] places and weights.
 struct Taps {
     int64_t count;
@@ -79,9 +72,9 @@ class Network {
     int64_t pixels_in(int64_t tensor) const { return tensors_.at(static_cast<size_t>(tensor)).height * tensors_.at(static_cast<size_t>(tensor)).width; }
     // An input of `sample()`'s elements from `offset` on; floats stay floats where `out` has them.
     void pixels(int64_t out, int64_t channels, const std::vector<int64_t> &fills, bool last, bool floats, float scale, int32_t zero, int64_t offset);
-    // packed: see ConvolutionShape::pack; it must outlive the network. out -1: the results
+    // packed: see ConvolutionShape::pack; it must outlive the network. out -1: the results. residual: floats to add to floats, or -1
     void convolution(int64_t x, int64_t out, const ConvolutionShape &, const uint8_t *packed, int64_t bytes, Pair strides, Sides pads,
-                     Pair dilations, int32_t fill, Requantization, const SumArguments *, const FloatResults &);
+                     Pair dilations, int32_t fill, Requantization, const SumArguments *, int64_t residual, const ActivationTable *);
     void product(int64_t x, int64_t gate, int64_t out, const ByteProduct &);
     void addition(int64_t a, int64_t b, int64_t out, const ByteSum &);
     void max_pool(int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads);
@@ -147,9 +140,12 @@ class Network {
     };
     using Compute = std::function<void(const Sample *samples, int64_t n, int64_t begin, int64_t end)>;
     struct Step {
-        int64_t rows, out;
+        int64_t rows, out, weights;
         bool together;  // of several samples at once: it reads more weights than pixels
         Compute compute;
+        bool by_row = false;  // its row y depends on rows y alone
+        size_t end = 0;       // behind the last of the steps through which `block` rows pass before the next ones
+        int64_t block = 0;
     };
     void step(int64_t out, const std::vector<int64_t> &reads, int64_t rows, std::function<void(const Sample &, int64_t, int64_t)> compute);
     void step_of_samples(int64_t out, const std::vector<int64_t> &reads, int64_t rows, int64_t weights, Compute compute);
@@ -162,9 +158,10 @@ class Network {
     void pad(int64_t x, Pair kernel, Pair strides, Pair dilations, Sides pads, int32_t fill, int64_t height, int64_t width);
     void pool(int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads,
               std::function<void(const Window &, int64_t taps, uint8_t *out, int64_t channels)> of);
-    // xs: `pixels` of each operand, out: as many, and room for 64 floats more if the function overruns
+    // xs: `pixels` of each operand, out: as many
     using FloatRow = std::function<void(const float *const *xs, int64_t pixels, float *out)>;
-    void float_step(const std::vector<Operand> &xs, const Operand &out, bool overruns, FloatRow of);
+    void float_step(const std::vector<Operand> &xs, const Operand &out, FloatRow of);
+    void block_rows();
     void borders(const Sample &, const Tensor &, int64_t begin, int64_t end) const;
     void compute(const Step &, const Sample *samples, int64_t n, int64_t begin, int64_t end) const;
     void compute(const std::vector<Sample> &samples) const;

@@ -46,7 +46,10 @@ void Network::compute(const std::vector<Sample> &samples) const {
         for (end = s + 1; end < steps_.size() && steps_[end].together == steps_[s].together;) ++end;
         const auto n = static_cast<int64_t>(samples.size()), at_once = steps_[s].together ? n : int64_t{1};
         for (int64_t i = 0; i < n; i += at_once)
-            for (size_t step = s; step < end; ++step) compute(steps_[step], samples.data() + i, at_once, 0, steps_[step].rows);
+            for (size_t first = s; first < end; first = steps_[first].end)
+                for (int64_t y = 0, rows = steps_[first].rows; y < rows; y += steps_[first].block)
+                    for (size_t step = first; step < steps_[first].end; ++step)
+                        compute(steps_[step], samples.data() + i, at_once, y, std::min(rows, y + steps_[first].block));
     }
 }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -13,14 +14,15 @@ from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array, require
 from pipelines.kernels.extension import required
 from pipelines.kernels.images.operators import windows
-from pipelines.kernels.images.steps.base import LARGEST, Packing, Run, Step, bytes_fit, clipped, fits, quantized_pixels
+from pipelines.kernels.images.steps.activation import ActivationTable, PackedTable, activation_table, native_table
+from pipelines.kernels.images.steps.base import LARGEST, Packing, Run, Step, bytes_fit, clipped, fits
 from pipelines.kernels.images.steps.elementwise import PackedSum, Sum, byte_sum
-from pipelines.kernels.transformer.operations.base import ACTIVATIONS
-from pipelines.kernels.transformer.reference.rows import activate
 
 if TYPE_CHECKING:
     from pipelines.kernels._native import ImageNetwork
     from pipelines.kernels.images.program import ImageProgram
+
+ROUNDED = 2**30  # magnitudes of products that are rounded to int32
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +40,7 @@ class Convolution(Step):
         bias: int32 [O], with the input's zero point.
         scale: float32 [O]: s_x s_w / s_y, or s_x s_w.
         floats: Whether `out` is a tensor of float32(acc) scale, plus the float tensor `residual`, if it is not -1.
-        activation: If set, one of `ACTIVATIONS`: `out` gets activation(float32(acc) scale), quantized by `out_scale`
-            and `zero`.
+        activation: If set, `out` gets the bytes that it makes of rint(float32(acc) scale).
         sum: If set, the result is the sum of the requantized bytes and the tensor `other`, which is a if `other_first`.
     """
 
@@ -61,8 +62,7 @@ class Convolution(Step):
     other: int = -1
     other_first: bool = False
     residual: int = -1
-    activation: str = ""
-    out_scale: float = 0.0
+    activation: ActivationTable | None = None
     method: ClassVar[str] = "convolution"
 
     def check(self, program: ImageProgram, written: set[int]) -> None:
@@ -83,23 +83,49 @@ class Convolution(Step):
                 self,
                 self.sum is None and program.steps[-1] is self and program.results == found[0] * found[1] * outputs,
             )
+            fits(self, self.activation is None)
         else:
             if self.sum is not None:
                 self.sum.check(self)
                 fits(self, program.read(self, self.other, written) == found)
             depthwise = inputs == 1 < self.groups
-            real = self.floats or bool(self.activation)
-            fits(self, not (real and (self.sum is not None or depthwise)))
-            fits(self, self.activation in ("", *ACTIVATIONS) and bool(self.activation) == (self.out_scale > 0))
-            fits(self, not (self.floats and self.activation) and np.isfinite(np.float32(self.out_scale)))
+            if self.activation is not None:
+                self.activation.check(self)
+            ends = (self.floats, self.sum is not None, self.activation is not None)
+            fits(self, sum(ends) <= 1 and not (depthwise and (self.floats or self.activation)))
             if self.residual >= 0:
                 fits(self, self.floats and program.read(self, self.residual, written, floats=True) == found)
             fits(self, program.write(self, self.out, written, self.floats) == found)
-        reach = 255 * np.abs(self.weight.astype(np.int64)).sum(axis=(1, 2, 3)) + np.abs(self.bias.astype(np.int64))
-        results = np.abs(self.scale.astype(np.float64)) * reach
-        rounds = self.out >= 0 and not self.floats and not self.activation
-        if reach.max() >= 2**31 or not (results.max() < 2**30 if rounds else np.isfinite(results).all()):
+        results = np.abs(self.scale.astype(np.float64)) * self.largest_sums
+        rounds = self.out >= 0 and not self.floats
+        if self.largest_sums.max() >= 2**31 or not (results.max() < ROUNDED if rounds else np.isfinite(results).all()):
             raise RequestError("a convolution can overflow 32 bits")
+
+    @functools.cached_property
+    def largest_sums(self) -> NDArray[np.int64]:
+        """The largest magnitude that the sums of an output can have, int64 [O]."""
+        reach = 255 * np.abs(self.weight.astype(np.int64)).sum(axis=(1, 2, 3))
+        return np.asarray(reach + np.abs(self.bias.astype(np.int64)))
+
+    def activated(self, kind: str, scale: float, zero: int, out: int) -> Convolution | None:
+        """Fuses an activation into the layer.
+
+        Args:
+            kind: One of `ACTIVATIONS`.
+            scale: Scale of the result.
+            zero: Zero point of the result.
+            out: Tensor of the result, bytes.
+
+        Returns:
+            The layer of bytes; None if there is no table of the activation, or the layer's sums are too large for it.
+        """
+        table = activation_table(kind, scale, zero)
+        if table is None:
+            return None
+        scales = np.asarray(self.scale * (2.0**15 / (table.factor * scale)), np.float32)
+        if not (np.abs(scales.astype(np.float64)) * self.largest_sums).max() < ROUNDED:
+            return None
+        return replace(self, out=out, scale=scales, floats=False, activation=table)
 
     def reads(self) -> tuple[int, ...]:
         """See `Step`."""
@@ -114,8 +140,8 @@ class Convolution(Step):
         if self.floats:
             run.tensors[self.out] = real if self.residual < 0 else real + run.tensors[self.residual]
             return
-        if self.activation:
-            run.tensors[self.out] = quantized_pixels(activate(self.activation, real), self.out_scale, self.zero)
+        if self.activation is not None:
+            run.tensors[self.out] = self.activation.of(np.rint(real))
             return
         bytes_of = clipped(np.rint(real) + self.zero, self.low, self.high)
         if self.sum is not None:
@@ -139,7 +165,7 @@ class Convolution(Step):
         geometry = (tuple(self.weight.shape), self.groups, pitch, self.strides, self.pads, self.dilations)
         bounds = (self.zero, self.low, self.high)
         sums = (self.sum.packed() if self.sum else None, self.other, self.other_first)
-        ends = (self.residual, self.activation, self.out_scale)
+        ends = (self.residual, self.activation.packed() if self.activation else None)
         return (self.x, self.out, packed, *geometry, self.fill, bounds, *sums, ends)
 
     @staticmethod
@@ -159,11 +185,11 @@ class Convolution(Step):
         packed_sum: PackedSum | None,
         other: int,
         other_first: bool,
-        ends: tuple[int, str, float],
+        ends: tuple[int, PackedTable | None],
     ) -> None:
         """See `Step`."""
         zero, low, high = bounds
-        residual, activation, scale = ends
+        residual, table = ends
         network.convolution(
             x=x,
             out=out,
@@ -182,8 +208,7 @@ class Convolution(Step):
             other=other,
             other_first=other_first,
             residual=residual,
-            activation=activation,
-            scale=scale,
+            activation=None if table is None else native_table(*table),
         )
 
 

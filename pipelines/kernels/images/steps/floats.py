@@ -72,13 +72,18 @@ class Operand:
         return (found.astype(np.int32) - self.zero).astype(np.float32) * np.float32(self.scale)
 
     def store(self, run: Run, real: Array) -> None:
-        """Writes the tensor.
+        """Writes the tensor; its bytes are clip(rint(real (1 / scale)) + zero, 0, 255), NaN as 0.
 
         Args:
             run: Tensors, to which this one is added.
             real: float32 of the tensor's shape.
         """
-        run.tensors[self.tensor] = real if self.floats else quantized_pixels(real, self.scale, self.zero)
+        if self.floats:
+            run.tensors[self.tensor] = real
+            return
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = real * (np.float32(1) / np.float32(self.scale))
+        run.tensors[self.tensor] = quantized_pixels(scaled, 1, self.zero)
 
     def _check(self, step: Step) -> None:
         fits(step, bool(np.isfinite(np.float32(self.scale)) and self.scale >= 0))

@@ -3,12 +3,32 @@
 #pragma once
 #include "isa/isa.h"
 #include "isa/vectors/lanes.h"
+#include "isa/vectors/unroll.h"
 
 namespace zoo {
 namespace {
 
 void dequantize_bytes(const uint8_t *x, float scale, int32_t zero, int64_t n, float *out) {
     for (int64_t i = 0; i < n; ++i) out[i] = static_cast<float>(x[i] - zero) * scale;
+}
+
+void quantize_floats(const float *x, float factor, int32_t zero, int64_t n, uint8_t *out) {
+    const float low = static_cast<float>(-zero), high = static_cast<float>(255 - zero);
+    const auto bytes = [&](const float *from, uint8_t *to) {
+        Vec value = load_float<Vec>(from) * factor;
+        value = at_most(at_least(value == value ? value : Vec{}, low), high);
+        const IntVec codes = reinterpret_cast<IntVec>(value + kRoundToInt) + (zero - 0x4B400000);  // the bits of kRoundToInt
+        const auto packed = __builtin_convertvector(codes, Vector<uint8_t, kVecLanes>::type);
+        std::memcpy(to, &packed, sizeof packed);
+    };
+    const int64_t whole = n / kVecLanes * kVecLanes;
+    for (int64_t i = 0; i < whole; i += kVecLanes) bytes(x + i, out + i);
+    if (whole == n) return;
+    float rest[kVecLanes] = {};
+    uint8_t found[kVecLanes];
+    std::memcpy(rest, x + whole, static_cast<size_t>(n - whole) * sizeof(float));
+    bytes(rest, found);
+    std::memcpy(out + whole, found, static_cast<size_t>(n - whole));
 }
 
 void add_floats(const float *a, const float *b, int64_t n, float *out) {
@@ -53,16 +73,60 @@ inline void depthwise_tile(const FloatDepthwise &d, const float *x, const float 
         for (int part = 0; part < Parts; ++part) store_float(out + i * d.channels + part * kVecLanes, sums[i][part]);
 }
 
-// Sixteen channels after the other, so that the rows of a window stay in the cache.
+// `Count` pixels of a vector of channels whose windows, `Columns` wide, lie one tap apart: a row reads each pixel of x once.
+template <int Count, int Columns>
+inline void depthwise_slide(const FloatDepthwise &d, const float *x, const float *weight, const float *bias, float *out) {
+    Vec sums[Count], factors[Columns];
+    unroll<Count>([&](auto i) ZOO_INLINE { sums[i.value] = load_float<Vec>(bias); });
+    for (int64_t row = 0; row < d.kernel_rows; ++row, x += d.tap_row, weight += Columns * d.channels) {
+        unroll<Columns>([&](auto tap) ZOO_INLINE { factors[tap.value] = load_float<Vec>(weight + tap.value * d.channels); });
+        unroll<Count + Columns - 1>([&](auto column) ZOO_INLINE {
+            const Vec value = load_float<Vec>(x + column.value * d.x_step);
+            unroll<Count>([&](auto i) ZOO_INLINE {
+                constexpr int tap = decltype(column)::value - decltype(i)::value;
+                if constexpr (tap >= 0 && tap < Columns) sums[i.value] = sums[i.value] + value * factors[tap];
+            });
+        });
+    }
+    unroll<Count>([&](auto i) ZOO_INLINE { store_float(out + i.value * d.channels, sums[i.value]); });
+}
+
+// tile(Index<count>, first) of `width` pixels in tiles of as equal widths as can be, up to `Most`.
+template <int Most, class Tile>
+inline void even_tiles(int64_t width, Tile tile) {
+    const int64_t tiles = (width + Most - 1) / Most;
+    for (int64_t t = 0, first = 0; t < tiles; ++t) {
+        const int64_t count = width / tiles + (t < width % tiles);
+        unroll<Most>([&](auto less) ZOO_INLINE {
+            if (count == less.value + 1) tile(Index<less.value + 1>{}, first);
+        });
+        first += count;
+    }
+}
+
+// Rows whose windows stay in L2 at a time, and of these sixteen channels after the other, whose windows stay in L1.
 void float_depthwise(const FloatDepthwise &d, const float *x, float *out, int64_t rows, int64_t width) {
     constexpr int kParts = 16 / kVecLanes > 2 ? 2 : 16 / kVecLanes, kCount = 8 / kParts;
+    constexpr int64_t kFloats = 1 << 17;
+    if (const int64_t most = kFloats / d.x_row - d.kernel_rows, some = most > 1 ? most : 1; rows > some) {
+        for (int64_t y = 0; y < rows; y += some)
+            float_depthwise(d, x + y * d.x_row, out + y * d.out_row, rows - y < some ? rows - y : some, width);
+        return;
+    }
+    const bool slides = kVecLanes == 16 && d.tap_column == d.x_step;  // with enough registers for a row of weights
     for (int64_t c = 0; c < d.channels; c += kParts * kVecLanes)
         for (int64_t y = 0; y < rows; ++y) {
             const float *from = x + y * d.x_row + c;
             float *to = out + y * d.out_row + c;
-            int64_t at = 0;
-            for (; at + kCount <= width; at += kCount) depthwise_tile<kCount, kParts>(d, from + at * d.x_step, d.weight + c, d.bias + c, to + at * d.channels);
-            for (; at < width; ++at) depthwise_tile<1, kParts>(d, from + at * d.x_step, d.weight + c, d.bias + c, to + at * d.channels);
+            even_tiles<kCount>(width, [&](auto count, int64_t at) {
+                const auto tile = [&](auto function) { function(d, from + at * d.x_step, d.weight + c, d.bias + c, to + at * d.channels); };
+                if constexpr (kVecLanes == 16) {
+                    if (slides && d.kernel_columns == 7) return tile(depthwise_slide<count.value, 7>);
+                    if (slides && d.kernel_columns == 5) return tile(depthwise_slide<count.value, 5>);
+                    if (slides && d.kernel_columns == 3) return tile(depthwise_slide<count.value, 3>);
+                }
+                tile(depthwise_tile<count.value, kParts>);
+            });
         }
 }
 

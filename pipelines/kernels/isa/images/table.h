@@ -20,6 +20,7 @@ constexpr ImageKernels kImageKernels = {
     .mean = mean,
     .global_mean = global_mean,
     .quantize = quantize_bytes,
+    .quantize_floats = quantize_floats,
     .interleave = interleave,
     .lookup = lookup,
     .products = products,

@@ -34,14 +34,17 @@ inline void each_sum(const Dense &d, const uint8_t *const *in, int64_t n, Store 
 
 void dense(const Dense &d, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others, int64_t n) {
     each_sum(d, in, n, [&](int64_t p, int64_t j, int32_t sum, float scale) {
-        uint8_t found = requantize(sum, scale, d.bytes);
+        uint8_t found = d.activation ? activated(sum, scale, *d.activation) : requantize(sum, scale, d.bytes);
         if (d.sum) sum_bytes(*d.sum, d.other_first ? others[p] + j : &found, d.other_first ? &found : others[p] + j, &found, 1);
         out[p][j] = found;
     });
 }
 
-void dense_floats(const Dense &d, const uint8_t *const *in, float *const *out, int64_t n) {
-    each_sum(d, in, n, [&](int64_t p, int64_t j, int32_t sum, float scale) { out[p][j] = static_cast<float>(sum) * scale; });
+void dense_floats(const Dense &d, const uint8_t *const *in, float *const *out, const float *const *added, int64_t n) {
+    each_sum(d, in, n, [&](int64_t p, int64_t j, int32_t sum, float scale) {
+        const float found = static_cast<float>(sum) * scale;
+        out[p][j] = added ? found + added[p][j] : found;
+    });
 }
 
 // As they are, then bias and scale.

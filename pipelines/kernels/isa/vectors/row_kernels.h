@@ -6,6 +6,7 @@
 #include "isa/isa.h"
 #include "isa/vectors/lanes.h"
 #include "isa/vectors/quantized_attention.h"
+#include "isa/vectors/unroll.h"
 
 namespace zoo {
 namespace {
@@ -60,8 +61,14 @@ void quantize_rows(const Rows &rows, int64_t stride, const QParams &qparams, int
         quantize_row(rows.values + r * rows.stride, stride, qparams, rows.quantized + r * rows.stride, rows.scale + r);
 }
 
+// Whole 64, or a row of the values, if it has fewer.
+inline int64_t written_columns(const LayerNorm &norm, const Rows &out) {
+    const int64_t whole = round_up(norm.width, kColumns);
+    return out.values && out.stride < whole ? out.stride : whole;
+}
+
 void rms_norm(const LayerNorm &norm, const float *x, int64_t x_stride, const Rows &out, int64_t n) {
-    const int64_t stride = round_up(norm.width, kColumns);
+    const int64_t stride = written_columns(norm, out);
     auto *spare = static_cast<float *>(kernel_scratch(stride * 4));
     for (int64_t r = 0; r < n; ++r, x += x_stride) {
         float *y = out.values ? out.values + r * out.stride : spare;
@@ -71,29 +78,51 @@ void rms_norm(const LayerNorm &norm, const float *x, int64_t x_stride, const Row
     }
 }
 
-void layer_norm(const LayerNorm &norm, const float *x, int64_t x_stride, const Rows &out, int64_t n) {
-    if (!norm.bias) return rms_norm(norm, x, x_stride, out, n);
-    const int64_t width = norm.width, stride = round_up(width, kColumns), whole = width / kLanes * kLanes;
+// `Count` rows at a time, which wait for their sums together.
+template <int Count>
+inline void layer_norm_rows(const LayerNorm &norm, const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t stride) {
+    const int64_t width = norm.width, whole = width / kLanes * kLanes;
     const float count = static_cast<float>(width);
     float tail[kLanes];  // 1 for the columns of the last sixteen, 0 for what pads them
     for (int64_t l = 0; l < kLanes; ++l) tail[l] = whole + l < width ? 1.0f : 0.0f;
-    auto *spare = static_cast<float *>(kernel_scratch(stride * 4));
-    for (int64_t r = 0; r < n; ++r, x += x_stride) {
+    Vec16 sums[Count], mean[Count];
+    const auto rows = [&](auto function) ZOO_INLINE { unroll<Count>(function); };
+    rows([&](auto r) ZOO_INLINE { sums[r.value] = broadcast<Vec16>(0); });
+    for (int64_t j = 0; j < width; j += kLanes)
+        rows([&](auto r) ZOO_INLINE { sums[r.value] = sums[r.value] + load_float<Vec16>(x + r.value * x_stride + j); });
+    rows([&](auto r) ZOO_INLINE { mean[r.value] = broadcast<Vec16>(reduce_add(sums[r.value]) / count), sums[r.value] = broadcast<Vec16>(0); });
+    for (int64_t j = 0; j < whole; j += kLanes)
+        rows([&](auto r) ZOO_INLINE {
+            const Vec16 deviation = load_float<Vec16>(x + r.value * x_stride + j) - mean[r.value];
+            sums[r.value] = sums[r.value] + deviation * deviation;
+        });
+    if (whole < width)
+        rows([&](auto r) ZOO_INLINE {
+            const Vec16 deviation = (load_float<Vec16>(x + r.value * x_stride + whole) - mean[r.value]) * load_float<Vec16>(tail);
+            sums[r.value] = sums[r.value] + deviation * deviation;
+        });
+    rows([&](auto r) ZOO_INLINE { sums[r.value] = broadcast<Vec16>(1.0f / std::sqrt(reduce_add(sums[r.value]) / count + norm.epsilon)); });
+    for (int64_t j = 0; j < stride; j += kLanes) {
+        const Vec16 scale = load_float<Vec16>(norm.scale + j), bias = load_float<Vec16>(norm.bias + j);
+        rows([&](auto r) ZOO_INLINE {
+            store_float(y + r.value * y_stride + j, ((load_float<Vec16>(x + r.value * x_stride + j) - mean[r.value]) * sums[r.value]) * scale + bias);
+        });
+    }
+}
+
+void layer_norm(const LayerNorm &norm, const float *x, int64_t x_stride, const Rows &out, int64_t n) {
+    if (!norm.bias) return rms_norm(norm, x, x_stride, out, n);
+    constexpr int64_t kRows = 4;
+    const int64_t stride = written_columns(norm, out), y_stride = out.values ? out.stride : stride;
+    auto *spare = static_cast<float *>(kernel_scratch(kRows * stride * 4));
+    for (int64_t r = 0; r < n; r += kRows, x += kRows * x_stride) {
         float *y = out.values ? out.values + r * out.stride : spare;
-        Vec16 total = broadcast<Vec16>(0);
-        for (int64_t j = 0; j < width; j += kLanes) total = total + load_float<Vec16>(x + j);
-        const Vec16 mean = broadcast<Vec16>(reduce_add(total) / count);
-        Vec16 squares = broadcast<Vec16>(0);
-        for (int64_t j = 0; j < width; j += kLanes) {
-            Vec16 deviation = load_float<Vec16>(x + j) - mean;
-            if (j == whole) deviation = deviation * load_float<Vec16>(tail);
-            squares = squares + deviation * deviation;
+        const int64_t count = n - r < kRows ? n - r : kRows;
+        if (count == kRows) layer_norm_rows<kRows>(norm, x, x_stride, y, y_stride, stride);
+        for (int64_t i = 0; i < count; ++i) {
+            if (count < kRows) layer_norm_rows<1>(norm, x + i * x_stride, x_stride, y + i * y_stride, y_stride, stride);
+            if (out.quantized) quantize_row(y + i * y_stride, stride, norm.qparams, out.quantized + (r + i) * out.stride, out.scale + r + i);
         }
-        const Vec16 inverse_std = broadcast<Vec16>(1.0f / std::sqrt(reduce_add(squares) / count + norm.epsilon));
-        for (int64_t j = 0; j < stride; j += kLanes)
-            store_float(y + j, ((load_float<Vec16>(x + j) - mean) * inverse_std) * load_float<Vec16>(norm.scale + j) +
-                                   load_float<Vec16>(norm.bias + j));
-        if (out.quantized) quantize_row(y, stride, norm.qparams, out.quantized + r * out.stride, out.scale + r);
     }
 }
 

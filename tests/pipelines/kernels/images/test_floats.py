@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from pipelines.kernels.images.steps import (
     Operand,
     Pixels,
 )
+from pipelines.kernels.images.steps.activation import activation_table, exact
 
 pytestmark = pytest.mark.skipif(not extension.isas(), reason=f"no native kernels: {extension.missing()}")
 
@@ -71,6 +73,78 @@ def test_every_float_step(data: st.DataObject) -> None:
         program((*shape, channels), tensors, steps, channels, floats=floats),
         rng.integers(0, 256, (2, *shape, channels), dtype=np.uint8),
     )
+
+
+def test_rows_pass_through_layers_in_blocks() -> None:
+    """A block of ConvNeXt on a map that is larger than a block of rows, from a layer with padding and to another one."""
+    rng, x, wide = np.random.default_rng(0), 40, 72
+    one, taps = np.ones(x, np.float32), rng.normal(0, 0.3, (3, 3, x)).astype(np.float32)
+    weight = lambda *shape: rng.integers(-128, 128, shape).astype(np.int8)  # noqa: E731
+    first = Convolution(
+        3, 4, weight(wide, 1, 1, x), np.zeros(wide, np.int32), np.full(wide, 1e-4, np.float32), floats=True
+    ).activated("gelu", 0.02, 9, 4)
+    assert first is not None
+    second = (weight(x, 1, 1, wide), np.zeros(x, np.int32), np.full(x, 1e-4, np.float32))
+    steps = [
+        Pixels(0, last=True),
+        FloatCopy(Operand(0, 0.02, 120), Operand(1)),
+        FloatDepthwise(1, 2, taps, one, (1, 1), (1, 1, 1, 1), (1, 1)),
+        Normalization(Operand(2), Operand(3, 0.03, 128), one, one, 1e-6),
+        first,
+        Convolution(4, 5, *second, floats=True, residual=1),
+        FloatDepthwise(5, 6, taps, one, (2, 2), (1, 1, 0, 0), (1, 1)),
+        FloatMean(Operand(6), Operand(7)),
+        FloatCopy(Operand(7), Operand(8, 0.02, 120)),
+        Dequantize(8, 1, 0),
+    ]
+    shape = (70, 52)
+    tensors = [(*shape, x)] * 4 + [(*shape, wide), (*shape, x), (35, 26, x)] + [(1, 1, x)] * 2
+    made = program((*shape, x), tensors, steps, x, floats=frozenset({1, 2, 5, 6, 7}))
+    same_bits(made, rng.integers(0, 256, (2, *shape, x), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "swish"])
+@pytest.mark.parametrize("scale", [0.003, 0.0124, 0.03, 0.4])
+def test_activations_of_sums_are_within_a_rounding_of_the_exact_ones(kind: str, scale: float) -> None:
+    """Layers of few and many outputs, with sums on both sides of what 16 bits hold."""
+    for outputs, zero in ((16, 0), (40, 87), (64, 255), (130, 14)):
+        rng, x = np.random.default_rng(outputs), 12
+        if kind == "swish" and scale < 0.01:
+            assert activation_table(kind, scale, zero) is None
+            continue
+        weight = rng.integers(-128, 128, (outputs, 1, 1, x)).astype(np.int8)
+        bias = rng.integers(-(2**15), 2**15, outputs).astype(np.int32)
+        scales = (scale * 10 ** rng.uniform(-4, 0, outputs)).astype(np.float32)
+        layer = Convolution(0, 1, weight, bias, scales, floats=True).activated(kind, scale, zero, 1)
+        assert layer is not None
+        made = program(
+            (5, 7, x), [(5, 7, x), (5, 7, outputs)], [Pixels(0, last=True), layer, Dequantize(1, 1, 0)], 35 * outputs
+        )
+        samples = rng.integers(0, 256, (2, 5, 7, x), dtype=np.uint8)
+        same_bits(made, samples)
+        real = (samples[0].reshape(-1, x).astype(np.int64) @ weight[:, 0, 0].T + bias) * scales.astype(np.float64)
+        wanted = np.clip(exact(kind, real.ravel()) / scale + zero, 0, 255)
+        found = reference.run(made, samples[0]).reshape(outputs, -1).T
+        assert np.abs(found.ravel() - wanted).max() < 0.7
+        assert np.square(found.ravel() - wanted).mean() < 1.03 / 12
+
+
+def test_activations_that_16_bits_do_not_hold_stay_apart() -> None:
+    assert activation_table("swish", 1e-4, 0) is activation_table("gelu", 0.0005, 0) is None
+    one, ones = np.ones((1, 1, 1, 8), np.int8), np.ones(1, np.float32)
+    assert Convolution(0, 1, one, np.zeros(1, np.int32), 1e5 * ones, floats=True).activated("gelu", 0.01, 3, 1) is None
+    table = activation_table("gelu", 0.01, 3)
+    assert table is not None
+    for wrong in (
+        {"activation": replace(table, factor=1)},
+        {"activation": replace(table, starts=np.full(65, 2**14, np.int16))},
+        {"activation": table, "floats": True},
+    ):
+        with pytest.raises(RequestError):
+            layer = Convolution(0, 1, one, np.zeros(1, np.int32), ones, **wrong)  # type: ignore[arg-type]
+            floats = frozenset({1} if "floats" in wrong else ())
+            steps = [Pixels(0, last=True), layer, Dequantize(1, 1, 0)]
+            program((3, 4, 8), [(3, 4, 8), (3, 4, 1)], steps, 12, floats=floats)
 
 
 def test_floats_and_bytes_are_told_apart() -> None:
@@ -165,7 +239,10 @@ def test_functions_of_several_operators_are_recognized_by_their_values(form: str
             image_program(io.load(path))
         return
     made = image_program(io.load(path))
-    assert [each.activation for each in made.steps if isinstance(each, Convolution)] == ["", form, ""]
+    tables = [each.activation for each in made.steps if isinstance(each, Convolution)]
+    wanted = activation_table(form, 0.03, 20)
+    assert wanted and tables[1] and tables[0] is tables[2] is None
+    assert np.array_equal(tables[1].starts, wanted.starts)
     samples = g.rng.normal(0, 1, (2, 3, 8, 6)).astype(np.float32)
     found = np.stack([reference.run(made, each) for each in samples])
     np.testing.assert_allclose(found.reshape(2, 8, 6, 8), results(path, samples), atol=0.0501)

@@ -192,9 +192,8 @@ void dense_panel(const Dense &d, const Scratch &scratch, const int8_t *w, const 
         bias[v.value] = load(bias_of + 64 * v.value);
         scale[v.value] = _mm512_loadu_ps(scales + 64 * v.value);
     });
-    const BytesOf bytes_of(d.bytes);
     const int64_t blocks = round_up(n, kRows) / kRows;
-    const auto rows_of = [&](auto then) ZOO_INLINE {
+    const auto rows_of = [&](const auto &bytes_of, auto then) ZOO_INLINE {
         for (int64_t i = 0; i < blocks; i += 2) {
             const int64_t begin = i * kRows, count = n - begin < 2 * kRows ? n - begin : 2 * kRows;
             multiply_panel<V>(scratch.rows + i, blocks - i, scratch.steps, w, 64 * V,
@@ -205,16 +204,19 @@ void dense_panel(const Dense &d, const Scratch &scratch, const int8_t *w, const 
                     const __m512i sum = load(scratch.sums + r * kSums + 16 * v.value);
                     q[v.value] = requantized(add(sum, bias[v.value]), scale[v.value]);
                 });
-                store_panel<V>(out[begin + r] + column, then(bytes_of.pack(q[0], q[1], q[2], q[3]), begin + r));
+                store_panel<V>(out[begin + r] + column, then(bytes_of.template pack<V>(q), begin + r));
             }
         }
     };
-    if (!d.sum) return rows_of([](__m512i bytes, int64_t) ZOO_INLINE { return bytes; });
+    const auto alone = [](__m512i bytes, int64_t) ZOO_INLINE { return bytes; };
+    if (d.activation) return rows_of(ActivationOf(*d.activation), alone);
+    const BytesOf bytes_of(d.bytes);
+    if (!d.sum) return rows_of(bytes_of, alone);
     const SumOf other(*d.sum);
     if (d.other_first)
-        rows_of([&](__m512i bytes, int64_t r) ZOO_INLINE { return other.of<V>(load_panel<V>(others[r] + column), bytes); });
+        rows_of(bytes_of, [&](__m512i bytes, int64_t r) ZOO_INLINE { return other.of<V>(load_panel<V>(others[r] + column), bytes); });
     else
-        rows_of([&](__m512i bytes, int64_t r) ZOO_INLINE { return other.of<V>(bytes, load_panel<V>(others[r] + column)); });
+        rows_of(bytes_of, [&](__m512i bytes, int64_t r) ZOO_INLINE { return other.of<V>(bytes, load_panel<V>(others[r] + column)); });
 }
 
 // Windows of sixteen pixels as rows of tiles: where they are, if they follow each other at one distance and their stretches are whole 64

@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "isa/images/kernels.h"
-#include "isa/x86/avx2/memory.h"
+#include "isa/x86/avx2/activation.h"
 
 namespace zoo {
 namespace {
@@ -44,13 +44,22 @@ inline __m128i to_bytes(__m256i first, __m256i second, int32_t low, int32_t high
     return _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
 
+// Eight sums, scaled and rounded.
+inline __m256i rounded(__m256i sum, const float *scale) {
+    return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_cvtepi32_ps(sum), _mm256_loadu_ps(scale)));
+}
+
 // Sixteen sums as bytes.
 inline __m128i bytes_of(__m256i low, __m256i high, const float *scale, const Requantization &b) {
-    const auto rounded = [&](__m256i sum, const float *by) {
-        const __m256i q = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_cvtepi32_ps(sum), _mm256_loadu_ps(by)));
-        return _mm256_add_epi32(q, _mm256_set1_epi32(b.zero));
-    };
-    return to_bytes(rounded(low, scale), rounded(high, scale + 8), b.low, b.high);
+    const __m256i zero = _mm256_set1_epi32(b.zero);
+    return to_bytes(_mm256_add_epi32(rounded(low, scale), zero), _mm256_add_epi32(rounded(high, scale + 8), zero), b.low, b.high);
+}
+
+// Sixteen sums as the bytes of their activation.
+inline __m128i activated_bytes(__m256i low, __m256i high, const float *scale, const ActivationTable &t) {
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(rounded(low, scale), rounded(high, scale + 8)), 0xD8);
+    const __m256i found = ActivatedWords(t).of(words);
+    return _mm_packus_epi16(_mm256_castsi256_si128(found), _mm256_extracti128_si256(found, 1));
 }
 
 // `sum_bytes` of sixteen.
@@ -143,7 +152,7 @@ inline void each_tile(const Dense &d, const uint8_t *const *in, int64_t n, Store
 
 void dense(const Dense &d, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others, int64_t n) {
     each_tile(d, in, n, [&](int64_t p, int64_t column, __m256i low, __m256i high, const float *scale) {
-        __m128i bytes = bytes_of(low, high, scale, d.bytes);
+        __m128i bytes = d.activation ? activated_bytes(low, high, scale, *d.activation) : bytes_of(low, high, scale, d.bytes);
         if (d.sum) {
             const __m128i other = _mm_loadu_si128(reinterpret_cast<const __m128i *>(others[p] + column));
             bytes = d.other_first ? summed(*d.sum, other, bytes) : summed(*d.sum, bytes, other);
@@ -152,10 +161,14 @@ void dense(const Dense &d, const uint8_t *const *in, uint8_t *const *out, const 
     });
 }
 
-void dense_floats(const Dense &d, const uint8_t *const *in, float *const *out, int64_t n) {
+void dense_floats(const Dense &d, const uint8_t *const *in, float *const *out, const float *const *added, int64_t n) {
     each_tile(d, in, n, [&](int64_t p, int64_t column, __m256i low, __m256i high, const float *scale) {
-        _mm256_storeu_ps(out[p] + column, _mm256_mul_ps(_mm256_cvtepi32_ps(low), _mm256_loadu_ps(scale)));
-        _mm256_storeu_ps(out[p] + column + 8, _mm256_mul_ps(_mm256_cvtepi32_ps(high), _mm256_loadu_ps(scale + 8)));
+        const auto finish = [&](__m256i sums, int64_t half) {
+            __m256 found = _mm256_mul_ps(_mm256_cvtepi32_ps(sums), _mm256_loadu_ps(scale + half));
+            if (added) found = _mm256_add_ps(found, _mm256_loadu_ps(added[p] + column + half));
+            _mm256_storeu_ps(out[p] + column + half, found);
+        };
+        finish(low, 0), finish(high, 8);
     });
 }
 
@@ -190,9 +203,6 @@ void depthwise(const Depthwise &d, const uint8_t *x, uint8_t *out, int64_t n) {
                 low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_unpacklo_epi16(a, b), load(w)));
                 high = _mm256_add_epi32(high, _mm256_madd_epi16(_mm256_unpackhi_epi16(a, b), load(w + 16)));
             }
-            const auto rounded = [&](__m256i sum, const float *by) {
-                return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_cvtepi32_ps(sum), _mm256_loadu_ps(by)));
-            };
             const __m256i words = _mm256_adds_epi16(_mm256_packs_epi32(rounded(low, scale), rounded(high, scale + 8)),
                                                     _mm256_set1_epi16(static_cast<int16_t>(d.bytes.zero)));
             const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));

@@ -1,7 +1,7 @@
 // Operations of 512 bits for the kernels of ../bytes/.
 #pragma once
 #include "isa/x86/avx512/products.h"
-#include "isa/x86/bytes/unroll.h"
+#include "isa/vectors/unroll.h"
 
 namespace zoo {
 namespace {
@@ -36,12 +36,33 @@ inline Floats to_floats(Ints v) { return _mm512_cvtepi32_ps(v); }
 inline Ints to_ints(Floats v) { return _mm512_cvtps_epi32(v); }
 inline Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 inline Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
-template <int I>
-inline __m128 part_of(Floats v) { return _mm512_extractf32x4_ps(v, I); }
+inline Floats sum_of(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Ints choose_bytes(Ints v, __m128i places) { return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(places)); }
 inline int32_t sum_of(Ints v) { return _mm512_reduce_add_epi32(v); }
 // The first `count` bytes, fewer than a vector's, and zeros.
 inline Ints load_bytes(const uint8_t *at, int64_t count) { return _mm512_maskz_loadu_epi8((1ULL << count) - 1, at); }
+
+// `ActivationTable` of words.
+struct ActivatedWords {
+    Ints starts[2], slopes[2], limit, factor, zero;
+    __m128i shift, rest;
+    explicit ActivatedWords(const ActivationTable &t)
+        : limit(same_words(static_cast<int16_t>(t.limit))), factor(same_words(static_cast<int16_t>(t.factor))),
+          zero(same_words(static_cast<int16_t>(t.zero))), shift(_mm_cvtsi32_si128(t.shift)), rest(_mm_cvtsi32_si128(15 - t.shift)) {
+        for (int half = 0; half < 2; ++half) {
+            starts[half] = load(t.starts + 32 * half);
+            slopes[half] = _mm512_sub_epi16(load(t.starts + 32 * half + 1), starts[half]);
+        }
+    }
+    ZOO_INLINE inline Ints of(Ints x) const {
+        const Ints u = _mm512_min_epu16(_mm512_abs_epi16(x), limit), segment = _mm512_srl_epi16(u, shift);
+        const Ints part = _mm512_and_si512(_mm512_sll_epi16(u, rest), _mm512_set1_epi16(32767));
+        const Ints rise = _mm512_mulhrs_epi16(_mm512_permutex2var_epi16(slopes[0], segment, slopes[1]), part);
+        const Ints remainder = _mm512_add_epi16(_mm512_permutex2var_epi16(starts[0], segment, starts[1]), rise);
+        const Ints result = _mm512_subs_epi16(_mm512_max_epi16(x, _mm512_setzero_si512()), remainder);
+        return _mm512_add_epi16(_mm512_mulhrs_epi16(result, factor), zero);
+    }
+};
 
 // 128 bits by 128 bits of a panel's bytes to bytes in order, and back.
 template <int V>
@@ -73,6 +94,29 @@ ZOO_INLINE inline Ints load_panel(const uint8_t *at) {
     return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0),
                                     _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i *>(at))));
 }
+// The floats of a panel in order.
+inline void order_panel(const Floats (&q)[4], Floats (&out)[4]) {
+    const Floats a = _mm512_shuffle_f32x4(q[0], q[1], 0x88), b = _mm512_shuffle_f32x4(q[2], q[3], 0x88);
+    const Floats c = _mm512_shuffle_f32x4(q[0], q[1], 0xDD), d = _mm512_shuffle_f32x4(q[2], q[3], 0xDD);
+    out[0] = _mm512_shuffle_f32x4(a, b, 0x88), out[1] = _mm512_shuffle_f32x4(c, d, 0x88);
+    out[2] = _mm512_shuffle_f32x4(a, b, 0xDD), out[3] = _mm512_shuffle_f32x4(c, d, 0xDD);
+}
+// Eights of bytes of a and b (8 and up), with eights of c where there is a mask.
+inline Floats eights(Floats a, Floats b, __m512i places, __mmask8 third = 0, Floats c = Floats{}, __m512i of_third = __m512i{}) {
+    const __m512d two = _mm512_permutex2var_pd(_mm512_castps_pd(a), places, _mm512_castps_pd(b));
+    return _mm512_castpd_ps(third ? _mm512_mask_permutexvar_pd(two, third, of_third, _mm512_castps_pd(c)) : two);
+}
+inline void order_panel(const Floats (&q)[3], Floats (&out)[3]) {
+    out[0] = eights(q[0], q[1], _mm512_setr_epi64(0, 1, 8, 9, 0, 0, 2, 3), 0x30, q[2], _mm512_setr_epi64(0, 0, 0, 0, 0, 1, 0, 0));
+    out[1] = eights(q[0], q[1], _mm512_setr_epi64(10, 11, 0, 0, 4, 5, 12, 13), 0x0C, q[2], _mm512_setr_epi64(0, 0, 2, 3, 0, 0, 0, 0));
+    out[2] = eights(q[0], q[1], _mm512_setr_epi64(0, 0, 6, 7, 14, 15, 0, 0), 0xC3, q[2], _mm512_setr_epi64(4, 5, 0, 0, 0, 0, 6, 7));
+}
+inline void order_panel(const Floats (&q)[2], Floats (&out)[2]) {
+    out[0] = eights(q[0], q[1], _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11));
+    out[1] = eights(q[0], q[1], _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15));
+}
+inline void order_panel(const Floats (&q)[1], Floats (&out)[1]) { out[0] = q[0]; }
+
 // The first 16, 32 or 48 channels of a vector of bytes.
 template <int Count>
 inline void store_channels(uint8_t *at, Ints bytes) {

@@ -3,7 +3,7 @@
 #include <immintrin.h>
 
 #include "isa/x86/avx512/products.h"
-#include "isa/x86/bytes/unroll.h"
+#include "isa/vectors/unroll.h"
 
 namespace zoo {
 namespace {

@@ -2,9 +2,9 @@
 #pragma once
 #include <cstring>
 
-#include "isa/x86/avx2/memory.h"
+#include "isa/x86/avx2/activation.h"
 #include "isa/x86/avx_vnni/products.h"
-#include "isa/x86/bytes/unroll.h"
+#include "isa/vectors/unroll.h"
 
 namespace zoo {
 namespace {
@@ -38,8 +38,7 @@ inline Floats to_floats(Ints v) { return _mm256_cvtepi32_ps(v); }
 inline Ints to_ints(Floats v) { return _mm256_cvtps_epi32(v); }
 inline Floats multiply(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
 inline Floats fused(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
-template <int I>
-inline __m128 part_of(Floats v) { return _mm256_extractf128_ps(v, I); }
+inline Floats sum_of(Floats a, Floats b) { return _mm256_add_ps(a, b); }
 inline Ints choose_bytes(Ints v, __m128i places) { return _mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(places)); }
 inline int32_t sum_of(Ints v) {
     __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
@@ -62,6 +61,10 @@ ZOO_INLINE inline void store_panel(uint8_t *out, Ints bytes) {
 template <int V>
 ZOO_INLINE inline Ints load_panel(const uint8_t *at) {
     return _mm256_permute4x64_epi64(_mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(at))), 0x10);
+}
+// The floats of a panel in order.
+inline void order_panel(const Floats (&q)[2], Floats (&out)[2]) {
+    out[0] = _mm256_permute2f128_ps(q[0], q[1], 0x20), out[1] = _mm256_permute2f128_ps(q[0], q[1], 0x31);
 }
 // The first sixteen channels of a vector of bytes.
 template <int Count>

@@ -1,7 +1,7 @@
 // Dense convolutions of images by products of bytes, on the operations of an instruction set (its bytes.h).
 #pragma once
 #include "isa/images/kernels.h"
-#include "isa/x86/bytes/unroll.h"
+#include "isa/vectors/unroll.h"
 
 namespace zoo {
 namespace {
@@ -82,12 +82,24 @@ struct BytesOf {
     explicit BytesOf(const Requantization &b)
         : zero(same_words(static_cast<int16_t>(b.zero))), low(same_bytes(static_cast<int8_t>(b.low))),
           high(same_bytes(static_cast<int8_t>(b.high))), shifts(b.zero != 0), clips(b.low > 0 || b.high < 255) {}
-    // Four vectors of int32 as bytes, 128 bits by 128 bits. vpackssdw saturates, which the zero point does not undo.
-    ZOO_INLINE inline Ints pack(Ints a, Ints b, Ints c, Ints d) const {
-        Ints first = to_words(a, b), second = to_words(c, d);
+    // V vectors of int32 as bytes, 128 bits by 128 bits. vpackssdw saturates, which the zero point does not undo.
+    template <int V>
+    ZOO_INLINE inline Ints pack(const Ints (&q)[4]) const {
+        Ints first = to_words(q[0], q[1]), second = to_words(q[2], q[3]);
         if (shifts) first = add_words(first, zero), second = add_words(second, zero);
         const Ints bytes = to_bytes(first, second);
         return clips ? clip_bytes(bytes, low, high) : bytes;
+    }
+};
+
+struct ActivationOf {
+    ActivatedWords words;
+    explicit ActivationOf(const ActivationTable &t) : words(t) {}
+    template <int V>
+    ZOO_INLINE inline Ints pack(const Ints (&q)[4]) const {
+        const Ints first = words.of(to_words(q[0], q[1]));
+        if constexpr (V < 3) return to_bytes(first, first);
+        else return to_bytes(first, words.of(to_words(q[2], q[3])));
     }
 };
 
@@ -113,7 +125,7 @@ struct SumOf {
             const Floats inner = fused(unpacked<i.value>(y), b, fixed);
             sums[i.value] = to_ints(fused(unpacked<i.value>(x), a, inner));
         });
-        return bytes.pack(sums[0], sums[1], sums[2], sums[3]);
+        return bytes.pack<V>(sums);
     }
 };
 
@@ -124,46 +136,51 @@ void dense_tile(const Dense &d, const int8_t *w, const uint8_t *const *in, uint8
     const int8_t *scales = sums.run(d, w, in);
     Floats scale[4] = {};
     unroll<V>([&](auto v) ZOO_INLINE { scale[v.value] = load_floats(scales + 4 * kInts * v.value); });
-    const BytesOf bytes_of(d.bytes);
-    const auto finish = [&](auto then) ZOO_INLINE {
+    const auto finish = [&](const auto &bytes_of, auto then) ZOO_INLINE {
         unroll<Rows>([&](auto r) ZOO_INLINE {
             Ints q[4] = {};
             unroll<V>([&](auto v) ZOO_INLINE { q[v.value] = requantized(sums.at[r.value][v.value], scale[v.value]); });
-            store_panel<V>(out[r.value] + column, then(bytes_of.pack(q[0], q[1], q[2], q[3]), r.value));
+            store_panel<V>(out[r.value] + column, then(bytes_of.template pack<V>(q), r.value));
         });
     };
-    if (!d.sum) return finish([](Ints bytes, int) ZOO_INLINE { return bytes; });
+    const auto alone = [](Ints bytes, int) ZOO_INLINE { return bytes; };
+    if (d.activation) return finish(ActivationOf(*d.activation), alone);
+    const BytesOf bytes_of(d.bytes);
+    if (!d.sum) return finish(bytes_of, alone);
     const SumOf other(*d.sum);
     if (d.other_first)
-        finish([&](Ints bytes, int r) ZOO_INLINE { return other.of<V>(load_panel<V>(others[r] + column), bytes); });
+        finish(bytes_of, [&](Ints bytes, int r) ZOO_INLINE { return other.of<V>(load_panel<V>(others[r] + column), bytes); });
     else
-        finish([&](Ints bytes, int r) ZOO_INLINE { return other.of<V>(bytes, load_panel<V>(others[r] + column)); });
+        finish(bytes_of, [&](Ints bytes, int r) ZOO_INLINE { return other.of<V>(bytes, load_panel<V>(others[r] + column)); });
 }
 
-// The same as floats. A vector of a panel has four channels of each 128 bits.
+// The same as floats, plus others where there are any. A vector of a panel has four channels of each 128 bits.
 template <int Rows, int V>
-void dense_tile(const Dense &d, const int8_t *w, const uint8_t *const *in, float *const *out, const uint8_t *const *, int64_t column) {
+void dense_tile(const Dense &d, const int8_t *w, const uint8_t *const *in, float *const *out, const float *const *others, int64_t column) {
     DenseSums<Rows, V> sums;
     const int8_t *scales = sums.run(d, w, in);
-    unroll<V>([&](auto v) ZOO_INLINE {
-        const Floats scale = load_floats(scales + 4 * kInts * v.value);
-        unroll<Rows>([&](auto r) ZOO_INLINE {
-            const Floats found = multiply(to_floats(sums.at[r.value][v.value]), scale);
-            float *to = out[r.value] + column + 4 * v.value;
-            unroll<kInts / 4>([&](auto part) ZOO_INLINE { _mm_storeu_ps(to + 4 * V * part.value, part_of<part.value>(found)); });
+    Floats scale[V];
+    unroll<V>([&](auto v) ZOO_INLINE { scale[v.value] = load_floats(scales + 4 * kInts * v.value); });
+    unroll<Rows>([&](auto r) ZOO_INLINE {
+        Floats found[V], ordered[V];
+        unroll<V>([&](auto v) ZOO_INLINE { found[v.value] = multiply(to_floats(sums.at[r.value][v.value]), scale[v.value]); });
+        order_panel(found, ordered);
+        unroll<V>([&](auto v) ZOO_INLINE {
+            const int64_t at = column + kInts * v.value;
+            store_floats(out[r.value] + at, others ? sum_of(ordered[v.value], load_floats(others[r.value] + at)) : ordered[v.value]);
         });
     });
 }
 
 template <int V, int Rows, class Out>
 ZOO_INLINE inline void dense_rows(int64_t rows, const Dense &d, const int8_t *w, const uint8_t *const *in, Out *const *out,
-                                  const uint8_t *const *others, int64_t column) {
+                                  const Out *const *others, int64_t column) {
     if (rows == Rows) return dense_tile<Rows, V>(d, w, in, out, others, column);
     if constexpr (Rows > 1) dense_rows<V, Rows - 1>(rows, d, w, in, out, others, column);
 }
 
 template <int V, class Out>
-void dense_panel(const Dense &d, const int8_t *w, const uint8_t *const *in, Out *const *out, const uint8_t *const *others, int64_t n,
+void dense_panel(const Dense &d, const int8_t *w, const uint8_t *const *in, Out *const *out, const Out *const *others, int64_t n,
                  int64_t column) {
     const int64_t tiles = (n + kTileRows<V> - 1) / kTileRows<V>;  // of as equal heights as can be
     for (int64_t t = 0, first = 0; t < tiles; ++t) {
@@ -174,7 +191,7 @@ void dense_panel(const Dense &d, const int8_t *w, const uint8_t *const *in, Out 
 }
 
 template <class Out>
-inline void dense_panels(const Dense &d, const uint8_t *const *in, Out *const *out, const uint8_t *const *others, int64_t n) {
+inline void dense_panels(const Dense &d, const uint8_t *const *in, Out *const *out, const Out *const *others, int64_t n) {
     const Panels panels(d.outputs);
     const auto *w = static_cast<const int8_t *>(d.packed);
     int64_t column = 0;
@@ -189,7 +206,9 @@ inline void dense(const Dense &d, const uint8_t *const *in, uint8_t *const *out,
     dense_panels(d, in, out, others, n);
 }
 
-inline void dense_floats(const Dense &d, const uint8_t *const *in, float *const *out, int64_t n) { dense_panels(d, in, out, nullptr, n); }
+inline void dense_floats(const Dense &d, const uint8_t *const *in, float *const *out, const float *const *added, int64_t n) {
+    dense_panels(d, in, out, added, n);
+}
 
 }  // namespace
 }  // namespace zoo

@@ -43,7 +43,7 @@ ZOO_INLINE inline void depthwise_block(const Depthwise &d, const int8_t *w, cons
     const BytesOf bytes_of(d.bytes);
     const Floats scale[4] = {load_floats(scales), load_floats(scales + kVector), load_floats(scales + 2 * kVector), load_floats(scales + 3 * kVector)};
     const auto finish = [&](const Ints(&sums)[4]) ZOO_INLINE {
-        store(out, bytes_of.pack(requantized(sums[0], scale[0]), requantized(sums[1], scale[1]), requantized(sums[2], scale[2]), requantized(sums[3], scale[3])));
+        store(out, bytes_of.pack<4>({requantized(sums[0], scale[0]), requantized(sums[1], scale[1]), requantized(sums[2], scale[2]), requantized(sums[3], scale[3])}));
         out += d.out_step;
     };
     Ints sums[4];

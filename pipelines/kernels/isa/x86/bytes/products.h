@@ -1,6 +1,6 @@
 // Products of bytes in registers, to time an instruction set.
 #pragma once
-#include "isa/x86/bytes/unroll.h"
+#include "isa/vectors/unroll.h"
 
 namespace zoo {
 namespace {

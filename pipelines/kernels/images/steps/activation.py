@@ -1,0 +1,152 @@
+"""Activations of sums that become bytes, by a table in integers of 16 bits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.kernels.arrays import Array, require
+from pipelines.kernels.extension import required
+from pipelines.kernels.images.steps.base import clipped, fits
+
+if TYPE_CHECKING:
+    from pipelines.kernels import _native
+
+PackedTable = tuple[int, int, int, Array]
+SEGMENTS = 64
+LARGEST = 2**15 - 1
+FACTORS = range(
+    2**8, 2**12 + 1
+)  # with lower ones 255 steps are more than int16, with higher ones the first rounding counts
+NEGLIGIBLE, MOST_OFF = 1 / 32, 1 / 4  # steps of the bytes
+
+
+@dataclass(frozen=True, eq=False)
+class ActivationTable:
+    """An activation f(x) = max(x, 0) - g(|x|) whose result is quantized, with g between the starts of 64 segments.
+
+        x = int16(rint(float32(acc) scale))     scale: of factor / 2^15 steps of the bytes; int16 saturates
+        u = min(|x|, 64 2^shift - 1), i = u >> shift, p = (u mod 2^shift) 2^(15 - shift)
+        g = starts_i + (((starts_{i+1} - starts_i) p + 2^14) >> 15)
+        byte = clip(((int16(max(x, 0) - g) factor + 2^14) >> 15) + zero, 0, 255)
+
+    Attributes:
+        factor: Steps of the bytes that 2^15 is.
+        zero: Zero point of the bytes.
+        shift: Bits of a segment.
+        starts: int16 [65].
+    """
+
+    factor: int
+    zero: int
+    shift: int
+    starts: Array
+
+    def check(self, step: object) -> None:
+        """Checks that the values are in bounds.
+
+        Args:
+            step: Step that contains the table, for the error message.
+
+        Raises:
+            RequestError: A value is out of bounds.
+        """
+        require("ActivationTable", "starts", self.starts, np.int16, (SEGMENTS + 1,))
+        fits(step, self.factor in FACTORS and 1 <= self.shift <= 9 and 0 <= self.zero <= 255)
+        fits(step, int(np.abs(self.starts.astype(np.int32)).max()) <= LARGEST // 2)
+
+    def of(self, rounded: NDArray[np.float32]) -> NDArray[np.uint8]:
+        """Computes the bytes.
+
+        Args:
+            rounded: rint(float32(acc) scale), float32 of any shape.
+
+        Returns:
+            uint8 of the same shape.
+        """
+        x = _word(rounded).astype(np.int32)
+        u = np.minimum(np.abs(x), (SEGMENTS << self.shift) - 1)
+        segment, part = u >> self.shift, (u << (15 - self.shift)) & LARGEST
+        starts = self.starts.astype(np.int32)
+        g = starts[segment] + _product(starts[segment + 1] - starts[segment], part)
+        return clipped(_product(_word(np.maximum(x, 0) - g), self.factor) + self.zero)
+
+    def packed(self) -> PackedTable:
+        """Returns the arguments of `native_table`, in a form that a file can hold."""
+        return self.factor, self.zero, self.shift, self.starts
+
+
+def _word(x: Array) -> Array:
+    return np.clip(x, -LARGEST - 1, LARGEST)
+
+
+def _product(x: NDArray[np.int32], factor: Any) -> NDArray[np.int32]:
+    """Returns x factor / 2^15, rounded."""
+    return np.asarray((x * factor + 2**14) >> 15, np.int32)
+
+
+def native_table(factor: int, zero: int, shift: int, starts: Array) -> _native.ActivationTable:
+    """Creates the native `ActivationTable`, see there.
+
+    Args:
+        factor: Steps of the bytes that 2^15 is.
+        zero: Zero point of the bytes.
+        shift: Bits of a segment.
+        starts: int16 [65].
+
+    Raises:
+        ValueError: A value is out of bounds.
+        RequestError: The kernels are missing.
+    """
+    found: _native.ActivationTable = required().ActivationTable(factor=factor, zero=zero, shift=shift, starts=starts)
+    return found
+
+
+def exact(kind: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Computes an activation as it is defined; all are x s(x) with s(-x) = 1 - s(x).
+
+    Args:
+        kind: One of `ACTIVATIONS`.
+        x: float64 [n].
+
+    Returns:
+        float64 [n].
+    """
+    if kind == "gelu":
+        return np.asarray(x * (1 + np.array([math.erf(value / math.sqrt(2)) for value in x])) / 2)
+    if kind == "gelu_tanh":
+        return np.asarray(x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2)
+    with np.errstate(over="ignore"):
+        return np.asarray(x / (1 + np.exp(-x)))
+
+
+def activation_table(kind: str, scale: float, zero: int) -> ActivationTable | None:
+    """Makes the table of an activation.
+
+    Args:
+        kind: One of `ACTIVATIONS`.
+        scale: Scale of the bytes.
+        zero: Zero point of the bytes.
+
+    Returns:
+        The table; None if the steps of the bytes are so small that 16 bits or the segments do not do.
+    """
+    values = np.arange(0, 40, 0.125)
+    curved = values[np.abs(exact(kind, -values)) > NEGLIGIBLE * scale]
+    reach = (curved.max(initial=0) + 0.125) / scale  # in steps
+    factor = max(FACTORS.start, math.ceil(reach))  # so that int16 reaches as far
+    if factor not in FACTORS:
+        return None
+    unit = scale * factor / 2**15
+    shift = max(1, math.ceil(math.log2(reach * scale / unit / SEGMENTS)))
+    g = -exact(kind, -np.arange(-1, SEGMENTS + 2) * unit * 2**shift) / unit
+    # A chord is off by c t (1 - t) / 2 with c the second difference, c / 12 in the mean, which is taken off.
+    off = (g[2:] - 2 * g[1:-1] + g[:-2]) / 12
+    starts = np.rint(g[1:-1] - off)
+    if np.abs(off).max() * unit > MOST_OFF * scale or np.abs(starts).max() > LARGEST // 2:
+        return None
+    return ActivationTable(factor, zero, shift, starts.astype(np.int16))
