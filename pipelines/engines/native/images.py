@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pipelines.kernels.images.parts.partition import Partition
 
 # Of what `store` makes of a graph: bump it when `from_graph`, the packed weights or the native object's methods change.
-VERSION = 13
+VERSION = 14
 SUFFIX = ".zoo"
 SIZES = 8  # of images with a program of their own
 logger = logging.getLogger(__name__)

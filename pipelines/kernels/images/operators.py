@@ -91,3 +91,27 @@ def ceil_mode_pads(
             count -= 1
         found[axis + 2] += max((count - 1) * strides[axis] + kernel[axis] - covered, 0)
     return tuple(found)
+
+
+def same_pads(
+    shape: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], lower: bool
+) -> tuple[int, ...]:
+    """Returns the pads with which there is a window for each stride of a tensor (`auto_pad` of ONNX).
+
+    Args:
+        shape: (height, width, ...) of the tensor.
+        kernel: (height, width) of a window.
+        strides: Steps along height and width.
+        dilations: Steps between the elements of a window.
+        lower: Whether an odd pad is larger at top and left (SAME_LOWER); else at bottom and right.
+    """
+    totals = [
+        max(
+            (-(-shape[axis] // strides[axis]) - 1) * strides[axis] + (kernel[axis] - 1) * dilations[axis] + 1,
+            shape[axis],
+        )
+        - shape[axis]
+        for axis in range(2)
+    ]
+    first = [-(-total // 2) if lower else total // 2 for total in totals]
+    return (*first, *(total - before for total, before in zip(totals, first, strict=True)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from pipelines.kernels.images.mapping.functions import Functions
 from pipelines.kernels.images.mapping.layouts import Taps
 from pipelines.kernels.images.mapping.qdq import data_input, evaluated, input_at, refused
 from pipelines.kernels.images.mapping.walk import Bytes, Input, Layer, Pending, channel_axis, layout_of
-from pipelines.kernels.images.operators import windows
+from pipelines.kernels.images.operators import same_pads, windows
 from pipelines.kernels.images.steps import (
     ChannelScale,
     FloatActivation,
@@ -254,7 +254,7 @@ class FloatValues(Functions):
         if True in layout_of(found) or weight.shape[0] != channels:
             raise refused(node, "is not over [n, C, H, W]")
         biases = self._per_channel(node, 2, channels, -1)
-        strides, pads, dilations = self._geometry(node)
+        strides, pads, dilations = self._geometry(node, self._shape(found), weight.shape[2:])
         counts = windows(self._shape(found), weight.shape[2:], strides, pads, dilations)
         if min(counts) < 1:
             raise refused(node, "has a window larger than its input")
@@ -359,14 +359,16 @@ class FloatValues(Functions):
             raise refused(node, "has an argument that is neither constant nor one value per channel")
         return np.ascontiguousarray(np.broadcast_to(np.asarray(constant, np.float32).ravel(), channels))
 
-    def _geometry(self, node: ir.Node) -> tuple[tuple[int, int], tuple[int, int, int, int], tuple[int, int]]:
-        """Strides, pads and dilations of a convolution over [n, C, H, W]."""
-        ints = node.attributes.get_ints
-        top, left, bottom, right = ints("pads", [0, 0, 0, 0])
-        if (
-            node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
-            or min(top, left, bottom, right) < 0
-        ):
-            raise refused(node, "sets auto_pad, or has negative pads")
+    def _geometry(
+        self, node: ir.Node, shape: Shape, kernel: Sequence[int]
+    ) -> tuple[tuple[int, int], tuple[int, int, int, int], tuple[int, int]]:
+        """Strides, pads and dilations of windows over [n, C, H, W]."""
+        ints, automatic = node.attributes.get_ints, node.attributes.get_string("auto_pad", "NOTSET")
         (down, across), (rows, columns) = ints("strides", [1, 1]), ints("dilations", [1, 1])
+        pads = ints("pads", [0, 0, 0, 0]) if automatic == "NOTSET" else (0, 0, 0, 0)
+        if automatic in ("SAME_UPPER", "SAME_LOWER"):
+            pads = same_pads(shape, kernel, (down, across), (rows, columns), automatic == "SAME_LOWER")
+        top, left, bottom, right = pads
+        if min(top, left, bottom, right) < 0:
+            raise refused(node, "has negative pads")
         return (down, across), (top, left, bottom, right), (rows, columns)

@@ -98,7 +98,7 @@ class Layers(Attentions):
         weight, scale = int8_weight(node, 0)
         if True in layout_of(x) or weight.ndim != 4:
             raise refused(node, "is not over [n, C, H, W]")
-        strides, pads, dilations = self._geometry(node)
+        strides, pads, dilations = self._geometry(node, self.tensors[x.tensor], weight.shape[2:])
         self._layer(
             node,
             x,
@@ -175,15 +175,13 @@ class Layers(Attentions):
 
     def _window(self, node: ir.Node, x: Bytes) -> tuple[Any, Any, Any, tuple[int, int]]:
         """Kernel, strides and pads of a pool, and the number of windows along height and width."""
-        ints, dilations = node.attributes.get_ints, node.attributes.get_ints("dilations", [1, 1])
-        if set(dilations) != {1} or len(ints("kernel_shape", [])) != 2:
-            raise refused(node, "has dilations, or other than two axes")
-        if node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or True in layout_of(x):
-            raise refused(node, "is not over [n, C, H, W], or sets auto_pad")
-        kernel, strides, pads = (
-            tuple(ints(key, default)) for key, default in (("kernel_shape", []), ("strides", [1, 1]), ("pads", [0] * 4))
-        )
-        shape = self.tensors[x.tensor]
+        kernel, shape = tuple(node.attributes.get_ints("kernel_shape", [])), self.tensors[x.tensor]
+        if len(kernel) != 2 or True in layout_of(x):
+            raise refused(node, "is not over [n, C, H, W]")
+        strides, given, dilations = self._geometry(node, shape, kernel)
+        pads: tuple[int, ...] = given
+        if set(dilations) != {1}:
+            raise refused(node, "has dilations")
         if node.attributes.get_int("ceil_mode", 0) != 0:
             whole = ceil_mode_pads(shape, kernel, strides, pads)
             if whole != pads and node.attributes.get_int("count_include_pad", 0) != 0:

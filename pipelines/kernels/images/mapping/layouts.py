@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pipelines.graph import query
 from pipelines.kernels.images.mapping.qdq import computed, data_input, input_at, refused, split_sizes
 from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending, Walk, layout_of
-from pipelines.kernels.images.steps import Concatenation, Resampling, Selection, Shape
+from pipelines.kernels.images.steps import Concatenation, Resampling, Selection, Shape, Stacking
 
 Taps = tuple[NDArray[np.int64], NDArray[np.float32]]  # places and weights, [outputs, taps]
 
@@ -39,36 +39,43 @@ class Layouts(Walk):
         if len(joined) != len(parts) or len(kinds) != 1:
             raise refused(node, "concatenates a float value")
         first, shapes = joined[0], [self._shape(each) for each in joined]
-        ranked = 2 if first.flat else 4
+        ranked = 2 if first.flat else 3 if first.tokens else 4
         pixels = all(shape[:2] == (1, 1) for shape in shapes)
-        if axis % ranked != (3 if first.last and not first.flat else 1) or (first.flat and not pixels):
-            raise refused(node, "does not concatenate channels")
-        if first.tokens:
-            raise refused(node, "concatenates tokens")
+        quantized = all(query.is_op(use.node, "QuantizeLinear") for use in node.outputs[0].uses())
+        stacks = first.tokens and axis % ranked == (1 if first.last else 2)
+        stacks &= quantized or (isinstance(first, Bytes) and not first.real)
+        channels = axis % ranked == (ranked - 1 if first.last and not first.flat else 1)
+        if not stacks and (not channels or first.tokens or (first.flat and not pixels)):
+            raise refused(node, "does not concatenate channels, or all channels of tokens")
+        alike = {shape[2:] if stacks else shape[:2] for shape in shapes}
+        if len(alike) != 1:
+            raise refused(node, "concatenates values of different shapes")
+        shape = (*shapes[0][:2], sum(shape[2] for shape in shapes))
+        if stacks:
+            shape = (sum(shape[0] * shape[1] for shape in shapes), 1, shapes[0][2])
+        make = Stacking if stacks else Concatenation
+
+        def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
+            return bytes_of([self._requantized(each, scale, zero, low, high) for each in joined])
+
+        def bytes_of(tensors: Sequence[int]) -> int:
+            out = self._new(shape)
+            self.steps.append(make(tuple(tensors), out))
+            return out
+
+        @functools.cache
+        def real() -> int:
+            out = self._new_floats(shape)
+            self.steps.append(make(tuple(self._float_tensor(node, each) for each in joined), out))
+            return out
+
         if isinstance(first, Pending) or first.real:
-
-            def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
-                return self._joined([self._requantized(each, scale, zero, low, high) for each in joined])
-
-            shape = (*shapes[0][:2], sum(shape[2] for shape in shapes))
-
-            @functools.cache
-            def real() -> int:
-                out = self._new_floats(shape)
-                self.steps.append(Concatenation(tuple(self._float_tensor(node, each) for each in joined), out))
-                return out
-
-            self.values[node.outputs[0]] = Pending(emit, shape, last=first.last, flat=first.flat, real=real)
+            layout: dict[str, Any] = {"last": first.last, "flat": first.flat, "tokens": first.tokens}
+            self.values[node.outputs[0]] = Pending(emit, shape, **layout, real=real)
             return
         self.values[node.outputs[0]] = replace(
-            first, tensor=self._joined([each.tensor for each in joined if isinstance(each, Bytes)])
+            first, tensor=bytes_of([each.tensor for each in joined if isinstance(each, Bytes)])
         )
-
-    def _joined(self, tensors: Sequence[int]) -> int:
-        shapes = [self.tensors[each] for each in tensors]
-        out = self._new((*shapes[0][:2], sum(shape[2] for shape in shapes)))
-        self.steps.append(Concatenation(tuple(tensors), out))
-        return out
 
     def _pad(self, node: ir.Node) -> None:
         found, pads = self.values[data_input(node)], query.integers(node, "pads", 1)

@@ -205,6 +205,7 @@ void bind_image_network(nb::module_ &module) {
         .def("global_average", &BoundNetwork::global_average, "x"_a, "out"_a, "x_zero"_a, "scale"_a, "zero"_a)
         .def("lookup", lookup, "x"_a, "out"_a, "table"_a)
         .def("concatenation", &BoundNetwork::concatenation, "xs"_a, "out"_a)
+        .def("stacking", &BoundNetwork::stacking, "xs"_a, "out"_a)
         .def("selection", &BoundNetwork::selection, "x"_a, "out"_a, "channels"_a)
         .def("resampling", &BoundNetwork::resampling, "x"_a, "out"_a, "rows"_a, "columns"_a)
         .def("float_copy", [](BoundNetwork &n, const Operands &x, const Operands &out) { n.float_copy(operand_of(x), operand_of(out)); }, "x"_a, "out"_a)

@@ -21,7 +21,8 @@ void Network::pixels(int64_t out, int64_t channels, const std::vector<int64_t> &
             for (int64_t y = begin; y < end; ++y)
                 for (int64_t x = 0; x < width; ++x) {
                     auto *to = reinterpret_cast<float *>(s.pixel(t, y, x));
-                    for (int64_t c = 0; c < channels; ++c) to[c] = reals[last ? (y * width + x) * channels + c : (c * height + y) * width + x];
+                    if (last) std::copy_n(reals + (y * width + x) * channels, channels, to);
+                    for (int64_t c = 0; c < channels && !last; ++c) to[c] = reals[(c * height + y) * width + x];
                     std::fill(to + channels, to + t.pitch / 4, 0.0f);
                 }
             return;
@@ -41,8 +42,8 @@ void Network::pixels(int64_t out, int64_t channels, const std::vector<int64_t> &
                 continue;
             }
             for (int64_t x = 0; x < width; ++x, to += t.pitch) {
-                for (int64_t c = 0; c < channels; ++c)
-                    to[c] = last ? planes[0][x * channels + c] : planes[static_cast<size_t>(c)][x];
+                if (last) std::copy_n(planes[0] + x * channels, channels, to);
+                for (int64_t c = 0; c < channels && !last; ++c) to[c] = planes[static_cast<size_t>(c)][x];
                 for (size_t c = 0; c < fills.size(); ++c) to[channels + static_cast<int64_t>(c)] = static_cast<uint8_t>(fills[c]);
             }
         }
@@ -59,8 +60,9 @@ void Network::dequantize(int64_t x, float scale, int32_t zero, bool last) {
             const uint8_t *row = s.pixel(at(x), y, 0);
             const int64_t pitch = at(x).pitch;
             float *out = s.out + before + (last ? y * width * channels : y * width);
-            for (int64_t column = 0; last && column < width; ++column)
-                for (int64_t c = 0; c < channels; ++c) *out++ = real(row + column * pitch, c);
+            for (int64_t column = 0; last && column < width; ++column, out += channels)
+                if (!at(x).floats() && channels % 16 == 0) isa_.images->dequantize(row + column * pitch, scale, zero, channels, out);
+                else for (int64_t c = 0; c < channels; ++c) out[c] = real(row + column * pitch, c);
             for (int64_t c = 0; !last && c < channels; ++c, out += height * width)
                 for (int64_t column = 0; column < width; ++column) out[column] = real(row + column * pitch, c);
         }

@@ -368,6 +368,25 @@ void Network::concatenation(const std::vector<int64_t> &xs, int64_t out) {
     });
 }
 
+void Network::stacking(const std::vector<int64_t> &xs, int64_t out) {
+    const bool floats = at(existing(out, false)).floats();
+    int64_t pixels = 0;
+    for (int64_t x : xs) {
+        require(at(known(x, true, floats)).channels == at(known(out, false, floats)).channels, "stacked pixels");
+        pixels += pixels_in(x);
+    }
+    require(pixels == at(out).height && at(out).width == 1, "stacked pixels");
+    step(out, xs, pixels, [=](const Sample &s, int64_t begin, int64_t end) {
+        const int64_t bytes = at(out).channels * (floats ? 4 : 1), tail = floats ? at(out).pitch - bytes : 0;
+        int64_t first = 0;
+        for (int64_t x : xs) {
+            for (int64_t p = std::max(begin - first, int64_t{0}); p < std::min(end - first, pixels_in(x)); ++p)
+                std::fill_n(std::copy_n(s.pixel(at(x), p / at(x).width, p % at(x).width), bytes, s.pixel(at(out), first + p, 0)), tail, uint8_t{0});
+            first += pixels_in(x);
+        }
+    });
+}
+
 void Network::selection(int64_t x, int64_t out, const std::vector<int64_t> &channels) {
     require(at(known(x, true)).height == at(known(out, false)).height && at(x).width == at(out).width, "a selection");
     require(static_cast<int64_t>(channels.size()) == at(out).channels, "a selection");

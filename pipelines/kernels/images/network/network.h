@@ -82,6 +82,7 @@ class Network {
     void global_average(int64_t x, int64_t out, int32_t x_zero, float scale, int32_t zero);  // out -1: the results
     void lookup(int64_t x, int64_t out, const uint8_t *tables, int64_t count);
     void concatenation(const std::vector<int64_t> &xs, int64_t out);
+    void stacking(const std::vector<int64_t> &xs, int64_t out);  // all pixels, below each other
     void selection(int64_t x, int64_t out, const std::vector<int64_t> &channels);
     void resampling(int64_t x, int64_t out, const std::vector<int64_t> &rows, const std::vector<int64_t> &columns);
     // Steps on tensors of float32: images/steps/floats.py. x and out may be the bytes of one.

@@ -26,6 +26,7 @@ from pipelines.kernels.images.program import ImageProgram
 ROUNDS = 50  # of mapping, with more foreign operators each time
 SAMPLES = 3  # of a batch that finds shapes
 PRODUCTS = 128  # of a native region for each float32 value at its borders, at least
+SAVED = 512  # products of the last layers of a region for each value fewer at its border, at least
 SHARE = 0.1  # of the products of all int8 layers that native regions compute, at least
 LAYERS = ("Conv", "Gemm", "MatMul")
 MOVES = (  # bytes
@@ -132,7 +133,7 @@ class _Division:
             poor = [region for region in regions if not self._pays(region)]
             for region in poor:
                 self._foreign |= region
-            if poor:
+            if poor or self._trim(regions):
                 continue
             if not regions or not self._is_worth_it(regions):
                 return []
@@ -248,6 +249,41 @@ class _Division:
         products = self._products(region)
         return products > 0 and products >= PRODUCTS * count
 
+    def _trim(self, regions: Sequence[set[ir.Node]]) -> bool:
+        """Makes the last layers of regions foreign that have more results at the border than inputs, and little work.
+
+        Returns whether there were any.
+        """
+        trimmed: set[ir.Node] = set()
+        for region in regions:
+            last: dict[ir.Value, list[tuple[set[ir.Node], int]]] = {}  # by input: operators of a layer, its results
+            for node in self._nodes:
+                if node in region and node.op_type in LAYERS:
+                    behind, results = self._behind(node, region)
+                    if not any(each.op_type in LAYERS for each in behind):
+                        last.setdefault(data_input(node), []).append(({node} | behind, results))
+            for value, layers in last.items():
+                nodes = set[ir.Node]().union(*(each for each, _ in layers))
+                saved = sum(results for _, results in layers) - math.prod(self._shape(value))
+                if saved > 0 and self._products(nodes) < SAVED * saved and self._products(region - nodes) != 0:
+                    trimmed |= nodes
+        self._foreign |= trimmed
+        return bool(trimmed)
+
+    def _behind(self, node: ir.Node, region: Collection[ir.Node]) -> tuple[set[ir.Node], int]:
+        """The operators of a region behind one of them, and the number of their results that foreign ones read."""
+        found: set[ir.Node] = set()
+        waiting, leaving = [node], 0
+        while waiting:
+            for value in waiting.pop().outputs:
+                readers = [use.node for use in value.uses()]
+                new = [each for each in readers if each in region and each not in found]
+                found.update(new)
+                waiting += new
+                outside = any(each in self._foreign for each in readers)
+                leaving += math.prod(self._shape(value)) if outside else 0
+        return found, leaving
+
     def _is_worth_it(self, regions: Sequence[set[ir.Node]]) -> bool:
         natives = sum(self._products(region) for region in regions)
         return natives >= SHARE * self._products(self._nodes)
@@ -261,7 +297,11 @@ class _Division:
             [(ranks[next(iter(region))], region) for region in regions] + list(stock.items()), key=lambda each: each[0]
         )
         feeds = [self._feeds(nodes) for _, nodes in groups]
-        read = {name for each in feeds for name in each.values()} | {str(value.name) for value in self._main.outputs}
+        ends = {str(value.name) for value in (*self._main.inputs, *self._main.outputs)}
+        read = {name for each in feeds for name in each.values()} | ends
+        others = {name for (rank, _), each in zip(groups, feeds, strict=True) if rank % 2 for name in each.values()}
+        stock_made = {str(value.name) for node in self._foreign for value in node.outputs}
+        stored = read - ends - others - stock_made  # that only natives hand each other
         parts: list[Part] = []
         failed = False
         for (rank, nodes), fed in zip(groups, feeds, strict=True):
@@ -275,7 +315,7 @@ class _Division:
                     _join_bytes(stock_part)
                     parts.append(Part(tuple(fed.items()), model=io.serialized(stock_part)))
                 else:
-                    parts.append(Part(tuple(fed.items()), self._program(nodes, fed, outputs)))
+                    parts.append(Part(tuple(fed.items()), self._program(nodes, fed, outputs, stored)))
             except FailedError as error:
                 self._add_foreign(error.nodes)
                 failed = True
@@ -286,11 +326,15 @@ class _Division:
                 failed = True
         return None if failed else parts
 
-    def _program(self, nodes: Collection[ir.Node], feeds: Mapping[str, str], outputs: Sequence[str]) -> ImageProgram:
-        key = (frozenset(nodes), tuple(feeds), tuple(outputs))
+    def _program(
+        self, nodes: Collection[ir.Node], feeds: Mapping[str, str], outputs: Sequence[str], stored: Collection[str]
+    ) -> ImageProgram:
+        own = {name for name, value in feeds.items() if value in stored} | {name for name in outputs if name in stored}
+        key = (frozenset(nodes), tuple(feeds), tuple(outputs), frozenset(own))
         if key not in self._regions:
             region = self._extracted(feeds, outputs)
-            self._regions[key] = Region(region, self._shapes, self._image if self._image in feeds else "").program()
+            image = self._image if self._image in feeds else ""
+            self._regions[key] = Region(region, self._shapes, image, own).program()
         return self._regions[key]
 
     def _extracted(self, feeds: Mapping[str, str], outputs: Sequence[str]) -> ir.Model:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -13,7 +14,7 @@ from pipelines.core.errors import RequestError
 from pipelines.kernels.images.mapping.from_graph import _Mapping
 from pipelines.kernels.images.mapping.fuse import drop_unread, fuse_floats, fuse_sums, renumbered
 from pipelines.kernels.images.mapping.qdq import refused
-from pipelines.kernels.images.mapping.walk import Input, Pending
+from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending
 from pipelines.kernels.images.program import ImageProgram
 from pipelines.kernels.images.steps import Dequantize, Pixels
 
@@ -40,11 +41,12 @@ class Region(_Mapping):
         model: The region, or a graph.
         shapes: Shapes of values.
         image: Name of the input that is the graph's image, if one is.
+        stored: Names of the inputs and outputs whose memory layout is that of tensors, [H, W, C].
     """
 
-    def __init__(self, model: ir.Model, shapes: Shapes, image: str = "") -> None:
+    def __init__(self, model: ir.Model, shapes: Shapes, image: str = "", stored: Collection[str] = ()) -> None:
         super().__init__(model)
-        self._shapes, self._offset = shapes, 0
+        self._shapes, self._offset, self._stored = shapes, 0, stored
         self._entered: list[tuple[str, tuple[int, ...]]] = []
         self._varying = set(self.main.inputs)
         for value in sorted(self.main.inputs, key=lambda each: each.name != image):
@@ -79,7 +81,7 @@ class Region(_Mapping):
         @functools.cache
         def pixels(scale: float, zero: int) -> int:
             out = self._new(shape) if scale else self._new_floats(shape)
-            self.steps.append(Pixels(out, (), last, scale, zero, offset))
+            self.steps.append(Pixels(out, (), last or value.name in self._stored, scale, zero, offset))
             return out
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
@@ -125,9 +127,11 @@ class Region(_Mapping):
                 failed[str(producer.outputs[0].name if producer else value.name)] = error
         if failed:
             raise FailedError(failed)
+        found = [self.values[value] for value in self.main.outputs]
         parts = tuple(
-            (name, self._elements(self.values[value]).shape[1:])  # type: ignore[arg-type]
-            for (name, _), value in zip(results, self.main.outputs, strict=True)
+            (name, self._shape(each) if name in self._stored else self._elements(each).shape[1:])
+            for (name, _), each in zip(results, found, strict=True)
+            if isinstance(each, Bytes | Pending)
         )
         self.steps += [step for _, step in results]
         drop_unread(self.steps)
@@ -151,6 +155,11 @@ class Region(_Mapping):
             floats=floats,
             inputs=() if alone else tuple(self._entered),
         )
+
+    def _real_result(self, value: ir.Value) -> Dequantize:
+        """The step that writes a value to the results."""
+        step = super()._real_result(value)
+        return replace(step, last=True) if value.name in self._stored else step
 
 
 def is_data(value: ir.Value) -> bool:

@@ -16,7 +16,7 @@ from pipelines.kernels.images.steps.floats import (
     Normalization,
     Operand,
 )
-from pipelines.kernels.images.steps.layouts import Concatenation, Dequantize, Pixels, Resampling, Selection
+from pipelines.kernels.images.steps.layouts import Concatenation, Dequantize, Pixels, Resampling, Selection, Stacking
 from pipelines.kernels.images.steps.pools import AveragePool, GlobalAverage, MaxPool
 from pipelines.kernels.images.steps.spatial import GroupNormalization, Interpolation
 from pipelines.kernels.images.steps.tokens import Attention, Gathering
@@ -61,6 +61,7 @@ __all__ = [
     "Run",
     "Selection",
     "Shape",
+    "Stacking",
     "Step",
     "Sum",
 ]

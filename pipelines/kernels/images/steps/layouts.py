@@ -129,6 +129,31 @@ class Concatenation(Step):
 
 
 @dataclass(frozen=True)
+class Stacking(Concatenation):
+    """The pixels of `xs` below each other, in a tensor of width 1."""
+
+    method: ClassVar[str] = "stacking"
+
+    def check(self, program: ImageProgram, written: set[int]) -> None:
+        """See `Step`."""
+        floats = self.out in program.floats
+        shapes = [program.read(self, x, written, floats) for x in self.xs]
+        fits(self, bool(shapes) and len({shape[2] for shape in shapes}) == 1)
+        whole = (sum(shape[0] * shape[1] for shape in shapes), 1, shapes[0][2])
+        fits(self, program.write(self, self.out, written, floats) == whole)
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        tensors = [run.tensors[x] for x in self.xs]
+        run.tensors[self.out] = np.concatenate([x.reshape(-1, 1, x.shape[2]) for x in tensors])
+
+    @staticmethod
+    def add_to(network: ImageNetwork, xs: Sequence[int], out: int) -> None:
+        """See `Step`."""
+        network.stacking(xs=xs, out=out)
+
+
+@dataclass(frozen=True)
 class Selection(Step):
     """Selected channels of x, in the order of `channels`."""
 

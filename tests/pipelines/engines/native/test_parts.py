@@ -97,6 +97,19 @@ def test_indices_and_floats_leave_the_last_part(tmp_path: Path) -> None:
     assert found["places"].dtype == np.int64 and images.form(path)["parts"][-1].startswith("onnxruntime")
 
 
+def test_layers_that_fill_a_border_go_with_their_readers(tmp_path: Path) -> None:
+    """A wide layer whose results an operator in ONNX Runtime reads costs less there than the exchange."""
+    g = Graph()
+    high, low = odd_middle(g)
+    wide = g.layer("Conv", layer(g, high, 32), (128, 32, 1, 1), 0.1)
+    pooled = g.add("ReduceL2", [g.add("CumSum", [wide, g.constant(np.array(1))]), g.constant(np.array([1]))])
+    path = g.save(tmp_path / "m.onnx", SHAPE, pooled, 1, low, opset=18)
+    assert len(images.form(path)["parts"]) == 3 and images.form(path)["rest"]["Conv"] == 1
+    found, wanted = (catalog.load(path, engine).run(batch_of()) for engine in ("native", "onnxruntime"))
+    for name, each in wanted.items():
+        np.testing.assert_allclose(found[name], each, rtol=1e-3, atol=0.11)
+
+
 def test_several_inputs_and_tokens(tmp_path: Path) -> None:
     """Regions of tokens behind an operator without a native form; an input that only ONNX Runtime reads."""
     g = Graph()

@@ -9,7 +9,7 @@ import numpy as np
 import onnx.parser
 import onnx_ir as ir
 import pytest
-from helpers.qdq_graphs import Graph, drawn, results
+from helpers.qdq_graphs import Graph, drawn, linear, results
 
 import zoo
 from pipelines.core.errors import RequestError
@@ -69,6 +69,42 @@ def test_a_pool_and_a_convolution_may_pad_the_same_tensor(tmp_path: Path) -> Non
     for isa in extension.isas():
         found = native.pack(image_program(io.load(path)), isa).open()(samples)
         np.testing.assert_allclose(found, results(path, samples), atol=1e-4)  # of one step of int8 they hang by 0.01
+
+
+@pytest.mark.parametrize("automatic", ["SAME_UPPER", "SAME_LOWER", "VALID"])
+@pytest.mark.parametrize(("height", "stride"), [(8, 2), (9, 2), (7, 3), (6, 1)])
+def test_windows_that_pad_by_themselves(automatic: str, height: int, stride: int, tmp_path: Path) -> None:
+    """As TensorFlow's padding "same" is exported."""
+    g = Graph()
+    more: dict[str, Any] = {"auto_pad": automatic, "strides": [stride] * 2}
+    x = g.quantize("image", 0.02, 120)
+    x = g.quantize(g.add("MaxPool", [x], kernel_shape=[2, 2], auto_pad=automatic), 0.02, 120)
+    wide = g.quantize(g.layer("Conv", x, (8, 3, 3, 3), 0.02, **more), 0.1, 120)
+    out = g.quantize(g.layer("Conv", wide, (8, 1, 2, 2), 0.1, group=8, auto_pad=automatic), 0.05, 120)
+    path = g.save(tmp_path / "m.onnx", [3, height, 9], out)
+    samples = g.rng.normal(0, 1, (2, 3, height, 9)).astype(np.float32)
+    program, wanted = image_program(io.load(path)), results(path, samples)
+    found = np.stack([reference.run(program, each).reshape(program.result_shape) for each in samples])
+    np.testing.assert_allclose(found, wanted, atol=0.051)
+    assert np.mean(found != wanted) < 0.02
+
+
+def test_maps_are_joined_as_tokens(tmp_path: Path) -> None:
+    """As the heads of detectors join their strides, before a layer for all."""
+    g = Graph()
+    x = g.quantize("image", 0.02, 120)
+    high = g.quantize(g.layer("Conv", x, (24, 3, 3, 3), 0.02, pads=[1, 1, 1, 1]), 0.1, 120)
+    low = g.quantize(g.layer("Conv", high, (24, 24, 3, 3), 0.1, strides=[2, 2]), 0.1, 120)
+    flat = [g.add("Reshape", [each, g.constant(np.array([0, 24, -1]))]) for each in (high, low)]
+    tokens = g.add("Transpose", [g.quantize(g.add("Concat", flat, axis=2), 0.1, 120)], perm=[0, 2, 1])
+    out = g.quantize(linear(g, tokens, (24, 9)), 0.5, 120)
+    g.ranks[out] = 3
+    path = g.save(tmp_path / "m.onnx", [3, 8, 6], out)
+    samples = g.rng.normal(0, 1, (2, 3, 8, 6)).astype(np.float32)
+    program = image_program(io.load(path))
+    found = np.stack([reference.run(program, each).reshape(program.result_shape) for each in samples])
+    np.testing.assert_allclose(found, results(path, samples), atol=0.51)
+    assert not program.rest and found.shape == (2, 8 * 6 + 3 * 2, 9)
 
 
 def test_a_mean_in_ceil_mode_may_count_pads_where_windows_are_whole(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from pipelines.kernels.images.steps import (
     Pixels,
     Resampling,
     Selection,
+    Stacking,
     Sum,
 )
 
@@ -58,6 +59,24 @@ def test_a_part_reads_several_inputs_and_returns_floats(last: bool) -> None:
     for wrong in (Pixels(1, (), last, 0.0, 0, 61), Pixels(1, (1,), last, 0.0, 0, 60), Pixels(1, (), last, 1.0, 0, 60)):
         with pytest.raises(RequestError, match="do not fit"):
             dataclasses.replace(found, steps=(steps[0], wrong, *steps[2:]))
+
+
+@pytest.mark.parametrize("floats", [False, True])
+def test_pixels_are_stacked(floats: bool) -> None:
+    tensors = [(3, 4, 3), (2, 2, 3), (16, 1, 3)]
+    scale = 0.0 if floats else 0.02
+    steps = [
+        Pixels(0, (), True, scale),
+        Pixels(1, (), False, scale, 0, 36),
+        Stacking((0, 1), 2),
+        Dequantize(2, 0.02, 0),
+    ]
+    numbers = frozenset(range(3)) if floats else frozenset[int]()
+    inputs = (("a", (3, 4, 3)), ("b", (3, 2, 2)))
+    found = program((48,), tensors, steps, 48, dtype="float32", inputs=inputs, floats=numbers)
+    same_bits(found, np.random.default_rng(0).normal(0, 2, (2, 48)).astype(np.float32))
+    with pytest.raises(RequestError, match="do not fit"):
+        dataclasses.replace(found, tensors=(*tensors[:2], (8, 2, 3)))
 
 
 @settings(max_examples=60, deadline=None)
