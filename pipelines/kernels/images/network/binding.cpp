@@ -88,7 +88,7 @@ void activation_table(ActivationTable *table, int32_t factor, int32_t zero, int3
     const int16_t *first = data_of<int16_t>(starts, "starts", 1);
     if (static_cast<int64_t>(starts.size()) != kCount || factor < 1 || factor > 32767 || shift < 1 || shift > 9 || zero < 0 || zero > 255)
         throw nb::value_error("an activation has 65 starts, a factor of 15 bits, segments of 1 to 9 bits and a byte as zero point");
-    new (table) ActivationTable{factor, zero, shift, (ActivationTable::kSegments << shift) - 1, {}};
+    new (table) ActivationTable{factor, zero, shift, static_cast<int32_t>(ActivationTable::kSegments << shift) - 1, {}};
     std::copy_n(first, kCount, table->starts);
 }
 
