@@ -236,8 +236,9 @@ class Hub:
         if name not in known:
             if os.path.isfile(name):  # noqa: PTH113 (pathlib's raises for a name too long)
                 said = f"found the file {name}, expected a model folder, or one of: {', '.join(known) or 'none'}"
-                takes = "; an ONNX file goes to zoo quantize, tune, benchmark, plan, info" * name.endswith(".onnx")
-                raise RequestError(said + takes)
+                if name.endswith(".onnx"):
+                    said += "; an ONNX file goes to zoo run, serve, quantize, tune, benchmark, plan, info"
+                raise RequestError(said)
             raise RequestError(f"no model {name!r}; {nearest(name, known)}known: {', '.join(known) or 'none'}")
         path = self.shipped(name) / CARD
         card = Card.read(path)

@@ -29,7 +29,7 @@ from pipelines.models.folder import ModelFolder, open_folder
 from pipelines.models.pipeline import PRECISIONS, graph_file
 from pipelines.models.protocols import RanksItems
 from pipelines.models.record import BUILD_STAGES, NATIVE, QUANTIZATION, SAMPLES, read_record
-from zoo.api.paths import Model, as_list, files_of, is_file, require_distinct
+from zoo.api.paths import Model, as_list, files_of, is_file, require_distinct, require_folder
 from zoo.huggingface.repository import is_address
 from zoo.registry import NETWORK_OPTIONS
 
@@ -282,6 +282,7 @@ def build(model: Model, *, force: bool = False) -> dict[str, Any]:
     Raises:
         RequestError: There is no such model.
     """
+    require_folder(model)
     folder = zoo.load(model)
     states = stages.build(folder, force=force)
     quality = folder.record.get("calibration.json", {}).get("quality")
@@ -366,6 +367,7 @@ def run_stage(model: Model, stage: str) -> dict[str, Any]:
     Returns:
         {"model", "path"} and the report of the stage.
     """
+    require_folder(model)
     folder = zoo.load(model)
     folder.ensure(stage)
     return {"model": folder.card.name, "path": str(folder.path / stage), **folder.record.get(stage, {})}

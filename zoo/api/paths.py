@@ -113,6 +113,16 @@ def is_file(model: Model) -> bool:
     return path.is_file()
 
 
+def require_folder(model: Model) -> None:
+    """Raises RequestError for an .onnx file, where only models with files of their own will do.
+
+    Args:
+        model: Name, folder, file or hf:// address of a model.
+    """
+    if Path(model).suffix == ".onnx":
+        zoo.hub().card(str(model))  # which says what files are for
+
+
 def require_distinct(output: Model | None, *inputs: Any) -> None:
     """Checks that an output can be written and replaces no input.
 

@@ -44,6 +44,7 @@ IMAGENET = (
     Path(__file__).parent / "imagenet.txt"
 )  # lemmas of WordNet 3.0 (Princeton University) for the synsets of ImageNet-1k, in order
 TOP = 5
+DIGITS = 6  # of numbers that `run` writes
 WORKERS = 8  # maximum number of decoding threads
 BRIEF = ("label", "probability", "score", "xmin", "ymin", "xmax", "ymax", "file", "error")  # columns on a terminal
 SYNTHETIC_IMAGES = 16  # different images of `ImagePipeline.example`
@@ -137,7 +138,7 @@ class ImagePipeline(GraphPipeline):
         row = {"index": result["index"]}
         for place, (label, probability) in enumerate(result["top5"], 1):
             row |= {f"label{place}" if place > 1 else "label": label}
-            row |= {f"probability{place}" if place > 1 else "probability": round(probability, 6)}
+            row |= {f"probability{place}" if place > 1 else "probability": probability}
         return [row]
 
     @functools.cached_property
@@ -344,7 +345,8 @@ class ImagePipeline(GraphPipeline):
             found = [{"error": as_text(fault.removeprefix(f"{name} "))}] if fault else self.rows(next(remaining))
             for row in found or [{}]:  # a detector may find nothing
                 for column, values in cells.items():
-                    values.append(as_text(name) if column == "file" else row.get(column))
+                    value = as_text(name) if column == "file" else row.get(column)
+                    values.append(round(value, DIGITS) if isinstance(value, float) else value)
         return cells
 
     def calibration(self, data: Any, count: int, on_error: str = "raise") -> dict[str, NDArray[Any]]:

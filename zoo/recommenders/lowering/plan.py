@@ -298,7 +298,8 @@ class LoweringPlan:
                 if term or not all(isinstance(each, Field | Numbers) for each in others):
                     raise RequestError(f"the layer {x.value} reads gated vectors and more")
             elif not isinstance(part, Field | Numbers | Dots | Linear | FloatVector | FieldAttention):
-                raise RequestError(f"the layer {x.value} reads a {type(part).__name__}, which is not computed in int8")
+                kind = type(part).__name__
+                raise RequestError(f"the layer {x.value} reads the result of {kind}, which is not in int8")
             start += part.width
             self._visit(part)
         if not term and not isinstance(single, Linear | FloatVector | FieldAttention):

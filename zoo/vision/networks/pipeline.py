@@ -337,7 +337,7 @@ class NetworkPipeline(ImagePipeline):
         for each in result:
             row = {"label": each["label"]}
             if "box" in each:
-                row |= {"score": round(each["score"], 6), **each["box"]}
+                row |= {"score": each["score"], **each["box"]}
             if "mask" in each:
                 row["mask"] = run_lengths(np.asarray(each["mask"]) > 0)
             rows.append(row)

@@ -269,7 +269,7 @@ TAIL = " l = Gemm(h, U) y = Sigmoid(l) }"
             "ReduceMean",
         ),
         ("b = Neg(a) f = Gather(E, b) v = Concat<axis=1>(f, numbers) g = Gemm(v, W) h = Relu(g)", "Neg"),
-        ("m = Mul(e, e) v = Concat<axis=1>(m, numbers) g = Gemm(v, W) h = Relu(g)", "no codes"),
+        ("m = Mul(e, e) v = Concat<axis=1>(m, numbers) g = Gemm(v, W) h = Relu(g)", "not in int8"),
         ("v = Concat<axis=1>(e, numbers) g = Gemm(v, W) r = Relu(g) h = Add(r, e)", "no native form"),
     ],
 )

@@ -305,22 +305,25 @@ def test_a_plan_times_every_form(path):
     assert [each.engine for each in candidates] == ["native:int8"]
 
 
-BURN = "import os; os.sched_setaffinity(0, {%d})\nwhile True: pass"
+BURN = "import os; os.sched_setaffinity(0, {%d}); print(flush=True)\nwhile True: pass"
 
 
 @needs_kernels
 def test_a_form_chosen_while_another_process_burns_the_core_is_not_final(path):
     cores = os.sched_getaffinity(0)
     core = min(cores)
-    burning = [subprocess.Popen([sys.executable, "-c", BURN % core]) for _ in range(2)]
+    command = [sys.executable, "-c", BURN % core]
+    burning = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
     try:
+        for each in burning:
+            each.stdout.readline()
         os.sched_setaffinity(0, {core})
         chosen = Forms(path).chosen
     finally:
         os.sched_setaffinity(0, cores)
         for each in burning:
             each.kill()
-            each.wait()
+            each.communicate()
     kept = [json.loads(each.read_text()) for each in (path.parent / "home" / "plans").glob("*.json")]
     assert chosen and kept and not any(each["settled"] for each in kept)
 

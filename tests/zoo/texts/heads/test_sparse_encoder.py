@@ -109,7 +109,7 @@ def test_queries_without_a_network_have_the_weights_of_their_tokens(tmp_path, is
     (found,) = ours.encode_document("the cat")
     assert np.abs(found["values"] - wanted[found["indices"]]).max() < 1e-5
     with pytest.raises(RequestError, match="whose queries have no network; it is not evaluated"):
-        zoo.evaluate(tmp_path / "ours", data="none")
+        zoo.evaluate(tmp_path / "ours", data=tmp_path / "theirs" / "config.json")
 
 
 def test_damaged_routers_are_refused(tmp_path):

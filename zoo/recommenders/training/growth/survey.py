@@ -76,7 +76,8 @@ def survey(features: Features, data: Any, trained: dict[str, NDArray[np.bool_]])
     Raises:
         RequestError: A log lacks a column that training reads.
     """
-    for log in (logs := open_logs(data)):
+    logs = open_logs(data) if features.schema.header else []
+    for log in logs:
         features.require(log, labelled=True)
     fields = [each for each in growing(features) if each.table in trained]
     tables: dict[str, Occurrences] = {each.table: Occurrences() for each in fields}
