@@ -14,7 +14,6 @@ functions are pure: they read and write no files.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -33,7 +32,7 @@ from pipelines.quantization.qdq import elementwise, embedding_tables, engine_qui
 from pipelines.quantization.qdq.insertion import QdqInserter
 from pipelines.quantization.qdq.quantize_early import QuantizeEarly
 from pipelines.quantization.qdq.scales import QuantizedWeights, dequantized_qparams
-from pipelines.quantization.recipe import QuantRecipe
+from pipelines.quantization.recipe import QuantRecipe, matching
 from pipelines.rewrites.driver import CleanUp
 
 logger = logging.getLogger(__name__)
@@ -235,9 +234,10 @@ def require_patterns(graph: ir.Graph, recipe: QuantRecipe) -> None:
     Raises:
         RequestError: A pattern matches no operator.
     """
+    operators = {query.label(node) for node in ir.traversal.RecursiveGraphIterator(graph)}
     for kind, patterns in (("keep_float", recipe.keep_float), ("dynamic", recipe.dynamic)):
         for pattern in patterns:
-            if not any(re.fullmatch(pattern, query.label(node)) for node in ir.traversal.RecursiveGraphIterator(graph)):
+            if not matching((pattern,), operators):
                 names = ", ".join(str(node.name) for node in graph if _quantizable(node))
                 raise RequestError(f"{kind} {pattern!r} matches no operator; quantizable ones are: {names}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +83,7 @@ class QuantRecipe:
         Args:
             name: Name of an operator.
         """
-        return any(re.fullmatch(pattern, name) for pattern in self.keep_float)
+        return bool(matching(self.keep_float, (name,)))
 
     def is_dynamic(self, name: str) -> bool:
         """Returns whether the input of a layer is quantized at run time.
@@ -91,7 +91,7 @@ class QuantRecipe:
         Args:
             name: Name of a layer.
         """
-        return any(re.fullmatch(pattern, name) for pattern in self.dynamic)
+        return bool(matching(self.dynamic, (name,)))
 
     def to_json(self) -> dict[str, Any]:
         """Returns the recipe as plain JSON values; unset options that older files lack are left out."""
@@ -112,11 +112,17 @@ class QuantRecipe:
         for options in (self.to_json(), {"smooth": False, **other}):  # older tables have no `smooth`
             options |= {"observer": "", "search": False}
             if names:
-                options |= {kind: _matched(options.get(kind, ()), names) for kind in ("keep_float", "dynamic")}
+                options |= {kind: matching(options.get(kind, ()), names) for kind in ("keep_float", "dynamic")}
             both.append(options)
         return both[0] == both[1]
 
 
-def _matched(patterns: Collection[str], names: Collection[str]) -> set[str]:
-    """Returns the names that one of the patterns matches."""
+def matching(patterns: Iterable[str], names: Iterable[str]) -> set[str]:
+    """Returns the names of operators that patterns of a recipe match.
+
+    Args:
+        patterns: Regular expressions of whole names.
+        names: Names of operators.
+    """
+    patterns = tuple(patterns)
     return {name for name in names if any(re.fullmatch(pattern, name) for pattern in patterns)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from pipelines.models.family import Family, OnnxImportable, SchemaInferring, Sho
 from pipelines.models.folder import ModelFolder
 from pipelines.models.hub import CARD, CardFile
 from pipelines.models.protocols import Draftable, GraphImportable
+from pipelines.quantization.recipe import matching
 from zoo.api import exporting
 from zoo.api.models import run_stage
 from zoo.api.paths import Model, as_list, output_path, require_distinct
@@ -321,7 +321,7 @@ def import_ranker(
     options: dict[str, Any] = {"columns": columns, "output_node": output_node, "on_error": on_error}
     detected, details, files = read(path, data, target, schema=schema, family=family, **options)
     recipe, operators = zoo.entry(detected).recipe, [query.label(node) for node in io.load(target / "fp32.onnx").graph]
-    kept = tuple(each for each in recipe.keep_float if any(re.fullmatch(each, name) for name in operators))
+    kept = tuple(each for each in recipe.keep_float if matching((each,), operators))
     details["recipe"] = dataclasses.replace(
         recipe, keep_float=kept
     ).to_json()  # without patterns of operators that the graph lacks

@@ -23,7 +23,7 @@ def write(folder, head, **more):
     sizes |= {f"{part}_ffn_dim": 64 for part in ("encoder", "decoder")}
     tokens = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 3}
     labels = {"id2label": dict(enumerate(LABELS)), "label2id": {name: i for i, name in enumerate(LABELS)}}
-    config = transformers.BartConfig(**text_models.SIZES, **sizes, **tokens, **labels, **more)
+    config = transformers.BartConfig(**text_models.SIZES, **sizes | more, **tokens, **labels)
     model = getattr(transformers, f"Bart{head}")._from_config(config, attn_implementation="eager").eval()
     text_models.randomize(model)
     folder.mkdir()
@@ -74,4 +74,11 @@ def test_a_network_without_a_head_is_refused(tmp_path):
     write(tmp_path / "theirs", "Model")
     with pytest.raises(RequestError, match="found BartModel, expected BartForSequenceClassification or"):
         zoo.import_model(tmp_path / "theirs", tmp_path / "ours", format="sentence-transformers")
+    assert not (tmp_path / "ours").exists()
+
+
+def test_a_decoder_with_other_attention_heads_is_refused(tmp_path):
+    write(tmp_path / "theirs", "ForSequenceClassification", decoder_attention_heads=4)
+    with pytest.raises(RequestError, match="decoder has 4 attention heads, expected those of its encoder, 2"):
+        zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
     assert not (tmp_path / "ours").exists()

@@ -15,12 +15,14 @@ def _read(file: ConfigFile) -> ModelConfig:
     if not set(names) & set(HEADS):
         found = ", ".join(map(str, names)) or "no architecture"
         raise RequestError(f"found {found}, expected {' or '.join(HEADS)}; for text to text, add a language model head")
-    width = file.get("d_model", default=1024)
+    width, heads = file.get("d_model", default=1024), file.get("encoder_attention_heads", default=16)
+    if (others := file.get("decoder_attention_heads", default=16)) != heads:
+        raise RequestError(f"its decoder has {others!r:.60} attention heads, expected those of its encoder, {heads}")
     return ModelConfig(
         "bart",
         layers=file.get("encoder_layers", default=12),
         width=width,
-        heads=file.get("encoder_attention_heads", default=16),
+        heads=heads,
         hidden=file.get("encoder_ffn_dim", default=4096),
         vocabulary=file.get("vocab_size", default=50265),
         positions=file.get("max_position_embeddings", default=1024) + OFFSET,
