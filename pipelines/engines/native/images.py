@@ -12,9 +12,8 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,51 +31,17 @@ from pipelines.engines.session import BatchError, Executed, Port
 from pipelines.kernels import extension, program_file
 from pipelines.kernels.arrays import contiguous
 from pipelines.kernels.images.native import PackedProgram, pack
+from pipelines.kernels.images.parts.program import Part, Partition
 from pipelines.kernels.images.program import ImageProgram
 
-if TYPE_CHECKING:
-    from pipelines.kernels.images.parts.partition import Partition
-
 # Of what `store` makes of a graph: bump it when `from_graph`, the packed weights or the native object's methods change.
-VERSION = 14
+VERSION = 15
 SUFFIX = ".zoo"
 SIZES = 8  # of images with a program of their own
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class PackedPart:
-    """A part of a graph.
-
-    Attributes:
-        feeds: (input, name of the value that it is fed).
-        programs: The packed program of a native region; none for a part for ONNX Runtime.
-        model: Its serialized model, uint8; empty for a native region.
-    """
-
-    feeds: tuple[tuple[str, str], ...]
-    programs: tuple[PackedProgram, ...]
-    model: NDArray[np.uint8]
-
-
-@dataclass(frozen=True)
-class PackedParts:
-    """A graph in parts, in the order in which they run.
-
-    Attributes:
-        inputs: (name, dtype, shape of a sample) of the graph's inputs.
-        outputs: Names of the graph's outputs.
-        batch: Number of samples that the graph fixes, else 0.
-        parts: The parts.
-    """
-
-    inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
-    outputs: tuple[str, ...]
-    batch: int
-    parts: tuple[PackedPart, ...]
-
-
-CLASSES = {each.__name__: each for each in (PackedProgram, PackedPart, PackedParts)}
+CLASSES = {each.__name__: each for each in (PackedProgram, Part, Partition)}
 
 
 class FreeSizesError(RequestError):
@@ -98,19 +63,14 @@ def store(source: Path, path: Path, sizes: Sequence[int] = ()) -> None:
     program_file.save(path, () if free and not sizes else (_packed(found),), CLASSES, VERSION)
 
 
-def _packed(found: ImageProgram | Partition) -> PackedProgram | PackedParts:
+def _packed(found: ImageProgram | Partition[ImageProgram]) -> PackedProgram | Partition[PackedProgram]:
     if isinstance(found, ImageProgram):
         return pack(found)
-    parts = [
-        PackedPart(part.feeds, (), np.frombuffer(part.model, np.uint8))
-        if part.program is None
-        else PackedPart(part.feeds, (pack(part.program),), np.zeros(0, np.uint8))
-        for part in found.parts
-    ]
-    return PackedParts(found.inputs, found.outputs, found.batch, tuple(parts))
+    parts = [Part(part.feeds, None if part.program is None else pack(part.program), part.model) for part in found.parts]
+    return Partition(found.inputs, found.outputs, found.batch, tuple(parts), found.reason)
 
 
-def packed(path: Path, sizes: Sequence[int] = ()) -> PackedProgram | PackedParts:
+def packed(path: Path, sizes: Sequence[int] = ()) -> PackedProgram | Partition[PackedProgram]:
     """Returns the packed program of an ONNX file, memory-mapped from the cache, where it is built at first use.
 
     Args:
@@ -127,7 +87,7 @@ def packed(path: Path, sizes: Sequence[int] = ()) -> PackedProgram | PackedParts
     programs = program_file.load(derived(path, [], "images", form, make, SUFFIX), CLASSES, VERSION)
     if not programs:
         raise FreeSizesError(f"the sizes of the input of {path} are free")
-    found: PackedProgram | PackedParts = programs[0]
+    found: PackedProgram | Partition[PackedProgram] = programs[0]
     return found
 
 
@@ -153,7 +113,7 @@ def form(path: Path) -> dict[str, Any]:
     operators: Counter[str] = Counter()
     parts = []
     for part in found.parts:
-        counts = _operators(part.model) if part.program is None else _kinds(part.program)
+        counts = _operators(part.model.tobytes()) if part.program is None else _kinds(part.program)
         (operators if part.program is None else steps).update(counts)
         unit = "operators" if part.program is None else "steps"
         parts.append(f"{'onnxruntime' if part.program is None else 'native'}: {sum(counts.values())} {unit}")
@@ -175,8 +135,8 @@ def _operators(model: bytes) -> dict[str, int]:
     return query.op_counts(ir.from_proto(onnx.load_from_string(model)))
 
 
-class ImageSession(Asynchronous):
-    """An image network: one call of the native kernels per batch, and one of ONNX Runtime for the float remainder.
+class _NetworkSession(Asynchronous):
+    """An image network in native kernels.
 
     Threads and forked processes may share it.
 
@@ -196,103 +156,11 @@ class ImageSession(Asynchronous):
         machine.require_threads(threads)
         self._unvalidated = NativeModel(unvalidated, path, path, threads, [tuple(sizes)]) if validate else None
         self.path, self.threads = path, threads
-        given = packed(path, sizes)
-        assert isinstance(given, PackedProgram)
-        self._program = given
+        programs = packed(path, sizes)
         try:
-            self._network = given.open()
-            self._rest = OnnxRuntimeSession(path, threads, given.rest.tobytes()) if given.rest.size else None
+            self.inputs = self._open(programs)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self._damaged(error) from error
-        self.inputs = {given.input: Port(np.dtype(given.dtype), (given.batch or None, *given.shape))}
-
-    def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """Computes the outputs of a batch, see `Runnable.run`."""
-        program = self._program
-        x = batch.get(program.input)
-        fits = x is not None and x.shape[1:] == tuple(program.shape) and program.batch in (0, len(x))
-        if x is None or not fits or x.dtype != program.dtype:
-            expected = f"{program.input} {program.dtype} [{program.batch or 'n'}, {', '.join(map(str, program.shape))}]"
-            given = {name: f"{np.asarray(each).dtype} {list(np.shape(each))}" for name, each in batch.items()}
-            raise BatchError(f"the native kernels cannot run {self.path} on {given}; expected {expected}")
-        if self._unvalidated is not None:
-            validate(self._unvalidated, {program.input: x})
-            self._unvalidated = None
-        try:
-            found: NDArray[Any] = self._network(contiguous(x), self.threads)
-            if program.parts:
-                return self._outputs(found)
-            if program.ending == "Sigmoid":
-                found = 1 / (1 + np.exp(-found))
-            if program.ending == "Softmax":
-                powers = np.exp(found - found.max(axis=1, keepdims=True))
-                found = powers / powers.sum(axis=1, keepdims=True)
-            return {program.outputs[0]: found.reshape(len(x), *program.result_shape)}
-        except ZooError:  # of onnxruntime, about the batch
-            raise
-        except (ValueError, KeyError) as error:
-            raise self._damaged(error) from error
-
-    def _outputs(self, results: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-        """The graph's outputs, some of them parts of the results [n, ...], the rest computed from parts."""
-        values = _split(results, self._program.parts)
-        if self._rest is not None:
-            values |= self._rest.run({name: values[name] for name in self._rest.inputs})
-        return {name: values[name] for name in self._program.outputs}
-
-    def _damaged(self, error: Exception) -> RequestError:
-        return RequestError(f"the packed program of {self.path} is damaged: {one_line(error)}")
-
-    def executed(self, batch: Batch) -> list[Executed]:
-        """Lists the steps that run, see `Session.executed`."""
-        found = _steps(self._program)
-        if self._rest is not None:
-            count, parts = len(batch[self._program.input]), dict(self._program.parts)
-            found += self._rest.executed(
-                {name: np.zeros((count, *parts[name]), np.float32) for name in self._rest.inputs}
-            )
-        return found
-
-
-class PartsSession(Asynchronous):
-    """An image network in parts, which run one after the other: native regions, and operators in ONNX Runtime.
-
-    Threads and forked processes may share it.
-
-    Args:
-        path: ONNX file, which is the reference in ONNX Runtime too.
-        threads: Intra-op threads.
-        sizes: See `packed`.
-        validate: See `ImageSession`.
-
-    Raises:
-        RequestError: The kernels are missing, or no regions can be mapped.
-    """
-
-    engine = "native"
-
-    def __init__(self, path: Path, threads: int, sizes: Sequence[int] = (), *, validate: bool = True) -> None:
-        machine.require_threads(threads)
-        self._unvalidated = NativeModel(unvalidated, path, path, threads, [tuple(sizes)]) if validate else None
-        self.path, self.threads = path, threads
-        given = packed(path, sizes)
-        assert isinstance(given, PackedParts)
-        self._given = given
-        try:
-            self._parts = [
-                (
-                    part,
-                    part.programs[0].open()
-                    if part.programs
-                    else OnnxRuntimeSession(path, threads, part.model.tobytes()),
-                )
-                for part in given.parts
-            ]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise RequestError(f"the packed program of {path} is damaged: {one_line(error)}") from error
-        self.inputs = {
-            name: Port(np.dtype(dtype), (given.batch or None, *shape)) for name, dtype, shape in given.inputs
-        }
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """Computes the outputs of a batch, see `Runnable.run`."""
@@ -300,10 +168,24 @@ class PartsSession(Asynchronous):
         if self._unvalidated is not None:
             validate(self._unvalidated, {name: batch[name] for name in self.inputs})
             self._unvalidated = None
-        values = dict(batch)
-        for part, opened in self._parts:
-            values |= self._computed(part, opened, values)
-        return {name: values[name] for name in self._given.outputs}
+        try:
+            return self._outputs(batch)
+        except ZooError:  # of onnxruntime, about the batch
+            raise
+        except (ValueError, KeyError) as error:
+            raise self._damaged(error) from error
+
+    def executed(self, batch: Batch) -> list[Executed]:
+        """Lists the steps and operators that run, see `Session.executed`."""
+        raise NotImplementedError
+
+    def _open(self, programs: Any) -> dict[str, Port]:
+        """Opens packed programs; returns the inputs of the graph."""
+        raise NotImplementedError
+
+    def _outputs(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        """The graph's outputs."""
+        raise NotImplementedError
 
     def _require(self, batch: Batch) -> None:
         counts = {len(batch[name]) for name in self.inputs if name in batch and np.ndim(batch[name])}
@@ -315,12 +197,79 @@ class PartsSession(Asynchronous):
                 found = {name: f"{np.asarray(each).dtype} {list(np.shape(each))}" for name, each in batch.items()}
                 raise BatchError(f"the native kernels cannot run {self.path} on {found}; expected {expected}")
 
-    def _computed(self, part: PackedPart, opened: Any, values: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def _damaged(self, error: Exception) -> RequestError:
+        return RequestError(f"the packed program of {self.path} is damaged: {one_line(error)}")
+
+
+class ImageSession(_NetworkSession):
+    """A whole image network: one call of the native kernels, and one of ONNX Runtime for the float remainder."""
+
+    def _open(self, programs: PackedProgram) -> dict[str, Port]:
+        self._program, self._network = programs, programs.open()
+        self._rest = (
+            OnnxRuntimeSession(self.path, self.threads, programs.rest.tobytes()) if programs.rest.size else None
+        )
+        return {programs.input: Port(np.dtype(programs.dtype), (programs.batch or None, *programs.shape))}
+
+    def _outputs(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        program = self._program
+        x = batch[program.input]
+        found: NDArray[Any] = self._network(contiguous(x), self.threads)
+        if program.parts:
+            values = _split(found, program.parts)
+            if self._rest is not None:
+                values |= self._rest.run({name: values[name] for name in self._rest.inputs})
+            return {name: values[name] for name in program.outputs}
+        if program.ending == "Sigmoid":
+            found = 1 / (1 + np.exp(-found))
+        if program.ending == "Softmax":
+            powers = np.exp(found - found.max(axis=1, keepdims=True))
+            found = powers / powers.sum(axis=1, keepdims=True)
+        return {program.outputs[0]: found.reshape(len(x), *program.result_shape)}
+
+    def executed(self, batch: Batch) -> list[Executed]:
+        """Lists the steps and operators that run, see `Session.executed`."""
+        found = _steps(self._program)
+        if self._rest is not None:
+            count, parts = len(batch[self._program.input]), dict(self._program.parts)
+            found += self._rest.executed(
+                {name: np.zeros((count, *parts[name]), np.float32) for name in self._rest.inputs}
+            )
+        return found
+
+
+class PartsSession(_NetworkSession):
+    """An image network in parts, which run one after the other: native regions, and operators in ONNX Runtime."""
+
+    def _open(self, programs: Partition[PackedProgram]) -> dict[str, Port]:
+        self._names = programs.outputs
+        self._parts: list[tuple[Part[PackedProgram], Any]] = [
+            (
+                part,
+                part.program.open()
+                if part.program is not None
+                else OnnxRuntimeSession(self.path, self.threads, part.model.tobytes()),
+            )
+            for part in programs.parts
+        ]
+        batch = programs.batch or None
+        return {name: Port(np.dtype(dtype), (batch, *shape)) for name, dtype, shape in programs.inputs}
+
+    def _outputs(self, batch: Batch) -> dict[str, NDArray[Any]]:
+        values = dict(batch)
+        for part, opened in self._parts:
+            values |= self._computed(part, opened, values)
+        return {name: values[name] for name in self._names}
+
+    def _computed(
+        self, part: Part[PackedProgram], opened: Any, values: Mapping[str, NDArray[Any]]
+    ) -> dict[str, NDArray[Any]]:
         """The outputs of a part."""
         fed = {name: values[value] for name, value in part.feeds}
-        if isinstance(opened, OnnxRuntimeSession):
-            return opened.run(fed)
-        program = part.programs[0]
+        program = part.program
+        if program is None:
+            outputs: dict[str, NDArray[Any]] = opened.run(fed)
+            return outputs
         arrays = [fed[name] for name, _ in program.inputs] or [fed[program.input]]
         flat = [array.reshape(len(array), -1) for array in arrays]
         x = arrays[0] if len(arrays) == 1 else np.concatenate(flat, axis=1)
@@ -330,10 +279,10 @@ class PartsSession(Asynchronous):
         """Lists the steps and operators that run, see `Session.executed`."""
         values, found = dict(batch), list[Executed]()
         for part, opened in self._parts:
-            if isinstance(opened, OnnxRuntimeSession):
+            if part.program is None:
                 found += opened.executed({name: values[value] for name, value in part.feeds})
             else:
-                found += _steps(part.programs[0], len(found))
+                found += _steps(part.program, len(found))
             values |= self._computed(part, opened, values)
         return found
 
@@ -464,7 +413,7 @@ def options(path: Path, threads: int) -> dict[str, Option]:
     return {"native": Option(functools.partial(opened, path, threads), 0)}
 
 
-def _mapped(path: Path, sizes: Sequence[int] = ()) -> tuple[ImageProgram | Partition, bool]:
+def _mapped(path: Path, sizes: Sequence[int] = ()) -> tuple[ImageProgram | Partition[ImageProgram], bool]:
     """The program or parts of these sizes, or of nominal ones where they are free, and whether they are free."""
     from pipelines.graph import io  # with onnx, which only the first use of a file needs
     from pipelines.kernels.images.mapping.from_graph import fix_sizes, image_program

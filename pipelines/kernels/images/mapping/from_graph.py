@@ -15,20 +15,14 @@ import onnx_ir as ir
 from pipelines.core.errors import RequestError, one_line
 from pipelines.graph import query
 from pipelines.kernels.images.mapping.functions import FUNCTIONS
-from pipelines.kernels.images.mapping.fuse import drop_unread, fuse_floats, fuse_sums, renumbered
+from pipelines.kernels.images.mapping.fuse import fused
 from pipelines.kernels.images.mapping.layers import Layers
-from pipelines.kernels.images.mapping.qdq import (
-    refused,
-)
+from pipelines.kernels.images.mapping.qdq import refused
 from pipelines.kernels.images.mapping.rest import Rest
 from pipelines.kernels.images.mapping.views import ORDERS, View
 from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending
 from pipelines.kernels.images.program import ENDINGS, ImageProgram
-from pipelines.kernels.images.steps import (
-    Convolution,
-    Dequantize,
-    Shape,
-)
+from pipelines.kernels.images.steps import Convolution, Dequantize, Shape
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.fold_constants import FoldConstants
 from pipelines.rewrites.reshape_chains import ReshapeChains
@@ -49,7 +43,7 @@ def image_program(model: ir.Model) -> ImageProgram:
     Raises:
         RequestError: The graph cannot be mapped; the message names the operator.
     """
-    return _Mapping(model).program()
+    return ImageMapping(model).program()
 
 
 def fix_sizes(model: ir.Model, sizes: Sequence[int] = ()) -> bool:
@@ -73,7 +67,7 @@ def fix_sizes(model: ir.Model, sizes: Sequence[int] = ()) -> bool:
     return True
 
 
-class _Mapping(Layers):
+class ImageMapping(Layers):
     """The walk that makes a program."""
 
     def program(self) -> ImageProgram:
@@ -118,10 +112,7 @@ class _Mapping(Layers):
             result_shape: tuple[int, ...] = (sum(int(np.prod(shape)) for _, shape in parts),)
         else:
             result_shape = self._end(ending.inputs[0] if ending is not None else found, ending)
-        drop_unread(self.steps)
-        fuse_sums(self.steps)
-        fuse_floats(self.steps)
-        tensors, steps, floats = renumbered(self.tensors, self.steps, self.floats)
+        tensors, steps, floats = fused(self.tensors, self.steps, self.floats)
         return ImageProgram(
             str(self.input.name),
             tuple(str(each.name) for each in self.main.outputs),
@@ -239,34 +230,34 @@ class _Mapping(Layers):
 
 
 # by ONNX operator; an operator without a rule is a function of single values, or stays float
-RULES: dict[str, Callable[[_Mapping, ir.Node], None]] = {
-    "Add": _Mapping._add,
-    "Attention": _Mapping._whole_attention,
-    "AveragePool": _Mapping._averagepool,
-    "Clip": _Mapping._clip,
-    "Concat": _Mapping._concat,
-    "Conv": _Mapping._conv,
-    "DequantizeLinear": _Mapping._dequantizelinear,
-    "Dropout": _Mapping._identity,
-    "Flatten": _Mapping._flatten,
-    "Gemm": _Mapping._gemm,
-    "GlobalAveragePool": _Mapping._globalaveragepool,
-    "GroupNormalization": _Mapping._groupnormalization,
-    "Identity": _Mapping._identity,
-    "InstanceNormalization": _Mapping._groupnormalization,
-    "LayerNormalization": _Mapping._layernormalization,
-    "MatMul": _Mapping._matmul,
-    "MaxPool": _Mapping._maxpool,
-    "Mul": _Mapping._mul,
-    "Pad": _Mapping._pad,
-    "QuantizeLinear": _Mapping._quantizelinear,
-    "RMSNormalization": _Mapping._layernormalization,
-    "ReduceMean": _Mapping._reducemean,
-    "Relu": _Mapping._relu,
-    "Reshape": _Mapping._reshape,
-    "Resize": _Mapping._resize,
-    "Slice": _Mapping._slice,
-    "Split": _Mapping._split,
-    "Squeeze": _Mapping._squeeze,
-    "Transpose": _Mapping._transpose,
+RULES: dict[str, Callable[[ImageMapping, ir.Node], None]] = {
+    "Add": ImageMapping._add,
+    "Attention": ImageMapping._whole_attention,
+    "AveragePool": ImageMapping._averagepool,
+    "Clip": ImageMapping._clip,
+    "Concat": ImageMapping._concat,
+    "Conv": ImageMapping._conv,
+    "DequantizeLinear": ImageMapping._dequantizelinear,
+    "Dropout": ImageMapping._identity,
+    "Flatten": ImageMapping._flatten,
+    "Gemm": ImageMapping._gemm,
+    "GlobalAveragePool": ImageMapping._globalaveragepool,
+    "GroupNormalization": ImageMapping._groupnormalization,
+    "Identity": ImageMapping._identity,
+    "InstanceNormalization": ImageMapping._groupnormalization,
+    "LayerNormalization": ImageMapping._layernormalization,
+    "MatMul": ImageMapping._matmul,
+    "MaxPool": ImageMapping._maxpool,
+    "Mul": ImageMapping._mul,
+    "Pad": ImageMapping._pad,
+    "QuantizeLinear": ImageMapping._quantizelinear,
+    "RMSNormalization": ImageMapping._layernormalization,
+    "ReduceMean": ImageMapping._reducemean,
+    "Relu": ImageMapping._relu,
+    "Reshape": ImageMapping._reshape,
+    "Resize": ImageMapping._resize,
+    "Slice": ImageMapping._slice,
+    "Split": ImageMapping._split,
+    "Squeeze": ImageMapping._squeeze,
+    "Transpose": ImageMapping._transpose,
 }

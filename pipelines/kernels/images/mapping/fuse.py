@@ -23,25 +23,37 @@ from pipelines.kernels.images.steps import (
 NUMBERED = ("x", "a", "b", "gate", "keys", "out", "to", "other", "residual")
 
 
-def drop_unread(steps: list[Step]) -> None:
-    """Removes steps without readers, in place.
+def fused(
+    tensors: Sequence[Shape], steps: list[Step], floats: Collection[int]
+) -> tuple[tuple[Shape, ...], tuple[Step, ...], frozenset[int]]:
+    """Finishes a program: drops steps that no other step reads, fuses steps, and numbers the tensors again.
 
     Args:
-        steps: Steps of a program, in order.
+        tensors: Shapes of all tensors.
+        steps: Steps of the program, changed in place.
+        floats: Numbers of the tensors that are float32.
+
+    Returns:
+        Shapes, steps and `floats`; tensors have the numbers of the order in which they are written.
     """
+    _drop_unread(steps)
+    _fuse_sums(steps)
+    _fuse_floats(steps)
+    return _renumbered(tensors, steps, floats)
+
+
+def _drop_unread(steps: list[Step]) -> None:
+    """Removes steps without readers, in place."""
     for at in range(len(steps) - 1, 0, -1):
         out = getattr(steps[at], "out", -1)
         if out >= 0 and not any(out in each.reads() for each in steps[at:]):
             del steps[at]
 
 
-def fuse_sums(steps: list[Step]) -> None:
+def _fuse_sums(steps: list[Step]) -> None:
     """Fuses an Addition into the convolution before it, in place.
 
     The Addition must be the only reader of the convolution's result, and the other summand must exist before.
-
-    Args:
-        steps: Steps of a program, in order.
     """
     readers = Counter(tensor for step in steps for tensor in step.reads())
     writers = {getattr(step, "out", -1): at for at, step in enumerate(steps)}
@@ -59,13 +71,10 @@ def fuse_sums(steps: list[Step]) -> None:
         writers = {getattr(step, "out", -1): index for index, step in enumerate(steps)}
 
 
-def fuse_floats(steps: list[Step]) -> None:
+def _fuse_floats(steps: list[Step]) -> None:
     """Fuses activations and sums of floats into the layers before them, in place.
 
     The activation or sum must be the only reader of the layer's result, and the other summand must exist before.
-
-    Args:
-        steps: Steps of a program, in order.
     """
     readers = Counter(tensor for step in steps for tensor in step.reads())
     writers = {getattr(step, "out", -1): step for step in steps}
@@ -81,31 +90,22 @@ def fuse_floats(steps: list[Step]) -> None:
             continue
         if isinstance(step, FloatActivation):
             to = step.to
-            fused = None if to.floats else layer.activated(step.kind, to.scale, to.zero, to.tensor)
+            joined = None if to.floats else layer.activated(step.kind, to.scale, to.zero, to.tensor)
         else:
             other = step.b if own is step.a else step.a
             if not (step.to.floats and other.floats):
                 continue
-            fused = replace(layer, out=step.out, residual=other.tensor)
-        if fused is None:
+            joined = replace(layer, out=step.out, residual=other.tensor)
+        if joined is None:
             continue
-        steps[steps.index(layer)] = writers[step.out] = fused
+        steps[steps.index(layer)] = writers[step.out] = joined
         steps.remove(step)
 
 
-def renumbered(
+def _renumbered(
     tensors: Sequence[Shape], steps: Sequence[Step], floats: Collection[int]
 ) -> tuple[tuple[Shape, ...], tuple[Step, ...], frozenset[int]]:
-    """Numbers tensors in the order in which they are written, without those that no step writes.
-
-    Args:
-        tensors: Shapes of all tensors.
-        steps: Steps of the program.
-        floats: Numbers of the tensors that are float32.
-
-    Returns:
-        Shapes, steps and `floats` with new numbers.
-    """
+    """Numbers tensors in the order in which they are written, without those that no step writes."""
     order: dict[int, int] = {-1: -1}
     for step in steps:
         order.setdefault(getattr(step, "out", -1), len(order) - 1)

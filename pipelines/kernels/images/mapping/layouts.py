@@ -13,7 +13,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.graph import query
-from pipelines.kernels.images.mapping.qdq import computed, data_input, input_at, refused, split_sizes
+from pipelines.kernels.images.mapping.qdq import computed, data_input, input_at, refused, slices, split_sizes
 from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending, Walk, layout_of
 from pipelines.kernels.images.steps import Concatenation, Resampling, Selection, Shape, Stacking
 
@@ -198,13 +198,11 @@ class Layouts(Walk):
         return Pending(emit, (*found.shape[:2], len(channels)), found.low, found.high, found.last, found.flat)
 
     def _slice(self, node: ir.Node) -> None:
-        bounds = [query.integers(node, name, at) for at, name in ((1, "starts"), (2, "ends"), (3, "axes"))]
-        steps = query.constant(input_at(node, 4))
-        starts, ends, axes = bounds
-        if starts is None or ends is None or axes is None or len(axes) != 1:
-            raise refused(node, "has bounds that are not constant, or slices several axes")
-        found = self._part(node, axes[0])
-        cut = slice(starts[0], ends[0], 1 if steps is None else int(steps.item()))
+        cuts = slices(node)
+        if len(cuts) != 1:
+            raise refused(node, "slices several axes")
+        ((axis, cut),) = cuts
+        found = self._part(node, axis)
         channels = range(self._shape(found)[2])[cut]
         if not channels:
             raise refused(node, "has an empty result")

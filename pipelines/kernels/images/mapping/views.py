@@ -16,7 +16,7 @@ from pipelines.graph import query
 from pipelines.kernels.arrays import Array
 from pipelines.kernels.images.mapping.constants import Constants
 from pipelines.kernels.images.mapping.floats import FloatValues
-from pipelines.kernels.images.mapping.qdq import data_input, input_at, qparams, refused, split_sizes
+from pipelines.kernels.images.mapping.qdq import data_input, input_at, qparams, refused, slices, split_sizes
 from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending, layout_of
 from pipelines.kernels.images.steps import Gathering, Operand, Step
 
@@ -382,13 +382,7 @@ def _rearranged(node: ir.Node, x: NDArray[np.int64], constants: Constants) -> li
             return [np.take(x, constants.indices(node, x.shape[axis] if axis == 0 else 0), axis)]
         case "Split":
             return np.split(x, np.cumsum(split_sizes(node, x.shape[axis]))[:-1].tolist(), axis)
-    bounds = [query.integers(node, name, at) for at, name in ((1, "starts"), (2, "ends"), (3, "axes"))]
-    starts, ends, axes = bounds
-    steps = query.constant(input_at(node, 4))
-    if starts is None or ends is None:
-        raise refused(node, "has bounds that are not constant")
     cuts = [slice(None)] * x.ndim
-    strides = [1] * len(starts) if steps is None else steps.ravel().tolist()
-    for start, end, each, step in zip(starts, ends, axes or range(len(starts)), strides, strict=True):
-        cuts[each] = slice(start, end, step)
+    for each, cut in slices(node):
+        cuts[each] = cut
     return [x[tuple(cuts)]]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -20,6 +19,7 @@ from pipelines.core.errors import RequestError, ZooError
 from pipelines.graph import edit, io, query, reference_session
 from pipelines.graph.infer import infer_shapes
 from pipelines.kernels.images.mapping.qdq import data_input
+from pipelines.kernels.images.parts.program import Part, Partition
 from pipelines.kernels.images.parts.region import FailedError, Region, Shapes, is_data
 from pipelines.kernels.images.program import ImageProgram
 
@@ -35,41 +35,7 @@ MOVES = (  # bytes
 )
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of a graph.
-
-    Attributes:
-        feeds: (input, name of the value that it is fed).
-        program: The program of a native region, or None.
-        model: Serialized ONNX model of a part for ONNX Runtime, or empty.
-    """
-
-    feeds: tuple[tuple[str, str], ...]
-    program: ImageProgram | None = None
-    model: bytes = b""
-
-
-@dataclass(frozen=True)
-class Partition:
-    """A graph in parts.
-
-    Attributes:
-        inputs: (name, dtype, shape of a sample) of the graph's inputs.
-        outputs: Names of the graph's outputs.
-        batch: Number of samples that the graph fixes, else 0.
-        parts: The parts, in the order in which they run.
-        reason: Why the graph has no whole native form.
-    """
-
-    inputs: tuple[tuple[str, str, tuple[int, ...]], ...]
-    outputs: tuple[str, ...]
-    batch: int
-    parts: tuple[Part, ...]
-    reason: str
-
-
-def partition(model: ir.Model, reason: RequestError) -> Partition:
+def partition(model: ir.Model, reason: RequestError) -> Partition[ImageProgram]:
     """Divides a graph into native regions and parts for ONNX Runtime.
 
     Args:
@@ -120,7 +86,7 @@ class _Division:
     def _shape(self, value: ir.Value) -> tuple[int, ...]:
         return self._shapes.get(str(value.name), ())
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[Part[ImageProgram]]:
         """Returns the parts, in order."""
         try:
             failed = Region(self._model, self._shapes, self._image).failures()
@@ -288,7 +254,7 @@ class _Division:
         natives = sum(self._products(region) for region in regions)
         return natives >= SHARE * self._products(self._nodes)
 
-    def _mapped(self, ranks: Mapping[ir.Node, int], regions: Sequence[set[ir.Node]]) -> list[Part] | None:
+    def _mapped(self, ranks: Mapping[ir.Node, int], regions: Sequence[set[ir.Node]]) -> list[Part[ImageProgram]] | None:
         """The parts; None if a region cannot be mapped, whose operators are foreign then."""
         stock: dict[int, set[ir.Node]] = {}
         for node in self._foreign:
@@ -302,7 +268,7 @@ class _Division:
         others = {name for (rank, _), each in zip(groups, feeds, strict=True) if rank % 2 for name in each.values()}
         stock_made = {str(value.name) for node in self._foreign for value in node.outputs}
         stored = read - ends - others - stock_made  # that only natives hand each other
-        parts: list[Part] = []
+        parts: list[Part[ImageProgram]] = []
         failed = False
         for (rank, nodes), fed in zip(groups, feeds, strict=True):
             made = [value for node in self._nodes if node in nodes for value in node.outputs]
@@ -313,9 +279,11 @@ class _Division:
                 if rank % 2:
                     stock_part = self._extracted(fed, outputs)
                     _join_bytes(stock_part)
-                    parts.append(Part(tuple(fed.items()), model=io.serialized(stock_part)))
+                    serialized = np.frombuffer(io.serialized(stock_part), np.uint8)
+                    parts.append(Part(tuple(fed.items()), None, serialized))
                 else:
-                    parts.append(Part(tuple(fed.items()), self._program(nodes, fed, outputs, stored)))
+                    program = self._program(nodes, fed, outputs, stored)
+                    parts.append(Part(tuple(fed.items()), program, np.zeros(0, np.uint8)))
             except FailedError as error:
                 self._add_foreign(error.nodes)
                 failed = True

@@ -11,8 +11,8 @@ import numpy as np
 import onnx_ir as ir
 
 from pipelines.core.errors import RequestError
-from pipelines.kernels.images.mapping.from_graph import _Mapping
-from pipelines.kernels.images.mapping.fuse import drop_unread, fuse_floats, fuse_sums, renumbered
+from pipelines.kernels.images.mapping.from_graph import ImageMapping
+from pipelines.kernels.images.mapping.fuse import fused
 from pipelines.kernels.images.mapping.qdq import refused
 from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending
 from pipelines.kernels.images.program import ImageProgram
@@ -34,7 +34,7 @@ class FailedError(RequestError):
         self.nodes = dict(nodes)
 
 
-class Region(_Mapping):
+class Region(ImageMapping):
     """A walk over a region: from float32 values, or the graph's image, to real values.
 
     Args:
@@ -134,10 +134,7 @@ class Region(_Mapping):
             if isinstance(each, Bytes | Pending)
         )
         self.steps += [step for _, step in results]
-        drop_unread(self.steps)
-        fuse_sums(self.steps)
-        fuse_floats(self.steps)
-        tensors, steps, floats = renumbered(self.tensors, self.steps, self.floats)
+        tensors, steps, floats = fused(self.tensors, self.steps, self.floats)
         (name, shape), count = self._entered[0], sum(math.prod(sample) for _, sample in self._entered)
         alone = len(self._entered) == 1 and isinstance(self.values[self.main.inputs[0]], Input)
         if not alone and any(value.dtype == ir.DataType.UINT8 for value in self.main.inputs):

@@ -379,6 +379,16 @@ def test_channels_cut_apart_and_joined(tmp_path: Path) -> None:
         image_program(io.load(g.save(tmp_path / "rows.onnx", [3, 16, 4], row)))
 
 
+def test_a_step_of_a_slice_that_is_computed_is_refused(tmp_path: Path) -> None:
+    g = Graph()
+    x = layer(g, g.quantize("image", 0.02, 120), 20, 3, 0.02)
+    bounds = [g.constant(np.array([at])) for at in (0, 20, 1)]
+    step = g.add("Cast", [g.constant(np.array([2.0], np.float32))], to=onnx.TensorProto.INT64)
+    cut = g.quantize(g.add("Slice", [x, *bounds, step]), 0.1, 120)
+    with pytest.raises(RequestError, match=r"\(Slice\) has bounds that are not constant"):
+        image_program(io.load(g.save(tmp_path / "m.onnx", [3, 4, 4], cut)))
+
+
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("kind", ["Split", "Slice"])
 def test_parts_of_a_float_value_are_quantized_apart(kind: str, shared: bool, tmp_path: Path) -> None:
