@@ -199,7 +199,7 @@ COLUMN = RunOption(
     "column", str, None, "Column with the texts in CSV, TSV, JSON lines or Parquet. [default: text, ...]"
 )
 SUMMARY = "{texts:,} texts, {skipped:,} left out, {cut:,} cut, {texts_per_second:,.0f} texts/s, {precision} in {engine}"
-TOKEN_HEAD = r"(dense|dense_norm|classifier)(\..*)?|logits"
+TOKEN_CLASSIFIER = r"classifier(\..*)?|logits"  # few columns a token
 
 TEXT_CLASSIFICATION = TextFamily(
     name="text-classification",
@@ -221,7 +221,7 @@ TOKEN_CLASSIFICATION = TextFamily(
     title="Token classification: entities of texts",
     task="token classification",
     module="token_classification",
-    recipe=QuantRecipe(keep_float=(ATTENTION, TOKEN_HEAD), smooth=True),
+    recipe=QuantRecipe(keep_float=(ATTENTION, TOKEN_CLASSIFIER), smooth=True),
     run_options=(
         COLUMN,
         RunOption(
@@ -238,7 +238,7 @@ QUESTION_ANSWERING = TextFamily(  # Rajpurkar et al. 2016, "SQuAD"
     title="Extractive question answering: spans of contexts",
     task="question answering",
     module="question_answering",
-    recipe=QuantRecipe(keep_float=(ATTENTION, TOKEN_HEAD), smooth=True),
+    recipe=QuantRecipe(keep_float=(ATTENTION, TOKEN_CLASSIFIER), smooth=True),
     run_options=(
         RunOption("column", str, None, "Two columns of the questions and contexts. [default: question,context]"),
         RunOption("top_k", int, 1, "Number of answers, best first."),

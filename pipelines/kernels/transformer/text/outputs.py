@@ -22,7 +22,9 @@ from pipelines.kernels.transformer.text.program import (
 
 HIDDEN, MASK = "hidden", "attention_mask"
 ALIKE = 0.05  # how far a pooled row may be from what it is taken for: quantization's rounding
-WIDEST = 1024  # columns of a token's result that are computed in float32; wider ones are a linear layer of the encoder
+WIDEST = (
+    1024  # columns of float layers of a token's result; wider ones, and int8 ones, are linear layers of the encoder
+)
 SIMPLE = {"Tanh": "tanh", "Relu": "relu", "Sigmoid": "sigmoid"}
 
 
@@ -125,7 +127,7 @@ class OutputMapper:
             return None
         if node.attributes.get_int("transB", 0) == 0:
             weight = weight.T
-        if by_token and len(weight) > WIDEST:
+        if by_token and (len(weight) > WIDEST or query.dequantized(node.inputs[1]) is not None):
             return None
         if query.is_op(node, "Gemm") and len(node.inputs) > 2:
             bias = self.mapper.constant(node.inputs[2])

@@ -15,6 +15,9 @@ from helpers import text_models  # noqa: E402
 
 import zoo  # noqa: E402
 from pipelines.core.errors import RequestError  # noqa: E402
+from pipelines.graph import io  # noqa: E402
+from pipelines.kernels.transformer.operations import Linear  # noqa: E402
+from pipelines.kernels.transformer.text.from_graph import text_program  # noqa: E402
 from zoo.texts.heads import labelled  # noqa: E402
 from zoo.texts.heads.token_classification import evaluate  # noqa: E402
 
@@ -151,6 +154,17 @@ def test_a_text_has_the_same_entities_alone_and_in_a_batch(tmp_path):
         wanted = [[token["score"] for token in tokens] for tokens in exact(text_models.TEXTS, ignore_labels=[])]
         differences = np.abs(np.concatenate(wanted) - np.concatenate(scores))
         assert np.median(differences) < 0.05, engine
+
+
+def test_of_the_layers_of_a_token_only_the_classifier_is_float(tmp_path):
+    folder, _ = imported(tmp_path, "modernbert")
+    program = text_program(io.load(zoo.load(folder).ensure("int8.onnx")))
+    assert [type(step).__name__ for step in program.head] == ["RowNorm", "Dense"] and len(program.head[1].bias) == 6
+    last = [step for step in program.encoder.operations if isinstance(step, Linear)][-1]
+    assert last.layer.quantizes
+    exact, int8 = zoo.pipeline(folder, "fp32", "onnxruntime"), zoo.pipeline(folder, "int8", "native")
+    wanted, found = (np.concatenate([*each.compute_texts(TEXTS)]) for each in (exact, int8))
+    assert np.abs(found - wanted).max() < 0.1 * np.abs(wanted).max()
 
 
 def test_run_writes_a_line_an_entity(tmp_path):
