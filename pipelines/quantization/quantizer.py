@@ -28,7 +28,7 @@ from pipelines.quantization.algorithms.equalize_channels import scale_channels
 from pipelines.quantization.algorithms.smooth_channels import smooth_channels
 from pipelines.quantization.algorithms.split_channels import split_channels
 from pipelines.quantization.calibration.table import CalibrationTable
-from pipelines.quantization.qdq import elementwise, embedding_tables, engine_quirks, layers, weight_only
+from pipelines.quantization.qdq import elementwise, embedding_tables, engine_quirks, layers, shared_ranges, weight_only
 from pipelines.quantization.qdq.insertion import QdqInserter
 from pipelines.quantization.qdq.quantize_early import QuantizeEarly
 from pipelines.quantization.qdq.scales import QuantizedWeights, dequantized_qparams
@@ -93,7 +93,7 @@ def quantize(model: ir.Model, recipe: QuantRecipe, table: CalibrationTable) -> t
     1. Cross-layer equalization, SmoothQuant and smoothing, by the factors of the table.
     2. Graph clean-up: types are inferred, constants lifted.
     3. Selection of int8 operators; the reasons for the others go into the report.
-    4. Dynamic quantization of the layers that the recipe names.
+    4. Dynamic quantization of the layers that the recipe names. A Split and its parts get one range (`shared_ranges`).
     5. Q/DQ insertion: inputs of int8 operators, per-channel weights, biases.
     6. Int8 propagation through data movement (`QuantizeEarly`).
     7. Weight-only quantization of the remaining float32 embedding tables, with a scale per row, and of recurrent layers
@@ -162,6 +162,7 @@ def _quantize(scaled: _Scaled, recipe: QuantRecipe, table: CalibrationTable) -> 
     inserter.helpers |= scaled.helpers
     selected, reasons = select_operators(inserter, table.keep_float)
     notes = quantize_dynamically(inserter, selected, reasons)
+    shared_ranges.share_ranges(inserter, selected)
     notes |= insert_qdq(inserter, selected)
     reasons |= propagate_int8(result, recipe)
     if recipe.quantize_tables:

@@ -111,7 +111,8 @@ def _reaches(value: ir.Value, selected: set[ir.Node]) -> bool:
     for node, index in ((use.node, use.idx) for use in value.uses()):
         if node in selected and index in activation_inputs(node):
             return True
-        if ((moves(node) and index == 0) or _is_function(node)) and _reaches(node.outputs[0], selected):
+        passes = (moves(node) and index == 0) or _is_function(node)
+        if passes and any(_reaches(result, selected) for result in node.outputs):
             return True
     return False
 

@@ -80,6 +80,8 @@ class QdqInserter:
             moved = producer.inputs[0]
             if moved is None or moved.name not in self.ranges or query.sole_user(moved) is producer:
                 break
+            if producer.op_type == "Split":  # see `shared_ranges`
+                break
             source = moved
         return dequantized_qparams(source) or activation_qparams(self.ranges[str(source.name)], self.recipe.symmetric)
 

@@ -22,6 +22,9 @@ MOVES = (
     "Transpose",
     "Identity",
     "Slice",
+    "Split",
+    "DepthToSpace",
+    "SpaceToDepth",
     "Expand",
     "MaxPool",
     "Gather",
@@ -57,10 +60,10 @@ def moves(node: ir.Node) -> bool:
 class QuantizeEarly(Rewrite):
     """Q(Move(x)) = Move(Q(x)), Q(Concat(a, b)) = Concat(Q(a), Q(b)), Q(Gather(T, i)) = Gather(Q(T), i), Q(DQ(q)) = q.
 
-    All with the same qparams, so the rewrite is exact (but a linear Resize rounds in uint8). For a constant table T,
-    Q(T) is computed here (if `tables`): it is stored in uint8, a quarter of its size, and no QuantizeLinear runs. The
-    rewrite does not fire if the moved tensor has another reader, if it was dequantized by other qparams, or on a
-    Transpose to int8.
+    All with the same qparams, so the rewrite is exact (but a linear Resize rounds in uint8). A Split is moved where all
+    of its parts are quantized alike. For a constant table T, Q(T) is computed here (if `tables`): it is stored in
+    uint8, a quarter of its size, and no QuantizeLinear runs. The rewrite does not fire if the moved tensor has another
+    reader, if it was dequantized by other qparams, or on a Transpose to int8.
 
     Args:
         tables: Whether constant tables become uint8.
@@ -104,6 +107,8 @@ class QuantizeEarly(Rewrite):
         if self.keep(str(move.name)):
             self.refuse(move, "kept float by the recipe")
             return 0
+        if move.op_type == "Split":
+            return self._lift_split(graph, quantize, move)
         if query.sole_user(x) is not quantize:
             self.refuse(move, "its result is also read as float")
             return 0
@@ -123,6 +128,31 @@ class QuantizeEarly(Rewrite):
         if move.op_type == "Pad":
             inputs[2:3] = [quantize.inputs[2]]  # zero is the zero point
         self._replace(graph, move, inputs, quantize)
+        return 1
+
+    def _lift_split(self, graph: ir.Graph, quantize: ir.Node, split: ir.Node) -> int:
+        """Q(Split(x)) = Split(Q(x)): 1, or 0 where a part stays float or has other qparams."""
+        parts = {part: query.sole_user(part) for part in split.outputs if part.uses() or part.is_graph_output()}
+        lifted = {part: user for part, user in parts.items() if user is not None and user.op_type == "QuantizeLinear"}
+        if len(lifted) < len(parts):
+            self.refuse(split, "a part is also read as float")
+            return 0
+        if not all(_equal(_qparams(user), _qparams(quantize)) for user in lifted.values()):
+            self.refuse(split, "its parts have other qparams")
+            return 0
+        assert split.inputs[0] is not None
+        inputs = [self._quantized(graph, split.inputs[0], quantize, split), *split.inputs[1:]]
+        count = len(split.outputs)
+        moved = ir.Node("", "Split", inputs, split.attributes.values(), name=split.name, num_outputs=count)
+        old, new = [], []
+        for part, out in zip(split.outputs, moved.outputs, strict=True):
+            out.name = edit.unique(f"{part.name}.unread", self._taken)
+            if part in lifted:
+                (result,) = lifted[part].outputs
+                out.name, out.type, out.shape = result.name, result.type, result.shape
+                old.append(result)
+                new.append(out)
+        ir.convenience.replace_nodes_and_values(graph, split, [split, *lifted.values()], [moved], old, new)
         return 1
 
     def _cancel(self, graph: ir.Graph, quantize: ir.Node, dequantize: ir.Node) -> int:

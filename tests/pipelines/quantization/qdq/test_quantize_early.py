@@ -36,6 +36,30 @@ def test_quantize_early_passes_a_whole_chain_and_splits_at_a_concatenation(norma
     assert ops(found) == ["QuantizeLinear", "QuantizeLinear", "Concat", "Transpose", "Reshape"]
 
 
+SPLIT = """(float[n,6] x) => (uint8[n,2] q, uint8[n,3] r) {
+    a, b, c = Split<axis=1>(x, sizes) q = QuantizeLinear(a, s, z) r = QuantizeLinear(c, s, z) }"""
+
+
+def test_quantize_early_splits_bytes(normal):
+    found = model(SPLIT, **STEP, sizes=integers(2, 1, 3))
+    rewritten(found, QuantizeEarly(), exact=True, x=normal(4, 6))
+    assert ops(found) == ["QuantizeLinear", "Split"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (SPLIT.replace("r)", "r, float[n,1] b)"), "a part is also read as float"),
+        (SPLIT.replace("r)", "r, float[n,2] d)").replace("q =", "d = Relu(a) q ="), "a part is also read as float"),
+        (SPLIT.replace("(c, s, z)", "(c, t, z)"), "its parts have other qparams"),
+    ],
+)
+def test_a_split_whose_parts_differ_stays_float(normal, text, reason):
+    found = model(text, **STEP, t=np.float32(0.03), sizes=integers(2, 1, 3))
+    report = rewritten(found, QuantizeEarly(), exact=True, x=normal(4, 6))
+    assert "Split" in ops(found)[:2] and set(reasons(report, "QuantizeEarly").values()) == {reason}
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 def test_quantize_early_stores_a_table_as_bytes(normal, axis):
     text = f"(int64[n] i) => (uint8[a,b] q) {{ e = Gather<axis={axis}>(T, i) q = QuantizeLinear(e, s, z) }}"
