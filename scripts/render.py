@@ -62,7 +62,8 @@ OWN_MODELS = """Models from PyPI packages, quantized by each tool's default comm
 - agreement: percentage of samples with the same class (largest value, or side of 0.5); see the mean cosine for other
   outputs.
 - ms: one sample, files interleaved. s, peak MB: CPU time and memory of quantization, on one core.
-- Names ending in -shaped: networks of that shape with random weights (`scripts/peers/quantization/detectors.py`).
+- Names ending in -shaped: networks of that shape with random weights (`scripts/peers/quantization/detectors.py`
+  and `exported.py`).
 
 """
 
@@ -194,7 +195,8 @@ def section(title: str, parts: Sequence[str]) -> str:
 def own_models() -> str:
     """Returns the section of third-party ONNX models."""
     parts = []
-    for found, source in (*compared("own-models"), *compared("detectors")):
+    kinds = "own-models", "detectors", "exported"
+    for found, source in (each for kind in kinds for each in compared(kind)):
         filled = [row + [""] * (len(peers.COLUMNS) - len(row)) for row in peers.rows(found)]
         parts.append(OWN_MODELS.format(source=source) + markdown.table(peers.COLUMNS, filled))
     return section("Third-party ONNX models", parts)

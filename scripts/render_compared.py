@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,14 +103,22 @@ def tables() -> Iterator[Ratio]:
 
 
 def quantizers() -> Iterator[Ratio]:
-    """Yields third-party ONNX models, each tool's int8 file in the same engine."""
-    for report in markdown.reports(PEERS, "own-models") + markdown.reports(PEERS, "detectors"):
+    """Yields third-party ONNX models: each tool's int8 file in the same engine, and in its fastest engine."""
+    for report in (each for kind in ("own-models", "detectors", "exported") for each in markdown.reports(PEERS, kind)):
         for model in report.content["models"]:
+            fastest: dict[str, float] = {}
             for engine, found in model.get("milliseconds", {}).items():
                 times = {setting: each["median"] for setting, each in found.items() if setting != "fp32"}
-                if "zoo" in times:
-                    over = {setting: each / times["zoo"] for setting, each in times.items()}
-                    yield from _over(report, f"int8 files of third-party models in {engine}", over)
+                fastest = {each: min(times.get(each, inf), fastest.get(each, inf)) for each in {**fastest, **times}}
+                yield from _files(report, f"in {engine}", times)
+            yield from _files(report, "each in its fastest engine", fastest)
+
+
+def _files(report: Report, where: str, times: Mapping[str, float]) -> Iterator[Ratio]:
+    """Yields the ratios of the int8 files of one model; `times` are milliseconds by setting."""
+    if "zoo" in times:
+        over = {setting: each / times["zoo"] for setting, each in times.items()}
+        yield from _over(report, f"int8 files of third-party models, {where}", over)
 
 
 RATIOS = (clicks, translation, images, texts, tables, quantizers)

@@ -29,6 +29,7 @@ COMPARISONS = {
     "vision": "quantization.vision",
     "own-models": "quantization.own_models",
     "detectors": "quantization.detectors",
+    "exported": "quantization.exported",
     "compression": "compression.compression",
     "texts": "texts.texts",
     "max-sim": "texts.max_sim",

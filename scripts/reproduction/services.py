@@ -47,6 +47,11 @@ def texts() -> None:
         measure_together("texts", CLONE, lines, "--ways", ways, more={"ZOO_MIRROR": str(CLONE)})
 
 
+def text_networks() -> None:
+    """Small text encoders by architecture beside the engines of others, from text to vector."""
+    measure_together("text-networks", "--sizes", "small", "--tasks", "embed")
+
+
 def contexts() -> None:
     """Two contexts of one opened model beside one, on two quiet cores."""
     measure_together("contexts")
@@ -64,5 +69,6 @@ def servers() -> None:
     if shutil.which("wrk") is None:
         raise RequestError("found no wrk, expected it for the load; apt-get install wrk")
     places, parts = harness.ROOT / "build" / "servers", "peers,rows,lone,sentences,workers"
-    subprocess.run([sys.executable, PEERS, "serving", "--make", "--parts", parts, places], check=True)
+    subprocess.run([sys.executable, PEERS, "serving", "--make", "--parts", f"{parts},embeddings", places], check=True)
     measure_together("serving", places, "--parts", parts, "--seconds", "3")
+    measure_together("serving-embeddings", places, "--parts", "embeddings", comparison="serving")

@@ -1,0 +1,128 @@
+"""Writes image networks of transformers as its users export them, for `own-models`: .onnx, .calib.npz, .test.npz.
+
+Networks have the layers of public models and random weights, names end in -shaped: speed is measured, and how near int8
+is to float. torch's TorchScript exporter writes the files, for one photo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import nn
+
+from pipelines.core.errors import RequestError
+from pipelines.data.images import listed
+from pipelines.data.preprocess import Preprocess
+from scripts.peers import harness
+from scripts.peers.vision.float_networks import obvious
+
+CALIBRATED, TESTED = 32, 16  # photos
+MEAN, DEVIATION = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+
+def vit(width: int) -> nn.Module:
+    """Returns ViT or DeiT of 12 layers (Dosovitskiy et al. 2020, Touvron et al. 2020), heads of 64 channels."""
+    config = transformers.ViTConfig(
+        hidden_size=width, num_attention_heads=width // 64, intermediate_size=4 * width, num_labels=1000
+    )
+    return transformers.ViTForImageClassification(config)
+
+
+def dinov2() -> nn.Module:
+    """Returns DINOv2's small encoder (Oquab et al. 2023)."""
+    config = transformers.Dinov2Config(
+        hidden_size=384, num_attention_heads=6, image_size=224, patch_size=14, num_labels=1000
+    )
+    return transformers.Dinov2ForImageClassification(config)
+
+
+def swin() -> nn.Module:
+    """Returns Swin-T (Liu et al. 2021)."""
+    return transformers.SwinForImageClassification(transformers.SwinConfig(num_labels=1000))
+
+
+def convnext() -> nn.Module:
+    """Returns ConvNeXt-T (Liu et al. 2022)."""
+    return transformers.ConvNextForImageClassification(transformers.ConvNextConfig(num_labels=1000))
+
+
+def segformer() -> nn.Module:
+    """Returns SegFormer-B0 (Xie et al. 2021)."""
+    return transformers.SegformerForSemanticSegmentation(transformers.SegformerConfig(num_labels=150))
+
+
+def mobilevit() -> nn.Module:
+    """Returns MobileViT-S (Mehta and Rastegari 2021)."""
+    return transformers.MobileViTForImageClassification(transformers.MobileViTConfig(num_labels=1000))
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # network, pixels a side
+    "vit-small-shaped": (lambda: vit(384), 224),
+    "deit-tiny-shaped": (lambda: vit(192), 224),
+    "dinov2-small-shaped": (dinov2, 224),
+    "swin-tiny-shaped": (swin, 224),
+    "convnext-tiny-shaped": (convnext, 224),
+    "segformer-b0-shaped": (segformer, 512),
+    "mobilevit-small-shaped": (mobilevit, 256),
+}
+
+
+class Logits(nn.Module):
+    """A network of transformers that returns its logits only."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Returns the logits of float32 [n, 3, side, side]."""
+        found: torch.Tensor = self.network(pixel_values).logits
+        return found
+
+
+def drawn(network: nn.Module) -> nn.Module:
+    """Draws all weights, so that signals keep their power through the layers and no norm is the identity."""
+    for name, each in network.named_parameters():
+        if each.ndim > 1 and "embed" not in name.rsplit(".", 1)[-1]:
+            nn.init.normal_(each, 0, each[0].numel() ** -0.5)
+        elif name.endswith("weight"):
+            nn.init.uniform_(each, 0.8, 1.6)
+        else:
+            nn.init.normal_(each, 0, 0.1)
+    for norm in network.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            assert norm.running_mean is not None and norm.running_var is not None
+            nn.init.normal_(norm.running_mean, 0, 0.1)
+            nn.init.uniform_(norm.running_var, 0.5, 1.5)
+    return network.eval()
+
+
+def options(parser: harness.Parser) -> None:
+    """Adds the options."""
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--photos", required=True, metavar="DIR", help=f"{CALIBRATED + TESTED} or more photos")
+    parser.names("--networks", "network", NETWORKS)
+
+
+def measure(args: Any) -> None:
+    """Writes the models and their samples."""
+    photos = [Path(each) for each in listed(args.photos)][: CALIBRATED + TESTED]
+    if len(photos) < CALIBRATED + TESTED:
+        raise RequestError(f"found {len(photos)} photos in {args.photos}, expected {CALIBRATED + TESTED}")
+    args.folder.mkdir(parents=True, exist_ok=True)
+    for name in args.networks:
+        network, side = NETWORKS[name]
+        torch.manual_seed(0)
+        path = args.folder / f"{name}.onnx"
+        names = {"input_names": ["pixel_values"], "output_names": ["logits"]}
+        torch.onnx.export(Logits(drawn(network())), (torch.zeros(1, 3, side, side),), path, dynamo=False, **names)
+        spec = Preprocess.from_json({"size": side, "resize": side, "mean": MEAN, "std": DEVIATION, "channels": "RGB"})
+        x = np.concatenate([obvious(each.read_bytes(), spec) for each in photos])
+        np.savez(path.with_suffix(".calib.npz"), pixel_values=x[:CALIBRATED])
+        np.savez(path.with_suffix(".test.npz"), pixel_values=x[CALIBRATED:])
+        print(path)
