@@ -1,6 +1,7 @@
 """Every test: `rewriting` can be imported, the cache is an empty folder of its own."""
 
 import gc
+import importlib.util
 import os
 import signal
 import sys
@@ -13,6 +14,10 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parent.parent
 # the root comes first: beside tests/ on the path, the folder tests/zoo would pass for the package zoo
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+if importlib.util.find_spec("pipelines.kernels._native") is not None:
+    importlib.import_module(
+        "pipelines.kernels._native"
+    )  # tests of kernels skip where none were built, not where they fail
 # every run draws the same examples; times depend on what else the machine does
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.registry import BUILT_IN, SHIPPED, entries, entry, entry_of, hub, located, locations, names
+from zoo.registry import BUILT_IN, SHIPPED, entries, entry, entry_of, hub, is_onnx, located, locations, names
 
 if TYPE_CHECKING:
     from pipelines.engines.plan import PlannedSession
@@ -92,7 +92,7 @@ def load(model: str | Path, **options: Any) -> ModelFolder:
     from pipelines.models.stages import build
 
     model = located(model)
-    if Path(model).suffix == ".onnx":
+    if is_onnx(model):
         network: ModelFolder = importlib.import_module("zoo.vision.networks.family").open_network(model, **options)
         return network
     if options:

@@ -153,6 +153,15 @@ def located(model: str | Path) -> str | Path:
     return folder
 
 
+def is_onnx(model: str | Path) -> bool:
+    """Returns whether a model is given as the path of an .onnx file, which need not exist.
+
+    Args:
+        model: Name of a pretrained model, or path of a model folder or file.
+    """
+    return Path(model).suffix == ".onnx"
+
+
 def entry_of(model: str | Path) -> Family:
     """Returns the family of a model, without fetching or checking its files.
 
@@ -166,7 +175,7 @@ def entry_of(model: str | Path) -> Family:
     from pipelines.models.hub import CARD, Card
 
     model = located(model)
-    if Path(model).suffix == ".onnx":
+    if is_onnx(model):
         return entry("image-network")
     card = Card.read(Path(model) / CARD) if Path(model).is_dir() else hub().card(str(model))
     return entry(card.entry)

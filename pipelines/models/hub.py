@@ -232,19 +232,27 @@ class Hub:
         Raises:
             RequestError: The name is unknown; the message suggests the nearest and lists all.
         """
-        known = self.names()
-        if name not in known:
-            if os.path.isfile(name):  # noqa: PTH113 (pathlib's raises for a name too long)
-                said = f"found the file {name}, expected a model folder, or one of: {', '.join(known) or 'none'}"
-                if name.endswith(".onnx"):
-                    said += "; an ONNX file goes to zoo run, serve, quantize, tune, benchmark, plan, info"
-                raise RequestError(said)
-            raise RequestError(f"no model {name!r}; {nearest(name, known)}known: {', '.join(known) or 'none'}")
+        if name not in self.names():
+            raise self.unknown(name)
         path = self.shipped(name) / CARD
         card = Card.read(path)
         if card.name != name:
             raise RequestError(f"{path} is named {card.name!r}; rename the card or its folder, they must agree")
         return card
+
+    def unknown(self, name: str) -> RequestError:
+        """Returns the error for a name that no model has: the nearest name and all others, or what files are for.
+
+        Args:
+            name: The name, or the path of a file.
+        """
+        known = self.names()
+        all_names = ", ".join(known) or "none"
+        if not os.path.isfile(name):  # noqa: PTH113 (pathlib's raises for a name too long)
+            return RequestError(f"no model {name!r}; {nearest(name, known)}known: {all_names}")
+        commands = "; an ONNX file goes to zoo run, serve, quantize, tune, benchmark, plan, info"
+        message = f"found the file {name}, expected a model folder, or one of: {all_names}"
+        return RequestError(message + (commands if name.endswith(".onnx") else ""))
 
     def folder(self, name: str) -> Path:
         """Returns the working folder of a model, home()/models/NAME/<12 digits of the card's digest>.

@@ -382,14 +382,7 @@ class GraphPipeline(Pipeline):
 
     @classmethod
     def quickest(cls, folder: ModelFolder, precision: str, batch: Batch, threads: int) -> str:
-        """Returns the engine of "auto" for a batch of this size, by timing.
-
-        Args:
-            folder: Model folder.
-            precision: Name of the precision.
-            batch: Batch to time on.
-            threads: Intra-op threads.
-        """
+        """See `Pipeline`; the engine is chosen by timing."""
         return choose_engine(folder, precision, batch, threads).engine.partition("+")[0]
 
     @property

@@ -16,6 +16,7 @@ from pipelines.models.folder import ModelFolder
 from pipelines.models.hub import CARD
 from pipelines.models.record import QUANTIZATION, RECORD, SAMPLES, STAGES
 from zoo.huggingface.repository import ID, is_address
+from zoo.registry import is_onnx
 
 Model = str | Path
 
@@ -105,7 +106,7 @@ def is_file(model: Model) -> bool:
     path = Path(model)
     if is_address(model):
         return False
-    if path.suffix == ".onnx" and not path.is_file():
+    if is_onnx(path) and not path.is_file():
         raise RequestError(
             f"no ONNX model at {path}; pass the path of an .onnx file, a model folder, or one of: "
             f"{', '.join(zoo.names())}"
@@ -119,8 +120,8 @@ def require_folder(model: Model) -> None:
     Args:
         model: Name, folder, file or hf:// address of a model.
     """
-    if Path(model).suffix == ".onnx":
-        zoo.hub().card(str(model))  # which says what files are for
+    if is_onnx(model):
+        raise zoo.hub().unknown(str(model))
 
 
 def require_distinct(output: Model | None, *inputs: Any) -> None:

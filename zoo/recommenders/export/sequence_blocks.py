@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -136,17 +137,23 @@ def _together(writer: RecommenderWriter, x: ir.Value, items: int, block: Any, na
     return writer.add("Reshape", [turned, shape], name)
 
 
+def _projected(writer: RecommenderWriter, x: ir.Value, path: str, block: Any) -> ir.Value:
+    normed = _norm(writer, x, f"{path}.attention_norm", block.attention_norm)
+    return linear(writer, normed, f"{path}.projected", block.projected)
+
+
+def _projections(
+    writer: RecommenderWriter, x: ir.Value, path: str, size: int, names: Sequence[str]
+) -> Iterator[ir.Value]:
+    """The parts of `size` columns of a projection."""
+    return (_cut(writer, x, at * size, (at + 1) * size, 2, f"{path}.{name}") for at, name in enumerate(names))
+
+
 def _attention_block(
     writer: RecommenderWriter, x: ir.Value, mask: ir.Value, path: str, block: Any, items: int, newest: bool
 ) -> ir.Value:
     size, queries = block.size, 1 if newest else items
-    parts = linear(
-        writer, _norm(writer, x, f"{path}.attention_norm", block.attention_norm), f"{path}.projected", block.projected
-    )
-    query, key, value = (
-        _cut(writer, parts, at * size, (at + 1) * size, 2, f"{path}.{name}")
-        for at, name in enumerate(("query", "key", "value"))
-    )
+    query, key, value = _projections(writer, _projected(writer, x, path, block), path, size, ("query", "key", "value"))
     if newest:
         query, x = _cut(writer, query, 0, 1, 1, f"{path}.query.newest"), _cut(writer, x, 0, 1, 1, f"{path}.newest")
     root = writer.constant(f"{path}.scale", float((size // block.heads) ** -0.5))
@@ -178,14 +185,8 @@ def _hstu_block(
     writer: RecommenderWriter, x: ir.Value, mask: ir.Value, path: str, block: Any, items: int, newest: bool
 ) -> ir.Value:
     size, queries = block.size, 1 if newest else items
-    parts = linear(
-        writer, _norm(writer, x, f"{path}.attention_norm", block.attention_norm), f"{path}.projected", block.projected
-    )
-    parts = _silu(writer, parts, f"{path}.parts")
-    names = ("gate", "query", "key", "value")
-    gate, query, key, value = (
-        _cut(writer, parts, at * size, (at + 1) * size, 2, f"{path}.{name}") for at, name in enumerate(names)
-    )
+    parts = _silu(writer, _projected(writer, x, path, block), f"{path}.parts")
+    gate, query, key, value = _projections(writer, parts, path, size, ("gate", "query", "key", "value"))
     if newest:
         gate, query, x = (
             _cut(writer, each, 0, 1, 1, f"{path}.{name}.newest")

@@ -21,6 +21,7 @@ import click
 from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError, error_of_process
 from pipelines.models.pipeline import PRECISIONS
+from zoo.registry import hub, is_onnx
 from zoo.serving.config import ServerConfig
 from zoo.serving.deltas import updater
 from zoo.serving.workers import forkserver
@@ -275,11 +276,9 @@ async def _received(channel: socket.socket, messages: asyncio.Queue[Any]) -> Non
 
 
 def _watched_files(served: ServedModel) -> list[Path]:
-    import zoo
-
     path = Path(served.model)
-    if path.suffix != ".onnx":
-        path = (path if path.is_dir() else zoo.hub().folder(served.model)) / PRECISIONS[served.precision]
+    if not is_onnx(path):
+        path = (path if path.is_dir() else hub().folder(served.model)) / PRECISIONS[served.precision]
     return [path, *([] if served.items is None else [served.items])]
 
 

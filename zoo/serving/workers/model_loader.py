@@ -17,7 +17,7 @@ from pipelines.models.family import Servable
 from pipelines.models.folder import ModelFolder, open_folder
 from pipelines.models.hub import CARD, Card
 from pipelines.models.pipeline import PRECISIONS, Pipeline, model_file
-from zoo.registry import NETWORK_OPTIONS
+from zoo.registry import NETWORK_OPTIONS, is_onnx
 from zoo.serving.config import ServerConfig, read_api_keys, require_unique
 from zoo.serving.handlers.base import Handler
 
@@ -165,7 +165,7 @@ def parse_options(
     requested = [_split_precision(str(model), precision) for model in models]
     requested = [(str(zoo.located(model)), own_precision) for model, own_precision in requested]
     network = {name: value for name in NETWORK_OPTIONS if (value := options.pop(name, None)) is not None}
-    own_options = {model: network for model, _ in requested if Path(model).suffix == ".onnx"}
+    own_options = {model: network for model, _ in requested if is_onnx(model)}
     if network and not own_options:
         raise RequestError(f"--{next(iter(network))} is for .onnx files; found none to serve, leave the option out")
     for model, own_precision in requested:
@@ -219,7 +219,7 @@ def _split_precision(model: str, precision: str) -> tuple[str, str]:
 
 def _public_name(model: str, precision: str, default_precision: str) -> str:
     name = model
-    if Path(model).suffix == ".onnx":
+    if is_onnx(model):
         name = zoo.load(model).card.name
     elif Path(model).is_dir():
         name = Card.read(Path(model) / CARD).name

@@ -224,11 +224,15 @@ class MosesTokenizer:
         return str(self._moses()[2].detokenize(words))
 
 
-class ByteTokenizer:
-    """Tokenizer of the bytes of UTF-8 (ByT5); it has no file."""
+class _WithoutFile:
+    """A tokenizer that needs no file."""
 
     def __init__(self, content: bytes, name: str) -> None:
         pass
+
+
+class ByteTokenizer(_WithoutFile):
+    """Tokenizer of the bytes of UTF-8 (ByT5); it has no file."""
 
     def tokenize(self, text: str) -> list[str]:
         """Splits a text into pieces.
@@ -254,11 +258,8 @@ class ByteTokenizer:
         return bytes(codes).decode("utf-8", "ignore").strip()
 
 
-class WhitespaceTokenizer:
+class WhitespaceTokenizer(_WithoutFile):
     """Whitespace tokenizer of text that was tokenized before; it has no file."""
-
-    def __init__(self, content: bytes, name: str) -> None:
-        pass
 
     def tokenize(self, text: str) -> list[str]:
         """Splits a text into pieces.

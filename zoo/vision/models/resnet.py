@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.core.errors import RequestError
 from zoo.training.lazy_module import LazyModule
 from zoo.vision.family import ImageFamily
+from zoo.vision.models.configs import config_of
 from zoo.vision.train_config import TrainConfig
 
 if TYPE_CHECKING:
@@ -64,17 +64,10 @@ def build(arch: str, classes: int, width: float = 1.0) -> ResNet:
         classes: Number of classes.
         width: Must be 1.
 
-    Returns:
-        The network.
-
     Raises:
-        RequestError: `arch` is unknown, or `width` is not 1.
+        RequestError: See `config_of`.
     """
-    if arch not in CONFIGS:
-        raise RequestError(f"no ResNet {arch!r}; known: {', '.join(CONFIGS)}")
-    if width != 1:
-        raise RequestError(f"found the width {width:g} for {arch}, expected 1; leave it out")
-    return ResNet(CONFIGS[arch], classes)
+    return ResNet(config_of(arch, width, CONFIGS, "ResNet"), classes)
 
 
 class Bottleneck(LazyModule):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipelines.core.errors import RequestError
 from zoo.training.lazy_module import LazyModule
 from zoo.vision.family import PublishedImageFamily
+from zoo.vision.models.configs import config_of
 
 if TYPE_CHECKING:
     import torch
@@ -46,17 +46,10 @@ def build(arch: str, classes: int, width: float = 1.0) -> VisionTransformer:
         classes: Number of classes.
         width: Must be 1.
 
-    Returns:
-        The network.
-
     Raises:
-        RequestError: `arch` is unknown, or `width` is not 1.
+        RequestError: See `config_of`.
     """
-    if arch not in CONFIGS:
-        raise RequestError(f"no vision transformer {arch!r}; known: {', '.join(CONFIGS)}")
-    if width != 1:
-        raise RequestError(f"found the width {width:g} for {arch}, expected 1; leave it out")
-    return VisionTransformer(CONFIGS[arch], classes)
+    return VisionTransformer(config_of(arch, width, CONFIGS, "vision transformer"), classes)
 
 
 class PatchEmbedding(LazyModule):

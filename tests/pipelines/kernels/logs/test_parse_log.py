@@ -7,15 +7,13 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 from helpers.criteo_logs import read_rows
+from helpers.readings import same_without_kernels
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
-from zoo.recommenders.data import sources
 from zoo.recommenders.data.encoding import Rows
 from zoo.recommenders.data.hashing import buckets_of, fingerprints
-from zoo.recommenders.data.row_errors import ErrorLog
 
 native = extension.native()
 pytestmark = pytest.mark.skipif(native is None, reason=extension.missing())
@@ -81,36 +79,14 @@ category = st.sampled_from([b"", b"1234abcd", b"a\rb", b"\r"]) | st.binary(max_s
 ending = st.sampled_from([b"\n", b"\n", b"\r\n", b"\t\n", b"\n\n"])
 
 
-def outcome(block, **sizes):
-    """What reading the bytes gives, both ways of treating faults; and how often the native parser was asked and
-    answered.
-    """
-    found = []
-    for on_error in ("raise", "skip"):
-        log = ErrorLog()
-        try:
-            rows = Rows.concatenate(list(read_rows([block], on_error=on_error, errors=log, **sizes)))
-            arrays = (rows.numbers, rows.ids, rows.labels, rows.index)
-            found.append([None if each is None else (each.dtype, each.shape, each.tobytes()) for each in arrays])
-        except RequestError as error:
-            found.append(str(error))
-        found.append((log.counts, log.messages))
-    return found
-
-
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """Asserts that a file of these bytes reads the same with the native parser and without; returns what it gives."""
+    """Asserts that a file of these bytes reads the same with the native parser and without."""
     path = tmp_path_factory.mktemp("rows") / "rows.tsv"
 
     def compare(content, block=1 << 20, **sizes):
         path.write_bytes(content)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sources, "BLOCK", block)
-            quick = outcome(path, **sizes)
-            patch.setattr(extension, "native", lambda: None)
-            assert quick == outcome(path, **sizes)
-        return quick
+        return same_without_kernels(lambda source, **more: read_rows([source], **more), path, block, **sizes)
 
     return compare
 

@@ -5,16 +5,16 @@ import io
 import numpy as np
 import pyarrow as pa
 import pytest
+from helpers.readings import ARRAYS, outcome, same_without_kernels
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels import extension
-from zoo.recommenders.data import line_reader, sources
-from zoo.recommenders.data.encoding import Encoding, Rows
+from zoo.recommenders.data import line_reader
+from zoo.recommenders.data.encoding import Encoding
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.hashing import hash_buckets
-from zoo.recommenders.data.row_errors import ErrorLog
 from zoo.recommenders.data.schema import Schema
 
 NUMBERS = {
@@ -39,7 +39,6 @@ COLUMNS = [
     {"name": "other", "kind": "ignored"},
     *({"name": name, "kind": "category", "encoding": each} for name, each in CATEGORIES.items()),
 ]
-ARRAYS = ("ids", "numbers", "scales", "labels", "weights", "times", "index")
 
 
 def features(*names):
@@ -47,34 +46,14 @@ def features(*names):
     return Features(Schema.from_json({"header": False, "columns": columns}))
 
 
-def outcome(reader, source, **options):
-    """What reading gives, both ways of treating faults."""
-    found = []
-    for on_error in ("raise", "skip"):
-        errors = ErrorLog(limit=100)
-        try:
-            rows = Rows.concatenate(list(reader.read(source, on_error=on_error, errors=errors, **options)))
-            arrays = [getattr(rows, name) for name in ARRAYS]
-            found.append([None if each is None else (each.dtype, each.shape, each.tobytes()) for each in arrays])
-        except RequestError as error:
-            found.append(str(error))
-        found.append((errors.counts, errors.messages))
-    return found
-
-
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """Asserts that bytes read the same natively and without; returns what they give."""
+    """Asserts that bytes read the same natively and without."""
     path = tmp_path_factory.mktemp("rows") / "rows.tsv"
 
     def compare(content, reader, block=1 << 20):
         path.write_bytes(content)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sources, "BLOCK", block)
-            quick = outcome(reader, path)
-            patch.setattr(extension, "native", lambda: None)
-            assert quick == outcome(reader, path)
-        return quick
+        return same_without_kernels(reader.read, path, block)
 
     return compare
 
@@ -153,7 +132,7 @@ def test_right_rows_never_leave_the_native_parser(both, monkeypatch, labelled, e
         lines.append(b"\t".join([*[b"%d" % (row % 2)] * labelled, *numbers, *words]) + end)
     both(b"".join(lines), features(), 5000)
     monkeypatch.setattr(line_reader._Reader, "_split", None)
-    both_ways = outcome(features(), [line[: -len(end)] for line in lines])
+    both_ways = outcome(features().read, [line[: -len(end)] for line in lines])
     assert both_ways[0][0][1] == (2000, 4)
 
 

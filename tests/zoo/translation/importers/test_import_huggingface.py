@@ -147,19 +147,7 @@ def compare(original, count, beams, **options):
         ]
 
 
-SLOW = (  # near others
-    "t5 gated",
-    "madlad",
-    "mt5",
-    "byt5",
-    "plbart",
-    "mvp",
-    "blenderbot",
-    "blenderbot small",
-    "fsmt",
-    "nllb legacy",
-    "mbart50",
-)
+SLOW = (*folders.NEAR, "mbart50")
 
 
 @pytest.mark.parametrize(

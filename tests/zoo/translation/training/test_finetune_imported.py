@@ -37,21 +37,7 @@ LANGUAGES = {
     "plbart": "en_XX",
     "madlad": "de",
 }
-SLOW = (
-    "marian",
-    "m2m",
-    "nllb legacy",
-    "t5 gated",
-    "madlad",
-    "mt5",
-    "byt5",
-    "plbart",
-    "mvp",
-    "blenderbot",
-    "blenderbot small",
-    "fsmt",
-    "bart untied",
-)
+SLOW = (*folders.NEAR, "marian", "m2m", "bart untied")
 QUICK = {
     "batch_size": "512",
     "precision": "fp32",
