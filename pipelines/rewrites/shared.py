@@ -18,6 +18,7 @@ from pipelines.rewrites.push_transposes import PushTransposes
 from pipelines.rewrites.remove_dead_branches import RemoveDeadBranches
 from pipelines.rewrites.reshape_chains import ReshapeChains
 from pipelines.rewrites.simplify_concat import SimplifyConcat
+from pipelines.rewrites.subpixel_convolution import SubpixelConvolution
 from pipelines.rewrites.widen_half import WidenHalf
 
 # First what makes constants and lays layers side by side, then what fuses them; MergeSiblings last, for it joins
@@ -32,4 +33,4 @@ SHARED = (
 def file_passes() -> list[Rewrite]:
     """Returns the passes of an .onnx file that is not of this project: `SHARED`, and those that change its layers."""
     first = [shared() for shared in SHARED if shared is not MergeSiblings]
-    return [EinsumToMatMul(), *first, FoldScale(factors=True), MergeSiblings(), FlattenLinear()]
+    return [EinsumToMatMul(), *first, FoldScale(factors=True), SubpixelConvolution(), MergeSiblings(), FlattenLinear()]

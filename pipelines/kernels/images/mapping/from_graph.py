@@ -105,6 +105,8 @@ class ImageMapping(Layers):
                     self._map(node)
                 except RequestError as error:
                     rest.take(node, error)
+                for output in (value for value in node.outputs if value in self.views and value in self.main.outputs):
+                    self._gather_output(node, output)
                 if any(value in self.views for value in node.outputs):
                     rest.defer(node)
         parts = self._parts(rest) if rest or len(self.main.outputs) > 1 else ()

@@ -205,6 +205,8 @@ class Views(FloatValues):
         assert isinstance(view, View)
         view = view if known else replace(view, reason=reason)
         for output, index in zip(node.outputs, self._rearranged(node, view.index), strict=True):
+            if not index.size:
+                raise refused(node, "has an empty result")
             self._settle(output, replace(view, index=index))
 
     def _view_of(self, node: ir.Node, value: ir.Value) -> View | Scores:
@@ -239,12 +241,31 @@ class Views(FloatValues):
             channels_first = replace(view, index=np.moveaxis(view.index, 1, -1))
             last = rank == 2 or self._places(view) is not None
             if not last and self._places(channels_first) is None:
-                last = node.op_type not in SPATIAL
-            view = view if last else channels_first
-            grid = view.index.shape[1:3] if rank == 4 else self._grid(view.index.size // view.index.shape[-1])
-            self.values[value] = self._whole(self._gathered(node, view, grid), last, rank == 2, rank == 3)
-            del self.views[value]
+                others = [self.values[each] for each in node.inputs if each is not None and each in self.values]
+                orders = {each.last for each in others if isinstance(each, Bytes | Pending)}
+                last = orders == {True} if orders else node.op_type not in SPATIAL
+            self._gather_view(node, value, view, last)
         return True
+
+    def _gather_output(self, node: ir.Node, value: ir.Value) -> None:
+        """Makes the view of an output a value, if it has a form as one."""
+        view = self.views.get(value)
+        if not isinstance(view, View) or view.factor != 1 or (view.qparams is not None and not view.real):
+            return
+        rank, channels = view.index.ndim, self._shape(view.source)[2]
+        real = isinstance(view.source, Bytes) or (view.source.real is not None and view.source.unbounded)
+        if not real or len(view.index) != 1 or rank not in (2, 3, 4):
+            return
+        parts = [_part(index, channels) for index in (view.index, np.moveaxis(view.index, 1, -1))]
+        self._gather_view(node, value, view, rank == 2 or parts[0] > parts[1])
+
+    def _gather_view(self, node: ir.Node, value: ir.Value, view: View, last: bool) -> None:
+        """Makes a view of rank 2, 3 or 4 a value, whose channels are the last axis or axis 1."""
+        rank = view.index.ndim
+        view = view if last else replace(view, index=np.moveaxis(view.index, 1, -1))
+        grid = view.index.shape[1:3] if rank == 4 else self._grid(view.index.size // view.index.shape[-1])
+        self.values[value] = self._whole(self._gathered(node, view, grid), last, rank == 2, rank == 3)
+        del self.views[value]
 
     def _grid(self, count: int) -> tuple[int, int]:
         """Height and width of this many tokens: those of the first tensor that has as many, for sums with it."""

@@ -270,6 +270,27 @@ def test_channels_as_blocks_of_pixels(mode: str, tmp_path: Path) -> None:
     assert kinds.count(Gathering) == 2
 
 
+def test_larger_pixels_are_joined_with_others(tmp_path: Path) -> None:
+    """U-Net's: phases of pixels side by side beside the map of the encoder, and a larger image as the output."""
+    g = Graph()
+    first = g.quantize(g.layer("Conv", g.quantize("image", 0.02, 120), (8, 3, 1, 1), 0.02), 0.05, 120)
+    small = g.quantize(g.layer("Conv", first, (32, 8, 2, 2), 0.05, strides=[2, 2]), 0.05, 110)
+    x = g.add("Concat", [first, g.add("DepthToSpace", [small], blocksize=2)], axis=1)
+    x = g.layer("Conv", g.quantize(x, 0.06, 118), (12, 16, 1, 1), 0.06)
+    path = g.save(tmp_path / "m.onnx", [3, 16, 16], g.add("DepthToSpace", [x], blocksize=2), opset=20)
+    kinds = whole(path, g)
+    assert kinds.count(Gathering) == 2
+
+
+@pytest.mark.parametrize("kind", ["Transpose", "Slice"])
+def test_an_output_in_another_order(kind: str, tmp_path: Path) -> None:
+    g = Graph()
+    x = g.quantize(g.layer("Conv", g.quantize("image", 0.02, 120), (8, 3, 1, 1), 0.02), 0.05, 120)
+    bounds = [g.constant(np.array([at])) for at in (3, 12, 2)]
+    x = g.add("Transpose", [x], perm=[0, 1, 3, 2]) if kind == "Transpose" else g.add("Slice", [x, *bounds])
+    assert whole(g.save(tmp_path / "m.onnx", [3, 16, 16], x, opset=20), g).count(Gathering) == 1
+
+
 def test_a_sum_of_tokens_in_rows_of_another_length(tmp_path: Path) -> None:
     """Two grids of sixteen tokens: images of 4 x 4 and of 8 x 2."""
     g = Graph()
