@@ -108,7 +108,7 @@ def entry(name: str) -> Family:
     from pipelines.models.family import Family
 
     name = FORMER_NAMES.get(name, name)
-    known = BUILT_IN if name in BUILT_IN else locations()  # what is installed is looked through for others alone
+    known = BUILT_IN if name in BUILT_IN else locations()  # installed packages are searched for other families only
     if name not in known:
         raise RequestError(f"unknown model family {name!r}; {nearest(name, known)}choose one of {', '.join(known)}")
     try:

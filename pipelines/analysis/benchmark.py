@@ -403,7 +403,7 @@ def _workers(
             }
             request |= {"threads": threads, "cores": list(own)}
             workers[-1].tell({**request, "inputs": inputs, "batch_size": size, "begin": index / len(cores)})
-            if index == 0:  # what the first one times or compiles is kept, and the others find it
+            if index == 0:  # timings and compiled graphs of the first process are cached for the others
                 workers[0].opened = workers[0].hear()
         for worker in workers[1:]:
             worker.opened = worker.hear()
@@ -426,7 +426,7 @@ def _serve() -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the one that asks ends the others
     with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)  # what a library prints is no answer
+        os.dup2(2, 1)  # prints of libraries are no part of the answer
         try:
             request = json.loads(sys.stdin.readline())
             os.sched_setaffinity(0, request["cores"])  # before any engine starts its threads

@@ -172,7 +172,7 @@ class _Search:
         self.probes: dict[str, float | None] = {}  # SQNR with one layer in float, by base and layer
         self.orders: dict[str, list[str]] = {}  # layers to leave in float, by base
         self.latencies: dict[str, float] = {}  # milliseconds, by `structure`
-        self.written: tuple[Settings, Made] | None = None  # what the output holds, if this run made it
+        self.written: tuple[Settings, Made] | None = None  # the content of the output, if this run made it
         self.float_ms: dict[str, float] = {}  # milliseconds of the float model, by engine
         self.shown = 0.0  # seconds, on the progress bar
 

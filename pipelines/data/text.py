@@ -80,7 +80,7 @@ def pieces(stream: Any, form: TextForm, size: int) -> list[Piece] | None:
 
 
 def _lines(stream: Any, form: TextForm) -> Iterator[tuple[int, NDArray[np.int64] | None, NDArray[np.bool_]]]:
-    """Of every block of whole lines: the offset behind it, the offsets behind its rows, and which rows are empty."""
+    """For every block of whole lines: its end, the ends of its rows (offsets), and which rows are empty."""
     offset = start = 0  # of the block, of the row
     odd = False  # whether a quote is open
     before = b"\n"

@@ -99,7 +99,7 @@ def open_text(source: str | Path, name: str = "") -> Iterator[io.BufferedReader[
 
 
 def not_utf8(name: str | Path, error: UnicodeDecodeError) -> str:
-    """Returns what is wrong with a text that is not UTF-8, and the command that converts it.
+    """Returns the fault of a text that is not UTF-8, and the command that converts it.
 
     Args:
         name: Name of the file.

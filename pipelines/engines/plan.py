@@ -304,7 +304,7 @@ class PlannedSession(Asynchronous):
         return joined([self.run(each) for each in cut(batch, most)])
 
     def executed(self, batch: Batch) -> list[Executed]:
-        """Lists what the profile of this batch size runs, see `Session.executed`."""
+        """Lists the operators that the profile of this batch size runs, see `Session.executed`."""
         most = max(self._profiles)
         return self._profile(min(length(batch), most)).executed({name: array[:most] for name, array in batch.items()})
 

@@ -99,7 +99,7 @@ class QuickestSession(Asynchronous):
         return self.session(first).precompute(count, itertools.chain([first], rest), shared, limit)
 
     def executed(self, batch: Batch) -> list[Executed]:
-        """Lists what the engine of this batch size runs, see `Session.executed`."""
+        """Lists the operators that the engine of this batch size runs, see `Session.executed`."""
         return self.session(batch).executed(batch)
 
     def session(self, batch: Batch) -> Session:

@@ -45,7 +45,7 @@ def infer_shapes(model: ir.Model) -> None:
             for value, shape in zip(inner, stated, strict=True):
                 value.shape = shape
     if _ask_engine(model):
-        _inferred(model)  # what is downstream of them
+        _inferred(model)  # values downstream of them
     _keep_sequences(model.graph)
 
 

@@ -161,7 +161,7 @@ def _known_opset(proto: onnx.ModelProto) -> int:
 
 
 def _dangling(main: onnx.GraphProto) -> str:
-    """What is wrong with a graph in which a node can never run, "" where nothing is."""
+    """The fault of a graph in which a node can never run, or ""."""
     known = {"", *(value.name for value in (*main.input, *main.initializer))}
     known |= {tensor.values.name for tensor in main.sparse_initializer}
     computed = {name for node in main.node for name in node.output}
@@ -261,7 +261,7 @@ def load_mapped(path: str | Path) -> ir.Model:
         model = ir.load(path, format="protobuf")
         for value in model.graph.initializers.values():
             if value.const_value is not None:
-                value.const_value.numpy()  # maps, and so finds what is missing
+                value.const_value.numpy()  # maps the file, which fails if data are missing
     except Exception as error:  # protobuf, onnx_ir, OSError
         raise RequestError(f"{path} is not readable ({one_line(error)}); remove it, it is rebuilt") from error
     return model

@@ -53,7 +53,7 @@ def options(quick: bool = False, lean: bool = False, prepack: bool = True) -> or
 
 @functools.cache
 def _register_arena() -> None:
-    """Registers the arena of all lean sessions; it grows by what is asked for."""
+    """Registers the arena of all lean sessions; it grows by the requested sizes."""
     memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     extend = {"max_mem": 0, "arena_extend_strategy": 1, "initial_chunk_size_bytes": 1 << 16}
     arena = ort.OrtArenaCfg({**extend, "max_dead_bytes_per_chunk": 1 << 20})

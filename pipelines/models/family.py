@@ -1,4 +1,4 @@
-"""Model families: a small description, and the protocols that say what a family can do.
+"""Model families: a small description, and the protocols of its abilities.
 
 Callers ask `isinstance(family, Trainable)`. Methods import torch and tensorflow, which opening a family does not load.
 """
@@ -234,7 +234,7 @@ class SchemaInferring(Protocol):
             label: Column to predict; None to find it by its name.
             delimiter: Delimiter of CSV; None to detect it.
             on_error: "raise", or "skip" to leave out bad rows.
-            kinds: {column: kind} in place of what is inferred.
+            kinds: {column: kind}, instead of the inferred kinds.
 
         Returns:
             The schema, with `to_json()` and `save(path)`; the header and the rows of its table for people.

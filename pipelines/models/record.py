@@ -1,4 +1,4 @@
-"""The files of a model folder and its record, build.json: what each stage was made from and what it reported."""
+"""The files of a model folder and its record, build.json: the inputs and the report of each stage."""
 
 from __future__ import annotations
 

@@ -256,17 +256,17 @@ def _announce(folder: ModelFolder, *stages: str) -> None:
         files.write_json(folder.path / RECORD, record)
 
 
-def _note(folder: ModelFolder, said: Mapping[str, dict[str, Any]]) -> None:
+def _note(folder: ModelFolder, reports: Mapping[str, dict[str, Any]]) -> None:
     """Records inputs, result and report of stages in build.json."""
     noted = {}
-    for stage, report in said.items():
+    for stage, report in reports.items():
         names = [*_inputs(folder, stage), stage, *([files.mapped(Path(stage)).name] if stage == NATIVE else [])]
         found = {name: files.identity(folder.path / name) for name in names}
         inputs = {name: found[name]["sha256"] for name in _inputs(folder, stage)}
         noted[stage] = {"inputs": inputs, "sha256": found[stage]["sha256"], "files": found, **report}
-        was = folder.record.get(stage, {})
-        if stage in folder.entry.transient and was.get("inputs") == inputs:  # made again, perhaps by another version
-            former = {*was.get("former", ()), was["sha256"]} - {found[stage]["sha256"]}
+        before = folder.record.get(stage, {})
+        if stage in folder.entry.transient and before.get("inputs") == inputs:  # made again, perhaps by another version
+            former = {*before.get("former", ()), before["sha256"]} - {found[stage]["sha256"]}
             noted[stage] |= {"former": sorted(former)} if former else {}
     record = folder.record | noted
     files.write_json(folder.path / RECORD, {name: record[name] for name in STAGES if name in record})

@@ -346,7 +346,7 @@ def _heads(
 
 
 def _mask(e: _Expansion, mask: ir.Value | None, scores: ir.Value) -> ir.Value | None:
-    """What is added to the scores: the filter value where an integer mask is 0, or behind the number of tokens."""
+    """The bias of the scores: the filter value where an integer mask is 0, or behind the number of tokens."""
     if mask is None:
         return None
     rank, counted = query.rank(mask), query.is_op(mask.producer(), "ReduceSum")
@@ -369,7 +369,7 @@ def _mask(e: _Expansion, mask: ir.Value | None, scores: ir.Value) -> ir.Value | 
 
 
 def _causal(e: _Expansion, scores: ir.Value) -> ir.Value | None:
-    """What hides later tokens, if the operator is unidirectional."""
+    """The mask of later tokens, if the operator is unidirectional."""
     if not e.whole("unidirectional"):
         return None
     if e.opset < TRILU:

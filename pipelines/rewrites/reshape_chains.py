@@ -73,7 +73,7 @@ def _result(node: ir.Node) -> list[int | str | None] | None:
     if found is None or any(isinstance(each, int) and each <= 0 for each in found):
         return None
     if source is not None and found.count(None) == 1 and None not in source:
-        # both have the same product, so what is left of the source when the others are cancelled is the missing one
+        # both have the same product, so the missing size is that of the source after all others are cancelled
         (names, size), (others, other) = map(_factors, (source, found))
         if names == others:
             found[found.index(None)] = size // other

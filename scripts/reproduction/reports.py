@@ -1,4 +1,4 @@
-"""What the parts of scripts/reproduce.py share: commands of this project, evaluations, reports and figures of cards."""
+"""Shared by the parts of scripts/reproduce.py: commands of this project, evaluations, reports and figures of cards."""
 
 from __future__ import annotations
 

@@ -2,14 +2,16 @@
 
 import contextlib
 import io
+import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 USERS, ITEMS, COUNTRIES, LENGTH = 50, 40, 7, 5
 SIZE = 4
@@ -164,6 +166,32 @@ def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def sequence_schema(path: Path) -> Path:
+    """Write the schema of a ranker of users, items and histories, all of them row numbers."""
+    columns: list[dict[str, Any]] = [
+        {"name": name, "kind": "category", "encoding": {"type": "id", "rows": count}}
+        for name, count in (("user", USERS), ("item", ITEMS))
+    ]
+    history = {"separator": "|", "length": LENGTH, "pooling": "none", "shares": "item"}
+    encoding = {"type": "id", "rows": ITEMS}
+    columns += [
+        {"name": "label", "kind": "label"},
+        {"name": "history", "kind": "categories", "encoding": encoding, **history},
+    ]
+    path.write_text(json.dumps({"columns": columns}))
+    return path
+
+
+def sequence_feeds(rows: Sequence[Mapping[str, Any]], newest_first: bool = False) -> dict[str, NDArray[np.int64]]:
+    """What a user of such an export feeds."""
+    feeds = {name: np.array([int(row[name]) for row in rows]) for name in ("user", "item")}
+    feeds["history"] = np.zeros((len(rows), LENGTH), np.int64)
+    for at, row in enumerate(rows):
+        items = [int(item) for item in (row["history"] or "").split("|") if item]
+        feeds["history"][at, : len(items)] = items[::-1] if newest_first else items
+    return feeds
 
 
 MODELS: Mapping[str, Callable[..., None]] = {"torch-rechub": torch_rechub, "deepctr": deepctr, "fuxictr": fuxictr}

@@ -234,7 +234,9 @@ def _benchmark_files(
     """Times ONNX files in turn, in the stock engines and in the native kernels if they support a file."""
     _require_counts(batch_sizes, rounds, threads, instances)
     supported = [*available(), *(["native"] if extension.isas() else [])]
-    files = [Path(path) for path in paths if is_file(path) or _not_a_file(path)]
+    if missing := [path for path in paths if not is_file(path)]:
+        raise RequestError(f"no ONNX model at {missing[0]}; pass the path of an .onnx file")
+    files = [Path(path) for path in paths]
     names = list(dict.fromkeys(engines or supported))
     require_installed(*names)
     if wrong := [name for name in names if name not in supported]:
@@ -315,10 +317,6 @@ def _runnable(engines: Sequence[str], paths: Sequence[Model], batch: Batch, thre
     if not runnable:
         raise ZooError(f"no engine runs {', '.join(map(str, paths))}: {'; '.join(problems)}")
     return runnable
-
-
-def _not_a_file(path: Model) -> bool:
-    raise RequestError(f"no ONNX model at {path}; pass the path of an .onnx file")
 
 
 def _random(batch: Batch) -> Batch:

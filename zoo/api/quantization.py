@@ -127,13 +127,14 @@ def calibrate(
     changes = {"observer": observer, "correct": correct, "search": search}
     require_effort(effort, model)
     calibration = Calibration(data, samples, max_memory, preprocess, on_error, time_budget, columns, effort or EFFORT)
-    effort_used = {"effort": calibration.effort} if is_file(model) else {}
     if is_file(model):
         if columns:
             raise RequestError("--column requires a text encoder; an ONNX file takes arrays or images")
         table, path = _calibrate_file(model, output, changes, calibration)
+        effort_used = {"effort": calibration.effort}
     else:
         table, path = _calibrate_folder(open_model(model, preprocess), output, changes, calibration)
+        effort_used = {}
     return {"observer": table.observer, "samples": table.samples, "path": str(path), **effort_used}
 
 

@@ -338,7 +338,7 @@ training = combined(
         "--workers",
         default=None,
         metavar="N|MIN:MAX",
-        help="With --on ray: number of processes; MIN:MAX takes what is available.",
+        help="With --on ray: number of processes; MIN:MAX takes as many as are available.",
     ),
     click.option("--cores", type=int, default=None, help="With --on ray: cores per worker. [default: 1]"),
     click.option(

@@ -201,7 +201,7 @@ class TranslationPipeline(Translator):
         return [line._replace(prefix=prefix) for line, prefix in zip(lines, prefixes, strict=True)]
 
     def demands(self, lines: Sequence[Line]) -> list[Demands] | None:
-        """Returns what the translations of the `parts` of lines are to have; None for nothing.
+        """Returns the constraints on the translations of the `parts` of lines; None for no constraints.
 
         Args:
             lines: The lines.
@@ -240,7 +240,7 @@ class TranslationPipeline(Translator):
 
         Args:
             where: Its place, for messages.
-            markup: The text and what was taken out.
+            markup: The text and the markup removed from it.
             most: Maximum number of its sentences; None: any.
 
         Returns:

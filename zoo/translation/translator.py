@@ -74,7 +74,7 @@ class Translator(LinePipeline[NativeTranslator]):
         alignments: Whether results have an alignment of words.
         word_scores: Whether results have scores of words.
         tag_handling: Markup of the texts: "html", "xml" or "none".
-        placeholders: What is put back where a translation loses it, see `zoo.translation.data.markup.PLACEHOLDERS`.
+        placeholders: Texts that a translation keeps, see `zoo.translation.data.markup.PLACEHOLDERS`.
         forced: Attention and log probabilities of given translations.
         forced_words: Texts that every translation contains.
         glossary: Terms with the translations that sentences with them contain.
@@ -200,7 +200,7 @@ class Translator(LinePipeline[NativeTranslator]):
 
         Args:
             sentences: Tokens of each sentence, int32.
-            demands: What each translation is to have; None: nothing.
+            demands: Constraints on each translation; None: no constraints.
 
         Returns:
             The `best` hypotheses of each sentence, in order.
@@ -297,7 +297,7 @@ class Translator(LinePipeline[NativeTranslator]):
         Args:
             stream: Result of `stream`.
             sentences: Tokens of each sentence, int32, not empty.
-            demands: What each translation is to have; None: nothing.
+            demands: Constraints on each translation; None: no constraints.
 
         Returns:
             Numbers of the sentences in the stream.
@@ -410,7 +410,7 @@ class Translator(LinePipeline[NativeTranslator]):
         return changed
 
     def _phrases(self, texts: Iterable[str], source: Tokens, prefix: tuple[int, ...]) -> Demands:
-        """Returns what a translation is to have; texts that it cannot contain are `impossible`."""
+        """Returns the constraints on a translation; texts that it cannot contain are `impossible`."""
         rules, possible, impossible = self._rules(), {}, []
         room = rules.limit(len(source), self.positions) - len(rules.prefix) - 1
         room -= len(prefix) if rules.most else 0
@@ -476,7 +476,7 @@ class Translator(LinePipeline[NativeTranslator]):
 def _chosen(
     sentences: Sequence[Tokens], demands: Sequence[Demands] | None, order: Sequence[int]
 ) -> tuple[list[Tokens], list[Demands] | None]:
-    """Returns the sentences of a batch, and what their translations are to have."""
+    """Returns the sentences of a batch, and the constraints on their translations."""
     return [sentences[i] for i in order], [demands[i] for i in order] if demands else None
 
 

@@ -34,7 +34,7 @@ from pipelines.kernels.images.native import PackedProgram, pack
 from pipelines.kernels.images.parts.program import Part, Partition
 from pipelines.kernels.images.program import ImageProgram
 
-# Of what `store` makes of a graph: bump it when `from_graph`, the packed weights or the native object's methods change.
+# Version of the files of `store`: bump it when `from_graph`, the packed weights or the native object's methods change.
 VERSION = 16
 SUFFIX = ".zoo"
 SIZES = 8  # of images with a program of their own

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Bump it when the dataclasses below, those of the kernels, or what is read of a graph change;
+# Bump it when the dataclasses below, those of the kernels, or the parts read of a graph change;
 # tests/pipelines/engines/native/test_recommender_files.py fails where that is forgotten.
 VERSION = 12
 SHARED = "shared_inputs"  # key of the graph's metadata

@@ -71,7 +71,7 @@ def _finish(network: ImageNetwork, results: int) -> None:
     network.finish(results=results)
 
 
-# what a call of a packed program does; files name it
+# functions of the calls of a packed program, by the name in files
 ADD: dict[str, Callable[..., None]] = {
     "tensor": _tensor,
     "finish": _finish,

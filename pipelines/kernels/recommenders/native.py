@@ -11,7 +11,7 @@ from pipelines.kernels.extension import required
 from pipelines.kernels.recommenders.program import ClickProgram
 from pipelines.kernels.recommenders.tables.cached_tables import CachedTables
 
-RECORDS, SCORES = "records", "scores"  # what is computed of items
+RECORDS, SCORES = "records", "scores"  # kinds of values precomputed for items
 
 
 @dataclass(frozen=True)

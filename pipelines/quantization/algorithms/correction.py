@@ -223,8 +223,8 @@ def _gptq(
 ) -> tuple[str, int]:
     """Rounds the weights of layers that share them by GPTQ, on the inputs of all these layers.
 
-    float_layer: that of the first, which is next to be computed. The inputs of the others are what the model computes
-    with weights and biases as they are so far. Returns the `Correction.rounding` and how many weights it changes.
+    float_layer: that of the first layer, which is computed next. The inputs of the other layers are computed with the
+    weights and biases corrected so far. Returns the `Correction.rounding` and the number of changed weights.
     """
     original = query.constant(float_layer.inputs[1]) if float_layer is not None else None
     mine, inputs = Weights.of(layers[0]), [x for layer in layers if (x := layer.inputs[0]) is not None]

@@ -77,7 +77,7 @@ class Observation:
         if not self._tensors and not known:
             raise RequestError("the model has no float32 activation to quantize; export it in float32")
         most = memory_bytes(max_memory)
-        loaded = 4 * query.weight_bytes(self._model)  # what the model and its loading take, as measured
+        loaded = 4 * query.weight_bytes(self._model)  # memory of the model and its loading, as measured
         self._activation_budget = max(most - loaded, int(ACTIVATIONS * most))
         self._shared_weights = reference_session.share_weights(self._model.graph)  # the engine does not keep it alive
         self._shape_session = _session(self._model, self._shared_weights, self._tensors, shapes=True)

@@ -1,4 +1,4 @@
-"""Layers of an int8 model computed in float32, to tell what their quantization costs."""
+"""Layers of an int8 model computed in float32, to measure the error of their quantization."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class FloatLayers:
         layers = {str(node.name): node for node in self._model.graph if node.name in names}
         self._parts = _parts(self._model, {name: _float_inputs(node, originals) for name, node in layers.items()})
         self._results = [str(each.name) for each in self._model.graph.outputs]
-        self._known: dict[Hashable, list[Batch]] = {}  # what the parts of the int8 model read, by run
+        self._known: dict[Hashable, list[Batch]] = {}  # inputs of the parts of the int8 model, by run
         self._room = HELD
 
     def sqnr(self, kept: Collection[str], batches: slice) -> float:

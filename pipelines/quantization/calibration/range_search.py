@@ -29,7 +29,7 @@ from pipelines.quantization.recipe import QuantRecipe
 
 Array = NDArray[Any]
 NARROWER, WIDER = (0.8, 0.65, 0.5, 0.4), (1.25, 1.6)  # fractions of a range that are tried, until one is worse
-GAIN = 0.97  # of the error: what a fraction must win
+GAIN = 0.97  # a fraction must reduce the error to this share
 # bytes of one tensor, and of what else is needed downstream of it, on the samples; of larger ones fewer samples count
 MOST = 2**27
 IDLE = 3e-6  # of the outputs' squares, 55 dB; tensors that cause less error are left alone

@@ -46,7 +46,7 @@ Run = Callable[[Batch], dict[str, NDArray[Any]]]
 
 
 class Scan(NamedTuple):
-    """What one process scans.
+    """The part of a scan that one process measures.
 
     Attributes:
         model: Name, model folder or .onnx file.

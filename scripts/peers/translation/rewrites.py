@@ -1,4 +1,4 @@
-"""What each rewrite of translation is worth, in ms a step with it and without.
+"""The gain of each rewrite of translation, in ms per step with it and without it.
 
 MODEL: a trained model, or a size of random weights, as in the comparison `translation`. Both forms of a rewrite run in
 turn, one thread (pin it: taskset -c 1), in onnxruntime, exactly `STEPS` steps of sentences of `SOURCE` tokens; medians

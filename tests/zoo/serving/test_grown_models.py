@@ -1,8 +1,6 @@
 """Models that fine-tuning grew by new ids, elsewhere: served in place of the old one, with shards, and on Ray."""
 
-import csv
 import json
-import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from helpers.click_logs import log_of_ages
 from helpers.serving import Server, wait_until
 
 import zoo
@@ -22,24 +21,12 @@ USER = {"user_id": "u25", "age": 33}
 JSON = "application/json"
 
 
-def write(path: Path, users: range, items: range, seed: int) -> Path:
-    draw = random.Random(seed)
-    with path.open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["click", "user_id", "item_id", "age"])
-        table.writerows(
-            [draw.randrange(2), f"u{draw.choice(users)}", f"i{draw.choice(items)}", draw.randrange(70)]
-            for _ in range(240)
-        )
-    return path
-
-
 @pytest.fixture(scope="module")
 def days(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the models old and new, the grown one, the log of the second day and all items."""
     folder = tmp_path_factory.mktemp("days")
-    first = write(folder / "day0.csv", range(20), range(12), 0)
-    second = write(folder / "day1.csv", range(10, 30), range(6, 18), 1)
+    first = log_of_ages(folder / "day0.csv", range(20), range(12), seed=0)
+    second = log_of_ages(folder / "day1.csv", range(10, 30), range(6, 18), seed=1)
     zoo.train("deepfm", first, folder / "old", settings=TINY, label="click")
     zoo.finetune(folder / "old", second, folder / "new", settings={"epochs": "1", "batch_size": "64"})
     for name in ("old", "new"):

@@ -54,7 +54,7 @@ def train_on_ray(
         model: Name of the family ("train"), or model name or folder ("finetune").
         data: Training data, at the same path on all nodes.
         output: Folder of the new model.
-        workers: Number of processes, or "MIN:MAX" to take what is available.
+        workers: Number of processes, or "MIN:MAX" for as many as are available.
         cores: Cores per worker.
         address: Cluster address or "auto"; None for a local cluster.
         storage: Shared folder or fsspec URL for checkpoints; None for a folder next to `output`.

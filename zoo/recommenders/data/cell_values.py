@@ -24,7 +24,7 @@ from zoo.recommenders.data.hashing import overlapping
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
-LIST = "|"  # joins what is a list in the file
+LIST = "|"  # joins the items of a list in the file
 HUGE = 2.0**63  # from here on whole numbers are not written out
 RAW_MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")  # in texts that are read as they stand
 MISSING = (*RAW_MISSING, "<NA>", "NaT")

@@ -127,7 +127,7 @@ class _Piece:
     before: int  # rows of the source in front of these
     count: int
     complete: Ints  # those of them that have the right number of columns
-    faults: list[tuple[int, str, str]]  # row, kind, what was found and expected
+    faults: list[tuple[int, str, str]]  # row, kind, message (found and expected)
 
 
 class _Reader:

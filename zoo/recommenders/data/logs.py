@@ -41,7 +41,7 @@ DELIMITERS = (",", "\t", ";", "|")
 CRITEO = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 _QUOTED = re.compile(r'"[^"]*("|$)')
 _CRITEO_ROW = re.compile(r"([01]\t)?(-?\d*\t){13}([0-9a-f]{8})?(\t([0-9a-f]{8})?){25}")
-# takes a row left out: its 0-based position in the log, its kind of fault, and what was found and expected
+# takes a row left out: its 0-based position in the log, its kind of fault, and the message (found and expected)
 OnBadRow = Callable[[int, str, str], None]
 
 

@@ -30,7 +30,7 @@ KINDS = {
     "category": "one of many values without an order: an id, a country",
     "categories": "a list of them: genres, the items clicked before",
     "timestamp": "when the row happened; the last rows are held out by it, the model does not see it",
-    "label": "what is predicted: 0 or 1; of several labels, missing ones are not trained on",
+    "label": "the target of the prediction, 0 or 1; rows with a missing label train only their other labels",
     "weight": "how much the row counts in training, 0 or more",
     "ignored": "not used",
 }
@@ -173,7 +173,7 @@ JSON_SCHEMA: dict[str, Any] = {
                         "description": "of a label: another label; only rows where that is 1 have this one, as a "
                         "purchase after a click",
                     },
-                    "why": {"type": "string", "description": "what the choice rests on"},
+                    "why": {"type": "string", "description": "reason for the choice"},
                 },
                 "required": ["name", "kind"],
                 "additionalProperties": False,

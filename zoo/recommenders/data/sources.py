@@ -62,7 +62,7 @@ def expand(source: str | os.PathLike[str]) -> list[tuple[str, Partition]]:
         source: File, folder, pattern, "-", or data set; folders written by `datasets` stand for themselves.
 
     Returns:
-        (path, columns of its Hive partitions); [(source, ())] for what is no file.
+        (path, columns of its Hive partitions); [(source, ())] for a source that is no file.
 
     Raises:
         RequestError: A folder has no file, or has files of other versions or of an unfinished job; or no file matches.

@@ -403,7 +403,7 @@ class Rewriter(Writer):
             if array.ndim > len(shape):
                 array = array[0]  # of the batch
             array = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
-            for axis in range(array.ndim):  # what is repeated is read once
+            for axis in range(array.ndim):  # repeated values are read once
                 if array.shape[axis] > 1 and (array == array.take([0], axis)).all():
                     array = array.take([0], axis)
             operands.append(array)

@@ -20,7 +20,7 @@ Array = NDArray[Any]
 FLOAT = ir.DataType.FLOAT
 OPSET = 18
 TINY = 1e-6  # what keeps a count of items from being 0 before it divides a sum
-OF_CODES: dict[str, Callable[..., Array]] = {  # what the tables of ids go through
+OF_CODES: dict[str, Callable[..., Array]] = {  # operators between the tables and the ids
     **{"Not": np.logical_not, "And": np.logical_and, "Or": np.logical_or, "Equal": np.equal},
     **{"Greater": np.greater, "GreaterOrEqual": np.greater_equal, "Less": np.less, "LessOrEqual": np.less_equal},
     **{"Add": np.add, "Sub": np.subtract, "Mul": np.multiply},
@@ -97,7 +97,7 @@ class Writer:
     def __init__(self, features: Features, opsets: dict[str, int]) -> None:
         version = opsets.get("", OPSET)
         self.features, self.opset = features, 17 if 13 <= version < 17 else version  # LayerNormalization is the change
-        self.pools: dict[str, set[str]] = {}  # what is written of each list: "sum", "max" of its items, or else
+        self.pools: dict[str, set[str]] = {}  # by list: its pooled forms in the graph, "sum" or "max" of its items
         self.main = ir.Graph([], [], nodes=[], opset_imports={**opsets, "": self.opset}, name="ranker")
         self.inputs: dict[str, ir.Value] = {}
         for name, (dtype, shape) in features.inputs.items():

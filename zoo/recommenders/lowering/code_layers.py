@@ -47,7 +47,7 @@ class _Result(NamedTuple):
 
 @dataclass
 class Inputs:
-    """What linear layers read.
+    """Inputs of linear layers.
 
     Attributes:
         codes: (position, scale, row of the weights) of codes.

@@ -46,7 +46,7 @@ FINE = 2**16  # layers of fewer products read codes, larger ones bytes: half the
 
 @dataclass(frozen=True)
 class Decision:
-    """What of a layer is folded into tables.
+    """The part of a layer that is folded into tables.
 
     Attributes:
         fold: Whether fields are folded.
@@ -349,7 +349,7 @@ class LoweringPlan:
 
     @property
     def choices(self) -> Hashable:
-        """What distinguishes the programs of forms, after `_decide`."""
+        """The differences between the programs of forms, after `_decide`."""
         folded = tuple((at, part) for at, group in enumerate(self.groups.values()) for part in group.folded)
         return folded, bool(folded) and self._wide, self._coarse_reads()
 

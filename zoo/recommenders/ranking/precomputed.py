@@ -1,4 +1,4 @@
-"""What a model computes of the items of a catalogue before any user is known."""
+"""The part of a model that depends only on the items of a catalogue, computed before any request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipelines.core.batches import Batch
 from pipelines.engines.session import PrecomputedItems, Session
 
-PART = 8  # of the machine's memory: what the items of a catalogue may take
+PART = 8  # of the machine's memory, at most, for the items of a catalogue
 SAMPLE, ROUNDS = 512, 5  # items that are ranked to time both ways, and how often
 
 

@@ -70,7 +70,7 @@ class Side:
         return SharedInputs(self.ids, self.numbers, self.scales)
 
     def _parsed(self, log: Log, key: str, index: int) -> tuple[Rows, pa.Array | None] | None:
-        """CSV in memory parsed natively, see `read`; None for other logs, and for what the native parser declines."""
+        """CSV in memory parsed natively, see `read`; None for other logs, and if the native parser declines."""
         names = self.features.schema.feature_names
         reader = CsvReader.of(self.features, log, names) if isinstance(log.place, bytes) and names else None
         if reader is None:
@@ -263,7 +263,7 @@ class Sides:
             items: {column: value} each.
 
         Returns:
-            Inputs of the model, as from `join`; None for what the native parser does not know.
+            Inputs of the model, as from `join`; None for values that the native parser declines.
         """
         if type(items) is not list or not items or type(user) is not dict:
             return None
@@ -300,7 +300,7 @@ class Sides:
         return one
 
     def _parsed_user(self, user: Any) -> dict[str, NDArray[Any]] | None:
-        """The user's side parsed natively; None for what the native parser does not know."""
+        """The user's side parsed natively; None for values that the native parser declines."""
         one = self._zeros()
         return one if self.user.parse(self.features, [user], one) else None
 

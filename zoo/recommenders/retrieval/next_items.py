@@ -102,7 +102,7 @@ class NextItemPipeline(TwoTowerPipeline):
             places: Position of every id, int64 [rows of the table].
 
         Returns:
-            Positions, -1 for what is no item of the catalogue, int64 [n, places of a sequence].
+            Positions, -1 for ids that are not in the catalogue, int64 [n, places of a sequence].
         """
         start = self.sequence.start
         return np.asarray(places[ids[:, start : start + self.sequence.width]])

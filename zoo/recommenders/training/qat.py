@@ -36,7 +36,7 @@ from zoo.recommenders.models.layers import SelectColumns
 from zoo.recommenders.models.multitask.outputs import parents_of
 from zoo.training.runs import QAT_RATE, require_qat
 
-HEAD = "head"  # the network without its layers, in the student: its `losses`, and what they count
+HEAD = "head"  # the network without its layers, in the student: its `losses` and their counts
 PARTS = ("embeddings", "numbers")  # of a split layer
 
 

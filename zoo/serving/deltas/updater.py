@@ -1,6 +1,6 @@
 """Updater: a process that polls the places of deltas, prepares versions, and names them to the HTTP server.
 
-It prepares a version when no worker serves the one before the last any more, so that nobody reads what it writes.
+It prepares a version once no worker serves the version before the last, so no worker reads the files that it writes.
 """
 
 from __future__ import annotations

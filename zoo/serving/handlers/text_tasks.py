@@ -37,7 +37,7 @@ class TaskHandler(TextHandler):
     """Computes the results of a text task.
 
     A text body has one text per line, or question TAB context; a JSON body is {"texts": [...]} with the options of the
-    pipeline's call, or the list, whose items are what the pipeline takes.
+    pipeline's call, or the list, whose items are inputs of the pipeline.
     """
 
     pipeline: TaskPipeline

@@ -1,4 +1,4 @@
-"""Limits of what a request body may hold, in proportion to the bytes received.
+"""Limits of the content of a request body, in proportion to the bytes received.
 
 Parsing a small body must take neither long nor much memory. Plain JSON, CSV and Arrow bodies cannot exceed the limits,
 because each value takes a byte or more; compressed bodies, encoded tables and images can.

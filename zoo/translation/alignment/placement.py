@@ -136,7 +136,7 @@ def _best(shares: Floats, units: Range) -> tuple[float, int, int]:
 
 @dataclass
 class _Item:
-    """A start tag, an end tag, or what is written as it is ("open", "close", "whole")."""
+    """A start tag, an end tag, or a part that is copied unchanged ("open", "close", "whole")."""
 
     kind: str
     text: str

@@ -78,7 +78,7 @@ class Line(NamedTuple):
 
     @property
     def untranslated(self) -> str:
-        """What was left out or copied, as one message; "" if nothing was."""
+        """A message with the omitted and copied text; "" if there is none."""
         more = len(self.notes) - MAX_NOTES
         return "; ".join(self.notes[:MAX_NOTES]) + (f"; and {more} more" if more > 0 else "")
 

@@ -34,18 +34,18 @@ PLACEHOLDERS = {
     "auto": re.compile("|".join((_URL, _MAIL, _BRACES, _PRINTF))),
     "all": re.compile("|".join((_URL, _MAIL, _BRACES, _PRINTF, _UNIT))),
 }
-_TOUCHING = re.compile(r"[!-~\u00ab\u00bb\u2013-\u201f\u00d7](?<![.,;:!?])")  # what is taken out with a placeholder
+_TOUCHING = re.compile(r"[!-~\u00ab\u00bb\u2013-\u201f\u00d7](?<![.,;:!?])")  # characters that move with a placeholder
 _NAME = re.compile(r"</?\s*([^\s/>]+)")
 _STOPS = frozenset(".,;:!?\u2026")
 
 
 @dataclass
 class Node:
-    """An element with text, or what is written as it is: a tag without text, a comment, a placeholder.
+    """An element with text, or a part that is copied unchanged: a tag without text, a comment, a placeholder.
 
     Attributes:
         opening: The start tag; or all that is written.
-        closing: The end tag; "" for what is written as it is.
+        closing: The end tag; "" for a part that is copied unchanged.
         first: Place of its first character in the text without tags.
         last: Place behind its last character.
         children: Nodes within.
@@ -101,7 +101,7 @@ def read_markup(raw: str, handling: str, placeholders: re.Pattern[str] | None = 
         placeholders: What else is taken out, with what touches it but punctuation; None: nothing.
 
     Returns:
-        The text and what was taken out.
+        The text and the markup removed from it.
 
     Raises:
         RequestError: `handling` is "xml", and the text is not well-formed.
@@ -188,7 +188,7 @@ class _Reader(HTMLParser):
     # ------------------------------------------------------------------------------------------------------------ tree
 
     def finish(self) -> Markup:
-        """Returns what was read."""
+        """Returns the parts read so far."""
         ends = [*(place for _, place, _, _ in self.events), len(self.raw)][1:]
         opaque, depth, begin = "", 0, 0  # of the element whose content is not translated
         for (kind, place, name, skipped), end in zip(self.events, ends, strict=True):
@@ -225,7 +225,7 @@ class _Reader(HTMLParser):
         self.pending |= self.handling == "html" and name in BREAKS and bool(self.characters)
 
     def _add(self, begin: int, end: int, name: str = "") -> None:
-        """Adds what is written as it is."""
+        """Adds a part that is copied unchanged."""
         node = Node(self.raw[begin:end], first=len(self.characters), last=len(self.characters))
         self._break(name)
         self._append(node, begin, end, name)

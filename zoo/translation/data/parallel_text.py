@@ -51,7 +51,7 @@ def clean(pairs: Iterable[Pair], faults: Faults) -> Iterator[Pair]:
 
     Args:
         pairs: Source and target of each pair.
-        faults: Counts what is dropped.
+        faults: Counts dropped pairs.
 
     Yields:
         The pairs, tidied.
@@ -297,7 +297,7 @@ def corpus(
     Args:
         pairs: Source and target of each pair.
         vocabulary: The vocabulary.
-        faults: Counts what is dropped.
+        faults: Counts dropped pairs.
         max_length: Maximum number of tokens of a side; 0: any.
         max_ratio: Maximum ratio of the tokens of both sides, after five tokens more; 0: any.
 

@@ -143,7 +143,7 @@ class _Writer(Writer):
         return self.add("Trilu", [full, self.constant("one", np.array(1))], f"{tokens.name}.mask", upper=1)
 
     def position_masks(self, side: str, tokens: ir.Value, mask: ir.Value | None) -> list[ir.Value | None]:
-        """Appends what is added to the scores of self-attention in each layer of a side.
+        """Appends the bias of the self-attention scores in each layer of a side.
 
         Args:
             side: "encoder" or "decoder".

@@ -283,7 +283,7 @@ class VocabularyFolder(Folder):
                     add_prefix_space=bool(self.tokenizer.get("add_prefix_space", not self.architecture.begins)),
                     trim_offsets=True,
                 )
-        except Exception as error:  # what the library raises has no class of its own
+        except Exception as error:  # errors of the library have no class of their own
             self.faults.append(f"merges.txt is damaged ({one_line(error)})")
             return self._made("tokenizers", [], {})
         files = {FAST: merged.to_str().encode()}

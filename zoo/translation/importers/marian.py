@@ -396,7 +396,7 @@ class _Layers:
             self.state[f"{ours}.bias"] = self.reader.tensor(name, columns).values if given else default
 
     def norm(self, ours: str, prefix: str, suffix: str = "") -> None:
-        """Reads a layer normalization; what it leaves out is 1 and 0."""
+        """Reads a layer normalization; an absent scale is 1, an absent bias 0."""
         for part, theirs in (("weight", "scale"), ("bias", "bias")):
             name, default = f"{prefix}_ln_{theirs}{suffix}", np.full(self.width, part == "weight", np.float32)
             given = name in self.reader.tensors or not (self.plain or (self.unbiased and part == "bias"))

@@ -4,7 +4,7 @@ A .bin (marian-dev, src/common/binary.cpp) is, little-endian: uint64 version 1; 
 name, type, dimensions, bytes; the names, each with a zero at its end; the dimensions, int32; uint64 c and c bytes of
 padding; the bytes of every tensor. A quantized one (intgemm8, intgemm16) holds the integers of the transposed matrix
 row by row, of a table of embeddings those of the table itself, then float32 m: a weight is an integer / m. The float32
-NAME_QuantMultA, where there is one, is the m of what the matrix NAME is multiplied with.
+NAME_QuantMultA, if present, is the m of the activations that the matrix NAME is multiplied with.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pipelines.core.errors import RequestError
 
 CONFIG = "special:model.yml"  # the tensor that holds the options
-VERSION = struct.pack("<Q", 1)  # what a .bin begins with
+VERSION = struct.pack("<Q", 1)  # first bytes of a .bin
 PLAIN = {0x101: "<i1", 0x402: "<f2", 0x404: "<f4", 0x408: "<f8"}
 QUANTIZED = {0x4101: "<i1", 0x10001: "<i1", 0x4102: "<i2", 0x10002: "<i2"}  # of browsermt's and of Marian's own
 

@@ -59,5 +59,5 @@ def word_pairs(pieces: Sequence[str | None], merges: bytes, unknown: str, form: 
             made = json.loads(tokenizers.Tokenizer(model).to_str())
             made |= {**form, "decoder": {"type": "BPEDecoder", "suffix": WORD_END}}
             return tokenizers.Tokenizer.from_str(json.dumps(made)).to_str().encode()
-    except Exception as error:  # what the library raises has no class of its own
+    except Exception as error:  # errors of the library have no class of their own
         raise RequestError(f"{NAME} is damaged ({one_line(error)})") from error

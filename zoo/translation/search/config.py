@@ -19,7 +19,7 @@ LENGTH_LIMIT = (2, 10)  # (a, b): a translation of n tokens has at most a n + b 
 
 
 class Demands(NamedTuple):
-    """What the translation of one sentence is to have.
+    """Constraints on the translation of one sentence.
 
     Attributes:
         prefix: Tokens that it begins with, behind `SearchConfig.prefix`; they have no part in its length.
@@ -37,7 +37,7 @@ class Demands(NamedTuple):
     marks: bytes | None = None
 
     def state(self, tokens: Sequence[int]) -> PhraseState:
-        """Returns what a translation has of its phrases.
+        """Returns the state of the phrases of a translation.
 
         Args:
             tokens: Its tokens.

@@ -176,7 +176,7 @@ def _arrays(network: DraftNetwork, teacher: Transformer, folder: ModelFolder) ->
 
 
 def _column_ratios(weight: NDArray[np.float32], quantized: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns by what each column of weights was multiplied, whose input was divided by it."""
+    """Returns the factor of each column of weights; the column's input was divided by it."""
     ratios: NDArray[np.float32] = (weight * quantized).sum(0) / np.maximum((weight * weight).sum(0), 1e-12)
     return ratios.astype(np.float32)
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from zoo.translation.models.transformer import Transformer
 
 MOMENTUM = 0.05  # of the ranges
-LAST = "last"  # what the layer of the logits reads, see `zoo.translation.export.freeze.export`
+LAST = "last"  # the input of the logits layer, see `zoo.translation.export.freeze.export`
 
 
 def settled(config: Any, start: Any, processes: int) -> Any:

@@ -123,7 +123,7 @@ def _padded(config: EfficientNetConfig, kernel: int, stride: int) -> tuple[nn.Mo
 
 
 class SqueezeExcitation(LazyModule):
-    """Scales channels by what their means say (Hu et al. 2018).
+    """Squeeze-and-excitation: scales channels by a function of their means (Hu et al. 2018).
 
     Args:
         width: Channels.

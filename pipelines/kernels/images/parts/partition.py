@@ -164,7 +164,7 @@ class _Division:
         return sorted(found.values(), key=lambda region: ranks[next(iter(region))])
 
     def _feeds(self, nodes: Collection[ir.Node]) -> dict[str, str]:
-        """What a part reads from others: the name of its input, and that of the value that it is fed."""
+        """The inputs of a part: name of the input, and name of the value that it is fed."""
         feeds: dict[str, str] = {}
         for node in nodes:
             for value in query.values_read(node):

@@ -11,7 +11,7 @@ from pipelines.kernels.transformer.mapping.scans import GraphScans
 from pipelines.kernels.transformer.operations import ACTIVATIONS, GRAPH_ACTIVATIONS
 
 ELEMENTWISE = ("Mul", "Div", "Add", "Sub", "Sigmoid", "Erf", "Tanh", "Pow")  # of which activations are made
-ALIKE = 0.02  # how far an activation may be from what it is taken for, on -8 to 8: quantization's rounding
+ALIKE = 0.02  # largest difference from a recognized activation on -8 to 8, of quantization's rounding
 
 
 class GraphActivations(GraphScans):

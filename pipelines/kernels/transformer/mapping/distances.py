@@ -18,7 +18,7 @@ CHECKED = 300  # tokens for which a mask is compared with its function of distan
 
 
 class GraphDistances(GraphActivations):
-    """Computes what is added to attention scores for all distances at once."""
+    """Computes the bias of attention scores for all distances at once."""
 
     def __init__(self, model: ir.Model, names: tuple[str, ...], memory: str, for_kernels: bool = True) -> None:
         """See `GraphValues`."""
@@ -51,7 +51,7 @@ class GraphDistances(GraphActivations):
         return self._masks[key]
 
     def _window(self, value: ir.Value, rows: list[Array], heads: int) -> tuple[int | None, int | None, Array | None]:
-        """Splits a bias by distance into a window and what is added within it."""
+        """Splits a bias by distance into a window and the bias within it."""
         if not rows:
             return None, None, None
         total = np.asarray(sum(rows), np.float32)

@@ -21,7 +21,7 @@ from pipelines.kernels.transformer.text.program import (
 )
 
 HIDDEN, MASK = "hidden", "attention_mask"
-ALIKE = 0.05  # how far a pooled row may be from what it is taken for: quantization's rounding
+ALIKE = 0.05  # largest difference of a pooled row from a recognized pooling, of quantization's rounding
 WIDEST = (
     1024  # columns of float layers of a token's result; wider ones, and int8 ones, are linear layers of the encoder
 )

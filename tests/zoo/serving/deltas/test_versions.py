@@ -1,9 +1,7 @@
 """`zoo serve --deltas`: each delta in order, in whole requests, with the results of the newer model; faults leave it."""
 
-import csv
 import itertools
 import json
-import random
 import shutil
 import threading
 from collections.abc import Callable
@@ -13,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.click_logs import log_of_ages
 from helpers.serving import Server, wait_until
 
 import zoo
@@ -31,26 +30,16 @@ FORM = "native:int16"  # a server may time another form as the fastest, whose bi
 MODELS = ("monday", "tuesday", "wednesday")
 
 
-def write(path: Path, users: range, seed: int) -> Path:
-    draw = random.Random(seed)
-    with path.open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["click", "user_id", "item_id", "age"])
-        table.writerows(
-            [draw.randrange(2), f"u{draw.choice(users)}", f"i{draw.randrange(12)}", draw.randrange(70)]
-            for _ in range(240)
-        )
-    return path
-
-
 class Days:
     """Models of three days, their deltas, a row and the answer of every model."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.row = folder, b"user_id,item_id,age\nu25,i3,33\n"
-        zoo.train("deepfm", write(folder / "0.csv", range(20), 0), folder / MODELS[0], settings=TINY, label="click")
+        zoo.train(
+            "deepfm", log_of_ages(folder / "0.csv", range(20), seed=0), folder / MODELS[0], settings=TINY, label="click"
+        )
         for number, (old, new) in enumerate(itertools.pairwise(MODELS), 1):
-            log = write(folder / f"{number}.csv", range(10 * number, 10 * number + 20), number)
+            log = log_of_ages(folder / f"{number}.csv", range(10 * number, 10 * number + 20), seed=number)
             zoo.finetune(folder / old, log, folder / new, settings={"epochs": "1", "batch_size": "64"})
             self.made = zoo.api.delta(folder / old, folder / new, folder / f"{number}.zoo")
         (folder / "row.csv").write_bytes(self.row)
@@ -243,7 +232,7 @@ def test_fine_tuning_writes_a_small_delta_behind_the_last(days: Days, tmp_path: 
     place = tmp_path / "place"
     place.mkdir()
     settings = {"epochs": "1", "batch_size": "64", "freeze_towers": "true"}
-    log = write(tmp_path / "log.csv", range(4), 7)  # a part of the users
+    log = log_of_ages(tmp_path / "log.csv", range(4), seed=7)  # a part of the users
     made = zoo.finetune(days.folder / "monday", log, tmp_path / "new", settings=settings, delta=f"{place}/")["delta"]
     assert made["path"] == f"{place}/000001.zoo" and made["columns"]["user_id"]["new"] == 0
     again = zoo.finetune(tmp_path / "new", log, tmp_path / "newer", settings=settings, delta=place)["delta"]

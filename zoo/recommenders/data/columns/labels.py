@@ -160,7 +160,7 @@ class Leaks:
             columns: Names of columns.
 
         Returns:
-            {column: what was found}.
+            {column: message}.
         """
         reasons = {name: self._reason(label, name) for name in columns if name not in self._many and name != label}
         return {name: why for name, why in reasons.items() if why}

@@ -102,7 +102,7 @@ def _pooled(node: ir.Node) -> AttentionUnit:
 
 
 def _sums(node: ir.Node) -> list[tuple[ir.Value | None, ir.Value | None]]:
-    """What may be weights and items of a weighted sum."""
+    """Candidates for the weights and items of a weighted sum."""
     if node.op_type == "MatMul" and all(query.constant(source) is None for source in node.inputs):
         return [(node.inputs[0], node.inputs[1])]
     if node.op_type == "ReduceSum" and query.integers(node, "axes", 1) in ([1], (1,)):

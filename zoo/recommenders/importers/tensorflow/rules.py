@@ -41,7 +41,7 @@ from zoo.recommenders.importers.tensorflow.tensors import (
 )
 
 OUTPUTS = 64  # of a node that is refused: more than any has that is known here
-REASONS = {  # what is known of operators that have no rule
+REASONS = {  # messages for operators without a rule
     **dict.fromkeys(
         ("SparseCross", "SparseCrossV2", "SparseCrossHashed", "SparseFeatureCross"), "crossed columns are not mapped"
     ),

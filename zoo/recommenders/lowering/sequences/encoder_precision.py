@@ -21,7 +21,7 @@ ITEMS = 32  # scored with the state of every sequence
 
 @dataclass(frozen=True, eq=False)
 class StateUse:
-    """What becomes of the state of a sequence: a logit factor (state . vector).
+    """Use of the state of a sequence: a logit factor (state . vector).
 
     Attributes:
         factor: Factor of the dot product in the logit.

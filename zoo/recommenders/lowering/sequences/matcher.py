@@ -82,7 +82,7 @@ class Matcher:
         return empty[0], int(padding.item())
 
     def barred(self, value: ir.Value | None) -> ir.Value | None:
-        """The mask of what is added to scores: (mask - 1) times a large number."""
+        """The mask of a bias of scores: (mask - 1) times a large number."""
         absent, large = self.with_constant(value, "Mul")
         mask, one = self.with_constant(absent, "Sub")
         if large.min() < 1e3 or (one != 1).any():

@@ -15,7 +15,7 @@ Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
 PAIR_SCORES = 2**24  # bytes of the scores of all pairs that are kept instead of the network
-REACH = 2.0**30  # sums of products and of what is added to them stay below
+REACH = 2.0**30  # bound of sums of products, with everything added to them
 SIDE = 9.0  # a curve bends within so many units of the sigmoid's argument, and is a line outside
 PAIRS = 4096  # drawn to find the range of hidden codes
 HEADROOM = 2.0  # hidden codes reach so many times the range of these pairs

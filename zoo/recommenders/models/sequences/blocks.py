@@ -123,7 +123,7 @@ class HSTUBlock(nn.Module):
 
 
 def older(items: int) -> torch.Tensor:
-    """Returns what is added to the scores: 0 for the item itself and older ones, else a large negative number.
+    """Returns the bias of the scores: 0 for the item itself and older ones, else a large negative number.
 
     Args:
         items: Places of a sequence.

@@ -136,7 +136,7 @@ class RowFile:
             self._places[rows] = np.arange(first + 1, first + len(rows) + 1)
         self._remove_journals(but=self._number)
         self._journaled = np.zeros(count, bool)
-        if journal.is_file():  # what it holds is written back
+        if journal.is_file():  # its rows are written back
             os.truncate(journal, 0)
 
     def copy(self, path: Path) -> None:

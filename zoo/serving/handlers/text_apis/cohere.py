@@ -25,7 +25,7 @@ TRUNCATIONS = ("none", "start", "end")
 
 
 class EmbedRequest(NamedTuple):
-    """What the response of `/v2/embed` needs.
+    """Context of the response of `/v2/embed`.
 
     Attributes:
         texts: The texts.
@@ -101,7 +101,7 @@ class EmbedV1(Embed):
 
 
 class RerankRequest(NamedTuple):
-    """What the response of `/v1/rerank` needs.
+    """Context of the response of `/v1/rerank`.
 
     Attributes:
         documents: Texts of the documents; empty if they are not returned.

@@ -62,7 +62,7 @@ class MultiVectorApi(TextApi):
 
 
 class RoleTokens(NamedTuple):
-    """Tokens of a query, then of documents, and what the encoding of their scores needs.
+    """Tokens of a query, then of documents, and the context to encode their scores.
 
     Attributes:
         tokens: The tokens.

@@ -27,7 +27,7 @@ EXPECTED = "a text, a list of texts, the tokens of a text, or a list of them"
 
 
 class EmbeddingRequest(NamedTuple):
-    """What the response of `/v1/embeddings` needs.
+    """Context of the response of `/v1/embeddings`.
 
     Attributes:
         base64: Whether embeddings are base64 of their bytes, little endian.

@@ -209,7 +209,7 @@ class Similarity(EmbeddingApi, TeiApi):
 
 
 class RerankRequest(NamedTuple):
-    """What the response of `/rerank` needs.
+    """Context of the response of `/rerank`.
 
     Attributes:
         texts: The texts; empty if they are not returned.
@@ -256,7 +256,7 @@ class Rerank(RankingApi, TeiApi):
 
 
 class PredictRequest(NamedTuple):
-    """What the response of `/predict` needs.
+    """Context of the response of `/predict`.
 
     Attributes:
         single: Whether the request has one input by itself.

@@ -42,7 +42,7 @@ def _is_apart(before: Sequence[int], after: Sequence[int], marks: bytes | None) 
 
 
 class PhraseState:
-    """What a translation has of its phrases.
+    """The phrases of a translation that it has so far.
 
     Args:
         phrases: Token sequences.

@@ -1,6 +1,5 @@
 """Target attention in imported rankers: the forms in which packages write it, and near misses."""
 
-import json
 import warnings
 from itertools import pairwise
 
@@ -140,25 +139,7 @@ def exported(path, opset=17, **settings):
 
 def ranker_of(tmp_path, **settings):
     path = exported(tmp_path / "din.onnx", **settings)
-
-    def column(name, rows, kind="category", **more):
-        return {"name": name, "kind": kind, "encoding": {"type": "id", "rows": rows}, **more}
-
-    columns = [column("user", packages.USERS), column("item", packages.ITEMS), {"name": "label", "kind": "label"}]
-    history = {"separator": "|", "length": LENGTH, "pooling": "none", "shares": "item"}
-    columns.append(column("history", packages.ITEMS, "categories", **history))
-    (tmp_path / "schema.json").write_text(json.dumps({"columns": columns}))
-    return path, read(path, ROWS, tmp_path / "schema.json")
-
-
-def fed():
-    """What a user of the export feeds."""
-    feeds = {name: np.array([int(row[name]) for row in ROWS]) for name in ("user", "item")}
-    feeds["history"] = np.zeros((len(ROWS), LENGTH), np.int64)
-    for at, row in enumerate(ROWS):
-        items = [int(item) for item in (row["history"] or "").split("|") if item]
-        feeds["history"][at, : len(items)] = items
-    return feeds
+    return path, read(path, ROWS, packages.sequence_schema(tmp_path / "schema.json"))
 
 
 FORMS = [
@@ -182,7 +163,7 @@ FORMS = [
 def test_forms(form, tmp_path, monkeypatch):
     path, ranker = ranker_of(tmp_path, **form)
     assert ranker.family == "din" and ranker.difference <= 1e-5, ranker.why
-    truth = OnnxRuntimeSession(path, 1).run(fed())["y"]
+    truth = OnnxRuntimeSession(path, 1).run(packages.sequence_feeds(ROWS))["y"]
     model = ranker.model.clone()
     rewrite(model, passes(ranker.features.to_json()))
     rows = ranker.features.encode(next(iter(ranker.features.read(ROWS))))

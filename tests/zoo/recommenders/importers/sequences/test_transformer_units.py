@@ -1,6 +1,5 @@
 """The transformer layer of BST in imported rankers: forms in which it is written, and near misses."""
 
-import json
 import warnings
 
 import numpy as np
@@ -99,24 +98,7 @@ def ranker_of(tmp_path, opset=17, **settings):
         options = {"input_names": names, "output_names": ["y"], "dynamic_axes": axes, "opset_version": opset}
         torch.onnx.export(model.eval(), example, str(path), dynamo=False, **options)
 
-    def column(name, rows, kind="category", **more):
-        return {"name": name, "kind": kind, "encoding": {"type": "id", "rows": rows}, **more}
-
-    columns = [column("user", packages.USERS), column("item", packages.ITEMS), {"name": "label", "kind": "label"}]
-    history = {"separator": "|", "length": LENGTH, "pooling": "none", "shares": "item"}
-    columns.append(column("history", packages.ITEMS, "categories", **history))
-    (tmp_path / "schema.json").write_text(json.dumps({"columns": columns}))
-    return path, read(path, ROWS, tmp_path / "schema.json")
-
-
-def fed():
-    """What a user of the export feeds, the newest items first."""
-    feeds = {name: np.array([int(row[name]) for row in ROWS]) for name in ("user", "item")}
-    feeds["history"] = np.zeros((len(ROWS), LENGTH), np.int64)
-    for at, row in enumerate(ROWS):
-        items = [int(item) for item in (row["history"] or "").split("|") if item]
-        feeds["history"][at, : len(items)] = items[::-1]
-    return feeds
+    return path, read(path, ROWS, packages.sequence_schema(tmp_path / "schema.json"))
 
 
 FORMS = [{}, {"heads": 4}, {"own": True}, {"own": True, "target_first": True}, {"masked": False}]
@@ -127,7 +109,7 @@ FORMS += [{"opset": 14}, {"sizes": True}, {"sizes": True, "opset": 14, "target_f
 def test_forms(form, tmp_path):
     path, ranker = ranker_of(tmp_path, **form)
     assert ranker.family == "bst" and ranker.difference <= 1e-5, ranker.why
-    truth = OnnxRuntimeSession(path, 1).run(fed())["y"]
+    truth = OnnxRuntimeSession(path, 1).run(packages.sequence_feeds(ROWS, newest_first=True))["y"]
     model = ranker.model.clone()
     rewrite(model, passes(ranker.features.to_json()))
     rows = ranker.features.encode(next(iter(ranker.features.read(ROWS))))
