@@ -18,7 +18,7 @@ import pytest
 import sentencepiece
 import torch
 
-from zoo.translation.data.parallel_text import END, START, pad
+from zoo.translation.data.tokens import END, START, pad
 from zoo.translation.data.vocabularies import PIECES, ImportedVocabulary
 from zoo.translation.importers import marian_file
 from zoo.translation.importers.imported import ImportedModel

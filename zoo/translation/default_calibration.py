@@ -25,7 +25,8 @@ from pipelines.quantization.calibration.float_layers import with_float_layers
 from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.quantizer import Quantizer
 from pipelines.quantization.recipe import QuantRecipe
-from zoo.translation.data.parallel_text import START, UNKNOWN, Tokens, decoder_samples, pad
+from zoo.translation.data.parallel_text import decoder_samples
+from zoo.translation.data.tokens import START, UNKNOWN, Tokens, pad
 from zoo.translation.data.vocabularies import in_languages
 
 LENGTH = 64  # maximum number of source tokens, and half of that of target tokens

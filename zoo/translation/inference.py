@@ -23,13 +23,8 @@ from zoo.translation.data.characters import clean_characters
 from zoo.translation.data.line_splitting import MAX_TOKEN_CHARACTERS, UNKNOWN_SCRIPT, LineSplitter
 from zoo.translation.data.lines import EXAMPLES, Line, Translation, translation_writer
 from zoo.translation.data.markup import Markup, read_markup
-from zoo.translation.data.parallel_text import (
-    PAD,
-    UNKNOWN,
-    Tokens,
-    decoder_samples,
-    pad,
-)
+from zoo.translation.data.parallel_text import decoder_samples
+from zoo.translation.data.tokens import PAD, UNKNOWN, Tokens, pad
 from zoo.translation.search.beam_search import Hypothesis
 from zoo.translation.search.config import Demands
 from zoo.translation.search.options import file_options

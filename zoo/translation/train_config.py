@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from pipelines.core.errors import RequestError
 from zoo.training.settings import BELOW_1, FROM_0, PRECISION, SEED, SHARE, Range, require_settings
-from zoo.translation.data.parallel_text import POSITIONS
+from zoo.translation.data.tokens import POSITIONS
 
 FROZEN = (
     "encoder.",

@@ -29,7 +29,7 @@ from pipelines.models.npz import read_arrays
 from pipelines.models.pipeline import PRECISIONS
 from zoo.translation.alignment.forced import ForcedDecoder
 from zoo.translation.data.lines import EXAMPLES
-from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, UNKNOWN, Tokens, batch_by_tokens, pad
+from zoo.translation.data.tokens import END, PAD, POSITIONS, START, UNKNOWN, Tokens, batch_by_tokens, pad
 from zoo.translation.data.vocabularies import in_languages, open_vocabulary
 from zoo.translation.search.beam_search import Hypothesis, beam_search, hypotheses, naive_step
 from zoo.translation.search.config import LENGTH_LIMIT, Demands, SearchConfig, check_beam

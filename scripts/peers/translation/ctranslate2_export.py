@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.translation.data.parallel_text import END, START, UNKNOWN, Vocabulary
+from zoo.translation.data.parallel_text import Vocabulary
+from zoo.translation.data.tokens import END, START, UNKNOWN
 
 if TYPE_CHECKING:
     from zoo.translation.models.layers import Attention, Layer

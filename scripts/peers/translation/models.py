@@ -13,7 +13,8 @@ from pipelines.core import files
 from pipelines.core.errors import RequestError
 from pipelines.models.hub import CARD, Card
 from scripts.peers.translation import marian_export
-from zoo.translation.data.parallel_text import END, PAD, START, VOCABULARY, Tokens, Vocabulary, pad
+from zoo.translation.data.parallel_text import VOCABULARY, Vocabulary
+from zoo.translation.data.tokens import END, PAD, START, Tokens, pad
 from zoo.translation.data.vocabularies import ImportedVocabulary, open_vocabulary
 from zoo.translation.search.shortlist import Shortlist
 

@@ -37,7 +37,8 @@ from pipelines.quantization.quantizer import quantize
 from pipelines.rewrites.driver import rewrite
 from scripts.peers import harness
 from scripts.peers.translation.models import RANDOM, copied
-from zoo.translation.data.parallel_text import END, START, VOCABULARY, Vocabulary, pad
+from zoo.translation.data.parallel_text import VOCABULARY, Vocabulary
+from zoo.translation.data.tokens import END, START, pad
 from zoo.translation.export.rewrites import passes
 from zoo.translation.search import loop_graph, step_graph
 from zoo.translation.search.beam_search import Step, beam_search

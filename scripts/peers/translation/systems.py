@@ -16,7 +16,8 @@ from pipelines.core.errors import RequestError
 from scripts.peers.engines import open_vino, pytorch
 from scripts.peers.translation import marian_export
 from scripts.peers.translation.models import FIREFOX, FIREFOX_LENGTH, RANDOM, Work, listed
-from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, VOCABULARY, Tokens, batch_by_tokens, pad
+from zoo.translation.data.parallel_text import VOCABULARY
+from zoo.translation.data.tokens import END, PAD, POSITIONS, START, Tokens, batch_by_tokens, pad
 from zoo.translation.search.beam_search import Step, beam_search, naive_step
 from zoo.translation.search.config import limit
 

@@ -19,8 +19,9 @@ from pipelines.models.folder import open_folder
 from zoo.cli import app as cli
 from zoo.translation import inference
 from zoo.translation import translator as translators
-from zoo.translation.data.parallel_text import PAD, UNKNOWN, Vocabulary
+from zoo.translation.data.parallel_text import Vocabulary
 from zoo.translation.data.sentence_splitting import split_sentences
+from zoo.translation.data.tokens import PAD, UNKNOWN
 
 
 @pytest.fixture(scope="module")

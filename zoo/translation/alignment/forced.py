@@ -18,7 +18,7 @@ from pipelines.engines.native.translation import NativeTranslator
 from pipelines.engines.session import Session
 from pipelines.models.folder import ModelFolder, derived_graph
 from pipelines.models.pipeline import PRECISIONS
-from zoo.translation.data.parallel_text import START, Tokens, batch_by_tokens, pad
+from zoo.translation.data.tokens import START, Tokens, batch_by_tokens, pad
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -15,8 +15,9 @@ from pipelines.core.errors import RequestError
 from zoo.translation.data.characters import clean_characters
 from zoo.translation.data.known_text import FORMAT
 from zoo.translation.data.lines import Line, Piece
-from zoo.translation.data.parallel_text import UNKNOWN, Tokens, normalize_whitespace
+from zoo.translation.data.parallel_text import normalize_whitespace
 from zoo.translation.data.sentence_splitting import split_sentences
+from zoo.translation.data.tokens import UNKNOWN, Tokens
 
 UNKNOWN_SCRIPT = "is in a script or language that the model does not know"
 MAX_TOKEN_CHARACTERS = (

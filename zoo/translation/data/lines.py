@@ -14,7 +14,7 @@ from pipelines.core.files import replacing
 from pipelines.data.tables import FORMATS, writing
 from pipelines.data.text_files import STDIN
 from zoo.translation.data.markup import Markup
-from zoo.translation.data.parallel_text import Tokens
+from zoo.translation.data.tokens import Tokens
 
 MAX_NOTES = 8  # messages of a line that are shown
 EXAMPLES = (

@@ -1,4 +1,4 @@
-"""Parallel text: cleaned, tokenized, and batched by tokens."""
+"""Parallel text: cleaned, tokenized, and grouped into batches of similar length."""
 
 from __future__ import annotations
 
@@ -17,19 +17,15 @@ from zoo.translation.data.characters import invalid_characters
 from zoo.translation.data.known_text import KnownText
 from zoo.translation.data.text_files import Faults, Pair, read_pairs, sources
 from zoo.translation.data.tokenizers import Pieces, open_sentencepiece
+from zoo.translation.data.tokens import END, PAD, START, UNKNOWN, Tokens, batch_by_tokens, pad
 
 if TYPE_CHECKING:
     from zoo.translation.data.vocabularies import ImportedVocabulary
 
-PAD, UNKNOWN, START, END = 0, 1, 2, 3  # tokens of every vocabulary
-POSITIONS = 512  # default maximum number of tokens of a sentence
 VOCABULARY = "vocabulary.model"
 MAX_VOCABULARY_SENTENCES = 1_000_000  # of the sample that a vocabulary is learned from
 MANY_TEXTS = 64  # that are encoded in one call
 MIN_BYTE_VOCABULARY = 1024  # pieces of the smallest vocabulary with byte fallback, which takes 256 of them
-
-Tokens = NDArray[np.int32]
-
 
 # ------------------------------------------------------------------------------------------------------------ cleaning
 
@@ -352,41 +348,6 @@ def batches(data: Corpus, tokens: int, seed: Sequence[int] | None = None) -> lis
     found = batch_by_tokens(np.maximum(sources, targets)[order].tolist(), tokens)
     parts = [order[a:b] for a, b in found]
     return parts if seed is None else [parts[i] for i in random.permutation(len(parts))]
-
-
-def batch_by_tokens(lengths: Sequence[int], tokens: int, rows: int = 1 << 30) -> list[tuple[int, int]]:
-    """Cuts sentences into batches, in their order.
-
-    Args:
-        lengths: Number of tokens of each sentence.
-        tokens: Maximum number of tokens of a batch, with padding.
-        rows: Maximum number of sentences of a batch.
-
-    Returns:
-        (first, last + 1) of each batch.
-    """
-    found, first, longest = [], 0, 0
-    for i, length in enumerate(lengths):
-        longest = max(longest, length)
-        if i > first and (longest * (i + 1 - first) > tokens or i - first == rows):
-            found.append((first, i))
-            first, longest = i, length
-    return [*found, (first, len(lengths))] if len(lengths) else []
-
-
-def pad(sentences: Sequence[Sequence[int] | Tokens]) -> NDArray[np.int64]:
-    """Pads sentences with `PAD` to the longest.
-
-    Args:
-        sentences: Tokens of each sentence.
-
-    Returns:
-        int64 [n, longest].
-    """
-    found = np.full((len(sentences), max(map(len, sentences))), PAD, np.int64)
-    for row, each in zip(found, sentences, strict=True):
-        row[: len(each)] = each
-    return found
 
 
 def decoder_samples(

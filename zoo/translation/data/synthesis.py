@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from zoo.translation.data.parallel_text import END, START, Tokens
+from zoo.translation.data.tokens import END, START, Tokens
 
 CONTEXT = 3  # maximum number of tokens of a context
 SAMPLES_AT_ONCE = 8192  # sentences that are sampled together

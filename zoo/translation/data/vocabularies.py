@@ -13,9 +13,10 @@ import numpy as np
 from pipelines.core.errors import RequestError
 from pipelines.core.plain import from_plain, to_plain
 from zoo.translation.data.known_text import KnownText
-from zoo.translation.data.parallel_text import END, UNKNOWN, VOCABULARY, Tokens, Vocabulary
+from zoo.translation.data.parallel_text import VOCABULARY, Vocabulary
 from zoo.translation.data.sentence_splitting import COMMON, language_code
 from zoo.translation.data.tokenizers import TOKENIZERS
+from zoo.translation.data.tokens import END, UNKNOWN, Tokens
 
 PIECES = "pieces.json"  # {"source": [text of every token], "target": the same, where it is another vocabulary}
 SOURCE, TARGET = "source", "target"  # what stands for the token of a language in `Framing`

@@ -14,7 +14,8 @@ from pipelines.graph import edit, io, query
 from pipelines.graph.infer import infer_shapes
 from zoo.training.onnx_builder import OPSET, Writer
 from zoo.training.relative_positions import relative_buckets
-from zoo.translation.data.parallel_text import PAD, VOCABULARY
+from zoo.translation.data.parallel_text import VOCABULARY
+from zoo.translation.data.tokens import PAD
 from zoo.translation.models.checkpoints import MODEL, STATE, load_model
 from zoo.translation.models.layers import Attention, Average, FeedForward, Layer, Recurrence, Residual
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
-from zoo.translation.data.parallel_text import END, POSITIONS
+from zoo.translation.data.tokens import END, POSITIONS
 from zoo.translation.data.vocabularies import Framing
 from zoo.translation.importers.imported import ImportedModel, Renumbering
 from zoo.translation.importers.model_reader import ModelReader, refuse_languages

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipelines.core.errors import one_line
-from zoo.translation.data.parallel_text import END
+from zoo.translation.data.tokens import END
 from zoo.translation.importers.imported import Renumbering
 from zoo.translation.importers.model_reader import ModelReader
 from zoo.translation.search.config import MAX_BEAM, SearchConfig

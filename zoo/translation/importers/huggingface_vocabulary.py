@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.core.errors import RequestError, catch_panics, not_installed, one_line
-from zoo.translation.data.parallel_text import END
 from zoo.translation.data.tokenizers import WORD_END, open_sentencepiece
+from zoo.translation.data.tokens import END
 from zoo.translation.data.vocabularies import SOURCE, TARGET, Framing
 from zoo.translation.importers.architectures import ARCHITECTURES
 from zoo.translation.importers.architectures.base import Architecture

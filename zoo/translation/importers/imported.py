@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zoo.translation.data.parallel_text import END, PAD, START, UNKNOWN
+from zoo.translation.data.tokens import END, PAD, START, UNKNOWN
 from zoo.translation.data.vocabularies import Framing
 from zoo.translation.models.config import EXCLUDED_LOGIT, ModelConfig
 from zoo.translation.search.config import SearchConfig

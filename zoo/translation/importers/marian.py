@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from zoo.translation.data.parallel_text import POSITIONS, UNKNOWN
+from zoo.translation.data.tokens import POSITIONS, UNKNOWN
 from zoo.translation.data.vocabularies import Framing
 from zoo.translation.importers.imported import ImportedModel, Renumbering
 from zoo.translation.importers.marian_file import Tensor, candidates, is_model

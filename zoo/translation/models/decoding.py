@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from zoo.translation.data.parallel_text import END, START, pad
+from zoo.translation.data.tokens import END, START, pad
 from zoo.translation.models.layers import KeysValues, LayerState
 from zoo.translation.search.beam_search import Hypothesis, beam_search
 from zoo.translation.search.config import DEFAULT_SEARCH, SearchConfig

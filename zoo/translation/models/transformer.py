@@ -11,7 +11,7 @@ from pipelines.models.family import RunOption
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.training.lazy_module import LazyModule
 from zoo.training.relative_positions import relative_buckets
-from zoo.translation.data.parallel_text import PAD, POSITIONS
+from zoo.translation.data.tokens import PAD, POSITIONS
 from zoo.translation.family import TranslationFamily
 from zoo.translation.models.config import ModelConfig, sinusoids
 from zoo.translation.search.options import run_options

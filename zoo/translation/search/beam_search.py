@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError, ZooError
-from zoo.translation.data.parallel_text import PAD, POSITIONS
+from zoo.translation.data.tokens import PAD, POSITIONS
 from zoo.translation.search.config import DEFAULT_SEARCH, Demands, SearchConfig, check_beam
 from zoo.translation.search.controls.phrases import constrained_candidates
 from zoo.translation.search.controls.score_rules import apply_rules

@@ -16,7 +16,7 @@ from pipelines.graph import edit
 from pipelines.graph.builder import GraphBuilder
 from pipelines.kernels.transformer.mapping.from_graph import GraphMapper
 from pipelines.kernels.transformer.operations import CrossAttention, Embedding, RowLinear
-from zoo.translation.data.parallel_text import PAD
+from zoo.translation.data.tokens import PAD
 from zoo.translation.search.beam_search import Integers, Step
 from zoo.translation.search.step_graph import LOGITS, MASK, PARENTS, POSITION, TOKENS, Cache, StepWriter, linear
 

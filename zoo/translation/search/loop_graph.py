@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from pipelines.graph import query
 from pipelines.graph.builder import GraphBuilder
-from zoo.translation.data.parallel_text import END, PAD, START
+from zoo.translation.data.tokens import END, PAD, START
 from zoo.translation.search.beam_search import MIN_SCORE
 from zoo.translation.search.kv_cache import IncrementalModel
 from zoo.translation.search.step_graph import LOGITS, PARENTS, POSITION, TOKENS

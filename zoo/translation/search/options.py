@@ -13,7 +13,7 @@ from pipelines.core.errors import RequestError
 from pipelines.core.settings import BOOLEANS
 from pipelines.data.text_files import read_lines
 from pipelines.models.family import RunOption
-from zoo.translation.data.parallel_text import POSITIONS
+from zoo.translation.data.tokens import POSITIONS
 from zoo.translation.search.config import MAX_BEAM
 
 MAX_TOKENS = 1 << 20

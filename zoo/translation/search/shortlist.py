@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.data.text_files import read_lines
-from zoo.translation.data.parallel_text import UNKNOWN, normalize_whitespace
+from zoo.translation.data.parallel_text import normalize_whitespace
 from zoo.translation.data.text_files import read_pairs
+from zoo.translation.data.tokens import UNKNOWN
 from zoo.translation.data.vocabularies import open_vocabulary
 
 if TYPE_CHECKING:

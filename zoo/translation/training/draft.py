@@ -21,9 +21,10 @@ from pipelines.kernels.transformer.draft import quantize_arrays
 from pipelines.kernels.transformer.mapping.from_graph import programs
 from pipelines.kernels.transformer.operations import CrossAttention
 from pipelines.models.family import network_of
-from zoo.translation.data.parallel_text import END, PAD, START, Tokens, batch_by_tokens, normalize_whitespace, pad
+from zoo.translation.data.parallel_text import normalize_whitespace
 from zoo.translation.data.synthesis import sample_sentences
 from zoo.translation.data.text_files import read_pairs
+from zoo.translation.data.tokens import END, PAD, START, Tokens, batch_by_tokens, pad
 from zoo.translation.inference import TranslationPipeline
 from zoo.translation.models.draft import DraftNetwork
 from zoo.translation.search.shortlist import learn_shortlist

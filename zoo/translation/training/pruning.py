@@ -25,8 +25,6 @@ from pipelines.models.record import SAMPLES
 from zoo.training.pruning import PrunableModel
 from zoo.training.runs import fill, record_of, save_weights
 from zoo.translation.data.parallel_text import (
-    PAD,
-    START,
     VOCABULARY,
     Corpus,
     ParallelText,
@@ -34,8 +32,8 @@ from zoo.translation.data.parallel_text import (
     batches,
     decoder_samples,
     load_parallel_text,
-    pad,
 )
+from zoo.translation.data.tokens import PAD, START, pad
 from zoo.translation.metrics import translation_metrics
 from zoo.translation.models.checkpoints import (
     MODEL,

@@ -21,7 +21,8 @@ from pipelines.quantization.training.qat import freeze_ranges
 from zoo.training import tuning
 from zoo.training.communication import Communication, exchanging
 from zoo.training.runs import QAT_FROZEN, Processes
-from zoo.translation.data.parallel_text import PAD, START, Corpus, ParallelText, Tokens, batch_by_tokens, batches, pad
+from zoo.translation.data.parallel_text import Corpus, ParallelText, batches
+from zoo.translation.data.tokens import PAD, START, Tokens, batch_by_tokens, pad
 from zoo.translation.metrics import translation_metrics
 from zoo.translation.models.config import EXCLUDED_LOGIT
 from zoo.translation.models.decoding import capture_attention, translate

@@ -20,7 +20,7 @@ from pipelines.engines.openvino import child
 from pipelines.graph import io
 from pipelines.kernels import extension
 from pipelines.models import line_pipeline
-from zoo.translation.data.parallel_text import END, PAD, START
+from zoo.translation.data.tokens import END, PAD, START
 from zoo.translation.search.scores import expected
 
 pytestmark = pytest.mark.skipif(not extension.isas(), reason=f"no native kernels: {extension.missing()}")

@@ -13,7 +13,7 @@ from pipelines.kernels.transformer import reference
 from pipelines.kernels.transformer.mapping.from_graph import programs
 from pipelines.kernels.transformer.operations import CrossAttention
 from pipelines.kernels.transformer.reference import program
-from zoo.translation.data.parallel_text import END, START
+from zoo.translation.data.tokens import END, START
 from zoo.translation.export.freeze import export
 
 pytestmark = pytest.mark.skipif(not extension.isas(), reason="no kernels for this CPU")

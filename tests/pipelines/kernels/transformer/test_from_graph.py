@@ -39,7 +39,7 @@ from pipelines.quantization.calibration.calibrator import Calibrator
 from pipelines.quantization.qdq import embedding_tables
 from pipelines.quantization.qdq.scales import weight_qparams
 from pipelines.rewrites.driver import rewrite
-from zoo.translation.data.parallel_text import END, START
+from zoo.translation.data.tokens import END, START
 from zoo.translation.export.freeze import export
 from zoo.translation.export.rewrites import passes
 from zoo.translation.models.config import ModelConfig

@@ -17,7 +17,7 @@ from pipelines.engines.native.translation import NativeTranslator
 from pipelines.kernels import extension
 from pipelines.kernels.transformer import reference
 from pipelines.kernels.transformer.mapping.from_graph import programs
-from zoo.translation.data.parallel_text import END, START
+from zoo.translation.data.tokens import END, START
 from zoo.translation.export.freeze import export
 from zoo.translation.search.beam_search import beam_search
 from zoo.translation.search.config import Demands, SearchConfig

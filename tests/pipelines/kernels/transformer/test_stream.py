@@ -13,7 +13,7 @@ from helpers.translation_networks import WORDS, network
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines.native.translation import NativeTranslator
 from pipelines.kernels import extension
-from zoo.translation.data.parallel_text import END, START
+from zoo.translation.data.tokens import END, START
 from zoo.translation.export.freeze import export
 
 pytestmark = pytest.mark.skipif(extension.native() is None, reason=extension.missing())

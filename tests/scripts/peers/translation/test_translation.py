@@ -19,7 +19,8 @@ from scripts.peers.translation import models, translation
 from scripts.peers.translation import rewrites as steps
 from scripts.peers.translation import systems as engines
 from zoo.translation import report_sections
-from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, Vocabulary
+from zoo.translation.data.parallel_text import Vocabulary
+from zoo.translation.data.tokens import END, PAD, POSITIONS, START
 from zoo.translation.search.beam_search import Hypothesis
 from zoo.translation.search.config import limit
 

@@ -13,7 +13,7 @@ from zoo.translation.alignment.forced import AttentionHeads, attention_graph
 from zoo.translation.alignment.spans import piece_spans, source_spans, target_spans
 from zoo.translation.alignment.words import Alignment, Sentence
 from zoo.translation.data.lines import Line
-from zoo.translation.data.parallel_text import END
+from zoo.translation.data.tokens import END
 
 MODEL = "multi30k-en-de-student"
 TEXT = "A man in a red jacket is riding a bicycle down the street."

@@ -8,8 +8,9 @@ import pytest
 
 from pipelines.core.errors import RequestError
 from zoo.translation.data import parallel_text
-from zoo.translation.data.parallel_text import UNKNOWN, Vocabulary, learn_vocabulary, load_parallel_text
+from zoo.translation.data.parallel_text import Vocabulary, learn_vocabulary, load_parallel_text
 from zoo.translation.data.text_files import Faults, read_pairs
+from zoo.translation.data.tokens import END, UNKNOWN, batch_by_tokens
 
 PAIRS = [("one two", "eins zwei"), ("three", "drei"), ("four five six", "vier fünf sechs")]
 
@@ -118,14 +119,11 @@ def test_a_vocabulary_is_the_same_for_the_same_text_and_gives_it_back(language, 
     assert learn_vocabulary(language.pairs(300), 60, 0) == vocabulary.content
     texts = [a for a, _ in language.pairs(20)]
     tokens = vocabulary.encode(texts)
-    assert all(
-        each.dtype == np.int32 and each[-1] == parallel_text.END and not (each[:-1] == parallel_text.END).any()
-        for each in tokens
-    )
+    assert all(each.dtype == np.int32 and each[-1] == END and not (each[:-1] == END).any() for each in tokens)
     assert vocabulary.decode([each[:-1].tolist() for each in tokens]) == texts
     assert len(vocabulary) <= 60
-    assert vocabulary.encode(["", "ж"])[0].tolist() == [parallel_text.END]
-    assert parallel_text.UNKNOWN in vocabulary.encode(["", "ж"])[1]
+    assert vocabulary.encode(["", "ж"])[0].tolist() == [END]
+    assert UNKNOWN in vocabulary.encode(["", "ж"])[1]
     with pytest.raises(RequestError, match="no vocabulary of sentencepiece"):
         Vocabulary(b"broken")
     with pytest.raises(RequestError, match="no vocabulary of 3 pieces"):
@@ -157,9 +155,9 @@ def test_batches_hold_every_pair_once_and_no_more_tokens_than_allowed(language, 
 
 
 def test_batches_by_tokens_keep_order_and_limits():
-    assert parallel_text.batch_by_tokens([], 10) == []
-    assert parallel_text.batch_by_tokens([20, 1, 1, 4, 4], 8) == [(0, 1), (1, 3), (3, 5)]
-    assert parallel_text.batch_by_tokens([1] * 5, 100, rows=2) == [(0, 2), (2, 4), (4, 5)]
+    assert batch_by_tokens([], 10) == []
+    assert batch_by_tokens([20, 1, 1, 4, 4], 8) == [(0, 1), (1, 3), (3, 5)]
+    assert batch_by_tokens([1] * 5, 100, rows=2) == [(0, 2), (2, 4), (4, 5)]
 
 
 def test_held_out_pairs_are_not_trained_on(language, tmp_path):

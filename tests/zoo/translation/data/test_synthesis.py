@@ -4,8 +4,8 @@ from collections import Counter
 
 import numpy as np
 
-from zoo.translation.data.parallel_text import END, START
 from zoo.translation.data.synthesis import CONTEXT, NGramCounts, sample_sentences
+from zoo.translation.data.tokens import END, START
 
 
 def sentences(*texts: str) -> list[np.ndarray]:

@@ -11,7 +11,7 @@ from pipelines.kernels.transformer.mapping.from_graph import programs
 from pipelines.kernels.transformer.operations import QuantizedAttention, SelfAttention
 from pipelines.rewrites.driver import rewrite
 from zoo.training.relative_positions import relative_buckets
-from zoo.translation.data.parallel_text import END, START
+from zoo.translation.data.tokens import END, START
 from zoo.translation.models.config import ModelConfig
 from zoo.translation.search.beam_search import beam_search
 from zoo.translation.search.kv_cache import cached_step, incremental_model

@@ -10,7 +10,7 @@ import pytest
 from pipelines.core.errors import RequestError
 from pipelines.engines import catalog, stock
 from pipelines.graph import edit, io
-from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, pad
+from zoo.translation.data.tokens import END, PAD, POSITIONS, START, pad
 from zoo.translation.search.beam_search import beam_search, naive_step
 from zoo.translation.search.config import limit
 

@@ -14,7 +14,7 @@ from pipelines.graph import edit, io, reference_session
 from pipelines.quantization.calibration.calibrate import calibrate
 from pipelines.quantization.quantizer import quantize
 from pipelines.rewrites.driver import rewrite
-from zoo.translation.data.parallel_text import END, PAD, POSITIONS, START, pad
+from zoo.translation.data.tokens import END, PAD, POSITIONS, START, pad
 from zoo.translation.export.rewrites import passes
 from zoo.translation.models.transformer import TRANSFORMER_MT
 from zoo.translation.search.beam_search import beam_search, hypotheses, naive_step

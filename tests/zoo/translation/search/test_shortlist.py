@@ -8,7 +8,7 @@ from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json, write_json
 from pipelines.kernels import extension
 from zoo.cli import app as cli
-from zoo.translation.data.parallel_text import END
+from zoo.translation.data.tokens import END
 from zoo.translation.search.shortlist import MISS_RATE, MULTIPLE, Shortlist, learn_shortlist
 
 WORDS = 400

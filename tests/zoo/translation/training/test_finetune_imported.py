@@ -18,7 +18,8 @@ transformers = pytest.importorskip("transformers", reason="the originals are its
 from helpers import huggingface_folders as folders  # noqa: E402
 
 from zoo.training.runs import Processes  # noqa: E402
-from zoo.translation.data.parallel_text import START, corpus  # noqa: E402
+from zoo.translation.data.parallel_text import corpus  # noqa: E402
+from zoo.translation.data.tokens import START  # noqa: E402
 from zoo.translation.importers.imported import Renumbering  # noqa: E402
 from zoo.translation.models.checkpoints import open_network  # noqa: E402
 from zoo.translation.models.transformer import Transformer  # noqa: E402

@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch", reason="needs the train extra")
 from zoo.training import tuning  # noqa: E402
 from zoo.translation.data import parallel_text as data  # noqa: E402
 from zoo.translation.data import text_files  # noqa: E402
+from zoo.translation.data.tokens import PAD, START, pad  # noqa: E402
 from zoo.translation.inference import TranslationPipeline  # noqa: E402
 from zoo.translation.models import checkpoints  # noqa: E402
 from zoo.translation.models.config import ModelConfig  # noqa: E402
@@ -73,7 +74,7 @@ def test_a_run_leaves_its_files_and_says_how_it_was_made(quick, pairs):
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     with np.load(folder / "calibration.npz") as samples:
         assert samples["source"].shape[0] == samples["target"].shape[0] == training.CALIBRATION_SENTENCES
-        assert (samples["target"][:, 0] == data.START).all()
+        assert (samples["target"][:, 0] == START).all()
 
 
 def test_an_easy_language_is_learnt(translator):
@@ -218,10 +219,10 @@ def test_a_frozen_encoder_stays_and_the_decoder_learns_the_teacher_s_distributio
     for _ in range(30):
         losses.append(float(trainer.loss(student, found, batch, False, 0.0)[0].detach()))
         trainer.step(found, batch, 30)
-    source, labels = (torch.from_numpy(data.pad([found.pair(i)[side] for i in batch])) for side in (0, 1))
-    target = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=data.START)
+    source, labels = (torch.from_numpy(pad([found.pair(i)[side] for i in batch])) for side in (0, 1))
+    target = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=START)
     with torch.no_grad():
-        taught = teacher.eval()(source, target)[labels != data.PAD].softmax(1)
+        taught = teacher.eval()(source, target)[labels != PAD].softmax(1)
     entropy = float(-(taught * taught.log()).sum())
     assert losses[-1] - entropy < 0.2 * (losses[0] - entropy)
     same = {name for name, each in student.state_dict().items() if torch.equal(each, before[name])}
@@ -237,20 +238,20 @@ def test_a_student_learns_where_its_teacher_looks(language):
     config = replace(QUICK, teacher="some", soft=1.0, attention=50.0, dropout=0.0, learning_rate=1e-2, warmup=0)
     trainers = [Trainer(student, replace(config, attention=weight), Processes(), teacher) for weight in (0.0, 50.0)]
     found, batch = corpus(language), np.arange(6)
-    source, labels = (torch.from_numpy(data.pad([found.pair(i)[side] for i in batch])) for side in (0, 1))
-    target = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=data.START)
+    source, labels = (torch.from_numpy(pad([found.pair(i)[side] for i in batch])) for side in (0, 1))
+    target = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=START)
 
     def distance() -> float:
         with torch.no_grad(), capture_attention(student) as own, capture_attention(teacher) as wanted:
             student(source, target)
             teacher(source, target)
-        (own,), (wanted,) = ([each.mean(1)[labels != data.PAD] for each in maps] for maps in (own, wanted))
+        (own,), (wanted,) = ([each.mean(1)[labels != PAD] for each in maps] for maps in (own, wanted))
         return float((own - wanted).square().mean() / wanted.square().mean())
 
     student.train()
     plain, taught = (float(each.loss(student, found, batch, False, 0.0)[0].detach()) for each in trainers)
     first = distance()
-    assert taught - plain == pytest.approx(50 * first * int((labels != data.PAD).sum()), rel=1e-4)
+    assert taught - plain == pytest.approx(50 * first * int((labels != PAD).sum()), rel=1e-4)
     for _ in range(20):
         trainers[1].step(found, batch, 1)
     assert distance() < 0.5 * first
@@ -263,15 +264,15 @@ def test_hints_bring_the_layers_of_the_decoder_to_those_of_the_teacher(language)
     config = replace(QUICK, teacher="some", soft=1.0, hints=3.0, dropout=0.0, learning_rate=1e-2, warmup=0)
     trainers = [Trainer(student, replace(config, hints=hints), Processes(), teacher) for hints in (0.0, 3.0)]
     found, batch = corpus(language), np.arange(6)
-    source, labels = (torch.from_numpy(data.pad([found.pair(i)[side] for i in batch])) for side in (0, 1))
-    target = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=data.START)
+    source, labels = (torch.from_numpy(pad([found.pair(i)[side] for i in batch])) for side in (0, 1))
+    target = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=START)
 
     def distance() -> float:
         own, wanted = [], []
         with torch.no_grad():
             student(source, target, None, own)
             teacher(source, target, None, wanted)
-        kept = labels != data.PAD
+        kept = labels != PAD
         parts = (
             (a[kept] - b[kept]).square().mean() / b[kept].square().mean() for a, b in zip(own, wanted, strict=True)
         )
@@ -280,7 +281,7 @@ def test_hints_bring_the_layers_of_the_decoder_to_those_of_the_teacher(language)
     student.train()
     plain, hinted = (float(each.loss(student, found, batch, False, 0.0)[0].detach()) for each in trainers)
     first = distance()
-    assert hinted - plain == pytest.approx(3 * first * int((labels != data.PAD).sum()), rel=1e-4)
+    assert hinted - plain == pytest.approx(3 * first * int((labels != PAD).sum()), rel=1e-4)
     for _ in range(30):
         trainers[1].step(found, batch, 30)
     assert distance() < 0.5 * first
@@ -320,10 +321,10 @@ def test_the_loss_is_cross_entropy_with_smoothed_labels(language):
     trainer = Trainer(Transformer.of("one", 60), QUICK, Processes())
     batch = np.arange(6)
     smooth, plain, tokens = trainer.loss(trainer.model, found, batch, False, 0.1)
-    source, labels = (torch.from_numpy(data.pad([found.pair(i)[side] for i in batch])) for side in (0, 1))
-    logits = trainer.model(source, torch.nn.functional.pad(labels[:, :-1], (1, 0), value=data.START)).flatten(0, 1)
-    options = {"ignore_index": data.PAD, "reduction": "sum"}
-    assert tokens == int((labels != data.PAD).sum())
+    source, labels = (torch.from_numpy(pad([found.pair(i)[side] for i in batch])) for side in (0, 1))
+    logits = trainer.model(source, torch.nn.functional.pad(labels[:, :-1], (1, 0), value=START)).flatten(0, 1)
+    options = {"ignore_index": PAD, "reduction": "sum"}
+    assert tokens == int((labels != PAD).sum())
     torch.testing.assert_close(
         plain, torch.nn.functional.cross_entropy(logits.detach(), labels.flatten(), **options), rtol=1e-5, atol=0
     )
