@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import onnx_ir as ir
@@ -32,10 +32,13 @@ class Attentions(Views):
             self._regroup(node, first)
         elif node.op_type == "MatMul" and isinstance(first, View) and isinstance(second, View):
             self._scores(node, first, second)
-        elif node.op_type == "MatMul" and isinstance(first, Scores) and first.weights and isinstance(second, View):
+        elif node.op_type == "MatMul" and _are_weights(first, False) and isinstance(second, View):
             self._attention(node, first, second)
+        elif node.op_type == "MatMul" and isinstance(first, View) and _are_weights(second, True):
+            values = replace(first, index=first.index.swapaxes(-1, -2))
+            self._attention(node, second, values, turned=True)
         elif node.op_type == "Softmax" and isinstance(first, Scores) and not first.weights:
-            if node.attributes.get_int("axis", -1) % len(first.shape) != len(first.shape) - 1:
+            if first.turned or node.attributes.get_int("axis", -1) % len(first.shape) != len(first.shape) - 1:
                 raise refused(node, "is not over the keys")
             self.views[node.outputs[0]] = replace(first, weights=True)
         elif node.op_type == "Attention":
@@ -122,8 +125,13 @@ class Attentions(Views):
         return constant is not None and not constant.any()
 
     def _regroup(self, node: ir.Node, found: Scores) -> None:
+        order = list(range(len(found.shape)))
+        if node.op_type == "Transpose" and node.attributes.get_ints("perm", []) == (*order[:-2], order[-1], order[-2]):
+            shape = (*found.shape[:-2], found.shape[-1], found.shape[-2])
+            self.views[node.outputs[0]] = replace(found, shape=shape, turned=not found.turned)
+            return
         shape = self._rearranged(node, np.arange(math.prod(found.shape)).reshape(found.shape))[0].shape
-        if node.op_type not in ("Reshape", "Unsqueeze", "Squeeze", "Identity") or found.weights:
+        if node.op_type not in ("Reshape", "Unsqueeze", "Squeeze", "Identity") or found.weights or found.turned:
             raise refused(node, "rearranges scores of attention")
         self.views[node.outputs[0]] = replace(found, shape=shape)
 
@@ -132,7 +140,7 @@ class Attentions(Views):
         scores, other = found[position], input_at(node, 1 - position)
         size = scores.shape[0] if isinstance(scores, Scores) else 0
         constant = None if other is None else self.constants.real(other, size)
-        if not isinstance(scores, Scores) or scores.weights or constant is None:
+        if not isinstance(scores, Scores) or scores.weights or scores.turned or constant is None:
             raise refused(node, "adds to values in another order, but no constant to scores of attention")
         try:
             bias = np.broadcast_to(constant, scores.shape)
@@ -145,17 +153,26 @@ class Attentions(Views):
 
     # ------------------------------------------------------------------------------------------------------- attention
 
-    def _attention(self, node: ir.Node, scores: Scores, values: View, joined: bool = False) -> None:
-        """joined: whether heads are one axis in the result."""
+    def _attention(
+        self, node: ir.Node, scores: Scores, values: View, joined: bool = False, turned: bool = False
+    ) -> None:
+        """Adds an attention; queries and keys, or values, get columns of zeros where they have fewer.
+
+        joined: whether heads are one axis in the result. turned: whether tokens are its last axis.
+        """
         windows, heads, tokens, size = scores.queries.index.shape
         keys = replace(scores.keys, index=scores.keys.index.swapaxes(2, 3))
-        if values.index.shape != keys.index.shape or values.factor != 1:
+        if values.index.shape[:-1] != keys.index.shape[:-1] or values.factor != 1:
             raise refused(node, "is an attention with values of another shape")
         (pixels, query), (attended, key), (same, value) = (
             self._heads(node, view) for view in (scores.queries, keys, values)
         )
         if not np.array_equal(attended, same):
             raise refused(node, "is an attention whose keys and values are of other tokens")
+        width, size = value.shape[1], max(size, value.shape[1])
+        query, key, value = (
+            np.pad(each, ((0, 0), (0, size - each.shape[1])), constant_values=-1) for each in (query, key, value)
+        )
         parts = [(scores.queries.source, scores.factor, query), (keys.source, 1, key), (values.source, 1, value)]
         bias = scores.bias
         if bias is not None and windows > 1 and (bias == bias[:1]).all():
@@ -177,8 +194,9 @@ class Attentions(Views):
         out_shape = (*grids[0], heads * size)
         pending = self._float_pending(out_shape, add, shared=len(node.outputs[0].uses()) > 1)
         index: NDArray[np.int64] = np.arange(math.prod(out_shape)).reshape(windows, tokens, heads * size)
-        if not joined:
-            index = index.reshape(windows, tokens, heads, size).transpose(0, 2, 1, 3)
+        index = index.reshape(windows, tokens, heads, size)[..., :width]
+        index = index.reshape(windows, tokens, -1) if joined else index.transpose(0, 2, 1, 3)
+        index = index.swapaxes(-1, -2) if turned else index
         self._settle(node.outputs[0], View(pending, np.ascontiguousarray(index)))
 
     def _token_grid(self, pixels: NDArray[np.int64], view: View) -> tuple[int, ...]:
@@ -201,7 +219,7 @@ class Attentions(Views):
     ) -> int:
         """A float tensor of pixels `places` with some columns of sources, times a factor, for each head.
 
-        parts: sources, factors and columns, int64 [heads, size].
+        parts: sources, factors and columns, int64 [heads, size]; -1: zeros.
         """
         layers: list[Layer] = []
         for source, factor, columns in parts:
@@ -241,11 +259,12 @@ class Attentions(Views):
         tensors: list[int] = []
         for source, factor, columns in parts:
             x, channels = self._operand_of(node, source), self._shape(source)[2]
-            part = math.gcd(size, room, channels)
+            width = int((columns >= 0).sum(1).max())
+            columns, part = columns[:, :width], math.gcd(width, room, channels)
             if (columns[:, ::part] % part).any() or (columns != _runs(columns[:, ::part], part)).any():
                 part = 1
             first = np.full((heads, room // part), -1)
-            first[:, : size // part] = columns[:, ::part] // part
+            first[:, : width // part] = columns[:, ::part] // part
             whole = np.where(first.ravel() < 0, -1, places[..., None] * (channels // part) + first.ravel())
             tensors.append(self._new_floats((*places.shape, heads * room)))
             self.steps.append(Gathering(x, Operand(tensors[-1]), np.ascontiguousarray(whole), part=part))
@@ -262,6 +281,11 @@ class Attentions(Views):
         order = np.ascontiguousarray(order.reshape(*places.shape, -1))
         self.steps.append(Gathering(Operand(joined), Operand(out), order, part=room))
         return out
+
+
+def _are_weights(found: View | Scores | None, turned: bool) -> TypeGuard[Scores]:
+    """Whether a value is weights of attention, of queries by keys or, if `turned`, keys by queries."""
+    return isinstance(found, Scores) and found.weights and found.turned == turned
 
 
 def _runs(first: NDArray[np.int64], part: int) -> NDArray[np.int64]:

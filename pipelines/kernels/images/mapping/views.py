@@ -72,6 +72,7 @@ class Scores:
         bias: float32 [1 or windows, 1 or heads, tokens, tokens], or None.
         shape: Shape in the graph.
         weights: Whether they went through a softmax.
+        turned: Whether the axis of keys is before that of queries.
     """
 
     queries: View
@@ -80,6 +81,7 @@ class Scores:
     shape: tuple[int, ...]
     bias: Array | None = None
     weights: bool = False
+    turned: bool = False
 
 
 class Views(FloatValues):
