@@ -101,6 +101,9 @@ def entry(name: str) -> Family:
     Args:
         name: Name of the family, e.g. "wide-deep", or its name in an earlier version.
 
+    Returns:
+        The family.
+
     Raises:
         RequestError: There is no such family, or the package of it is broken.
     """

@@ -59,7 +59,11 @@ class Configuration:
     opener: str = ""
 
     def open(self, threads: int) -> Runnable:
-        """Returns the session, or the result of the opener."""
+        """Returns the session, or the result of the opener.
+
+        Args:
+            threads: Intra-op threads.
+        """
         if not self.opener:
             return load(self.path, self.engine, threads, self.precision)
         module, _, name = self.opener.partition(":")

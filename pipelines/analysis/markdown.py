@@ -121,7 +121,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def outside_brackets(text: str) -> str:
-    """Returns the text without its parts in brackets."""
+    """Returns the text without its parts in brackets.
+
+    Args:
+        text: Any text.
+    """
     return re.sub(r"\s*\([^)]*\)", "", text)
 
 

@@ -36,7 +36,14 @@ def auc(labels: Floats, scores: Floats, weights: Floats | None = None) -> float:
 
 
 def tie_groups(ordered: Floats) -> NDArray[np.int64]:
-    """Returns the start index of every run of equal values."""
+    """Returns the start index of every run of equal values.
+
+    Args:
+        ordered: Sorted values, float64 [n].
+
+    Returns:
+        int64 [groups].
+    """
     return np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])).astype(np.int64)
 
 
@@ -84,6 +91,10 @@ def against_fp32(
 
 
 def interval(draws: Any) -> list[float]:
-    """Returns the 95% percentile interval [low, high] of bootstrap draws (Efron and Tibshirani 1993), without NaN."""
+    """Returns the 95% percentile interval [low, high] of bootstrap draws (Efron and Tibshirani 1993), without NaN.
+
+    Args:
+        draws: Metric of every bootstrap sample, [n].
+    """
     bounds: list[float] = np.nanquantile(draws, [0.025, 0.975]).tolist()
     return bounds

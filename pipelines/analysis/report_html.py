@@ -37,6 +37,9 @@ def save(report: Mapping[str, Any], path: str | Path) -> Path:
 def require_format(path: str | Path) -> None:
     """Checks the suffix of a report, before the work begins.
 
+    Args:
+        path: Path of the report, .json or .html.
+
     Raises:
         RequestError: The suffix is unknown.
     """
@@ -45,7 +48,11 @@ def require_format(path: str | Path) -> None:
 
 
 def rows(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Returns columns and rows for a terminal: every operator in graph order."""
+    """Returns columns and rows for a terminal: every operator in graph order.
+
+    Args:
+        report: Result of `explain`.
+    """
     columns = ["operator", "type", "precision", "chain dB", "own dB", "note"]
     return columns, [
         [each["name"], each["type"], each["precision"], _db(each["sqnr_db"]), _db(each["own_db"]), each["reason"]]
@@ -73,7 +80,11 @@ SHOWN = 24  # tensors that are shown initially
 
 
 def page(report: Mapping[str, Any]) -> str:
-    """Returns a self-contained HTML page of a report of `explain`."""
+    """Returns a self-contained HTML page of a report of `explain`.
+
+    Args:
+        report: Result of `explain`.
+    """
     columns, table = rows(report)
     parts = [
         *(

@@ -38,7 +38,11 @@ class Prunable(Protocol):
     tiles: Widths
 
     def loss(self, widths: Widths) -> float:
-        """Computes the loss on held-out data with groups pruned to widths, least important channels first."""
+        """Computes the loss on held-out data with groups pruned to widths, least important channels first.
+
+        Args:
+            widths: Remaining channels of each group.
+        """
 
     def save(self, widths: Widths, folder: Path) -> None:
         """Writes the pruned model to a folder as `zoo train` does, without a card.

@@ -91,7 +91,11 @@ class Goal:
         return bool(self.speed or self.ratio)
 
     def share(self, done: float) -> Goal:
-        """Returns the goal after the share `done` of all cuts; rows are pruned in the first cut."""
+        """Returns the goal after the share `done` of all cuts; rows are pruned in the first cut.
+
+        Args:
+            done: Share of the cuts that are done after this one, 0 to 1.
+        """
         return replace(self, speed=self.speed**done if self.speed else 0.0, ratio=self.ratio * done)
 
     def __str__(self) -> str:
@@ -199,10 +203,10 @@ class Strategy:
                     f"{self.epochs}"
                 )
             if each["kind"] == "prune":
-                said = [name for name in _PRUNE if name in each and name != "goal"]
-                if not goal(each["goal"]).channels and said:
+                further = [name for name in _PRUNE if name in each and name != "goal"]
+                if not goal(each["goal"]).channels and further:
                     raise RequestError(
-                        f"{self.source}: found {said[0]} beside the goal {each['goal']}, which cuts rows alone, at "
+                        f"{self.source}: found {further[0]} beside the goal {each['goal']}, which cuts rows alone, at "
                         "once; leave it out, or add a goal for channels"
                     )
         kinds = [each["kind"] for each in self.strategies]

@@ -217,7 +217,11 @@ def own_weights(model: ir.Model) -> int:
 
 
 def expand_fp16(model: ir.Model) -> None:
-    """Undoes `compress_fp16`, or an exporter's equivalent of float16 or bfloat16: weights become float32, in place."""
+    """Undoes `compress_fp16`, or an exporter's equivalent of float16 or bfloat16: weights become float32, in place.
+
+    Args:
+        model: Model with float16 or bfloat16 weights, changed in place.
+    """
     graph = model.graph
     for cast, stored in _fp16_casts(model):
         array = constant(stored)

@@ -35,6 +35,9 @@ def infer_shapes(model: ir.Model) -> None:
 
     If shapes stated in the file contradict the inferred ones (edited inputs), all stated shapes within the graph are
     dropped. If inference fails for another reason, the model does not change.
+
+    Args:
+        model: The model, changed in place.
     """
     if not _inferred(model):
         inner = [value for node in model.graph for value in node.outputs if not value.is_graph_output()]

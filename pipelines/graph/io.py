@@ -271,6 +271,9 @@ def digest(model: ir.Model) -> str:
     """Returns the SHA-256 of the computation: opsets, inputs, outputs, nodes with attributes, weights.
 
     Producer and doc strings do not count.
+
+    Args:
+        model: The model.
     """
     sha = hashlib.sha256(repr(sorted(model.opset_imports.items())).encode())
     _digest(sha, model.graph)
@@ -313,7 +316,11 @@ def _content(tensor: ir.TensorProtocol) -> bytes | memoryview:
 
 
 def serialized(model: ir.Model) -> bytes:
-    """Returns the bytes of an ONNX file; the same model gives the same bytes."""
+    """Returns the bytes of an ONNX file; the same model gives the same bytes.
+
+    Args:
+        model: The model.
+    """
     proto = ir.to_proto(model)
     map_types.restore(proto.graph)
     return bytes(proto.SerializeToString(deterministic=True))
@@ -321,6 +328,9 @@ def serialized(model: ir.Model) -> bytes:
 
 def require_opset(model: ir.Model) -> None:
     """Checks that the model's opset has per-channel int8.
+
+    Args:
+        model: The model.
 
     Raises:
         RequestError: The opset is older than 13.

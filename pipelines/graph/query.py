@@ -14,13 +14,21 @@ MOST = 64  # elements of a tensor of shape arithmetic, at most
 
 
 def constant(value: ir.Value | None) -> NDArray[Any] | None:
-    """Returns the array of an initializer or a Constant node, else None."""
+    """Returns the array of an initializer or a Constant node, else None.
+
+    Args:
+        value: Value of a graph, or None.
+    """
     tensor = ir.convenience.get_const_tensor(value) if value is not None else None
     return None if tensor is None else tensor.numpy()
 
 
 def used_names(graph: ir.Graph) -> set[str]:
-    """Returns the names of all nodes and values, including those of subgraphs."""
+    """Returns the names of all nodes and values, including those of subgraphs.
+
+    Args:
+        graph: Graph, with its subgraphs.
+    """
     values = [*graph.inputs, *graph.initializers.values()]
     names = {value.name for value in values}
     for node in ir.traversal.RecursiveGraphIterator(graph):
@@ -29,12 +37,20 @@ def used_names(graph: ir.Graph) -> set[str]:
 
 
 def weight_bytes(model: ir.Model) -> int:
-    """Returns the size of the constant initializers, in bytes."""
+    """Returns the size of the constant initializers, in bytes.
+
+    Args:
+        model: The model.
+    """
     return sum(each.const_value.nbytes for each in model.graph.initializers.values() if each.const_value is not None)
 
 
 def op_counts(model: ir.Model) -> dict[str, int]:
-    """Returns the number of nodes of the main graph by operator type, most frequent first."""
+    """Returns the number of nodes of the main graph by operator type, most frequent first.
+
+    Args:
+        model: The model.
+    """
     counts: dict[str, int] = {}
     for each in model.graph:
         counts[each.op_type] = counts.get(each.op_type, 0) + 1
@@ -43,6 +59,9 @@ def op_counts(model: ir.Model) -> dict[str, int]:
 
 def dequantized(value: ir.Value | None) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None] | None:
     """Returns the constant behind a DequantizeLinear.
+
+    Args:
+        value: Value of a graph, or None.
 
     Returns:
         (integers, scale, zero point or None for 0), or None for another value.
@@ -55,7 +74,11 @@ def dequantized(value: ir.Value | None) -> tuple[NDArray[Any], NDArray[Any], NDA
 
 
 def sole_user(value: ir.Value) -> ir.Node | None:
-    """Returns the only node that reads a value; None if there are others, or it is a graph output."""
+    """Returns the only node that reads a value; None if there are others, or it is a graph output.
+
+    Args:
+        value: Value of a graph.
+    """
     uses = list(value.uses())
     return (
         uses[0].node if len(uses) == 1 and not value.is_graph_output() and uses[0].node.graph is value.graph else None
@@ -63,27 +86,43 @@ def sole_user(value: ir.Value) -> ir.Node | None:
 
 
 def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
-    """Returns the shape if all of it is static, else None."""
+    """Returns the shape if all of it is static, else None.
+
+    Args:
+        value: Value of a graph, or None.
+    """
     known = dimensions(value)
     return None if known is None or None in known else tuple(each for each in known if each is not None)
 
 
 def dimensions(value: ir.Value | None) -> list[int | None] | None:
-    """Returns the shape with None for dynamic dimensions; None if the rank is unknown."""
+    """Returns the shape with None for dynamic dimensions; None if the rank is unknown.
+
+    Args:
+        value: Value of a graph, or None.
+    """
     if value is None or value.shape is None:
         return None
     return [each if isinstance(each, int) else None for each in value.shape]
 
 
 def symbolic_shape(value: ir.Value | None) -> list[int | str | None] | None:
-    """Returns `dimensions` with the symbolic names of dynamic dimensions; equal names are equal sizes."""
+    """Returns `dimensions` with the symbolic names of dynamic dimensions; equal names are equal sizes.
+
+    Args:
+        value: Value of a graph, or None.
+    """
     if value is None or value.shape is None:
         return None
     return [each if isinstance(each, int) else each.value for each in value.shape]
 
 
 def scalar(value: ir.Value | None) -> float | None:
-    """Returns the number in a constant of one element, else None."""
+    """Returns the number in a constant of one element, else None.
+
+    Args:
+        value: Value of a graph, or None.
+    """
     array = constant(value)
     return float(array.item()) if array is not None and array.size == 1 and array.dtype.kind in "fiu" else None
 
@@ -109,6 +148,9 @@ def shape_elements(value: ir.Value | None) -> list[int | str | None] | None:
     """Returns the integers of a scalar or 1-D tensor of shape arithmetic.
 
     Follows Shape, Gather, Slice, Concat, Cast, Squeeze and Unsqueeze.
+
+    Args:
+        value: Value of a graph, or None.
 
     Returns:
         The integers, dynamic ones as in `symbolic_shape`; None for another value.
@@ -152,7 +194,11 @@ def shape_elements(value: ir.Value | None) -> list[int | str | None] | None:
 
 
 def label(node: ir.Node | ir.Value) -> str:
-    """Returns the name of a node or value in reports: its own, or its first output's."""
+    """Returns the name of a node or value in reports: its own, or its first output's.
+
+    Args:
+        node: Operator or value.
+    """
     return node.name or (isinstance(node, ir.Node) and node.outputs and node.outputs[0].name) or "?"
 
 
@@ -167,17 +213,29 @@ def is_op(node: ir.Node | None, *types: str) -> bool:
 
 
 def is_float(value: ir.Value) -> bool:
-    """Returns whether a value is a float32 tensor (a sequence of float32 tensors has this dtype too)."""
+    """Returns whether a value is a float32 tensor (a sequence of float32 tensors has this dtype too).
+
+    Args:
+        value: Value of a graph with inferred types.
+    """
     return isinstance(value.type, ir.TensorType) and value.dtype == ir.DataType.FLOAT
 
 
 def is_array(value: ir.Value) -> bool:
-    """Returns whether a value is a tensor of numbers: no sequence, map or optional, no strings."""
+    """Returns whether a value is a tensor of numbers: no sequence, map or optional, no strings.
+
+    Args:
+        value: Value of a graph with inferred types.
+    """
     return value.dtype != ir.DataType.STRING and (value.type is None or isinstance(value.type, ir.TensorType))
 
 
 def rank(value: ir.Value | None) -> int | None:
-    """Returns the number of dimensions, None if unknown."""
+    """Returns the number of dimensions, None if unknown.
+
+    Args:
+        value: Value of a graph, or None.
+    """
     return None if value is None or value.shape is None else len(value.shape)
 
 
@@ -191,7 +249,11 @@ class Lookup:
 
 
 def table_lookup(value: ir.Value | None) -> Lookup | None:
-    """Returns the embedding lookup that computes a value without other readers in between, else None."""
+    """Returns the embedding lookup that computes a value without other readers in between, else None.
+
+    Args:
+        value: Value of a graph, or None.
+    """
     width = value.shape[-1] if value is not None and value.shape else None
     while value is not None and (producer := value.producer()) is not None and sole_user(value) is not None:
         if producer.op_type in ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"):

@@ -247,7 +247,11 @@ class Freezable(Protocol):
 
     @abc.abstractmethod
     def freeze(self, folder: Path) -> dict[str, Any]:
-        """Writes fp32.onnx from the checkpoint of a model folder; returns statistics of the graph for build.json."""
+        """Writes fp32.onnx from the checkpoint of a model folder; returns statistics of the graph for build.json.
+
+        Args:
+            folder: Model folder with the checkpoint.
+        """
 
 
 @runtime_checkable
@@ -279,7 +283,11 @@ class Lowerable(Protocol):
         """
 
     def shared_inputs(self, preprocessing: Mapping[str, Any]) -> SharedInputs | None:
-        """Returns the inputs that all samples of a ranking share, by the preprocessing; None if no items are ranked."""
+        """Returns the inputs that all samples of a ranking share, by the preprocessing; None if no items are ranked.
+
+        Args:
+            preprocessing: Preprocessing of the model's card.
+        """
         return None
 
 

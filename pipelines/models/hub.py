@@ -80,7 +80,11 @@ class CardFile:
 
     @classmethod
     def of(cls, path: Path) -> CardFile:
-        """Returns the entry of an existing file that has no public address."""
+        """Returns the entry of an existing file that has no public address.
+
+        Args:
+            path: The file.
+        """
         return cls(path.name, path.stat().st_size, disk.sha256(path), None)
 
     def fault(self, path: Path) -> str | None:

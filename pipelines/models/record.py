@@ -45,18 +45,18 @@ def read_record(folder: Path) -> dict[str, Any]:
     )
 
 
-def _is_valid(stage: str, said: Any) -> bool:
+def _is_valid(stage: str, record: Any) -> bool:
     """Returns whether a record has the form that `pipelines.models.stages` writes."""
-    if not isinstance(said, dict) or not isinstance(said.get("inputs"), dict):
+    if not isinstance(record, dict) or not isinstance(record.get("inputs"), dict):
         return False
-    identities = said.get("files", {})  # see `files.identity`; missing in older records
+    identities = record.get("files", {})  # see `files.identity`; missing in older records
     if not isinstance(identities, dict) or not all(
         isinstance(each, dict) and {"bytes", "modified", "sha256"} <= each.keys() for each in identities.values()
     ):
         return False
     return {
-        "calibration.json": said.get("observer") in OBSERVERS,
-        "int8.onnx": recipe_of(said.get("recipe")) is not None,
+        "calibration.json": record.get("observer") in OBSERVERS,
+        "int8.onnx": recipe_of(record.get("recipe")) is not None,
     }.get(stage, True)
 
 

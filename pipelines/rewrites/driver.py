@@ -118,7 +118,11 @@ class RewriteReport:
     after: dict[str, int]
 
     def fired(self, name: str) -> int:
-        """Returns how often the pass called `name` fired."""
+        """Returns how often the pass called `name` fired.
+
+        Args:
+            name: Name of a pass.
+        """
         return sum(count for each, count, _ in self.passes if each == name)
 
     def to_json(self) -> dict[str, Any]:

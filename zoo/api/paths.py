@@ -85,6 +85,12 @@ def as_list(data: Any) -> Sequence[Any]:
 def labelled_sample(folder: ModelFolder) -> Path:
     """Returns the labelled sample that ships with a model.
 
+    Args:
+        folder: Model folder.
+
+    Returns:
+        Path of the sample.
+
     Raises:
         RequestError: None ships with it.
     """

@@ -73,7 +73,7 @@ def model_card(folder: ModelFolder, repository: Repository, reports: Path) -> st
     found = [each for each in markdown.reports(reports, "") if isinstance(each.content, dict)]
     qualities = list(_qualities(folder, [each.content for each in found]))
     parts = [
-        f"---\n{_header(folder, repository, qualities)}\n---\n",
+        f"---\n{_header(folder, qualities)}\n---\n",
         f"# {repository.name}\n\n{folder.card.description}\n\n{folder.entry.title}. INT8 for CPUs, by int8-zoo.\n",
         _usage(folder, repository),
         _quality(qualities),
@@ -83,7 +83,7 @@ def model_card(folder: ModelFolder, repository: Repository, reports: Path) -> st
     return "\n".join(part for part in parts if part)
 
 
-def _header(folder: ModelFolder, repository: Repository, qualities: Sequence[Quality]) -> str:
+def _header(folder: ModelFolder, qualities: Sequence[Quality]) -> str:
     """Returns the metadata as YAML, without the lines around it."""
     from huggingface_hub import EvalResult, ModelCardData
 

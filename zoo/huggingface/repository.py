@@ -88,7 +88,11 @@ class Repository:
 
 
 def is_address(model: object) -> bool:
-    """Returns whether a model is given as hf://..."""
+    """Returns whether a model is given as hf://...
+
+    Args:
+        model: Name, path or address of a model.
+    """
     return isinstance(model, str) and model.startswith(PREFIX)
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pipelines.kernels.recommenders.native import SharedInputs
     from zoo.recommenders.data.logs import Log
 
-# rows on their way through `run` together: enough to make every step's overhead vanish, few enough for the cache
+# rows of a step of `run`: enough to make the overhead of a step small, few enough for the cache
 ROWS_IN_FLIGHT = 4096
 PROBABILITY = "probability"  # the output of a model of one label
 
@@ -387,9 +387,8 @@ class ClickPipeline(GraphPipeline):
         count, clicks, expected = 0, np.zeros(len(self.outputs), np.int64), np.zeros(len(self.outputs))
         seconds: defaultdict[str, float] = defaultdict(float)
         size = self.batch_size * max(1, ROWS_IN_FLIGHT // self.batch_size)
-        np.empty(
-            16 << 20, np.uint8
-        )  # freed at once: from now on glibc keeps freed blocks of up to this size for the next rows
+        # freed at once; glibc then keeps freed blocks of up to this size for the next rows
+        np.empty(16 << 20, np.uint8)
         with (
             writing(output, self.columns | dict.fromkeys(names, str)) as write,
             progress("scoring rows") as advance,
@@ -461,7 +460,7 @@ class ClickPipeline(GraphPipeline):
         return scorers
 
     def _single_threaded(self, like: Session | None = None) -> ClickPipeline:
-        """This pipeline with a single-threaded session; `like`: pipeline whose choice of engines is reused."""
+        """This pipeline with a single-threaded session; `like`: session whose choice of engines is reused."""
         scorer = copy.copy(self)
         scorer.threads = 1
         if isinstance(like, QuickestSession):

@@ -229,9 +229,8 @@ def datasets() -> Any:
     """
     with requires("reading a data set", "int8-zoo[train]"):
         import datasets
-    logging.getLogger("huggingface_hub").setLevel(
-        logging.CRITICAL
-    )  # it logs two lines per attempt; the final error is reported
+    # it logs two lines per attempt; the final error is reported
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
     return datasets
 
 
@@ -458,8 +457,8 @@ def fill(
         ],
     }
     if any(faults.values()):
-        said = "; ".join(f"{len(names)} {kind} ({_first(names)})" for kind, names in faults.items() if names)
-        raise RequestError(f"the weights in {source} are not those of this network: {said}")
+        message = "; ".join(f"{len(names)} {kind} ({_first(names)})" for kind, names in faults.items() if names)
+        raise RequestError(f"the weights in {source} are not those of this network: {message}")
     model.load_state_dict(found, strict=False, assign=assign)
 
 

@@ -175,15 +175,15 @@ def auto_calibrate(
     best = tables[0]
     if len(tables) == 1 and not corrects:
         return best
-    judge = _Judge(model, recipe, samples, observation, work)
+    evaluation = _Evaluation(model, recipe, samples, observation, work)
     if len(tables) > 1:
-        best = judge.best_ranges(groups)
+        best = evaluation.best_ranges(groups)
     if last:  # of convolutional networks with the best ranges alone
         smoothed = list(itertools.chain(*tables_with({}, smoothing)))
         at = next(at for at, each in enumerate(tables) if each is best)
-        best = judge.best_ranges([[best], smoothed[at : at + 1]], SPLIT_GAIN)
+        best = evaluation.best_ranges([[best], smoothed[at : at + 1]], SPLIT_GAIN)
     if not corrects:
-        return judge.with_mean_bias(best, counted) if recipe.correct else best
+        return evaluation.with_mean_bias(best, counted) if recipe.correct else best
     fine = not work.thorough and can_be_cut(model)
     parts = [part for batch in held_out for part in cut(batch, PART)] if fine else held_out
     metric = OutputSqnr(model, parts, not work.thorough)
@@ -191,26 +191,26 @@ def auto_calibrate(
     fewer = drawn(model, fitting, rest, corrected_samples)
 
     def corrected(table: CalibrationTable) -> CalibrationTable:
-        int8 = judge.int8_models.of(replace(table, bias={}, rounding={}))
+        int8 = evaluation.int8_models.of(replace(table, bias={}, rounding={}))
         return correct_table(
             model, recipe, table, fewer, seconds=seconds, room=ROOM, positions=work.positions, int8=int8
         )
 
     smooth = bool(best.smoothing)
-    best, errors = _retreat(corrected(best), tables, metric, judge)
+    best, errors = _retreat(corrected(best), tables, metric, evaluation)
     if splitting:
         smoothing = smoothing_factors(equalized(model, factors, {}, splitting), recipe, counted) if smooth else {}
         groups = tables_with(splitting, smoothing)
-        split = judge.best_ranges(groups)
-        split, of_split = _retreat(corrected(split), list(itertools.chain(*groups)), metric, judge)
+        split = evaluation.best_ranges(groups)
+        split, of_split = _retreat(corrected(split), list(itertools.chain(*groups)), metric, evaluation)
         logger.info("splitting hidden channels: %.1f dB of SQNR, without: %.1f dB", of_split.sqnr, errors.sqnr)
-        best, errors = _best([best, split], [errors, of_split], judge.lowest(), SPLIT_GAIN)
+        best, errors = _best([best, split], [errors, of_split], evaluation.lowest(), SPLIT_GAIN)
     if errors.sqnr < GOAL:
-        return leave_float(judge.quantizer, best, metric, observation, errors.sqnr, GOAL, work.thorough)
-    hardest = judge.hardest(best)
-    if hardest is None or (sqnr := hardest(judge.int8_models.of(best))) >= TAIL:
+        return leave_float(evaluation.quantizer, best, metric, observation, errors.sqnr, GOAL, work.thorough)
+    hardest = evaluation.hardest(best)
+    if hardest is None or (sqnr := hardest(evaluation.int8_models.of(best))) >= TAIL:
         return best
-    return leave_float(judge.quantizer, best, hardest, observation, sqnr, TAIL, work.thorough, HARDEST // 2)
+    return leave_float(evaluation.quantizer, best, hardest, observation, sqnr, TAIL, work.thorough, HARDEST // 2)
 
 
 class _Int8Models:
@@ -316,8 +316,8 @@ def _rest_of_best(groups: list[list[_Candidate]]) -> Iterator[_Candidate]:
     yield from max(groups, key=lambda group: group[0].errors.sqnr)[1:]
 
 
-class _Judge:
-    """Evaluates int8 models on samples of which all counted, or fewer until candidates are close.
+class _Evaluation:
+    """Evaluates int8 models on all samples, or on fewer until candidates are close.
 
     Many samples are needed: a range that clips one sample in a hundred looks good on the others.
 
@@ -333,13 +333,13 @@ class _Judge:
         self, model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch], observation: Observation, work: Effort
     ) -> None:
         count, self.model, self._recipe, self._work = observation.samples, model, recipe, work
-        judged = stride_of(model, samples, count, work.at_least(work.judged, elements(observation)))
+        evaluated = stride_of(model, samples, count, work.at_least(work.evaluated, elements(observation)))
         more = stride_of(model, samples, count, work.lowest_of(model, observation))
         batches: dict[bool, list[Batch]] = {True: [], False: []}
         for at, chunk in enumerate(sample_chunks(model, samples)):
-            if (first := at % judged == judged // 2) or (work.lowest and at % more == more // 2):
+            if (first := at % evaluated == evaluated // 2) or (work.lowest and at % more == more // 2):
                 batches[first].append(chunk)
-        self._judged, self._batches = len(batches[True]), [*batches[True], *batches[False]]
+        self._evaluated, self._batches = len(batches[True]), [*batches[True], *batches[False]]
         self._metric = OutputSqnr(model, self._batches, not work.thorough)
         self._ranged: list[_Candidate] = []  # the last candidates of ranges, if their weights were int8
         self.quantizer = Quantizer(model, recipe)
@@ -355,7 +355,7 @@ class _Judge:
         size = query.weight_bytes(self.model)
         waiting = [[_Candidate(each) for each in group] for group in groups if group]
         candidates = list(itertools.chain(*waiting))
-        part = -(-self._judged // 4)
+        part = -(-self._evaluated // 4)
 
         def opened(table: CalibrationTable) -> ort.InferenceSession:
             int8, _ = self.quantizer.quantize(table)
@@ -363,7 +363,7 @@ class _Judge:
                 restore_weights(int8, equalized(self.model, table.equalization, table.smoothing, table.splitting))
             return self._metric.open(int8)
 
-        if not self._work.thorough and part < self._judged:
+        if not self._work.thorough and part < self._evaluated:
             held: list[_Candidate] = []  # of those evaluated so far, with their sessions, the best first
             for each in itertools.chain((group[0] for group in waiting), _rest_of_best(waiting)):
                 each.run(self._metric, part, opened, True)
@@ -378,7 +378,7 @@ class _Judge:
             return candidates[0].table
         with progress("evaluating", len(candidates)) as advance:
             for each in candidates:
-                each.run(self._metric, self._judged, opened, keep)
+                each.run(self._metric, self._evaluated, opened, keep)
                 advance(1)
 
         def lowest(close: list[CalibrationTable]) -> list[float]:
@@ -390,7 +390,7 @@ class _Judge:
         return _best(tried, errors, lowest if self._work.lowest else None, chance)[0]
 
     def with_mean_bias(self, table: CalibrationTable, samples: Iterable[Batch]) -> CalibrationTable:
-        """Adds the bias correction of `mean_shifts` to a table, unless that lowers the SQNR on the judged samples.
+        """Adds the bias correction of `mean_shifts` to a table, unless that lowers the SQNR on the evaluated samples.
 
         samples: those of the mean inputs.
         """
@@ -401,7 +401,7 @@ class _Judge:
         corrected = replace(table, bias=bias, recipe=self._recipe.to_json())
         candidates = [_Candidate(corrected), *(each for each in self._ranged if each.table is table), _Candidate(table)]
         for each in candidates[:2]:
-            each.run(self._metric, self._judged, self._open, False)
+            each.run(self._metric, self._evaluated, self._open, False)
         sqnr = [each.errors.sqnr for each in candidates[:2]]
         logger.info("bias correction from mean inputs: %.1f dB of SQNR, without: %.1f dB", *sqnr)
         return candidates[int(np.argmax(sqnr))].table
@@ -424,7 +424,7 @@ class _Judge:
     def hardest(self, table: CalibrationTable) -> OutputSqnr | None:
         """Returns the SQNR on the samples of lowest SQNR, one a batch; None if these are no worse than `TAIL`.
 
-        So it is, too, for graphs that take batches of one size.
+        Graphs of a fixed batch size give None, too.
         """
         candidate = _Candidate(table)
         if not can_be_cut(self.model):
@@ -440,10 +440,10 @@ class _Judge:
     def _worst(self, candidates: list[_Candidate], opened: Opened, keep: bool) -> list[float]:
         """Returns the SQNR of the worst samples of candidates in dB.
 
-        If the work is not thorough, those that are behind by `FAR` on the judged samples get -inf.
+        If the work is not thorough, those that are behind by `FAR` on the evaluated samples get -inf.
         """
         for each in candidates:
-            each.run(self._metric, self._judged, opened, keep)
+            each.run(self._metric, self._evaluated, opened, keep)
         value = [each.errors.sqnr + WORST * each.errors.worst for each in candidates]
         least = -np.inf if self._work.thorough else max(value) - FAR
         close = [each for each, its in zip(candidates, value, strict=True) if its > least]
@@ -456,7 +456,7 @@ class _Judge:
 
 
 def _retreat(
-    corrected: CalibrationTable, tables: list[CalibrationTable], metric: OutputSqnr, judge: _Judge
+    corrected: CalibrationTable, tables: list[CalibrationTable], metric: OutputSqnr, evaluation: _Evaluation
 ) -> tuple[CalibrationTable, Errors]:
     """Drops corrections that lower the SQNR on held-out samples, or falls back to min-max; returns table and errors.
 
@@ -470,13 +470,13 @@ def _retreat(
     plain = [each for each in tables if _is_plain(each)]
     tried += [replace(each, recipe=corrected.recipe) for each in plain]
     candidates = [_Candidate(each) for each in tried]
-    small = len(tried) * query.weight_bytes(judge.model) < KEPT
+    small = len(tried) * query.weight_bytes(evaluation.model) < KEPT
     with progress("evaluating", len(candidates)) as advance:
         for each in candidates:
-            each.run(metric, metric.batches, lambda table: metric.open(judge.int8_models.of(table)), small)
+            each.run(metric, metric.batches, lambda table: metric.open(evaluation.int8_models.of(table)), small)
             advance(1)
     sessions = {id(each.table): each.session for each in candidates if each.session is not None}
-    best, errors = _best(tried, [each.errors for each in candidates], judge.lowest(sessions))
+    best, errors = _best(tried, [each.errors for each in candidates], evaluation.lowest(sessions))
     if best is not corrected:
         kept = [name for name, each in (("GPTQ", best.rounding), ("bias correction", best.bias)) if each]
         logger.info("on the held-out samples, the best choice is %s", f"only {kept[0]}" if kept else "no correction")

@@ -210,7 +210,14 @@ class OutputSqnr:
         return self._compared.cut(model)
 
     def session(self, cut: ir.Model | reference_session.Serialized) -> ort.InferenceSession:
-        """Opens a session of a model that `cut` made."""
+        """Opens a session of a model that `cut` made.
+
+        Args:
+            cut: The model, or its bytes.
+
+        Returns:
+            The session.
+        """
         options = reference_session.options(self._optimized, lean=True, prepack=self._optimized)
         return reference_session.session(cut, "its evaluation needs", options)
 

@@ -29,7 +29,7 @@ class Effort:
 
     Attributes:
         observed: Maximum number of samples that ranges are observed on; None: all, as for networks below `SMALL`.
-        judged: Maximum number of samples that candidates of ranges are evaluated on.
+        evaluated: Maximum number of samples that candidates of ranges are evaluated on.
         lowest: Maximum number of samples among which the worst ones of close candidates are searched; 0: not searched.
         counted: Maximum number of samples of the statistics of channels, see `channel_statistics`; None: all but the
             held-out ones.
@@ -42,7 +42,7 @@ class Effort:
     """
 
     observed: int | None
-    judged: int
+    evaluated: int
     lowest: int
     counted: int | None
     corrected: int | None
@@ -59,7 +59,11 @@ class Effort:
         return max(most, int(CHEAP / max(elements, 1))) if most else 0
 
     def observed_of(self, model: ir.Model) -> int | None:
-        """Returns the maximum number of samples that the ranges of a model are observed on; None: all."""
+        """Returns the maximum number of samples that the ranges of a model are observed on; None: all.
+
+        Args:
+            model: Float model.
+        """
         return self.observed if query.weight_bytes(model) >= SMALL else None
 
     def lowest_of(self, model: ir.Model, observation: Observation) -> int:
@@ -79,9 +83,13 @@ class Effort:
 
 
 EFFORTS = {
-    "fast": Effort(observed=64, judged=16, lowest=0, counted=32, corrected=0, positions=None, thorough=False),
-    "default": Effort(observed=None, judged=64, lowest=256, counted=32, corrected=32, positions=2**12, thorough=False),
-    "best": Effort(observed=None, judged=128, lowest=1024, counted=None, corrected=None, positions=None, thorough=True),
+    "fast": Effort(observed=64, evaluated=16, lowest=0, counted=32, corrected=0, positions=None, thorough=False),
+    "default": Effort(
+        observed=None, evaluated=64, lowest=256, counted=32, corrected=32, positions=2**12, thorough=False
+    ),
+    "best": Effort(
+        observed=None, evaluated=128, lowest=1024, counted=None, corrected=None, positions=None, thorough=True
+    ),
 }
 
 

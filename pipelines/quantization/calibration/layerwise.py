@@ -212,7 +212,11 @@ class LayerwiseRun:
         self.chunks += 1
 
     def ready(self, node: ir.Node) -> bool:
-        """Returns whether every layer upstream of `node` has been computed."""
+        """Returns whether every layer upstream of `node` has been computed.
+
+        Args:
+            node: Operator of the model.
+        """
         return not self._cone(node)[2]
 
     def compute(self, layer: ir.Node) -> None:

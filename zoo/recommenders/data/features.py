@@ -269,8 +269,8 @@ class Features(Encoding):
                     parts, count = [joined[whole:]] if whole < count else [], count - whole
             start = positions.end
         if empty:
-            said = f"found no row to use: {errors or 'the input holds only its header'}"
-            raise NoRow(said, errors.total if errors else 0)
+            message = f"found no row to use: {errors or 'the input holds only its header'}"
+            raise NoRow(message, errors.total if errors else 0)
         if count:
             yield Rows.concatenate(parts)
 

@@ -138,12 +138,20 @@ def decoded(image: Path | Item, smallest: int) -> NDArray[np.uint8]:
 
 
 def name_of(image: Path | Item) -> str:
-    """Returns the name of an image in results and messages."""
+    """Returns the name of an image in results and messages.
+
+    Args:
+        image: Path of an image, or an image of an archive.
+    """
     return image.name if isinstance(image, Item) else str(image)
 
 
 def as_text(name: str) -> str:
-    """Replaces bytes of a file name that are not UTF-8."""
+    """Replaces bytes of a file name that are not UTF-8.
+
+    Args:
+        name: Name of a file, with surrogate escapes.
+    """
     return name.encode("utf-8", "replace").decode()
 
 

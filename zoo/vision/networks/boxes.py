@@ -33,6 +33,9 @@ class Detections:
 
         Args:
             index: Positions, or a boolean for each.
+
+        Returns:
+            The selected detections.
         """
         return Detections(self.boxes[index], self.scores[index], self.classes[index], self.extra[index])
 

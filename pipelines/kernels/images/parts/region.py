@@ -92,7 +92,11 @@ class Region(ImageMapping):
         )
 
     def failures(self) -> dict[str, RequestError]:
-        """Maps all operators that can be; returns the others, whose results become inputs."""
+        """Maps all operators that can be; returns the others, whose results become inputs.
+
+        Returns:
+            Error by name of the operator's first output.
+        """
         failed: dict[str, RequestError] = {}
         for node in self.main:
             read = [value for value in node.inputs if value is not None and value in self._varying]
@@ -113,6 +117,9 @@ class Region(ImageMapping):
 
     def program(self) -> ImageProgram:
         """Maps the whole region.
+
+        Returns:
+            The program.
 
         Raises:
             FailedError: Operators have no native form.

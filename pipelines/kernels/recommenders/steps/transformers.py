@@ -257,11 +257,19 @@ class SequenceEncoder(Step):
     gap_items: Array = field(default_factory=lambda: NONE)
 
     def norm(self, number: int) -> tuple[Array, Array, float]:
-        """Returns scale, bias and epsilon of a normalization."""
+        """Returns scale, bias and epsilon of a normalization.
+
+        Args:
+            number: Index of the normalization.
+        """
         return self.norms[number, 0], self.norms[number, 1], self.epsilon
 
     def layers(self, block: int) -> list[RowLinear]:
-        """Returns query, keys and values, joined, inner and outer of a block."""
+        """Returns query, keys and values, joined, inner and outer of a block.
+
+        Args:
+            block: Index of the block.
+        """
         names = ("query", "keys_values", "joined", "inner", "outer")
         pairs = [(getattr(self, name)[block], getattr(self, f"{name}_scale")[block]) for name in names]
         return [RowLinear(contiguous(weight), contiguous(both[0]), contiguous(both[1])) for weight, both in pairs]

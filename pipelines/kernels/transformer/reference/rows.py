@@ -46,7 +46,14 @@ def sum_lanes(x: Floats) -> Floats:
 
 
 def reduce_lanes(total: Floats) -> Floats:
-    """Sums 16 lanes, float32 [..., 16] -> [...]: the upper half is added to the lower half until one is left."""
+    """Sums 16 lanes, float32 [..., 16] -> [...]: the upper half is added to the lower half until one is left.
+
+    Args:
+        total: float32 [..., 16].
+
+    Returns:
+        float32 [...].
+    """
     while total.shape[-1] > 1:
         half = total.shape[-1] // 2
         total = total[..., :half] + total[..., half:]
@@ -131,7 +138,14 @@ def linear(
 
 
 def sigmoid(x: Floats) -> Floats:
-    """1 / (1 + exp(-x)) of float32 numbers, computed from e = exp(-|x|)."""
+    """1 / (1 + exp(-x)) of float32 numbers, computed from e = exp(-|x|).
+
+    Args:
+        x: float32 of any shape.
+
+    Returns:
+        float32 of the same shape.
+    """
     e = exponential(-np.abs(x))
     return np.asarray(np.where(x < 0, e, np.float32(1)) / (np.float32(1) + e))
 

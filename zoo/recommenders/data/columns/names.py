@@ -48,7 +48,11 @@ _OF_USER = re.compile(r"(^|[_\W])(user|history|clicked|viewed|bought|seen|liked)
 
 
 def listed(columns: Iterable[str]) -> str:
-    """Returns names for a message, in quotes where they hold a comma, as a header of CSV has them, or outer blanks."""
+    """Returns names for a message, in quotes where they hold a comma, as a header of CSV has them, or outer blanks.
+
+    Args:
+        columns: Names of columns.
+    """
     return ", ".join(f'"{name}"' if "," in name or name != name.strip() else name for name in columns)
 
 

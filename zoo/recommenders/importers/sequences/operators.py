@@ -36,7 +36,11 @@ def matches(model: ir.Model, read: Callable[[ir.Node], T]) -> list[T]:
 
 
 def plain(value: ir.Value | None) -> ir.Value:
-    """Returns the value before operators that only move or repeat entries; raises NoMatch for None."""
+    """Returns the value before operators that only move or repeat entries; raises NoMatch for None.
+
+    Args:
+        value: Value of a graph, or None.
+    """
     while value is not None and (node := value.producer()) is not None:
         if node.op_type not in VIEWS and not _takes_all(node):
             break
@@ -71,7 +75,11 @@ def producer(value: ir.Value | None, *ops: str) -> ir.Node:
 
 
 def layer(value: ir.Value | None) -> tuple[ir.Value, Array, Array]:
-    """Returns input, weight [inputs, outputs] and bias of a linear layer, with the batch normalization behind it."""
+    """Returns input, weight [inputs, outputs] and bias of a linear layer, with the batch normalization behind it.
+
+    Args:
+        value: Result of the layer, or None.
+    """
     node = producer(value, "Gemm", "MatMul", "Add", "BatchNormalization")
     if node.op_type == "BatchNormalization":
         x, weight, bias = layer(node.inputs[0])
@@ -103,7 +111,11 @@ def layer(value: ir.Value | None) -> tuple[ir.Value, Array, Array]:
 
 
 def normalization(node: ir.Node) -> tuple[Array, Array]:
-    """Returns scale and shift of a batch normalization."""
+    """Returns scale and shift of a batch normalization.
+
+    Args:
+        node: The BatchNormalization.
+    """
     arrays = [query.constant(source) for source in node.inputs[1:5]]
     if len(arrays) < 4 or any(array is None for array in arrays):
         raise NoMatch

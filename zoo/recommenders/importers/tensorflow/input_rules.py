@@ -35,14 +35,14 @@ def _placeholder(node: Node, inputs: list[Any], source: Source) -> Any:
     sizes = [each.size for each in shape.dim]
     if node.op == "PlaceholderWithDefault" and not sizes:
         return inputs[0]
-    said = f"an input of the shape {['?' if each < 0 else each for each in sizes]}".replace("'", "")
-    require(sizes and sizes[0] < 0, f"{said}; expected any number of rows, [?] or [?, 1]")
+    found = f"an input of the shape {['?' if each < 0 else each for each in sizes]}".replace("'", "")
+    require(sizes and sizes[0] < 0, f"{found}; expected any number of rows, [?] or [?, 1]")
     kind = type_of(node, "dtype")
     if kind == "string":
-        require(len(sizes) == 1 or sizes[1:] == [1], f"{said} holds several values a row; expected [?] or [?, 1]")
+        require(len(sizes) == 1 or sizes[1:] == [1], f"{found} holds several values a row; expected [?] or [?, 1]")
         return LookupStage("text", node.name, rank=len(sizes))
     require(kind in NUMBERS, f"an input of {kind}; expected text or numbers")
-    require(len(sizes) == 1 or (len(sizes) == 2 and sizes[1] > 0), f"{said}; expected a known number of columns")
+    require(len(sizes) == 1 or (len(sizes) == 2 and sizes[1] > 0), f"{found}; expected a known number of columns")
     return _numbers(source, node.name, sizes[1:], np.zeros(sizes[1:]))
 
 

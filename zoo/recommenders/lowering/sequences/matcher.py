@@ -66,7 +66,11 @@ class Matcher:
         raise NoMatch
 
     def layer(self, value: ir.Value | None) -> tuple[ir.Value | None, Array, Array]:
-        """Input, weight [inputs, outputs] and bias, 0 without an Add, of a linear layer on the last of three axes."""
+        """Input, weight [inputs, outputs] and bias, 0 without an Add, of a linear layer on the last of three axes.
+
+        Args:
+            value: Result of the layer.
+        """
         product, bias = value, np.zeros(1, np.float32)
         with contextlib.suppress(NoMatch):
             product, bias = self.with_constant(value, "Add")
@@ -74,7 +78,11 @@ class Matcher:
         return x, weight, np.broadcast_to(bias.ravel(), weight.shape[1:])
 
     def mask(self, value: ir.Value | None) -> tuple[ir.Value | None, int]:
-        """The ids of a sequence and the id of the padding, of a mask that is 1 where there is an item."""
+        """The ids of a sequence and the id of the padding, of a mask that is 1 where there is an item.
+
+        Args:
+            value: The mask.
+        """
         empty = self.up(self.up(self.up(value, "Cast", 1)[0], "Not", 1)[0], "Equal", 2)
         padding = query.constant(empty[1])
         if padding is None or padding.size != 1:
@@ -82,7 +90,11 @@ class Matcher:
         return empty[0], int(padding.item())
 
     def barred(self, value: ir.Value | None) -> ir.Value | None:
-        """The mask of a bias of scores: (mask - 1) times a large number."""
+        """The mask of a bias of scores: (mask - 1) times a large number.
+
+        Args:
+            value: The bias.
+        """
         absent, large = self.with_constant(value, "Mul")
         mask, one = self.with_constant(absent, "Sub")
         if large.min() < 1e3 or (one != 1).any():
@@ -90,7 +102,11 @@ class Matcher:
         return mask
 
     def lookup(self, value: ir.Value | None) -> tuple[Array, ir.Value | None]:
-        """Table and ids of rows of a table."""
+        """Table and ids of rows of a table.
+
+        Args:
+            value: Result of the lookup.
+        """
         table, ids = self.up(value, "Gather", 2)
         rows = query.constant(table)
         if rows is None or rows.ndim != 2:
@@ -120,7 +136,11 @@ class Matcher:
         return x, start, end
 
     def norm(self, value: ir.Value | None) -> tuple[ir.Value | None, Array, float]:
-        """Input, scale and bias [2, width], and epsilon of a layer normalization of the last axis."""
+        """Input, scale and bias [2, width], and epsilon of a layer normalization of the last axis.
+
+        Args:
+            value: Result of the normalization.
+        """
         x, *given = self.up(value, "LayerNormalization", 3)
         scale, bias = (query.constant(array) for array in given[:2])
         assert value is not None
@@ -151,7 +171,11 @@ class Matcher:
         return x, int(sizes[2])
 
     def together(self, value: ir.Value | None) -> ir.Value | None:
-        """Input [n, heads, items, size] of [n, items, width]."""
+        """Input [n, heads, items, size] of [n, items, width].
+
+        Args:
+            value: Value [n, items, width].
+        """
         return self.transposed(self.up(value, "Reshape", 2)[0], [0, 2, 1, 3])
 
     def transposed(self, value: ir.Value | None, perm: list[int]) -> ir.Value | None:
