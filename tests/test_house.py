@@ -204,6 +204,7 @@ OPENS = {  # functions that open a room on demand
     },
     "zoo/serving/handlers/image_handler.py": {"vision"},
     "zoo/api/distributed.py": {"distributed"},
+    "zoo/api/samples.py": {"vision"},
     "zoo/api/serving.py": {"serving"},
 }
 

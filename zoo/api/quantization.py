@@ -101,7 +101,7 @@ def calibrate(
     Args:
         model: Zoo model, or path of an .onnx file.
         data: Raw input of a zoo model; None for samples of its training data. For an .onnx file: an .npz of its inputs,
-            or a folder of images with `preprocess` (see `zoo.api.samples.samples_of`).
+            or a folder of images (see `zoo.api.samples.samples_of`).
         output: Path of the table; None for calibration.json in the model's folder.
         observer: Range estimator: "auto", "minmax", "percentile", "mse" or "kl"; None for the one of the recipe.
         correct: Also round weights adaptively and correct biases (see `QuantRecipe`); None as in the recipe.
@@ -110,7 +110,7 @@ def calibrate(
         samples: Number of samples, at least 1; None for all of an .onnx file, or `Pipeline.CALIBRATION`.
         max_memory: Memory limit for the model and the observed activations, in bytes or e.g. "128MB".
         time_budget: Time limit of the corrections in seconds; None for no limit.
-        preprocess: JSON file with the image preprocessing of an .onnx file.
+        preprocess: JSON file with the image preprocessing of an .onnx file; None for that of `zoo run`.
         columns: Columns of tables of texts (see `zoo.texts.data.text_files.read_rows`).
         on_error: "raise" to stop at an invalid sample, "skip" to leave it out.
         effort: For an .onnx file: "fast" (ranges chosen on a few samples, biases alone corrected), "default", or "best"
@@ -126,8 +126,10 @@ def calibrate(
         raise RequestError(f"samples is {samples}; calibration needs at least 1")
     changes = {"observer": observer, "correct": correct, "search": search}
     require_effort(effort, model)
-    calibration = Calibration(data, samples, max_memory, preprocess, on_error, time_budget, columns, effort or EFFORT)
-    if is_file(model):
+    own = Path(model) if is_file(model) else None
+    options = (max_memory, preprocess, on_error, time_budget, columns, effort or EFFORT, own)
+    calibration = Calibration(data, samples, *options)
+    if own is not None:
         if columns:
             raise RequestError("--column requires a text encoder; an ONNX file takes arrays or images")
         table, path = _calibrate_file(model, output, changes, calibration)
@@ -226,7 +228,7 @@ def quantize(
         max_memory: Memory limit of the calibration, in bytes or e.g. "128MB".
         time_budget: Time limit in seconds of the corrections of an .onnx file; a warning names layers left uncorrected.
             None for no limit.
-        preprocess: JSON file with the image preprocessing of an .onnx file.
+        preprocess: JSON file with the image preprocessing of an .onnx file; None for that of `zoo run`.
         on_error: "raise" to stop at an invalid sample, "skip" to leave it out.
         report_path: Report of the error on the calibration samples, .json or .html (see
             `pipelines.analysis.report.explain`).
@@ -286,9 +288,8 @@ def quantize(
         "search": search,
     }
     if file:
-        calibration = Calibration(
-            calibration_data, None, max_memory, preprocess, on_error, time_budget, effort=effort or EFFORT
-        )
+        options = (max_memory, preprocess, on_error, time_budget, (), effort or EFFORT, Path(model))
+        calibration = Calibration(calibration_data, None, *options)
         return _quantize_file(model, output, changes, table, calibration, report_path, engine)
     folder = open_model(model, preprocess)
     if output is None and folder.given("int8.onnx"):
@@ -435,7 +436,7 @@ def tune(
         engine: Engine to evaluate and time in; "auto" for the fastest.
         threads: Number of intra-op threads.
         batch_size: Samples of one inference, also for the latency.
-        preprocess: JSON file with the image preprocessing of an .onnx file.
+        preprocess: JSON file with the image preprocessing of an .onnx file; None for that of `zoo run`.
         report_path: Report of the selected model, .json or .html.
 
     Returns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -42,6 +43,7 @@ BATCH = 64  # samples per read
 PERCENT = ("bleu", "chrf")  # metrics from 0 to 100
 FIFTH = 5  # without calibration data every fifth evaluation sample is kept for calibration
 EFFORT = "default"  # of the calibration of an .onnx file
+ImageBatches = Callable[[list[Path], int, list[str] | None], Iterator[Batch]]
 logger = logging.getLogger(__name__)
 
 
@@ -62,7 +64,12 @@ class Samples:
 
 
 def samples_of(
-    model: ir.Model, data: Any, preprocess: Model | None = None, on_error: str = "raise", count: int | None = None
+    model: ir.Model,
+    data: Any,
+    preprocess: Model | None = None,
+    on_error: str = "raise",
+    count: int | None = None,
+    file: Path | None = None,
 ) -> Samples:
     """Opens samples for an ONNX graph.
 
@@ -77,6 +84,8 @@ def samples_of(
         preprocess: JSON file with the image preprocessing (`pipelines.data.preprocess.Preprocess`).
         on_error: "raise" to stop at an unreadable image, "skip" to log it and leave it out.
         count: Maximum number of samples, evenly spaced; None for all.
+        file: ONNX file of the graph. Without `preprocess`, or with the file of transformers or timm, images are
+            prepared as `zoo run` prepares them for it.
 
     Returns:
         The samples.
@@ -98,13 +107,13 @@ def samples_of(
         if count is not None:
             feeds = [feeds[i] for i in _evenly(len(feeds), count)]
         return Samples(lambda: feeds, sum(length(feed) for feed in feeds))
-    spec, ports, paths = _spec(data, preprocess), input_ports(model), list(images.listed(data))
+    batches, paths = _image_batches(model, data, preprocess, file), list(images.listed(data))
     paths = paths if count is None else [paths[i] for i in _evenly(len(paths), count)]
     warned: set[str] = set()
 
     def start() -> Iterator[Batch]:
         skipped: list[str] | None = [] if on_error == "skip" else None
-        for batch in images.batches(paths, spec, ports, fixed or BATCH, skipped):
+        for batch in batches(paths, fixed or BATCH, skipped):
             if fixed is None or length(batch) == fixed:
                 yield batch
         for problem in skipped or []:
@@ -127,6 +136,18 @@ def is_image_folder(data: Any) -> bool:
         data: Data given by the user.
     """
     return isinstance(data, str | os.PathLike) and Path(data).is_dir() and not any(Path(data).glob("*.npz"))
+
+
+def _image_batches(model: ir.Model, data: Any, preprocess: Model | None, file: Path | None) -> ImageBatches:
+    """How images become samples: by a `Preprocess`, or as `zoo run` prepares them for a file."""
+    value = None if preprocess is None else files.read_json(Path(preprocess))
+    if file is None or (isinstance(value, dict) and value.keys() <= Preprocess.__dataclass_fields__.keys()):
+        spec, ports = _spec(data, preprocess), input_ports(model)
+        return lambda paths, size, skipped: images.batches(paths, spec, ports, size, skipped)
+    from zoo.vision.networks.preprocessing import prepared_batches
+
+    given = None if preprocess is None else Path(preprocess)
+    return functools.partial(prepared_batches, file, given)
 
 
 def _spec(data: Any, preprocess: Model | None) -> Preprocess:
@@ -407,6 +428,7 @@ class Calibration:
     seconds: float | None = None
     columns: Sequence[str] = ()
     effort: str = EFFORT
+    file: Path | None = None
 
     def table(self, path: Path, recipe: QuantRecipe, samples: Samples) -> CalibrationTable:
         """Makes the calibration table of a zoo model by its recipe.
@@ -436,7 +458,7 @@ class Calibration:
         Args:
             float_model: Float model after the rewrites.
         """
-        samples = samples_of(float_model, self.data, self.preprocess, self.on_error, self.count)
+        samples = samples_of(float_model, self.data, self.preprocess, self.on_error, self.count, self.file)
         return Samples(lambda: token_mask.Unpadded(float_model, samples), samples.total)
 
 

@@ -17,6 +17,7 @@ from pipelines.data import images
 from pipelines.data.preprocess import Preprocess
 from pipelines.engines.session import Port
 from pipelines.graph import io
+from zoo.vision.networks.transforms import LETTERBOX, ImageTransform
 
 CONVNET = """(float[n,3,8,8] x) => (float[n,4] y) {
     c = Conv<pads=[1,1,1,1]>(x, w) r = Relu(c) p = GlobalAveragePool(r) f = Flatten(p) y = MatMul(f, v) }"""
@@ -62,6 +63,35 @@ def test_a_folder_of_images_calibrates_like_its_arrays(photos: Path, capsys: pyt
     assert [each["samples"] for each in tables] == [20, 20] and Path("0.json").read_bytes() == Path(
         "1.json"
     ).read_bytes()
+
+
+DETECTOR = """(float[n,3,16,16] images) => (float[n,6,256] y) {
+    a = Conv(images, w) b = Relu(a) c = Conv(b, v) y = Reshape(c, to) }"""
+
+
+@pytest.mark.parametrize("file", ["", "preprocessor_config.json"])
+def test_images_are_prepared_as_they_run(file: str, photos: Path) -> None:
+    """Without `preprocess` by a letterbox, as YOLO's outputs say, or by the file of transformers beside the network."""
+    rng = np.random.default_rng(0)
+    weights = {
+        name: rng.standard_normal(size).astype(np.float32) for name, size in (("w", (8, 3, 1, 1)), ("v", (6, 8, 1, 1)))
+    }
+    io.save(model(DETECTOR, **weights, to=np.array([0, 6, 256])), "yolo.onnx")
+    expected = ImageTransform((16, 16), LETTERBOX)
+    if file:
+        Path(file).write_text(
+            json.dumps({"do_resize": True, "size": {"height": 16, "width": 16}, "do_normalize": False})
+        )
+        expected = ImageTransform((16, 16))
+    pixels = [expected.apply(images.as_pixels(path))[0] for path in images.listed("photos")]
+    np.savez("photos.npz", images=np.stack([expected.values(each, np.dtype(np.float32)) for each in pixels]))
+    zoo.calibrate("yolo.onnx", "photos", "0.json")
+    zoo.calibrate("yolo.onnx", "photos.npz", "1.json")
+    assert Path("0.json").read_bytes() == Path("1.json").read_bytes()
+    if file:
+        Path(file).rename("given.json")
+        zoo.calibrate("yolo.onnx", "photos", "2.json", preprocess="given.json")
+        assert Path("2.json").read_bytes() == Path("1.json").read_bytes()
 
 
 def test_images_fill_the_batches_of_a_graph(photos: Path) -> None:
@@ -127,7 +157,7 @@ def test_tune_on_folders_of_images(photos: Path) -> None:
     [
         (
             {},
-            r'photos is a folder of images; give their preprocessing with --preprocess FILE.json, such as {"size": 224, "resize": 256',
+            r"net.onnx does not say how images are prepared; give .* --preprocess FILE.json",
         ),
         ({"preprocess": "none.json"}, "none.json"),
         ({"preprocess": "bad.json"}, "bad.json: preprocess: no size"),

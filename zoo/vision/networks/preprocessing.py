@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
+from pipelines.core.batches import Batch, joined
 from pipelines.core.errors import RequestError
-from zoo.vision.networks.conventions import Signature
+from pipelines.data.images import as_pixels
+from zoo.vision.networks.conventions import Signature, read_signature
 from zoo.vision.networks.heads import CLASSIFY, DETECT, EMBED, SEGMENT
 from zoo.vision.networks.transforms import (
     AS_IS,
@@ -58,6 +63,49 @@ def find_transform(signature: Signature, task: str | None, given: Path | None) -
     if fixed:
         raise RequestError(f"{signature.path} takes images of {_text(sides)}; give a size with --preprocess FILE.json")
     return found
+
+
+def prepared_batches(
+    file: Path, preprocess: Path | None, paths: Iterable[Path], size: int, skipped: list[str] | None = None
+) -> Iterator[Batch]:
+    """Prepares images for a network as `zoo run` does, as samples of a calibration.
+
+    Args:
+        file: ONNX file.
+        preprocess: See `find_transform`.
+        paths: Images.
+        size: Images of a batch; one, if the network takes any size.
+        skipped: Collects errors of unreadable images, which are then skipped.
+
+    Yields:
+        Array of every input; also the sizes of the images, where the network takes them.
+
+    Raises:
+        RequestError: The preprocessing is unknown, or an image is unreadable (without `skipped`).
+    """
+    signature = read_signature(file)
+    transform = find_transform(signature, None, preprocess)
+    port = signature.inputs[signature.image]
+    size = size if transform.size != (0, 0) else 1
+    batch: list[Batch] = []
+    for path in paths:
+        try:
+            pixels = as_pixels(path)
+        except RequestError as error:
+            if skipped is None:
+                raise
+            skipped.append(str(error))
+            continue
+        resized, place = transform.apply(pixels)
+        values = np.ascontiguousarray(transform.values(resized, port.dtype))
+        values = values.transpose(1, 2, 0) if signature.channels_last else values
+        sizes = {name: np.array([(place.width, place.height)], other.dtype) for name, other in signature.inputs.items()}
+        batch.append(sizes | {signature.image: values[None] if signature.batched else values})
+        if len(batch) == size:
+            yield joined(batch) if size > 1 else batch[0]
+            batch = []
+    if batch:
+        yield joined(batch)
 
 
 def _by_convention(signature: Signature, task: str | None) -> ImageTransform | None:
