@@ -65,7 +65,8 @@ class DefaultTexts:
         self.labels = 0 if pipeline.EMBEDS else self.config.labels  # type: ignore[attr-defined]
         self._prompt, self._length = Prompts(features).default, int(features["max_length"])
         path, lower = folder.verify(tokenizer.FILE), bool(features.get("lower"))
-        self._tokenizer = Tokenizer(path, self.config.vocabulary, self._length, lower, pairs=self.pairs)
+        options: dict[str, Any] = {"pairs": self.pairs, "left_out": features.get("left_out", "")}
+        self._tokenizer = Tokenizer(path, self.config.vocabulary, self._length, lower, **options)
         self._roles = Roles(features, self._tokenizer) if "roles" in features else None
 
     def calibration(self) -> dict[str, NDArray[Any]]:

@@ -65,7 +65,7 @@ class TextInputs(LinePipeline[NativeTexts]):
         self.tokenizer = (
             TemplateTokenizer(path, *sizes, lower, template)
             if template
-            else Tokenizer(path, *sizes, lower, pairs=self.TEXTS_PER_ROW == 2)
+            else Tokenizer(path, *sizes, lower, pairs=self.TEXTS_PER_ROW == 2, left_out=features.get("left_out", ""))
         )
         self.prompts = Prompts(features)
         self.prompt = self.prompts.default

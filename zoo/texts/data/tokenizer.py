@@ -82,6 +82,20 @@ class Tokens(NamedTuple):
         is_partial = any(part.attended is not None for part in parts)
         return cls(ids, types, lengths, truncated, None, np.concatenate(attended) if is_partial else None)
 
+    def without(self, token: int | None, empty: int) -> Tokens:
+        """Leaves out a token; texts without tokens get one.
+
+        Args:
+            token: Id of the token; None to leave out none.
+            empty: Id of the token of a text that has none.
+        """
+        kept = np.ones(len(self.ids), np.bool_) if token is None else self.ids != token
+        texts = np.repeat(np.arange(len(self.lengths)), self.lengths)
+        lengths = np.bincount(texts[kept], minlength=len(self.lengths))
+        starts = (np.cumsum(lengths) - lengths)[lengths == 0]
+        ids, types = np.insert(self.ids[kept], starts, empty), np.insert(self.types[kept], starts, 0)
+        return Tokens(ids, types, np.maximum(lengths, 1), self.truncated, self.context)
+
     def first(self, count: int) -> Tokens:
         """Returns the tokens of the first texts, all of which are attended to.
 
@@ -180,7 +194,14 @@ class Tokenizer:
     SPECIAL_TOKENS: ClassVar[bool] = True
 
     def __init__(
-        self, path: Path, vocabulary: int, max_length: int, lower: bool = False, *, pairs: bool = False
+        self,
+        path: Path,
+        vocabulary: int,
+        max_length: int,
+        lower: bool = False,
+        *,
+        pairs: bool = False,
+        left_out: str = "",
     ) -> None:
         """Opens a tokenizer.
 
@@ -190,6 +211,7 @@ class Tokenizer:
             max_length: Maximum number of tokens of a text, special tokens included.
             lower: Whether texts are lowercased first. Whitespace at their ends stays, as in sentence-transformers 6.2.
             pairs: Whether to tokenize pairs of texts.
+            left_out: Token that a call leaves out; "" for none. A text without tokens has the last row.
 
         Raises:
             RequestError: The file is damaged, or belongs to another model.
@@ -209,7 +231,8 @@ class Tokenizer:
                 f"{path} is of another model: it has {size:,} tokens, the largest {largest:,}, the model embeddings of "
                 f"{vocabulary:,}"
             )
-        self.size = size
+        self.size, self._vocabulary = size, vocabulary
+        self._left_out = self.number(left_out) if left_out else None
         self._path, self._lower, self._max_length, self._lock = path, lower, max_length, threading.Lock()
         self._direction = (self._tokenizer.truncation or {}).get("direction", "right")
         self._tokenizer.no_padding()
@@ -328,7 +351,10 @@ class Tokenizer:
             bool(encoding.overflowing) or self._has_more(text, size, end)
             for encoding, text in zip(encodings, texts, strict=True)
         ]
-        return Tokens.of(encodings, truncated, encodings)
+        tokens = Tokens.of(encodings, truncated, encodings)
+        if self._left_out is None and tokens.lengths.all():
+            return tokens
+        return tokens.without(self._left_out, self._vocabulary - 1)
 
     def prompted(self, texts: Sequence[str], prompt: str) -> Any:
         """Returns a row as a call takes it, its first text behind a prompt.

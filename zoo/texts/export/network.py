@@ -292,7 +292,7 @@ class NetworkWriter(Writer):
         table = self.weights["token.weight"]
         if config.types and types is None and not config.absolute:
             table = table + self.weights["type.weight"][0]
-        x = self.add("Gather", [self.weight("token.weight", table), ids], "tokens")
+        x = self.add("Gather", [self.weight("token.weight", table), ids], "tokens" if config.layers else HIDDEN)
         if config.embedding_scale != 1:
             x = self.add("Mul", [x, self.constant("embedding.scale", config.embedding_scale)], "tokens.scaled")
         if config.absolute:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from pipelines.core.errors import RequestError, one_line, requires
 from pipelines.core.files import copy_file, link_or_copy, read_json, replacing, require_place, write_json
 from pipelines.models.family import Importer
 from pipelines.models.hub import CARD, CardFile
+from pipelines.quantization.recipe import QuantRecipe
 from zoo.texts.data import tokenizer
 from zoo.texts.data.tokenizer import Tokenizer
-from zoo.texts.importers import chat_templates, sentence_modules
+from zoo.texts.importers import chat_templates, sentence_modules, static_embeddings
 from zoo.texts.importers.sentence_modules import CONFIG, MODULES, SETTINGS, weight_files
 from zoo.texts.importers.sentence_modules import read_object as _json
 from zoo.texts.models import weights
@@ -63,6 +64,8 @@ def importer(head: Head | None) -> Importer:
     description = f"a {kind} in a folder of Hugging Face ({', '.join(MODEL_TYPES)})"
 
     def recognize(path: Path) -> str:
+        if static_embeddings.folder_of_table(path):
+            return "" if head else name
         network = _network_folder(path)
         if not (network / CONFIG).is_file():
             return ""
@@ -110,7 +113,10 @@ def _write(
     if output.resolve() == path.resolve():
         raise RequestError(f"found {output} as the folder of both models; choose another output")
     network = _network_folder(path)
-    config = {**read_json(network / CONFIG), "template": template}  # of the caller alone: it may name any file
+    static = static_embeddings.folder_of_table(path)
+    table = {static_embeddings.TABLES[0]: static_embeddings.read_table(static)} if static else {}
+    content = static_embeddings.config_of(*table.values()) if table else read_json(network / CONFIG)
+    config = {**content, "template": template}  # of the caller alone: it may name any file
     errors: list[str] = []
     features: dict[str, Any] = {}
     try:
@@ -121,7 +127,7 @@ def _write(
         errors.append(f"its configuration is not as transformers writes it ({one_line(error)})")
     sources: dict[Path, str] = {}
     try:
-        sources = dict.fromkeys(weight_files(network), "")
+        sources = {} if table else dict.fromkeys(weight_files(network), "")
         dense = [] if head and not head.DENSE_MODULES else sentence_modules.dense_folders(path)
         sources |= {file: f"dense.{i}." for i, folder in enumerate(dense) for file in weight_files(folder)}
     except RequestError as error:
@@ -135,28 +141,35 @@ def _write(
         raise RequestError(f"cannot import {path}: {'; '.join(errors)}")
     model_config = ModelConfig.from_json(features["form"])
     Tokenizer(  # raises for a damaged one, and for another model's
-        network / tokenizer.FILE, model_config.vocabulary, features["max_length"], pairs=bool(head and head.PAIRS)
+        network / tokenizer.FILE,
+        model_config.vocabulary - bool(static),
+        features["max_length"],
+        pairs=bool(head and head.PAIRS),
     )
     names = (CARD, weights.FILE, tokenizer.FILE, CONFIG)
     for name in names:
         require_place(output / name)
-    first, *more = sources
-    tables = head.tables(path, network, features) if head else {}
-    whole = not more and not tables and first == network / weights.FILE
-    convert = None if whole else _converter(first.name)  # raises without torch, before anything is written
+    tables = head.tables(path, network, features) if head else table
+    whole = not tables and [*sources] == [network / weights.FILE]
+    convert = None if whole else _converter([*sources])  # raises without torch, before anything is written
     output.mkdir(parents=True, exist_ok=True)
     if convert is None:
-        link_or_copy(first, output / weights.FILE)
+        link_or_copy(network / weights.FILE, output / weights.FILE)
     else:
         with replacing(output / weights.FILE) as temporary:
             convert(sources, tables, temporary)
     weights.load_weights(model_config, output / weights.FILE, path, head)  # raises for another configuration
-    for name in names[2:]:
-        copy_file(network / name, output / name)
-    if (content := _tokenizer_content(network)) is not None:
-        write_json(output / tokenizer.FILE, content)
-    files = [CardFile.of(output / name) for name in names if name != CARD]
-    return {"preprocessing": features, "weights": {"file": weights.FILE}}, files
+    changed: dict[str, Any] = {tokenizer.FILE: _tokenizer_content(network), CONFIG: None}
+    details: dict[str, Any] = {"preprocessing": features, "weights": {"file": weights.FILE}}
+    if static:
+        changed = {tokenizer.FILE: static_embeddings.tokenizer_content(static), CONFIG: content}
+        details["recipe"] = QuantRecipe().to_json()
+    for name, new in changed.items():
+        if new is None:
+            copy_file(network / name, output / name)
+        else:
+            write_json(output / name, new)
+    return details, [CardFile.of(output / name) for name in names if name != CARD]
 
 
 def read_features(
@@ -213,7 +226,10 @@ def read_features(
         size = sentence_modules.truncate_dim(settings)
         changes = {**embedding, "truncate_dim": size, "renormalize": bool(size and normalize)}
         changes["normalize"] = embedding["normalize"] or (normalize and not size)
-    max_length = _max_length(_network_folder(path), network, {} if head and head.OWN_LENGTHS else transformer)
+    if static := static_embeddings.folder_of_table(path):
+        max_length = static_embeddings.max_length(static, network.max_tokens)
+    else:
+        max_length = _max_length(_network_folder(path), network, {} if head and head.OWN_LENGTHS else transformer)
     if not network.absolute:  # without a position embedding, the limit of the folder is that of the tables
         changes["positions"] = max_length
     model_config = dataclasses.replace(network, **changes)
@@ -222,6 +238,8 @@ def read_features(
         "max_length": max_length,
         "lower": bool(transformer.get("do_lower_case", False)),
     }
+    if static and (token := static_embeddings.left_out(static)):
+        features["left_out"] = token
     if head:
         features |= head.features(path, _network_folder(path), config)
     if prompts:
@@ -267,6 +285,8 @@ def _tokenizer_content(network: Path) -> dict[str, Any] | None:
 
 def _network_folder(path: Path) -> Path:
     """Returns the folder of the network's files: that of the module Transformer, such as 0_Transformer, or `path`."""
+    if static := static_embeddings.folder_of_table(path):
+        return static
     if _json(path / CONFIG).get("model_type") or not (path / MODULES).is_file():
         return path
     try:
@@ -311,12 +331,19 @@ def _max_length(path: Path, config: ModelConfig, transformer: Mapping[str, Any])
     return min(config.max_tokens, int(length))
 
 
-def _converter(name: str) -> Callable[[Mapping[Path, str], Mapping[str, NDArray[np.float32]], Path], None]:
+def _converter(
+    files: Sequence[Path],
+) -> Callable[[Mapping[Path, str], Mapping[str, NDArray[np.float32]], Path], None]:
     """Returns a function that joins weights as safetensors, given the files with the new names' prefix, and arrays.
 
-    Files are shards, pickled, or Dense layers, whose names get a prefix; nothing in them is executed.
+    Files are shards, pickled, or Dense layers, whose names get a prefix; nothing in them is executed. Without files,
+    torch is not needed.
     """
-    with requires(f"importing {name}", "int8-zoo[import]"):
+    if not files:
+        from safetensors import numpy
+
+        return lambda sources, tables, target: numpy.save_file(dict(tables), target)
+    with requires(f"importing {files[0].name}", "int8-zoo[import]"):
         import torch
         from safetensors.torch import load_file, save_file
 

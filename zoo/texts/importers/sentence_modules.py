@@ -19,6 +19,8 @@ CONFIG, MODULES = "config.json", "modules.json"
 SETTINGS = "config_sentence_transformers.json"  # prompts and truncation; activation of a cross-encoder
 PICKLED, INDEX = "pytorch_model.bin", ".index.json"  # older weights; suffix of the index of shards
 ROUTER, STATIC = "router_config.json", "SparseStaticEmbedding"
+EMBEDDINGS = "StaticEmbedding"  # module of a table, which takes the mean of a text's rows
+MODEL2VEC = "model2vec"  # model_type of such a folder, also without modules.json
 LOGIT_SCORE = "LogitScore"  # module of a reranker that is a language model
 SENTENCE = "sentence_embedding"  # what modules hand on
 POOLING_MODES = {  # by the keys of a pooling's config.json, in the order in which several are concatenated
@@ -88,6 +90,8 @@ def read_modules(path: Path) -> list[tuple[str, str]]:
         found = [(str(module["type"]).rsplit(".", 1)[-1], str(module["path"])) for module in modules]
     except (KeyError, TypeError) as error:
         raise RequestError(f"{MODULES} is no list of modules ({error!r})") from error
+    if not found and (config := read_object(path / CONFIG)).get("model_type") == MODEL2VEC:
+        found = [(EMBEDDINGS, ""), *[("Normalize", "")] * bool(config.get("normalize"))]
     if [kind for kind, _ in found] == ["Router"]:
         found = _routed(path, found[0][1])
     for _, folder in found:
@@ -149,6 +153,8 @@ def read_embedding(path: Path, modules: list[tuple[str, str]], option: str, has_
     if option and option not in POOLINGS:
         raise RequestError(f"pooling is {option!r}; choose {', '.join(POOLINGS)}")
     kinds = [kind for kind, _ in modules if kind != "Transformer"]
+    is_static = kinds[:1] == [EMBEDDINGS]
+    kinds = kinds[is_static:]
     known = ("Pooling", *AFTER_POOLING)
     if unknown := [kind for kind in kinds if kind not in known]:
         raise RequestError(f"its module {unknown[0]} is not supported; known are Transformer, {', '.join(known)}")
@@ -159,7 +165,7 @@ def read_embedding(path: Path, modules: list[tuple[str, str]], option: str, has_
             f"its module {before} is before {after} ({MODULES}); expected Transformer, {', '.join(known)}"
         )
     return {
-        "pooling": _pooling(path, modules, option, has_prompts),
+        "pooling": "mean" if is_static else _pooling(path, modules, option, has_prompts),
         "dense": tuple(_dense(folder) for folder in dense_folders(path)),
         "normalize": "Normalize" in kinds,
     }

@@ -19,6 +19,7 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "swish")
 DENSE_ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "sigmoid")
 BY_WAVELENGTH = ("yarn", "llama3")
 SCALINGS = ("", "linear", "ntk", *BY_WAVELENGTH)
+STATIC = "static"  # kind of a network without layers
 NORMS, PLACES = ("layer", "rms"), ("post", "pre", "sandwich")
 
 
@@ -164,7 +165,7 @@ class ModelConfig:
 
     Attributes:
         kind: Architecture, the name of one of `zoo.texts.models.architectures.ARCHITECTURES`.
-        layers: Number of layers.
+        layers: Number of layers; 0 for static embeddings alone.
         width: Hidden size.
         heads: Number of attention heads.
         hidden: Units between the linear layers of a feed-forward block.
@@ -247,7 +248,10 @@ class ModelConfig:
             for key in ("layers", "width", "heads", "hidden", "vocabulary", "positions", "types")
         }
         for key, size in sizes.items():
-            least, most = int(key != "types"), MAX_LAYERS if key == "layers" else MAX_SIZE
+            least, most = (
+                int(key != "types" and (key, self.kind) != ("layers", STATIC)),
+                MAX_LAYERS if key == "layers" else MAX_SIZE,
+            )
             if type(size) is not int or not least <= size <= most:
                 raise RequestError(f"a network has {key} {size!r}; expected a whole number from {least} to {most:,}")
         counts = {

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError, one_line, requires
 from zoo.texts.models.architectures.base import Floats
@@ -64,6 +65,26 @@ class TensorFile(Mapping[str, Floats]):
             except Exception as error:  # of the library
                 raise self._damaged(error) from error
         return self._last[1]
+
+    def integers(self, name: str) -> NDArray[np.int64] | None:
+        """Reads a tensor of integers; None if there is none.
+
+        Args:
+            name: Name of the tensor.
+
+        Raises:
+            RequestError: It has another dtype, or the file is damaged.
+        """
+        if name not in self._header:
+            return None
+        try:
+            tensor = self._file.get_tensor(name)
+        except Exception as error:  # of the library
+            raise self._damaged(error) from error
+        if tensor.dtype.kind not in "iu":
+            raise RequestError(f"{self.path} has {name} of {tensor.dtype}, expected integers")
+        integers: NDArray[np.int64] = tensor.astype(np.int64)
+        return integers
 
     def row(self, name: str, index: int) -> Floats:
         """Reads a row of a matrix.

@@ -25,6 +25,7 @@ from zoo.texts.models.architectures import (
     qwen3,
     roberta,
     roformer,
+    static,
     t5,
     xlm_roberta_xl,
 )
@@ -54,6 +55,7 @@ ARCHITECTURES = {
         qwen2,
         qwen3,
         gemma3,
+        static,
     )
 }
 MODEL_TYPES = tuple(dict.fromkeys(kind for architecture in ARCHITECTURES.values() for kind in architecture.model_types))
