@@ -121,7 +121,7 @@ class LinePipeline(Pipeline, Generic[Native]):
         """The engine in use."""
         return self._engine
 
-    def _report_errors(
+    def report_errors(
         self, lines: Iterable[tuple[str, str]], errors: Counter[str], on_error: str, outcome: str = ""
     ) -> None:
         """Counts and logs invalid lines.
@@ -130,7 +130,7 @@ class LinePipeline(Pipeline, Generic[Native]):
             lines: Location and error of each line; "" if it is valid.
             errors: Counts by error, which are added to.
             on_error: "raise" at the first invalid line, or "skip".
-            outcome: What becomes of an invalid line, for the log.
+            outcome: Treatment of an invalid line, for the log.
 
         Raises:
             RequestError: A line is invalid, for "raise".

@@ -298,7 +298,15 @@ class Pipeline(abc.ABC):
         }
         return {name: each for name, each in fixed.items() if len(each[1]) == len(self.input_ports[name][1]) - 1}
 
-    def _check(self, batch: Batch) -> int:
+    def check(self, batch: Batch) -> int:
+        """Checks a batch and returns the number of samples.
+
+        Args:
+            batch: Array [n, ...] for every graph input.
+
+        Raises:
+            RequestError: Names, dtypes or shapes are not those of the graph.
+        """
         counts = {0}
         if batch.keys() == self._ports.keys():  # fast path for valid batches, 2 microseconds
             counts = {
@@ -310,7 +318,7 @@ class Pipeline(abc.ABC):
         return counts.pop() if len(counts) == 1 and 0 not in counts else self._fault(batch)
 
     def _fault(self, batch: Batch) -> int:
-        """Checks a batch that `_check` rejected; raises RequestError, or returns the number of samples."""
+        """Checks a batch that `check` rejected; raises RequestError, or returns the number of samples."""
         if wrong := [name for name, array in batch.items() if not isinstance(array, np.ndarray) or not array.ndim]:
             raise RequestError(
                 f"input {wrong[0]} is {type(batch[wrong[0]]).__name__}; expected a numpy array, first axis = samples"
@@ -391,18 +399,8 @@ class GraphPipeline(Pipeline):
         return self._session
 
     def predict(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """Runs the graph in batches of `batch_size`.
-
-        Args:
-            batch: Array [n, ...] for every graph input.
-
-        Returns:
-            Array [n, ...] for every graph output.
-
-        Raises:
-            RequestError: Names, dtypes or shapes are not those of the graph.
-        """
-        if self._check(batch) <= self.batch_size:
+        """See `Pipeline.predict`; the graph runs in batches of `batch_size`."""
+        if self.check(batch) <= self.batch_size:
             return self._session.run(batch)
         return joined([self._session.run(each) for each in cut(batch, self.batch_size)])
 
@@ -420,7 +418,7 @@ class GraphPipeline(Pipeline):
         Raises:
             RequestError: The batch is larger, or see `predict`.
         """
-        if self._check(batch) > self.batch_size:
+        if self.check(batch) > self.batch_size:
             raise RequestError(f"found more samples than the batch size {self.batch_size}; split the batch")
         return self._session.submit(batch)
 

@@ -44,6 +44,9 @@ PERCENT = ("bleu", "chrf")  # metrics from 0 to 100
 FIFTH = 5  # without calibration data every fifth evaluation sample is kept for calibration
 EFFORT = "default"  # of the calibration of an .onnx file
 ImageBatches = Callable[[list[Path], int, list[str] | None], Iterator[Batch]]
+NO_CALIBRATION = (
+    "no calibration data: every fifth evaluation sample is used for calibration, the others for the evaluation"
+)
 logger = logging.getLogger(__name__)
 
 
@@ -220,11 +223,6 @@ def quality_metric_of(
         samples = _in_memory(feeds[0], fixed)
     arrays = _whole_batches(arrays, size)
     return OutputMetric(arrays, None if labels is None else labels[: length(arrays)], size), samples
-
-
-NO_CALIBRATION = (
-    "no calibration data: every fifth evaluation sample is used for calibration, the others for the evaluation"
-)
 
 
 def _feed_metric(model: ir.Model, feeds: list[Batch], calibration: Any) -> tuple[QualityMetric, Samples]:
@@ -437,6 +435,9 @@ class Calibration:
             path: Float model after the rewrites.
             recipe: Quantization options.
             samples: Result of `samples`.
+
+        Returns:
+            The table.
         """
         total, memory = samples.total, self.max_memory
         return make_table_of_file(path, recipe, samples, total, max_memory=memory, seconds=self.seconds)
@@ -448,6 +449,9 @@ class Calibration:
             float_model: Float model after the rewrites.
             recipe: Quantization options.
             samples: Result of `samples`.
+
+        Returns:
+            The table.
         """
         options: dict[str, Any] = {"max_memory": self.max_memory, "seconds": self.seconds, "effort": self.effort}
         return auto_calibrate(float_model, recipe, samples, samples.total, **options)

@@ -292,7 +292,7 @@ class ClickPipeline(GraphPipeline):
         Returns:
             As `predict`, bit for bit.
         """
-        count = self._check(batch)
+        count = self.check(batch)
         if self.engine != "native":
             self._check_ids(batch)
         if count <= self.batch_size:

@@ -144,7 +144,7 @@ def read_pairs(
     pairs, labels, errors = [], [], Counter[str]()
     for row in text_files.read_rows(data, 2, pipeline.columns, extra=1):
         label, error = text_files.parse_label(row)
-        pipeline._report_errors([(row.location, error)], errors, on_error)
+        pipeline.report_errors([(row.location, error)], errors, on_error)
         if not error:
             pairs.append((row.texts[0], row.texts[1]))
             labels.append(label)

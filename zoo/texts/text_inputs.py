@@ -193,7 +193,7 @@ class TextInputs(LinePipeline[NativeTexts]):
             RequestError: There are no texts.
         """
         rows = list(itertools.islice(self.rows(data), 16 * count))
-        self._report_errors(map(row_error, rows), Counter(), on_error, self._outcome)
+        self.report_errors(map(row_error, rows), Counter(), on_error, self._outcome)
         texts = [row.texts for row in rows if not row.error]
         if not texts:
             raise RequestError(f"found no texts in {data}; calibration needs some")
@@ -220,7 +220,7 @@ class TextInputs(LinePipeline[NativeTexts]):
 
 
 def row_error(row: text_files.Row) -> tuple[str, str]:
-    """Returns the location and error of a row, for `LinePipeline._report_errors`."""
+    """Returns the location and error of a row, for `LinePipeline.report_errors`."""
     return row.location, row.error
 
 

@@ -179,7 +179,7 @@ class TextPipeline(TextInputs):
         Raises:
             RequestError: Shapes differ, a token is out of range, or the mask is not 1 for tokens and then 0.
         """
-        self._check(batch)
+        self.check(batch)
         if len({array.shape for array in batch.values()}) > 1 or 0 in batch[IDS].shape:
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in batch.items())
             raise RequestError(f"found {shapes}; expected one shape for all, of one token or more")
@@ -268,7 +268,7 @@ class TextPipeline(TextInputs):
         with self._writer(output) as write, progress("computing texts") as advance:
             rows = self.input_rows(names, columns)
             while window := list(itertools.islice(rows, SORT_WINDOW * self.batch_size)):
-                self._report_errors(map(row_error, window), errors, on_error, self._outcome)
+                self.report_errors(map(row_error, window), errors, on_error, self._outcome)
                 tokens = self.tokenize([row.texts for row in window if not row.error], **options)
                 truncated, size = truncated + int(tokens.truncated.sum()), size + len(tokens.ids)
                 results = self.filled([row.error for row in window], self.compute(tokens), tokens)

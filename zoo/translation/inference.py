@@ -318,7 +318,7 @@ class TranslationPipeline(Translator):
         with translation_writer(output, *options) as write, progress("translating lines") as advance:
             found = self._read(names, split=True)
             while window := list(itertools.islice(found, SORT_WINDOW * self.batch_size)):
-                self._report_errors(((line.where, line.fault) for line in window), faults, on_error)
+                self.report_errors(((line.where, line.fault) for line in window), faults, on_error)
                 translated, unmet = self.translate_lines(window)
                 self._log_unmet(window, unmet, count)
                 results = self.results(window, translated)
@@ -393,7 +393,7 @@ class TranslationPipeline(Translator):
         """
         names = [os.fspath(each) for each in (data if isinstance(data, list | tuple) else [data])]
         found = list(itertools.islice((each for each in self._read(names) if each.text or each.fault), count))
-        self._report_errors(((line.where, line.fault) for line in found), Counter(), on_error)
+        self.report_errors(((line.where, line.fault) for line in found), Counter(), on_error)
         sources = self.vocabulary.encode([each.text for each in found if not each.fault])
         if not sources:
             raise RequestError(f"found no sentences in {', '.join(names)}; calibration needs some")

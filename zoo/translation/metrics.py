@@ -35,7 +35,7 @@ def evaluate(pipelines: Mapping[str, TranslationPipeline], data: Any, on_error: 
         read_pairs(data, languages, held_out=True, on_error=on_error, faults=faults), 1
     ):
         line = first.line(f"pair {number}", source)
-        first._report_errors([(line.where, line.fault)], faults, on_error)
+        first.report_errors([(line.where, line.fault)], faults, on_error)
         if not line.fault:
             sources.append(line.text)
             references.append(normalize_whitespace(reference))

@@ -184,7 +184,7 @@ class Translator(LinePipeline[NativeTranslator]):
         Raises:
             RequestError: The batch has another form, or the beam is not possible.
         """
-        self._check(batch)
+        self.check(batch)
         source, words = batch["source"], self.vocabulary.sources
         if (wrong := source[(source < 0) | (source >= words)]).size:  # before the conversion to int32
             raise RequestError(f"found token {wrong[0]}, expected 0 to {words - 1}")

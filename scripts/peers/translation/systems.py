@@ -103,7 +103,7 @@ def make_openvino(work: Work) -> None:
                     return layer.cross(y, memory[2 * i : 2 * i + 2], mask)
 
                 x = layer.around_feed(layer.around_cross(layer.around_attention(x, own), cross), layer.feed)
-            return model._logits(x[:, 0]), *grown
+            return model.logits(x[:, 0]), *grown
 
     torch.set_grad_enabled(False)
     source = torch.tensor([[4, 5, END], [6, END, PAD]])
@@ -332,10 +332,10 @@ def open_naive(work: Work, case: Case) -> System:
     class Decoder:
         def run(self, batch: Mapping[str, Array]) -> dict[str, Array]:
             source, memory, target = (torch.from_numpy(batch[name]) for name in ("source", "memory", "target"))
-            mask, x = (source != PAD)[:, None, None, :], model._embed("target", target)
+            mask, x = (source != PAD)[:, None, None, :], model.embed("target", target)
             for layer in model.decoder:
                 x, _ = layer.decode(x, None, layer.cross.keys_values(memory), mask)
-            return {"logits": model._logits(x[:, -1]).numpy()}
+            return {"logits": model.logits(x[:, -1]).numpy()}
 
     def begin(source: Array) -> Step:
         return naive_step(Decoder(), source, model.encode(torch.from_numpy(source))[0].numpy())

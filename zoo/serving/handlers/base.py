@@ -407,7 +407,7 @@ class Handler:
                 request = open_inference.parse_request(job.body, job.json_length, job.received_bytes)
                 batch = request.inputs
                 open_inference.require_finite(batch)
-                return ParsedJob(job, batch, self.pipeline._check(batch), request)
+                return ParsedJob(job, batch, self.pipeline.check(batch), request)
             responses.negotiate(job.accept, self.response_types)  # fails before anything is computed
             batch, context = self.parse(job)
             return ParsedJob(job, batch, len(next(iter(batch.values()))), context)

@@ -453,4 +453,4 @@ def reporter(pipeline: Any, on_error: str) -> tuple[Callable[[str, str], None], 
         on_error: "raise" to stop at the first invalid row, "skip" to leave it out.
     """
     errors: Counter[str] = Counter()
-    return lambda location, error: pipeline._report_errors([(location, error)], errors, on_error), errors
+    return lambda location, error: pipeline.report_errors([(location, error)], errors, on_error), errors

@@ -67,13 +67,13 @@ class DecodingState:
         Returns:
             float [n, vocabulary].
         """
-        x = self.model._embed("target", tokens[:, None], self.length)
+        x = self.model.embed("target", tokens[:, None], self.length)
         newest = torch.tensor([self.length], device=tokens.device)
         biases = self.model.relative_biases("decoder", newest, self.length + 1)
         for i, (layer, bias) in enumerate(zip(self.model.decoder, biases, strict=True)):
             x, self.past[i] = layer.decode(x, self.past[i], self.memory[i], self.mask, bias)  # type: ignore[operator]
         self.length += 1
-        return self.model._logits(x[:, 0])
+        return self.model.logits(x[:, 0])
 
     def __call__(self, tokens: NDArray[np.int64], parents: NDArray[np.int64]) -> NDArray[np.float32]:
         """Returns logits [n, vocabulary] after `tokens` [n], each of which continues the row `parents[i]`."""

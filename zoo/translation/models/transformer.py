@@ -146,7 +146,17 @@ class Transformer(LazyModule):
         """
         return self.config.scaled and not (side == "target" and self.config.target_norm_first)
 
-    def _embed(self, side: str, tokens: torch.Tensor, start: int = 0) -> torch.Tensor:
+    def embed(self, side: str, tokens: torch.Tensor, start: int = 0) -> torch.Tensor:
+        """Computes the input of the first layer of a side.
+
+        Args:
+            side: "source" or "target".
+            tokens: int64 [n, tokens].
+            start: Position of the first token.
+
+        Returns:
+            float32 [n, tokens, width].
+        """
         table, *steps = self.table_of(side)
         x = getattr(self, table)(tokens)
         if self.scales(side):
@@ -158,7 +168,15 @@ class Transformer(LazyModule):
                 x = x + getattr(self, step)[start : start + tokens.shape[1]]
         return self.dropout(x)  # type: ignore[no-any-return]
 
-    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Computes logits.
+
+        Args:
+            x: Output of the last decoder layer, float32 [..., width].
+
+        Returns:
+            float32 [..., vocabulary].
+        """
         weight = self.embedding.weight if self.config.tied_output else self.output_weight
         x = self.decoder_norm(x)
         if self.config.output_scale != 1:
@@ -211,7 +229,7 @@ class Transformer(LazyModule):
             The result, float [n, s, width], and the mask of tokens that are not padding, bool [n, 1, 1, s].
         """
         mask = (source != PAD)[:, None, None, :]
-        x = self._embed("source", source)
+        x = self.embed("source", source)
         for layer, bias in zip(self.encoder, self._all_biases("encoder", source), strict=True):
             x = layer.encode(x, mask, bias)  # type: ignore[operator]
         return self.encoder_norm(x), mask
@@ -234,12 +252,12 @@ class Transformer(LazyModule):
         Returns:
             Logits of the next token, float [n, t, vocabulary].
         """
-        return self._logits(self._decode(target, *(encoded or self.encode(source)), layers))
+        return self.logits(self._decode(target, *(encoded or self.encode(source)), layers))
 
     def _decode(
         self, target: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor, layers: list[torch.Tensor] | None = None
     ) -> torch.Tensor:
-        x = self._embed("target", target)
+        x = self.embed("target", target)
         for layer, bias in zip(self.decoder, self._all_biases("decoder", target), strict=True):
             x, _ = layer.decode(x, None, layer.cross.keys_values(memory), mask, bias)  # type: ignore[operator, union-attr]
             if layers is not None:
