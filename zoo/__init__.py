@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.registry import BUILT_IN, SHIPPED, entries, entry, entry_of, hub, is_onnx, located, locations, names
+from zoo.registry import BUILT_IN, SHIPPED, entries, entry, entry_of, hub, located, locations, names
 
 if TYPE_CHECKING:
     from pipelines.engines.plan import PlannedSession
@@ -87,6 +87,7 @@ def load(model: str | Path, **options: Any) -> ModelFolder:
         RequestError: The name is unknown, or the folder holds no model; or there are options without an .onnx file.
     """
     from pipelines.core.errors import RequestError, ZooError
+    from pipelines.core.files import is_onnx
     from pipelines.models.folder import open_folder
     from pipelines.models.record import HALF
     from pipelines.models.stages import build

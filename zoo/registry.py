@@ -156,15 +156,6 @@ def located(model: str | Path) -> str | Path:
     return folder
 
 
-def is_onnx(model: str | Path) -> bool:
-    """Returns whether a model is given as the path of an .onnx file, which need not exist.
-
-    Args:
-        model: Name of a pretrained model, or path of a model folder or file.
-    """
-    return Path(model).suffix == ".onnx"
-
-
 def entry_of(model: str | Path) -> Family:
     """Returns the family of a model, without fetching or checking its files.
 
@@ -175,6 +166,7 @@ def entry_of(model: str | Path) -> Family:
     Raises:
         RequestError: There is no such model.
     """
+    from pipelines.core.files import is_onnx
     from pipelines.models.hub import CARD, Card
 
     model = located(model)

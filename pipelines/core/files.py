@@ -414,6 +414,15 @@ def starts_with(path: Path, magic: bytes) -> bool:
         return file.read(len(magic)) == magic
 
 
+def is_onnx(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a path, or any other name of a model, is that of an .onnx file, which need not exist.
+
+    Args:
+        path: Path or name.
+    """
+    return Path(path).suffix == ".onnx"
+
+
 def mapped(path: Path) -> Path:
     """Returns the path of the file with the large initializers of an ONNX file.
 

@@ -256,7 +256,7 @@ class Hub:
             return RequestError(f"no model {name!r}; {nearest(name, known)}known: {all_names}")
         commands = "; an ONNX file goes to zoo run, serve, quantize, tune, benchmark, plan, info"
         message = f"found the file {name}, expected a model folder, or one of: {all_names}"
-        return RequestError(message + (commands if name.endswith(".onnx") else ""))
+        return RequestError(message + (commands if disk.is_onnx(name) else ""))
 
     def folder(self, name: str) -> Path:
         """Returns the working folder of a model, home()/models/NAME/<12 digits of the card's digest>.

@@ -16,7 +16,6 @@ from pipelines.models.folder import ModelFolder
 from pipelines.models.hub import CARD
 from pipelines.models.record import QUANTIZATION, RECORD, SAMPLES, STAGES
 from zoo.huggingface.repository import ID, is_address
-from zoo.registry import is_onnx
 
 Model = str | Path
 
@@ -112,7 +111,7 @@ def is_file(model: Model) -> bool:
     path = Path(model)
     if is_address(model):
         return False
-    if is_onnx(path) and not path.is_file():
+    if files.is_onnx(path) and not path.is_file():
         raise RequestError(
             f"no ONNX model at {path}; pass the path of an .onnx file, a model folder, or one of: "
             f"{', '.join(zoo.names())}"
@@ -126,7 +125,7 @@ def require_folder(model: Model) -> None:
     Args:
         model: Name, folder, file or hf:// address of a model.
     """
-    if is_onnx(model):
+    if files.is_onnx(model):
         raise zoo.hub().unknown(str(model))
 
 

@@ -20,8 +20,9 @@ import click
 
 from pipelines.core import machine
 from pipelines.core.errors import RequestError, ZooError, error_of_process
+from pipelines.core.files import is_onnx
 from pipelines.models.pipeline import PRECISIONS
-from zoo.registry import hub, is_onnx
+from zoo.registry import hub
 from zoo.serving.config import ServerConfig
 from zoo.serving.deltas import updater
 from zoo.serving.workers import forkserver

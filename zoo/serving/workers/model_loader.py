@@ -11,13 +11,14 @@ from typing import Any
 import zoo
 from pipelines.core import machine
 from pipelines.core.errors import RequestError
+from pipelines.core.files import is_onnx
 from pipelines.engines.catalog import base_engine
 from pipelines.kernels.recommenders.steps.base import unread_tables
 from pipelines.models.family import Servable
 from pipelines.models.folder import ModelFolder, open_folder
 from pipelines.models.hub import CARD, Card
 from pipelines.models.pipeline import PRECISIONS, Pipeline, model_file
-from zoo.registry import NETWORK_OPTIONS, is_onnx
+from zoo.registry import NETWORK_OPTIONS
 from zoo.serving.config import ServerConfig, read_api_keys, require_unique
 from zoo.serving.handlers.base import Handler
 
