@@ -28,22 +28,22 @@ from zoo.recommenders.data.transforms import STEPS
 KINDS = {
     "number": "a quantity: age, price, a count",
     "category": "one of many values without an order: an id, a country",
-    "categories": "a list of them: genres, the items clicked before",
-    "timestamp": "when the row happened; the last rows are held out by it, the model does not see it",
+    "categories": "a list of categories: genres, the items clicked before",
+    "timestamp": "time of the row; it orders the rows for the held-out split and is no input of the model",
     "label": "the target of the prediction, 0 or 1; rows with a missing label train only their other labels",
-    "weight": "how much the row counts in training, 0 or more",
+    "weight": "weight of the row in training and in the metrics, 0 or more",
     "ignored": "not used",
 }
 ENCODINGS = {
     "hash": "a category's id is 1 + FarmHash Fingerprint64 of its text modulo buckets",
-    "hash-bucket": "a category's id is FarmHash Fingerprint64 of its text modulo buckets, as in TensorFlow; that of "
-    "a missing one is the empty text's, or, with missing_row, the number of buckets",
-    "vocabulary": "a category's id is its place among known values from 1 on, 0 for all others; in an imported ranker "
-    "the row of all others is unknown, 0 unless given",
-    "id": "the text is the row's number itself; for what is no number from 0 to rows - 1 and for what is missing it is "
-    "unknown, 0 unless given",
+    "hash-bucket": "a category's id is FarmHash Fingerprint64 of its text modulo buckets, as in TensorFlow; a "
+    "missing value has the id of the empty text or, with missing_row, the number of buckets",
+    "vocabulary": "a category's id is its position in values, from 1 on; other values have the id 0 or, in an imported "
+    "ranker, the row unknown",
+    "id": "the text is the row number itself; other values than 0 to rows - 1 and missing values have the row unknown, "
+    "0 unless given",
     "gaps": "1 + floor(log2(1 + seconds)), at most buckets, of the seconds between the time of a sequence's item and "
-    "that of its row, or that of the newest item in a log without a timestamp; 0 where one is unknown",
+    "that of its row, or that of the newest item in a log without a timestamp; 0 if a time is unknown",
     "log1p": "log(1 + x - minimum) / log(1 + maximum - minimum), clipped to 0 to 1",
     "log1p-min-max": "(log(1 + x) - low) / (high - low) in float32, x at least 0, log(1 + x) clipped to low to high; a "
     "missing value becomes fill",
@@ -60,7 +60,7 @@ OF_NUMBERS = ("log1p", "log1p-min-max", "standard", "min-max", "quantile", "valu
 POOLINGS = ("mean", "sum", "max", "none")  # none: the items are kept apart, as a sequence
 TOWERS = ("user", "item")
 MOST_BUCKETS = 2**31 - 1
-REGRESSION = "a quantity is regression, which is not built here; add a column of 0 and 1, such as rating >= 4"
+REGRESSION = "regression targets are not supported; add a column of 0 and 1, such as rating >= 4"
 OF_KINDS = {"number": OF_NUMBERS, "category": OF_CATEGORIES, "categories": OF_LISTS}
 OF_A_LIST = ("separator", "pooling", "length")  # fields of the kind categories
 UNITS = ("s", "ms", "us", "ns", "text", "yyyymmdd", "yymmddhh", "yyyymmddhh", "yyyymmddhhmm", "yyyymmddhhmmss")
@@ -101,7 +101,7 @@ JSON_SCHEMA: dict[str, Any] = {
     "title": "Schema of a click log",
     "type": "object",
     "properties": {
-        "rows": {"type": "integer", "minimum": 0, "description": "that the schema was inferred from"},
+        "rows": {"type": "integer", "minimum": 0, "description": "number of rows that the schema was inferred from"},
         "header": {
             "type": "boolean",
             "description": "false: rows are tab separated lines without a header and without quotes, whose columns are "
@@ -126,19 +126,19 @@ JSON_SCHEMA: dict[str, Any] = {
                     "separator": {"type": "string", "minLength": 1, "maxLength": 1, "description": "between items"},
                     "pooling": {
                         "enum": list(POOLINGS),
-                        "description": "what a list's embeddings become; none: they are kept apart, "
-                        "the newest first, for models of sequences",
+                        "description": "pooling of a list's embeddings; none: a sequence of "
+                        "embeddings, the newest first, for models of sequences",
                     },
                     "length": {"type": "integer", "minimum": 1, "description": "items read of a list, the last ones"},
                     "shares": {
                         "type": "string",
                         "minLength": 1,
-                        "description": "of a list: the category whose encoding and table are its own, too",
+                        "description": "of a list: the category whose encoding and table it uses",
                     },
                     "gaps_of": {
                         "type": "string",
                         "minLength": 1,
-                        "description": "of a list of times: the sequence whose items happened then, one time an item; "
+                        "description": "of a list of times: the sequence whose items have these times, one per item; "
                         "the length and the pooling are those of the sequence",
                     },
                     "min_count": {
@@ -154,13 +154,13 @@ JSON_SCHEMA: dict[str, Any] = {
                     },
                     "tower": {
                         "enum": list(TOWERS),
-                        "description": "whom the value belongs to: of a two-tower model, and in ranking",
+                        "description": "side of the column in two-tower models and in ranking",
                     },
                     "source": {
                         "type": "string",
                         "minLength": 1,
                         "description": "of a number without a header: the column that it is computed from, if not its "
-                        "own; it stands beside the other numbers of that column",
+                        "own; listed beside the other numbers of that column",
                     },
                     "unit": {
                         "enum": list(UNITS),
@@ -170,8 +170,8 @@ JSON_SCHEMA: dict[str, Any] = {
                     "where": {
                         "type": "string",
                         "minLength": 1,
-                        "description": "of a label: another label; only rows where that is 1 have this one, as a "
-                        "purchase after a click",
+                        "description": "of a label: another label; this label is defined only in rows where the "
+                        "other one is 1, such as a purchase after a click",
                     },
                     "why": {"type": "string", "description": "reason for the choice"},
                 },

@@ -204,7 +204,7 @@ def test_missing_columns_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"y": "2"}, "found the label y '2', expected 0 or 1; a quantity is regression"),
+        ({"y": "2"}, "found the label y '2', expected 0 or 1; regression targets are not supported"),
         ({"y": ""}, "found the label y None, expected 0 or 1"),
         ({"y": "yes"}, "found the label y 'yes'"),
         ({"w": "-1"}, "found the weight w '-1', expected 0 or more"),
