@@ -63,8 +63,8 @@ def trained(report: Mapping[str, Any], source: str) -> str:
         table = markdown.table([*columns, *_speed_columns(sizes)], rows)
         count = ranked[0]["quality"].get("next_items", 0)
         parts.append(
-            f"Next items: the item of each of {count:,} clicked rows among all known items but those of its history.\n"
-            f"\n{table}"
+            f"Next items: the rank of the item of each of {count:,} clicked rows among all known items outside its "
+            f"history.\n\n{table}"
         )
     return "\n".join(parts)
 

@@ -177,7 +177,7 @@ def smoothing_factors(model: ir.Model, recipe: QuantRecipe, samples: Iterable[Ba
 
 
 def splits_and_smoothing(model: ir.Model, recipe: QuantRecipe, samples: Iterable[Batch]) -> tuple[Splits, Factors]:
-    """Computes `channels_to_split` and `smoothing_factors` of one model in one pass over the samples.
+    """Computes the splits (`find_splits`) and the `smoothing_factors` of one model in one pass over the samples.
 
     Args:
         model: Float model, equalized if the table is.

@@ -230,7 +230,7 @@ def freeze(
             inputs, in order.
         output_node: With `from_pb` or `from_onnx`: name of the probability output, if the graph has several outputs.
         shortlist: For translation models: parallel text, or a Marian text shortlist, that limits the target vocabulary
-            of a sentence (see `zoo.translation.search.shortlist.of_data`). A model given by name needs `output`.
+            of a sentence (see `zoo.translation.search.shortlist.load_shortlist`). A model given by name needs `output`.
         on_error: "raise" to stop at an invalid row, "skip" to leave it out.
 
     Returns:

@@ -132,7 +132,7 @@ def read_pairs(
 
     Args:
         pipeline: Pipeline of the model.
-        data: Files (see `zoo.texts.data.text_files.items`).
+        data: Files (see `zoo.texts.data.text_files.read_rows`).
         on_error: "raise" to stop at the first invalid row, "skip" to leave it out.
 
     Returns:

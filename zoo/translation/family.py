@@ -143,7 +143,7 @@ class TranslationFamily(
         return PrunableTranslator
 
     def shortlist(self, folder: ModelFolder, data: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """See `Shortlistable` and `zoo.translation.search.shortlist.for_model`."""
+        """See `Shortlistable` and `zoo.translation.search.shortlist.build_shortlist`."""
         from zoo.translation.search.shortlist import build_shortlist
 
         return build_shortlist(folder, data)

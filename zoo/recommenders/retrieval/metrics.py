@@ -50,7 +50,7 @@ def evaluate_next_items(
 ) -> dict[str, Any]:
     """Evaluates click metrics, recall@10, recall@50, ndcg@10 and mrr of the next item of every precision.
 
-    The item of every clicked row is ranked among all known items but those of the row's history. Rows whose item is
+    The item of every clicked row is ranked among all known items outside the row's history. Rows whose item is
     unknown to the model are left out.
 
     Args:

@@ -121,7 +121,7 @@ class NextItemPipeline(TwoTowerPipeline):
         return best, np.where(left, np.float32(-np.inf), np.take_along_axis(scores, order, 1))
 
     def ranks(self, data: Any, on_error: str = "raise") -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
-        """Ranks the item of every clicked row among all known items but those of its history.
+        """Ranks the item of every clicked row among all known items outside its history.
 
         Args:
             data: Labelled rows.

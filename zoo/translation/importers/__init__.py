@@ -75,7 +75,7 @@ def write(
         format: A key of `FORMATS`.
         source_language: Source language of a multilingual model.
         target_language: Target language of a multilingual model.
-        shortlist: Replaces the model's own shortlist, see `zoo.translation.search.shortlist.of_data`.
+        shortlist: Replaces the model's own shortlist, see `zoo.translation.search.shortlist.load_shortlist`.
         prompt: Text before every source where none is chosen by a target language.
 
     Returns:

@@ -247,7 +247,7 @@ def test_what_nothing_is_learned_from_says_what_to_do(tmp_path, value, kind, why
         ("label,x\n1,2\n,3\n0,1\n", "label holds 1, 0, 1 missing; expected 0 and 1, both of them, in every row"),
         (
             "label,x\n3.5,2\n4,3\n",
-            "label holds 3.5, 4; expected 0 and 1, name their column with --label; a quantity is",
+            "label holds 3.5, 4; expected 0 and 1, name their column with --label; regression targets are",
         ),
         ("label,x\nyes,2\nno,3\n", "label holds yes, no; expected 0 and 1, write those in their place, or name"),
         ('{"label": 1}\n{"label"\n', "line 2 of"),
