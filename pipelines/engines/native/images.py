@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,9 @@ from pipelines.kernels.arrays import contiguous
 from pipelines.kernels.images.native import PackedProgram, pack
 from pipelines.kernels.images.parts.program import Part, Partition
 from pipelines.kernels.images.program import ImageProgram
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 # Version of the files of `store`: bump it when `from_graph`, the packed weights or the native object's methods change.
 VERSION = 16
@@ -59,8 +62,8 @@ def store(source: Path, path: Path, sizes: Sequence[int] = ()) -> None:
     Raises:
         RequestError: The graph cannot be mapped; the message names the operator.
     """
-    found, free = _mapped(source, sizes)
-    program_file.save(path, () if free and not sizes else (_packed(found),), CLASSES, VERSION)
+    model, free = _fixed(source, sizes)
+    program_file.save(path, () if free and not sizes else (_packed(_mapped(model)),), CLASSES, VERSION)
 
 
 def _packed(found: ImageProgram | Partition[ImageProgram]) -> PackedProgram | Partition[PackedProgram]:
@@ -79,7 +82,7 @@ def packed(path: Path, sizes: Sequence[int] = ()) -> PackedProgram | Partition[P
 
     Raises:
         RequestError: The kernels are missing, or the graph cannot be mapped.
-        FreeSizesError: The graph can be mapped, but no sizes are given and they are free.
+        FreeSizesError: The sizes are free, and none are given.
     """
     extension.required()
     form = f"images {VERSION} {extension.isas()[0]}{''.join(f' {size}' for size in sizes)}"
@@ -103,7 +106,7 @@ def form(path: Path) -> dict[str, Any]:
         {"reason": why the graph cannot be mapped}.
     """
     try:
-        found, _ = _mapped(path)
+        found = _mapped(_fixed(path)[0])
     except ZooError as error:
         return {"reason": str(error)}
     if isinstance(found, ImageProgram):
@@ -413,15 +416,21 @@ def options(path: Path, threads: int) -> dict[str, Option]:
     return {"native": Option(functools.partial(opened, path, threads), 0)}
 
 
-def _mapped(path: Path, sizes: Sequence[int] = ()) -> tuple[ImageProgram | Partition[ImageProgram], bool]:
-    """The program or parts of these sizes, or of nominal ones where they are free, and whether they are free."""
+def _fixed(path: Path, sizes: Sequence[int] = ()) -> tuple[ir.Model, bool]:
+    """A graph with these sizes, or nominal ones where they are free, and whether they are free."""
     from pipelines.graph import io  # with onnx, which only the first use of a file needs
-    from pipelines.kernels.images.mapping.from_graph import fix_sizes, image_program
-    from pipelines.kernels.images.parts.partition import partition
+    from pipelines.kernels.images.mapping.from_graph import fix_sizes
 
     model = io.load(path)
-    free = fix_sizes(model, sizes)
+    return model, fix_sizes(model, sizes)
+
+
+def _mapped(model: ir.Model) -> ImageProgram | Partition[ImageProgram]:
+    """The program or parts of a graph of fixed sizes."""
+    from pipelines.kernels.images.mapping.from_graph import image_program
+    from pipelines.kernels.images.parts.partition import partition
+
     try:
-        return image_program(model), free
+        return image_program(model)
     except RequestError as error:
-        return partition(model, error), free
+        return partition(model, error)

@@ -27,6 +27,7 @@ from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.fold_constants import FoldConstants
 from pipelines.rewrites.reshape_chains import ReshapeChains
 
+BATCH = "n"  # name of an axis of samples without one
 NOMINAL = 224  # pixels of a free height or width where none is given
 LEAST = 100  # times as many weights as a rest in float holds are int8
 
@@ -49,6 +50,8 @@ def image_program(model: ir.Model) -> ImageProgram:
 def fix_sizes(model: ir.Model, sizes: Sequence[int] = ()) -> bool:
     """Fixes the free height and width of an image network, in place, and computes what depends on them alone.
 
+    An axis of samples without a name gets one, so that the shapes of other values tell it.
+
     Args:
         model: QDQ model.
         sizes: Sizes of the input beside its first axis; `NOMINAL` where they are free if there are none.
@@ -56,15 +59,20 @@ def fix_sizes(model: ir.Model, sizes: Sequence[int] = ()) -> bool:
     Returns:
         Whether sizes were free.
     """
-    shape = query.dimensions(model.graph.inputs[0]) if len(model.graph.inputs) == 1 else None
-    if shape is None or len(shape) != 4 or shape[1:].count(None) not in (1, 2):
+    if len(model.graph.inputs) != 1 or (shape := query.symbolic_shape(model.graph.inputs[0])) is None:
         return False
-    fixed = sizes or [size or NOMINAL for size in shape[1:]]
-    model.graph.inputs[0].shape = ir.Shape([shape[0], *fixed])
+    count, *own = shape
+    free = len(own) == 3 and sum(not isinstance(size, int) for size in own) in (1, 2)
+    if not free and count is not None:
+        return False
+    if free:
+        own = list(sizes) or [size if isinstance(size, int) else NOMINAL for size in own]
+    model.graph.inputs[0].shape = ir.Shape([BATCH if count is None else count, *own])
     for value in (value for node in model.graph for value in node.outputs):
         value.shape = None
-    rewrite(model, [FoldConstants(), ReshapeChains()])
-    return True
+    if free:
+        rewrite(model, [FoldConstants(), ReshapeChains()])
+    return free
 
 
 class ImageMapping(Layers):

@@ -111,9 +111,28 @@ def test_a_network_of_free_sizes_has_a_program_for_each_of_the_first_sizes(
         (found,), wanted = session.run(batch).values(), results(path, batch["image"])
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
         assert any("convolution" in each.type for each in session.executed(batch)) == native
-    monkeypatch.setattr(images, "_mapped", None)  # that its sizes are free is kept in the cache
+    monkeypatch.setattr(images, "_fixed", None)  # that its sizes are free is kept in the cache
     with pytest.raises(images.FreeSizesError, match="are free"):
         images.packed(path)
+
+
+@pytest.mark.parametrize("batch", ["n", None])
+def test_a_network_of_free_sizes_that_no_nominal_size_fits_has_parts(tmp_path: Path, batch: str | None) -> None:
+    """As recognizers of text lines, exported with free height, whose layers leave one row of 8."""
+    g = Graph()
+    x = g.quantize("image", 0.02, 120)
+    layer = g.layer("Conv", x, (32, 3, 3, 3), 0.02, pads=[1, 1, 1, 1])
+    foreign = g.quantize(g.add("LRN", [layer], size=3), 0.02, 120)
+    wide = g.quantize(g.layer("Conv", foreign, (64, 32, 3, 3), 0.02, pads=[1, 1, 1, 1]), 0.02, 120)
+    row = g.add("Squeeze", [g.add("MaxPool", [wide], kernel_shape=[8, 1]), g.constant(np.array([2]))])
+    g.ranks[row] = 3
+    path = g.save(tmp_path / "m.onnx", [3, "?", "w"], row, batch=batch)  # type: ignore[list-item]
+    session = catalog.load(path, "native")
+    image = g.rng.normal(0, 1, (2, 3, 8, 12)).astype(np.float32)
+    (found,) = session.run({"image": image}).values()
+    np.testing.assert_allclose(found, results(path, image), rtol=1e-6)
+    types = [each.type for each in session.executed({"image": image})]
+    assert any("convolution" in each for each in types) and "LRN" in types
 
 
 def test_a_size_with_wrong_results_runs_in_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
