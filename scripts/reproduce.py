@@ -2,11 +2,11 @@
 
     python scripts/reproduce.py [PART ...]        all parts if none is named; `make bench` runs it
 
-All parts together take up to three hours on two quiet cores. Each writes a report file for each model or comparison,
-under zoo/weights/NAME/reports/ or scripts/peers/reports/, some the figures of a card, too. Timings are kept per CPU
-(the file name says which), so that reports of several machines stand side by side. A part that cannot be measured here
-(data is missing) is told at the end, and the others go on; a peer that is not installed (extras `peers` and `ray`, and
-wrk, Debian's package) is missing in the report. $ZOO_SHARED (by default ../shared) holds weights/ and data/criteo/,
+All parts together take up to three hours on two quiet cores. A part writes a report file for every model or comparison,
+under zoo/weights/NAME/reports/ or scripts/peers/reports/; some parts also write the figures of a card. File names
+contain the CPU, so reports of several machines are kept. A part that cannot be measured here (missing data) is reported
+at the end; the other parts continue. Peers that are not installed (extras `peers` and `ray`, and wrk, Debian's package)
+are missing in the report. $ZOO_SHARED (by default ../shared) holds weights/ and data/criteo/,
 movielens/, cifar10/, imagenet/nips17/, translation/ and stsb/.
 
 Comparisons that take longer or need a cluster are run by hand (`python scripts/peers`): compression, soak, ray-serve,

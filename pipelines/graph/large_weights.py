@@ -277,12 +277,12 @@ def take_external(proto: onnx.ModelProto, folder: Path) -> dict[str, Array]:
     for tensor in proto.graph.initializer:
         if tensor.data_location != onnx.TensorProto.EXTERNAL or tensor.data_type not in _TYPES:
             continue
-        told = onnx.external_data_helper.ExternalDataInfo(tensor)
+        external = onnx.external_data_helper.ExternalDataInfo(tensor)
         dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
-        offset, shape = int(told.offset or 0), tuple(tensor.dims)
+        offset, shape = int(external.offset or 0), tuple(tensor.dims)
         if math.prod(shape) * dtype.itemsize < LEAST or offset % dtype.itemsize:
             continue
-        arrays[tensor.name] = np.asarray(np.memmap(folder / told.location, dtype, "r", offset, shape))
+        arrays[tensor.name] = np.asarray(np.memmap(folder / external.location, dtype, "r", offset, shape))
         tensor.ClearField("external_data")
         tensor.ClearField("data_location")
     return arrays

@@ -80,15 +80,15 @@ def evaluate(
     if importance and not isinstance(folder.entry, Explainable):
         able = [name for name, entry in zoo.entries().items() if isinstance(entry, Explainable)]
         raise RequestError(f"{folder.entry.name} has no --importance of columns; these families do: {', '.join(able)}")
-    wanted = tuple(dict.fromkeys(("fp32", *precisions)))
-    if len(wanted) < 2:
+    compared = tuple(dict.fromkeys(("fp32", *precisions)))
+    if len(compared) < 2:
         raise RequestError("fp32 alone compares nothing; add int8 or bf16")
     if data is None:
         data = labelled_sample(folder)
     require_data(data)
     kind = folder.entry.pipeline()
     pipelines = {}
-    for each in wanted:
+    for each in compared:
         chosen = "auto" if each == "fp32" and catalog.base_engine(engine) == "native" else engine
         with removed_after(folder.path) if each == "fp32" else contextlib.nullcontext():
             pipelines[each] = kind(folder, each, chosen, threads, batch_size)

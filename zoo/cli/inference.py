@@ -216,7 +216,7 @@ def export(model: str, as_json: bool, **options: Any) -> None:
     help="File of the delta; a folder of deltas or a URL (s3://, redis://HOST/DB#KEY, ...), where it gets the next "
     "number; with --apply: folder of the new model.",
 )
-@click.option("--all", "whole", is_flag=True, help="Also write what changed in the float model and its weights.")
+@click.option("--all", "whole", is_flag=True, help="Also write the changes of the float model and its weights.")
 @click.option("--apply", is_flag=True, help="Apply the delta NEW, written with --all, to the model OLD.")
 @as_json
 def delta(old: str, new: str, output: str, whole: bool, apply: bool, as_json: bool) -> None:

@@ -278,7 +278,7 @@ network = combined(
         "[default: those of the network]",
     ),
     preprocess,
-    click.option("--confidence", type=float, default=None, help="Detectors: scores are above it. [default: 0.25]"),
+    click.option("--confidence", type=float, default=None, help="Detectors: minimum score. [default: 0.25]"),
     click.option(
         "--iou", type=float, default=None, help="Detectors: threshold of the non-maximum suppression. [default: 0.7]"
     ),

@@ -191,23 +191,23 @@ class LogPipeline(ClickPipeline):
         """
         return Catalogue.read(self.sides, items, distinct, precompute=lambda rows: self.precomputed(rows, precompute))
 
-    def precomputed(self, items: Rows, wanted: bool | None = None) -> Precomputed | None:
+    def precomputed(self, items: Rows, precompute: bool | None = None) -> Precomputed | None:
         """Precomputes the part of the model that depends on items alone, see `catalogue`.
 
         Args:
             items: The items' side.
-            wanted: See `catalogue`.
+            precompute: See `catalogue`.
 
         Returns:
             What is computed; None where the rows are used.
         """
-        if wanted is False:
+        if precompute is False:
             return None
         session, user = self.session, self.sides.absent_user
         found = session.precompute(len(items), self._joined(user, items, None), self.sides.user.shared, limit())
         if found is None:
             return None
-        if wanted or is_quicker(
+        if precompute or is_quicker(
             found,
             len(items),
             self.sides.user_row(user),

@@ -115,14 +115,14 @@ def load_schema(path: str | Path, data: Any, on_error: str = "raise") -> Schema:
     columns = value.get("columns") if isinstance(value, dict) else None
     if not isinstance(columns, list) or value.get("header") is False:
         return _with_paths(Schema.from_json(value, str(path)), path)
-    wanted = [str(each["name"]) for each in columns if incomplete(each)]
+    incomplete_names = [str(each["name"]) for each in columns if incomplete(each)]
     seen: dict[str, ColumnStatistics] = {}
-    if wanted:
+    if incomplete_names:
         logs = open_logs(data)
         for log in logs:
-            if absent := [name for name in wanted if name not in log.columns]:
+            if absent := [name for name in incomplete_names if name not in log.columns]:
                 raise RequestError(f"{log.path} lacks the column {', '.join(absent)}, whose encoding the schema lacks")
-        seen = _survey(logs, on_error == "skip", (), wanted)[0]
+        seen = _survey(logs, on_error == "skip", (), incomplete_names)[0]
 
     def completed(column: Any) -> Any:
         if not (isinstance(column, dict) and column.get("name") in seen):

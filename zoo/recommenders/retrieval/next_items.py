@@ -158,12 +158,12 @@ class NextItemPipeline(TwoTowerPipeline):
             raise RequestError("found no clicked row with an item that the model knows, expected some to rank")
         return np.concatenate(ranks), metrics.unless_ones(np.concatenate(weights))
 
-    def precomputed(self, items: Rows, wanted: bool | None = None) -> None:
+    def precomputed(self, items: Rows, precompute: bool | None = None) -> None:
         """See `LogPipeline.precomputed`: the items' embeddings are those of their index.
 
         Args:
             items: Not used.
-            wanted: Not used.
+            precompute: Not used.
         """
 
     def rank_columns(

@@ -1,4 +1,4 @@
-"""MLServer before int8.onnx in onnxruntime, in one process; it is told so by files in the folder that it is started in.
+"""MLServer with int8.onnx in onnxruntime, in one process, configured by files in its working folder.
 
 `python mlserver_onnx.py PORT` writes them and starts it.
 """

@@ -114,14 +114,14 @@ def start_from_means(
         known: Group of every trained id, int64 [rows]; -1 where it has none.
     """
     rows = np.flatnonzero(known >= 0)
-    wanted, places = np.unique(groups, return_inverse=True)
-    rows = rows[np.isin(known[rows], wanted)]
-    at = torch.from_numpy(np.searchsorted(wanted, known[rows]))
-    counts = torch.bincount(at, minlength=len(wanted))[:, None]
+    distinct, places = np.unique(groups, return_inverse=True)
+    rows = rows[np.isin(known[rows], distinct)]
+    at = torch.from_numpy(np.searchsorted(distinct, known[rows]))
+    counts = torch.bincount(at, minlength=len(distinct))[:, None]
     for path, module in network.named_modules():
         if isinstance(module, Embeddings):
             for field, start in zip(module.fields, module.starts, strict=True):
                 if field.name == table:
                     weight = state[f"{path}.weight"]
-                    sums = torch.zeros(len(wanted), weight.shape[1]).index_add_(0, at, weight[rows + start])
+                    sums = torch.zeros(len(distinct), weight.shape[1]).index_add_(0, at, weight[rows + start])
                     weight[new + start] = (sums / counts)[places]

@@ -27,9 +27,9 @@ def contains(tokens: Sequence[int], phrase: Sequence[int], marks: bytes | None =
         marks: Result of `word_marks`: the phrase is no part of a longer word; None: it may be.
         most: Number of tokens before which it ends; None: all.
     """
-    size, wanted = len(phrase), tuple(phrase)
+    size, expected = len(phrase), tuple(phrase)
     return any(
-        tuple(tokens[i : i + size]) == wanted
+        tuple(tokens[i : i + size]) == expected
         and _is_apart(tokens[i - 1 : i], phrase[:1], marks)
         and _is_apart(phrase[-1:], tokens[i + size : i + size + 1], marks)
         for i in range((len(tokens) if most is None else most) - size + 1)
@@ -65,7 +65,7 @@ class PhraseState:
         return self.count == len(self.phrases)
 
     @property
-    def wanted(self) -> set[int]:
+    def next_tokens(self) -> set[int]:
         """Tokens that continue a phrase, or begin one."""
         open_ones = [(p, k) for p, k in zip(self.phrases, self.progress, strict=True) if k < len(p)]
         return {token for phrase, progress in open_ones for token in (phrase[progress], phrase[0])}
@@ -165,11 +165,11 @@ def constrained_candidates(
     found = []
     for origin, (row, tokens) in enumerate(zip(values, history.tolist(), strict=True)):
         before = PhraseState(phrases, tokens, marks)
-        wanted = before.wanted | ({end} if before.is_open else set())
-        count = min(2 * beam + len(wanted), len(row))
+        demanded = before.next_tokens | ({end} if before.is_open else set())
+        count = min(2 * beam + len(demanded), len(row))
         likely = np.argpartition(-row, count - 1)[:count].tolist()
-        likely = sorted((each for each in likely if each not in wanted), key=lambda each: (-row[each], each))
-        for token in (*likely[: 2 * beam], *wanted):
+        likely = sorted((each for each in likely if each not in demanded), key=lambda each: (-row[each], each))
+        for token in (*likely[: 2 * beam], *demanded):
             if row[token] > -np.inf and scores[origin] > -np.inf:
                 state = PhraseState(phrases, [*tokens, token], marks)
                 found.append((scores[origin] + row[token], origin, token, state))
