@@ -28,6 +28,7 @@ UNARY = (
     *("Neg", "Not", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Softplus", "Softsign", "Sqrt", "Tanh"),
 )
 BINARY = ("Add", "Div", "Max", "Min", "Mul", "Pow", "PRelu", "Sub")
+DEPTH = 6  # operators that a Transpose passes before one pays
 REDUCE = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum")
 
 
@@ -115,12 +116,24 @@ def _drop(node: ir.Node) -> None:
         node.graph.remove(node, safe=True)
 
 
-def _after(node: ir.Node, perm: list[int]) -> list[int] | None:
-    """Returns the permutation after `node` that equals `perm` on all its computed inputs, or None."""
+def _coming(value: ir.Value | None) -> list[int] | None:
+    """Returns the permutation of the Transpose that computes a value, maybe before functions that it will pass."""
+    node = value.producer() if value is not None else None
+    while node is not None and query.is_op(node, *UNARY) and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return _perm(node)
+
+
+def _after(node: ir.Node, perm: list[int], coming: bool = False) -> list[int] | None:
+    """Returns the permutation after `node` that equals `perm` on all its computed inputs, or None.
+
+    coming: Whether Transposes count that will reach the node.
+    """
     values = [each for each in node.inputs if each is not None]
     constants = [each for each in values if query.constant(each) is not None]
     data = [each for each in values if each not in constants]
-    if not data or any(_perm(each.producer()) != perm for each in data) or len(node.outputs) != 1:
+    perms = [_coming(each) if coming else _perm(each.producer()) for each in data]
+    if not data or any(found != perm for found in perms) or len(node.outputs) != 1:
         return None
     if query.is_op(node, *UNARY, "Pad", *REDUCE):
         if len(data) > 1 or data[0] is not node.inputs[0]:
@@ -146,30 +159,33 @@ def _after(node: ir.Node, perm: list[int]) -> list[int] | None:
     return [sorted(left).index(axis) for axis in left]
 
 
-def _pays(node: ir.Node, perm: list[int]) -> bool:
+def _pays(node: ir.Node, perm: list[int], depth: int = DEPTH) -> bool:
     """Whether a Transpose goes if it is pushed below `node`."""
-    after, result = _after(node, perm), node.outputs[0]
-    if after is None:
+    after, result = _after(node, perm, coming=depth < DEPTH), node.outputs[0]
+    if after is None or depth == 0:
         return False
-    if sum(_perm(each.producer()) is not None for each in set(node.inputs) if each is not None) > 1 or after == sorted(
-        after
-    ):
+    if sum(_coming(each) is not None for each in set(node.inputs)) > 1 or after == sorted(after):
         return True
     readers = result.consumers()
     if any(_perm(each) is not None for each in readers):
         return True
-    following = query.sole_user(result)
-    return following is not None and _pays_through(following, result, after)
+    return (
+        bool(readers)
+        and not result.is_graph_output()
+        and all(_pays_through(each, result, after, depth - 1) for each in readers)
+    )
 
 
-def _pays_through(node: ir.Node, x: ir.Value, perm: list[int]) -> bool:
+def _pays_through(node: ir.Node, x: ir.Value, perm: list[int], depth: int) -> bool:
     """Returns `_pays` of a node with a transposed input `x`."""
     probe = ir.node("Transpose", [ir.Value(name="probe", shape=ir.Shape([None] * len(perm)))], {"perm": perm})
     probe.outputs[0].shape, probe.outputs[0].type = x.shape, x.type
-    index = next(position for position, each in enumerate(node.inputs) if each is x)
+    index = next((position for position, each in enumerate(node.inputs) if each is x), None)
+    if index is None:  # a subgraph reads it
+        return False
     node.replace_input_with(index, probe.outputs[0])
     try:
-        return _pays(node, perm)
+        return _pays(node, perm, depth)
     finally:
         node.replace_input_with(index, x)
 

@@ -70,3 +70,23 @@ def test_transposes_that_are_needed_stay(normal, body):
         rewritten(found, PushTransposes(), exact=True, **X4D).fired("PushTransposes") == 0
         and sorted(ops(found)) == before
     )
+
+
+def test_squeeze_and_excitation_of_tensorflow_keeps_no_transpose(normal):
+    """The mean and the product read one function of a transposed value; the factor passes a function, too."""
+    text = """(float[n,4,5,6] x) => (float[n,2,5,6] y) {
+        a = Conv(x, w) t = Transpose<perm=[0,2,3,1]>(a) h = HardSwish(t) m = ReduceMean<axes=[1,2]>(h)
+        u = Transpose<perm=[0,3,1,2]>(m) b = Conv(u, w) c = Transpose<perm=[0,2,3,1]>(b) g = HardSigmoid(c)
+        p = Mul(h, g) q = Transpose<perm=[0,3,1,2]>(p) y = Conv(q, v) }"""
+    found = model(text, w=normal(4, 4, 1, 1), v=normal(2, 4, 1, 1))
+    rewritten(found, PushTransposes(), x=normal(2, 4, 5, 6))
+    assert "Transpose" not in ops(found)
+
+
+def test_a_function_with_a_reader_that_keeps_the_transpose_is_not_passed(normal):
+    text = """(float[n,4,5,6] x) => (float[n,4,5,6] y, float[n,5,6,4] z) {
+        t = Transpose<perm=[0,2,3,1]>(x) h = Relu(t) z = Softmax(h) m = Exp(h) k = Softmax(m)
+        y = Transpose<perm=[0,3,1,2]>(k) }"""
+    found = model(text)
+    rewritten(found, PushTransposes(), exact=True, x=normal(2, 4, 5, 6))
+    assert ops(found)[:2] == ["Transpose", "Relu"]
