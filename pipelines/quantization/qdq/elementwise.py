@@ -43,6 +43,8 @@ def refuse(node: ir.Node) -> str:
         return "it is no float arithmetic"
     if node.op_type == "ReduceMean" and not _is_global_average_pool(node):
         return "its mean is not over height and width"
+    if node.op_type == "AveragePool" and _counts_pixels_beyond(node) and _pads(node):
+        return "onnxruntime counts pixels beyond its padding in int8 alone"
     if node.op_type in ("Add", "Mul") and len(activation_inputs(node)) == 1:
         source = data[activation_inputs(node)[0]].producer()  # type: ignore[union-attr]
         if source is not None and source.op_type in ("MatMul", "Gemm"):
@@ -128,6 +130,16 @@ def _is_global_average_pool(mean: ir.Node) -> bool:
     return query.rank(mean.inputs[0]) == 4 and sorted(axis % 4 for axis in found) == [2, 3]
 
 
+def _counts_pixels_beyond(pool: ir.Node) -> bool:
+    """Whether onnxruntime divides by the whole window where ceil_mode lets one end behind the tensor, in int8 alone."""
+    return all(pool.attributes.get_int(name, 0) == 1 for name in ("ceil_mode", "count_include_pad"))
+
+
+def _pads(pool: ir.Node) -> bool:
+    automatic = pool.attributes.get_string("auto_pad", "NOTSET")
+    return automatic not in ("NOTSET", "VALID") or any(pool.attributes.get_ints("pads", []))
+
+
 def quantize_operator(inserter: QdqInserter, node: ir.Node) -> None:
     """Inserts Q/DQ pairs at the inputs of an operator; see `QdqInserter.quantize_output` for its output.
 
@@ -139,6 +151,8 @@ def quantize_operator(inserter: QdqInserter, node: ir.Node) -> None:
     """
     if node.op_type == "ReduceMean":
         node = _as_global_average_pool(inserter, node)
+    if node.op_type == "AveragePool" and _counts_pixels_beyond(node):
+        node.attributes["count_include_pad"] = ir.AttrInt64("count_include_pad", 0)  # equal, as there is no padding
     if node.op_type == "Concat" and all(value is not None and query.sole_user(value) is node for value in node.inputs):
         return
     for index in range(len(node.inputs) if node.op_type in ("Add", "Mul", "Concat") else 1):

@@ -184,7 +184,7 @@ class Layers(Attentions):
             raise refused(node, "has dilations")
         if node.attributes.get_int("ceil_mode", 0) != 0:
             whole = ceil_mode_pads(shape, kernel, strides, pads)
-            if whole != pads and any(pads) and node.attributes.get_int("count_include_pad", 0) != 0:
+            if whole != pads and node.attributes.get_int("count_include_pad", 0) != 0:
                 raise refused(node, "counts pads in ceil mode")
             if not any(pads):  # a window larger than the tensor ends with it
                 kernel = (min(kernel[0], shape[0]), min(kernel[1], shape[1]))
@@ -204,7 +204,7 @@ class Layers(Attentions):
     def _averagepool(self, node: ir.Node) -> None:
         x = self._read(node)
         kernel, strides, pads, counts = self._window(node, x)
-        padded = node.attributes.get_int("count_include_pad", 0) == 1 and any(node.attributes.get_ints("pads", []))
+        padded = node.attributes.get_int("count_include_pad", 0) == 1
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
             out = self._new((*counts, self.tensors[x.tensor][2]))

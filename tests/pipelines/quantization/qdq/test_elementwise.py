@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from helpers.quantizing import ATTENTION, LAST, attention, check, decibels, image, quantized
+from helpers.quantizing import ATTENTION, LAST, attention, check, checked, decibels, image, quantized
 from helpers.rewriting import EXACT, model, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -350,3 +350,16 @@ def test_depthwise_convolutions_between_float_operators_stay_float(normal, text,
     for recipe, precision in ((QuantRecipe(), "int8"), (QuantRecipe(only_faster=True), expected)):
         _, report = quantized(found, recipe, x=normal(4, 8, 6, 6))
         assert next(each for each in report.operators if each.name == "d").precision == precision
+
+
+@pytest.mark.parametrize(("attributes", "int8"), [("", True), (", pads=[1,1,1,1]", False)])
+def test_pools_in_ceil_mode_count_the_pixels_of_the_tensor(normal, attributes, int8):
+    """transformers' EfficientNet ends with a window larger than its maps; onnxruntime divides by all of it in int8."""
+    window = f"kernel_shape=[4,4], strides=[4,4], ceil_mode=1, count_include_pad=1{attributes}"
+    text = f"""(float[n,4,6,6] x) => (float[n,4,h,v] y) {{
+        a = Conv(x, w) b = AveragePool<{window}>(a) y = Conv(b, w) }}"""
+    found, x = model(text, w=normal(4, 4, 1, 1)), normal(8, 4, 6, 6)
+    result, report = checked(found, x=x)
+    assert {each.precision for each in report.operators if each.type == "AveragePool"} == {"int8" if int8 else "float"}
+    wanted, got = run(found, x=x)["y"], run(result, x=x)["y"]
+    assert np.square(wanted - got).sum() < 0.01 * np.square(wanted).sum()
