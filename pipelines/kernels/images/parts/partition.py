@@ -330,12 +330,15 @@ def sample_shapes(model: ir.Model) -> dict[str, tuple[int, ...]]:
     unknown = []
     for value in (*model.graph.inputs, *(value for node in model.graph for value in node.outputs)):
         shape = query.symbolic_shape(value)
-        sizes = [size for size in (shape or [])[1:] if isinstance(size, int)]
-        if shape and len(sizes) == len(shape) - 1 and isinstance(shape[0], int | str):
-            if shape[0] == batch:
-                found[str(value.name)] = tuple(sizes)
-        elif value.dtype == ir.DataType.FLOAT and shape != []:
-            unknown.append(str(value.name))
+        if shape == []:
+            continue
+        first, *own = shape or [None]
+        sizes = tuple(size for size in own if isinstance(size, int))
+        whole = shape is not None and len(sizes) == len(own)
+        if whole and first == batch:
+            found[str(value.name)] = sizes
+        elif value.dtype == ir.DataType.FLOAT and not (whole and isinstance(first, int)):
+            unknown.append(str(value.name))  # also where a Reshape's first axis has a name of its own
     if unknown:
         found |= _computed_shapes(model, unknown, batch if isinstance(batch, int) else SAMPLES)
     return found

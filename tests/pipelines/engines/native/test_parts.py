@@ -70,6 +70,18 @@ def test_an_operator_between_layers_runs_in_onnxruntime(tmp_path: Path) -> None:
         catalog.load(path, "native").run({"image": np.zeros((1, 3, 8, 8), np.float32)})
 
 
+@pytest.mark.parametrize("batch", ["n", None])
+def test_an_axis_of_samples_that_a_reshape_loses_is_found(tmp_path: Path, batch: str | None) -> None:
+    """tf2onnx turns images of one channel around by a Reshape, whose first axis is free."""
+    g = Graph()
+    padded = g.add("Pad", ["image", g.constant(np.array([0, 1, 1, 0, 0, 1, 1, 0]))])
+    turned = g.add("Reshape", [g.quantize(padded, 0.02, 120), g.constant(np.array([-1, 1, 14, 18]))])
+    x = layer(g, layer(g, g.quantize(turned, 0.02, 120), 1, scale=0.02), 32)
+    path = g.save(tmp_path / "m.onnx", [12, 16, 1], layer(g, x, 32, 8), batch=batch)
+    parts = agree(path, {"image": np.ascontiguousarray(batch_of()["image"][:, 0, :, :, None])}, 0.1)
+    assert [each.split(":")[0] for each in parts] == ["onnxruntime", "native"]
+
+
 def test_bytes_are_joined_over_a_border(tmp_path: Path) -> None:
     """An exporter of int8 graphs joins what is quantized: parts hand each other real values."""
     g = Graph()
