@@ -24,6 +24,16 @@ OPSET = 13  # the first with per-channel DequantizeLinear
 RESIZED = 11  # the first in which a Resize says which pixels it reads
 WHOLE = 2**31 - 2**20  # bytes of weights that one protobuf file holds
 
+OTHER_KINDS = {  # (offset, bytes) at the start of files that hold no ONNX model
+    (0, b"version https://git-lfs"): "a pointer of Git LFS; run git lfs pull in its repository",
+    **{(0, start): "a page of HTML; download the .onnx file itself" for start in (b"<!", b"<html", b"<?xml")},
+    (0, b"PK\3\4"): "a zip archive or a checkpoint of PyTorch; unzip it, or export the model with torch.onnx.export",
+    (0, b"\x80\2"): "a pickle; load it in PyTorch and export the model with torch.onnx.export",
+    (0, b"\x89HDF"): "an HDF5 file of Keras; export the model with tf2onnx",
+    (4, b"ORTM"): "in ONNX Runtime's own format; give the .onnx file that it was made from",
+    (4, b"TFL3"): "a TensorFlow Lite model; export the model as ONNX, with tf2onnx",
+    (8, b'{"'): "a file of safetensors, weights without a graph; export the model with torch.onnx.export",
+}
 logger = logging.getLogger(__name__)
 
 
@@ -55,9 +65,9 @@ def load(path: str | Path) -> ir.Model:
         else:
             proto, arrays = apart
     except Exception as error:  # protobuf raises its own kinds for every sort of damage
-        raise RequestError(
-            f"{path} is not a readable ONNX model ({one_line(error)}); download or export it again"
-        ) from error
+        raise RequestError(unreadable(path, error)) from error
+    if not proto.graph.output and (kind := _kind(path)):
+        raise RequestError(f"{path} is {kind}")
     if not proto.graph.output:
         raise RequestError(f"{path} is not a readable ONNX model (it has no outputs); download or export it again")
     try:
@@ -95,6 +105,25 @@ def load(path: str | Path) -> ir.Model:
         model.graph.inputs[:] = [each for each in model.graph.inputs if each.name not in model.graph.initializers]
         model.ir_version = 4
     return model
+
+
+def unreadable(path: Path, error: Exception) -> str:
+    """Returns the message for a file that protobuf cannot read, with its kind if that is known.
+
+    Args:
+        path: The file.
+        error: Exception of protobuf.
+    """
+    if kind := _kind(path):
+        return f"{path} is {kind}"
+    return f"{path} is not a readable ONNX model ({one_line(error)}); download or export it again"
+
+
+def _kind(path: Path) -> str:
+    """The kind of a file that is no ONNX model, by its first bytes; "" if it is unknown."""
+    with path.open("rb") as file:
+        head = file.read(64)
+    return next((kind for magic, kind in OTHER_KINDS.items() if head[magic[0] :].lstrip().startswith(magic[1])), "")
 
 
 def _converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:

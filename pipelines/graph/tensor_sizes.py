@@ -1,4 +1,4 @@
-"""Checks that the bytes of the tensors of an ONNX file are as many as their shapes say."""
+"""Checks that the bytes of the tensors of an ONNX file are as many as their shapes say; lists its files."""
 
 from __future__ import annotations
 
@@ -35,6 +35,25 @@ def fault(model: onnx.ModelProto, folder: Path) -> str:
         if (size := math.prod(sparse.dims) * 8) > MAX_DENSE:
             return f"the sparse tensor {sparse.values.name} would take {size:,} bytes"
     return ""
+
+
+def external_files(path: Path) -> list[str]:
+    """Lists the files with weights of an ONNX file.
+
+    Args:
+        path: Checked ONNX file.
+
+    Returns:
+        Paths relative to its folder, sorted.
+    """
+    model = onnx.load(path, load_external_data=False)
+    external = (
+        tensor
+        for nodes in (model.graph, *model.functions)
+        for tensor in _tensors(nodes)
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+    )
+    return sorted({entry.value for tensor in external for entry in tensor.external_data if entry.key == "location"})
 
 
 def _tensors(nodes: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.TensorProto]:

@@ -88,6 +88,7 @@ class WidenHalf(Rewrite):
                 name = str(value.name)
                 value.name = edit.unique(f"{name}.float32", query.used_names(main))
                 cast = edit.node("Cast", [value], name, dtype=half, to=int(half))
+                cast.name = edit.unique(name, query.used_names(main))  # an operator may have the output's name
                 cast.outputs[0].shape = value.shape
                 main.insert_after(node, cast)
                 main.outputs[list(main.outputs).index(value)] = cast.outputs[0]

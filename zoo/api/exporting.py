@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from pipelines.core.errors import RequestError
 from pipelines.deltas.application import apply
 from pipelines.deltas.delta import Delta, open_delta, served_files, write_delta
 from pipelines.deltas.transport import is_place, publish
-from pipelines.graph import io, query
+from pipelines.graph import io, query, tensor_sizes
 from pipelines.kernels import extension
 from pipelines.models import stages
 from pipelines.models.family import HasTables, Lowerable
@@ -25,7 +26,7 @@ from pipelines.models.folder import ModelFolder
 from pipelines.models.pipeline import PRECISIONS
 from pipelines.models.protocols import HuggingFaceExportable, ModulesExportable
 from pipelines.models.record import NATIVE
-from zoo.api.paths import Model
+from zoo.api.paths import Model, is_file
 from zoo.huggingface.repository import Repository, is_address
 
 TO = ("triton", "ovms")
@@ -66,7 +67,8 @@ def export(model: Model, to: str, output: str | Path, *, precision: str = "int8"
     `AutoModelForSeq2SeqLM`, float32.
 
     Args:
-        model: Name of a pretrained model, or path of a model folder.
+        model: Name of a pretrained model, or path of a model folder; for Triton and OVMS also an .onnx file, float or
+            int8, whose name is that of the model.
         to: "triton", "ovms", "sentence-transformers" or "huggingface"; or "npz" or "safetensors" for embedding tables.
         output: Folder of the model repository, whose other contents are kept; or a new folder, or file of the tables.
         precision: "int8" or "fp32".
@@ -86,6 +88,9 @@ def export(model: Model, to: str, output: str | Path, *, precision: str = "int8"
         raise RequestError(f"unknown target {to!r}; choose {', '.join(known)} or, for tables, {' or '.join(TABLES)}")
     if precision not in ("int8", "fp32"):
         raise RequestError(f"found the precision {precision!r}; expected int8 or fp32")
+    if to in TO and is_file(model):
+        path = Path(model)
+        return _to_repository(re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._"), path, to, Path(output), threads)
     folder = zoo.load(model)
     if to == TRANSFORMERS:
         if not isinstance(folder.entry, HuggingFaceExportable):
@@ -98,21 +103,27 @@ def export(model: Model, to: str, output: str | Path, *, precision: str = "int8"
             raise RequestError(f"{folder.card.name} embeds no texts; expected a sentence encoder")
         report = folder.entry.export_modules(folder, Path(output), precision, threads)
         return {"model": folder.card.name, "to": to, **report}
-    name, source = folder.card.name, folder.ensure(PRECISIONS[precision])
+    return _to_repository(folder.card.name, folder.ensure(PRECISIONS[precision]), to, Path(output), threads)
+
+
+def _to_repository(name: str, source: Path, to: str, repository: Path, threads: int) -> dict[str, Any]:
+    """Adds an ONNX file to a model repository of Triton or OVMS."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise RequestError(f"{name!r} is no valid folder name in a model repository; change the name in the card")
-    repository = Path(output)
+    if files.starts_with(source, files.GZIP):
+        raise RequestError(f"{source} is compressed, which model servers do not read; run: gunzip -k {source}")
+    model = io.load(source)  # also for OVMS: a file that is no model does not get there
     config = repository / ("config.json" if to == "ovms" else f"{name}/config.pbtxt")
     text = (
-        json.dumps(_ovms(config, name), indent=2) + "\n"
-        if to == "ovms"
-        else triton(io.load(source), name, source.name, threads)
+        json.dumps(_ovms(config, name), indent=2) + "\n" if to == "ovms" else triton(model, name, source.name, threads)
     )
     files.require_place(config)
-    version = _version(repository / name, source)
+    names = [*tensor_sizes.external_files(source), source.name]
+    version = _version(repository / name, source.parent, names)
     place = repository / name / str(version)
-    place.mkdir(parents=True, exist_ok=True)
-    files.copy_file(source, place / source.name)
+    for file in names:
+        (place / file).parent.mkdir(parents=True, exist_ok=True)
+        files.copy_file(source.parent / file, place / file)
     files.write_text(config, text)
     return {"model": name, "to": to, "path": str(place), "version": version, "config": str(config)}
 
@@ -292,10 +303,12 @@ def _build_served(folder: ModelFolder) -> None:
             folder.ensure(NATIVE)
 
 
-def _version(folder: Path, source: Path) -> int:
+def _version(folder: Path, source: Path, names: Sequence[str]) -> int:
+    """Version of a model: the newest one if it holds the same files."""
     newest = max((int(path.name) for path in folder.glob("[0-9]*") if path.name.isdecimal()), default=0)
-    last = folder / str(newest) / source.name
-    if not newest or (last.is_file() and files.sha256(last) == files.sha256(source)):
+    last = folder / str(newest)
+    same = ((last / name).is_file() and files.sha256(last / name) == files.sha256(source / name) for name in names)
+    if not newest or all(same):
         return max(newest, 1)
     return newest + 1
 
@@ -333,7 +346,8 @@ def triton(model: ir.Model, name: str, file: str, threads: int) -> str:
             if shape is None or dtype not in TRITON:
                 raise RequestError(f"{kind} {value.name} is {dtype} of shape {shape}, which Triton cannot hold")
             dims = ", ".join("-1" if size is None else str(size) for size in shape[batched:])
-            lines.append(f'{kind} {{ name: "{value.name}" data_type: {TRITON[dtype]} dims: [ {dims} ] }}')
+            name_text = json.dumps(value.name, ensure_ascii=False)  # the escapes of protobuf's text format
+            lines.append(f"{kind} {{ name: {name_text} data_type: {TRITON[dtype]} dims: [ {dims} ] }}")
             if batched and len(shape) == 1:  # Triton requires at least one axis
                 lines[-1] = lines[-1].replace("dims: [  ]", "dims: [ 1 ] reshape { shape: [ ] }")
     if batched:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from numpy.typing import ArrayLike, NDArray
 
 from pipelines.core import machine
+from pipelines.core.errors import RequestError
 from pipelines.graph import query
 
 Array = NDArray[Any]
@@ -150,7 +151,15 @@ def weight_qparams(
 
     Returns:
         Scales, and int8 weights of the shape of `weight`.
+
+    Raises:
+        RequestError: The weight holds NaN or infinity.
     """
+    if weight.size and not np.isfinite((weight.min(), weight.max())).all():
+        raise RequestError(
+            f"a weight of shape {list(weight.shape)} holds NaN or infinity, expected finite weights; train or export "
+            "the model again"
+        )
     top = 2 ** (bits - 1) - 1
     found = None if axis is None else steps(weight, axis, top)
     if axis == 0 and not clip and weight.nbytes > BLOCK:

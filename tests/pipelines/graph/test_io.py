@@ -517,3 +517,22 @@ def test_tensors_whose_length_lies_are_named(tmp_path, dims, entries, raw, messa
         return
     with pytest.raises(RequestError, match=rf"m\.onnx is not a valid ONNX model: .*{message}"):
         io.load(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "a pointer of Git LFS; run git lfs pull"),
+        (b"\n<!DOCTYPE html>", "a page of HTML"),
+        (b"PK\3\4\0\0", "a checkpoint of PyTorch"),
+        (b"\x80\2}q\0.", "a pickle"),
+        (b"\x89HDF\r\n", "an HDF5 file of Keras"),
+        (b"\0\0\0\0ORTM", "ONNX Runtime's own format"),
+        (b"\x1c\0\0\0TFL3", "a TensorFlow Lite model"),
+        (b"\x10\0\0\0\0\0\0\0" + b'{"w":{}}', "a file of safetensors"),
+    ],
+)
+def test_files_of_other_formats_are_named(tmp_path, start, said):
+    (tmp_path / "model.onnx").write_bytes(start + bytes(100))
+    with pytest.raises(RequestError, match=said):
+        io.load(tmp_path / "model.onnx")

@@ -59,3 +59,12 @@ def test_a_cast_to_float16_that_is_an_output_and_read_is_widened(normal):
     for name, value in before.items():
         assert after[name].dtype == np.float16
         np.testing.assert_allclose(value.astype(np.float32), after[name].astype(np.float32), rtol=0.01, atol=0.01)
+
+
+def test_an_operator_may_have_the_name_of_an_output(normal):
+    found = model("(float16[n] x) => (float16[n] y) { h = Mul(x, k) y = Add(h, x) }", k=half(normal, 1))
+    for node, name in zip(found.graph, ("y", "x"), strict=True):
+        node.name = name
+    rewrite(found, [WidenHalf()])
+    assert len({node.name for node in found.graph}) == len(found.graph)
+    assert run(found, x=half(normal, 6))["y"].dtype == np.float16

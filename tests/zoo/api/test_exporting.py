@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import parser
+from onnx import numpy_helper, parser
 
 import zoo
 from pipelines.core.errors import RequestError
@@ -114,3 +115,23 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="model_config_list"):
         api.export(NAME, "ovms", tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_an_onnx_file_is_exported_as_it_is(tmp_path: Path) -> None:
+    graph(tmp_path, "g (float[n, 3] x) => (float[n, 3] y) <float[3] w = {1.0, 2.0, 3.0}> { y = Mul(x, w) }")
+    model = onnx.load(tmp_path / "model.onnx")
+    model.graph.input[0].name = model.graph.node[0].input[0] = 'an "image"\\0'
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones(3, np.float32), "w"))
+    source = tmp_path / "détecteur 1.onnx"
+    onnx.save(model, source, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    report = api.export(source, "triton", tmp_path / "repository")
+    assert report["model"] == "d-tecteur-1" and report["version"] == 1
+    assert sorted(path.name for path in Path(report["path"]).iterdir()) == ["détecteur 1.onnx", "weights.bin"]
+    assert 'name: "an \\"image\\"\\\\0"' in Path(report["config"]).read_text()
+    assert config_of(Path(report["config"]).read_text()).input[0].name == 'an "image"\\0'
+    assert api.export(source, "triton", tmp_path / "repository")["version"] == 1
+    (tmp_path / "weights.bin").write_bytes(b"\1" * 12)
+    assert api.export(source, "triton", tmp_path / "repository")["version"] == 2
+    (tmp_path / "page.onnx").write_text("<html>")
+    with pytest.raises(RequestError, match="a page of HTML"):
+        api.export(tmp_path / "page.onnx", "ovms", tmp_path / "repository")

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from pipelines.core.errors import RequestError, one_line
+from pipelines.core.errors import RequestError
 from pipelines.engines.session import Port
+from pipelines.graph.io import unreadable
 from zoo.vision.networks.heads import (
     CLASSIFY,
     DETECT,
@@ -156,7 +157,7 @@ def read_signature(path: Path) -> Signature:
     try:
         graph = (proto := onnx.load(path, load_external_data=False)).graph
     except Exception as error:  # protobuf raises its own kinds for every sort of damage
-        raise RequestError(f"{path} is not a readable ONNX model ({one_line(error)}); export it again") from error
+        raise RequestError(unreadable(path, error)) from error
     weights = {each.name for each in graph.initializer}
     producers = {name: node for node in graph.node for name in node.output}
     outputs = {value.name: port for value in graph.output if (port := _port(value)) is not None}

@@ -6,6 +6,7 @@ from helpers.rewriting import model, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines.core.errors import RequestError
 from pipelines.quantization.calibration.table import TensorRange
 from pipelines.quantization.ptq import make_table
 from pipelines.quantization.qdq.scales import (
@@ -130,3 +131,11 @@ def test_stored_scales_are_normal_floats():
     scales = stored_scales([0.0, 1e-45, 1e-30, np.nan, np.inf, 0.25, -1.0])
     assert scales.dtype == np.float32 and scales.tolist() == [1, 1, 1, 1, 1, 0.25, 1]
     assert np.finfo(np.float32).tiny <= LEAST_SCALE * EMPTY / 255  # a bias's scale
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_are_refused(value):
+    weight = np.ones((4, 3), np.float32)
+    weight[2, 1] = value
+    with pytest.raises(RequestError, match=r"a weight of shape \[4, 3\] holds NaN or infinity"):
+        weight_qparams(weight, 0)
