@@ -19,6 +19,7 @@ from pipelines.kernels.recommenders.steps.base import (
     reads_tables,
     require_finite,
     require_fit,
+    require_ids,
     to_codes,
 )
 from pipelines.kernels.recommenders.tables.quantized_rows import QuantizedRows
@@ -112,14 +113,9 @@ class Gather(Step):
         size = self.rows * self.stride + SLACK * (not coarse)
         require("Gather", "table", self.table, np.uint8 if coarse else np.int16, (size,))
         require_fit(self, not (coarse and self.pool))
-        require_fit(self, 1 <= self.width <= self.stride <= MAX_WIDTH and self.rows >= 1 and self.pool in POOLS)
+        require_fit(self, 1 <= self.width <= self.stride <= MAX_WIDTH)
         slots.write_codes(self, self.out, self.position, self.width, "u1" if coarse else "i2")
-        require_fit(self, 1 <= self.count <= 2**16 and (self.count == 1 or bool(self.pool)))
-        require_fit(self, 0 <= self.column <= program.rows.size - self.count)
-        limits = program.rows[self.column : self.column + self.count]
-        require_fit(self, limits.min() >= 1 and limits.max() <= self.rows)
-        require_fit(self, (self.pool == "mean") == (self.mean >= 0) and self.mean < program.means)
-        require_finite(self, self.factor)
+        _require_pooled(self, program)
         if (
             reads_tables()
             and not coarse
@@ -202,17 +198,11 @@ class QuantizedGather(Step):
 
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
-        require_fit(self, 1 <= self.width <= MAX_WIDTH and self.rows >= 1 and self.pool in POOLS)
-        require_fit(self, 1 <= self.count <= 2**16)
+        require_fit(self, 1 <= self.width <= MAX_WIDTH)
+        _require_pooled(self, program)
         self.quantized().check(values=reads_tables())
         self.quantized().check_sums(1 if self.pool == "max" else self.count)
         slots.write_codes(self, self.out, self.position, self.width)
-        require_fit(self, self.count == 1 or bool(self.pool))
-        require_fit(self, 0 <= self.column <= program.rows.size - self.count)
-        limits = program.rows[self.column : self.column + self.count]
-        require_fit(self, limits.min() >= 1 and limits.max() <= self.rows)
-        require_fit(self, (self.pool == "mean") == (self.mean >= 0) and self.mean < program.means)
-        require_finite(self, self.factor)
 
     def compute(self, run: Run) -> None:
         """See `Step`."""
@@ -241,6 +231,14 @@ class QuantizedGather(Step):
             self.factor,
             self.mean,
         )
+
+
+def _require_pooled(step: Gather | QuantizedGather, program: ClickProgram) -> None:
+    """Raises RequestError unless the ids, the pooling and its factor fit."""
+    require_fit(step, 1 <= step.count <= 2**16 and step.pool in POOLS and (step.count == 1 or bool(step.pool)))
+    require_ids(step, program, step.column, step.count, step.rows)
+    require_fit(step, (step.pool == "mean") == (step.mean >= 0) and step.mean < program.means)
+    require_finite(step, step.factor)
 
 
 @dataclass(frozen=True, eq=False)
