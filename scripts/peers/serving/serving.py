@@ -175,8 +175,8 @@ print(json.dumps({"version": m.version(sys.argv[1]), "mb": round(size / 1e6, 1),
 def _asked(server: Server, environments: Path) -> dict[str, Any]:
     """Version, and size with all that it needs, of a server's package."""
     python = environments / server.environment / "bin/python" if server.environment else Path(sys.executable)
-    said = subprocess.run([str(python), "-c", ASK, server.package], capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(said.stdout)
+    done = subprocess.run([str(python), "-c", ASK, server.package], capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 

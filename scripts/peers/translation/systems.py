@@ -275,7 +275,7 @@ def open_marian(file: str) -> Callable[[Work, Case], System]:
             lambda sentences: "\n".join(vocabulary.decode([each[:-1].tolist() for each in sentences])),
             "\n".join,
             translator.translate,
-            lambda said: [each[:-1].tolist() for each in vocabulary.encode(said.splitlines())],
+            lambda text: [each[:-1].tolist() for each in vocabulary.encode(text.splitlines())],
             str.splitlines,
         )
 

@@ -223,8 +223,8 @@ def first_calls(work: Work) -> dict[str, Any]:
     for _ in range(FIRST_CALLS):
         for name, way in ways.items():
             command = ["taskset", "-c", core, sys.executable, "-c", FIRST, *way, str(work.spec.size)]
-            said = subprocess.run(command, check=True, capture_output=True, env=kept | processes.ONE_THREAD)
-            found[name].append(json.loads(said.stdout))
+            done = subprocess.run(command, check=True, capture_output=True, env=kept | processes.ONE_THREAD)
+            found[name].append(json.loads(done.stdout))
     return {
         name: {key: harness.median([each[key] for each in runs], 1) for key in ("ms", "process_ms", "megabytes")}
         for name, runs in found.items()

@@ -25,7 +25,7 @@ from zoo.recommenders.importers.inputs import SUBGRAPHS, InputSource, known_ids
 from zoo.recommenders.importers.sequences.graph_sequences import Sequences
 from zoo.recommenders.importers.values import OF_CODES, TINY, Array, Base, Layout, Writer
 
-RUNS = (3, 5)  # batch sizes by which shapes are source
+RUNS = (3, 5)  # batch sizes of the runs that shapes are read from
 UNARY = ("Relu", "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Neg", "Abs", "Erf", "Softplus", "LeakyRelu", "Elu", "Selu")
 BINARY = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "PRelu")
 VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout")
