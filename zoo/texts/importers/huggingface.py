@@ -23,7 +23,7 @@ from zoo.texts.importers.sentence_modules import read_object as _json
 from zoo.texts.models import weights
 from zoo.texts.models.architectures import MODEL_TYPES, architecture_of
 from zoo.texts.models.architectures.base import ConfigFile
-from zoo.texts.models.config import ModelConfig
+from zoo.texts.models.config import TYPES, ModelConfig
 from zoo.texts.models.head import Head
 
 PATTERNS = (  # whose * also stands for folders
@@ -219,6 +219,8 @@ def read_features(
             raise RequestError(f"{kind} with a classification head is not supported; expected a sentence encoder")
         first = "cls" if head.HAS_LAYERS else architecture.head_pooling
         changes = {"labels": head.outputs(config), "head_activation": head.activation(config)}
+        inputs = _json(_network_folder(path) / "tokenizer_config.json").get("model_input_names") or (TYPES,)
+        changes["typed"] = TYPES in inputs
         changes["pooling"] = {"bos": "cls"}.get(named := str(config.get("classifier_pooling") or first), named)
         changes |= head.form(path, _network_folder(path), config)
     else:

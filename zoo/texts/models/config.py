@@ -201,6 +201,7 @@ class ModelConfig:
         decoder: Layers of a decoder over the same tokens, after `start_token`, with attention to the output of the
             encoder (BART); 0: none.
         start_token: First token that the decoder reads.
+        typed: Whether a head is given the types of tokens; otherwise all tokens have the first type.
 
     Raises:
         RequestError: A size is out of range, or activation or pooling is unknown.
@@ -241,6 +242,7 @@ class ModelConfig:
     head_activation: str = ""
     decoder: int = 0
     start_token: int = 0
+    typed: bool = True
 
     def __post_init__(self) -> None:
         sizes = {
@@ -363,7 +365,7 @@ class ModelConfig:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the graph's inputs, int64 [batch, tokens] each; only cross-encoders take token types."""
-        return (IDS, MASK, TYPES) if self.labels and self.types > 1 else (IDS, MASK)
+        return (IDS, MASK, TYPES) if self.labels and self.types > 1 and self.typed else (IDS, MASK)
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON values; `from_json` reads them."""

@@ -187,3 +187,20 @@ def test_several_labels_a_text_and_numbers(tmp_path):
     (tmp_path / "data.tsv").write_text("\n".join(lines))
     opened = {"fp32": zoo.pipeline(folder, "fp32", "onnxruntime")}
     assert evaluate(opened, tmp_path / "data.tsv")["metrics"]["fp32"]["spearman"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_pairs_have_the_token_types_that_the_tokenizer_names(tmp_path, typed):
+    import torch
+
+    model, fast = text_models.write_task(tmp_path / "theirs", TASK, id2label=NAMES)
+    fast.model_input_names = ["input_ids", "attention_mask", *["token_type_ids"] * typed]
+    fast.save_pretrained(tmp_path / "theirs")
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    pair = ("the cat", "sat, and sat.")
+    with torch.no_grad():
+        wanted = model(**fast(*pair, return_tensors="pt")).logits.numpy()
+    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([pair])
+    assert np.abs(found - wanted).max() < 1e-5
+    int8 = zoo.pipeline(tmp_path / "ours", "int8", "native").compute_texts([pair])
+    assert np.abs(int8 - wanted).max() < 0.25 * np.abs(wanted).max()
