@@ -43,8 +43,10 @@ zoo download NAME    # run, evaluate, benchmark, serve and finetune fetch and bu
 """
 OVERVIEW_HEAD = """Pairs of values are fp32 / int8. In brackets: speed-up of int8 over fp32, each in its fastest engine, on
 one pinned thread. Engines and precisions were interleaved in one run; process start and model loading are excluded.
-Models without figures were not measured. CPUs: {cpus}.
-Peers, memory, rewrites, training and environments: [docs/benchmarks.md](docs/benchmarks.md).
+Models without figures were not measured. Peers, memory, rewrites, training and environments:
+[docs/benchmarks.md](docs/benchmarks.md). CPUs by maker, family and model:
+
+{cpus}
 """
 BENCHMARKS_HEAD = """# Benchmarks
 
@@ -101,27 +103,35 @@ def licence(text: str) -> str:
 
 
 def overview() -> str:
-    """Returns the overview of MODELS.md: a table per task, which fits into a terminal of 120 columns."""
+    """Returns the overview of MODELS.md: a table per task, which fits into a terminal of 120 columns.
+
+    A model has a row for each CPU on which it was measured, the facts of the model in the first one.
+    """
     tasks: dict[str, list[str]] = {}
     for name in SHIPPED.names():
         tasks.setdefault(SHIPPED.card(name).description.partition(":")[0].partition(",")[0], []).append(name)
+    reports = [report for name in SHIPPED.names() for report in markdown.reports(zoo.SHIPPED / name / "reports", "")]
+    cpus = {markdown.cpu_column(report): markdown.cpu(report) for report in reports}
     parts, measured = [], set()
     for task, names in sorted(tasks.items()):
         cells = {name: rendered("overview", name) or {} for name in names}
         columns = list(dict.fromkeys(column for row in cells.values() for column in row))
-        columns.sort(key=lambda column: column == "MB")  # the last one
-        measured |= set(columns)
+        shown = [column for column in columns if column not in cpus]
+        heads = ["model", "licence", *shown, "CPU", "speed"]
+        rows = []
+        for name, row in cells.items():
+            facts_of = [f"[{name}]", licence(SHIPPED.card(name).details["licence"])]
+            facts_of += [row.get(column, "") for column in shown]
+            speeds = [(cpu, row[cpu]) for cpu in columns if cpu in cpus and cpu in row]
+            measured.update(cpu for cpu, _ in speeds)
+            for cpu, speed in speeds or [("", "")]:
+                rows.append([*facts_of, cpu, speed])
+                facts_of = [""] * len(facts_of)
         unit = getattr(sections_of(names[0]), "OVERVIEW", "")
-        rows = [
-            [f"[{name}]", *(row.get(column, "") for column in columns), licence(SHIPPED.card(name).details["licence"])]
-            for name, row in cells.items()
-        ]
-        table = markdown.table(["model", *columns, "licence"], rows)
+        table = markdown.table(heads, rows)
         parts.append(f"**{task}**{', ' if unit else ''}{unit}\n\n{table}")
     links = "\n".join(f"[{name}]: #{name.replace('.', '')}" for name in SHIPPED.names())
-    reports = [report for name in SHIPPED.names() for report in markdown.reports(zoo.SHIPPED / name / "reports", "")]
-    cpus = {markdown.cpu_column(report): markdown.cpu(report) for report in reports}
-    legend = ", ".join(f"{column} is {cpu}" for column, cpu in sorted(cpus.items()) if column in measured)
+    legend = "\n".join(f"- {column}: {cpu}" for column, cpu in sorted(cpus.items()) if column in measured)
     return "\n".join([OVERVIEW_HEAD.format(cpus=legend), *parts, f"{links}\n"])
 
 
