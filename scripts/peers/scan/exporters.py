@@ -58,6 +58,22 @@ def _deit(t: Any) -> Any:
     return t.DeiTForImageClassification(t.DeiTConfig(image_size=96, **TRANSFORMER))
 
 
+def _regnet(t: Any) -> Any:
+    sizes: dict[str, Any] = {"embedding_size": 32, "hidden_sizes": [32, 64, 128, 256], "depths": [1, 1, 1, 1]}
+    return t.RegNetForImageClassification(t.RegNetConfig(groups_width=16, num_labels=10, **sizes))
+
+
+def _small(name: str) -> Callable[[Any], Any]:
+    """A network of `vision_networks`."""
+
+    def make(_: Any) -> Any:
+        from scripts.peers.scan import vision_networks
+
+        return getattr(vision_networks, name)()
+
+    return make
+
+
 def _dinov2(t: Any) -> Any:
     config = t.Dinov2Config(image_size=98, patch_size=14, **TRANSFORMER)
     return t.Dinov2ForImageClassification(config)
@@ -68,9 +84,19 @@ NETWORKS: dict[str, tuple[Callable[[Any], Any], int]] = {
     "MobileNetV2": (_mobilenet_v2, 96),
     "ResNet": (_resnet, 96),
     "ConvNeXt": (_convnext, 96),
+    "RegNet": (_regnet, 96),
+    "MobileNetV3": (_small("mobilenet_v3"), 96),
+    "EfficientNet": (_small("efficientnet"), 96),
+    "ShuffleNetV2": (_small("shufflenet_v2"), 96),
+    "GhostNet": (_small("ghostnet"), 96),
+    "DenseNet": (_small("densenet"), 96),
     "ViT": (_vit, 96),
     "DeiT": (_deit, 96),
     "DINOv2": (_dinov2, 98),
+    "YOLOv8": (_small("yolo_v8"), 96),
+    "YOLO11": (_small("yolo_11"), 96),
+    "U-Net": (_small("UNet"), 96),
+    "EDSR": (_small("SuperResolution"), 48),
 }
 
 
@@ -95,15 +121,16 @@ def export(name: str, exporter: str, path: Path) -> int:
     _settle(network, example)
 
     class Logits(torch.nn.Module):
-        """The network's logits alone."""
+        """The network's logits, or only output."""
 
         def __init__(self) -> None:
             super().__init__()
             self.network = network
 
         def forward(self, image: torch.Tensor) -> torch.Tensor:
-            """Returns logits."""
-            return self.network(pixel_values=image).logits  # type: ignore[no-any-return]
+            """Returns the output."""
+            found = self.network(image)
+            return getattr(found, "logits", found)  # type: ignore[no-any-return]
 
     options: dict[str, Any] = {"input_names": ["image"], "output_names": ["logits"], "verbose": False}
     free = exporter.endswith("free batch")
@@ -132,7 +159,7 @@ def _settle(network: Any, example: Any) -> None:
     norms = [each for each in network.modules() if getattr(each, "running_mean", None) is not None]
     hooks = [norm.register_forward_pre_hook(take) for norm in norms]
     with torch.no_grad():
-        network(pixel_values=example)
+        network(example)
     for hook in hooks:
         hook.remove()
 
