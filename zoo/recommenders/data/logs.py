@@ -58,6 +58,7 @@ class Log:
         place: Object to open if it is not `path`.
         partition: Columns with one value in all rows, from the folders of the path (Hive): (name, value or None).
         unread: Columns that cannot be read, with their types; they are not among `columns`.
+        lists: Columns whose values are lists in the source, not texts with separators.
     """
 
     path: str | Path
@@ -68,6 +69,7 @@ class Log:
     place: Any = None
     partition: sources.Partition = ()
     unread: tuple[tuple[str, str], ...] = ()
+    lists: tuple[str, ...] = ()
 
     def batches(
         self,
@@ -338,8 +340,10 @@ def _of_tables(log: Log, schema: pa.Schema) -> Log:
     schema = nested.flat_schema(schema)
     types = [(name, schema.field(at).type) for at, name in enumerate(schema.names)]
     unread = tuple((name, str(kind)) for name, kind in types if not nested.has_text(kind))
+    lists = tuple(name for name, kind in types if "list" in str(kind).partition("<")[0])  # also views and fixed sizes
     named = {name for name, _ in unread}
-    return _named(replace(log, columns=tuple(name for name, _ in types if name not in named), unread=unread))
+    columns = tuple(name for name, _ in types if name not in named)
+    return _named(replace(log, columns=columns, unread=unread, lists=lists))
 
 
 def _named(log: Log) -> Log:
@@ -386,12 +390,14 @@ def _first_rows(path: str | Path, line: str, place: bytes | None) -> Iterator[Ma
 
 def _of_rows(log: Log, rows: Iterable[Mapping[str, Any]]) -> Log:
     """The log of rows, whose columns are their keys; lists of objects, which have no text, are set aside."""
-    names, objects = dict[str, None](), set[str]()
+    names, objects, lists = dict[str, None](), set[str](), dict[str, None]()
     for row in rows:
         names |= dict.fromkeys(row)
+        lists |= dict.fromkeys(name for name, value in row.items() if isinstance(value, list | tuple))
         objects.update(nested.lists_of_objects(row))
     unread = tuple((name, "a list of objects") for name in names if name in objects)
-    return _named(replace(log, columns=tuple(name for name in names if name not in objects), unread=unread))
+    columns = tuple(name for name in names if name not in objects)
+    return _named(replace(log, columns=columns, unread=unread, lists=tuple(lists)))
 
 
 def csv_batches(

@@ -10,6 +10,7 @@ from typing import Any
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from pipelines.core.progress import progress
+from zoo.recommenders.data.cell_values import LIST
 from zoo.recommenders.data.columns import names
 from zoo.recommenders.data.columns.gaps import with_gaps
 from zoo.recommenders.data.columns.kinds import column_of, label_of
@@ -18,6 +19,8 @@ from zoo.recommenders.data.columns.sequences import with_shared_tables
 from zoo.recommenders.data.columns.statistics import ColumnStatistics
 from zoo.recommenders.data.logs import Log, open_logs
 from zoo.recommenders.data.schema import FEATURES, Column, Schema, incomplete, without_foreign_fields
+
+LISTED = ("category", "categories")  # kinds that the texts of lists may look like
 
 
 def infer(
@@ -62,6 +65,7 @@ def infer(
     for name in (name for name in chosen if name in kinds):
         raise RequestError(f"{name} is the label, found it as {kinds[name]}, too; name another label with --label")
     columns = []
+    lists = {name for each in logs for name in each.lists}
     others = [name for name in usable if name not in kinds]
     leaking = {name: why for target in reversed(chosen) for name, why in leaks.reasons(target, others).items()}
     for name, each in seen.items():
@@ -76,6 +80,8 @@ def infer(
             columns.append(Column("Unnamed: 0", "ignored", *counts, why="a column without a name"))
         else:
             column = column_of(each, kinds.get(name, ""))
+            if name in lists and name not in kinds and column.kind in LISTED and column.separator != LIST:
+                column = column_of(each, "categories", {"separator": LIST}, why="lists in the log")
             if name in leaking and column.kind in FEATURES:
                 why = f"{leaking[name]}: left out, as it may not be known before; to use it, say its kind"
                 column = Column(name, "ignored", *counts, why=why)

@@ -418,3 +418,20 @@ def test_nested_values_are_the_same_columns_in_every_source(tmp_path):
         assert (read.ids == first.ids).all() and (read.numbers == first.numbers).all()
     for source in sources[1:]:
         assert {each.name for each in infer(open_log(source)).columns} >= {"user.id", "user.geo.city", "price"}
+
+
+@pytest.mark.parametrize("parquet", [True, False])
+def test_lists_of_a_source_are_lists_however_few(tmp_path, parquet):
+    lists = [[], ["New York", "Rome"], ["Rome"], None, ["Oslo", "New York", "Rome"]] * 120
+    rows = [
+        {"click": click, "seen": seen, "country": "DE" if seen else "FR"}
+        for click, seen in zip(CLICKS, lists, strict=True)
+    ]
+    path = tmp_path / ("log.parquet" if parquet else "log.jsonl")
+    if parquet:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = next(each for each in infer(open_log(path)).columns if each.name == "seen")
+    assert (found.kind, found.separator, found.why[:16]) == ("categories", "|", "lists in the log")
+    assert sorted(found.encoding["values"]) == ["New York", "Oslo", "Rome"]

@@ -25,7 +25,9 @@ LARGE = 1e9  # whole numbers of this size and more are ids rather than quantitie
 CODES, REPEATED, DENSE, EVEN = 200, 3, 0.8, 0.1  # of whole numbers that are ids by their shape, see `_shape_of_ids`
 
 
-def column_of(statistics: ColumnStatistics, kind: str = "", fields: Mapping[str, Any] | None = None) -> Column:
+def column_of(
+    statistics: ColumnStatistics, kind: str = "", fields: Mapping[str, Any] | None = None, why: str = "chosen"
+) -> Column:
     """Determines the kind and the encoding of a column, with the reason.
 
     Args:
@@ -33,6 +35,7 @@ def column_of(statistics: ColumnStatistics, kind: str = "", fields: Mapping[str,
         kind: Kind that was chosen; "": inferred.
         fields: Fields of the column that keep their values, with a kind that was chosen: separator, pooling, length,
             tower.
+        why: Reason of the kind that was chosen.
 
     Returns:
         The column.
@@ -45,7 +48,7 @@ def column_of(statistics: ColumnStatistics, kind: str = "", fields: Mapping[str,
         "distinct": int(statistics.distinct),
         "missing": statistics.missing,
     }
-    column = _chosen(statistics, kind, dict(fields or {}), common) if kind else _inferred(statistics, common)
+    column = _chosen(statistics, kind, dict(fields or {}), common, why) if kind else _inferred(statistics, common)
     tower = (fields or {}).get("tower") or names.tower(statistics.name)
     return replace(column, tower=tower) if column.kind in FEATURES else column
 
@@ -67,9 +70,8 @@ def label_of(statistics: ColumnStatistics, several: bool = False) -> Column:
     return Column(statistics.name, "label", int(statistics.distinct), statistics.missing, why=why)
 
 
-def _chosen(seen: ColumnStatistics, kind: str, given: dict[str, Any], common: dict[str, Any]) -> Column:
-    """The column of a kind that the user chose."""
-    why = "chosen"
+def _chosen(seen: ColumnStatistics, kind: str, given: dict[str, Any], common: dict[str, Any], why: str) -> Column:
+    """The column of a kind that the user chose, or that the source has."""
     if kind in ("ignored", "weight", "label"):
         return Column(kind=kind, why=why, **common)
     if seen.missing == seen.count:
