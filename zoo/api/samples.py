@@ -155,7 +155,8 @@ def _image_batches(model: ir.Model, data: Any, preprocess: Model | None, file: P
 
 def _spec(data: Any, preprocess: Model | None) -> Preprocess:
     if preprocess is None:
-        example = json.dumps(Preprocess(224, 256).to_json())
+        own = Preprocess(224, 256).to_json()
+        example = json.dumps({name: own[name] for name in own if name != "scaled_decode"})  # for speed, seldom set
         raise RequestError(
             f"{data} is a folder of images; give their preprocessing with --preprocess FILE.json, such as {example}"
         )
