@@ -131,7 +131,7 @@ def expected(model, texts, pooling="mean", normalize=True):
             "mpnet",
             "data2vec-text",
         ):  # a token 0 is no padding here
-            first = model.config.pad_token_id + 1
+            first = 2 if model.config.model_type == "mpnet" else model.config.pad_token_id + 1
             given["position_ids"] = torch.arange(first, first + len(each.ids))[None]
         with torch.no_grad():
             out = model(**given)

@@ -128,7 +128,7 @@ def test_a_calibrated_reranker_of_any_kind_runs_natively(tmp_path, kind, labels)
     found = zoo.pipeline(tmp_path / "ours", "int8")
     assert found.engine == "native"
     exact = zoo.pipeline(tmp_path / "ours", "fp32").compute_texts(PAIRS)
-    assert np.abs(found.compute_texts(PAIRS) - exact).max() < 0.1
+    assert np.abs(found.compute_texts(PAIRS) - exact).max() < 0.15
 
 
 @pytest.mark.skipif(not extension.isas(), reason="needs the native kernels")

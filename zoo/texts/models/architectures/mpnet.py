@@ -12,7 +12,7 @@ def _read(file: ConfigFile) -> ModelConfig:
         file,
         "mpnet",
         vocabulary=file.get("vocab_size", default=30527),
-        first_position=roberta.first_position(file),
+        first_position=2,  # for any pad_token_id
         types=0,
         buckets=file.get("relative_attention_num_buckets", default=32),
     )
