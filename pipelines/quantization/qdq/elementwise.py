@@ -49,6 +49,8 @@ def refuse(node: ir.Node) -> str:
         source = data[activation_inputs(node)[0]].producer()  # type: ignore[union-attr]
         if source is not None and source.op_type in ("MatMul", "Gemm"):
             return "engines make it part of the product before it"
+        if _continues_function(node):
+            return "it is one function with the operator before it"
     return "" if activation_inputs(node) else "it is constant"
 
 
@@ -122,6 +124,19 @@ def _reaches(value: ir.Value, selected: set[ir.Node]) -> bool:
 def _is_function(node: ir.Node) -> bool:
     """Whether `node` is one of `FUNCTIONS`, or adds or multiplies by a constant."""
     return node.op_type in FUNCTIONS or (node.op_type in ("Add", "Mul") and len(activation_inputs(node)) == 1)
+
+
+def _continues_function(node: ir.Node) -> bool:
+    """Whether `node` adds or multiplies the result of a function of one tensor, which nothing else reads, by a number."""
+    if node.op_type not in ("Add", "Mul") or len(indices := activation_inputs(node)) != 1:
+        return False
+    value = node.inputs[indices[0]]
+    numbers = (query.constant(each) for at, each in enumerate(node.inputs) if at not in indices)
+    source = value.producer() if value is not None and query.sole_user(value) is node else None
+    if source is None or not all(number is not None and number.size == 1 for number in numbers):
+        return False
+    curved = source.op_type in FUNCTIONS and source.op_type not in ("Relu", "Clip")  # those are parts of layers
+    return curved or _continues_function(source)
 
 
 def _is_global_average_pool(mean: ir.Node) -> bool:

@@ -134,6 +134,18 @@ def test_functions_without_an_integer_kernel_stand_between_bytes(normal, tmp_pat
     )
 
 
+def test_a_function_takes_the_numbers_behind_it(normal, tmp_path):
+    """PaddleOCR's networks scale and shift each hard swish by a number: one function, without bytes inside."""
+    body = "i = Conv(r, m) f = HardSwish(i) s = Mul(six, f) t = Add(s, six) u = Mul(t, r) " + LAST.format("u")
+    report, _ = check(image(body), 24, tmp_path, x=normal(16, 3, 8, 8))
+    told = {each.name: (each.precision, each.reason) for each in report.operators}
+    assert told["s"] == told["t"] == ("float", "it is one function with the operator before it")
+    assert told["u"] == ("int8", "")
+    other = image(body.replace("Mul(t, r)", "Mul(t, s)"))  # the bytes of the product have a reader of their own
+    report, _ = check(other, 20, tmp_path, x=normal(16, 3, 8, 8))
+    assert {each.name: each.precision for each in report.operators}["t"] == "int8"
+
+
 def test_the_last_operators_stay_float(normal, tmp_path):
     found = image(
         "a = Conv<pads=[1,1,1,1]>(r, l, kb) s = Add(a, r) t = Relu(s) g = GlobalAveragePool(t) y = Softmax<axis=1>(g)"
