@@ -122,7 +122,7 @@ def overview() -> str:
         for name, row in cells.items():
             facts_of = [f"[{name}]", licence(SHIPPED.card(name).details["licence"])]
             facts_of += [row.get(column, "") for column in shown]
-            speeds = [(cpu, row[cpu]) for cpu in columns if cpu in cpus and cpu in row]
+            speeds = [(cpu, row[cpu]) for cpu in sorted(cpus) if cpu in row]
             measured.update(cpu for cpu, _ in speeds)
             for cpu, speed in speeds or [("", "")]:
                 rows.append([*facts_of, cpu, speed])
