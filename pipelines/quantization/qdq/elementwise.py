@@ -127,7 +127,7 @@ def _is_function(node: ir.Node) -> bool:
 
 
 def _continues_function(node: ir.Node) -> bool:
-    """Whether `node` adds or multiplies the result of a function of one tensor, which nothing else reads, by a number."""
+    """Whether `node` adds a number to the result of a function of one tensor, or multiplies it, and alone reads it."""
     if node.op_type not in ("Add", "Mul") or len(indices := activation_inputs(node)) != 1:
         return False
     value = node.inputs[indices[0]]
