@@ -47,8 +47,10 @@ class GraphActivations(GraphScans):
         if width is None:
             self.refuse(value, f"no step of the {self.what} computes this")
         points = np.linspace(-8, 8, width, dtype=np.float32)
-        feed = {str(x.name): points.reshape([1] * ((query.rank(x) or 1) - 1) + [width])}
-        found = self._run(self._float_part([str(x.name)], value), feed)
+        real = [node.outputs[0] for node in x.consumers() if query.is_op(node, "DequantizeLinear")]  # of bytes
+        row = points.reshape([1] * ((query.rank(x) or 1) - 1) + [width])
+        feed = {str(each.name): row for each in real or [x]}
+        found = self._run(self._float_part([*feed], value), feed)
         kinds = ACTIVATIONS if self.for_kernels else GRAPH_ACTIVATIONS
         errors = {kind: np.abs(found.ravel() - reference.activate(kind, points)).max() for kind in kinds}
         kind = min(errors, key=errors.__getitem__)
