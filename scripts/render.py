@@ -115,20 +115,17 @@ def overview() -> str:
     parts, measured = [], set()
     for task, names in sorted(tasks.items()):
         cells = {name: rendered("overview", name) or {} for name in names}
-        columns = list(dict.fromkeys(column for row in cells.values() for column in row))
-        shown = [column for column in columns if column not in cpus]
-        heads = ["model", "licence", *shown, "CPU", "speed"]
+        shown = list(dict.fromkeys(column for row in cells.values() for column in row if column not in cpus))
         rows = []
         for name, row in cells.items():
-            facts_of = [f"[{name}]", licence(SHIPPED.card(name).details["licence"])]
-            facts_of += [row.get(column, "") for column in shown]
+            known = [row.get(column, "") for column in shown]
+            facts_of = [f"[{name}]", licence(SHIPPED.card(name).details["licence"]), *known]
             speeds = [(cpu, row[cpu]) for cpu in sorted(cpus) if cpu in row]
             measured.update(cpu for cpu, _ in speeds)
-            for cpu, speed in speeds or [("", "")]:
-                rows.append([*facts_of, cpu, speed])
-                facts_of = [""] * len(facts_of)
+            rows += [[*facts_of, *speed] for speed in speeds[:1] or [("", "")]]
+            rows += [[*[""] * len(facts_of), *speed] for speed in speeds[1:]]
         unit = getattr(sections_of(names[0]), "OVERVIEW", "")
-        table = markdown.table(heads, rows)
+        table = markdown.table(["model", "licence", *shown, "CPU", "speed"], rows)
         parts.append(f"**{task}**{', ' if unit else ''}{unit}\n\n{table}")
     links = "\n".join(f"[{name}]: #{name.replace('.', '')}" for name in SHIPPED.names())
     legend = "\n".join(f"- {column}: {cpu}" for column, cpu in sorted(cpus.items()) if column in measured)

@@ -362,7 +362,7 @@ def test_a_schema_may_be_given_and_the_label_named(log, tmp_path):
         ({"clicked": ["1"] * 90, "x": "ab" * 45}, "clicked holds 1; expected 0 and 1, both of them"),
         (
             {"clicked": ["0", "2"] * 45, "x": "ab" * 45},
-            "clicked holds 0, 2; expected 0 and 1, .* regression, which is not",
+            "clicked holds 0, 2; expected 0 and 1, .* regression targets are not",
         ),
         ({"clicked": ["0", "1"] * 45, "x": [""] * 90}, "nothing to predict clicked from .x: every value is missing"),
         ({"clicked": ["0", "1"] * 2, "x": "abba"}, "found 4 rows, expected more than the 0 to hold out"),
