@@ -127,8 +127,8 @@ def calibrate(
     changes = {"observer": observer, "correct": correct, "search": search}
     require_effort(effort, model)
     own = Path(model) if is_file(model) else None
-    options = (max_memory, preprocess, on_error, time_budget, columns, effort or EFFORT, own)
-    calibration = Calibration(data, samples, *options)
+    effort = effort or EFFORT
+    calibration = Calibration(data, samples, max_memory, preprocess, on_error, time_budget, columns, effort, own)
     if own is not None:
         if columns:
             raise RequestError("--column requires a text encoder; an ONNX file takes arrays or images")
@@ -288,8 +288,9 @@ def quantize(
         "search": search,
     }
     if file:
-        options = (max_memory, preprocess, on_error, time_budget, (), effort or EFFORT, Path(model))
-        calibration = Calibration(calibration_data, None, *options)
+        calibration = Calibration(
+            calibration_data, None, max_memory, preprocess, on_error, time_budget, (), effort or EFFORT, Path(model)
+        )
         return _quantize_file(model, output, changes, table, calibration, report_path, engine)
     folder = open_model(model, preprocess)
     if output is None and folder.given("int8.onnx"):
