@@ -14,11 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipelines.core.errors import RequestError
-from pipelines.data.images import listed
 from pipelines.data.preprocess import Preprocess
 from scripts.peers import harness
-from scripts.peers.vision.float_networks import obvious
+from scripts.peers.vision.float_networks import first_photos, obvious
 
 CLASSES, BINS, SIZE = 80, 16, 320
 CALIBRATED, TESTED = 64, 32  # photos
@@ -146,9 +144,7 @@ def options(parser: harness.Parser) -> None:
 
 def measure(args: Any) -> None:
     """Writes the models and their samples."""
-    photos = [Path(each) for each in listed(args.photos)][: CALIBRATED + TESTED]
-    if len(photos) < CALIBRATED + TESTED:
-        raise RequestError(f"found {len(photos)} photos in {args.photos}, expected {CALIBRATED + TESTED}")
+    photos = first_photos(args.photos, CALIBRATED + TESTED)
     x = np.concatenate([obvious(each.read_bytes(), SPEC) for each in photos]) / np.float32(255)
     networks: dict[str, Any] = {"yolov8n-shaped": Detector, "segmentation-shaped": Segmentation}
     args.folder.mkdir(parents=True, exist_ok=True)

@@ -15,11 +15,9 @@ import torch
 import transformers
 from torch import nn
 
-from pipelines.core.errors import RequestError
-from pipelines.data.images import listed
 from pipelines.data.preprocess import Preprocess
 from scripts.peers import harness
-from scripts.peers.vision.float_networks import obvious
+from scripts.peers.vision.float_networks import first_photos, obvious
 
 CALIBRATED, TESTED = 32, 16  # photos
 MEAN, DEVIATION = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -111,9 +109,7 @@ def options(parser: harness.Parser) -> None:
 
 def measure(args: Any) -> None:
     """Writes the models and their samples."""
-    photos = [Path(each) for each in listed(args.photos)][: CALIBRATED + TESTED]
-    if len(photos) < CALIBRATED + TESTED:
-        raise RequestError(f"found {len(photos)} photos in {args.photos}, expected {CALIBRATED + TESTED}")
+    photos = first_photos(args.photos, CALIBRATED + TESTED)
     args.folder.mkdir(parents=True, exist_ok=True)
     for name in args.networks:
         network, side = NETWORKS[name]

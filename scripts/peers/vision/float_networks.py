@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import zoo
+from pipelines.core.errors import RequestError
+from pipelines.data.images import listed
 from pipelines.data.preprocess import Preprocess
 from pipelines.graph import io as graph
 from pipelines.rewrites.driver import rewrite
@@ -31,6 +33,18 @@ def photo_folder() -> Path:
         RequestError: They are missing.
     """
     return harness.development_data("data/imagenet/nips17/labels.csv").parent
+
+
+def first_photos(folder: str, count: int) -> list[Path]:
+    """Returns the first photos of a folder.
+
+    Raises:
+        RequestError: It has fewer.
+    """
+    photos = [Path(each) for each in listed(folder)][:count]
+    if len(photos) < count:
+        raise RequestError(f"found {len(photos)} photos in {folder}, expected {count}")
+    return photos
 
 
 def resize(image: Image.Image, spec: Preprocess) -> Image.Image:
