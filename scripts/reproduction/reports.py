@@ -66,7 +66,7 @@ def evaluate(model: str | Path, data: str | Path, *keys: str) -> dict[str, Any]:
 
 def zoo_command(*words: Words) -> list[str]:
     """Returns a command of this project, pinned to one core, that prints JSON."""
-    return ["taskset", "-c", "0", sys.executable, "-m", "zoo", *map(str, words), "--json"]
+    return ["taskset", "-c", str(processes.last_core()), sys.executable, "-m", "zoo", *map(str, words), "--json"]
 
 
 def zoo_json(*words: Words, pinned: bool = True) -> Any:
