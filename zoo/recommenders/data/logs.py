@@ -37,6 +37,7 @@ from zoo.recommenders.data.columns import nested
 BLOCK = 4 << 20  # bytes of text read at once
 HEAD = 10_000  # JSON lines whose keys are the columns
 ROWS = 65_536  # of a batch of JSON lines or Parquet
+FIRST = 64  # rows of a table that show whether a column of bytes is text
 DELIMITERS = (",", "\t", ";", "|")
 CRITEO = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 _QUOTED = re.compile(r'"[^"]*("|$)')
@@ -321,15 +322,15 @@ def _column(values: Any, name: str) -> Any:
     return as_texts(values, name, LIST) if is_set else column
 
 
-def _tables(log: Log, columns: Sequence[str]) -> Iterator[Any]:
-    """Yields the Arrow tables of a source of tables, of a Parquet file with these columns alone."""
+def _tables(log: Log, columns: Sequence[str], size: int = ROWS) -> Iterator[Any]:
+    """Yields the Arrow tables of a source of tables; of a Parquet file with these columns alone, `size` rows each."""
     if isinstance(log.place, list):
         yield from (log.place[begin : begin + ROWS] for begin in range(0, len(log.place), ROWS))
     elif log.kind == "rows":
         yield from log.place.to_batches(ROWS)
     elif log.kind == "parquet":
         with pa.parquet.ParquetFile(log.path) as file:
-            yield from nested.parquet_batches(file, ROWS, columns)
+            yield from nested.parquet_batches(file, size, columns)
     else:
         for table in map(nested.flat_table, sources.tables(str(log.path), log.kind, log.place)):
             yield table.combine_chunks().to_batches()[0] if len(table) else table
@@ -341,9 +342,28 @@ def _of_tables(log: Log, schema: pa.Schema) -> Log:
     types = [(name, schema.field(at).type) for at, name in enumerate(schema.names)]
     unread = tuple((name, str(kind)) for name, kind in types if not nested.has_text(kind))
     lists = tuple(name for name, kind in types if "list" in str(kind).partition("<")[0])  # also views and fixed sizes
+    unread += tuple((name, "bytes that are no UTF-8 text") for name in _binary(log, types))
     named = {name for name, _ in unread}
     columns = tuple(name for name, _ in types if name not in named)
     return _named(replace(log, columns=columns, unread=unread, lists=lists))
+
+
+def _binary(log: Log, types: Iterable[tuple[str, pa.DataType]]) -> list[str]:
+    """Names the columns of bytes whose first values are no text."""
+    tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+    names = [name for name, kind in types if any(test(kind) for test in tests)]
+    with log.reading():
+        rows = next(_tables(log, names, FIRST), None) if names else None
+    return [name for name in names if rows is not None and not _is_text(rows.slice(0, FIRST), name)]
+
+
+def _is_text(rows: Any, name: str) -> bool:
+    """Whether the values of a column can be read as text."""
+    try:
+        column_as_text(rows.column(name))
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _named(log: Log) -> Log:
@@ -471,4 +491,8 @@ def _texts(rows: Any, name: str, separator: str) -> pa.Array:
     """A column of JSON objects, where a missing key is null, or of a table as texts."""
     if isinstance(rows, list):
         return as_texts((row.get(name) for row in rows), name, separator)
-    return column_as_text(rows.column(name), separator)
+    try:
+        return column_as_text(rows.column(name), separator)
+    except pa.ArrowInvalid as error:
+        expected = f"texts, numbers or lists; zoo schema --ignore {name} leaves it out"
+        raise RequestError(f"column {name} cannot be read ({one_line(error)}), expected {expected}") from error

@@ -52,8 +52,10 @@ def infer(
     requested = (label,) if isinstance(label, str) else tuple(label or ())
     logs = [log] if isinstance(log, Log) else list(log)
     path = f"{logs[0].path}" + (f" and {len(logs) - 1} more" if len(logs) > 1 else "")
-    seen, lacking, leaks, rows = _survey(logs, skip, requested)
-    if unknown := [name for name in kinds if name not in seen]:
+    ignored = [name for name, kind in kinds.items() if kind == "ignored"]
+    seen, lacking, leaks, rows = _survey(logs, skip, requested, ignored=ignored)
+    unread = {name: kind for each in logs for name, kind in each.unread if name not in seen}
+    if unknown := [name for name in kinds if name not in seen and name not in unread]:
         raise RequestError(f"{path} has no column {', '.join(map(repr, unknown))}; its columns are {', '.join(seen)}")
     if not rows:
         raise RequestError(f"{path} holds no row below its header; expected a click log")
@@ -86,9 +88,10 @@ def infer(
                 why = f"{leaking[name]}: left out, as it may not be known before; to use it, say its kind"
                 column = Column(name, "ignored", *counts, why=why)
             columns.append(column)
-    types = {name: kind for each in logs for name, kind in each.unread if name not in seen}
-    for name, kind in types.items():
-        why = f"{kind[:60]}: not read, write its fields as columns"
+    for name, kind in unread.items():
+        if kinds.get(name, "ignored") != "ignored":
+            raise RequestError(f"{path} has the column {name} ({kind[:60]}), expected texts, numbers or lists")
+        why = f"{kind[:60]}: not read, write its values as columns of texts or numbers"
         columns.append(Column(name, "ignored", why=why))
     columns = _only("timestamp", columns, lambda each: (names.is_time(each.name), each.distinct))
     columns = _only("weight", columns, lambda each: len(each.name))  # sample_weight may stand beside the goods' weight
@@ -172,7 +175,11 @@ def with_labels(columns: Sequence[Column], labels: Sequence[str]) -> tuple[Colum
 
 
 def _survey(
-    logs: Sequence[Log], skip: bool, labels: Sequence[str], chosen: Sequence[str] | None = None
+    logs: Sequence[Log],
+    skip: bool,
+    labels: Sequence[str],
+    chosen: Sequence[str] | None = None,
+    ignored: Sequence[str] = (),
 ) -> tuple[dict[str, ColumnStatistics], dict[str, str | Path], Leaks, int]:
     """Reads all rows once.
 
@@ -181,6 +188,7 @@ def _survey(
         skip: Whether rows with another number of columns are left out.
         labels: Columns to predict; none if they are not known.
         chosen: Columns to read; None: all.
+        ignored: Columns of these that are not read.
 
     Returns:
         Statistics by column, {column: a log that lacks it}, comparisons with the label, and the number of rows.
@@ -191,7 +199,7 @@ def _survey(
     with progress("reading", None) as advance:
         for log in logs:
             lacking.update({name: log.path for name in seen if name not in log.columns})
-            read = [name for name in log.columns if name in seen]
+            read = [name for name in log.columns if name in seen and name not in ignored]
             for batch in log.batches(read, bad=(lambda *_: None) if skip else None):
                 rows += batch.num_rows
                 columns = dict(zip(read, batch.columns, strict=True))

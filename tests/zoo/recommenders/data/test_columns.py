@@ -435,3 +435,54 @@ def test_lists_of_a_source_are_lists_however_few(tmp_path, parquet):
     found = next(each for each in infer(open_log(path)).columns if each.name == "seen")
     assert (found.kind, found.separator, found.why[:16]) == ("categories", "|", "lists in the log")
     assert sorted(found.encoding["values"]) == ["New York", "Oslo", "Rome"]
+
+
+def test_infinite_numbers_count_as_missing(tmp_path):
+    values = [["inf", "-inf", "Infinity"][at % 3] if at % 20 == 0 else round(at * 0.37, 2) for at in range(ROWS)]
+    found = column(tmp_path, "ratio", values)
+    assert found.kind == "number" and found.missing == ROWS // 20
+    assert found.why.endswith("; 30 infinite values count as missing")
+    assert 0 < found.encoding["deviation"] < 100
+
+
+@pytest.mark.parametrize("placeholder", ["-", "?", "unknown"])
+def test_numbers_with_placeholders_say_how_these_become_missing(tmp_path, placeholder):
+    values = [placeholder if at % 20 == 0 else at % 90 / 2 for at in range(ROWS)]
+    found = column(tmp_path, "weight_kg", values)
+    assert found.kind == "category"
+    assert found.why.endswith(f"; 95% are numbers, others such as {placeholder!r}: missing with --number weight_kg")
+    own = column(tmp_path, "weight_kg", [placeholder if at % 20 == 0 else at / 7 for at in range(ROWS)])
+    assert own.kind == "ignored" and own.why.endswith("missing with --number weight_kg")
+    log = open_log(tmp_path / "log.csv")
+    chosen = next(each for each in infer(log, kinds={"weight_kg": "number"}).columns if each.name == "weight_kg")
+    assert chosen.kind == "number" and chosen.missing == ROWS // 20
+
+
+def test_ids_and_texts_with_placeholders_have_no_hint(tmp_path):
+    ids = column(tmp_path, "item_id", ["-" if at % 20 == 0 else at % 90 for at in range(ROWS)])
+    texts = column(tmp_path, "model", [at % 9 if at % 2 else f"A{at % 9}" for at in range(ROWS)])
+    assert ids.kind == texts.kind == "category" and "--number" not in ids.why + texts.why
+
+
+def test_bytes_that_are_no_text_are_ignored(tmp_path):
+    table = pa.table({"click": CLICKS, "image": [b"\xff\xd8%d" % at for at in range(ROWS)], "code": [b"a", b"b"] * 300})
+    pq.write_table(table, tmp_path / "log.parquet")
+    for source in (tmp_path / "log.parquet", table):
+        found = {each.name: each for each in infer(open_log(source)).columns}
+        assert found["image"].kind == "ignored" and found["image"].why.startswith("bytes that are no UTF-8 text")
+        assert found["code"].kind == "category"
+    with pytest.raises(RequestError, match=r"has the column image \(bytes that are no UTF-8 text\), expected texts"):
+        infer(open_log(tmp_path / "log.parquet"), kinds={"image": "category"})
+
+
+def test_bytes_that_are_no_text_far_down_name_the_column(tmp_path):
+    late = pa.table(
+        {"click": CLICKS, "x": [f"{at % 7}" for at in range(ROWS)], "blob": [b"a"] * (ROWS - 1) + [b"\xff"]}
+    )
+    pq.write_table(late, tmp_path / "log.parquet")
+    with pytest.raises(RequestError, match=r"column blob cannot be read .* zoo schema --ignore blob leaves it out"):
+        infer(open_log(tmp_path / "log.parquet"))
+    kinds = {
+        each.name: each.kind for each in infer(open_log(tmp_path / "log.parquet"), kinds={"blob": "ignored"}).columns
+    }
+    assert kinds == {"click": "label", "x": "number", "blob": "ignored"}

@@ -19,6 +19,8 @@ QUANTILES = 33
 MOST_BUCKETS = 2**22
 OWN = 0.9  # values a row, beyond which a category says nothing of other rows
 FEWEST = 30  # rows that show it
+AS_NUMBERS = "missing with --number"  # in the reason of a column that may be one of numbers with placeholders
+MOSTLY = 0.8  # of the values that are numbers, in such a column
 LONG_RUN = 1000  # consecutive numbers that are row numbers of one of several files
 SKEWED = 10.0  # how many times the 99th percentile is beyond the median's distance from the minimum
 LARGE = 1e9  # whole numbers of this size and more are ids rather than quantities, and of a time if not a known one
@@ -79,9 +81,7 @@ def _chosen(seen: ColumnStatistics, kind: str, given: dict[str, Any], common: di
     if kind == "number":
         if not len(seen.numbers):
             raise RequestError(f"column {seen.name}: found no number in it, expected some for the kind number")
-        encoding, reason = _encoding_of_numbers(seen)
-        stray = f"; {seen.unparsed:,} values that are no numbers count as missing" if seen.unparsed else ""
-        return Column(kind=kind, encoding=encoding, why=f"{why}; {reason}{stray}", **common)
+        return _number(seen, common, f"{why}; ")
     if kind == "timestamp":
         unit = _unit(seen) or times.epoch_unit(seen.numbers, times.WIDE)
         if not unit:
@@ -114,31 +114,47 @@ def _inferred(seen: ColumnStatistics, common: dict[str, Any]) -> Column:
         if names.is_time_of_row(seen.name) or unit == "text":
             return Column(kind="timestamp", unit=unit, why=times.NAMES[unit], **common)
         return Column(kind="ignored", why=f"{times.NAMES[unit]}, by its name not of the row: not read", **common)
-    sound = seen.numeric and not seen.unparsed and not seen.missing
+    sound = seen.numeric and seen.parsed == seen.count
     if sound and names.is_weight(seen.name) and seen.minimum >= 0:
         return Column(kind="weight", why="its name, and no value below 0", **common)
     if why := _unread_numbers(seen) if seen.numeric else _unread_texts(seen):
         return Column(kind="ignored", why=why, **common)
     ids = _reason_of_ids(seen)
     if seen.numeric and len(seen.numbers) and not ids:
-        encoding, why = _encoding_of_numbers(seen)
-        stray = f"; {seen.unparsed:,} values that are no numbers count as missing" if seen.unparsed else ""
-        return Column(kind="number", encoding=encoding, why=why + stray, **common)
+        return _number(seen, common)
     if not seen.numeric and (separator := _separator(seen)):
         return _list_column(seen, separator, common)
     if int(seen.distinct) > OWN * seen.present and seen.present >= FEWEST:
         about = "about " if seen.distinct.values is None else ""
         why = f"{about}{int(seen.distinct):,} values in {seen.present:,} rows: nearly every row has one of its own"
+        why += _placeholders(seen)
         return Column(kind="ignored", why=why, **common)
     encoding, why = _encoding_of_categories(seen.distinct)
-    return Column(kind="category", encoding=encoding, why=ids + why, **common)
+    return Column(kind="category", encoding=encoding, why=ids + why + _placeholders(seen), **common)
+
+
+def _placeholders(seen: ColumnStatistics) -> str:
+    """Returns what to do if a column of texts is one of numbers with placeholders; "" for other columns."""
+    if seen.numeric or seen.parsed < MOSTLY * seen.present or names.is_identity(seen.name):
+        return ""
+    strays = ", ".join(repr(each[:20]) for each in seen.strays)
+    return f"; {seen.parsed / seen.present:.0%} are numbers, others such as {strays}: {AS_NUMBERS} {seen.name}"
+
+
+def _number(seen: ColumnStatistics, common: dict[str, Any], why: str = "") -> Column:
+    """The column of numbers; other values, and those that are infinite, are missing."""
+    encoding, reason = _encoding_of_numbers(seen)
+    others = {"values that are no numbers": seen.unparsed, "infinite values": seen.infinite}
+    strays = "".join(f"; {count:,} {name} count as missing" for name, count in others.items() if count)
+    missing = seen.missing + seen.unparsed + seen.infinite
+    return Column(kind="number", encoding=encoding, why=why + reason + strays, **{**common, "missing": missing})
 
 
 def _unit(seen: ColumnStatistics) -> str:
     """Returns the unit of a timestamp; "" for other columns."""
     if seen.dated and not seen.numeric:
         return "text"
-    if seen.unparsed or not seen.numeric:
+    if seen.parsed < seen.present or not seen.numeric:
         return ""
     named = names.is_time(seen.name)
     if names.is_identity(seen.name) and not named:

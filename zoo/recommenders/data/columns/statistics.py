@@ -18,8 +18,10 @@ SAMPLE = 100_000  # numbers kept for means and quantiles, at least, where there 
 LONGEST = 50  # items of a list that are read, at most
 STRAY = 0.01  # of a column of numbers that may be something else, which counts as missing
 EXAMPLES = 1000  # items of a list that are kept
+STRAYS = 3  # values that are no numbers and are kept
 SEPARATORS = (LIST, ";", ",", " ")
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+INFINITY = r"^[+-]?(?i:inf|infinity)$"
 _COMMA = r"^[+-]?\d+,\d+$"  # a number as much of Europe writes it
 _DAY = r"(\d{4}[./-]\d{1,2}[./-]\d{1,2}|\d{1,2}[./-]\d{1,2}[./-]\d{4})"
 _DATE = f"^{_DAY}" r"([T ]\d{1,2}:\d\d(:\d\d)?( ?[AaPp][Mm])?)?$"  # also those that are no ISO 8601
@@ -84,7 +86,9 @@ class ColumnStatistics:
         runs: Number of times that such numbers begin, with `counting`.
         padded: Number of values with leading zeros.
         parsed: Number of values that are numbers.
-        unparsed: Number of values that are no numbers.
+        infinite: Number of values that are infinite, which count as missing in a column of numbers.
+        unparsed: Number of values that are neither.
+        strays: The first of these values, up to `STRAYS` distinct ones.
         commas: Number of values with a decimal comma.
         weighted: Number of values that are items with weights, such as t1:0.53|t2:0.10.
         zeros: Number of values that are 0.
@@ -103,7 +107,8 @@ class ColumnStatistics:
         self.name, self.count, self.missing = name, rows, rows
         self.distinct = Distinct()
         self.whole = self.dated = self.date = self.counting = True
-        self.parsed = self.unparsed = self.commas = self.padded = self.weighted = 0
+        self.strays: list[str] = []
+        self.parsed = self.infinite = self.unparsed = self.commas = self.padded = self.weighted = 0
         self.zeros = self.ones = 0
         self.runs = 1
         self.numbers = np.empty(0)
@@ -140,8 +145,11 @@ class ColumnStatistics:
         if not len(texts):
             return
         self.distinct.add(texts)
-        numbers = texts.filter(pc.match_substring_regex(texts, NUMBER))
-        self.parsed, self.unparsed = self.parsed + len(numbers), self.unparsed + len(texts) - len(numbers)
+        is_number = pc.match_substring_regex(texts, NUMBER)
+        numbers = texts.filter(is_number)
+        self.parsed += len(numbers)
+        if len(numbers) < len(texts):
+            self._add_strays(texts.filter(pc.invert(is_number)))
         self.padded += pc.sum(pc.match_substring_regex(numbers, _PADDED)).as_py() or 0
         self._add_numbers(numbers.cast(pa.float64()).to_numpy(zero_copy_only=False))
         self.dated = self.dated and bool(pc.all(pc.match_substring_regex(texts, _ISO)).as_py())
@@ -151,6 +159,15 @@ class ColumnStatistics:
             self.weighted += pc.sum(pc.match_substring_regex(texts, _WEIGHTED)).as_py()
             for item in list(self.items):
                 self._add_items(texts, item)
+
+    def _add_strays(self, texts: pa.Array) -> None:
+        """Counts texts that are no numbers."""
+        infinite = pc.match_substring_regex(texts, INFINITY)
+        count = pc.sum(infinite).as_py()
+        self.infinite, self.unparsed = self.infinite + count, self.unparsed + len(texts) - count
+        if len(self.strays) < STRAYS:
+            others = pc.unique(texts.filter(pc.invert(infinite))).to_pylist()
+            self.strays = list(dict.fromkeys([*self.strays, *others]))[:STRAYS]
 
     def _add_numbers(self, numbers: NDArray[np.float64]) -> None:
         numbers = numbers[np.isfinite(numbers)]
