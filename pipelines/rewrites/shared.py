@@ -10,6 +10,7 @@ from pipelines.rewrites.fold_constants import FoldConstants
 from pipelines.rewrites.fold_index_wrap import FoldIndexWrap
 from pipelines.rewrites.fold_pad import FoldPad
 from pipelines.rewrites.fold_scale import FoldScale
+from pipelines.rewrites.fold_space_to_depth import FoldSpaceToDepth
 from pipelines.rewrites.fuse_activations import FuseActivations
 from pipelines.rewrites.fuse_linear import FuseLinear
 from pipelines.rewrites.gather_to_reshape import GatherToReshape
@@ -33,4 +34,5 @@ SHARED = (
 def file_passes() -> list[Rewrite]:
     """Returns the passes of an .onnx file that is not of this project: `SHARED`, and those that change its layers."""
     first = [shared() for shared in SHARED if shared is not MergeSiblings]
-    return [EinsumToMatMul(), *first, FoldScale(factors=True), SubpixelConvolution(), MergeSiblings(), FlattenLinear()]
+    last = [FoldScale(factors=True), SubpixelConvolution(), FoldSpaceToDepth(), MergeSiblings(), FlattenLinear()]
+    return [EinsumToMatMul(), *first, *last]

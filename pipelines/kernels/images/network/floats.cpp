@@ -206,7 +206,7 @@ void Network::interpolation(Operand x, Operand out, const Taps &rows, const Taps
 void Network::gathering(Operand x, Operand out, const std::vector<int64_t> &places, const float *added) {
     const Tensor &from = read(x), &to = written(out);
     const int64_t count = static_cast<int64_t>(places.size()), parts = count / (to.height * to.width);
-    require(parts >= 1 && count == parts * to.height * to.width && to.channels % parts == 0 && from.pitch >= 16, "a gathering");
+    require(parts >= 1 && count == parts * to.height * to.width && to.channels % parts == 0, "a gathering");
     const int64_t part = to.channels / parts, each = from.channels / part;  // parts of a pixel of x
     require(from.channels % part == 0, "a gathering");
     for (int64_t place : places) require(place >= -1 && place < from.height * from.width * each, "a gathering");

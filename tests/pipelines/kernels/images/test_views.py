@@ -59,6 +59,24 @@ def test_parts_of_pixels(part: int) -> None:
         program(wide, tensors[:3], [*steps[:2], Gathering(one, Operand(2, 0.02, 120), places)], 648)
 
 
+def test_blocks_of_the_input_as_channels(tmp_path: Path) -> None:
+    """The pixels of an image of three channels are four bytes apart."""
+    g = Graph()
+    qparams = [g.constant(np.float32(0.02)), g.constant(np.uint8(128))]
+    image = g.add("QuantizeLinear", ["image", *qparams])
+    parts = []
+    for place in np.ndindex(2, 2):
+        bounds = [np.array(each, np.int64) for each in (place, [2**31] * 2, [2, 3], [2, 2])]
+        parts.append(g.add("Slice", [image, *map(g.constant, bounds)]))
+    blocks = g.add("DequantizeLinear", [g.add("Concat", parts, axis=1), *qparams])
+    y = g.quantize(g.layer("Conv", blocks, (8, 12, 3, 3), 0.02, pads=[1, 1, 1, 1]), 0.05, 120)
+    path = g.save(tmp_path / "n.onnx", [3, 8, 6], y)
+    made, samples = image_program(io.load(path)), g.rng.normal(0, 1, (2, 3, 8, 6)).astype(np.float32)
+    same_bits(made, samples)
+    wanted = results(path, samples)
+    assert np.abs(np.stack([reference.run(made, each) for each in samples]).reshape(wanted.shape) - wanted).max() < 0.06
+
+
 @pytest.mark.parametrize(("count", "biased"), [(3, 0), (17, 1), (60, 2)])
 def test_attention_to_other_tokens(count: int, biased: int) -> None:
     """Fewer keys than queries, or more, in windows; the keys of few are shared by blocks of queries."""
