@@ -30,7 +30,14 @@ class AffineToDepthwise(Rewrite):
         if x is None or (norm and not query.is_float(x)):  # the weights are float32
             return 0
         sides = query.dimensions(x)
-        if not (norm or x.is_graph_input()) or sides is None or len(sides) != 4 or sides[1] is None:
+        turned = x.producer()
+        image = turned.inputs[0] if turned is not None and query.is_op(turned, "Transpose") else x
+        if (
+            not (norm or (image is not None and image.is_graph_input()))
+            or sides is None
+            or len(sides) != 4
+            or sides[1] is None
+        ):
             return 0
         nodes, whole = self._chain(first, x, sides[1])
         last = nodes[-1].outputs[0] if nodes else x

@@ -56,17 +56,21 @@ class PushTransposes(Rewrite):
 
     def _merge(self, node: ir.Node) -> list[ir.Node] | None:
         """Merges T T' = T'' and removes identities; returns the next Transposes, None if nothing changed."""
-        perm, x = _perm(node), node.inputs[0]
+        perm, x = permutation(node), node.inputs[0]
         if perm is None or x is None:
             return None
         before = x.producer()
-        if before is not None and (first := _perm(before)) is not None and (source := before.inputs[0]) is not None:
+        if (
+            before is not None
+            and (first := permutation(before)) is not None
+            and (source := before.inputs[0]) is not None
+        ):
             new = ir.node("Transpose", [source], {"perm": [first[axis] for axis in perm]}, name=node.name)
             edit.substitute([node], new)
             _drop(before)
-            if _perm(new) == sorted(perm):
+            if permutation(new) == sorted(perm):
                 edit.bypass(new, source)
-            return [each for each in (before, *source.consumers()) if _perm(each) is not None]
+            return [each for each in (before, *source.consumers()) if permutation(each) is not None]
         if perm == sorted(perm):
             edit.bypass(node, x)
             return []
@@ -74,7 +78,7 @@ class PushTransposes(Rewrite):
 
     def _push(self, node: ir.Node) -> list[ir.Node] | None:
         """Swaps a Transpose with its reader if that pays; returns the next Transposes, None if nothing changed."""
-        perm, reader = _perm(node), query.sole_user(node.outputs[0])
+        perm, reader = permutation(node), query.sole_user(node.outputs[0])
         if perm is None or reader is None:
             if perm is not None and any(_after(each, perm) is not None for each in node.outputs[0].consumers()):
                 self.refuse(node, "its result has several readers")
@@ -87,9 +91,9 @@ class PushTransposes(Rewrite):
         transposes = [
             producer
             for each in reader.inputs
-            if each is not None and (producer := each.producer()) is not None and _perm(producer)
+            if each is not None and (producer := each.producer()) is not None and permutation(producer)
         ]
-        inner = _moved(reader, perm, main)
+        inner = moved(reader, perm, main)
         inner.outputs[0].type = result.type
         inner.outputs[0].name = edit.unique(f"{result.name}.untransposed", query.used_names(main))
         if result.shape is not None:
@@ -99,11 +103,18 @@ class PushTransposes(Rewrite):
         ir.convenience.replace_nodes_and_values(main, reader, [reader], [inner, last], [result], last.outputs)
         for each in transposes:
             _drop(each)
-        return [last, *(each for each in last.outputs[0].consumers() if _perm(each) is not None)]
+        return [last, *(each for each in last.outputs[0].consumers() if permutation(each) is not None)]
 
 
-def _perm(node: ir.Node | None) -> list[int] | None:
-    """Returns the permutation of a Transpose; the default reverses the axes."""
+def permutation(node: ir.Node | None) -> list[int] | None:
+    """Returns the permutation of a Transpose; the default reverses the axes.
+
+    Args:
+        node: An operator.
+
+    Returns:
+        The permutation; None for another operator, or an unknown rank.
+    """
     if node is None or not query.is_op(node, "Transpose"):
         return None
     given, rank = list(node.attributes.get_ints("perm", ())), query.rank(node.outputs[0]) or query.rank(node.inputs[0])
@@ -121,7 +132,7 @@ def _coming(value: ir.Value | None) -> list[int] | None:
     node = value.producer() if value is not None else None
     while node is not None and query.is_op(node, *UNARY) and node.inputs[0] is not None:
         node = node.inputs[0].producer()
-    return _perm(node)
+    return permutation(node)
 
 
 def _after(node: ir.Node, perm: list[int], coming: bool = False) -> list[int] | None:
@@ -132,7 +143,7 @@ def _after(node: ir.Node, perm: list[int], coming: bool = False) -> list[int] | 
     values = [each for each in node.inputs if each is not None]
     constants = [each for each in values if query.constant(each) is not None]
     data = [each for each in values if each not in constants]
-    perms = [_coming(each) if coming else _perm(each.producer()) for each in data]
+    perms = [_coming(each) if coming else permutation(each.producer()) for each in data]
     if not data or any(found != perm for found in perms) or len(node.outputs) != 1:
         return None
     if query.is_op(node, *UNARY, "Pad", *REDUCE):
@@ -167,7 +178,7 @@ def _pays(node: ir.Node, perm: list[int], depth: int = DEPTH) -> bool:
     if sum(_coming(each) is not None for each in set(node.inputs)) > 1 or after == sorted(after):
         return True
     readers = result.consumers()
-    if any(_perm(each) is not None for each in readers):
+    if any(permutation(each) is not None for each in readers):
         return True
     return (
         bool(readers)
@@ -190,15 +201,24 @@ def _pays_through(node: ir.Node, x: ir.Value, perm: list[int], depth: int) -> bo
         node.replace_input_with(index, x)
 
 
-def _moved(node: ir.Node, perm: list[int], main: ir.Graph) -> ir.Node:
-    """Applies `node` to the inputs of the Transposes before it."""
+def moved(node: ir.Node, perm: list[int], main: ir.Graph) -> ir.Node:
+    """Makes an operator of values before a permutation: f(T x) = T f'(x).
+
+    Args:
+        node: Operator f, one that Transposes pass.
+        perm: Permutation of T.
+        main: Graph that gets the constants of f'.
+
+    Returns:
+        Operator f', which reads the inputs of the Transposes before f; it is not in the graph yet.
+    """
     inverse = [perm.index(axis) for axis in range(len(perm))]
     attributes = dict(node.attributes)
     inputs: list[ir.Value | None] = []
     for index, value in enumerate(node.inputs):
         producer = value.producer() if value is not None else None
         array = query.constant(value)
-        if producer is not None and _perm(producer) == perm:
+        if producer is not None and permutation(producer) == perm:
             value = producer.inputs[0]
         elif node.op_type in BINARY and array is not None and array.size > 1:
             full = array.reshape([1] * (len(perm) - array.ndim) + list(array.shape))

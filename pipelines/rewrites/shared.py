@@ -14,6 +14,7 @@ from pipelines.rewrites.fold_space_to_depth import FoldSpaceToDepth
 from pipelines.rewrites.fuse_activations import FuseActivations
 from pipelines.rewrites.fuse_linear import FuseLinear
 from pipelines.rewrites.gather_to_reshape import GatherToReshape
+from pipelines.rewrites.hoist_transposes import HoistTransposes
 from pipelines.rewrites.merge_siblings import MergeSiblings
 from pipelines.rewrites.push_transposes import PushTransposes
 from pipelines.rewrites.remove_dead_branches import RemoveDeadBranches
@@ -26,8 +27,8 @@ from pipelines.rewrites.widen_half import WidenHalf
 # finished layers.
 SHARED = (
     *(ExpandFused, WidenHalf, RemoveDeadBranches, FoldConstants, FoldIndexWrap, GatherToReshape, ReshapeChains),
-    *(PushTransposes, SimplifyConcat, FuseActivations, FoldPad, FoldBatchNorm, AffineToDepthwise, FuseLinear),
-    MergeSiblings,
+    *(PushTransposes, HoistTransposes, SimplifyConcat, FuseActivations, FoldPad, FoldBatchNorm, AffineToDepthwise),
+    *(FuseLinear, MergeSiblings),
 )
 
 
