@@ -1,10 +1,13 @@
 """The end of a server: no process of it is left, however it ends."""
 
+import concurrent.futures
 import contextlib
+import http.client
 import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,3 +62,42 @@ def test_a_worker_that_computes_what_nobody_waits_for_is_replaced(
     assert server.ask(RUN, lines[0], TSV)[0] == 200 and server.workers() != workers
     assert any("still computes a request that was dropped 10 seconds ago" in each for each in server.said)
     assert server.end() == 0
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_under_load_every_request_on_a_connection_that_was_accepted_is_answered(
+    start: Callable[..., Server], lines: list[bytes], kept: bool
+) -> None:
+    server = start("wide-deep-criteo", "--workers", "1")
+    headers = {"content-type": TSV} | ({} if kept else {"connection": "close"})
+    results: Counter[str] = Counter()
+
+    def ask() -> None:
+        """Asks until no connection is accepted, over one connection as long as the server keeps it."""
+        while True:
+            connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=30)
+            try:
+                connection.connect()
+            except OSError:
+                results["refused"] += 1
+                return
+            last = False
+            while not last:
+                try:
+                    connection.request("POST", RUN, b"\n".join(lines[:20]), headers)
+                    answer = connection.getresponse()
+                    answer.read()
+                except (OSError, http.client.HTTPException):
+                    results["unanswered"] += 1
+                    return
+                results[str(answer.status)] += 1
+                last = not kept or answer.will_close
+            connection.close()
+
+    with concurrent.futures.ThreadPoolExecutor(24) as clients:
+        running = [clients.submit(ask) for _ in range(24)]
+        wait_until(lambda: results["200"] > 200)
+        assert server.end() == 0
+        for each in running:
+            each.result()
+    assert set(results) == {"200", "refused"}

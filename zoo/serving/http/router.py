@@ -62,14 +62,15 @@ class Router:
     Attributes:
         metrics: Metrics of the server.
         access_log: Access log; used if the configuration enables it.
-        closing: Set to True when the server shuts down: it is no longer ready.
+        closing: Set to True when the server shuts down: it is no longer ready, and responses close their connections.
+        requests: Number of requests so far.
     """
 
     def __init__(self, config: ServerConfig, models: list[str], dispatcher: Dispatcher) -> None:
         self.config, self.names, self.dispatcher = config, models, dispatcher
         self.metrics = Metrics(lambda: dispatcher.models, dispatcher.state)
         self.access_log = AccessLog()
-        self.closing = False
+        self.closing, self.requests = False, 0
         self._held_bytes = 0  # of request bodies in memory
         self._public = {"/v2/health/live", "/v2/health/ready", HEALTH, "/openapi.json", "/docs", *static_files.FILES}
         self._texts = TextRoutes(config, models, lambda: dispatcher.models)
@@ -111,6 +112,7 @@ class Router:
             The response; errors are responses, too.
         """
         begin = time.perf_counter()
+        self.requests += 1
         try:
             response = await self._route(request)
         except HTTPException as error:
@@ -124,6 +126,8 @@ class Router:
             response = self._texts.error(request.method, request.path, response)
         if self.config.cors_origins:
             response = self._with_cors(request, response)
+        if self.closing:
+            response = _last(response)
         if not self.config.access_log:
             return response
         if response.chunks is not None:
@@ -144,9 +148,7 @@ class Router:
                 async with asyncio.timeout(self.config.read_timeout):
                     await request.read(MAX_DRAIN_BYTES)
                     return response
-        if any(name == "connection" for name, _ in response.headers):
-            return response
-        return response._replace(headers=[*response.headers, ("connection", "close")])
+        return _last(response)
 
     async def _route(self, request: Request) -> Response:
         _require_host(request)
@@ -471,3 +473,10 @@ def _static(path: str) -> Endpoint:
         return Response(200, content_type, content, static_files.HEADERS)
 
     return endpoint
+
+
+def _last(response: Response) -> Response:
+    """The response as the last one of its connection."""
+    if any(name == "connection" for name, _ in response.headers):
+        return response
+    return response._replace(headers=[*response.headers, ("connection", "close")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import gc
 import logging
@@ -11,10 +12,11 @@ import os
 import resource
 import signal
 import socket
+import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,6 +32,9 @@ from zoo.serving.workers.channel import pack, unpack
 from zoo.serving.workers.dispatcher import Dispatcher
 from zoo.serving.workers.model_loader import ServedModel
 
+if TYPE_CHECKING:
+    from zoo.serving.http.router import Router
+
 BACKLOG, TLS_BACKLOG = 4096, 512  # clients that wait for a free connection
 MAX_CONNECTIONS = 16_384
 MIN_CONNECTIONS = 8
@@ -40,6 +45,10 @@ WATCH_SECONDS = 0.5  # interval at which `--watch` checks the files, and at whic
 HEADER_TIMEOUT_MS, SHORT_HEADER_TIMEOUT_MS = 10_000, 4_000
 HANDSHAKE_SECONDS = 10.0  # after which granian ends a TLS handshake
 RESCUE_FILES = 2 * TLS_BACKLOG  # open files that a TLS server keeps free
+QUIET_SECONDS = 0.1  # without a request, after which a server that ends closes its connections
+LAST_REQUESTS_SECONDS = 2.0  # at most, in which it answers requests of connections that were accepted
+ATTACH_FILTER = 26  # SO_ATTACH_FILTER of Linux
+RETURN_NOTHING = (6, 0, 0, 0)  # an instruction of a filter (BPF): drop the packet
 GC_THRESHOLD = 20_000  # allocations between two garbage collections; requests create hardly any reference cycles
 
 logger = logging.getLogger(__name__)
@@ -145,6 +154,7 @@ class _Server:
             router.closing = True
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(config.grace):
+                    await self._answer_last_requests(router)
                     http.stop()
                     await serving
                     await self.dispatcher.drained()
@@ -155,6 +165,19 @@ class _Server:
                 task.cancel()
         if self._error is not None:
             raise self._error
+
+    async def _answer_last_requests(self, router: Router) -> None:
+        """Accepts no more connections, and waits until the open ones send no more requests.
+
+        Granian stops by closing the connections of which it has not yet read a request, sent or not. Responses close
+        their connections meanwhile.
+        """
+        _stop_accepting(self.config.port)
+        for _ in range(round(LAST_REQUESTS_SECONDS / QUIET_SECONDS)):
+            before = router.requests
+            await asyncio.sleep(QUIET_SECONDS)
+            if router.requests == before:
+                return
 
     async def _load(self) -> None:
         kind, *content = await self._messages.get()
@@ -274,6 +297,19 @@ async def _received(channel: socket.socket, messages: asyncio.Queue[Any]) -> Non
         buffer += data
         for message in unpack(buffer):
             messages.put_nowait(message)
+
+
+def _stop_accepting(port: int) -> None:
+    """Drops the packets to the sockets that listen on a port: what connects waits, and is refused once they are closed.
+
+    A socket that no longer listens would reset the connections in its queue. Where the kernel has no such filters,
+    connections are accepted further.
+    """
+    program = ctypes.create_string_buffer(struct.pack("HBBI", *RETURN_NOTHING))
+    for each in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(OSError), socket.fromfd(int(each.name), socket.AF_INET, socket.SOCK_STREAM) as found:
+            if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and found.getsockname()[1] == port:
+                found.setsockopt(socket.SOL_SOCKET, ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
 
 
 def _watched_files(served: ServedModel) -> list[Path]:
