@@ -35,7 +35,7 @@ test: $(VENV)/.development
 	$(call pytest)
 
 test-all: $(VENV)/.development
-	$(call pytest,-m "slow or data or not slow")
+	$(call pytest,-m "slow or data or not slow" --hypothesis-profile=thorough)
 
 # The tests of tests/faults with so many random examples each, other ones every time.
 FUZZ ?= 3000

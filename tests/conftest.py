@@ -2,6 +2,7 @@
 
 import gc
 import importlib.util
+import itertools
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
+HOMES = itertools.count()  # `mktemp` would look through the folders of all tests before
 # the root comes first: beside tests/ on the path, the folder tests/zoo would pass for the package zoo
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 if importlib.util.find_spec("pipelines.kernels._native") is not None:
@@ -19,7 +21,8 @@ if importlib.util.find_spec("pipelines.kernels._native") is not None:
         "pipelines.kernels._native"
     )  # tests of kernels skip where none were built, not where they fail
 # every run draws the same examples; times depend on what else the machine does
-settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("same", derandomize=True, deadline=None, max_examples=25)
+settings.register_profile("thorough", settings.get_profile("same"), max_examples=200)  # of make test-all
 settings.load_profile("same")
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -37,7 +40,8 @@ def frozen():
 @pytest.fixture(autouse=True)
 def zoo_home(tmp_path_factory, monkeypatch):
     """ZOO_HOME of this test, not made yet."""
-    home = tmp_path_factory.mktemp("cache") / "home"
+    home = tmp_path_factory.getbasetemp() / "homes" / str(next(HOMES)) / "home"
+    home.parent.mkdir(parents=True)
     monkeypatch.setenv("ZOO_HOME", str(home))
     return home
 

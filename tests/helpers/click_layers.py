@@ -105,9 +105,11 @@ def same(found, expected):
         assert each.tobytes() == wanted.tobytes()
 
 
-def ranked(program, isa, shared, arrays, positions, kept=native.RECORDS):
-    """Results of the user of the first row and of precomputed items, those of all rows, at these positions."""
-    made = native.click_program(program, isa, shared, items=kept)
+def ranked(made, shared, arrays, positions):
+    """Results of the user of the first row and of precomputed items, those of all rows, at these positions.
+
+    made: the native program of these shared inputs, and of items.
+    """
     items = made.items(len(arrays[0]))
     user, rows = [None] * len(arrays), [None] * len(arrays)
     for at, (array, columns) in enumerate(zip(arrays, (shared.ids, shared.numbers, shared.scales), strict=True)):

@@ -3,6 +3,7 @@
 import numpy as np
 
 from pipelines.engines.native.texts import NativeTexts
+from pipelines.kernels import extension
 from pipelines.kernels.transformer.text import reference
 
 
@@ -13,14 +14,15 @@ def tokens(rng, program, lengths):
     return ids, rng.integers(0, program.types, total).astype(np.int32), np.array(lengths, np.int64)
 
 
-def check_reference(rng, path, program, lengths, isa):
-    """The file's results are the bits of the reference, text by text."""
+def check_reference(rng, path, program, lengths):
+    """The file's results are the bits of the reference, text by text, on every instruction set."""
     ids, types, lengths = tokens(rng, program, lengths)
     ends = np.cumsum(lengths)
     expected = [reference.compute(program, ids[a:b], types[a:b]) for a, b in zip(ends - lengths, ends, strict=True)]
-    found = NativeTexts(path, isa=isa).compute(ids, types, lengths)
-    assert np.array_equal(found, np.concatenate([np.atleast_2d(each) for each in expected]))
-    assert np.ptp(found) > 0
+    for isa in extension.isas():
+        found = NativeTexts(path, isa=isa).compute(ids, types, lengths)
+        assert np.array_equal(found, np.concatenate([np.atleast_2d(each) for each in expected])), isa
+        assert np.ptp(found) > 0
 
 
 def check_independence(rng, path, program, threads):

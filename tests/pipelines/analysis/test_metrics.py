@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.analysis.metrics import against_fp32, auc, interval
@@ -26,7 +26,6 @@ samples = st.lists(
 
 
 @given(samples)
-@settings(max_examples=200, deadline=None)
 def test_auc_counts_pairs(rows):
     labels, scores, weights = (np.array(column, np.float64) for column in zip(*rows, strict=True))
     assert auc(labels, scores) == pytest.approx(pairs(labels, scores), nan_ok=True)

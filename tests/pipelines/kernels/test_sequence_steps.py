@@ -136,11 +136,12 @@ def test_one_history_and_many_targets(isa, places, softmax, gaps):
         for one, other in zip(shared(ids[:count], None, None), alone, strict=True):
             assert one.tobytes() == other.tobytes()
     alone, last_first = click_program(program, isa)(ids, None, None), np.arange(130)[::-1].copy()
-    for one, other in zip(ranked(program, isa, user, [ids, None, None], last_first, native.SCORES), alone, strict=True):
+    items = click_program(program, isa, user, items=native.SCORES)
+    for one, other in zip(ranked(items, user, [ids, None, None], last_first), alone, strict=True):
         assert one.tobytes() == other[last_first].tobytes()
     ids[:, 2 : 2 + places] = PADDING
     assert not shared(ids, None, None)[0].any()
-    assert not ranked(program, isa, user, [ids, None, None], last_first, native.SCORES)[0].any()
+    assert not ranked(items, user, [ids, None, None], last_first)[0].any()
 
 
 def scored(gaps=False, **changed):

@@ -231,7 +231,7 @@ def networks(draw):
 
 
 @given(networks(), st.booleans(), st.booleans())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_random_networks(tmp_path_factory, case, fuse, tables):
     found, feeds = case
     if fuse:

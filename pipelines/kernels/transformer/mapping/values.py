@@ -230,11 +230,14 @@ class GraphValues:
 
     def _depends_on_tokens_alone(self, value: ir.Value) -> bool:
         """Returns whether `_evaluate` can compute `value`."""
-        inputs = {one.name for one in self.model.graph.inputs}
-        try:
-            edit.extract(self.model, [name for name in self.names if name in inputs], [str(value.name)])
-        except RequestError:
-            return self.constant(value) is not None
+        reached, seen = [value], {value}
+        while reached:
+            node = (one := reached.pop()).producer()
+            if node is None and not one.is_initializer() and one.name not in self.names:
+                return False
+            read = set(query.values_read(node)) - seen if node is not None else set()
+            seen |= read
+            reached += read
         return True
 
     def _evaluate(self, value: ir.Value, result: ir.Value | None, length: int = PROBE, token: int = 0) -> Array:

@@ -21,21 +21,23 @@ from pipelines.kernels.transformer.reference.rows import (
 def self_attention(
     query: Floats, keys: Floats, values: Floats, heads: int, position_bias: Floats | None = None
 ) -> Floats:
-    """Computes self-attention of one decoder token; q . k has the order of `sum_lanes`.
+    """Computes self-attention of one decoder token of every row; q . k has the order of `sum_lanes`.
 
     Args:
-        query: float32 [W].
-        keys: float32 [t, W].
-        values: float32 [t, W].
+        query: float32 [..., W].
+        keys: float32 [..., t, W].
+        values: float32 [..., t, W].
         heads: Number of heads.
         position_bias: See `SelfAttention`.
 
     Returns:
-        float32 [W].
+        float32 [..., W].
     """
-    scores = sum_lanes(query.reshape(heads, -1) * keys.reshape(len(keys), heads, -1)).T
+    count = keys.shape[-2]
+    split = keys.reshape(*keys.shape[:-1], heads, -1)
+    scores = sum_lanes(query.reshape(*query.shape[:-1], 1, heads, -1) * split).swapaxes(-1, -2)
     if position_bias is not None:
-        columns = np.arange(len(keys)) + position_bias.shape[1] - len(keys)
+        columns = np.arange(count) + position_bias.shape[1] - count
         scores = scores + position_bias[:, np.maximum(columns, 0)]
     return _softmax_weighted(scores, values)
 
@@ -53,15 +55,13 @@ def attention(queries: Floats, keys: Floats, values: Floats, heads: int, causal:
     Returns:
         float32 [n, W].
     """
-    out = np.zeros_like(queries)
     split = keys.reshape(len(keys), heads, -1).transpose(2, 1, 0)  # [size, heads, t]
-    for at, (query, row) in enumerate(zip(queries, out, strict=True)):
-        scores = np.zeros((heads, len(keys)), np.float32)
-        for factor, column in zip(query.reshape(heads, -1).T, split, strict=True):
-            scores = scores + factor[:, None] * column
-        scores[:, : at * causal] = -np.inf
-        row[:] = _softmax_weighted(scores, values)
-    return out
+    scores = np.zeros((len(queries), heads, len(keys)), np.float32)
+    for factor, column in zip(queries.reshape(len(queries), heads, len(split)).transpose(2, 0, 1), split, strict=True):
+        scores = scores + factor[:, :, None] * column
+    if causal:
+        scores = np.where(np.arange(len(keys)) < np.arange(len(queries))[:, None, None], np.float32(-np.inf), scores)
+    return _softmax_weighted(scores, values)
 
 
 def quantized_attention(
@@ -181,10 +181,12 @@ def _weight_codes(x: Floats) -> Floats:
 
 
 def _softmax_weighted(scores: Floats, values: Floats) -> Floats:
-    """Values [t, W] weighted by the softmax of their scores [heads, t]: [W]."""
-    weights = exponential(scores - scores.max(axis=1, keepdims=True))
-    total = np.zeros((len(scores), values.shape[1] // len(scores)), np.float32)
-    for weight, value in zip(weights.T, values, strict=True):
-        total = total + weight[:, None] * value.reshape(len(scores), -1)
-    normalized: Floats = (total * (np.float32(1) / sum_lanes(weights))[:, None]).ravel()
-    return normalized
+    """Values [..., t, W] weighted by the softmax of their scores [..., heads, t]: [..., W]."""
+    weights = exponential(scores - scores.max(axis=-1, keepdims=True))
+    heads, count = scores.shape[-2:]
+    split = values.reshape(*values.shape[:-1], heads, -1)
+    total = np.zeros((*scores.shape[:-1], split.shape[-1]), np.float32)
+    for t in range(count):
+        total = total + weights[..., t, None] * split[..., t, :, :]
+    normalized = total * (np.float32(1) / sum_lanes(weights))[..., None]
+    return normalized.reshape(*scores.shape[:-2], values.shape[-1])

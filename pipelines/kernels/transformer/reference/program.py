@@ -128,28 +128,32 @@ class Decoding:
         self.cross_kv = [
             [np.split(to_float16(linear(each, memory)), 2, axis=1) for each in projections] for memory in memories
         ]
-        self.sentences = list(range(len(memories)))
-        # of every row: [position][self-attention] key | value
-        self.caches: list[list[list[Floats]]] = [[] for _ in memories]
+        self.sentences = np.arange(len(memories))
+        self.position = 0
+        # of every self-attention key | value of all rows, [rows, position, 2 W]
+        self.caches: dict[int, Floats] = {}
         # of every recurrence the cells of all rows
         self.cells: dict[int, Floats] = {}
 
     def __call__(self, tokens: NDArray[np.int64], parents: NDArray[np.int64]) -> Floats:
         """One decoding step: the logits of the tokens that follow."""
-        self.sentences = [self.sentences[parent] for parent in parents]
-        self.caches = [[*self.caches[parent], []] for parent in parents]
+        self.sentences = self.sentences[parents]
         registers = Registers()
         layer = 0  # of cross-attention
         for number, operation in enumerate(self.program.operations[:-1]):
             result: tuple[Any, bool]
             match operation:
                 case Embedding():
-                    position = len(self.caches[0]) - 1 if self.caches and operation.longest is None else 0
+                    position = self.position if operation.longest is None else 0
                     result = embedding(operation, tokens, np.full(len(tokens), position)), False
                 case SelfAttention():
-                    rows = registers.values[operation.input][0]
-                    pairs = zip(self.caches, rows, strict=True)
-                    result = np.stack([_cached_attention(*pair, operation) for pair in pairs]), False
+                    query, *added = np.split(registers.values[operation.input][0], 3, axis=1)
+                    cache = to_float16(np.concatenate(added, axis=1))[:, None]
+                    if number in self.caches:
+                        cache = np.concatenate([self.caches[number][parents], cache], axis=1)
+                    self.caches[number] = cache
+                    keys, values = np.split(cache, 2, axis=2)
+                    result = self_attention(query, keys, values, operation.heads, operation.bias), False
                 case Recurrence():
                     gates = registers.values[operation.input][0]
                     before = self.cells.get(number, np.zeros((len(parents), gates.shape[1] // 2), np.float32))
@@ -159,24 +163,16 @@ class Decoding:
                     result = (y, True) if added is None else (y + registers.values[added][0], False)
                 case CrossAttention():
                     queries = registers.values[operation.input][0]
-                    results = []
-                    for query, sentence in zip(queries, self.sentences, strict=True):
-                        keys, values = self.cross_kv[sentence][layer]
-                        results.append(attention(query[None], keys, values, operation.heads))
-                    result = np.concatenate(results), False
+                    attended = np.empty_like(queries)
+                    for sentence in np.unique(self.sentences):
+                        rows = self.sentences == sentence
+                        attended[rows] = attention(queries[rows], *self.cross_kv[sentence][layer], operation.heads)
+                    result = attended, False
                     layer += 1
                 case _:
                     result = registers.result(operation)
             registers.values[operation.out] = result  # type: ignore[union-attr]
+        self.position += 1
         last = self.program.operations[-1]
         assert isinstance(last, Vocabulary)
         return linear(last.layer, *registers.values[last.input])
-
-
-def _cached_attention(cache: list[list[Floats]], x: Floats, operation: SelfAttention) -> Floats:
-    """Self-attention of one row [query | key | value], whose key and value join the cache."""
-    query, key_value = np.split(x, [len(x) // 3])
-    cache[-1].append(to_float16(key_value))
-    layer = len(cache[-1]) - 1
-    keys, values = np.split(np.stack([position[layer] for position in cache]), 2, axis=1)
-    return self_attention(query, keys, values, operation.heads, operation.bias)

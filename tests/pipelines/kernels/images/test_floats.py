@@ -37,7 +37,7 @@ from pipelines.kernels.images.steps.activation import activation_table, exact
 pytestmark = pytest.mark.skipif(not extension.isas(), reason=f"no native kernels: {extension.missing()}")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_every_float_step(data: st.DataObject) -> None:
     """Any number of channels, bytes and floats read and written, and a depthwise convolution of any shape."""

@@ -79,7 +79,6 @@ def test_pixels_are_stacked(floats: bool) -> None:
         dataclasses.replace(found, tensors=(*tensors[:2], (8, 2, 3)))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_convolution_of_any_shape(data: st.DataObject) -> None:
     """Odd sizes, 1 to 9 channels a group, any pads, strides, dilations and groups, and a sum behind."""
@@ -170,7 +169,7 @@ def test_depthwise(kernel: tuple[int, int], stride: int, channels: int) -> None:
     same_bits(found, rng.integers(0, 256, (1, channels, 9, 11), dtype=np.uint8))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_pools_sums_lookups_and_concatenations(data: st.DataObject) -> None:
     """Two branches over pools, summed, looked up and concatenated."""
@@ -270,7 +269,7 @@ def test_a_call_touches_no_page_for_the_first_time() -> None:
     assert min(calls() for _ in range(5)) < opened[1][0].arena / page  # those of threads that begin, not of one arena
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_maps_made_larger_and_several_results(data: st.DataObject) -> None:
     """Any rows and columns in any order, odd numbers of channels, results of tensors that steps before the last wrote."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.kernels import extension
@@ -23,7 +23,6 @@ def isas():
     return found
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     n=st.integers(1, 40),
     m=st.integers(1, 1200),

@@ -167,10 +167,7 @@ def test_translations_are_those_of_the_reference_and_near_the_float_model(pre, b
     found = NativeTranslator(model, threads=2).translate(sources, limits, **options)
     mapped, encoder = decoder_program(model), encoder_program(model)
     known = [reference.encode(encoder, each) for each in sources]
-    emulated = [
-        beam_search(reference.Decoding(mapped, [each]), np.array([most]), **options)[0]
-        for each, most in zip(known, limits, strict=True)
-    ]
+    emulated = beam_search(reference.Decoding(mapped, known), np.array(limits), **options)
     assert np.mean([one[0][0] == two[0].tokens for one, two in zip(found, emulated, strict=True)]) >= 0.995
     if beam == 1:
         decoding = [net.begin(torch.from_numpy(each[None])) for each in sources]

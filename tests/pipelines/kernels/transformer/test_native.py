@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from helpers.arrays import floats
 from helpers.transformer_programs import dense, every_isa, same
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.kernels import extension
@@ -26,7 +26,6 @@ pytestmark = pytest.mark.skipif(native is None, reason=extension.missing())
 @every_isa
 @pytest.mark.parametrize("nonnegative", [False, True])
 @given(st.integers(0, 20), st.integers(1, 300), st.integers(0, 2**32))
-@settings(deadline=None)
 def test_rows_are_quantized_alike(isa, nonnegative, n, width, seed):
     rng = np.random.default_rng(seed)
     x = floats(rng, n, width) * (10.0 ** rng.integers(-38, 30, (n, 1))).astype(np.float32)
@@ -46,7 +45,6 @@ def test_rows_are_quantized_alike(isa, nonnegative, n, width, seed):
     st.integers(0, 255),
     st.integers(0, 2**32),
 )
-@settings(deadline=None)
 def test_rows_are_quantized_alike_by_static_qparams(isa, n, width, scale, zero, seed):
     rng = np.random.default_rng(seed)
     scale = float(np.float32(scale))
@@ -95,7 +93,6 @@ def test_a_row_that_is_no_number_has_no_finite_scale(isa, odd, qparams):
 
 @every_isa
 @given(st.integers(0, 20), st.integers(1, 300), st.integers(0, 2**32))
-@settings(deadline=None)
 def test_layers_are_normalized_alike(isa, n, width, seed):
     rng = np.random.default_rng(seed)
     x, scale, bias = floats(rng, n, width) + 3, floats(rng, width), floats(rng, width)
@@ -131,7 +128,6 @@ def test_every_float16_comes_back_and_other_numbers_go_to_the_nearest(isa):
     st.sampled_from([16, 32, 48, 64, 80]),
     st.integers(0, 2**32),
 )
-@settings(deadline=None)
 def test_attention_is_alike(isa, n, count, heads, size, seed):
     rng = np.random.default_rng(seed)
     query, keys_values = floats(rng, n, heads * size), floats(rng, count, 2 * heads * size)
@@ -155,7 +151,6 @@ def test_attention_is_alike(isa, n, count, heads, size, seed):
 
 @every_isa
 @given(st.integers(1, 70), st.integers(1, 90), st.integers(1, 4), st.integers(0, 2**32))
-@settings(deadline=None)
 def test_a_bias_by_position_is_added_alike(isa, count, reach, heads, seed):
     rng = np.random.default_rng(seed)
     query, keys_values = floats(rng, 2, heads * 16), floats(rng, count, 2 * heads * 16)
@@ -181,7 +176,6 @@ def test_a_bias_by_position_is_added_alike(isa, count, reach, heads, seed):
     st.booleans(),
     st.integers(0, 2**32),
 )
-@settings(max_examples=60, deadline=None)
 def test_linear_layers_are_alike(isa, n, inputs, outputs, nonnegative, relu, more, seed):
     rng = np.random.default_rng(seed)
     layer, x, residual = dense(rng, inputs, outputs), floats(rng, n, inputs), floats(rng, n, outputs) if more else None
@@ -213,7 +207,6 @@ def test_wide_layers_are_alike(isa, inputs):
 
 @every_isa
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 400), st.data(), st.integers(0, 2**32))
-@settings(deadline=None)
 def test_top_k_is_alike(isa, n, inputs, words, data, seed):
     rng = np.random.default_rng(seed)
     count = data.draw(st.integers(1, min(words, 32)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from helpers.translation_networks import WORDS, network
 from pipelines.core.errors import RequestError
 from pipelines.engines.native.translation import NativeTranslator
 from pipelines.kernels import extension
-from pipelines.kernels.transformer import reference
+from pipelines.kernels.transformer import program_file, reference
 from pipelines.kernels.transformer.mapping.from_graph import programs
 from zoo.translation.data.tokens import END, START
 from zoo.translation.export.freeze import export
@@ -52,47 +53,45 @@ RULES = {
 class Case:
     """A decoder whose translations end here and there, sentences, and the encoder's results of these."""
 
-    def __init__(self, form: str, bias: float) -> None:
+    def __init__(self, form: str, bias: float, file: Path) -> None:
         net = network(form, sharp=2.0)
         with torch.no_grad():
             net.output_bias.zero_()
             net.output_bias[END] = bias
-        self.graph = export(net)
-        encoder, self.decoder = programs(self.graph)
+        encoder, self.decoder = programs(export(net))
+        self.file = file
+        program_file.save(file, (encoder, self.decoder))
         rng = np.random.default_rng(0)
         self.sources = [np.array([*rng.integers(4, WORDS, 3 + i % 5), END], np.int32) for i in range(10)]
         self.limits = np.array([2 * len(each) + 6 for each in self.sources])
         self.memories = [reference.encode(encoder, each) for each in self.sources]
 
-    def wanted(self, i, rules, beam, words=None, demands=None):
-        """Translations of sentence `i` by the numpy search."""
-        decoding = reference.Decoding(self.decoder, [self.memories[i]])
-
-        def step(tokens, parents):
-            logits = decoding(tokens, parents)
-            if words is None:
-                return logits
-            masked = np.full_like(logits, -1e9)
-            masked[:, words] = logits[:, words]
-            return masked
-
-        options = {"beam": beam, "best": beam, "length_penalty": rules.length_penalty, "rules": rules}
-        options |= {"sources": [self.sources[i].tolist()], "demands": demands and demands[i : i + 1]}
-        return beam_search(step, self.limits[i : i + 1], start=START, end=END, **options)[0]
+    def wanted(self, rules, beam, words=None, demands=None):
+        """Translations by the numpy search; sentences whose prefixes have the same length are one batch."""
+        demands = demands or [Demands()] * len(self.sources)
+        lengths = np.array([len(each.prefix) for each in demands])
+        wanted = [None] * len(self.sources)
+        for length in np.unique(lengths):
+            batch = np.flatnonzero(lengths == length).tolist()
+            options = {"beam": beam, "best": beam, "length_penalty": rules.length_penalty, "rules": rules}
+            options |= {"sources": [self.sources[i].tolist() for i in batch], "demands": [demands[i] for i in batch]}
+            decoding = reference.Decoding(self.decoder, [self.memories[i] for i in batch])
+            options["allowed"] = words and [words[i] for i in batch]
+            found = beam_search(decoding, self.limits[batch], start=START, end=END, **options)
+            for i, each in zip(batch, found, strict=True):
+                wanted[i] = each
+        return wanted
 
     def check(self, found, rules, beam, words=None, demands=None):
-        lengths = set()
-        for i, each in enumerate(found):
-            wanted = self.wanted(i, rules, beam, None if words is None else words[i], demands)
+        for each, wanted in zip(found, self.wanted(rules, beam, words, demands), strict=True):
             assert [tokens for tokens, _ in each] == [one.tokens for one in wanted]
             np.testing.assert_allclose([score for _, score in each], [one.score for one in wanted], atol=1e-5)
-            lengths |= {len(tokens) for tokens, _ in each}
-        assert len(lengths) > 1
+        assert len({len(tokens) for each in found for tokens, _ in each}) > 1
 
 
 @pytest.fixture(scope="module")
-def case():
-    return Case("gelu", 0.3)
+def case(tmp_path_factory):
+    return Case("gelu", 0.3, tmp_path_factory.mktemp("case") / "programs.zoo")
 
 
 @pytest.mark.parametrize("beam", [1, 4])
@@ -106,7 +105,7 @@ def test_the_native_search_follows_the_rules(case, name, beam):
         "rules": rules.native_options,
         "slots": 3,
     }
-    translator = NativeTranslator(case.graph)
+    translator = NativeTranslator(case.file)
     found = translator.translate(case.sources, case.limits, start=START, end=END, **options)
     case.check(found, rules, beam)
     speculation = translator.speculation(copies=True, costs=(1.0, 0.0, 0.0))  # proposes wherever it can
@@ -125,7 +124,7 @@ def test_translations_begin_with_the_prefix_of_their_sentence(case, name, beam):
     demands = [Demands(tuple(draw.integers(4, WORDS, i % 4).tolist())) for i in range(len(case.sources))]
     options = {"start": START, "end": END, "beam": beam, "best": beam, "demands": demands, "slots": 3}
     options |= {"length_penalty": rules.length_penalty, "rules": rules.native_options}
-    translator = NativeTranslator(case.graph)
+    translator = NativeTranslator(case.file)
     found = translator.translate(case.sources, case.limits, **options)
     case.check(found, rules, beam, demands=demands)
     for each, asked in zip(found, demands, strict=True):
@@ -162,15 +161,13 @@ def test_translations_contain_the_phrases_of_their_sentence(case, name, beam):
     options = {"start": START, "end": END, "beam": beam, "best": beam, "demands": demands, "slots": 3}
     options |= {"length_penalty": rules.length_penalty, "rules": rules.native_options}
     limits = case.limits + 4
-    found = NativeTranslator(case.graph).translate(case.sources, limits, **options)
+    found = NativeTranslator(case.file).translate(case.sources, limits, **options)
     case.limits, before = limits, case.limits
     case.check(found, rules, beam, demands=demands)
     case.limits = before
     for each, asked in zip(found, demands, strict=True):
         assert not asked.unmet(each[0][0])
-    alone = NativeTranslator(case.graph).translate(
-        case.sources[7:8], limits[7:8], **options | {"demands": demands[7:8]}
-    )
+    alone = NativeTranslator(case.file).translate(case.sources[7:8], limits[7:8], **options | {"demands": demands[7:8]})
     assert alone[0] == found[7]
 
 
@@ -178,7 +175,7 @@ def test_translations_contain_the_phrases_of_their_sentence(case, name, beam):
 def test_phrases_are_whole_words(case, beam):
     """Of the likeliest translations a token is asked for that is followed by another one of its word there."""
     options = {"start": START, "end": END, "beam": beam, "best": beam}
-    native = NativeTranslator(case.graph)
+    native = NativeTranslator(case.file)
     free = [each[0][0] for each in native.translate(case.sources, case.limits, **options)]
     demands = []
     for tokens in free:
@@ -202,14 +199,14 @@ def test_phrases_are_whole_words(case, beam):
 def test_phrases_that_do_not_fit_come_in_part(case):
     asked = Demands((), ((20, 21, 22), (30, 31, 32)), ("a", "b"))
     options = {"start": START, "end": END, "beam": 4, "demands": [asked]}
-    (found,) = NativeTranslator(case.graph).translate(case.sources[:1], [5], **options)
+    (found,) = NativeTranslator(case.file).translate(case.sources[:1], [5], **options)
     assert len(asked.unmet(found[0][0])) == 1
     options["demands"] = [Demands((), ((20, 21), (30, 31)), ("a", "b"))]
-    (found,) = NativeTranslator(case.graph).translate(case.sources[:1], [5], **options)
+    (found,) = NativeTranslator(case.file).translate(case.sources[:1], [5], **options)
     assert not options["demands"][0].unmet(found[0][0])
     for wrong, why in (({"beam": 1}, "beam of 2"), ({"demands": [Demands((), ((WORDS,),), ("a",))]}, "vocabulary")):
         with pytest.raises(RequestError, match=why):
-            NativeTranslator(case.graph).translate(case.sources[:1], [5], **options | wrong)
+            NativeTranslator(case.file).translate(case.sources[:1], [5], **options | wrong)
 
 
 VARIANTS = {
@@ -229,7 +226,7 @@ def test_samples_and_groups_of_beams_are_those_of_the_reference(case, name):
     beam, rules = VARIANTS[name]
     demands = [Demands(prefix=(20, 21, 22)[: i % 4]) for i in range(len(case.sources))]
     options = {"start": START, "end": END, "beam": beam, "best": beam, "rules": rules.native_options}
-    translator = NativeTranslator(case.graph)
+    translator = NativeTranslator(case.file)
     found = translator.translate(case.sources, case.limits, demands=demands, slots=3, **options)
     for i, each in enumerate(found):
         decoding = reference.Decoding(case.decoder, [case.memories[i]])
@@ -255,7 +252,7 @@ def test_samples_have_the_frequencies_of_their_probabilities(case):
     drawn = []
     for seed in range(8):
         options["rules"]["seed"] = seed
-        (found,) = NativeTranslator(case.graph).translate(case.sources[:1], [1], **options)
+        (found,) = NativeTranslator(case.file).translate(case.sources[:1], [1], **options)
         drawn += [tokens[0] if tokens else END for tokens, _ in found]
     logits = reference.Decoding(case.decoder, case.memories[:1])(np.array([START]), np.array([0]))
     scores = torch.tensor(logits)
@@ -282,7 +279,7 @@ def test_only_the_words_of_a_shortlist_come(case, isa):
         np.unique([END, *rng.choice(np.arange(4, WORDS), 20 + i, replace=False)]).astype(np.int32)
         for i in range(len(case.sources))
     ]
-    translator = NativeTranslator(case.graph, isa=isa)
+    translator = NativeTranslator(case.file, isa=isa)
     found = translator.translate(case.sources, case.limits, start=START, end=END, words=words, best=4, slots=4)
     case.check(found, SearchConfig(), 4, words)
     alone = [
@@ -304,7 +301,7 @@ def test_words_that_sentences_share_change_nothing(case, isa, beam):
     ]
     words[3], words[5] = np.setdiff1d(words[3], shared[-1:]), np.arange(WORDS, dtype=np.int32)
     options = {"start": START, "end": END, "beam": beam, "best": beam}
-    translator = NativeTranslator(case.graph, isa=isa)
+    translator = NativeTranslator(case.file, isa=isa)
     plain = translator.translate(case.sources, case.limits, words=words, slots=4, **options)
     translator.share_words(shared)
     found = translator.translate(case.sources, case.limits, words=words, slots=4, **options)
@@ -316,7 +313,7 @@ def test_words_that_sentences_share_change_nothing(case, isa, beam):
     ]
     assert found == alone
     whole = translator.translate(case.sources, case.limits, slots=3, **options)
-    assert whole == NativeTranslator(case.graph, isa=isa).translate(case.sources, case.limits, **options)
+    assert whole == NativeTranslator(case.file, isa=isa).translate(case.sources, case.limits, **options)
 
 
 def test_renormalized_words_of_a_shortlist(case):
@@ -328,7 +325,7 @@ def test_renormalized_words_of_a_shortlist(case):
     ]
     words[3] = np.setdiff1d(np.arange(WORDS, dtype=np.int32), shared[-1:])
     rules = SearchConfig(kind="transformers", banned=tuple(shared[3:6].tolist()), least=7, renormalize=True)
-    translator = NativeTranslator(case.graph)
+    translator = NativeTranslator(case.file)
     for _ in range(2):
         options = {"start": START, "end": END, "best": 4, "rules": rules.native_options}
         case.check(translator.translate(case.sources, case.limits, words=words, **options), rules, 4, words)
@@ -338,7 +335,7 @@ def test_renormalized_words_of_a_shortlist(case):
 @pytest.mark.parametrize("words", [[], [5, 4], [4, 4], [4, WORDS], [-1, 4]])
 def test_shared_words_that_do_not_fit_are_refused(case, words):
     with pytest.raises(RequestError, match="share_words"):
-        NativeTranslator(case.graph).share_words(np.array(words, np.int32))
+        NativeTranslator(case.file).share_words(np.array(words, np.int32))
 
 
 @pytest.mark.parametrize(
@@ -352,7 +349,7 @@ def test_shared_words_that_do_not_fit_are_refused(case, words):
 )
 def test_shortlists_that_do_not_fit_are_refused(case, words, why):
     with pytest.raises(RequestError, match=why):
-        NativeTranslator(case.graph).translate(
+        NativeTranslator(case.file).translate(
             case.sources[:1], case.limits[:1], start=START, end=END, words=[np.array(words, np.int32)]
         )
 
@@ -373,4 +370,4 @@ def test_shortlists_that_do_not_fit_are_refused(case, words, why):
 )
 def test_rules_that_do_not_fit_are_refused(case, rules, why):
     with pytest.raises(RequestError, match=why):
-        NativeTranslator(case.graph).translate(case.sources, case.limits, start=START, end=END, rules=rules)
+        NativeTranslator(case.file).translate(case.sources, case.limits, start=START, end=END, rules=rules)

@@ -13,6 +13,8 @@ from helpers.translation_networks import WORDS, network
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.engines.native.translation import NativeTranslator
 from pipelines.kernels import extension
+from pipelines.kernels.transformer import program_file
+from pipelines.kernels.transformer.mapping.from_graph import programs
 from zoo.translation.data.tokens import END, START
 from zoo.translation.export.freeze import export
 
@@ -21,8 +23,11 @@ COUNT, LIMIT = 60, 25
 
 
 @pytest.fixture(scope="module")
-def graph():
-    return export(network())
+def graph(tmp_path_factory):
+    """The file of the programs of a graph."""
+    path = tmp_path_factory.mktemp("programs") / "programs.zoo"
+    program_file.save(path, programs(export(network())))
+    return path
 
 
 @pytest.fixture(scope="module")

@@ -325,7 +325,7 @@ MOVED = {
 
 
 @given(networks(), st.booleans())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_random_networks(tmp_path_factory, case, symmetric):
     found, rng = case
     x = rng.standard_normal((24, 3, 8, 8)).astype(np.float32)

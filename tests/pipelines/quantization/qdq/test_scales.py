@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from helpers.rewriting import model, run
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.errors import RequestError
@@ -38,7 +38,6 @@ def test_activation_qparams(low, high, scale, zero):
 
 
 @given(st.floats(-1e6, 1e6, width=32), st.floats(-1e6, 1e6, width=32))
-@settings(max_examples=200, deadline=None)
 def test_activation_qparams_cover_the_range_and_hold_zero(a, b):
     low, high = min(a, b), max(a, b)
     scale, zero = activation_qparams(TensorRange(low, high, low, high, 1))
@@ -50,7 +49,6 @@ def test_activation_qparams_cover_the_range_and_hold_zero(a, b):
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([7, 8]), st.sampled_from([0, 1]))
-@settings(max_examples=50, deadline=None)
 def test_weights_are_never_saturated(seed, bits, axis):
     rng = np.random.default_rng(seed)
     w = (
@@ -94,7 +92,6 @@ def test_a_channel_of_zeros():
 
 
 @given(st.floats(-1e4, 1e4), st.floats(-1e4, 1e4), st.booleans())
-@settings(max_examples=200, deadline=None)
 def test_uint8_qparams_are_those_of_one_activation(one, other, symmetric):
     low, high = min(one, other), max(one, other)
     scale, zero = uint8_qparams(low, high, symmetric)

@@ -133,7 +133,7 @@ def plain(rows):
     return [{**row, "tags": tags} for row, tags in zip(rows, lists, strict=True)]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(rows=st.lists(ROW, min_size=1, max_size=6))
 def test_every_source_gives_the_same_ids_bit_for_bit(tmp_path_factory, rows):
     rows, folder = plain(rows), tmp_path_factory.mktemp("log")
@@ -146,7 +146,6 @@ def test_every_source_gives_the_same_ids_bit_for_bit(tmp_path_factory, rows):
             np.testing.assert_array_equal(getattr(found, each), getattr(truth, each), err_msg=f"{name}: {each}")
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     texts=st.lists(
         st.one_of(
@@ -257,7 +256,6 @@ def test_values_of_python():
         list(open_log([{"town": b"\xff"}]).batches())
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.one_of(WORDS, FLOATS, FLOATS.map(repr), st.integers(), st.booleans(), st.none(), ITEMS, st.text(max_size=6)))
 @pytest.mark.parametrize("form", [CellForm(";"), CellForm(";", canonical=False)])
 def test_a_value_alone_has_the_text_that_it_has_in_a_column(form, value):

@@ -4,7 +4,7 @@ import gzip
 
 import numpy as np
 import pytest
-from hypothesis import event, example, given, settings
+from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from pipelines.core.errors import RequestError
@@ -197,7 +197,6 @@ def test_times_to_the_nanosecond_are_read(both):
     assert found[0] == -np.inf and found[1:].tolist() == [1_704_067_200.0 + at for at in range(60)]
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     content=contents(),
     unit=st.sampled_from(["s", "ms", "text"]),
@@ -211,7 +210,6 @@ def test_any_log_reads_the_same(both, content, unit, labelled, cut, isa, packed)
     event("error" if len(found) < 18 else "rows")
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.sampled_from([*b',,,\n\n019-."""\r ax\0\xff\xc3\xa4']), max_size=300).map(bytes),
     st.sampled_from([["user"], ["user", "a"], ["mean", "b", "max"]]),

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.errors import RequestError
@@ -146,7 +146,6 @@ ROW = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(rows=st.lists(ROW, min_size=1, max_size=8), order=st.permutations(NAMES), delimiter=st.sampled_from(",;\t"))
 def test_any_row_is_read_as_the_schema_says(tmp_path_factory, rows, order, delimiter):
     """Quotes, line feeds in quotes, unicode, lists, strays among numbers, columns in any order, and an extra one."""

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from helpers.readings import ARRAYS, outcome, same_without_kernels
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipelines.core.errors import RequestError
@@ -85,7 +85,6 @@ def contents(draw):
     return b"".join(lines)
 
 
-@settings(max_examples=200, deadline=None)
 @given(content=contents(), labelled=st.booleans(), block=st.sampled_from([40, 300, 1 << 20]))
 @example(content=b"\n", labelled=True, block=40)
 def test_any_rows_read_the_same(both, content, labelled, block):
@@ -95,7 +94,6 @@ def test_any_rows_read_the_same(both, content, labelled, block):
     both(b"\n".join(lines), features(), block)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from([*b"\t\t\t\n\n01279-+.eE\r \0\xffab"]), max_size=300).map(bytes))
 def test_any_bytes(both, content):
     both(content, features("value", "own"))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.errors import RequestError
@@ -64,7 +64,6 @@ def assert_same(read, expected):
         np.testing.assert_array_equal(getattr(read, name), getattr(expected, name), strict=True)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.fixed_dictionaries({name: values for name in SCHEMA.feature_names}), min_size=1, max_size=6), st.data()
 )
@@ -85,7 +84,6 @@ json_plain = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow
 json_values = json_plain | st.none() | st.lists(json_plain | st.none(), max_size=4)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(SCHEMA.feature_names), json_values), min_size=1, max_size=6))
 def test_json_rows_of_a_server_have_the_ids_of_their_csv(rows):
     """Rows that the native parser takes are not written as CSV."""

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.errors import RequestError
@@ -382,7 +382,6 @@ def test_the_label_is_named(tmp_path, capsys):
         assert said in capsys.readouterr().err
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12), st.floats(width=32)),

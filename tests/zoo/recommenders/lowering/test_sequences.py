@@ -1,5 +1,6 @@
 """Families of sequences as native programs: the numbers of their float graph, and the same bits for a shared user."""
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -71,6 +72,12 @@ def feeds_of(features, count, rng):
     return feeds | ({"scales": rng.random((count, widths["scales"]), np.float32)} if "scales" in widths else {})
 
 
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    """cases(family, seed): what `lowered` returns, made once."""
+    return functools.cache(lambda family, seed: lowered(family, seed, tmp_path_factory.mktemp(family)))
+
+
 def lowered(family, seed, tmp_path, grow=1.0, **settings):
     """(features, path of the float graph, its program) of a network with random weights."""
     from zoo.recommenders.export.fx_export import export
@@ -117,8 +124,8 @@ def tuple_of(results):
 
 
 @pytest.mark.parametrize(("family", "seed"), CASES)
-def test_numbers_of_the_graph(family, seed, tmp_path):
-    features, path, program = lowered(family, seed, tmp_path)
+def test_numbers_of_the_graph(family, seed, cases):
+    features, path, program = cases(family, seed)
     feeds = feeds_of(features, 130, np.random.default_rng(seed + 50))
     expected = OnnxRuntimeSession(path, 1).run(feeds)
     feeds = fed(program, feeds)
@@ -144,24 +151,25 @@ def test_large_weights_of_an_encoder_stay_float(grow, tmp_path):
 
 
 @pytest.mark.parametrize(("family", "seed"), CASES)
-def test_one_user_and_many_items(family, seed, tmp_path):
-    features, _, program = lowered(family, seed, tmp_path)
+def test_one_user_and_many_items(family, seed, cases):
+    features, _, program = cases(family, seed)
     users = [field for field in features.fields if field.column.tower == "user"]
     columns = [at for field in users for at in range(field.start, field.start + field.width)]
     scales = [field.scale for field in users if field.scale >= 0]
-    for count in (1, 64, 150):
+    inputs = SharedInputs(columns, (), scales)
+    kinds = ((None, ""), (inputs, ""), (inputs, native.RECORDS), (inputs, native.SCORES))
+    programs = {isa: [native.click_program(program, isa, *each) for each in kinds] for isa in extension.isas()}
+    for count in (1, 65):
         feeds = feeds_of(features, count, np.random.default_rng(seed + count))
         feeds["ids"][:, columns] = feeds["ids"][-1, columns]
         if scales:
             feeds["scales"][:, scales] = feeds["scales"][-1, scales]
-        for isa in extension.isas():
-            plain = native.click_program(program, isa)
-            shared = native.click_program(program, isa, SharedInputs(columns, (), scales))
+        for plain, shared, *with_items in programs.values():
             results = [tuple_of(made(*arrays_of(fed(program, feeds)))) for made in (plain, shared)]
             positions = np.random.default_rng(seed).permutation(count)
-            for kept in (native.RECORDS, native.SCORES):
+            for made in with_items:
                 arrays = arrays_of(fed(program, feeds))
-                items = ranked(program, isa, SharedInputs(columns, (), scales), arrays, positions, kept)
+                items = ranked(made, inputs, arrays, positions)
                 for one, other, third in zip(*results, tuple_of(items), strict=True):
                     assert one.tobytes() == other.tobytes() and one[positions].tobytes() == third.tobytes()
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.errors import RequestError
@@ -87,7 +87,6 @@ def test_wrong_tables_are_refused():
 
 
 @native
-@settings(max_examples=60, deadline=None)
 @given(
     tables=st.lists(
         st.tuples(
