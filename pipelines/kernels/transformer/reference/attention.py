@@ -188,5 +188,6 @@ def _softmax_weighted(scores: Floats, values: Floats) -> Floats:
     total = np.zeros((*scores.shape[:-1], split.shape[-1]), np.float32)
     for t in range(count):
         total = total + weights[..., t, None] * split[..., t, :, :]
-    normalized = total * (np.float32(1) / sum_lanes(weights))[..., None]
-    return normalized.reshape(*scores.shape[:-2], values.shape[-1])
+    normalized: Floats = total * (np.float32(1) / sum_lanes(weights))[..., None]
+    joined: Floats = normalized.reshape(*scores.shape[:-2], values.shape[-1])
+    return joined

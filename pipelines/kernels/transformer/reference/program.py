@@ -147,8 +147,8 @@ class Decoding:
                     position = self.position if operation.longest is None else 0
                     result = embedding(operation, tokens, np.full(len(tokens), position)), False
                 case SelfAttention():
-                    query, *added = np.split(registers.values[operation.input][0], 3, axis=1)
-                    cache = to_float16(np.concatenate(added, axis=1))[:, None]
+                    query, key, value = np.split(registers.values[operation.input][0], 3, axis=1)
+                    cache = to_float16(np.concatenate([key, value], axis=1))[:, None]
                     if number in self.caches:
                         cache = np.concatenate([self.caches[number][parents], cache], axis=1)
                     self.caches[number] = cache
@@ -164,9 +164,10 @@ class Decoding:
                 case CrossAttention():
                     queries = registers.values[operation.input][0]
                     attended = np.empty_like(queries)
-                    for sentence in np.unique(self.sentences):
-                        rows = self.sentences == sentence
-                        attended[rows] = attention(queries[rows], *self.cross_kv[sentence][layer], operation.heads)
+                    for sentence in set(self.sentences.tolist()):
+                        of_sentence = self.sentences == sentence
+                        keys, values = self.cross_kv[sentence][layer]
+                        attended[of_sentence] = attention(queries[of_sentence], keys, values, operation.heads)
                     result = attended, False
                     layer += 1
                 case _:
