@@ -71,4 +71,7 @@ def run(program: ImageProgram, x: Array) -> Array:
     sample = Run(x, program.tensors)
     for step in program.steps:
         step.compute(sample)
-    return np.concatenate(sample.results)
+    places, values = (np.concatenate(each) for each in zip(*sample.results, strict=True))
+    found = np.empty(program.results, np.float32)
+    found[places] = values
+    return found

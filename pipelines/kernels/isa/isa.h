@@ -383,6 +383,8 @@ struct ImageKernels {
     void (*weigh_floats)(const float *const *xs, const float *weights, int64_t rows, int64_t n, float *out);
     // out + (x - mean)^2
     void (*add_squares)(const float *x, const float *mean, int64_t n, float *out);
+    // exp(x - max) / sum over each of `groups` runs of `size` floats of n pixels; pitches in floats
+    void (*softmax)(const float *x, int64_t x_pitch, int64_t groups, int64_t size, int64_t n, float *out, int64_t out_pitch);
 };
 
 // One instruction set's version of the kernels.

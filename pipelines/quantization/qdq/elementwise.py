@@ -14,6 +14,7 @@ from pipelines.quantization.qdq.insertion import QdqInserter
 from pipelines.quantization.qdq.quantize_early import moves
 from pipelines.quantization.qdq.scales import dequantized_qparams
 
+FEW = 8  # products of a layer for each of its inputs and outputs, below which conversions to and from int8 cost more
 OPERATORS = ("Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "ReduceMean", "Sigmoid", "LeakyRelu")
 # without an int8 kernel in onnxruntime, which reads and writes int8 tensors around them all the same
 FUNCTIONS = ("Relu", "Clip", "HardSwish", "HardSigmoid", "Tanh", "Elu", "Gelu", "PRelu", "Mish", "Softplus", "Erf")
@@ -54,14 +55,15 @@ def refuse(node: ir.Node) -> str:
     return "" if activation_inputs(node) else "it is constant"
 
 
-def deselect(graph: ir.Graph, selected: set[ir.Node], depthwise: bool = False) -> dict[ir.Node, str]:
+def deselect(graph: ir.Graph, selected: set[ir.Node], only_faster: bool = False) -> dict[ir.Node, str]:
     """Removes those of `OPERATORS` that are not between int8 operators.
 
     Args:
         graph: Float graph.
         selected: Int8 operators; it is changed.
-        depthwise: Also remove depthwise convolutions whose input no int8 layer computes or reads, and whose output none
-            reads, as in ConvNeXt. They take fewer multiplications per value than the conversions to and from int8 cost.
+        only_faster: Also remove layers whose input no int8 layer computes or reads, and whose output none reads, if
+            they take fewer multiplications per value than the conversions to and from int8 cost: depthwise
+            convolutions (ConvNeXt), and layers of few weights behind float operators (box sides of YOLOv8).
 
     Returns:
         Reason by removed operator.
@@ -72,8 +74,8 @@ def deselect(graph: ir.Graph, selected: set[ir.Node], depthwise: bool = False) -
         for node in graph:
             if node in selected and node.op_type in OPERATORS and (why := _not_between(node, selected)):
                 found[node] = why
-            elif depthwise and node in selected and _is_isolated_depthwise(node, selected):
-                found[node] = "a depthwise convolution between float operators is no faster in int8"
+            elif only_faster and node in selected and (kind := _small_and_isolated(node, selected)):
+                found[node] = f"{kind} between float operators is no faster in int8"
         if not found:
             return reasons
         selected.difference_update(found)
@@ -91,14 +93,22 @@ def _not_between(node: ir.Node, selected: set[ir.Node]) -> str:
     return "" if _reaches(node.outputs[0], selected) else "nothing after it is int8"
 
 
-def _is_isolated_depthwise(conv: ir.Node, selected: set[ir.Node]) -> bool:
-    """Whether `conv` is depthwise, and no int8 layer shares its input, computes it or reads the result."""
-    x, weight = conv.inputs[0], query.constant(conv.inputs[1]) if conv.op_type == "Conv" else None
-    if x is None or weight is None or weight.shape[1] != 1 or conv.attributes.get_int("group", 1) == 1:
-        return False
-    others = {user for user in x.consumers() if user is not conv}
-    layers_near = {node for node in (*others, _source(x)) if node in selected and node.op_type in layers.LAYERS}
-    return not layers_near and dequantized_qparams(x) is None and not _reaches(conv.outputs[0], selected)
+def _small_and_isolated(layer: ir.Node, selected: set[ir.Node]) -> str:
+    """What a layer of few multiplications is that no int8 layer feeds, shares the input of, or reads; "" for others."""
+    x, weight = layer.inputs[0], query.constant(layer.inputs[1]) if layer.op_type in layers.LAYERS else None
+    if x is None or weight is None or weight.ndim < 1:
+        return ""
+    others = {user for user in x.consumers() if user is not layer}
+    source = _source(x)
+    layers_near = {node for node in (*others, source) if node in selected and node.op_type in layers.LAYERS}
+    if layers_near or dequantized_qparams(x) is not None or _reaches(layer.outputs[0], selected):
+        return ""
+    groups = layer.attributes.get_int("group", 1) if layer.op_type == "Conv" else 1
+    if layer.op_type == "Conv" and weight.shape[1] == 1 != groups:
+        return "a depthwise convolution"
+    inputs, outputs = weight.shape[:2] if weight.ndim > 1 else (len(weight), 1)
+    few = weight.size < FEW * (inputs * groups + outputs)
+    return "a layer of few weights" if few and source is not None and source not in selected else ""
 
 
 def _source(value: ir.Value) -> ir.Node | None:

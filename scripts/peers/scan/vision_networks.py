@@ -338,7 +338,7 @@ class Yolo(nn.Module):
             y = torch.cat((self.boxes[index](level), self.scores[index](level)), 1)
             levels.append(y.view(y.shape[0], 4 * self.bins + self.classes, -1))
             height, width = level.shape[2:]
-            rows, columns = torch.arange(height) + 0.5, torch.arange(width) + 0.5
+            rows, columns = (torch.arange(side, dtype=torch.float32) + 0.5 for side in (height, width))
             grid = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), 0).reshape(2, -1)
             anchors.append(grid)
             strides.append(torch.full((1, height * width), float(size // height)))

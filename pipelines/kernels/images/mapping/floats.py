@@ -23,6 +23,7 @@ from pipelines.kernels.images.steps import (
     FloatActivation,
     FloatCopy,
     FloatDepthwise,
+    FloatDifference,
     FloatMean,
     FloatProduct,
     FloatSum,
@@ -44,7 +45,10 @@ ALIKE = 1e-5  # largest difference of two forms of a function
 @functools.cache
 def _activations() -> dict[str, NDArray[np.float32]]:
     """Results of the native activations for `GRID`, as they are defined."""
-    return {kind: exact(kind, GRID.astype(np.float64)).astype(np.float32) for kind in ("gelu", "gelu_tanh", "swish")}
+    return {
+        kind: exact(kind, GRID.astype(np.float64)).astype(np.float32)
+        for kind in ("gelu", "gelu_tanh", "swish", "sigmoid")
+    }
 
 
 def _unknown(node: ir.Node) -> Callable[[np.float32, int, int, int], int]:
@@ -84,12 +88,16 @@ class FloatValues(Functions):
             return Operand(found.real())
         raise refused(node, "reads a value that has no native float form")
 
-    def _float_tensor(self, node: ir.Node, found: Bytes | Pending) -> int:
-        """The tensor of floats of a real value, for a node that reads it."""
-        x = self._operand_of(node, found)
+    def _float_tensor(self, node: ir.Node, found: Bytes | Pending, grid: Sequence[int] | None = None) -> int:
+        """The tensor of floats of a real value, for a node that reads it; its tokens in rows of another grid."""
+        x, shape = self._operand_of(node, found), self._shape(found)
+        if grid is not None and shape[:2] != tuple(grid):
+            to = self._new_floats((*grid, shape[2]))
+            self.steps.append(Gathering(x, Operand(to), np.arange(math.prod(grid)).reshape(grid)))
+            return to
         if x.floats:
             return x.tensor
-        to = self._new_floats(self._shape(found))
+        to = self._new_floats(shape)
         self.steps.append(FloatCopy(x, Operand(to)))
         return to
 
@@ -188,25 +196,6 @@ class FloatValues(Functions):
             return index.reshape(1, height * width, channels) if last else index.reshape(1, channels, -1)
         return index[None]
 
-    def _add_constant(self, node: ir.Node, position: int) -> bool:
-        """Maps a sum with a constant that has a value per pixel and channel, such as embeddings of positions."""
-        other = input_at(node, 1 - position)
-        constant = None if other is None else self.constants.real(other)
-        x, found = self._operand(node, position)
-        elements, shape = self._elements(found), self._shape(found)
-        if constant is None or constant.ndim > elements.ndim or constant.shape[-1] != elements.shape[-1]:
-            return False
-        try:
-            values = np.broadcast_to(constant, elements.shape)
-        except ValueError:
-            return False
-        added = np.empty(elements.size, np.float32)
-        added[elements.ravel()] = values.ravel()
-        places = np.arange(shape[0] * shape[1]).reshape(shape[:2])
-        rows = added.reshape(-1, shape[2])
-        self._float_value(node, shape, lambda to: Gathering(x, to, places, rows), found)
-        return True
-
     def _layernormalization(self, node: ir.Node) -> None:
         x, found = self._operand(node)
         shape, channels = self._shape(found), self._shape(found)[2]
@@ -221,6 +210,7 @@ class FloatValues(Functions):
         self._float_value(node, shape, lambda to: make(x, to), found)
 
     def _float_add(self, node: ir.Node) -> None:
+        """Maps a sum or difference of two float values."""
         (a, first), (b, second) = self._operand(node, 0), self._operand(node, 1)
         shape, other = self._shape(first), self._shape(second)
         if layout_of(first) != layout_of(second) or math.prod(shape) != math.prod(other) or shape[2] != other[2]:
@@ -228,11 +218,9 @@ class FloatValues(Functions):
         if shape != other and not first.tokens:
             raise refused(node, "adds tensors of different shapes")
         if shape != other:  # as many tokens in rows of another length
-            rows, to = b, Operand(self._new_floats(shape))
-            places = np.arange(shape[0] * shape[1]).reshape(shape[:2])
-            self.steps.append(Gathering(rows, to, places))
-            b = to
-        self._float_value(node, shape, lambda to: FloatSum(a, b, to), first)
+            b = Operand(self._float_tensor(node, second, shape[:2]))
+        make = FloatDifference if node.op_type == "Sub" else FloatSum
+        self._float_value(node, shape, lambda to: make(a, b, to), first)
 
     def _float_mean(self, node: ir.Node, flat: bool) -> None:
         x, found = self._operand(node)
@@ -270,28 +258,60 @@ class FloatValues(Functions):
         """Maps a function of a float value; one of a single byte is a table."""
         positions = [at for at, value in enumerate(node.inputs) if value is not None and value in self.values]
         found = [self.values[node.inputs[at]] for at in positions]  # type: ignore[index]
-        alone = len(positions) == 1 and len(node.inputs) == 2 and node.op_type == "Add"
-        if alone and self._has_pixels(node, 1 - positions[0]) and self._add_constant(node, positions[0]):
+        alone = len(positions) == 1
+        linear = alone and len(node.inputs) == 2 and node.op_type in ("Add", "Sub", "Mul", "Div")
+        if alone and self._of_parts(node, positions[0]):
+            return
+        if linear and self._has_pixels(node, 1 - positions[0]):
+            self._affine(node, positions[0])
+            return
+        if len(found) == 2 and node.op_type == "Sub" and all(isinstance(each, Bytes) for each in found):
+            self._float_add(node)
             return
         if not any(isinstance(each, Pending) and each.curve is None and (each.real or each.trace) for each in found):
             super()._function(node)
             return
         trace = self._trace(node)
-        linear = len(found) == 1 and len(node.inputs) == 2 and node.op_type in ("Add", "Sub", "Mul", "Div")
         if trace is not None and self._activated(node, *trace):
             return
-        if len(found) == 2 and node.op_type == "Add" and trace is None:
-            self._float_add(node)
+        reals = all(isinstance(each, Bytes) or (isinstance(each, Pending) and each.real) for each in found)
+        if len(found) == 2 and node.op_type in ("Add", "Sub", "Mul") and reals:
+            (self._float_product if node.op_type == "Mul" else self._float_add)(node)
+            self._keep_trace(node, trace)
         elif linear and isinstance(found[0], Pending) and found[0].real is not None:
             self._affine(node, positions[0])
-            made = self.values[node.outputs[0]]
-            assert isinstance(made, Pending)
-            self.values[node.outputs[0]] = replace(made, trace=trace)
+            self._keep_trace(node, trace)
         elif trace is not None:
-            unfit: dict[str, Any] = {"result": None, "layer": None, "real": None}
+            unfit: dict[str, Any] = {"result": None, "layer": None, "real": None, "joined": None}
             self.values[node.outputs[0]] = replace(trace[0], emit=_unknown(node), trace=trace, **unfit)
         else:
             raise refused(node, "is a function of float values without a native form")
+
+    def _of_parts(self, node: ir.Node, position: int) -> bool:
+        """Maps a function of the concatenation of bytes to that of each part; False for another value."""
+        value = node.inputs[position]
+        assert value is not None
+        found = self.values[value]
+        if not isinstance(found, Pending) or found.joined is None or not found.unbounded:
+            return False
+        constants = [self.constants.real(each) for each in node.inputs if each is not None and each is not value]
+        if any(constant is None or constant.size != 1 for constant in constants):
+            return False
+        made, layout = list[Bytes | Pending](), dict(zip(("last", "flat", "tokens"), layout_of(found), strict=True))
+        for part in found.joined.parts:
+            nested = isinstance(part, Pending) and part.joined is not None
+            if isinstance(part, Pending) and part.curve is None and not nested:
+                return False
+            try:
+                self.values[value] = replace(part, **layout)  # type: ignore[arg-type]
+                self._function(node)
+            finally:
+                self.values[value] = found
+            result = self.values.pop(node.outputs[0])
+            assert isinstance(result, Bytes | Pending)
+            made.append(result)
+        self.values[node.outputs[0]] = self._joined(node, made, found.joined.stacks)
+        return True
 
     def _trace(self, node: ir.Node) -> tuple[Pending, NDArray[np.float32]] | None:
         """(the float value that a node is a function of, the function's results for `GRID`)."""
@@ -315,15 +335,23 @@ class FloatValues(Functions):
             return False
         x = self._operand_of(node, source)
         self._float_value(node, self._shape(source), lambda to: FloatActivation(x, to, kinds[0]), source)
+        if kinds[0] == "sigmoid":  # of which swish is a product
+            self._keep_trace(node, (source, results))
         return True
 
+    def _keep_trace(self, node: ir.Node, trace: tuple[Pending, NDArray[np.float32]] | None) -> None:
+        """Keeps of which value the result of a node is a function, for functions of several operators."""
+        made = self.values[node.outputs[0]]
+        assert isinstance(made, Pending)
+        self.values[node.outputs[0]] = replace(made, trace=trace)
+
     def _affine(self, node: ir.Node, position: int) -> None:
-        """Maps a sum or product of a float value with a constant per channel."""
+        """Maps a sum or product of a float value with a constant per channel, or per pixel and channel."""
         value = self.values[node.inputs[position]]  # type: ignore[index]
-        assert isinstance(value, Pending)
-        channels = value.shape[2]
-        constant = self._per_channel(node, 1 - position, channels, channel_axis(value))
-        ones, zeros = np.ones(channels, np.float32), np.zeros(channels, np.float32)
+        assert isinstance(value, Bytes | Pending)
+        shape = self._shape(value)
+        constant = self._per_element(node, 1 - position, value)
+        ones, zeros = np.ones_like(constant), np.zeros_like(constant)
         if node.op_type == "Mul" or (node.op_type == "Div" and position == 0):
             gain, bias = (constant if node.op_type == "Mul" else 1 / constant), zeros
         elif node.op_type == "Div":
@@ -332,15 +360,35 @@ class FloatValues(Functions):
             minus = node.op_type == "Sub"
             gain, bias = -ones if minus and position == 1 else ones, -constant if minus and position == 0 else constant
         gain, bias = (np.ascontiguousarray(each, np.float32) for each in (gain, bias))
-        single = len(node.inputs[position].uses()) == 1  # type: ignore[union-attr]
-        folded = value.layer.scaled(gain, bias) if value.layer is not None and value.unbounded and single else None
-        if folded is not None:
-            found = self._layer_value(node, folded)
-            layout: dict[str, Any] = {"last": value.last, "flat": value.flat, "tokens": value.tokens}
-            self.values[node.outputs[0]] = replace(found, **layout, result=found.result if value.result else None)
-            return
+        if isinstance(value, Pending) and len(gain) == 1:
+            single = len(node.inputs[position].uses()) == 1  # type: ignore[union-attr]
+            layer = value.layer if value.unbounded and single else None
+            folded = None if layer is None else layer.scaled(gain[0], bias[0])
+            if folded is not None:
+                found = self._layer_value(node, folded)
+                layout: dict[str, Any] = {"last": value.last, "flat": value.flat, "tokens": value.tokens}
+                self.values[node.outputs[0]] = replace(found, **layout, result=found.result if value.result else None)
+                return
         x, _ = self._operand(node, position)
-        self._float_value(node, value.shape, lambda to: ChannelScale(x, to, gain, bias), value)
+        self._float_value(node, shape, lambda to: ChannelScale(x, to, gain, bias), value)
+
+    def _per_element(self, node: ir.Node, position: int, found: Bytes | Pending) -> NDArray[np.float32]:
+        """float32 [pixels, channels] of a constant, [1, channels] where it is the same for all pixels."""
+        value, shape, axis = input_at(node, position), self._shape(found), channel_axis(found)
+        constant = None if value is None else self.constants.real(value, 1)
+        if constant is None or constant.dtype != np.float32:
+            raise refused(node, "has an argument that is not constant")
+        if constant.size == 1 or (constant.ndim >= -axis and constant.shape[axis] == constant.size == shape[2]):
+            return np.broadcast_to(constant.ravel(), (1, shape[2]))
+        elements = self._elements(found)
+        try:
+            values = np.broadcast_to(constant, elements.shape)
+        except ValueError as error:
+            raise refused(node, "has a constant of another shape than its input") from error
+        flat = np.empty(elements.size, np.float32)
+        flat[elements.ravel()] = values.ravel()
+        rows = flat.reshape(-1, shape[2])
+        return rows[:1] if (rows == rows[:1]).all() else rows
 
     def _has_pixels(self, node: ir.Node, position: int) -> bool:
         """Whether a constant has more than one axis of several values."""

@@ -7,7 +7,9 @@ Resize. The float remainder is a `Rest`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -17,7 +19,7 @@ from pipelines.graph import query
 from pipelines.kernels.images.mapping.functions import FUNCTIONS
 from pipelines.kernels.images.mapping.fuse import fused
 from pipelines.kernels.images.mapping.layers import Layers
-from pipelines.kernels.images.mapping.qdq import refused
+from pipelines.kernels.images.mapping.qdq import data_input, refused
 from pipelines.kernels.images.mapping.rest import Rest
 from pipelines.kernels.images.mapping.views import ORDERS, View
 from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending
@@ -106,7 +108,7 @@ class ImageMapping(Layers):
             elif rest.is_shape(node):
                 continue
             elif self._is_view(node) or any(value in self.values for value in node.inputs if value is not None):
-                if node.op_type in ENDINGS and node.outputs[0] is found and len(self.main.outputs) == 1:
+                if node.outputs[0] is found and len(self.main.outputs) == 1 and self._is_ending(node):
                     ending = node
                     break
                 try:
@@ -190,7 +192,7 @@ class ImageMapping(Layers):
             found.result()
             shape = self._elements(found).shape[1:]
         elif value is not None and self._is_real(value):
-            self.steps.append(self._real_result(value))
+            self.steps += self._real_results(value)
             shape = self._elements(found).shape[1:]  # type: ignore[arg-type]
         else:
             view = None if value is None else self.views.get(value)
@@ -199,10 +201,15 @@ class ImageMapping(Layers):
             raise RequestError(
                 f"the output {self.main.outputs[0].name} is neither the result of a float step nor a dequantized tensor"
             )
-        softmax = ending is not None and ending.op_type == "Softmax"
-        if ending is not None and softmax and (len(shape) != 1 or ending.attributes.get_int("axis", -1) not in (1, -1)):
-            raise refused(ending, "is not over the classes")
         return shape
+
+    def _is_ending(self, node: ir.Node) -> bool:
+        """Whether a node is a function of classes that is computed of the results."""
+        value = None if node.op_type not in ENDINGS else self.values.get(data_input(node))
+        if not isinstance(value, Bytes | Pending):
+            return False
+        classes = self._elements(value).ndim == 2 and node.attributes.get_int("axis", -1) in (1, -1)
+        return classes if node.op_type == "Softmax" else self._shape(value)[:2] == (1, 1)
 
     def _parts(self, rest: Rest) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Returns the values that the float remainder reads, and adds the steps that end the program with them.
@@ -217,8 +224,10 @@ class ImageMapping(Layers):
         weights = sum(step.weight.size for step in self.steps if isinstance(step, Convolution))
         if rest and rest.weights() * LEAST > weights:
             raise rest.reason or RequestError("the outputs are results of float layers")
-        values = rest.inputs(self.values)
-        self.steps += [self._real_result(value) for value in values]
+        values, offset = rest.inputs(self.values), 0
+        for value in values:
+            self.steps += self._real_results(value, offset)
+            offset += math.prod(self._shape(self.values[value]))  # type: ignore[arg-type]
         return tuple((str(value.name), self._elements(self.values[value]).shape[1:]) for value in values)  # type: ignore[arg-type]
 
     def _is_real(self, value: ir.Value) -> bool:
@@ -228,15 +237,32 @@ class ImageMapping(Layers):
             return found.real is not None and found.unbounded
         return isinstance(found, Bytes) and found.real and found.scale is not None
 
-    def _real_result(self, value: ir.Value) -> Dequantize:
-        """The step that writes a value to the results."""
+    def _real_results(self, value: ir.Value, offset: int = 0, last: bool = False) -> list[Dequantize]:
+        """The steps that write a value to the results, from `offset` on; last: in the order [H, W, C] in any case."""
         found = self.values.get(value)
-        if not self._is_real(value):
+        if not isinstance(found, Bytes | Pending) or not self._is_real(value):
             raise RequestError(f"the value {value.name} is neither dequantized nor float")
-        if isinstance(found, Pending) and found.real is not None:
-            return Dequantize(found.real(), 1.0, 0, found.last)
-        assert isinstance(found, Bytes)
-        return Dequantize(found.tensor, float(found.scale or 0), found.zero, found.last)
+        last = last or found.last
+        height, width, channels = self._shape(found)
+        return self._placed(found, last, offset, channels if last else height * width)
+
+    def _placed(self, found: Bytes | Pending, last: bool, offset: int, pitch: int) -> list[Dequantize]:
+        """The steps that write a value, or the parts of a concatenation, to their places among the results."""
+        place: dict[str, Any] = {"last": last, "offset": offset, "pitch": pitch}
+        if isinstance(found, Bytes):
+            return [Dequantize(found.tensor, float(found.scale or 0), found.zero, **place)]
+        if found.joined is not None:
+            steps = []
+            for part in found.joined.parts:
+                steps += self._placed(part, last, offset, pitch)
+                height, width, channels = self._shape(part)
+                along = height * width if found.joined.stacks else channels
+                offset += along * (pitch if found.joined.stacks == last else 1)
+            return steps
+        if found.curve is not None:
+            return [Dequantize(found.curve[0], 1.0, 0, table=np.asarray(found.curve[1], np.float32), **place)]
+        assert found.real is not None
+        return [Dequantize(found.real(), 1.0, 0, **place)]
 
 
 # by ONNX operator; an operator without a rule is a function of single values, or stays float
@@ -266,7 +292,9 @@ RULES: dict[str, Callable[[ImageMapping, ir.Node], None]] = {
     "Relu": ImageMapping._relu,
     "Reshape": ImageMapping._reshape,
     "Resize": ImageMapping._resize,
+    "ReduceSum": ImageMapping._reducesum,
     "Slice": ImageMapping._slice,
+    "Softmax": ImageMapping._softmax,
     "Split": ImageMapping._split,
     "Squeeze": ImageMapping._squeeze,
     "Transpose": ImageMapping._transpose,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -21,7 +23,7 @@ from pipelines.kernels.images.mapping.qdq import (
     refused,
 )
 from pipelines.kernels.images.mapping.walk import Bytes, Pending, channel_axis, layout_of
-from pipelines.kernels.images.steps import Lookup, Product
+from pipelines.kernels.images.steps import FloatLookup, Lookup, Product
 from pipelines.kernels.images.steps.elementwise import product, quantized_sum
 
 FUNCTIONS = {
@@ -126,19 +128,27 @@ class Functions(Layouts):
         (base, _, found), shapes = curves[0], {(each[0], *layout_of(each[2])) for each in curves}
         if len(shapes) != 1:
             raise refused(node, "is a function of several tensors")
-        real = iter([each[1] for each in curves])
-        arguments = [next(real) if value is not None and value in self.values else value for value in node.inputs]
+        varying = iter([each[1] for each in curves])
+        arguments = [next(varying) if value is not None and value in self.values else value for value in node.inputs]
         axis = channel_axis(found)
         values = evaluated(self.model, node, arguments, self.tensors[base][2], axis)
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
             return self._lookup(base, np.clip(quantized(values, scale, zero), low, high).astype(np.uint8))
 
-        curve = (base, values) if values.ndim == 1 else None
+        layout: dict[str, Any] = {"last": found.last, "flat": found.flat, "tokens": found.tokens}
         shape = self.tensors[base]
-        self.values[node.outputs[0]] = Pending(
-            emit, shape, last=found.last, flat=found.flat, tokens=found.tokens, curve=curve
-        )
+        if values.ndim != 1:
+            self.values[node.outputs[0]] = Pending(emit, shape, **layout)
+            return
+
+        @functools.cache
+        def real() -> int:
+            out = self._new_floats(shape)
+            self.steps.append(FloatLookup(base, out, np.asarray(values, np.float32)))
+            return out
+
+        self.values[node.outputs[0]] = Pending(emit, shape, **layout, curve=(base, values), real=real)
 
     def _by_constant(self, node: ir.Node) -> bool:
         """Maps a sum or product with a constant of 8 bits to a table; False without one."""

@@ -94,6 +94,10 @@ class Layers(Attentions):
         if constant is not None and depthwise and node.attributes.get_int("group", 1) == len(constant):
             self._float_depthwise(node, constant)
             return
+        given = isinstance(self.values.get(data_input(node)), Input)
+        if constant is not None and not given and self._few_weights(node) is not None:
+            self._group_linear(node)
+            return
         x = self._read(node)
         weight, scale = int8_weight(node, 0)
         if True in layout_of(x) or weight.ndim != 4:
@@ -123,6 +127,10 @@ class Layers(Attentions):
         self._connected(node, weight if turned else weight.T, scale, input_at(node, 2))
 
     def _matmul(self, node: ir.Node) -> None:
+        given = isinstance(self.values.get(data_input(node)), Input)
+        if not given and self._few_weights(node) is not None:
+            self._group_linear(node)
+            return
         weight, scale = int8_weight(node, 1)
         self._connected(node, weight.T, scale, None)
 

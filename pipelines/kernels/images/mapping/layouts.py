@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pipelines.graph import query
 from pipelines.kernels.images.mapping.qdq import computed, data_input, input_at, refused, slices, split_sizes
-from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending, Walk, layout_of
+from pipelines.kernels.images.mapping.walk import Bytes, Input, Joined, Pending, Walk, layout_of
 from pipelines.kernels.images.steps import Concatenation, Resampling, Selection, Shape, Stacking
 
 Taps = tuple[NDArray[np.int64], NDArray[np.float32]]  # places and weights, [outputs, taps]
@@ -28,8 +28,8 @@ class Layouts(Walk):
         """Maps weighted sums of pixels."""
 
     @abstractmethod
-    def _float_tensor(self, node: ir.Node, found: Bytes | Pending) -> int:
-        """The tensor of floats of a real value, for a node that reads it."""
+    def _float_tensor(self, node: ir.Node, found: Bytes | Pending, grid: Sequence[int] | None = None) -> int:
+        """The tensor of floats of a real value, for a node that reads it; its tokens in rows of another grid."""
 
     def _concat(self, node: ir.Node) -> None:
         parts = [self.values.get(value) if value is not None else None for value in node.inputs]
@@ -41,41 +41,55 @@ class Layouts(Walk):
         first, shapes = joined[0], [self._shape(each) for each in joined]
         ranked = 2 if first.flat else 3 if first.tokens else 4
         pixels = all(shape[:2] == (1, 1) for shape in shapes)
-        quantized = all(query.is_op(use.node, "QuantizeLinear") for use in node.outputs[0].uses())
         stacks = first.tokens and axis % ranked == (1 if first.last else 2)
-        stacks &= quantized or (isinstance(first, Bytes) and not first.real)
         channels = axis % ranked == (ranked - 1 if first.last and not first.flat else 1)
-        if not stacks and (not channels or first.tokens or (first.flat and not pixels)):
+        if not stacks and (not channels or (first.flat and not pixels)):
             raise refused(node, "does not concatenate channels, or all channels of tokens")
-        alike = {shape[2:] if stacks else shape[:2] for shape in shapes}
-        if len(alike) != 1:
+        grids = {shape[:2] for shape in shapes}
+        alike = {shape[2] if stacks else shape[0] * shape[1] for shape in shapes}
+        if len(alike) != 1 or not (stacks or first.tokens or len(grids) == 1):
             raise refused(node, "concatenates values of different shapes")
-        shape = (*shapes[0][:2], sum(shape[2] for shape in shapes))
-        if stacks:
-            shape = (sum(shape[0] * shape[1] for shape in shapes), 1, shapes[0][2])
+        if isinstance(first, Pending) or first.real:
+            self.values[node.outputs[0]] = self._joined(node, joined, stacks)
+            return
+        if not stacks and len(grids) > 1:
+            raise refused(node, "concatenates tokens in rows of different lengths")
+        out = self._new(self._joined_shape(shapes, stacks))
         make = Stacking if stacks else Concatenation
+        self.steps.append(make(tuple(each.tensor for each in joined if isinstance(each, Bytes)), out))
+        self.values[node.outputs[0]] = replace(first, tensor=out)
+
+    @staticmethod
+    def _joined_shape(shapes: Sequence[Shape], stacks: bool) -> Shape:
+        """The shape of stacked pixels or concatenated channels."""
+        if stacks:
+            return sum(shape[0] * shape[1] for shape in shapes), 1, shapes[0][2]
+        return (*shapes[0][:2], sum(shape[2] for shape in shapes))
+
+    def _joined(self, node: ir.Node, parts: Sequence[Bytes | Pending], stacks: bool) -> Pending:
+        """The concatenation of real values, with the layout of the first one."""
+        make = Stacking if stacks else Concatenation
+        shapes = [self._shape(each) for each in parts]
+        shape = self._joined_shape(shapes, stacks)
+        mixed = not stacks and len({each[:2] for each in shapes}) > 1
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
-            return bytes_of([self._requantized(each, scale, zero, low, high) for each in joined])
-
-        def bytes_of(tensors: Sequence[int]) -> int:
-            out = self._new(shape)
+            if mixed:
+                raise refused(node, "concatenates tokens in rows of different lengths")
+            out, tensors = self._new(shape), [self._requantized(each, scale, zero, low, high) for each in parts]
             self.steps.append(make(tuple(tensors), out))
             return out
 
         @functools.cache
         def real() -> int:
+            grid = None if stacks else shape[:2]
+            tensors = [self._float_tensor(node, each, grid) for each in parts]
             out = self._new_floats(shape)
-            self.steps.append(make(tuple(self._float_tensor(node, each) for each in joined), out))
+            self.steps.append(make(tuple(tensors), out))
             return out
 
-        if isinstance(first, Pending) or first.real:
-            layout: dict[str, Any] = {"last": first.last, "flat": first.flat, "tokens": first.tokens}
-            self.values[node.outputs[0]] = Pending(emit, shape, **layout, real=real)
-            return
-        self.values[node.outputs[0]] = replace(
-            first, tensor=bytes_of([each.tensor for each in joined if isinstance(each, Bytes)])
-        )
+        layout: dict[str, Any] = dict(zip(("last", "flat", "tokens"), layout_of(parts[0]), strict=True))
+        return Pending(emit, shape, **layout, real=real, joined=Joined(tuple(parts), stacks))
 
     def _pad(self, node: ir.Node) -> None:
         found, pads = self.values[data_input(node)], query.integers(node, "pads", 1)
@@ -181,16 +195,36 @@ class Layouts(Walk):
     def _part(self, node: ir.Node, axis: int) -> Bytes | Pending:
         """The value to cut along this axis, which must be that of its channels."""
         found = self.values[data_input(node)]
-        if isinstance(found, Input) or found.tokens or (found.flat and self._shape(found)[:2] != (1, 1)):
+        joined = isinstance(found, Pending) and found.joined is not None and found.unbounded
+        pixel = isinstance(found, Input) or self._shape(found)[:2] == (1, 1)
+        if isinstance(found, Input) or (found.tokens and not joined) or (found.flat and not pixel):
             raise refused(node, "slices the input, tokens or a flattened value")
-        ranked = 2 if found.flat else 4
-        if axis % ranked != (3 if found.last and not found.flat else 1):
+        ranked = 2 if found.flat else 3 if found.tokens else 4
+        if axis % ranked != (ranked - 1 if found.last and not found.flat else 1):
             raise refused(node, "slices another axis than the channels")
         return found
 
-    def _cut(self, found: Bytes | Pending, channels: range) -> Bytes | Pending:
+    def _cut(self, node: ir.Node, found: Bytes | Pending, channels: range) -> Bytes | Pending:
+        """Channels of a value, whose layout it has."""
+        if channels == range(self._shape(found)[2]):
+            return found
         if isinstance(found, Bytes):
             return replace(found, tensor=self._selected(found.tensor, channels))
+        if found.joined is not None and found.unbounded and channels.step == 1:
+            parts, before = [], 0
+            for part in found.joined.parts:
+                count = self._shape(part)[2]
+                own = range(max(channels.start - before, 0), min(channels.stop - before, count))
+                if found.joined.stacks:
+                    own = channels
+                if own:
+                    parts.append(self._cut(node, part, own))
+                before += count
+            layout: dict[str, Any] = {"last": found.last, "flat": found.flat, "tokens": found.tokens}
+            parts = [replace(each, **layout) for each in parts]
+            return parts[0] if len(parts) == 1 else self._joined(node, parts, found.joined.stacks)
+        if found.tokens:
+            raise refused(node, "slices tokens")
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
             return self._selected(self._emitted(found, scale, zero, low, high), channels)
@@ -206,14 +240,14 @@ class Layouts(Walk):
         channels = range(self._shape(found)[2])[cut]
         if not channels:
             raise refused(node, "has an empty result")
-        self.values[node.outputs[0]] = self._cut(found, channels)
+        self.values[node.outputs[0]] = self._cut(node, found, channels)
 
     def _split(self, node: ir.Node) -> None:
         found = self._part(node, node.attributes.get_int("axis", 0))
         sizes = split_sizes(node, self._shape(found)[2])
         ends = np.cumsum(sizes)
         for output, size, end in zip(node.outputs, sizes, ends, strict=True):
-            self.values[output] = self._cut(found, range(int(end) - size, int(end)))
+            self.values[output] = self._cut(node, found, range(int(end) - size, int(end)))
 
     def _resize(self, node: ir.Node) -> None:
         """Maps resizing to nearest neighbours or to weighted sums, which onnxruntime computes for single pixels."""

@@ -330,8 +330,10 @@ def real_constant(value: ir.Value) -> Array | None:
     if (found := query.dequantized(value)) is None:
         return query.constant(value)
     integers, scale, zero = found
+    if scale.size != 1:
+        return None
     whole = integers.astype(np.float32) - np.float32(0 if zero is None else zero.item())
-    return whole * scale.astype(np.float32).reshape(()) if scale.size == 1 else None
+    return whole * scale.astype(np.float32).reshape(())
 
 
 def _size(value: ir.Value) -> int:

@@ -245,9 +245,15 @@ class Views(FloatValues):
             if not last and self._places(channels_first) is None:
                 others = [self.values[each] for each in node.inputs if each is not None and each in self.values]
                 orders = {each.last for each in others if isinstance(each, Bytes | Pending)}
-                last = orders == {True} if orders else node.op_type not in SPATIAL
+                last = orders == {True} if orders else node.op_type not in SPATIAL and self._is_last(view)
             self._gather_view(node, value, view, last)
         return True
+
+    def _is_last(self, view: View) -> bool:
+        """Whether the last axis of a view rather than axis 1 is that of channels that follow each other."""
+        channels, index = self._shape(view.source)[2], view.index
+        last, first = _part(index, channels), _part(np.moveaxis(index, 1, -1), channels)
+        return last > first or (last == first and index.shape[-1] <= index.shape[1])
 
     def _gather_output(self, node: ir.Node, value: ir.Value) -> None:
         """Makes the view of an output a value, if it has a form as one."""

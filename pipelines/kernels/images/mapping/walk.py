@@ -48,6 +48,19 @@ class Bytes:
 
 
 @dataclass(frozen=True, eq=False)
+class Joined:
+    """The real values that a Concat joins.
+
+    Attributes:
+        parts: The values.
+        stacks: Whether their pixels follow each other; else their channels.
+    """
+
+    parts: tuple[Bytes | Pending, ...]
+    stacks: bool
+
+
+@dataclass(frozen=True, eq=False)
 class Layer:
     """A layer whose sums are not rounded yet: float32(sums + biases) scales.
 
@@ -108,6 +121,7 @@ class Pending:
         real: Adds the steps that compute it as a tensor of floats, once; returns the tensor.
         trace: For a function of single values of a float value, that value and the function's results for `GRID`.
         curve: For a function of single bytes, their tensor and the float32 result of each byte.
+        joined: For a concatenation, its parts.
     """
 
     emit: Callable[[np.float32, int, int, int], int]
@@ -122,6 +136,7 @@ class Pending:
     real: Callable[[], int] | None = None
     trace: tuple[Pending, NDArray[np.float32]] | None = None
     curve: tuple[int, NDArray[np.float32]] | None = None
+    joined: Joined | None = None
 
     @property
     def unbounded(self) -> bool:

@@ -125,9 +125,23 @@ Operand operand_of(const Operands &of) {
 }
 
 void channel_scale(BoundNetwork &network, const Operands &x, const Operands &out, const Array &gain, const Array &bias) {
-    const float *gains = data_of<float>(gain, "gain", 1), *biases = data_of<float>(bias, "bias", 1);
-    if (gain.size() != bias.size()) throw nb::value_error("a scale has a gain and a bias a channel");
-    network.channel_scale(operand_of(x), operand_of(out), gains, biases, static_cast<int64_t>(gain.size()));
+    const float *gains = data_of<float>(gain, "gain", 2), *biases = data_of<float>(bias, "bias", 2);
+    const auto pixels = static_cast<int64_t>(gain.shape(0)), channels = static_cast<int64_t>(gain.shape(1));
+    if (bias.shape(0) != gain.shape(0) || bias.shape(1) != gain.shape(1)) throw nb::value_error("a scale has a gain and a bias a channel");
+    network.channel_scale(operand_of(x), operand_of(out), gains, biases, pixels, channels);
+}
+
+const float *table_of(const Array &table) {
+    const float *data = data_of<float>(table, "table", 1);
+    if (table.size() != 256) throw nb::value_error("a table has 256 floats");
+    return data;
+}
+
+void group_linear(BoundNetwork &network, const Operands &x, const Operands &out, const Array &weight, const Array &bias) {
+    const float *weights = data_of<float>(weight, "weight", 2), *biases = data_of<float>(bias, "bias", 1);
+    if (weight.shape(0) != bias.size()) throw nb::value_error("a linear layer has a bias an output");
+    const auto outputs = static_cast<int64_t>(weight.shape(0)), inputs = static_cast<int64_t>(weight.shape(1));
+    network.group_linear(operand_of(x), operand_of(out), weights, biases, inputs, outputs);
 }
 
 void layer_norm(BoundNetwork &network, const Operands &x, const Operands &out, const Array &gain, const std::optional<Array> &bias, float epsilon) {
@@ -227,7 +241,18 @@ void bind_image_network(nb::module_ &module) {
                  n.interpolation(operand_of(x), operand_of(out), taps_of(rows, row_weights), taps_of(columns, column_weights));
              }, "x"_a, "out"_a, "rows"_a, "row_weights"_a, "columns"_a, "column_weights"_a)
         .def("float_depthwise", float_depthwise, "x"_a, "out"_a, "weight"_a, "bias"_a, "strides"_a, "pads"_a, "dilations"_a)
-        .def("dequantize", &BoundNetwork::dequantize, "x"_a, "scale"_a, "zero"_a, "last"_a)
+        .def("float_difference", [](BoundNetwork &n, const Operands &a, const Operands &b, const Operands &out) {
+                 n.float_difference(operand_of(a), operand_of(b), operand_of(out));
+             }, "a"_a, "b"_a, "out"_a)
+        .def("float_lookup", [](BoundNetwork &n, int64_t x, int64_t out, const Array &table) { n.float_lookup(x, out, table_of(table)); }, "x"_a,
+             "out"_a, "table"_a)
+        .def("softmax", [](BoundNetwork &n, const Operands &x, const Operands &out, int64_t first, int64_t size) {
+                 n.softmax(operand_of(x), operand_of(out), first, size);
+             }, "x"_a, "out"_a, "first"_a, "size"_a)
+        .def("group_linear", group_linear, "x"_a, "out"_a, "weight"_a, "bias"_a)
+        .def("dequantize", [](BoundNetwork &n, int64_t x, float scale, int32_t zero, bool last, const std::optional<Array> &table, int64_t offset,
+                              int64_t pitch) { n.dequantize(x, scale, zero, last, table ? table_of(*table) : nullptr, offset, pitch); },
+             "x"_a, "scale"_a, "zero"_a, "last"_a, "table"_a.none(), "offset"_a, "pitch"_a)
         .def("finish", &BoundNetwork::finish, "results"_a)
         .def("time_steps", &BoundNetwork::time, "x"_a, "seconds"_a)
         .def("__call__", &BoundNetwork::call, "x"_a, "threads"_a = 1);

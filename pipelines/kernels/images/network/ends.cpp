@@ -50,28 +50,34 @@ void Network::pixels(int64_t out, int64_t channels, const std::vector<int64_t> &
     });
 }
 
-void Network::dequantize(int64_t x, float scale, int32_t zero, bool last) {
-    const int64_t height = at(existing(x, true)).height, width = at(x).width, channels = at(x).channels;
-    const int64_t before = std::exchange(found_, dequantized_ ? 0 : found_);  // behind the results of those before it
+void Network::dequantize(int64_t x, float scale, int32_t zero, bool last, const float *table, int64_t offset, int64_t pitch) {
+    const int64_t height = at(existing(x, true)).height, width = at(x).width, channels = at(x).channels, pixels = height * width;
+    const int64_t runs = last ? pixels : channels, run = last ? channels : pixels;
+    require(offset >= 0 && offset <= 1 << 28 && pitch >= run && pitch <= 1 << 28 && !(table && at(x).floats()), "the results");
+    const int64_t before = std::exchange(found_, dequantized_ ? 0 : found_);
     std::array<float, 256> reals;
-    for (int32_t byte = 0; byte < 256; ++byte) reals[static_cast<size_t>(byte)] = static_cast<float>(byte - zero) * scale;
+    for (int32_t byte = 0; byte < 256; ++byte) reals[static_cast<size_t>(byte)] = table ? table[byte] : static_cast<float>(byte - zero) * scale;
     const auto write = [=](const Sample &s, int64_t begin, int64_t end, auto real) {
-        for (int64_t y = begin; y < end; ++y) {
+        constexpr int64_t kTile = 16;  // pixels at a time, whose results of a channel are a cache line
+        const int64_t step = at(x).pitch, rows = at(x).row() == width * step ? end - begin : 1;  // that follow each other
+        for (int64_t y = begin; y < end; y += rows) {
             const uint8_t *row = s.pixel(at(x), y, 0);
-            const int64_t pitch = at(x).pitch;
-            float *out = s.out + before + (last ? y * width * channels : y * width);
-            for (int64_t column = 0; last && column < width; ++column, out += channels)
-                if (!at(x).floats() && channels % 16 == 0) isa_.images->dequantize(row + column * pitch, scale, zero, channels, out);
-                else for (int64_t c = 0; c < channels; ++c) out[c] = real(row + column * pitch, c);
-            for (int64_t c = 0; !last && c < channels; ++c, out += height * width)
-                for (int64_t column = 0; column < width; ++column) out[column] = real(row + column * pitch, c);
+            float *out = s.out + offset + y * width * (last ? pitch : 1);
+            const int64_t count = rows * width;
+            for (int64_t p = 0; last && p < count; ++p, out += pitch)
+                if (!at(x).floats() && !table && channels % 16 == 0) isa_.images->dequantize(row + p * step, scale, zero, channels, out);
+                else for (int64_t c = 0; c < channels; ++c) out[c] = real(row + p * step, c);
+            for (int64_t first = 0; !last && first < count; first += kTile)
+                for (int64_t c = 0; c < channels; ++c)
+                    for (int64_t p = first; p < std::min(count, first + kTile); ++p) out[c * pitch + p] = real(row + p * step, c);
         }
     };
     step(-1, {x}, height, [=, floats = at(x).floats()](const Sample &s, int64_t begin, int64_t end) {
         if (floats) return write(s, begin, end, [](const uint8_t *pixel, int64_t c) { return reinterpret_cast<const float *>(pixel)[c]; });
         write(s, begin, end, [of = reals.data()](const uint8_t *pixel, int64_t c) { return of[pixel[c]]; });
     });
-    found_ = before + height * width * channels;
+    found_ = before + pixels * channels;
+    results_end_ = std::max(results_end_, offset + (runs - 1) * pitch + run);
     dequantized_ = true;
 }
 

@@ -17,6 +17,26 @@ std::vector<float> padded(const float *x, int64_t count, int64_t whole) {
     return of;
 }
 
+// Rows of `channels` floats, each padded with zeros to whole 16.
+std::vector<float> padded_rows(const float *x, int64_t rows, int64_t channels) {
+    const int64_t whole = round_up(channels, 16);
+    std::vector<float> of(static_cast<size_t>(rows * whole));
+    for (int64_t i = 0; i < rows; ++i) std::copy_n(x + i * channels, channels, of.begin() + i * whole);
+    return of;
+}
+
+// The sum of products in 16 lanes, of which the upper half is added to the lower one until one is left: sum_lanes of transformer/reference/rows.py.
+float dot(const float *x, const float *weight, int64_t n) {
+    float lanes[16] = {};
+    int64_t k = 0;
+    for (; k + 16 <= n; k += 16)
+        for (int64_t lane = 0; lane < 16; ++lane) lanes[lane] += x[k + lane] * weight[k + lane];
+    for (int64_t lane = 0; k + lane < n; ++lane) lanes[lane] += x[k + lane] * weight[k + lane];
+    for (int64_t half = 8; half > 0; half /= 2)
+        for (int64_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+    return lanes[0];
+}
+
 // Sets what lies behind the channels of n pixels to 0.
 void clear_tails(float *x, int64_t channels, int64_t n) {
     const int64_t whole = round_up(channels, 16);
@@ -35,13 +55,18 @@ void Network::float_step(const std::vector<Operand> &xs, const Operand &to, Floa
     }
     const auto repeats = [=](const Operand &x) { return at(x.tensor).height == 1 && at(x.tensor).width == 1 && (height > 1 || width > 1); };
     step(out, reads, height, [=](const Sample &s, int64_t begin, int64_t end) {
+        constexpr int64_t kPixels = 256;
         std::vector<Buffer<float>> spare(xs.size());
         std::vector<const float *> rows(xs.size());
-        const int64_t channels = at(out).channels, count = width * round_up(channels, 16);
-        Buffer<float> found(to.floats() ? 0 : count);
+        bool flows = at(out).row() == width * at(out).pitch;  // rows follow each other, and several are one
+        for (const Operand &x : xs) flows &= repeats(x) || at(x.tensor).row() == width * at(x.tensor).pitch;
+        const int64_t some = flows ? std::max<int64_t>(kPixels / width, 1) : 1;
+        const int64_t channels = at(out).channels, most = std::min(some, end - begin) * width;
+        Buffer<float> found(to.floats() ? 0 : most * round_up(channels, 16));
         for (size_t i = 0; i < xs.size(); ++i)
-            if (!xs[i].floats() || repeats(xs[i])) spare[i].reserve(width * round_up(at(xs[i].tensor).channels, 16) + 64);
-        for (int64_t y = begin; y < end; ++y) {
+            if (!xs[i].floats() || repeats(xs[i])) spare[i].reserve(most * round_up(at(xs[i].tensor).channels, 16) + 64);
+        for (int64_t y = begin; y < end; y += some) {
+            const int64_t n = std::min(some, end - y) * width;
             for (size_t i = 0; i < xs.size(); ++i) {
                 const Tensor &from = at(xs[i].tensor);
                 const bool one = repeats(xs[i]);  // pixel for all of the others
@@ -49,18 +74,18 @@ void Network::float_step(const std::vector<Operand> &xs, const Operand &to, Floa
                 const uint8_t *row = s.pixel(from, one ? 0 : y, 0);
                 rows[i] = reinterpret_cast<const float *>(row);
                 if (xs[i].floats() && !one) continue;
-                const int64_t pixel = round_up(from.channels, 16), pixels = one ? 1 : width;
+                const int64_t pixel = round_up(from.channels, 16), pixels = one ? 1 : n;
                 if (xs[i].floats()) std::memcpy(spare[i].data(), row, static_cast<size_t>(pixel) * sizeof(float));
                 else isa_.images->dequantize(row, xs[i].scale, xs[i].zero, pixels * from.pitch, spare[i].data());
                 clear_tails(spare[i].data(), from.channels, pixels);
-                for (int64_t column = 1; one && column < width; ++column) std::copy_n(spare[i].data(), pixel, spare[i].data() + column * pixel);
+                for (int64_t p = 1; one && p < most; ++p) std::copy_n(spare[i].data(), pixel, spare[i].data() + p * pixel);
                 rows[i] = spare[i].data();
             }
             uint8_t *row = s.pixel(at(out), y, 0);
             float *floats = to.floats() ? reinterpret_cast<float *>(row) : found.data();
-            of(rows.data(), width, floats);
-            if (to.floats()) clear_tails(floats, channels, width);
-            else isa_.images->quantize_floats(floats, 1 / to.scale, to.zero, count, row);
+            of(rows.data(), n, floats, y * width);
+            if (to.floats()) clear_tails(floats, channels, n);
+            else isa_.images->quantize_floats(floats, 1 / to.scale, to.zero, n * round_up(channels, 16), row);
         }
     });
     steps_.back().by_row = true;
@@ -69,7 +94,7 @@ void Network::float_step(const std::vector<Operand> &xs, const Operand &to, Floa
 void Network::float_copy(Operand x, Operand out) {
     require(read(x).channels == written(out).channels, "a copy");
     const int64_t pixel = round_up(at(out.tensor).channels, 16);
-    float_step({x}, out, [=](const float *const *xs, int64_t n, float *to) {
+    float_step({x}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) {
         std::memcpy(to, xs[0], static_cast<size_t>(n * pixel) * sizeof(float));
     });
 }
@@ -78,22 +103,69 @@ void Network::float_sum(Operand a, Operand b, Operand out) {
     for (const Operand &x : {a, b})
         require(read(x).channels == written(out).channels, "a sum");
     const int64_t pixel = round_up(at(out.tensor).channels, 16);
-    float_step({a, b}, out, [=](const float *const *xs, int64_t n, float *to) { isa_.images->add_floats(xs[0], xs[1], n * pixel, to); });
+    float_step({a, b}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) { isa_.images->add_floats(xs[0], xs[1], n * pixel, to); });
 }
 
-void Network::channel_scale(Operand x, Operand out, const float *gain, const float *bias, int64_t channels) {
+void Network::float_difference(Operand a, Operand b, Operand out) {
+    for (const Operand &x : {a, b})
+        require(read(x).channels == written(out).channels, "a difference");
+    const int64_t pixel = round_up(at(out.tensor).channels, 16);
+    float_step({a, b}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) {
+        for (int64_t i = 0; i < n * pixel; ++i) to[i] = xs[0][i] - xs[1][i];
+    });
+}
+
+void Network::channel_scale(Operand x, Operand out, const float *gain, const float *bias, int64_t pixels, int64_t channels) {
     require(read(x).channels == channels && written(out).channels == channels, "a scale");
+    require(pixels == 1 || pixels == pixels_in(out.tensor), "a scale");
     const int64_t pixel = round_up(channels, 16);
-    const std::vector<float> gains = padded(gain, channels, 16), biases = padded(bias, channels, 16);
-    float_step({x}, out, [=](const float *const *xs, int64_t n, float *to) {
+    const std::vector<float> gains = padded_rows(gain, pixels, channels), biases = padded_rows(bias, pixels, channels);
+    float_step({x}, out, [=](const float *const *xs, int64_t n, float *to, int64_t first) {
+        if (pixels > 1) return isa_.images->scale_floats(xs[0], gains.data() + first * pixel, biases.data() + first * pixel, n * pixel, to);
         for (int64_t i = 0; i < n * pixel; i += pixel) isa_.images->scale_floats(xs[0] + i, gains.data(), biases.data(), pixel, to + i);
+    });
+}
+
+void Network::float_lookup(int64_t x, int64_t out, const float *table) {
+    const Tensor &from = at(known(x, true)), &to = at(known(out, false, true));
+    require(from.height == to.height && from.width == to.width && from.channels == to.channels && from.pitch >= 16, "a lookup");
+    step(out, {x}, to.height, [=, of = std::vector<float>(table, table + 256)](const Sample &s, int64_t begin, int64_t end) {
+        for (int64_t y = begin; y < end; ++y) {
+            for (int64_t column = 0; column < at(out).width; ++column) {
+                const uint8_t *bytes = s.pixel(at(x), y, column);
+                auto *floats = reinterpret_cast<float *>(s.pixel(at(out), y, column));
+                for (int64_t c = 0; c < at(out).channels; ++c) floats[c] = of[bytes[c]];
+            }
+            clear_tails(reinterpret_cast<float *>(s.pixel(at(out), y, 0)), at(out).channels, at(out).width);
+        }
+    });
+}
+
+void Network::softmax(Operand x, Operand out, int64_t first, int64_t size) {
+    const int64_t channels = written(out).channels, from = round_up(read(x).channels, 16), to = round_up(channels, 16);
+    require(first >= 0 && size >= 1 && channels % size == 0 && first + channels <= at(x.tensor).channels, "a softmax");
+    float_step({x}, out, [=](const float *const *xs, int64_t n, float *found, int64_t) {
+        isa_.images->softmax(xs[0] + first, from, channels / size, size, n, found, to);
+    });
+}
+
+void Network::group_linear(Operand x, Operand out, const float *weight, const float *bias, int64_t inputs, int64_t outputs) {
+    const int64_t channels = read(x).channels, groups = inputs >= 1 ? channels / inputs : 0;
+    require(groups >= 1 && channels == groups * inputs && outputs >= 1 && written(out).channels == groups * outputs, "a linear layer");
+    const std::vector<float> weights(weight, weight + inputs * outputs), biases(bias, bias + outputs);
+    const int64_t from = round_up(channels, 16), pixel = round_up(groups * outputs, 16);
+    float_step({x}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) {
+        const float *row = xs[0];
+        for (int64_t i = 0; i < n; ++i, row += from, to += pixel)
+            for (int64_t g = 0; g < groups; ++g)
+                for (int64_t o = 0; o < outputs; ++o) to[g * outputs + o] = dot(row + g * inputs, weights.data() + o * inputs, inputs) + biases[static_cast<size_t>(o)];
     });
 }
 
 void Network::activation(Operand x, Operand out, Activation kind) {
     require(read(x).channels == written(out).channels, "an activation");
     const int64_t pixel = round_up(at(out.tensor).channels, 16);
-    float_step({x}, out, [=](const float *const *xs, int64_t n, float *to) { isa_.rows->activate(kind, xs[0], n * pixel, to); });
+    float_step({x}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) { isa_.rows->activate(kind, xs[0], n * pixel, to); });
 }
 
 void Network::layer_norm(Operand x, Operand out, const float *gain, const float *bias, int64_t channels, float epsilon) {
@@ -101,7 +173,7 @@ void Network::layer_norm(Operand x, Operand out, const float *gain, const float 
     require(epsilon >= 0, "a norm");
     const std::vector<float> gains = padded(gain, channels, kColumns), biases = bias ? padded(bias, channels, kColumns) : std::vector<float>{};
     const int64_t pixel = round_up(channels, 16);
-    float_step({x}, out, [=](const float *const *xs, int64_t n, float *to) {
+    float_step({x}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) {
         isa_.rows->layer_norm({channels, gains.data(), biases.empty() ? nullptr : biases.data(), epsilon, {}}, xs[0], pixel, {to, nullptr, nullptr, pixel}, n);
     });
 }
@@ -159,7 +231,7 @@ void Network::float_product(Operand a, Operand b, Operand out) {
     for (const Operand &x : {a, b})
         require(read(x).channels == written(out).channels, "a product");
     const int64_t pixel = round_up(at(out.tensor).channels, 16);
-    float_step({a, b}, out, [=](const float *const *xs, int64_t n, float *to) { isa_.images->multiply_floats(xs[0], xs[1], n * pixel, to); });
+    float_step({a, b}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) { isa_.images->multiply_floats(xs[0], xs[1], n * pixel, to); });
 }
 
 void Network::interpolation(Operand x, Operand out, const Taps &rows, const Taps &columns) {
@@ -211,11 +283,7 @@ void Network::gathering(Operand x, Operand out, const std::vector<int64_t> &plac
     require(from.channels % part == 0, "a gathering");
     for (int64_t place : places) require(place >= -1 && place < from.height * from.width * each, "a gathering");
     const int64_t pixel = round_up(to.channels, 16), a = x.tensor, b = out.tensor;
-    std::vector<float> adds;
-    for (int64_t i = 0; added && i < to.height * to.width; ++i) {
-        const std::vector<float> of = padded(added + i * to.channels, to.channels, 16);
-        adds.insert(adds.end(), of.begin(), of.end());
-    }
+    const std::vector<float> adds = added ? padded_rows(added, to.height * to.width, to.channels) : std::vector<float>{};
     const bool copies = !added && x.scale == out.scale && x.zero == out.zero;
     step(b, {a}, to.height, [=](const Sample &s, int64_t begin, int64_t end) {
         const int64_t width = at(b).width, columns = at(a).width, size = x.floats() ? 4 : 1;

@@ -451,7 +451,7 @@ void Network::block_rows() {
 }
 
 void Network::finish(int64_t results) {
-    require(!finished_ && results == found_ && results > 0, "the results");
+    require(!finished_ && results == found_ && results > 0 && results_end_ <= results, "the results");
     finished_ = true, results_ = results;
     block_rows();
     for (size_t i = 0; i < tensors_.size(); ++i) {  // at the lowest address that is free from its first to its last step

@@ -88,7 +88,15 @@ class Network {
     // Steps on tensors of float32: images/steps/floats.py. x and out may be the bytes of one.
     void float_copy(Operand x, Operand out);
     void float_sum(Operand a, Operand b, Operand out);
-    void channel_scale(Operand x, Operand out, const float *gain, const float *bias, int64_t channels);
+    void float_difference(Operand a, Operand b, Operand out);
+    // gain, bias: [pixels, channels], of all pixels or of one for all
+    void channel_scale(Operand x, Operand out, const float *gain, const float *bias, int64_t pixels, int64_t channels);
+    // Functions of bytes: table [256]
+    void float_lookup(int64_t x, int64_t out, const float *table);
+    // Over each run of `size` channels, from `first` on
+    void softmax(Operand x, Operand out, int64_t first, int64_t size);
+    // Of each run of `inputs` channels: weight [outputs, inputs], bias [outputs]
+    void group_linear(Operand x, Operand out, const float *weight, const float *bias, int64_t inputs, int64_t outputs);
     void activation(Operand x, Operand out, Activation);
     void layer_norm(Operand x, Operand out, const float *gain, const float *bias, int64_t channels, float epsilon);  // bias null: RMS
     void group_norm(Operand x, Operand out, const float *gain, const float *bias, int64_t channels, int64_t groups, float epsilon);
@@ -106,8 +114,8 @@ class Network {
     // weight [rows, columns, channels]
     void float_depthwise(int64_t x, int64_t out, const float *weight, const float *bias, Pair kernel, int64_t channels, Pair strides, Sides pads,
                          Pair dilations);
-    // Results, of bytes or floats; several may follow each other, and lie so.
-    void dequantize(int64_t x, float scale, int32_t zero, bool last);
+    // Results from `offset` on, of bytes, by a table [256], or of floats. From channel to channel, or pixel to pixel if `last`, are `pitch` results.
+    void dequantize(int64_t x, float scale, int32_t zero, bool last, const float *table, int64_t offset, int64_t pitch);
     // No step follows: lays out the tensors.
     void finish(int64_t results);
 
@@ -159,8 +167,8 @@ class Network {
     void pad(int64_t x, Pair kernel, Pair strides, Pair dilations, Sides pads, int32_t fill, int64_t height, int64_t width);
     void pool(int64_t x, int64_t out, Pair kernel, Pair strides, Sides pads,
               std::function<void(const Window &, int64_t taps, uint8_t *out, int64_t channels)> of);
-    // xs: `pixels` of each operand, out: as many
-    using FloatRow = std::function<void(const float *const *xs, int64_t pixels, float *out)>;
+    // xs: `pixels` of each operand, from pixel `first` on, out: as many
+    using FloatRow = std::function<void(const float *const *xs, int64_t pixels, float *out, int64_t first)>;
     void float_step(const std::vector<Operand> &xs, const Operand &out, FloatRow of);
     void block_rows();
     void borders(const Sample &, const Tensor &, int64_t begin, int64_t end) const;
@@ -171,7 +179,7 @@ class Network {
     std::vector<Tensor> tensors_;
     std::vector<Step> steps_;
     mutable Arenas arenas_;
-    int64_t sample_ = 0, results_ = 0, arena_ = 0, found_ = 0;
+    int64_t sample_ = 0, results_ = 0, arena_ = 0, found_ = 0, results_end_ = 0;
     bool floats_ = false, finished_ = false, dequantized_ = false;
 };
 

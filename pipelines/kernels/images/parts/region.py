@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -125,10 +124,12 @@ class Region(ImageMapping):
             FailedError: Operators have no native form.
         """
         failed = self.failures()
-        results: list[tuple[str, Dequantize]] = []
+        results: list[tuple[str, list[Dequantize]]] = []
+        offset = 0
         for value in self.main.outputs if not failed else ():
             try:
-                results.append((str(value.name), self._real_result(value)))
+                results.append((str(value.name), self._real_results(value, offset, value.name in self._stored)))
+                offset += math.prod(self._shape(self.values[value]))  # type: ignore[arg-type]
             except RequestError as error:
                 producer = value.producer()
                 failed[str(producer.outputs[0].name if producer else value.name)] = error
@@ -140,7 +141,7 @@ class Region(ImageMapping):
             for (name, _), each in zip(results, found, strict=True)
             if isinstance(each, Bytes | Pending)
         )
-        self.steps += [step for _, step in results]
+        self.steps += [step for _, steps in results for step in steps]
         tensors, steps, floats = fused(self.tensors, self.steps, self.floats)
         (name, shape), count = self._entered[0], sum(math.prod(sample) for _, sample in self._entered)
         alone = len(self._entered) == 1 and isinstance(self.values[self.main.inputs[0]], Input)
@@ -159,11 +160,6 @@ class Region(ImageMapping):
             floats=floats,
             inputs=() if alone else tuple(self._entered),
         )
-
-    def _real_result(self, value: ir.Value) -> Dequantize:
-        """The step that writes a value to the results."""
-        step = super()._real_result(value)
-        return replace(step, last=True) if value.name in self._stored else step
 
 
 def is_data(value: ir.Value) -> bool:

@@ -10,12 +10,15 @@ from pipelines.kernels.images.steps.floats import (
     FloatActivation,
     FloatCopy,
     FloatDepthwise,
+    FloatDifference,
+    FloatLookup,
     FloatMean,
     FloatProduct,
     FloatSum,
     Normalization,
     Operand,
 )
+from pipelines.kernels.images.steps.groups import GroupLinear, Softmax
 from pipelines.kernels.images.steps.layouts import Concatenation, Dequantize, Pixels, Resampling, Selection, Stacking
 from pipelines.kernels.images.steps.pools import AveragePool, GlobalAverage, MaxPool
 from pipelines.kernels.images.steps.spatial import GroupNormalization, Interpolation
@@ -43,11 +46,14 @@ __all__ = [
     "FloatActivation",
     "FloatCopy",
     "FloatDepthwise",
+    "FloatDifference",
+    "FloatLookup",
     "FloatMean",
     "FloatProduct",
     "FloatSum",
     "Gathering",
     "GlobalAverage",
+    "GroupLinear",
     "GroupNormalization",
     "Interpolation",
     "Lookup",
@@ -61,6 +67,7 @@ __all__ = [
     "Run",
     "Selection",
     "Shape",
+    "Softmax",
     "Stacking",
     "Step",
     "Sum",

@@ -107,10 +107,10 @@ def native_table(factor: int, zero: int, shift: int, starts: Array) -> _native.A
 
 
 def exact(kind: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Computes an activation as it is defined; all are x s(x) with s(-x) = 1 - s(x).
+    """Computes an activation as it is defined; all but the sigmoid s are x s(x) with s(-x) = 1 - s(x).
 
     Args:
-        kind: One of `ACTIVATIONS`.
+        kind: One of `ACTIVATIONS`, or sigmoid.
         x: float64 [n].
 
     Returns:
@@ -121,7 +121,7 @@ def exact(kind: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
     if kind == "gelu_tanh":
         return np.asarray(x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2)
     with np.errstate(over="ignore"):
-        return np.asarray(x / (1 + np.exp(-x)))
+        return np.asarray((1 if kind == "sigmoid" else x) / (1 + np.exp(-x)))
 
 
 def activation_table(kind: str, scale: float, zero: int) -> ActivationTable | None:

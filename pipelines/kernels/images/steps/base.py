@@ -29,13 +29,15 @@ class Run:
         x: The sample, of the program's shape and dtype.
         shapes: Shapes of the program's tensors.
         tensors: uint8 or float32 [height, width, channels] of the tensors written so far.
-        results: float32 [k] of the steps that end the program.
+        results: Places and float32 values [k] of the steps that end the program.
+        offset: Place behind the results of the last of them.
     """
 
     x: Array
     shapes: Sequence[Shape]
     tensors: dict[int, Array] = field(default_factory=dict)
-    results: list[Array] = field(default_factory=list)
+    results: list[tuple[Array, Array]] = field(default_factory=list)
+    offset: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -111,7 +111,7 @@ class Convolution(Step):
         """Fuses an activation into the layer.
 
         Args:
-            kind: One of `ACTIVATIONS`.
+            kind: Kind of the `FloatActivation`.
             scale: Scale of the result.
             zero: Zero point of the result.
             out: Tensor of the result, bytes.
@@ -119,7 +119,7 @@ class Convolution(Step):
         Returns:
             The layer of bytes; None if there is no table of the activation, or the layer's sums are too large for it.
         """
-        table = activation_table(kind, scale, zero)
+        table = None if kind == "sigmoid" else activation_table(kind, scale, zero)
         if table is None:
             return None
         scales = np.asarray(self.scale * (2.0**15 / (table.factor * scale)), np.float32)
@@ -135,7 +135,7 @@ class Convolution(Step):
         """See `Step`."""
         real = _convolved(self, run.tensors[self.x]).astype(np.float32) * self.scale
         if self.out < 0:
-            run.results.append(real.ravel())
+            run.results.append((np.arange(real.size), real.ravel()))
             return
         if self.floats:
             run.tensors[self.out] = real if self.residual < 0 else real + run.tensors[self.residual]

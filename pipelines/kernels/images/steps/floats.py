@@ -164,21 +164,63 @@ class FloatCopy(FloatStep):
 
 
 @dataclass(frozen=True, eq=False)
+class FloatLookup(Step):
+    """A function of bytes: float32 [256], the result of each byte.
+
+    Attributes:
+        x: Number of the tensor of bytes that is read.
+        out: Number of the float tensor that is written.
+        table: float32 [256].
+    """
+
+    x: int
+    out: int
+    table: Array
+    method: ClassVar[str] = "float_lookup"
+
+    def check(self, program: ImageProgram, written: set[int]) -> None:
+        """See `Step`."""
+        require("FloatLookup", "table", self.table, np.float32, (256,))
+        shape = program.read(self, self.x, written)
+        fits(self, program.write(self, self.out, written, floats=True) == shape)
+
+    def reads(self) -> tuple[int, ...]:
+        """See `Step`."""
+        return (self.x,)
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        run.tensors[self.out] = self.table[run.tensors[self.x]]
+
+    def packed(self, packing: Packing) -> tuple[Any, ...]:
+        """See `Step`."""
+        return self.x, self.out, self.table
+
+    @staticmethod
+    def add_to(network: ImageNetwork, x: int, out: int, table: Array) -> None:
+        """See `Step`."""
+        network.float_lookup(x=x, out=out, table=table)
+
+
+@dataclass(frozen=True, eq=False)
 class ChannelScale(FloatStep):
-    """x gain + bias, which have a value per channel: float32 [channels]."""
+    """x gain + bias, float32 [pixels, channels] with values per pixel, or [1, channels] for all pixels."""
 
     gain: Array
     bias: Array
     method: ClassVar[str] = "channel_scale"
 
-    def check_channels(self, channels: int) -> None:
-        """See `FloatStep`."""
-        require("ChannelScale", "gain", self.gain, np.float32, (channels,))
-        require("ChannelScale", "bias", self.bias, np.float32, (channels,))
+    def check(self, program: ImageProgram, written: set[int]) -> None:
+        """See `Step`."""
+        super().check(program, written)
+        height, width, channels = program.tensors[self.x.tensor]
+        pixels = 1 if len(self.gain) == 1 else height * width
+        require("ChannelScale", "gain", self.gain, np.float32, (pixels, channels))
+        require("ChannelScale", "bias", self.bias, np.float32, (pixels, channels))
 
     def function(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """See `FloatStep`."""
-        return x * self.gain + self.bias
+        return (x.reshape(-1, x.shape[2]) * self.gain + self.bias).reshape(x.shape)
 
     def packed(self, packing: Packing) -> tuple[Any, ...]:
         """See `Step`."""
@@ -236,7 +278,7 @@ class FloatActivation(FloatStep):
     """An activation function of a text encoder's kernels: `activate` of transformer/reference.
 
     Attributes:
-        kind: One of `ACTIVATIONS`.
+        kind: One of `ACTIVATIONS`, or sigmoid.
     """
 
     kind: str
@@ -244,7 +286,7 @@ class FloatActivation(FloatStep):
 
     def check_channels(self, channels: int) -> None:
         """See `FloatStep`."""
-        fits(self, self.kind in ACTIVATIONS)
+        fits(self, self.kind in (*ACTIVATIONS, "sigmoid"))
 
     def function(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """See `FloatStep`."""
@@ -335,6 +377,22 @@ class FloatSum(Step):
     def add_to(network: ImageNetwork, a: PackedOperand, b: PackedOperand, out: PackedOperand) -> None:
         """See `Step`."""
         network.float_sum(a=a, b=b, out=out)
+
+
+@dataclass(frozen=True)
+class FloatDifference(FloatSum):
+    """a - b, tensors of the shape of `to`."""
+
+    method: ClassVar[str] = "float_difference"
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        self.to.store(run, self.a.real(run) - self.b.real(run))
+
+    @staticmethod
+    def add_to(network: ImageNetwork, a: PackedOperand, b: PackedOperand, out: PackedOperand) -> None:
+        """See `Step`."""
+        network.float_difference(a=a, b=b, out=out)
 
 
 @dataclass(frozen=True)

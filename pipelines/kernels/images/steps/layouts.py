@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from pipelines.kernels.images.steps.base import Packing, Run, Step, bytes_fit, fits, quantized_pixels
+from pipelines.kernels.arrays import Array, require
+from pipelines.kernels.images.steps.base import Packing, Run, Shape, Step, bytes_fit, fits, quantized_pixels
 
 if TYPE_CHECKING:
     from pipelines.kernels._native import ImageNetwork
@@ -221,28 +222,46 @@ class Resampling(Step):
         network.resampling(x=x, out=out, rows=rows, columns=columns)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dequantize(Step):
-    """Results: scale (x - zero) of bytes, or floats, flat, in the order [C, H, W] or, if `last`, [H, W, C].
+    """Results: scale (x - zero) of bytes, or a function of bytes, or floats, in the order [C, H, W] or [H, W, C].
 
-    Several may end a program; their results are concatenated.
+    Several may end a program, each with its places among the results.
+
+    Attributes:
+        x: Number of the tensor.
+        scale: Scale of bytes.
+        zero: Zero point of bytes.
+        last: Whether the order is [H, W, C].
+        table: float32 [256] of the bytes, in place of scale and zero point, or None.
+        offset: Place of the first result; -1: behind the results of the step before it.
+        pitch: Places from one channel to the next or, if `last`, from pixel to pixel; 0: results follow each other.
     """
 
     x: int
     scale: float
     zero: int
     last: bool = False
+    table: Array | None = None
+    offset: int = -1
+    pitch: int = 0
     method: ClassVar[str] = "dequantize"
 
     def check(self, program: ImageProgram, written: set[int]) -> None:
         """See `Step`."""
-        program.read(self, self.x, written, self.x in program.floats)
+        floats = self.x in program.floats
+        shape = program.read(self, self.x, written, floats)
         behind = program.steps[program.steps.index(self) :]
         fits(self, all(isinstance(each, Dequantize) for each in behind) and bool(np.isfinite(self.scale)))
         if self is program.steps[-1]:
             shapes = [program.tensors[each.x] for each in program.steps if isinstance(each, Dequantize)]
             fits(self, program.results == sum(int(np.prod(shape)) for shape in shapes))
         bytes_fit(self, self.zero)
+        if self.table is not None:
+            require("Dequantize", "table", self.table, np.float32, (256,))
+            fits(self, not floats)
+        offset, (runs, pitch, run) = self._offset(program.steps, program.tensors), self._runs(shape)
+        fits(self, pitch >= run and 0 <= offset <= program.results - (runs - 1) * pitch - run)
 
     def reads(self) -> tuple[int, ...]:
         """See `Step`."""
@@ -251,14 +270,51 @@ class Dequantize(Step):
     def compute(self, run: Run) -> None:
         """See `Step`."""
         x = run.tensors[self.x]
-        real = x if x.dtype == np.float32 else (x.astype(np.float32) - np.float32(self.zero)) * np.float32(self.scale)
-        run.results.append((real if self.last else real.transpose(2, 0, 1)).ravel())
+        if x.dtype == np.float32:
+            real = x
+        elif self.table is not None:
+            real = self.table[x]
+        else:
+            real = (x.astype(np.float32) - np.float32(self.zero)) * np.float32(self.scale)
+        runs, pitch, _ = self._runs(x.shape)
+        values = (real if self.last else real.transpose(2, 0, 1)).reshape(runs, -1)
+        before = run.offset if self.offset < 0 else self.offset
+        places = before + np.arange(runs)[:, None] * pitch + np.arange(values.shape[1])
+        run.results.append((places.ravel(), values.ravel()))
+        run.offset = before + values.size
 
     def packed(self, packing: Packing) -> tuple[Any, ...]:
         """See `Step`."""
-        return self.x, self.scale, self.zero, self.last
+        program = packing.program
+        _, pitch, _ = self._runs(program.tensors[self.x])
+        return self.x, self.scale, self.zero, self.last, self.table, self._offset(program.steps, program.tensors), pitch
 
     @staticmethod
-    def add_to(network: ImageNetwork, x: int, scale: float, zero: int, last: bool) -> None:
+    def add_to(
+        network: ImageNetwork,
+        x: int,
+        scale: float,
+        zero: int,
+        last: bool,
+        table: Array | None,
+        offset: int,
+        pitch: int,
+    ) -> None:
         """See `Step`."""
-        network.dequantize(x=x, scale=scale, zero=zero, last=last)
+        network.dequantize(x=x, scale=scale, zero=zero, last=last, table=table, offset=offset, pitch=pitch)
+
+    def _runs(self, shape: Sequence[int]) -> tuple[int, int, int]:
+        """The number of runs of results, the places from one to the next, and the results of one."""
+        pixels, channels = shape[0] * shape[1], shape[2]
+        runs, run = (pixels, channels) if self.last else (channels, pixels)
+        return runs, self.pitch or run, run
+
+    def _offset(self, steps: Sequence[Step], shapes: Sequence[Shape]) -> int:
+        """The place of the first result."""
+        if self.offset >= 0:
+            return self.offset
+        before = 0
+        for step in steps[: steps.index(self)]:
+            if isinstance(step, Dequantize):
+                before = (before if step.offset < 0 else step.offset) + int(np.prod(shapes[step.x]))
+        return before

@@ -163,7 +163,7 @@ class GlobalAverage(Step):
         sums = run.tensors[self.x].sum(axis=(0, 1), dtype=np.int64) - height * width * self.x_zero
         mean: Array = sums.astype(np.float32) * np.float32(self.scale)
         if self.out < 0:
-            run.results.append(mean)
+            run.results.append((np.arange(mean.size), mean))
         else:
             run.tensors[self.out] = clipped(np.rint(mean) + self.zero)[None, None]
 

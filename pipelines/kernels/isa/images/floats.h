@@ -55,6 +55,19 @@ void add_squares(const float *x, const float *mean, int64_t n, float *out) {
     for (int64_t i = 0; i < n; ++i) out[i] = out[i] + (x[i] - mean[i]) * (x[i] - mean[i]);
 }
 
+void softmax_groups(const float *x, int64_t x_pitch, int64_t groups, int64_t size, int64_t n, float *out, int64_t out_pitch) {
+    auto *spare = static_cast<float *>(kernel_scratch(round_up(size, kLanes) * static_cast<int64_t>(sizeof(float))));
+    for (int64_t i = 0; i < n; ++i, x += x_pitch, out += out_pitch)
+        for (int64_t g = 0; g < groups; ++g) {
+            const auto bytes = static_cast<size_t>(size) * sizeof(float);
+            float *found = size % kLanes == 0 ? out + g * size : spare;
+            std::memcpy(found, x + g * size, bytes);
+            const float inverse = softmax(found, size);
+            for (int64_t k = 0; k < size; ++k) found[k] *= inverse;
+            if (found == spare) std::memcpy(out + g * size, spare, bytes);
+        }
+}
+
 // `Count` pixels of `Parts` vectors of channels, tap after tap.
 template <int Count, int Parts>
 inline void depthwise_tile(const FloatDepthwise &d, const float *x, const float *weight, const float *bias, float *out) {

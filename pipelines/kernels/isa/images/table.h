@@ -31,6 +31,7 @@ constexpr ImageKernels kImageKernels = {
     .multiply_floats = multiply_floats,
     .weigh_floats = weigh_floats,
     .add_squares = add_squares,
+    .softmax = softmax_groups,
 };
 
 }  // namespace

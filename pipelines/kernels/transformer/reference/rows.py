@@ -154,12 +154,15 @@ def activate(kind: str, x: Floats) -> Floats:
     """Computes an `Activation`.
 
     Args:
-        kind: One of `GRAPH_ACTIVATIONS`. GELU is an odd polynomial up to 4.2, fitted to x times its error: to 6e-5.
+        kind: One of `GRAPH_ACTIVATIONS`, or sigmoid. GELU is an odd polynomial up to 4.2, fitted to x times its
+            error: to 6e-5.
         x: float32 of any shape.
 
     Returns:
         float32 of the same shape.
     """
+    if kind == "sigmoid":
+        return sigmoid(x)
     if kind == "swish":
         return x * sigmoid(x)
     if kind == "tanh":

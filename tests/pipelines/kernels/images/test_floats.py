@@ -57,7 +57,7 @@ def test_every_float_step(data: st.DataObject) -> None:
         Normalization(byte(0), Operand(2), gain, bias, 1e-6),
         FloatSum(Operand(1), byte(0), byte(3)),
         FloatSum(byte(3), Operand(2), Operand(4)),
-        ChannelScale(Operand(4), Operand(5), gain, bias),
+        ChannelScale(Operand(4), Operand(5), gain[None], bias[None]),
         FloatActivation(Operand(5), byte(6), data.draw(st.sampled_from(["gelu", "gelu_tanh", "swish"]))),
         FloatCopy(byte(6), Operand(7)),
         FloatDepthwise(7, 8, taps, bias, strides, pads, dilations),  # type: ignore[arg-type]

@@ -260,12 +260,12 @@ def test_a_sum_joins_the_later_convolution() -> None:
     assert sum(isinstance(step, Convolution) and step.sum is not None for step in program.steps) == 8
 
 
-def _sigmoid_of_sums(g: Graph, x: str) -> str:
-    return g.add("Sigmoid", [g.layer("Conv", x, (4, 3, 1, 1), 0.02)])
+def _tanh_of_sums(g: Graph, x: str) -> str:
+    return g.add("Tanh", [g.layer("Conv", x, (4, 3, 1, 1), 0.02)])
 
 
 def _float_layer(g: Graph, x: str) -> str:
-    return g.add("Conv", [x, g.constant(g.rng.normal(size=(4, 3, 1, 1)).astype(np.float32))])
+    return g.add("Conv", [x, g.constant(g.rng.normal(size=(4, 3, 3, 3)).astype(np.float32))])
 
 
 def _unknown(g: Graph, x: str) -> str:
@@ -304,7 +304,7 @@ def _empty(g: Graph, x: str) -> str:
     [
         (_read_twice, "Einsum"),
         (_empty, "empty result|unforeseen form"),
-        (_sigmoid_of_sums, "function of float values"),
+        (_tanh_of_sums, "function of float values"),
         (_float_layer, "weights that are not symmetric int8"),
         (_unknown, "LRN.*has no native form"),
         (_ceiling, "ceil mode"),

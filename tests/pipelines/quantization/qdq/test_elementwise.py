@@ -352,12 +352,16 @@ def test_random_networks(tmp_path_factory, case, symmetric):
         ("a = Conv(x, w) d = Conv<group=8,pads=[1,1,1,1]>(a, k) y = Neg(d)", "int8"),
         ("a = Neg(x) d = Conv<group=8,pads=[1,1,1,1]>(a, k) y = Conv(d, w)", "int8"),
         ("a = Neg(x) d = Conv<group=8,pads=[1,1,1,1]>(a, k) e = Conv(a, w) y = Neg(d) z = Neg(e)", "int8"),
-        ("a = Neg(x) d = Conv<group=2>(a, v) y = Neg(d)", "int8"),
+        ("a = Neg(x) d = Conv<group=2,pads=[1,1,1,1]>(a, v) y = Neg(d)", "int8"),
+        ("a = Softmax<axis=1>(x) d = Conv(a, o) y = Neg(d)", "float"),
+        ("a = Conv(x, w) d = Conv(a, o) y = Neg(d)", "int8"),
+        ("d = Conv(x, o) y = Neg(d)", "int8"),
     ],
 )
-def test_depthwise_convolutions_between_float_operators_stay_float(normal, text, expected):
-    outputs = "float[n,8,6,6] y" + (", float[n,8,6,6] z" if " z = " in text else "")
-    weights = {"k": normal(8, 1, 3, 3), "w": normal(8, 8, 1, 1), "v": normal(8, 4, 1, 1)}
+def test_layers_of_few_products_between_float_operators_stay_float(normal, text, expected):
+    outputs = "float[n,c,6,6] y" + (", float[n,8,6,6] z" if " z = " in text else "")
+    weights = {"k": normal(8, 1, 3, 3), "w": normal(8, 8, 1, 1), "v": normal(8, 4, 3, 3)}
+    weights["o"] = normal(1, 8, 1, 1)
     found = model(f"(float[n,8,6,6] x) => ({outputs}) {{ {text} }}", **weights)
     for recipe, precision in ((QuantRecipe(), "int8"), (QuantRecipe(only_faster=True), expected)):
         _, report = quantized(found, recipe, x=normal(4, 8, 6, 6))
