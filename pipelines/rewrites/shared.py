@@ -13,6 +13,7 @@ from pipelines.rewrites.fold_scale import FoldScale
 from pipelines.rewrites.fold_space_to_depth import FoldSpaceToDepth
 from pipelines.rewrites.fuse_activations import FuseActivations
 from pipelines.rewrites.fuse_linear import FuseLinear
+from pipelines.rewrites.fuse_normalization import FuseNormalization
 from pipelines.rewrites.gather_to_reshape import GatherToReshape
 from pipelines.rewrites.hoist_transposes import HoistTransposes
 from pipelines.rewrites.merge_siblings import MergeSiblings
@@ -36,4 +37,4 @@ def file_passes() -> list[Rewrite]:
     """Returns the passes of an .onnx file that is not of this project: `SHARED`, and those that change its layers."""
     first = [shared() for shared in SHARED if shared is not MergeSiblings]
     last = [FoldScale(factors=True), SubpixelConvolution(), FoldSpaceToDepth(), MergeSiblings(), FlattenLinear()]
-    return [EinsumToMatMul(), *first, *last]
+    return [EinsumToMatMul(), *first, FuseNormalization(), *last]
