@@ -2,6 +2,7 @@
 
 from pipelines.rewrites.affine_to_depthwise import AffineToDepthwise
 from pipelines.rewrites.driver import Rewrite
+from pipelines.rewrites.drop_neutral import DropNeutral
 from pipelines.rewrites.einsum_to_matmul import EinsumToMatMul
 from pipelines.rewrites.expand_fused import ExpandFused
 from pipelines.rewrites.flatten_linear import FlattenLinear
@@ -37,4 +38,4 @@ def file_passes() -> list[Rewrite]:
     """Returns the passes of an .onnx file that is not of this project: `SHARED`, and those that change its layers."""
     first = [shared() for shared in SHARED if shared is not MergeSiblings]
     last = [FoldScale(factors=True), SubpixelConvolution(), FoldSpaceToDepth(), MergeSiblings(), FlattenLinear()]
-    return [EinsumToMatMul(), *first, FuseNormalization(), *last]
+    return [DropNeutral(), EinsumToMatMul(), *first, FuseNormalization(), *last]
