@@ -46,6 +46,23 @@ def zoo_home(tmp_path_factory, monkeypatch):
     return home
 
 
+@pytest.fixture(autouse=True, scope="session")
+def models_home(tmp_path_factory):
+    """ZOO_HOME of all fixtures of a file: files of shipped models are made once, by the process that needs them first."""
+    base = tmp_path_factory.getbasetemp()
+    home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "models home"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ZOO_HOME", str(home))
+        yield home
+
+
+@pytest.fixture
+def shared_home(zoo_home, models_home, monkeypatch):
+    """ZOO_HOME of tests of shipped models that make no difference between a cache that is empty and one that is not."""
+    monkeypatch.setenv("ZOO_HOME", str(models_home))
+    return models_home
+
+
 @pytest.fixture
 def rng():
     """The random generator of one test. Constants of modules are drawn with other seeds, so that inputs differ from weights."""

@@ -6,6 +6,8 @@ import pytest
 import zoo
 from pipelines.core.errors import RequestError
 
+pytestmark = pytest.mark.usefixtures("shared_home")
+
 MODELS = ["multi30k-en-de", "wide-deep-criteo", "mobilenet-v1-cifar10"]
 NOTHING = [None, 5, 3.5, b"abc", [], [None], [5], {"a": 1}, object(), True, {1, 2}, np.zeros(3)]
 

@@ -30,6 +30,8 @@ from pipelines.quantization.calibration.table import CalibrationTable
 from pipelines.quantization.recipe import QuantRecipe
 from zoo.recommenders.lowering.lower import lower
 
+pytestmark = pytest.mark.usefixtures("shared_home")
+
 EXAMPLES = int(os.environ.get("ZOO_FUZZ", "0"))  # a test; 0: the fast tier's, always the same ones
 fuzz = settings(
     max_examples=EXAMPLES or 60,

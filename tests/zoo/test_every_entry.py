@@ -19,6 +19,7 @@ from pipelines.quantization.calibration.table import CalibrationTable
 from zoo.serving.handlers.base import Handler
 from zoo.translation.search.options import OPTIONS
 
+pytestmark = pytest.mark.usefixtures("shared_home")
 LIMIT = 32_000_000
 SHIPPED = [
     name for name in zoo.names() if (zoo.SHIPPED / name / "int8.onnx").is_file()

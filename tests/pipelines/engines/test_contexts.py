@@ -10,6 +10,8 @@ from pipelines.core.errors import RequestError
 from pipelines.engines.contexts import WAITING, Asynchronous
 from pipelines.engines.onnxruntime import OnnxRuntimeSession
 
+pytestmark = pytest.mark.usefixtures("shared_home")
+
 
 class Meeting(Asynchronous):
     """A session whose calls each wait until another one computes."""

@@ -14,6 +14,8 @@ import zoo
 from pipelines.engines import catalog, contexts, plan, stock
 from pipelines.kernels import extension
 
+pytestmark = pytest.mark.usefixtures("shared_home")
+
 THREADS, CALLS = 8, 40
 needs_kernels = pytest.mark.skipif(not extension.isas(), reason="needs the native kernels")
 CLICKS = [*stock.STOCK, pytest.param("native", marks=needs_kernels)]

@@ -249,6 +249,7 @@ def test_a_damaged_file_of_a_copied_folder_is_named(tmp_path: Path) -> None:
 needs_bf16 = pytest.mark.skipif(not machine.has_bf16(), reason="the CPU does not compute in bf16")
 
 
+@pytest.mark.usefixtures("shared_home")
 @needs_bf16
 def test_bf16_is_a_precision_like_others(tmp_path: Path) -> None:
     sample = zoo.SHIPPED / NAMES[0] / "sample.tsv.gz"
@@ -269,6 +270,7 @@ def test_bf16_is_a_precision_like_others(tmp_path: Path) -> None:
     assert (row["engine"], row["precision"]) == ("openvino", "bf16")
 
 
+@pytest.mark.usefixtures("shared_home")
 def test_bf16_is_refused_where_it_cannot_be(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -333,6 +335,7 @@ def test_a_cache_that_cannot_be_written_does_not_stop_a_run(
         zoo.pipeline(NAMES[0], "fp32")
 
 
+@pytest.mark.usefixtures("shared_home")
 def test_the_record_of_a_shipped_model_is_shown() -> None:
     path = zoo.download(NAMES[0])
     assert zoo.info(NAMES[0])["built"] == json.loads((path / RECORD).read_text())
@@ -385,6 +388,7 @@ def test_evaluation_data_that_cannot_be_read_end_the_search(translator: Path, pa
         measure(*models)
 
 
+@pytest.mark.usefixtures("shared_home")
 def test_a_model_is_evaluated_on_the_sample_that_ships_with_it(translator: Path) -> None:
     found = zoo.evaluate("shop-clicks", engine="onnxruntime")
     assert found["data"] == ["sample.csv.gz"] and found["samples"] == 2000

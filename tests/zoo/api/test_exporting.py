@@ -16,6 +16,8 @@ from pipelines.graph import io
 from zoo import api
 from zoo.api.exporting import triton
 
+pytestmark = pytest.mark.usefixtures("shared_home")
+
 NAME = "wide-deep-criteo"
 # https://github.com/openvinotoolkit/model_server, docs/parameters.md: the options of a model in config.json
 KINDS = {"tensor(uint8)": 2, "tensor(int32)": 8, "tensor(int64)": 9, "tensor(float)": 11}  # Triton's enum DataType

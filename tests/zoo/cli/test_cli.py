@@ -33,14 +33,14 @@ def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+def call(captured: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of the command, run in this process."""
     try:
         cli.call(list(map(str, arguments)))
         code = 0
     except SystemExit as end:
         code = int(end.code or 0)
-    out, err = capsys.readouterr()
+    out, err = captured.readouterr()
     return code, out, err
 
 
@@ -147,6 +147,7 @@ WRONG = {
 }
 
 
+@pytest.mark.usefixtures("shared_home")
 @pytest.mark.parametrize("arguments", WRONG.values(), ids=WRONG.keys())
 def test_a_wrong_request_gets_one_line_exit_code_2_and_leaves_nothing(
     arguments: list[str], mlp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -286,10 +287,10 @@ def test_a_spent_time_budget_is_said_in_one_line(
 @pytest.mark.parametrize(
     "verb", ["list", "info wide-deep-criteo", "download wide-deep-criteo", "doctor", "build wide-deep-criteo"]
 )
-def test_json_is_exactly_one_document(verb: str) -> None:
-    done = command(*verb.split(), "--json")
-    assert done.returncode == 0, done.stderr
-    json.loads(done.stdout)
+def test_json_is_exactly_one_document(verb: str, shared_home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capfd, *verb.split(), "--json")
+    assert code == 0, err
+    json.loads(out)
 
 
 @pytest.mark.skipif(not extension.isas(), reason="there are no kernels")
@@ -315,7 +316,7 @@ def test_threads_are_a_number_or_auto() -> None:
         threads.convert("many", None, None)
 
 
-def test_results_go_through_pipes(tmp_path: Path) -> None:
+def test_results_go_through_pipes(shared_home: Path) -> None:
     import gzip
 
     lines = gzip.decompress((zoo.SHIPPED / "wide-deep-criteo" / "sample.tsv.gz").read_bytes()).splitlines(

@@ -22,6 +22,8 @@ from pipelines.engines.native.forms import Forms
 from zoo.distributed import arrow_scorer, parts, remote_files, shards
 from zoo.distributed.shards import ShardedRun, check, run_shard
 
+pytestmark = pytest.mark.usefixtures("shared_home")
+
 CLICKS = "shop-clicks"
 IMAGES = "mobilenet-v1-cifar10"
 

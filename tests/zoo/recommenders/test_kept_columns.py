@@ -14,6 +14,8 @@ from pipelines.core.errors import RequestError
 from zoo import api
 from zoo.recommenders.metrics import gauc
 
+pytestmark = pytest.mark.usefixtures("shared_home")
+
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory):

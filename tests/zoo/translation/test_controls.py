@@ -12,6 +12,8 @@ from zoo.translation.search.controls.glossary import Glossary
 from zoo.translation.search.controls.words import BEGINS, ENDS, word_marks
 from zoo.translation.search.options import OPTIONS, checked_options
 
+pytestmark = pytest.mark.usefixtures("shared_home")
+
 ENGINES = ("onnxruntime", "native") if extension.isas() else ("onnxruntime",)
 
 

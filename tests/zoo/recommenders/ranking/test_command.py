@@ -8,6 +8,8 @@ from helpers.sample_files import call
 
 import zoo
 
+pytestmark = pytest.mark.usefixtures("shared_home")
+
 
 @pytest.fixture
 def files(tmp_path):

@@ -17,6 +17,8 @@ from zoo.recommenders.ranking.catalogue import best
 from zoo.recommenders.ranking.order import Order
 from zoo.recommenders.ranking.precomputed import is_quicker
 
+pytestmark = pytest.mark.usefixtures("shared_home")
+
 
 @pytest.fixture(scope="module")
 def pipeline():

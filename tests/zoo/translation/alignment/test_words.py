@@ -15,6 +15,8 @@ from zoo.translation.alignment.words import Alignment, Sentence
 from zoo.translation.data.lines import Line
 from zoo.translation.data.tokens import END
 
+pytestmark = pytest.mark.usefixtures("shared_home")
+
 MODEL = "multi30k-en-de-student"
 TEXT = "A man in a red jacket is riding a bicycle down the street."
 

@@ -12,6 +12,8 @@ from zoo.translation.data.known_text import FORMAT, KnownText
 from zoo.translation.data.line_splitting import LineSplitter
 from zoo.translation.data.parallel_text import Vocabulary
 
+pytestmark = pytest.mark.usefixtures("shared_home")
+
 WRITTEN = frozenset("abcdefgh .:/@,<>e\u00e9")
 PAIRS = frozenset(["e\u0301", "a\u0301"])  # known, though the accent alone is not
 PUNCTUATION = "()[]{}<>\"';:,.!?*"

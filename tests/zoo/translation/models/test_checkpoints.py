@@ -5,6 +5,8 @@ import pytest
 import zoo
 from pipelines.models.family import network_of
 
+pytestmark = pytest.mark.usefixtures("shared_home")
+
 pytest.importorskip("torch", reason="networks need the train extra")
 
 
