@@ -106,25 +106,34 @@ def _replace(main: ir.Graph, found: Normalization) -> None:
     )
 
 
-def normalization(model: ir.Model, mean: ir.Node) -> Normalization | None:
+def normalized_value(mean: ir.Node) -> ir.Value | None:
+    """Returns the value whose mean, or whose mean of squares, a ReduceMean is.
+
+    Args:
+        mean: The ReduceMean.
+    """
+    x = mean.inputs[0]
+    square = x.producer() if x is not None else None
+    if square is not None and (
+        query.is_op(square, "Pow") or (query.is_op(square, "Mul") and len(set(square.inputs)) == 1)
+    ):
+        return square.inputs[0]
+    return x
+
+
+def normalization(model: ir.Model, mean: ir.Node, sizes: Sequence[int | None] | None = None) -> Normalization | None:
     """Recognizes the normalization that a mean belongs to.
 
     Args:
         model: Model of the graph.
         mean: The first ReduceMean of it.
+        sizes: Shape of `normalized_value(mean)`, None where it is free; by default the one in the graph.
 
     Returns:
         The normalization of the most operators; None if there is none.
     """
-    axes, source = query.integers(mean, "axes", 1), mean.inputs[0]
-    square = source.producer() if source is not None else None
-    if (
-        square is not None
-        and query.is_op(square, "Mul", "Pow")
-        and (square.op_type == "Pow" or len(set(square.inputs)) == 1)
-    ):
-        source = square.inputs[0]
-    sizes = query.dimensions(source)
+    axes, source = query.integers(mean, "axes", 1), normalized_value(mean)
+    sizes = query.dimensions(source) if sizes is None else sizes
     if source is None or axes is None or len(axes) != 1 or not sizes or not mean.attributes.get_int("keepdims", 1):
         return None
     rank, axis = len(sizes), axes[0] % len(sizes)
@@ -133,7 +142,7 @@ def normalization(model: ir.Model, mean: ir.Node) -> Normalization | None:
         channels is None
         or channels < 2
         or not (axis == rank - 1 or (axis == 1 and rank == 4))
-        or not query.is_float(source)
+        or source.dtype not in (None, ir.DataType.FLOAT)
     ):
         return None
     found = None
@@ -216,7 +225,8 @@ def _computed(model: ir.Model, x: ir.Value, last: ir.Node, rows: Array, axis: in
     part = edit.extract(model, [str(x.name)], [str(last.outputs[0].name)])
     shape = [1] * rank
     shape[axis], shape[0] = rows.shape[1], rows.shape[0]
-    part.graph.inputs[0].shape, part.graph.outputs[0].shape = ir.Shape(shape), None
+    given = part.graph.inputs[0]
+    given.type, given.shape, part.graph.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(shape), None
     try:
         opened = reference_session.session(
             part, "recognizing a normalization needs", reference_session.options(quick=True)

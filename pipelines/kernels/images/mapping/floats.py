@@ -37,6 +37,7 @@ from pipelines.kernels.images.steps import (
     Step,
 )
 from pipelines.kernels.images.steps.activation import exact
+from pipelines.rewrites.fuse_normalization import normalization, normalized_value
 
 GRID: NDArray[np.float32] = np.linspace(-12, 12, 1025, dtype=np.float32)  # by which functions are recognized
 ALIKE = 1e-5  # largest difference of two forms of a function
@@ -208,6 +209,25 @@ class FloatValues(Functions):
         root = node.op_type == "RMSNormalization"
         make = functools.partial(Normalization, gain=gain, bias=None if root else bias, epsilon=epsilon)
         self._float_value(node, shape, lambda to: make(x, to), found)
+
+    def _written_out(self, mean: ir.Node) -> bool:
+        """Maps the normalization of each pixel that a mean and operators behind it are; False if they are none."""
+        value = normalized_value(mean)
+        found = None if value is None else self.values.get(value)
+        if not isinstance(found, Bytes | Pending) or found.flat or (found.tokens and not found.last):
+            return False
+        shape, pixels = self._shape(found), [None] if found.tokens else [None, None]
+        sizes = [None, *pixels, shape[2]] if found.last else [None, shape[2], *pixels]
+        norm = normalization(self.model, mean, sizes)
+        if norm is None or (norm.axis == 1) == found.last or (norm.bias.any() and not norm.centered):
+            return False
+        x, last = self._operand_of(mean, found), norm.nodes[-1]
+        make = functools.partial(
+            Normalization, gain=norm.gain, bias=norm.bias if norm.centered else None, epsilon=norm.epsilon
+        )
+        self._float_value(last, shape, lambda to: make(x, to), found)
+        self.absorbed.update(norm.nodes)
+        return True
 
     def _float_add(self, node: ir.Node) -> None:
         """Maps a sum or difference of two float values."""

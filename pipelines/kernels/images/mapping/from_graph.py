@@ -142,6 +142,8 @@ class ImageMapping(Layers):
 
     def _map(self, node: ir.Node) -> None:
         """Maps a node; a form that no rule foresaw is refused as others are."""
+        if node in self.absorbed:
+            return
         try:
             self._map_known(node)
         except RequestError:

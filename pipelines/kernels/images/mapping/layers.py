@@ -236,6 +236,8 @@ class Layers(Attentions):
         rank = 3 if x.tokens else 4
         spatial = [axis for axis in range(1, rank) if axis != (rank - 1 if x.last else 1)]
         if x.flat or axes is None or sorted(axis % rank for axis in axes) != spatial:
+            if self._written_out(node):
+                return
             raise refused(node, "is not over height and width")
         self._global_average(node, x, flat=node.attributes.get_int("keepdims", 1) == 0)
 

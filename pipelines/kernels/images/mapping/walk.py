@@ -181,6 +181,7 @@ class Walk:
         self.steps: list[Step] = []
         self.constants = Constants(model)
         self._tensors_of: dict[tuple[Any, ...], int] = {}
+        self.absorbed: set[ir.Node] = set()  # operators that a step before computes, too
         self.first: tuple[Input, np.float32 | None, int, int] | None = None  # and the qparams, tensor of the input
 
     # ------------------------------------------------------------------------------------------------------- quantized

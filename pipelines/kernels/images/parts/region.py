@@ -102,7 +102,7 @@ class Region(ImageMapping):
             if not read:
                 continue
             self._varying.update(node.outputs)
-            if not any(map(is_data, node.outputs)):
+            if node in self.absorbed or not any(map(is_data, node.outputs)):
                 continue
             try:
                 if not all(value in self.values or value in self.views for value in read if is_data(value)):

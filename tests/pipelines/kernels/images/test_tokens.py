@@ -24,6 +24,7 @@ from pipelines.kernels.images.steps import (
     FloatCopy,
     FloatSum,
     Gathering,
+    Normalization,
     Operand,
     Pixels,
 )
@@ -183,3 +184,22 @@ def test_near_misses_are_refused(kind: str, why: str, tmp_path: Path) -> None:
     path = g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=20)
     with pytest.raises(RequestError, match=why):
         image_program(io.load(path))
+
+
+@pytest.mark.parametrize(("centered", "axis"), [(False, -1), (True, -1), (True, 1)])
+def test_a_normalization_of_many_operators_is_one_step(centered: bool, axis: int, tmp_path: Path) -> None:
+    g = Graph(3)
+    if axis == 1:
+        x = g.layer("Conv", g.quantize("image", 0.02, 120), (CHANNELS, 3, 4, 4), 0.02, strides=[4, 4])
+        x = g.quantize(x, 0.03, 120)
+    else:
+        x = patches(g)
+    d = g.add("Sub", [x, g.add("ReduceMean", [x], axes=[axis])]) if centered else x
+    squares = g.add("ReduceMean", [g.add("Pow", [d, g.constant(np.float32(2))])], axes=[axis])
+    root = g.add("Sqrt", [g.add("Add", [squares, g.constant(np.float32(1e-6))])])
+    gain = weights(g, *(CHANNELS, 1, 1) if axis == 1 else (CHANNELS,))
+    y = g.quantize(g.add("Mul", [g.add("Div", [d, root]), gain]), 0.02, 128)
+    if axis != 1:
+        y = g.quantize(linear(g, y, (CHANNELS, 8)), 0.03, 128)
+        g.ranks[y] = 3
+    assert check(g, g.save(tmp_path / "n.onnx", [3, 16, 16], y)).count(Normalization) == 1
