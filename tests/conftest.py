@@ -8,6 +8,9 @@ import signal
 import sys
 from pathlib import Path
 
+# As many processes run tests as there are cores: further threads of numpy and torch would wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read where numpy is imported first
+
 import numpy as np
 import pytest
 from hypothesis import settings
