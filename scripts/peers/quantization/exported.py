@@ -59,6 +59,27 @@ def mobilevit() -> nn.Module:
     return transformers.MobileViTForImageClassification(transformers.MobileViTConfig(num_labels=1000))
 
 
+def efficientnet() -> nn.Module:
+    """Returns EfficientNet-B0 (Tan and Le 2019)."""
+    sizes = transformers.EfficientNetConfig(width_coefficient=1.0, depth_coefficient=1.0, hidden_dim=1280)
+    sizes.num_labels = 1000
+    return transformers.EfficientNetForImageClassification(sizes)
+
+
+def rt_detr() -> nn.Module:
+    """Returns RT-DETR of 300 queries on a ResNet-18 (Zhao et al. 2023)."""
+    backbone = transformers.RTDetrResNetConfig(
+        hidden_sizes=[64, 128, 256, 512],
+        depths=[2, 2, 2, 2],
+        layer_type="basic",
+        out_features=["stage2", "stage3", "stage4"],
+    )
+    config = transformers.RTDetrConfig(
+        backbone_config=backbone, encoder_in_channels=[128, 256, 512], decoder_layers=3, hidden_expansion=0.5
+    )
+    return transformers.RTDetrForObjectDetection(config)
+
+
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # network, pixels a side
     "vit-small-shaped": (lambda: vit(384), 224),
     "deit-tiny-shaped": (lambda: vit(192), 224),
@@ -67,20 +88,22 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # network, pixels 
     "convnext-tiny-shaped": (convnext, 224),
     "segformer-b0-shaped": (segformer, 512),
     "mobilevit-small-shaped": (mobilevit, 256),
+    "efficientnet-b0-shaped": (efficientnet, 224),
+    "rt-detr-r18-shaped": (rt_detr, 640),
 }
 
 
-class Logits(nn.Module):
-    """A network of transformers that returns its logits only."""
+class Results(nn.Module):
+    """A network of transformers that returns its logits, and boxes if it finds them."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
 
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Returns the logits of float32 [n, 3, side, side]."""
-        found: torch.Tensor = self.network(pixel_values).logits
-        return found
+    def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Returns what is found in float32 [n, 3, side, side]."""
+        found = self.network(pixel_values)
+        return (found.logits, found.pred_boxes) if hasattr(found, "pred_boxes") else (found.logits,)
 
 
 def drawn(network: nn.Module) -> nn.Module:
@@ -115,10 +138,12 @@ def measure(args: Any) -> None:
         network, side = NETWORKS[name]
         torch.manual_seed(0)
         path = args.folder / f"{name}.onnx"
-        names = {"input_names": ["pixel_values"], "output_names": ["logits"]}
-        torch.onnx.export(Logits(drawn(network())), (torch.zeros(1, 3, side, side),), path, dynamo=False, **names)
+        results = Results(drawn(network()))
+        x = torch.zeros(1, 3, side, side)
+        names = {"input_names": ["pixel_values"], "output_names": ["logits", "boxes"][: len(results(x))]}
+        torch.onnx.export(results, (x,), path, dynamo=False, **names)
         spec = Preprocess.from_json({"size": side, "resize": side, "mean": MEAN, "std": DEVIATION, "channels": "RGB"})
-        x = np.concatenate([obvious(each.read_bytes(), spec) for each in photos])
-        np.savez(path.with_suffix(".calib.npz"), pixel_values=x[:CALIBRATED])
-        np.savez(path.with_suffix(".test.npz"), pixel_values=x[CALIBRATED:])
+        samples = np.concatenate([obvious(each.read_bytes(), spec) for each in photos])
+        np.savez(path.with_suffix(".calib.npz"), pixel_values=samples[:CALIBRATED])
+        np.savez(path.with_suffix(".test.npz"), pixel_values=samples[CALIBRATED:])
         print(path)

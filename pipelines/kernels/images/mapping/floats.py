@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from pipelines.graph import query
 from pipelines.kernels.images.mapping.functions import Functions
 from pipelines.kernels.images.mapping.layouts import Taps
 from pipelines.kernels.images.mapping.qdq import data_input, evaluated, input_at, refused
@@ -410,11 +411,23 @@ class FloatValues(Functions):
         rows = flat.reshape(-1, shape[2])
         return rows[:1] if (rows == rows[:1]).all() else rows
 
+    def _by_constant(self, node: ir.Node) -> bool:
+        """As its base; a sum or product with a constant that differs between pixels is one of floats."""
+        constant = next((at for at, value in enumerate(node.inputs) if query.dequantized(value) is not None), None)
+        if constant is None or not self._has_pixels(node, constant):
+            return super()._by_constant(node)
+        self._affine(node, 1 - constant)
+        return True
+
     def _has_pixels(self, node: ir.Node, position: int) -> bool:
-        """Whether a constant has more than one axis of several values."""
-        value = input_at(node, position)
+        """Whether a constant has several values along another axis than that of the other input's channels."""
+        value, other = input_at(node, position), node.inputs[1 - position]
+        found = None if other is None else self.values.get(other)
         constant = None if value is None else self.constants.real(value)
-        return constant is not None and sum(size > 1 for size in constant.shape) > 1
+        if constant is None or not isinstance(found, Bytes | Pending):
+            return False
+        sizes = dict(enumerate(constant.shape, -constant.ndim))
+        return any(size > 1 for axis, size in sizes.items() if axis != channel_axis(found))
 
     def _per_channel(self, node: ir.Node, position: int, channels: int, axis: int) -> NDArray[np.float32]:
         """float32 [channels] of a constant with one value, or one per channel; zeros for an absent input."""

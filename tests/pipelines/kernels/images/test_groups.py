@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.image_programs import program, same_bits
 from helpers.qdq_graphs import Graph, results
-from helpers.token_graphs import check
+from helpers.token_graphs import CHANNELS, check, patches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -175,6 +175,19 @@ def test_arithmetic_of_bytes_and_constants_of_each_element(tmp_path: Path) -> No
     kinds = check(g, path)
     assert kinds.count(ChannelScale) >= 2
     assert kinds.count(FloatDifference) == 1
+
+
+@pytest.mark.parametrize("shape", [(1, 16, CHANNELS), (1, 16, 1), (1, 1, CHANNELS)])
+@pytest.mark.parametrize("kind", ["Add", "Mul"])
+def test_constants_of_8_bits_differ_between_tokens(kind: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Positions and masks of tokens whose operator is quantized with both inputs."""
+    g = Graph(8)
+    qparams = [g.constant(np.float32(0.01)), g.constant(np.uint8(100))]
+    constant = g.constant(g.rng.integers(0, 256, shape).astype(np.uint8))
+    pair = [g.quantize(patches(g), 0.03, 120), g.add("DequantizeLinear", [constant, *qparams])]
+    out = g.quantize(g.add(kind, pair), 0.03, 120)
+    g.ranks[out] = 3
+    check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], out))
 
 
 def test_a_constant_with_more_elements_stays_in_onnxruntime(tmp_path: Path) -> None:
