@@ -25,6 +25,7 @@ from pipelines.core.errors import RequestError, ZooError
 logger = logging.getLogger(__name__)
 
 GZIP = b"\x1f\x8b"  # the first bytes of a gzip member (RFC 1952)
+DATA = ".data"  # suffix of a file with large initializers of an ONNX file
 PATIENCE = 2.0  # seconds until the wait for a lock is logged
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TEMPORARY: set[tuple[int, str]] = set()  # process and path of temporary files
@@ -222,14 +223,15 @@ def write_bytes(path: str | os.PathLike[str], content: bytes | memoryview) -> Pa
 def link_or_copy(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
     """Makes `path` a hard link of a file, or a copy if that is another file system, or the file of another user.
 
-    A file that is written in place changes behind both names; the digests of a card find that.
+    A file that is written in place changes behind both names; the digests of a card find that. Weights of an ONNX file
+    (.data) are copied: onnx refuses those with several links.
 
     Args:
         source: File.
         path: New name; an existing file is replaced.
     """
     real, target = Path(source).resolve(), Path(path)
-    if real.stat().st_uid == os.getuid():
+    if real.stat().st_uid == os.getuid() and target.suffix != DATA:
         target.unlink(missing_ok=True)
         try:
             target.hardlink_to(real)
@@ -429,7 +431,7 @@ def mapped(path: Path) -> Path:
     Args:
         path: ONNX file of `save_mapped`.
     """
-    return path.with_name(f"{path.name}.data")
+    return path.with_name(f"{path.name}{DATA}")
 
 
 def refuse_names(raw: Any, expected: str) -> None:

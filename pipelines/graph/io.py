@@ -15,7 +15,7 @@ import onnx.inliner
 import onnx_ir as ir
 
 from pipelines.core.errors import RequestError, one_line
-from pipelines.core.files import GZIP, mapped, replacing, require_place, starts_with, unzipped
+from pipelines.core.files import GZIP, copy_file, mapped, replacing, require_place, starts_with, unzipped
 from pipelines.graph import large_weights, map_types, query, repairs, tensor_sizes
 
 PRODUCER = "int8-zoo"
@@ -76,12 +76,19 @@ def load(path: str | Path) -> ir.Model:
         opset = _known_opset(proto)
         if arrays and (opset < OPSET or any(each.external_data for each in proto.graph.initializer)):
             proto, arrays = onnx.load(path, load_external_data=False), {}
+        is_linked = not arrays and tensor_sizes.is_linked(proto, path.parent)
+        if is_linked:
+            if fault := tensor_sizes.fault(proto, path.parent):
+                raise ValueError(fault)
+            if not proto.functions and opset >= OPSET:
+                arrays = large_weights.take_external(proto, path.parent)
+            tensor_sizes.embed(proto, path.parent)
         repaired = repairs.name_graphs(proto.graph) + repairs.mark_fused_norms(proto.graph, opset)
         if arrays:
             onnx.checker.check_model(repairs.with_ranks(large_weights.emptied(proto, arrays)))
         elif not repaired:
             ranked = repairs.with_ranks(proto)  # by its path otherwise, since files beside it are checked, too
-            onnx.checker.check_model(str(path) if ranked is proto else ranked)
+            onnx.checker.check_model(str(path) if ranked is proto and not is_linked else ranked)
         if not arrays and (fault := tensor_sizes.fault(proto, path.parent)):
             raise ValueError(fault)
         if proto.functions:
@@ -287,6 +294,8 @@ def load_mapped(path: str | Path) -> ir.Model:
     """
     path = Path(path)
     try:
+        if (data := mapped(path)).is_symlink() or (data.is_file() and data.stat().st_nlink > 1):
+            copy_file(data, data)  # onnx_ir refuses a file with several links
         model = ir.load(path, format="protobuf")
         for value in model.graph.initializers.values():
             if value.const_value is not None:

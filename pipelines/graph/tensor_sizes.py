@@ -1,4 +1,4 @@
-"""Checks that the bytes of the tensors of an ONNX file are as many as their shapes say; lists its files."""
+"""Checks that the bytes of the tensors of an ONNX file are as many as their shapes say; lists and reads its files."""
 
 from __future__ import annotations
 
@@ -46,14 +46,52 @@ def external_files(path: Path) -> list[str]:
     Returns:
         Paths relative to its folder, sorted.
     """
-    model = onnx.load(path, load_external_data=False)
-    external = (
-        tensor
-        for nodes in (model.graph, *model.functions)
-        for tensor in _tensors(nodes)
-        if tensor.data_location == onnx.TensorProto.EXTERNAL
-    )
-    return sorted({entry.value for tensor in external for entry in tensor.external_data if entry.key == "location"})
+    return _locations(onnx.load(path, load_external_data=False))
+
+
+def is_linked(model: onnx.ModelProto, folder: Path) -> bool:
+    """Whether a file of external data is a symbolic link or has several hard links, which onnx refuses.
+
+    Caches of the Hugging Face Hub have the former, copies of folders by `cp -al` the latter.
+
+    Args:
+        model: Model whose external data is not loaded.
+        folder: Folder of its external data.
+
+    Raises:
+        ValueError: A file lies outside the folder.
+    """
+    paths = [(name, folder / name) for name in _locations(model)]
+    linked = any(path.is_symlink() or (path.is_file() and path.stat().st_nlink > 1) for _, path in paths)
+    if linked and (outside := [name for name, _ in paths if Path(name).is_absolute() or ".." in Path(name).parts]):
+        raise ValueError(f"its weights are in {outside[0]}, expected a file in its folder")
+    return linked
+
+
+def embed(model: onnx.ModelProto, folder: Path) -> None:
+    """Reads the external data of a model into it.
+
+    Args:
+        model: Model whose sizes were checked; it changes.
+        folder: Folder of its external data.
+    """
+    for tensor in _external(model):
+        info = onnx.external_data_helper.ExternalDataInfo(tensor)
+        with (folder / info.location).open("rb") as file:
+            file.seek(info.offset or 0)
+            tensor.raw_data = file.read(info.length if info.length is not None else -1)
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
+
+
+def _locations(model: onnx.ModelProto) -> list[str]:
+    entries = (entry for tensor in _external(model) for entry in tensor.external_data)
+    return sorted({entry.value for entry in entries if entry.key == "location"})
+
+
+def _external(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    tensors = (tensor for nodes in (model.graph, *model.functions) for tensor in _tensors(nodes))
+    return (tensor for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL)
 
 
 def _tensors(nodes: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.TensorProto]:

@@ -1,5 +1,6 @@
 """Large weights apart from the protobuf: the same bytes, the same model, the same results, and no copies."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from pipelines.core import files
 from pipelines.core.errors import RequestError
 from pipelines.graph import io, large_weights, reference_session
 from pipelines.quantization.qdq import scales
@@ -139,3 +141,58 @@ def test_stacked_arrays_are_written_as_joined_ones(least: int, tmp_path: Path) -
     paths = [io.save(each, tmp_path / f"{number}.onnx") for number, each in enumerate((joined, stacked))]
     assert paths[0].read_bytes() == paths[1].read_bytes() == io.serialized(stacked)
     assert io.digest(joined) == io.digest(stacked)
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+@pytest.mark.parametrize("least", [0, 1 << 30])
+def test_weights_in_a_file_with_several_links_are_read(tmp_path, monkeypatch, link, least):
+    """As in the caches of the Hugging Face Hub (symbolic links), and after cp -al; onnx refuses both."""
+    monkeypatch.setattr(large_weights, "LEAST", least)
+    weight = np.arange(12, dtype=np.float32).reshape(3, 4)
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 3] x) => (float[N, 4] y) { y = MatMul(x, W) }'
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "W"))
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
+    blobs.mkdir()
+    snapshot.mkdir()
+    onnx.save(proto, blobs / "m.onnx", save_as_external_data=True, location="m.onnx_data", size_threshold=0)
+    for name in ("m.onnx", "m.onnx_data"):
+        link(blobs / name, snapshot / name)
+    model = io.load(snapshot / "m.onnx")
+    assert np.array_equal(model.graph.initializers["W"].const_value.numpy(), weight)
+    (blobs / "m.onnx_data").write_bytes(b"short")
+    with pytest.raises(RequestError, match="which has 5 bytes, expected 48 bytes there"):
+        io.load(snapshot / "m.onnx")
+
+
+def test_links_to_files_outside_the_folder_are_refused(tmp_path):
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[N] x) => (float[N] y) { y = Add(x, W) }'
+    )
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(1, np.float32), "W"))
+    (tmp_path / "in").mkdir()
+    onnx.save(proto, tmp_path / "in" / "m.onnx", save_as_external_data=True, location="w", size_threshold=0)
+    os.link(tmp_path / "in" / "w", tmp_path / "w")
+    found = onnx.load(tmp_path / "in" / "m.onnx", load_external_data=False)
+    found.graph.initializer[0].external_data[0].value = "../w"
+    onnx.save(found, tmp_path / "in" / "m.onnx")
+    with pytest.raises(RequestError, match=r"its weights are in \.\./w, expected a file in its folder"):
+        io.load(tmp_path / "in" / "m.onnx")
+
+
+def test_mapped_weights_with_several_links_are_copied(tmp_path):
+    x = ir.Value(name="x", shape=ir.Shape(["N", 512]), type=ir.TensorType(ir.DataType.FLOAT))
+    weight = ir.Value(name="W", const_value=ir.Tensor(np.ones((512, 1024), np.float32), name="W"))
+    node = ir.node("MatMul", [x, weight])
+    graph = ir.Graph([x], node.outputs, nodes=[node], initializers=[weight], opset_imports={"": 17}, name="g")
+    path = io.save_mapped(ir.Model(graph, ir_version=8), tmp_path / "m.onnx")
+    os.link(files.mapped(path), tmp_path / "other")
+    weights = io.load_mapped(path).graph.initializers["W"].const_value
+    assert weights.numpy().sum() == 512 * 1024 and (tmp_path / "other").stat().st_nlink == 1
+
+
+def test_copies_of_folders_have_weights_of_their_own(tmp_path):
+    for name in ("m.onnx", "m.onnx.data"):
+        (tmp_path / name).write_bytes(b"x")
+        files.link_or_copy(tmp_path / name, tmp_path / f"copy-{name}")
+    assert (tmp_path / "m.onnx").stat().st_nlink == 2 and (tmp_path / "m.onnx.data").stat().st_nlink == 1
