@@ -105,6 +105,8 @@ def not_utf8(name: str | Path, error: UnicodeDecodeError) -> str:
         name: Name of the file.
         error: Error of its first bytes.
     """
+    if b"\0" in error.object and not error.object.startswith(UTF_16):
+        return f"{name} holds no text (it has bytes of value 0), expected text in UTF-8"
     if error.object.startswith(UTF_16) and b"\0" in error.object[:4]:
         found, encoding = "UTF-16", "UTF-16"
     else:

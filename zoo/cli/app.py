@@ -98,6 +98,7 @@ def main() -> None:
     handler.setFormatter(_Plain("zoo: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("PIL").setLevel(logging.CRITICAL)  # faults of images are reported by the reader
+    logging.getLogger("huggingface_hub").propagate = False  # it has a handler of its own
     warnings.filterwarnings("ignore", module="PIL")
     try:
         call(sys.argv[1:])

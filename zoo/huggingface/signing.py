@@ -7,6 +7,7 @@ from pathlib import Path
 from pipelines.core.errors import RequestError, ZooError, one_line, requires
 
 SIGNATURE = "model.sig"
+LOCKS = ".*lock"  # files that commands leave in a model folder
 PACKAGE = "int8-zoo[sign]"
 
 
@@ -39,7 +40,7 @@ def verify(folder: Path, public_key: Path) -> list[str]:
     """Verifies the signature of a folder.
 
     Args:
-        folder: Folder with its signature; symbolic links to files are followed.
+        folder: Folder with its signature; symbolic links to files are followed, and locks of other commands ignored.
         public_key: PEM file of the public key.
 
     Returns:
@@ -59,7 +60,8 @@ def verify(folder: Path, public_key: Path) -> list[str]:
         verifier = verifying.Config().use_elliptic_key_verifier(public_key=_key(public_key))
     except (TypeError, ValueError) as error:
         raise RequestError(f"cannot read {public_key}: {one_line(error)}; give a PEM public key") from error
-    hashes = hashing.Config().set_ignored_paths(paths=[signature], ignore_git_paths=True).set_allow_symlinks(True)
+    ignored = [signature, *folder.glob(LOCKS)]
+    hashes = hashing.Config().set_ignored_paths(paths=ignored, ignore_git_paths=True).set_allow_symlinks(True)
     try:
         verifier.set_hashing_config(hashes).verify(folder, signature)
     except (exceptions.InvalidSignature, OSError, TypeError, ValueError) as error:
@@ -67,7 +69,7 @@ def verify(folder: Path, public_key: Path) -> list[str]:
     return sorted(
         str(path.relative_to(folder))
         for path in folder.rglob("*")
-        if path.is_file() and path != signature and not path.name.startswith(".git")
+        if path.is_file() and path not in ignored and not path.name.startswith(".git")
     )
 
 

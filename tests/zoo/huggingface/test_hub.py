@@ -218,6 +218,8 @@ def test_signatures_hold_for_all_files_of_a_repository(hub, folder, tmp_path):
     assert {"int8.onnx", "card.json", "README.md"} <= {*zoo.verify(ADDRESS, keys[1])["files"]}
     with pytest.raises(ZooError, match="is not as it was signed"):
         zoo.verify(ADDRESS, keys[3])
+    zoo.run(ADDRESS, folder.photo, tmp_path / "results.csv")  # leaves locks in the folder
+    assert zoo.verify(zoo.load(ADDRESS).path, keys[1])["files"] == zoo.verify(ADDRESS, keys[1])["files"]
     repo = hub.repos[ID]
     repo.commit({**repo.at("main")[1], "int8.onnx": b"another"})
     with pytest.raises(ZooError, match=r"is not as it was signed: .*int8.onnx"):

@@ -449,7 +449,7 @@ def csv_batches(
         return "skip"
 
     try:
-        yield from pa.csv.open_csv(
+        reader = pa.csv.open_csv(
             source if before is None else pa.BufferReader(source),
             read_options=pa.csv.ReadOptions(
                 block_size=BLOCK if before is None else len(source),
@@ -470,12 +470,14 @@ def csv_batches(
                 quoted_strings_can_be_null=True,
             ),
         )
+        with reader:
+            yield from reader
     except pa.ArrowInvalid as error:
         if "Empty CSV file or block" in str(error):  # a header without a line end
             return
-        raise pa.ArrowInvalid(
-            re.sub(r"\bRow #(\d+)", lambda found: f"Row #{int(found[1]) + earlier}", str(error), count=1)
-        ) from error
+        text = re.sub(r"\bRow #(\d+)", lambda row: f"Row #{int(row[1]) + earlier}", str(error), count=1)
+        hint = " (--on-error skip leaves such rows out)" * (" columns, got " in text)
+        raise pa.ArrowInvalid(text + hint) from error
 
 
 def _json_rows(log: Log) -> Iterator[list[Mapping[str, Any]]]:
