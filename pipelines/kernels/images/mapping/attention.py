@@ -39,6 +39,8 @@ class Attentions(Views):
     def _viewed(self, node: ir.Node, reason: RequestError | None = None) -> None:
         """Maps a node of an attention; see `Views` for other nodes that read a view."""
         found = self._views_of(node)
+        if node.op_type == "MatMul":
+            found = [each or self._whole_view(node, value) for each, value in zip(found, node.inputs, strict=True)]
         first, second = [*found, None, None][:2]
         if node.op_type in ORDERS and isinstance(first, Scores):
             self._regroup(node, first)
@@ -69,6 +71,11 @@ class Attentions(Views):
             self._biased(node, found)
         else:
             super()._viewed(node, reason)
+
+    def _whole_view(self, node: ir.Node, value: ir.Value | None) -> View | Scores | None:
+        """The elements of a value that is no view, in their order; None for a constant."""
+        known = value is not None and isinstance(self.values.get(value), Bytes | Pending)
+        return self._view_of(node, value) if known and value is not None else None
 
     def _softmax(self, node: ir.Node) -> None:
         """Maps a softmax over an axis of a value."""
@@ -282,22 +289,21 @@ class Attentions(Views):
         keys = replace(scores.keys, index=scores.keys.index.swapaxes(2, 3))
         if values.index.shape[:-1] != keys.index.shape[:-1] or values.factor != 1:
             raise refused(node, "is an attention with values of another shape")
-        (pixels, query), (attended, key), (same, value) = (
-            self._heads(node, view) for view in (scores.queries, keys, values)
-        )
+        queries, keys, values = (self._in_columns(node, view) for view in (scores.queries, keys, values))
+        (pixels, query), (attended, key), (same, value) = (self._heads(view) for view in (queries, keys, values))
         if not np.array_equal(attended, same):
             raise refused(node, "is an attention whose keys and values are of other tokens")
         width, size = value.shape[1], max(size, value.shape[1])
         query, key, value = (
             np.pad(each, ((0, 0), (0, size - each.shape[1])), constant_values=-1) for each in (query, key, value)
         )
-        parts = [(scores.queries.source, scores.factor, query), (keys.source, 1, key), (values.source, 1, value)]
+        parts = [(queries.source, scores.factor, query), (keys.source, 1, key), (values.source, 1, value)]
         bias = scores.bias
         if bias is not None and windows > 1 and (bias == bias[:1]).all():
             bias = bias[:1]
         if bias is not None and (bias == bias[..., :1]).all():  # a softmax does not see it
             bias = None
-        grids = [self._token_grid(of, view) for of, view in ((pixels, scores.queries), (attended, values))]
+        grids = [self._token_grid(of, view) for of, view in ((pixels, queries), (attended, values))]
 
         def add(to: Operand) -> Step:
             whole = None if bias is None else np.ascontiguousarray(bias, np.float32)
@@ -324,12 +330,20 @@ class Attentions(Views):
             return grid
         return pixels.shape if len(pixels) > 1 else (pixels.size, 1)
 
-    def _heads(self, node: ir.Node, view: View) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _in_columns(self, node: ir.Node, view: View) -> View:
+        """The elements [windows, heads, tokens, size] of a view, gathered where heads are no columns of tokens."""
+        pixels, columns = np.divmod(view.index, self._shape(view.source)[2])
+        if (pixels == pixels[:, :1, :, :1]).all() and (columns == columns[:1, :, :1]).all():
+            return view
+        windows, heads, tokens, size = view.index.shape
+        index = view.index.transpose(0, 2, 1, 3).reshape(1, windows * tokens, heads * size)
+        found = self._gathered(node, replace(view, index=index), self._grid(windows * tokens))
+        elements = found.index.reshape(windows, tokens, heads, size).transpose(0, 2, 1, 3)
+        return replace(found, index=elements, factor=view.factor)
+
+    def _heads(self, view: View) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(pixel of each token [windows, tokens], column of each element [heads, size])."""
         pixels, columns = np.divmod(view.index, self._shape(view.source)[2])
-        same = (pixels == pixels[:, :1, :, :1]).all() and (columns == columns[:1, :, :1]).all()
-        if not same:
-            raise refused(node, "is an attention whose heads are no columns of tokens")
         return pixels[:, 0, :, 0], columns[0, :, 0]
 
     def _merged(

@@ -226,10 +226,11 @@ class ImageMapping(Layers):
         weights = sum(step.weight.size for step in self.steps if isinstance(step, Convolution))
         if rest and rest.weights() * LEAST > weights:
             raise rest.reason or RequestError("the outputs are results of float layers")
-        values, offset = rest.inputs(self.values), 0
+        values, results, offset = rest.inputs(self.values), list[Dequantize](), 0
         for value in values:
-            self.steps += self._real_results(value, offset)
+            results += self._real_results(value, offset)
             offset += math.prod(self._shape(self.values[value]))  # type: ignore[arg-type]
+        self.steps += results
         return tuple((str(value.name), self._elements(self.values[value]).shape[1:]) for value in values)  # type: ignore[arg-type]
 
     def _is_real(self, value: ir.Value) -> bool:

@@ -127,11 +127,13 @@ class Region(ImageMapping):
         results: list[tuple[str, list[Dequantize]]] = []
         offset = 0
         for value in self.main.outputs if not failed else ():
+            producer = value.producer()
             try:
+                if value in self.views and producer is not None:
+                    self._gather_output(producer, value)
                 results.append((str(value.name), self._real_results(value, offset, value.name in self._stored)))
                 offset += math.prod(self._shape(self.values[value]))  # type: ignore[arg-type]
             except RequestError as error:
-                producer = value.producer()
                 failed[str(producer.outputs[0].name if producer else value.name)] = error
         if failed:
             raise FailedError(failed)

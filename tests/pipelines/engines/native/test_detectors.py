@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.qdq_graphs import Graph
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from pipelines.core.errors import RequestError
 from pipelines.engines import catalog
@@ -89,6 +89,29 @@ def test_what_is_computed_where_is_said(tmp_path: Path) -> None:
     found = images.form(g.save(tmp_path / "m.onnx", SHAPE, out))
     assert (found["steps"]["Resampling"], found["steps"]["Dequantize"]) == (1, 4)
     assert found["rest"] == {"Sin": 1, "Concat": 1}
+
+
+@pytest.mark.parametrize("kind", ["TopK", "NonMaxSuppression"])
+def test_choices_of_boxes_are_the_remainder(kind: str, tmp_path: Path) -> None:
+    """Boxes and scores of exports that end with them are native, and are handed over once."""
+    g, out, _ = detector()
+    ends = [g.constant(np.array([each])) for each in (0, 4, 9, 2)]
+    turned = g.add("Transpose", [out], perm=[0, 2, 1])
+    boxes, scores = (g.add("Slice", [turned, ends[at], ends[at + 1], ends[3]]) for at in (0, 1))
+    if kind == "TopK":
+        best = g.add("ReduceMax", [scores], axes=[2], keepdims=0)
+        g.nodes.append(helper.make_node("TopK", [best, g.constant(np.array([5]))], ["best", "places"]))
+        places = g.add("Unsqueeze", ["places", ends[3]])
+        chosen = g.add("GatherElements", [boxes, g.add("Tile", [places, g.constant(np.array([1, 1, 4]))])], axis=1)
+    else:
+        limits = [g.constant(each) for each in (np.array([3]), np.float32(0.5), np.float32(0.6))]
+        by_class = g.add("Transpose", [scores], perm=[0, 2, 1])
+        found = g.add("NonMaxSuppression", [boxes, by_class, *limits], center_point_box=1)
+        chosen = g.add("Gather", [boxes, g.add("Gather", [found, g.constant(np.array(2))], axis=1)], axis=1)
+    g.ranks[chosen] = 3
+    path = g.save(tmp_path / "m.onnx", SHAPE, chosen)
+    agree(path)
+    assert set(images.form(path)["rest"]) <= {kind, "ReduceMax", "Unsqueeze", "GatherElements", "Tile", "Gather"}
 
 
 def test_a_sum_of_maps_in_float_is_native(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pipelines.engines.session import BatchError
 from pipelines.kernels import extension
 
 SHAPE = [3, 12, 16]
+HEADS = ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3])  # orders of axes of queries, keys and values
 pytestmark = pytest.mark.skipif(not extension.isas(), reason=f"no native kernels: {extension.missing()}")
 
 
@@ -80,6 +81,29 @@ def test_an_axis_of_samples_that_a_reshape_loses_is_found(tmp_path: Path, batch:
     path = g.save(tmp_path / "m.onnx", [12, 16, 1], layer(g, x, 32, 8), batch=batch)
     parts = agree(path, {"image": np.ascontiguousarray(batch_of()["image"][:, 0, :, :, None])}, 0.1)
     assert [each.split(":")[0] for each in parts] == ["onnxruntime", "native"]
+
+
+def test_heads_of_an_attention_pass_a_border(tmp_path: Path) -> None:
+    """RT-DETR's decoder: values are computed in an earlier region than queries and keys."""
+    g = Graph()
+    x = layer(g, layer(g, g.quantize("image", 0.02, 120), 3, scale=0.02), 32)
+    x = g.quantize(g.layer("Conv", x, (32, 32, 3, 4), 0.1, strides=[3, 4]), 0.1, 120)
+    tokens = g.add("Transpose", [g.add("Reshape", [x, g.constant(np.array([0, 32, 16]))])], perm=[0, 2, 1])
+    odd = g.quantize(g.add("Sin", [tokens]), 0.01, 128)
+    shape = g.constant(np.array([-1, 16, 2, 16]))
+    cut = [g.add("Reshape", [linear(g, each, (32, 32)), shape]) for each in (odd, odd, tokens)]
+    q, k, v = (g.add("Transpose", [each], perm=order) for each, order in zip(cut, HEADS, strict=True))
+    weight = g.add("Softmax", [g.add("Mul", [g.add("MatMul", [q, k]), g.constant(np.float32(0.25))])], axis=-1)
+    y = g.add("Transpose", [g.add("MatMul", [weight, v])], perm=[0, 2, 1, 3])
+    y = g.quantize(g.add("Reshape", [y, g.constant(np.array([-1, 16, 32]))]), 0.05, 128)
+    y = g.quantize(linear(g, g.quantize(linear(g, y, (32, 900)), 0.05, 128), (900, 32)), 0.05, 128)
+    g.ranks[y] = 3
+    path = g.save(tmp_path / "m.onnx", SHAPE, y)
+    found, wanted = (catalog.load(path, engine).run(batch_of())[y] for engine in ("native", "onnxruntime"))
+    assert np.square(found - wanted).sum() < 0.01 * np.square(wanted).sum()
+    form = images.form(path)
+    assert [each.split(":")[0] for each in form["parts"]] == ["native", "onnxruntime", "native"]
+    assert set(form["rest"]) <= {"Sin", "QuantizeLinear", "DequantizeLinear"}
 
 
 def test_bytes_are_joined_over_a_border(tmp_path: Path) -> None:

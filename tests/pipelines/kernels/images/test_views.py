@@ -342,6 +342,19 @@ def test_attention_of_pixels_whose_tokens_are_last(key: int, value: int, tmp_pat
     assert whole(g.save(tmp_path / "m.onnx", [3, 16, 16], x, opset=20), g).count(Attention) == 1
 
 
+def test_attention_whose_heads_are_rows_of_tokens(tmp_path: Path) -> None:
+    """Tokens cut into heads without a Transpose: queries, keys and values are gathered."""
+    g = Graph()
+    x, shape = patches(g), g.constant(np.array([-1, HEADS, 16, SIZE]))
+    q, k, v = (g.quantize(g.add("Reshape", [linear(g, x, (CHANNELS, CHANNELS)), shape]), 0.02, 128) for _ in "qkv")
+    scores = g.add("MatMul", [q, g.add("Transpose", [k], perm=[0, 1, 3, 2])])
+    weight = g.quantize(g.add("Softmax", [g.add("Mul", [scores, g.constant(np.float32(0.25))])], axis=-1), 1 / 255, 0)
+    y = g.add("Transpose", [g.quantize(g.add("MatMul", [weight, v]), 0.02, 128)], perm=[0, 2, 1, 3])
+    y = g.add("Reshape", [y, g.constant(np.array([-1, 16, CHANNELS]))])
+    kinds = check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], head(g, y, [1]), opset=20))
+    assert kinds.count(Attention) == 1
+
+
 @pytest.mark.parametrize("form", ["quantized", "normalized", "convolved"])
 def test_attention_of_any_values(form: str, tmp_path: Path) -> None:
     """Queries of a layer that were quantized before their heads, or of a layer on several pixels; norms of two parts."""
