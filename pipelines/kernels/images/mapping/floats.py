@@ -17,7 +17,7 @@ from pipelines.graph import query
 from pipelines.kernels.images.mapping.functions import Functions
 from pipelines.kernels.images.mapping.layouts import Taps
 from pipelines.kernels.images.mapping.qdq import data_input, evaluated, input_at, refused
-from pipelines.kernels.images.mapping.walk import Bytes, Input, Layer, Pending, channel_axis, layout_of
+from pipelines.kernels.images.mapping.walk import Bytes, Input, Layer, Pending, channel_axis, is_over_pixels, layout_of
 from pipelines.kernels.images.operators import same_pads, windows
 from pipelines.kernels.images.steps import (
     ChannelScale,
@@ -34,6 +34,7 @@ from pipelines.kernels.images.steps import (
     Normalization,
     Operand,
     Pixels,
+    ResponseGate,
     Shape,
     Step,
 )
@@ -229,6 +230,24 @@ class FloatValues(Functions):
         self._float_value(last, shape, lambda to: make(x, to), found)
         self.absorbed.update(norm.nodes)
         return True
+
+    def _response_gate(self, node: ir.Node) -> None:
+        """Maps the roots of sums of squares of all pixels, divided by their mean over the channels (ConvNeXtV2)."""
+        x, found = self._operand(node)
+        roots, channels = node.outputs[0], self._shape(found)[2]
+        means = [each for each in roots.consumers() if query.is_op(each, "ReduceMean")]
+        plus = query.sole_user(means[0].outputs[0]) if len(means) == 1 else None
+        ratio = query.sole_user(plus.outputs[0]) if plus is not None and query.is_op(plus, "Add") else None
+        epsilons = [each for each in map(query.scalar, plus.inputs if plus is not None else ()) if each is not None]
+        known = ratio is not None and query.is_op(ratio, "Div") and ratio.inputs[0] is roots and len(epsilons) == 1
+        if not known or not is_over_pixels(node, found) or not node.attributes.get_int("keepdims", 1):
+            raise refused(node, "is not over all pixels, or no part of a global response normalization")
+        axes, rank = query.integers(means[0], "axes", 1) or [], 3 if found.tokens else 4
+        if [axis % rank for axis in axes] != [channel_axis(found) % rank] or len(roots.consumers()) != 2:
+            raise refused(node, "is no part of a global response normalization")
+        assert plus is not None and ratio is not None
+        self._float_value(ratio, (1, 1, channels), lambda to: ResponseGate(x, to, epsilons[0]), found, quantizes=False)
+        self.absorbed.update((means[0], plus, ratio))
 
     def _float_add(self, node: ir.Node) -> None:
         """Maps a sum or difference of two float values."""

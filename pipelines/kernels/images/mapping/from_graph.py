@@ -291,6 +291,7 @@ RULES: dict[str, Callable[[ImageMapping, ir.Node], None]] = {
     "Pad": ImageMapping._pad,
     "QuantizeLinear": ImageMapping._quantizelinear,
     "RMSNormalization": ImageMapping._layernormalization,
+    "ReduceL2": ImageMapping._response_gate,
     "ReduceMean": ImageMapping._reducemean,
     "Relu": ImageMapping._relu,
     "Reshape": ImageMapping._reshape,

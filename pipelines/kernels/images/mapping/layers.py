@@ -13,7 +13,7 @@ from pipelines.graph import query
 from pipelines.kernels.arrays import Array
 from pipelines.kernels.images.mapping.attention import Attentions
 from pipelines.kernels.images.mapping.qdq import data_input, input_at, int8_weight, int32_bias, refused
-from pipelines.kernels.images.mapping.walk import Bytes, Input, Layer, Pending, layout_of
+from pipelines.kernels.images.mapping.walk import Bytes, Input, Layer, Pending, is_over_pixels, layout_of
 from pipelines.kernels.images.operators import ceil_mode_pads, windows
 from pipelines.kernels.images.steps import (
     Addition,
@@ -232,10 +232,7 @@ class Layers(Attentions):
         x = self.values[data_input(node)]
         if isinstance(x, Input):
             raise refused(node, "reads the input")
-        axes = query.integers(node, "axes", 1)
-        rank = 3 if x.tokens else 4
-        spatial = [axis for axis in range(1, rank) if axis != (rank - 1 if x.last else 1)]
-        if x.flat or axes is None or sorted(axis % rank for axis in axes) != spatial:
+        if not is_over_pixels(node, x):
             if self._written_out(node):
                 return
             raise refused(node, "is not over height and width")

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
+from pipelines.graph import query
 from pipelines.kernels.arrays import Array
 from pipelines.kernels.images.mapping.constants import Constants
 from pipelines.kernels.images.mapping.qdq import (
@@ -295,3 +296,15 @@ def channel_axis(found: Bytes | Pending) -> int:
         found: The value.
     """
     return -1 if found.last or found.flat else -2 if found.tokens else -3
+
+
+def is_over_pixels(node: ir.Node, found: Bytes | Pending) -> bool:
+    """Returns whether a reduction is over all pixels of a value, for each channel.
+
+    Args:
+        node: The reduction.
+        found: The value.
+    """
+    axes, rank = query.integers(node, "axes", 1), 3 if found.tokens else 4
+    pixels = [axis for axis in range(1, rank) if axis != (rank - 1 if found.last else 1)]
+    return not found.flat and axes is not None and sorted(axis % rank for axis in axes) == pixels

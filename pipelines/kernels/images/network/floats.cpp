@@ -351,7 +351,9 @@ void Network::attention(int64_t x, int64_t keys, Operand out, int64_t heads, int
     });
 }
 
-void Network::float_mean(Operand x, Operand out) {
+// A value for each channel from all pixels: add(pixel, total) of each in order, then finish(total).
+template <class Add, class Finish>
+void Network::reduce_pixels(Operand x, Operand out, Add add, Finish finish) {
     const int64_t to = out.tensor;
     require(at(known(to, false, true)).height == 1 && at(to).width == 1 && read(x).channels == at(to).channels, "a mean");
     require(out.floats() && at(x.tensor).pitch >= 16, "a mean");
@@ -365,11 +367,28 @@ void Network::float_mean(Operand x, Operand out) {
             for (int64_t column = 0; column < from.width; ++column) {
                 const uint8_t *at = s.pixel(from, y, column);
                 if (!x.floats()) isa_.images->dequantize(at, x.scale, x.zero, pixel, spare.data());
-                isa_.images->add_floats(total, x.floats() ? reinterpret_cast<const float *>(at) : spare.data(), pixel, total);
+                add(x.floats() ? reinterpret_cast<const float *>(at) : spare.data(), pixel, total);
             }
-        const auto count = static_cast<float>(from.height * from.width);
-        for (int64_t c = 0; c < pixel; ++c) total[c] = total[c] / count;
+        finish(total, from.height * from.width, from.channels);
         clear_tails(total, from.channels, 1);
+    });
+}
+
+void Network::float_mean(Operand x, Operand out) {
+    const auto add = [this](const float *of, int64_t pixel, float *total) { isa_.images->add_floats(total, of, pixel, total); };
+    reduce_pixels(x, out, add, [](float *total, int64_t pixels, int64_t channels) {
+        for (int64_t c = 0; c < channels; ++c) total[c] = total[c] / static_cast<float>(pixels);
+    });
+}
+
+void Network::response_gate(Operand x, Operand out, float epsilon) {
+    const std::vector<float> zeros(static_cast<size_t>(round_up(read(x).channels, 16)));
+    const auto add = [this, zeros](const float *of, int64_t pixel, float *total) { isa_.images->add_squares(of, zeros.data(), pixel, total); };
+    reduce_pixels(x, out, add, [=](float *total, int64_t, int64_t channels) {
+        float sum = 0;
+        for (int64_t c = 0; c < channels; ++c) total[c] = std::sqrt(total[c]), sum = sum + total[c];
+        const float mean = sum / static_cast<float>(channels) + epsilon;
+        for (int64_t c = 0; c < channels; ++c) total[c] = total[c] / mean;
     });
 }
 

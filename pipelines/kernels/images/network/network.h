@@ -111,6 +111,7 @@ class Network {
     // alike, or windows; 0: none
     void attention(int64_t x, int64_t keys, Operand out, int64_t heads, int64_t size, int64_t windows, const float *bias, int64_t biased);
     void float_mean(Operand x, Operand out);  // out: floats
+    void response_gate(Operand x, Operand out, float epsilon);  // out: floats
     // weight [rows, columns, channels]
     void float_depthwise(int64_t x, int64_t out, const float *weight, const float *bias, Pair kernel, int64_t channels, Pair strides, Sides pads,
                          Pair dilations);
@@ -170,6 +171,8 @@ class Network {
     // xs: `pixels` of each operand, from pixel `first` on, out: as many
     using FloatRow = std::function<void(const float *const *xs, int64_t pixels, float *out, int64_t first)>;
     void float_step(const std::vector<Operand> &xs, const Operand &out, FloatRow of);
+    template <class Add, class Finish>
+    void reduce_pixels(Operand x, Operand out, Add add, Finish finish);
     void block_rows();
     void borders(const Sample &, const Tensor &, int64_t begin, int64_t end) const;
     void compute(const Step &, const Sample *samples, int64_t n, int64_t begin, int64_t end) const;

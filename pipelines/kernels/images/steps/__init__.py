@@ -21,7 +21,7 @@ from pipelines.kernels.images.steps.floats import (
 from pipelines.kernels.images.steps.groups import GroupLinear, Softmax
 from pipelines.kernels.images.steps.layouts import Concatenation, Dequantize, Pixels, Resampling, Selection, Stacking
 from pipelines.kernels.images.steps.pools import AveragePool, GlobalAverage, MaxPool
-from pipelines.kernels.images.steps.spatial import GroupNormalization, Interpolation
+from pipelines.kernels.images.steps.spatial import GroupNormalization, Interpolation, ResponseGate
 from pipelines.kernels.images.steps.tokens import Attention, Gathering
 
 
@@ -64,6 +64,7 @@ __all__ = [
     "Pixels",
     "Product",
     "Resampling",
+    "ResponseGate",
     "Run",
     "Selection",
     "Shape",

@@ -1,4 +1,4 @@
-"""Float32 steps over the pixels of a tensor: interpolation and normalization of groups of channels."""
+"""Float32 steps over all pixels of a tensor: interpolation, and normalization of groups of channels or by responses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pipelines.kernels.arrays import Array, require
 from pipelines.kernels.images.steps.base import Packing, fits
-from pipelines.kernels.images.steps.floats import FloatStep, PackedOperand
+from pipelines.kernels.images.steps.floats import FloatMean, FloatStep, PackedOperand
 
 if TYPE_CHECKING:
     from pipelines.kernels._native import ImageNetwork
@@ -148,3 +148,35 @@ class GroupNormalization(FloatStep):
     ) -> None:
         """See `Step`."""
         network.group_norm(x=x, out=out, gain=gain, bias=bias, groups=groups, epsilon=epsilon)
+
+
+@dataclass(frozen=True, eq=False)
+class ResponseGate(FloatMean):
+    """The gate of a global response normalization (Woo et al. 2023), floats [1, 1, channels]: g / (mean(g) + epsilon).
+
+    g is the root of the sum of squares of a channel's pixels in order, its mean that of the sum over channels in order.
+
+    Attributes:
+        epsilon: Added to the mean.
+    """
+
+    epsilon: float
+    method: ClassVar[str] = "response_gate"
+
+    def function(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """See `FloatStep`."""
+        squares = np.square(x.reshape(-1, x.shape[2]))
+        found = np.sqrt(np.add.accumulate(squares, axis=0, dtype=np.float32)[-1])
+        total = np.add.accumulate(found, dtype=np.float32)[-1]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            gate = found / (total / np.float32(len(found)) + np.float32(self.epsilon))
+        return np.asarray(gate, np.float32)[None, None]
+
+    def packed(self, packing: Packing) -> tuple[Any, ...]:
+        """See `Step`."""
+        return self.x.packed(), self.to.packed(), self.epsilon
+
+    @staticmethod
+    def add_to(network: ImageNetwork, x: PackedOperand, out: PackedOperand, epsilon: float) -> None:  # type: ignore[override]
+        """See `Step`."""
+        network.response_gate(x=x, out=out, epsilon=epsilon)

@@ -29,6 +29,7 @@ from pipelines.kernels.images.steps import (
     Operand,
     Pixels,
     Resampling,
+    ResponseGate,
 )
 
 pytestmark = pytest.mark.skipif(not extension.isas(), reason=f"no native kernels: {extension.missing()}")
@@ -210,3 +211,38 @@ def test_float_results_of_several_pixels(outputs: int, tmp_path: Path) -> None:
     found = reference.run(made, sample)
     np.testing.assert_allclose(found[: wanted.size], wanted.ravel(), rtol=1e-3, atol=1e-3)
     assert len(found) == wanted.size + (outputs - 1) * 5 * 8 * 8
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_a_global_response_normalization_is_whole(last: bool, tmp_path: Path) -> None:
+    """As ConvNeXtV2 has it, between int8 layers, over [n, H, W, C] and [n, C, H, W]."""
+    g = Graph(5)
+    x = g.layer("Conv", g.quantize("image", 0.02, 120), (CHANNELS, 3, 4, 4), 0.02, strides=[4, 4])
+    x = g.quantize(x, 0.03, 120)
+    x = g.add("Transpose", [x], perm=[0, 2, 3, 1]) if last else x
+    pixels, channel, shape = ([1, 2], -1, (1, 1, 1, CHANNELS)) if last else ([2, 3], 1, (1, CHANNELS, 1, 1))
+    roots = g.add("ReduceL2", [x], axes=pixels)
+    mean = g.add("Add", [g.add("ReduceMean", [roots], axes=[channel]), g.constant(np.float32(1e-6))])
+    gated = g.add("Mul", [x, g.add("Div", [roots, mean])])
+    affine = g.add("Add", [g.add("Mul", [weights(g, *shape), gated]), weights(g, *shape, mean=0)])
+    y = g.quantize(g.add("Add", [affine, x]), 0.06, 120)
+    y = g.add("Transpose", [y], perm=[0, 3, 1, 2]) if last else y
+    y = g.quantize(g.layer("Conv", y, (8, CHANNELS, 1, 1), 0.06), 0.05, 120)
+    assert ResponseGate in check(g, g.save(tmp_path / "n.onnx", [3, 16, 16], y))
+
+
+def test_the_gate_of_a_response_normalization_has_the_same_bits() -> None:
+    rng = np.random.default_rng(0)
+    shape, byte = (5, 7, 21), Operand(0, 0.02, 120)
+    steps: list[Any] = [
+        Pixels(0, last=True),
+        FloatCopy(byte, Operand(1)),
+        ResponseGate(byte, Operand(2), 1e-6),
+        ResponseGate(Operand(1), Operand(3), 0.5),
+        FloatSum(Operand(2), Operand(3), Operand(4)),
+        Dequantize(4, 1.0, 0),
+    ]
+    made = program(shape, [shape, shape, *[(1, 1, 21)] * 3], steps, 21, floats=frozenset({1, 2, 3, 4}))
+    same_bits(made, rng.integers(0, 256, (2, *shape), dtype=np.uint8))
+    with pytest.raises(RequestError):
+        program(shape, [shape, shape], [*steps[:2], ResponseGate(byte, Operand(1), 1e-6)], 735, floats=frozenset({1}))
