@@ -154,11 +154,12 @@ def _write(
     convert = None if whole else _converter([*sources])  # raises without torch, before anything is written
     output.mkdir(parents=True, exist_ok=True)
     if convert is None:
+        weights.load_weights(model_config, network / weights.FILE, path, head)  # raises for another configuration
         link_or_copy(network / weights.FILE, output / weights.FILE)
     else:
         with replacing(output / weights.FILE) as temporary:
             convert(sources, tables, temporary)
-    weights.load_weights(model_config, output / weights.FILE, path, head)  # raises for another configuration
+        weights.load_weights(model_config, output / weights.FILE, path, head)
     changed: dict[str, Any] = {tokenizer.FILE: _tokenizer_content(network), CONFIG: None}
     details: dict[str, Any] = {"preprocessing": features, "weights": {"file": weights.FILE}}
     if static:

@@ -15,8 +15,11 @@ Each is a linear layer (`.weight` [outputs, inputs], `.bias`), a norm or an embe
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
+
+import numpy as np
 
 from pipelines.core.errors import RequestError
 from zoo.texts.models.architectures import ARCHITECTURES
@@ -24,6 +27,8 @@ from zoo.texts.models.architectures.base import Floats, Rows
 from zoo.texts.models.config import ModelConfig
 from zoo.texts.models.head import Head, HeadWeights
 from zoo.texts.models.tensor_file import TensorFile
+
+logger = logging.getLogger(__name__)
 
 FILE = "model.safetensors"
 
@@ -115,7 +120,7 @@ def load_weights(
         Float32 array by shared name.
 
     Raises:
-        RequestError: The file is unreadable, or weights are missing or have other shapes.
+        RequestError: The file is unreadable, or weights are missing, have other shapes or are not finite.
     """
     architecture = ARCHITECTURES[config.kind]
     tensors = TensorFile(path, architecture.renamed, config.adapter)
@@ -148,6 +153,8 @@ def load_weights(
             errors.append(f"no {name}")
         elif array.shape != expected:
             errors.append(f"{name} {list(array.shape)}, expected {list(expected)}")
+        elif not np.isfinite(array).all():
+            raise RequestError(f"{source or path} has {name} with NaN or infinity, expected finite weights")
         else:
             weights[shared] = array[index * shape[0] : (index + 1) * shape[0]]
     if head and head.HAS_LAYERS:
@@ -155,6 +162,9 @@ def load_weights(
         head.weights(found, config)
         weights |= found.weights
         errors += found.errors
+    after = architecture.layer.format(config.layers)
+    if source and after != architecture.layer and any(name.startswith(f"{prefix}{after}.") for name in tensors):
+        logger.warning("%s has weights of more layers than the %d of its configuration", source, config.layers)
     errors = list(dict.fromkeys(errors)) or architecture.adapt(config, weights, tensors, prefix)
     if errors:
         more = f", and {len(errors) - 3} more" if len(errors) > 3 else ""

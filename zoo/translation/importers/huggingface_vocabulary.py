@@ -111,6 +111,9 @@ class VocabularyFolder(Folder):
             return ARCHITECTURES[name]
         if self.faults:
             return None
+        if not self.config.get("model_type"):
+            self.faults.append("config.json has no model_type, which names the architecture")
+            return None
         kind = name or f"the model type {self.config.get('model_type')}"
         why = UNSUPPORTED_ARCHITECTURES.get(name) or next(
             (text for words, text in UNSUPPORTED_KINDS if any(word in name for word in words)),

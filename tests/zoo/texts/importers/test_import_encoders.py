@@ -223,3 +223,42 @@ def test_networks_that_generate_text_are_left_to_translation(tmp_path, kind):
     content = {"model_type": kind, "architectures": [names[kind]], "is_encoder_decoder": True}
     (tmp_path / "config.json").write_text(json.dumps(content))
     assert importer(None).recognize(tmp_path) == ""
+
+
+def test_weights_that_are_not_finite_or_cut_short_are_named(folder):
+    from safetensors.numpy import load_file, save_file
+
+    text_models.write(folder)
+    file, name = folder / "model.safetensors", "encoder.layer.1.output.dense.weight"
+    save_file({**(tensors := load_file(file)), name: tensors[name] * np.float32("nan")}, file)
+    with pytest.raises(RequestError, match=f"theirs has {name} with NaN or infinity, expected finite weights"):
+        zoo.import_model(folder, folder.parent / "ours")
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(RequestError, match=r"cannot read the weights in .*theirs/model\.safetensors"):
+        zoo.import_model(folder, folder.parent / "ours")
+    assert not (folder.parent / "ours").exists()
+
+
+def test_weights_of_more_layers_than_the_configuration_has_are_told(folder, caplog):
+    text_models.write(folder)
+    zoo.import_model(folder, folder.parent / "whole")
+    assert "more layers" not in caplog.text
+    change(folder / "config.json", num_hidden_layers=1)
+    zoo.import_model(folder, folder.parent / "ours")
+    assert "has weights of more layers than the 1 of its configuration" in caplog.text
+
+
+def test_a_pooling_without_its_keys_is_the_mean(folder):
+    """As in sentence-transformers, whose default `pooling_mode_mean_tokens` is."""
+    model = text_models.write(folder)
+    (folder / "1_Pooling" / "config.json").write_text('{"word_embedding_dimension": 32}')
+    check(folder, model)
+
+
+def test_a_configuration_without_a_model_type_is_named(folder):
+    text_models.write(folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["model_type"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RequestError, match="cannot be imported: config.json has no model_type"):
+        zoo.import_model(folder, folder.parent / "ours")
