@@ -105,10 +105,10 @@ def load(model: str | Path, **options: Any) -> ModelFolder:
                 folder, fetch=lambda file: importlib.import_module("zoo.api.importing").restore(folder, file)
             )
         return folder
-    known, name = hub(), str(model)
-    ships_int8 = any(file.name == "int8.onnx" for file in known.card(name).files)
+    model_hub, name = hub(), str(model)
+    ships_int8 = any(file.name == "int8.onnx" for file in model_hub.card(name).files)
     folder = open_folder(
-        known.fetch(name, later=[HALF] if ships_int8 else []), entry, lambda file: known.fetch(name, [file])
+        model_hub.fetch(name, later=[HALF] if ships_int8 else []), entry, lambda file: model_hub.fetch(name, [file])
     )
     if ships_int8 and folder.given(HALF) and not (folder.path / HALF).is_file():
         return folder

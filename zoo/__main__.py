@@ -63,8 +63,8 @@ def main() -> None:
         _end(_signalled(error))
         raise
     finally:
-        for each in pending:  # a signal during the shutdown of Python would kill the process
-            each.cancel()
+        for future in pending:  # a signal during the shutdown of Python would kill the process
+            future.cancel()
 
 
 def _signalled(error: BaseException | None) -> int:

@@ -111,34 +111,34 @@ def entry(name: str) -> Family:
     from pipelines.models.family import Family
 
     name = FORMER_NAMES.get(name, name)
-    known = BUILT_IN if name in BUILT_IN else locations()  # installed packages are searched for other families only
-    if name not in known:
-        raise RequestError(f"unknown model family {name!r}; {nearest(name, known)}choose one of {', '.join(known)}")
+    paths = BUILT_IN if name in BUILT_IN else locations()  # installed packages are searched for other families only
+    if name not in paths:
+        raise RequestError(f"unknown model family {name!r}; {nearest(name, paths)}choose one of {', '.join(paths)}")
     try:
-        module, attribute = known[name].split(":")
-        found = getattr(importlib.import_module(module), attribute)
-        if not isinstance(found, Family) or found.name != name:
+        module, attribute = paths[name].split(":")
+        family = getattr(importlib.import_module(module), attribute)
+        if not isinstance(family, Family) or family.name != name:
             raise TypeError(f"it is no Family of the name {name}")
     except Exception as error:  # whatever the import of another package raises
         if name in BUILT_IN:
             raise
         raise RequestError(
-            f"the family {name} cannot be opened as {known[name]}: {one_line(error)}; repair or uninstall its package"
+            f"the family {name} cannot be opened as {paths[name]}: {one_line(error)}; repair or uninstall its package"
         ) from error
-    return found
+    return family
 
 
 def entries() -> dict[str, Family]:
     """Returns all families by name, without families that cannot be opened."""
     from pipelines.core.errors import RequestError
 
-    found = {}
+    families = {}
     for name in locations():
         try:
-            found[name] = entry(name)
+            families[name] = entry(name)
         except RequestError as error:
             logger.info("%s", error)
-    return found
+    return families
 
 
 def located(model: str | Path) -> str | Path:

@@ -146,8 +146,8 @@ class ZooClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         rows = _log(self._with_bins(self._columns(X)))
-        found = self._pipeline.predict(self._pipeline.preprocess(rows))
-        positive = next(iter(found.values())).astype(np.float64).reshape(-1)
+        outputs = self._pipeline.predict(self._pipeline.preprocess(rows))
+        positive = next(iter(outputs.values())).astype(np.float64).reshape(-1)
         return np.stack([1 - positive, positive], axis=1)
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -245,9 +245,9 @@ class ZooClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         kinds |= dict.fromkeys(self._bins, "category")
 
         def inferred(chosen: Mapping[str, str]) -> Schema:
-            found = family.infer_schema(log, label=label, delimiter=None, on_error="raise", kinds=chosen)[0]
-            assert isinstance(found, Schema)
-            return found
+            schema = family.infer_schema(log, label=label, delimiter=None, on_error="raise", kinds=chosen)[0]
+            assert isinstance(schema, Schema)
+            return schema
 
         schema = inferred(kinds)
         unused = [column for column in schema.of("ignored", "weight") if column.distinct]
@@ -305,12 +305,12 @@ def _log(columns: Mapping[str, Any], order: Any = None) -> dict[str, Any]:
 
 def _bins(columns: Mapping[str, Any], count: int) -> dict[str, tuple[str, NDArray[np.float64]]]:
     """Returns the columns of bins: {name: (column of numbers, upper ends of all bins but the last)}."""
-    found = {}
+    bins = {}
     for name, column in columns.items():
         values = np.asarray(column, np.float64)
         points = np.quantile(values[~np.isnan(values)], np.linspace(0, 1, count + 1)[1:-1])
-        found[f"{name} (bin)"] = (name, np.unique(points))
-    return found
+        bins[f"{name} (bin)"] = (name, np.unique(points))
+    return bins
 
 
 def _order(targets: NDArray[np.int64], held_out: float, random: np.random.RandomState) -> tuple[NDArray[np.int64], int]:

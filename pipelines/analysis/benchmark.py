@@ -109,7 +109,7 @@ def benchmark(
         "samples_per_joule" of all packages if RAPL is readable.
     """
     size = length(batch)
-    sessions = [each.open(threads) for each in configurations]
+    sessions = [setup.open(threads) for setup in configurations]
     calls = [_calls(session, batch) for session in sessions]
     turns: list[list[float]] = [[] for _ in sessions]  # seconds a call, one value a round
     singles: list[list[float]] = [[] for _ in sessions]
@@ -125,20 +125,20 @@ def benchmark(
                 single += taken
             advance(1)
     results = []
-    for each, session, turn, single, used in zip(configurations, sessions, turns, singles, joules, strict=True):
+    for config, session, turn, single, used in zip(configurations, sessions, turns, singles, joules, strict=True):
         rate = size / np.array(turn)
         power = {"samples_per_joule": round(size * len(single) / used, 1)} if used else {}
         figures = speed(rate, np.array(single) * 1e3)
         results.append(
             {
-                "engine": each.engine,
-                "precision": each.precision,
+                "engine": config.engine,
+                "precision": config.precision,
                 "batch_size": size,
                 "threads": threads,
                 "instances": 1,
                 **figures,
                 "split_ms": _split(session, stages, rounds) if stages else {"model": figures["latency_ms"]["p50"]},
-                "memory_mb": memory_mb(each, batch, threads),
+                "memory_mb": memory_mb(config, batch, threads),
                 **power,
             }
         )
@@ -209,14 +209,14 @@ def pinned(count: int, threads: int = 1) -> list[list[int]]:
     Raises:
         RequestError: There are too few processors.
     """
-    found = machine.processors()
-    cores = found.order
+    available = machine.processors()
+    cores = available.order
     if count * threads > len(cores):
         most = f"--instances {len(cores) // threads}" if threads <= len(cores) else "--threads 1"
         raise RequestError(
             f"found {len(cores)} core(s), expected {count * threads} for {count} x {threads} thread(s); at most: {most}"
         )
-    if count * threads > (physical := len(found.cores)):
+    if count * threads > (physical := len(available.cores)):
         logger.warning(
             "found %d core(s) for %d processors: some share a core (SMT siblings) and are slower",
             physical,
@@ -255,7 +255,7 @@ def instances(
     with contextlib.ExitStack() as stack:
         saved = stack.enter_context(_saved(rows))
         groups = [
-            stack.enter_context(_workers(_what(each), each, saved, size, threads, cores)) for each in configurations
+            stack.enter_context(_workers(_what(setup), setup, saved, size, threads, cores)) for setup in configurations
         ]
         advance = stack.enter_context(progress(f"benchmark, {len(cores)} instances, batch {size}", rounds))
         for _ in range(rounds):
@@ -267,13 +267,13 @@ def instances(
                 single += itertools.chain.from_iterable(answers)
             advance(1)
     results = []
-    for each, rate, single in zip(configurations, rates, calls, strict=True):
-        proportional, resident = _memory(each, {name: array[:size] for name, array in rows.items()}, cores)
+    for config, rate, single in zip(configurations, rates, calls, strict=True):
+        proportional, resident = _memory(config, {name: array[:size] for name, array in rows.items()}, cores)
         figures = speed(np.array(rate), np.array(single) / 1e6)
         results.append(
             {
-                "engine": each.engine,
-                "precision": each.precision,
+                "engine": config.engine,
+                "precision": config.precision,
                 "batch_size": size,
                 "threads": threads,
                 "instances": len(cores),
@@ -314,9 +314,9 @@ def _memory(
     """Returns PSS and RSS of each instance in MB, while no other configuration is loaded."""
     size, threads = length(batch), len(cores[0])
     with _saved(batch) as saved, _workers(_what(configuration), configuration, saved, size, threads, cores) as workers:
-        found = [Path(f"/proc/{worker.process.pid}/smaps_rollup").read_text().splitlines()[1:] for worker in workers]
-    kilobytes = [{line.split()[0]: int(line.split()[1]) for line in lines} for lines in found]
-    proportional, resident = ([round(each[key] * 1024 / 1e6, 1) for each in kilobytes] for key in ("Pss:", "Rss:"))
+        texts = [Path(f"/proc/{worker.process.pid}/smaps_rollup").read_text().splitlines()[1:] for worker in workers]
+    kilobytes = [{line.split()[0]: int(line.split()[1]) for line in lines} for lines in texts]
+    proportional, resident = ([round(sizes[key] * 1024 / 1e6, 1) for sizes in kilobytes] for key in ("Pss:", "Rss:"))
     return proportional, resident
 
 

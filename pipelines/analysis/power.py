@@ -16,19 +16,19 @@ class Meter:
     """
 
     def __init__(self, root: Path = POWERCAP) -> None:
-        self._zones = [each for each in sorted(root.glob(PACKAGES)) if each.name.count(":") == 1]
+        self._zones = [zone for zone in sorted(root.glob(PACKAGES)) if zone.name.count(":") == 1]
         self._total, self._last, self.fault = 0, {}, ""
         if not self._zones:
             self.fault = f"power cannot be read: no package of RAPL in {root}"
             return
         try:
-            self._ranges = [int((each / "max_energy_range_uj").read_text()) for each in self._zones]
+            self._ranges = [int((zone / "max_energy_range_uj").read_text()) for zone in self._zones]
             self._last = self._read()
         except (OSError, ValueError) as error:
             self.fault = f"power cannot be read: {error}"
 
     def _read(self) -> dict[Path, int]:
-        return {each: int((each / "energy_uj").read_text()) for each in self._zones}
+        return {zone: int((zone / "energy_uj").read_text()) for zone in self._zones}
 
     def joules(self) -> float:
         """Returns the energy of all packages since the creation, in joules.

@@ -161,13 +161,13 @@ class FeedMetric(OutputMetric):
 
 def _joined(outputs: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
     """Returns the outputs of all runs that are tensors, along the first axis, or flat if their shapes differ."""
-    found = {}
+    arrays = {}
     for name, example in outputs[0].items():
         if isinstance(example, np.ndarray):  # neither a sequence nor a map
             parts = [output[name] for output in outputs]
             alike = all(part.ndim for part in parts) and len({part.shape[1:] for part in parts}) == 1
-            found[name] = np.concatenate(parts if alike else [part.ravel() for part in parts])
-    return found
+            arrays[name] = np.concatenate(parts if alike else [part.ravel() for part in parts])
+    return arrays
 
 
 def _compared(x: Mapping[str, NDArray[Any]], y: Mapping[str, NDArray[Any]]) -> str:
@@ -212,14 +212,14 @@ def _metric(x: NDArray[Any], labels: NDArray[Any] | None) -> tuple[str, Callable
                 f"{list(x.shape)}"
             )
         return "top1", lambda y: float((y.argmax(1) == labels).mean())
-    found = f"labels {labels.dtype} {list(labels.shape)} for outputs {list(x.shape)}"
+    described = f"labels {labels.dtype} {list(labels.shape)} for outputs {list(x.shape)}"
     expected = "class numbers [n] for outputs [n, classes], or values like the output's"
     if labels.dtype.kind not in "biuf" or not np.isfinite(labels).all():
-        raise MetricError(f"found {found}, not all of them numbers; expected {expected}")
+        raise MetricError(f"found {described}, not all of them numbers; expected {expected}")
     if labels.size == x.size == len(x) and set(np.unique(labels)) == {0, 1}:
         return "auc", lambda y: auc(labels.ravel().astype(np.float64), y.ravel().astype(np.float64))
     if labels.shape == x.shape or labels.size == x.size:
         truth = labels.reshape(x.shape).astype(np.float64)
         variance = float(((truth - truth.mean()) ** 2).sum()) or 1.0
         return "r2", lambda y: 1 - float(((y - truth) ** 2).sum()) / variance
-    raise MetricError(f"found {found}; expected {expected}")
+    raise MetricError(f"found {described}; expected {expected}")

@@ -226,10 +226,10 @@ class _RoundedTensor:
         }
 
 
-def _end(node: ir.Node, known: set[str]) -> str:
+def _end(node: ir.Node, names: set[str]) -> str:
     """Returns the float tensor that ends a dynamically quantized product; "" if there is none."""
     out = node.outputs[0]
-    while str(out.name) not in known:
+    while str(out.name) not in names:
         if (user := query.sole_user(out)) is None:
             return ""
         out = user.outputs[0]
@@ -244,12 +244,12 @@ class _Comparison:
         CleanUp()(self.float)  # as `quantize` does, which names tensors by it
         infer_shapes(self.int8)
         self.table = table
-        known = {str(out.name) for node in self.float.graph for out in node.outputs if query.is_float(out)}
-        inputs = {str(each.name) for each in self.float.graph.inputs if query.is_float(each)}
+        floats = {str(out.name) for node in self.float.graph for out in node.outputs if query.is_float(out)}
+        inputs = {str(port.name) for port in self.float.graph.inputs if query.is_float(port)}
         self.outputs: dict[str, str] = {}  # operator -> the value of the int8 graph that is compared
         self.cut: list[str] = []
         for node in self.int8.graph:
-            if node.op_type in QDQ or not node.outputs or float_stem(str(node.outputs[0].name)) not in known:
+            if node.op_type in QDQ or not node.outputs or float_stem(str(node.outputs[0].name)) not in floats:
                 continue
             out = node.outputs[0]
             if query.is_float(out):
@@ -261,7 +261,7 @@ class _Comparison:
                 out = dequantized[0]
             self.outputs[str(node.name)] = str(out.name)
         for node in self.int8.graph:
-            if node.op_type == "MatMulInteger" and (end := _end(node, known)):
+            if node.op_type == "MatMulInteger" and (end := _end(node, floats)):
                 self.outputs[str(node.name)] = end
         self.tensors: dict[str, _RoundedTensor] = {}
         for node in self.int8.graph:
@@ -270,9 +270,9 @@ class _Comparison:
                 if node.op_type == "QuantizeLinear" and node.inputs[0] is not None
                 else ""
             )
-            scale, zero = (query.constant(each) for each in (*node.inputs[1:3], None, None)[:2])
+            scale, zero = (query.constant(value) for value in (*node.inputs[1:3], None, None)[:2])
             if (
-                name in known | inputs
+                name in floats | inputs
                 and name in table.tensors
                 and scale is not None
                 and zero is not None
@@ -284,7 +284,7 @@ class _Comparison:
                 )
         self.inputs = inputs & set(self.tensors)  # the graph's inputs that are quantized
         first = [
-            each.shape[0] if each.shape is not None and len(each.shape) else None for each in self.float.graph.inputs
+            port.shape[0] if port.shape is not None and len(port.shape) else None for port in self.float.graph.inputs
         ]
         self.fixed = first[0] if len(set(first)) == 1 and isinstance(first[0], int) else 0
         self.chain = {name: _ErrorPower() for name in self.outputs.values()}
@@ -292,7 +292,7 @@ class _Comparison:
         names = {
             str(a.name): str(b.name) for a, b in zip(self.float.graph.outputs, self.int8.graph.outputs, strict=True)
         }
-        self.results = {a: _ErrorPower() for a, b in names.items() if a == b and a in known}
+        self.results = {a: _ErrorPower() for a, b in names.items() if a == b and a in floats}
         self._groups: list[_TensorGroup] = []
         self.seen, self.first = 0, dict[str, NDArray[Any]]()
 
@@ -306,11 +306,11 @@ class _Comparison:
         sizes = {name: array.nbytes for name, array in zip(names, _run(_session(self.float, names), feed), strict=True)}
         groups: list[list[str]] = [[]]
         for name in names:
-            if groups[-1] and 3 * sum(sizes[each] for each in groups[-1]) + 3 * sizes[name] > MEMORY:
+            if groups[-1] and 3 * sum(sizes[member] for member in groups[-1]) + 3 * sizes[name] > MEMORY:
                 groups.append([])
             groups[-1].append(name)
-        self._groups = [_TensorGroup(self, each) for each in groups if each]
-        heaviest = max((3 * sum(sizes[each] for each in group) for group in groups), default=1)
+        self._groups = [_TensorGroup(self, group) for group in groups if group]
+        heaviest = max((3 * sum(sizes[name] for name in group) for group in groups), default=1)
         return self.fixed or int(np.clip(MEMORY * length(feed) / max(heaviest, 1), 1, CUT))
 
     def measure(self, feed: Batch) -> None:
@@ -337,7 +337,7 @@ class _TensorGroup:
     def __init__(self, comparison: _Comparison, names: Sequence[str]) -> None:
         self.names = names
         stems = set(names)
-        self.compared = sorted(each for each in comparison.chain if float_stem(each) in stems)
+        self.compared = sorted(name for name in comparison.chain if float_stem(name) in stems)
         chain = sorted({*self.compared, *(stems & set(comparison.results))})
         own = comparison.int8.clone()
         own.graph.outputs.clear()
@@ -353,8 +353,8 @@ class _TensorGroup:
         RemoveUnusedNodesPass()(own)
         for unused in [value for value in own.graph.inputs if not value.uses()]:
             own.graph.inputs.remove(unused)
-        self._fed = [str(each.name) for each in own.graph.inputs]
-        needed = {float_stem(each.removesuffix(FLOAT_SUFFIX)) for each in self._fed if each in cuts}
+        self._fed = [str(port.name) for port in own.graph.inputs]
+        needed = {float_stem(name.removesuffix(FLOAT_SUFFIX)) for name in self._fed if name in cuts}
         self._x = sorted(stems | needed)
         self._chain = chain
         self._sessions = (
@@ -405,7 +405,7 @@ def results(model: ir.Model, names: Sequence[str], batch: Batch) -> list[Any]:
 
 
 def _run(session: Any, feed: Batch) -> list[Any]:
-    inputs = {each.name for each in session.get_inputs()}
+    inputs = {port.name for port in session.get_inputs()}
     return reference_session.run(session, {name: array for name, array in feed.items() if name in inputs})
 
 
@@ -442,7 +442,7 @@ def _ran(
         wrong = fault_of_engine(engine, session, _reference(model), batch)
     except ZooError as error:
         return {"error": str(error)}
-    int8 = {each["name"] for each in operators if each["precision"] == "int8"}
+    int8 = {operator["name"] for operator in operators if operator["precision"] == "int8"}
     ran: dict[str, int] = {}
     fallbacks = []
     for kernel in executed:
@@ -468,5 +468,5 @@ def _reference(model: ir.Model) -> Runnable:
 
 def _operator(kernel: str, names: set[str]) -> str | None:
     """Returns the operator that a kernel of an engine computes; engines append to its name (`_token_3`)."""
-    fitting = [each for each in names if kernel == each or kernel.startswith((f"{each}_", f"{each}/"))]
+    fitting = [name for name in names if kernel == name or kernel.startswith((f"{name}_", f"{name}/"))]
     return max(fitting, key=len, default=None)

@@ -55,8 +55,8 @@ def rows(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """
     columns = ["operator", "type", "precision", "chain dB", "own dB", "note"]
     return columns, [
-        [each["name"], each["type"], each["precision"], _db(each["sqnr_db"]), _db(each["own_db"]), each["reason"]]
-        for each in report["operators"]
+        [op["name"], op["type"], op["precision"], _db(op["sqnr_db"]), _db(op["own_db"]), op["reason"]]
+        for op in report["operators"]
     ]
 
 
@@ -88,9 +88,9 @@ def page(report: Mapping[str, Any]) -> str:
     columns, table = rows(report)
     parts = [
         *(
-            f"<p><b>Wrong in {html.escape(name)}</b>: {html.escape(each['wrong'])}; run the file in another engine.</p>"
-            for name, each in report["engines"].items()
-            if "wrong" in each
+            f"<p><b>Wrong in {html.escape(name)}</b>: {html.escape(run['wrong'])}; run the file in another engine.</p>"
+            for name, run in report["engines"].items()
+            if "wrong" in run
         ),
         _summary(report),
         "<h2>SQNR per layer</h2><p>SQNR: power of the float model's tensor over that of the error; 20 dB are 10% of "
@@ -107,7 +107,7 @@ def page(report: Mapping[str, Any]) -> str:
     ]
     if report["trials"]:
         parts += ["<h2>Recipes tried</h2>", _trials(report["trials"])]
-    parts += ["<h2>Engines</h2>", *(_engine(name, each) for name, each in report["engines"].items())]
+    parts += ["<h2>Engines</h2>", *(_engine(name, run) for name, run in report["engines"].items())]
     parts += [
         _ranges(report["tensors"]),
         "<h2>Operators</h2>",
@@ -130,7 +130,7 @@ def _summary(report: Mapping[str, Any]) -> str:
     facts = {
         "operators": ", ".join(f"{number} {precision}" for precision, number in report["counts"].items()),
         "SQNR of the outputs": ", ".join(
-            f"{name} {_decibels(each['sqnr_db'])}" for name, each in report["outputs"].items()
+            f"{name} {_decibels(output['sqnr_db'])}" for name, output in report["outputs"].items()
         )
         or "none compared",
         "recipe": ", ".join(choices),
@@ -159,18 +159,18 @@ def _html_table(columns: Sequence[str], table: Iterable[Sequence[str]]) -> str:
 
     table = [[cell(text) for text in row] for row in table]
     head = "".join(
-        f'<th class="n">{_text(each)}</th>'
+        f'<th class="n">{_text(column)}</th>'
         if any(row[i].startswith('<td class="n">') for row in table)
-        else f"<th>{_text(each)}</th>"
-        for i, each in enumerate(columns)
+        else f"<th>{_text(column)}</th>"
+        for i, column in enumerate(columns)
     )
     return f"<table><tr>{head}</tr>" + "".join(f"<tr>{''.join(row)}</tr>" for row in table) + "</table>"
 
 
 def _damaging(report: Mapping[str, Any]) -> str:
-    by_name = {each["name"]: each for each in report["operators"]}
+    by_name = {op["name"]: op for op in report["operators"]}
     worst = enumerate((by_name[name] for name in report["damaging"][:WORST]), 1)
-    cells = [[str(rank), each["name"], each["type"], _db(each["own_db"]), _db(each["sqnr_db"])] for rank, each in worst]
+    cells = [[str(rank), op["name"], op["type"], _db(op["own_db"]), _db(op["sqnr_db"])] for rank, op in worst]
     return (
         _html_table(["#", "layer", "type", "own dB", "chain dB"], cells)
         if cells
@@ -209,12 +209,12 @@ def _scale(values: Sequence[float], start: float, end: float) -> tuple[Any, list
 
     rough = (high - low) / 8
     step = next(
-        each * 10.0 ** np.floor(np.log10(rough))
-        for each in (1, 2, 5, 10)
-        if each * 10.0 ** np.floor(np.log10(rough)) >= rough
+        digit * 10.0 ** np.floor(np.log10(rough))
+        for digit in (1, 2, 5, 10)
+        if digit * 10.0 ** np.floor(np.log10(rough)) >= rough
     )
     return place, [
-        (place(each), f"{each + 0.0:.6g}") for each in np.arange(np.ceil(low / step), np.floor(high / step) + 1) * step
+        (place(tick), f"{tick + 0.0:.6g}") for tick in np.arange(np.ceil(low / step), np.floor(high / step) + 1) * step
     ]
 
 
@@ -223,27 +223,27 @@ def _layers_plot(operators: Sequence[Mapping[str, Any]], worst: Sequence[str]) -
 
     Float operators are hollow.
     """
-    shown = [each for each in operators if each["sqnr_db"] is not None]
+    shown = [op for op in operators if op["sqnr_db"] is not None]
     if not shown:
         return "<p>No layer could be compared.</p>"
     width, height = 1000, 300
-    values = [value for each in shown for value in (each["sqnr_db"], each["own_db"]) if value is not None]
+    values = [value for op in shown for value in (op["sqnr_db"], op["own_db"]) if value is not None]
     y, ticks = _scale(values, height - 40, 10)
     step = (width - 80) / max(len(shown) - 1, 1)
-    points = [(65 + index * step, each) for index, each in enumerate(shown)]
-    line = " ".join(f"{x:.1f},{y(each['sqnr_db']):.1f}" for x, each in points)
+    points = [(65 + index * step, op) for index, op in enumerate(shown)]
+    line = " ".join(f"{x:.1f},{y(op['sqnr_db']):.1f}" for x, op in points)
     dots = []
-    for x, each in points:
-        figures = f"chain {_db(each['sqnr_db'])} dB, own {_db(each['own_db']) or '-'} dB"
-        title = f"<title>{_text(each['name'])} ({_text(each['type'])}, {each['precision']}): {figures}</title>"
-        dots.append(f'<circle cx="{x:.1f}" cy="{y(each["sqnr_db"]):.1f}" r="2" fill="{BLUE}">{title}</circle>')
-        if each["own_db"] is not None:
-            fill = RED if each["precision"] == "int8" else "var(--plot)"
+    for x, node in points:
+        figures = f"chain {_db(node['sqnr_db'])} dB, own {_db(node['own_db']) or '-'} dB"
+        title = f"<title>{_text(node['name'])} ({_text(node['type'])}, {node['precision']}): {figures}</title>"
+        dots.append(f'<circle cx="{x:.1f}" cy="{y(node["sqnr_db"]):.1f}" r="2" fill="{BLUE}">{title}</circle>')
+        if node["own_db"] is not None:
+            fill = RED if node["precision"] == "int8" else "var(--plot)"
             dots.append(
-                f'<circle cx="{x:.1f}" cy="{y(each["own_db"]):.1f}" r="3" stroke="{RED}" fill="{fill}">{title}</circle>'
+                f'<circle cx="{x:.1f}" cy="{y(node["own_db"]):.1f}" r="3" stroke="{RED}" fill="{fill}">{title}</circle>'
             )
-            if each["name"] in worst:
-                dots.append(_mark(x, y(each["own_db"]) - 7, str(worst.index(each["name"]) + 1)))
+            if node["name"] in worst:
+                dots.append(_mark(x, y(node["own_db"]) - 7, str(worst.index(node["name"]) + 1)))
     every = max(len(shown) // 10, 1)
     numbers = [(x, str(index + 1)) for index, (x, _) in enumerate(points) if index % every == 0]
     axes = _axes(width, height, numbers, ticks, "operator, in the graph's order", "SQNR, dB")
@@ -263,36 +263,34 @@ def _mark(x: float, y: float, text: str) -> str:
 def _trials(trials: Sequence[Mapping[str, Any]]) -> str:
     """Renders quality drop against latency of all trials, as a plot and a table."""
     shown = sorted(
-        (each for each in trials if each.get("drop") is not None and each.get("milliseconds")),
+        (run for run in trials if run.get("drop") is not None and run.get("milliseconds")),
         key=lambda t: t["milliseconds"],
     )
-    failed = [
-        ["", each["name"], "", "", "", "", str(each.get("error", ""))] for each in trials if each.get("drop") is None
-    ]
+    failed = [["", run["name"], "", "", "", "", str(run.get("error", ""))] for run in trials if run.get("drop") is None]
     if not shown:
         return "<p>No recipe was measured.</p>"
     width, height = 1000, 320
     goal, fp32_ms = (
-        next((each[key] for each in shown if each.get(key) is not None), None) for key in ("max_drop", "fp32_ms")
+        next((run[key] for run in shown if run.get(key) is not None), None) for key in ("max_drop", "fp32_ms")
     )
-    metric = next((each["metric"] for each in shown if each.get("metric")), "the metric")
-    x, x_ticks = _scale([each["milliseconds"] for each in shown], 75, width - 30)
+    metric = next((run["metric"] for run in shown if run.get("metric")), "the metric")
+    x, x_ticks = _scale([run["milliseconds"] for run in shown], 75, width - 30)
     y, y_ticks = _scale(
-        [100 * each["drop"] for each in shown] + ([100 * goal] if goal is not None else []), 12, height - 40
+        [100 * run["drop"] for run in shown] + ([100 * goal] if goal is not None else []), 12, height - 40
     )
     marks, table = [], []
-    for number, each in enumerate(shown, 1):
-        title = f"{each['name']}: {100 * each['drop']:.3f}% lost, {each['milliseconds']:.3f} ms"
-        at_x, at_y = x(each["milliseconds"]), y(100 * each["drop"])
-        best = f' stroke="{RED}" stroke-width="3"' if each.get("best") else ""
+    for number, trial in enumerate(shown, 1):
+        title = f"{trial['name']}: {100 * trial['drop']:.3f}% lost, {trial['milliseconds']:.3f} ms"
+        at_x, at_y = x(trial["milliseconds"]), y(100 * trial["drop"])
+        best = f' stroke="{RED}" stroke-width="3"' if trial.get("best") else ""
         dot = (
             f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="5" fill="{BLUE}" '
             f'fill-opacity=".6"{best}><title>{_text(title)}</title></circle>'
         )
         marks += [dot, _mark(at_x + 12, at_y + 4, str(number))]
-        ratio = f"{fp32_ms / each['milliseconds']:.2f}" if fp32_ms else ""
-        figures = [f"{100 * each['drop']:.3f}%", _db(each.get("sqnr_db")), f"{each['milliseconds']:.3f}", ratio]
-        table.append([str(number), each["name"], *figures, "kept" if each.get("best") else ""])
+        ratio = f"{fp32_ms / trial['milliseconds']:.2f}" if fp32_ms else ""
+        figures = [f"{100 * trial['drop']:.3f}%", _db(trial.get("sqnr_db")), f"{trial['milliseconds']:.3f}", ratio]
+        table.append([str(number), trial["name"], *figures, "kept" if trial.get("best") else ""])
     caption = (
         f"Lost of {_text(metric)} against fp32, less is better, and the latency of one batch; the recipe "
         "kept has a red ring."
@@ -323,7 +321,7 @@ def _engine(name: str, engine_report: Mapping[str, Any]) -> str:
         else f"{len(fallen)} int8 operators ran in float:"
     )
     table = _html_table(
-        ["operator", "kernel", "precision"], [[each["name"], each["type"], each["precision"]] for each in fallen]
+        ["operator", "kernel", "precision"], [[op["name"], op["type"], op["precision"]] for op in fallen]
     )
     return f"<p><b>{_text(name)}</b>: {verdict}</p>{table if fallen else ''}<p>{_text(run)}</p>"
 
@@ -333,7 +331,7 @@ def _ranges(tensors: Mapping[str, Mapping[str, Any]]) -> str:
     order = sorted(tensors, key=lambda name: (tensors[name]["sqnr_db"] is None, tensors[name]["sqnr_db"]))
     drawn = [_tensor(name, tensors[name]) for name in order]
     first = f'<div class="all">{"".join(drawn[:SHOWN])}</div>'
-    rest = (
+    hidden = (
         f"<details><summary>{len(drawn) - SHOWN} more</summary><div "
         f'class="all">{"".join(drawn[SHOWN:])}</div></details>'
     )
@@ -342,7 +340,7 @@ def _ranges(tensors: Mapping[str, Mapping[str, Any]]) -> str:
         "and the range "
         "chosen for it (<span class='r'>red lines</span>: what its codes reach; values beyond saturate). The tensors "
         "that lose most by "
-        f"their own rounding come first.</p>{first}{rest if len(drawn) > SHOWN else ''}"
+        f"their own rounding come first.</p>{first}{hidden if len(drawn) > SHOWN else ''}"
     )
 
 
@@ -354,7 +352,7 @@ def _tensor(name: str, tensor: Mapping[str, Any]) -> str:
     heights = np.log1p(np.array(tensor["counts"], np.float64))
     heights *= (height - 6) / max(float(heights.max(initial=0)), 1e-9)
     place = (np.array(tensor["edges"]) - low) / span * width
-    bars = "".join(f"V{height - each:.1f}H{right:.1f}" for each, right in zip(heights, place[1:], strict=False))
+    bars = "".join(f"V{height - bar:.1f}H{right:.1f}" for bar, right in zip(heights, place[1:], strict=False))
     path = f"M{place[0]:.1f} {height}{bars}V{height}Z" if bars else ""
     bounds = "".join(
         f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}" stroke="{RED}" stroke-width="2"/>'
@@ -369,5 +367,5 @@ def _tensor(name: str, tensor: Mapping[str, Any]) -> str:
     return (
         f'<div class="t"><b title="{_text(name)}">{_text(name)}</b>'
         f'<svg viewBox="{-margin} 0 {width + 2 * margin} {height}" width="100%"><path d="{path}" '
-        f'fill="{BLUE}"/>{bounds}</svg>' + "".join(f"<span>{each}</span>" for each in lines) + "</div>"
+        f'fill="{BLUE}"/>{bounds}</svg>' + "".join(f"<span>{line}</span>" for line in lines) + "</div>"
     )

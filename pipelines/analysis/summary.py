@@ -84,15 +84,15 @@ def summarize(
     """
     few = _few(float_model, samples, _fixed(float_model))
     costs = _costs(float_model, few[0]) if few else {}
-    layered = [each for each in quantized.operators if each.type in layers.LAYERS]
-    int8 = [each for each in layered if each.precision == "int8"]
-    macs = sum(costs.get(each.name, 0) for each in layered)
-    floats = [each for each in quantized.operators if each.precision == "float" and each.type not in SHAPES]
-    floats.sort(key=lambda each: (each.type not in layers.LAYERS, -costs.get(each.name, 0)))
-    found: dict[str, Any] = {
+    layered = [op for op in quantized.operators if op.type in layers.LAYERS]
+    int8 = [op for op in layered if op.precision == "int8"]
+    macs = sum(costs.get(op.name, 0) for op in layered)
+    floats = [op for op in quantized.operators if op.precision == "float" and op.type not in SHAPES]
+    floats.sort(key=lambda op: (op.type not in layers.LAYERS, -costs.get(op.name, 0)))
+    summary: dict[str, Any] = {
         "layers": len(layered),
         "int8_layers": len(int8),
-        "macs_int8": sum(costs.get(each.name, 0) for each in int8) / macs if macs else None,
+        "macs_int8": sum(costs.get(op.name, 0) for op in int8) / macs if macs else None,
         "sqnr_db": output_sqnr(float_model, int8_model, few, quick, at_once=1, optimized=True) if few else None,
         "split": {name: len(copies) for name, copies in table.splitting.items()},
         "speed": {},
@@ -106,19 +106,18 @@ def summarize(
         "busy": False,
         "refused": "",
         "costliest": [
-            {"name": each.name, "type": each.type, "cost": costs.get(each.name), "reason": each.reason}
-            for each in floats
+            {"name": op.name, "type": op.type, "cost": costs.get(op.name), "reason": op.reason} for op in floats
         ],
     }
-    if found["sqnr_db"] is not None and not np.isfinite(found["sqnr_db"]):
-        found["sqnr_db"] = None if found["sqnr_db"] > 0 else float("-inf")
+    if summary["sqnr_db"] is not None and not np.isfinite(summary["sqnr_db"]):
+        summary["sqnr_db"] = None if summary["sqnr_db"] > 0 else float("-inf")
     if few and int8:
         many = _many(float_model, few)
-        found |= _speed(float_model, int8_model, few[0], many, native, quick)
-        found["many"] = length(many) if many else None
-    found["line"] = _line(found)
-    found["warnings"] = _warnings(found, lambda: _damaging(float_model, int8_model, quantized, table, few[:RANKED]))
-    return found
+        summary |= _speed(float_model, int8_model, few[0], many, native, quick)
+        summary["many"] = length(many) if many else None
+    summary["line"] = _line(summary)
+    summary["warnings"] = _warnings(summary, lambda: _damaging(float_model, int8_model, quantized, table, few[:RANKED]))
+    return summary
 
 
 def _few(model: ir.Model, samples: Iterable[Batch], fixed: int | None) -> list[Batch]:
@@ -128,18 +127,18 @@ def _few(model: ir.Model, samples: Iterable[Batch], fixed: int | None) -> list[B
 
 def _many(model: ir.Model, few: list[Batch]) -> Batch | None:
     """Returns a batch of `MANY` rows for a graph with inputs [samples, columns], or None."""
-    ranks = {len(query.dimensions(each) or [0] * 3) for each in model.graph.inputs}
+    ranks = {len(query.dimensions(value) or [0] * 3) for value in model.graph.inputs}
     if _fixed(model) is not None or not ranks <= {1, 2} or not share_axis(few[0]):
         return None
     alike = {name: array.shape for name, array in few[0].items()}  # texts have lengths of their own
-    few = [each for each in few if {name: array.shape for name, array in each.items()} == alike]
+    few = [sample for sample in few if {name: array.shape for name, array in sample.items()} == alike]
     rows = np.resize(np.arange(len(few)), MANY)
     return {name: np.concatenate([few[i][name] for i in rows]) for name in few[0]}
 
 
 def _fixed(model: ir.Model) -> int | None:
     """Returns the fixed batch size of all inputs, or None."""
-    sizes = {(query.dimensions(each) or [None])[0] for each in model.graph.inputs}
+    sizes = {(query.dimensions(value) or [None])[0] for value in model.graph.inputs}
     return sizes.pop() if len(sizes) == 1 else None
 
 
@@ -152,7 +151,7 @@ def _costs(model: ir.Model, batch: Batch) -> dict[str, int]:
         results = report.results(copy, names, batch)
     except ZooError:
         return {}
-    sizes = {name: _elements(each) for name, each in zip(names, results, strict=True)}
+    sizes = {name: _elements(result) for name, result in zip(names, results, strict=True)}
     costs = {}
     for node in copy.graph:
         elements = sum(sizes.get(str(out.name), 0) for out in node.outputs)
@@ -203,8 +202,8 @@ def _speed(
     timed = _Timer(quick)
     with tempfile.TemporaryDirectory() as folder:
         paths = [
-            io.save(each.clone(), Path(folder) / f"{name}.onnx")
-            for name, each in (("float", float_model), ("int8", int8_model))
+            io.save(model.clone(), Path(folder) / f"{name}.onnx")
+            for name, model in (("float", float_model), ("int8", int8_model))
         ]
         for engine in [REFERENCE] if quick else available():
             try:
@@ -294,15 +293,15 @@ def _as_opened(
             raise WrongResultsError(why)
         _, exact = open_file(paths[0])
         exact_ms, ms = timed([exact, int8], batch)
-        found: dict[str, Any] = {"engine": engine, "speed": round(exact_ms / ms, 3), "speed_of_many": None}
+        opened: dict[str, Any] = {"engine": engine, "speed": round(exact_ms / ms, 3), "speed_of_many": None}
         if many and exact_ms < QUICK:
             exact_ms, ms = timed([exact, int8], many)
-            found["speed_of_many"] = round(exact_ms / ms, 3)
+            opened["speed_of_many"] = round(exact_ms / ms, 3)
     except WrongResultsError:
         raise
     except ZooError:
         return None
-    return found
+    return opened
 
 
 def _refused(paths: Sequence[Path], batch: Batch) -> str:
@@ -338,84 +337,84 @@ class _Timer:
         return exact, ms
 
 
-def _slower(found: dict[str, Any]) -> str:
+def _slower(summary: dict[str, Any]) -> str:
     """Names the batch sizes at which int8 is slower than float, as users open the files or in the fastest engines."""
-    opened = found["as_opened"]
-    speeds = found["of_best"] if opened is None else [opened["speed"], opened["speed_of_many"]]
-    sizes = ("1 sample", f"{found['many']} samples")
-    slow = [f"{size} ({each:.2f}x)" for size, each in zip(sizes, speeds, strict=False) if each and each < SLOWER]
+    opened = summary["as_opened"]
+    speeds = summary["of_best"] if opened is None else [opened["speed"], opened["speed_of_many"]]
+    sizes = ("1 sample", f"{summary['many']} samples")
+    slow = [f"{size} ({speed:.2f}x)" for size, speed in zip(sizes, speeds, strict=False) if speed and speed < SLOWER]
     return f"SLOWER THAN FLOAT at {' and '.join(slow)}" if slow else ""
 
 
-def _line(found: dict[str, Any]) -> str:
-    macs = "" if found["macs_int8"] is None else f", {found['macs_int8']:.0%} of the MACs"
-    slower = _slower(found)
-    parts = [*([slower] if slower else []), f"{found['int8_layers']} of {found['layers']} layers int8{macs}"]
-    if found["sqnr_db"] is not None:
-        parts.append(f"SQNR {found['sqnr_db']:.1f} dB")
-    if found["split"]:
-        parts.append(f"{sum(found['split'].values())} hidden channels split in {len(found['split'])} layers")
-    if found["engine"] is not None:
-        engines = dict.fromkeys((found["engine"], REFERENCE))
-        parts += [_times(found, engine=engine) for engine in engines if engine in found["speed"]]
-    if found["as_opened"] is not None:
-        parts.append(_times_as_opened(found))
-    if found["busy"]:
+def _line(summary: dict[str, Any]) -> str:
+    macs = "" if summary["macs_int8"] is None else f", {summary['macs_int8']:.0%} of the MACs"
+    slower = _slower(summary)
+    parts = [*([slower] if slower else []), f"{summary['int8_layers']} of {summary['layers']} layers int8{macs}"]
+    if summary["sqnr_db"] is not None:
+        parts.append(f"SQNR {summary['sqnr_db']:.1f} dB")
+    if summary["split"]:
+        parts.append(f"{sum(summary['split'].values())} hidden channels split in {len(summary['split'])} layers")
+    if summary["engine"] is not None:
+        engines = dict.fromkeys((summary["engine"], REFERENCE))
+        parts += [_times(summary, engine=engine) for engine in engines if engine in summary["speed"]]
+    if summary["as_opened"] is not None:
+        parts.append(_times_as_opened(summary))
+    if summary["busy"]:
         parts.append("timed on a busy CPU")
-    parts += [f"WRONG in {engine}" for engine in found["wrong"]]
+    parts += [f"WRONG in {engine}" for engine in summary["wrong"]]
     return "; ".join(parts)
 
 
-def _speeds(found: dict[str, Any], engine: str | None = None) -> list[float]:
+def _speeds(summary: dict[str, Any], engine: str | None = None) -> list[float]:
     """Returns the speedups in an engine (None: the fastest), at one sample and at many if they were timed."""
-    engine = engine or found["engine"]
-    return [each[engine] for each in (found["speed"], found["speed_of_many"]) if engine in each]
+    engine = engine or summary["engine"]
+    return [speeds[engine] for speeds in (summary["speed"], summary["speed_of_many"]) if engine in speeds]
 
 
-def _judged_speeds(found: dict[str, Any]) -> list[float]:
+def _judged_speeds(summary: dict[str, Any]) -> list[float]:
     """Returns the speedups of the files as users open them, or those in the fastest engine if there are none."""
-    opened = found["as_opened"]
+    opened = summary["as_opened"]
     if opened is None:
-        return _speeds(found)
-    return [each for each in (opened["speed"], opened["speed_of_many"]) if each is not None]
+        return _speeds(summary)
+    return [speed for speed in (opened["speed"], opened["speed_of_many"]) if speed is not None]
 
 
-def _times_as_opened(found: dict[str, Any], digits: int = 1) -> str:
-    one, *many = (f"{each:.{digits}f}x" for each in _judged_speeds(found))
-    return f"{one} as {found['as_opened']['engine']} opens the file" + (
-        f" (1 sample), {many[0]} ({found['many']} samples)" if many else ""
+def _times_as_opened(summary: dict[str, Any], digits: int = 1) -> str:
+    one, *many = (f"{speed:.{digits}f}x" for speed in _judged_speeds(summary))
+    return f"{one} as {summary['as_opened']['engine']} opens the file" + (
+        f" (1 sample), {many[0]} ({summary['many']} samples)" if many else ""
     )
 
 
-def _times(found: dict[str, Any], digits: int = 1, engine: str | None = None) -> str:
-    engine = engine or found["engine"]
-    one, *many = (f"{each:.{digits}f}x" for each in _speeds(found, engine))
-    return f"{one} in {engine}" + (f" (1 sample), {many[0]} ({found['many']} samples)" if many else "")
+def _times(summary: dict[str, Any], digits: int = 1, engine: str | None = None) -> str:
+    engine = engine or summary["engine"]
+    one, *many = (f"{speed:.{digits}f}x" for speed in _speeds(summary, engine))
+    return f"{one} in {engine}" + (f" (1 sample), {many[0]} ({summary['many']} samples)" if many else "")
 
 
-def _warnings(found: dict[str, Any], damaging: Any) -> list[str]:
-    costs = ", ".join(f"{each['name']} ({each['type']}: {each['reason']})" for each in found["costliest"][:NAMED])
+def _warnings(summary: dict[str, Any], damaging: Any) -> list[str]:
+    costs = ", ".join(f"{op['name']} ({op['type']}: {op['reason']})" for op in summary["costliest"][:NAMED])
     costly = f"; the costliest float operators: {costs}" if costs else ""
-    warnings = [f"WRONG IN {engine}: {why}; run the file in another engine" for engine, why in found["wrong"].items()]
+    warnings = [f"WRONG IN {engine}: {why}; run the file in another engine" for engine, why in summary["wrong"].items()]
     warnings += [
         f"{engine} computes the float file differently, too: {why}; run both files in another engine"
-        for engine, why in found["float_differs"].items()
+        for engine, why in summary["float_differs"].items()
     ]
-    if found["refused"]:
-        warnings.append(f"{found['refused']}; the float file runs there: run the int8 file in onnxruntime")
-    if not found["int8_layers"]:
-        warnings.append(f"NOTHING IS INT8: 0 of {found['layers']} layers{costly}")
-    if found["sqnr_db"] is not None and found["sqnr_db"] < LOW:
+    if summary["refused"]:
+        warnings.append(f"{summary['refused']}; the float file runs there: run the int8 file in onnxruntime")
+    if not summary["int8_layers"]:
+        warnings.append(f"NOTHING IS INT8: 0 of {summary['layers']} layers{costly}")
+    if summary["sqnr_db"] is not None and summary["sqnr_db"] < LOW:
         worst = damaging()
         named = f"; most of it comes from {', '.join(worst)}" if worst else ""
         warnings.append(
-            f"LOW ACCURACY: SQNR {found['sqnr_db']:.1f} dB is below {LOW:.0f} dB{named}; try --search, --keep-float "
+            f"LOW ACCURACY: SQNR {summary['sqnr_db']:.1f} dB is below {LOW:.0f} dB{named}; try --search, --keep-float "
             "REGEX for these, or zoo tune"
         )
-    if found["engine"] is not None and max(_judged_speeds(found)) < SLOWER:
-        opened = f", {_times_as_opened(found, 2)}" if found["as_opened"] is not None else ""
+    if summary["engine"] is not None and max(_judged_speeds(summary)) < SLOWER:
+        opened = f", {_times_as_opened(summary, 2)}" if summary["as_opened"] is not None else ""
         warnings.append(
-            f"SLOWER THAN FLOAT: {_times(found, 2)}{opened}{costly}; keep the "
+            f"SLOWER THAN FLOAT: {_times(summary, 2)}{opened}{costly}; keep the "
             "operators around them in float, too (--keep-float REGEX), or stay with the float model"
         )
     return warnings

@@ -113,7 +113,7 @@ class Maker:
             settings: Settings of a trial.
         """
         quantized = self.make(Settings(settings.observer, settings.symmetric, correct=False))[1]
-        layers = {each.name: each.type for each in quantized.operators if each.precision == "int8"}
+        layers = {operator.name: operator.type for operator in quantized.operators if operator.precision == "int8"}
         layers = {name: kind for name, kind in layers.items() if kind in LAYERS}
         products = [name for name, kind in layers.items() if kind != "Conv"]
         return products if 2 * len(products) > len(layers) else []

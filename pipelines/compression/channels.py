@@ -44,20 +44,20 @@ def groups(network: nn.Module, example: Tensor) -> dict[str, list[tuple[str, NDA
     graph = tp.DependencyGraph().build_dependency(network.eval(), example_inputs=example)
     names = {module: name for name, module in network.named_modules()}
     layers = (nn.Conv2d, nn.Linear)
-    head = [each for each in network.modules() if isinstance(each, nn.Linear)][-1:]
-    found = {}
+    head = [module for module in network.modules() if isinstance(module, nn.Linear)][-1:]
+    grouped = {}
     for group in graph.get_all_groups(ignored_layers=head, root_module_types=list(layers)):
         members = {
-            names[each.dep.target.module]: np.asarray(each.idxs, np.int64)
-            for each in group
-            if each.dep.target.module in names and graph.is_out_channel_pruning_fn(each.dep.handler)
+            names[member.dep.target.module]: np.asarray(member.idxs, np.int64)
+            for member in group
+            if member.dep.target.module in names and graph.is_out_channel_pruning_fn(member.dep.handler)
         }
         first = min(
             (name for name in members if isinstance(network.get_submodule(name), layers)),
             key=list(names.values()).index,
         )
-        found[first] = [(name, members[name]) for name in sorted(members, key=list(names.values()).index)]
-    return {name: found[name] for name in names.values() if name in found}
+        grouped[first] = [(name, members[name]) for name in sorted(members, key=list(names.values()).index)]
+    return {name: grouped[name] for name in names.values() if name in grouped}
 
 
 def importances(
@@ -97,7 +97,7 @@ def importances(
         return hook
 
     if kind == "activation":
-        members = {path for each in grouped.values() for path, _ in each}
+        members = {path for group in grouped.values() for path, _ in group}
         hooks = [network.get_submodule(path).register_forward_hook(watch(path)) for path in members]
     network.eval()
     for batch in batches:
@@ -110,8 +110,8 @@ def importances(
         for name, members in grouped.items():
             for path, index in members:
                 module: Any = network.get_submodule(path)
-                parts = [each for each in (module.weight, module.bias) if each is not None and each.grad is not None]
-                rows = sum((each * each.grad).detach().reshape(len(each), -1).sum(1) for each in parts)
+                parts = [part for part in (module.weight, module.bias) if part is not None and part.grad is not None]
+                rows = sum((part * part.grad).detach().reshape(len(part), -1).sum(1) for part in parts)
                 scores[name] += np.square(np.asarray(rows, np.float64)[index])
     for hook in hooks:
         hook.remove()
@@ -160,12 +160,12 @@ def shapes(network: nn.Module, like: nn.Module) -> Shapes:
         Sizes by module path.
     """
     whole = dict(like.named_modules())
-    found = {}
+    sizes = {}
     for path, module in network.named_modules():
         weight = module._parameters.get("weight")
         if weight is not None and weight.shape != whole[path].weight.shape:
-            found[path] = [int(each) for each in weight.shape[:2]]
-    return found
+            sizes[path] = [int(side) for side in weight.shape[:2]]
+    return sizes
 
 
 def resize(network: nn.Module, sizes: Mapping[str, Any]) -> nn.Module:
@@ -183,9 +183,9 @@ def resize(network: nn.Module, sizes: Mapping[str, Any]) -> nn.Module:
     """
     from torch import nn
 
-    known: dict[str, Any] = dict(network.named_modules())
+    modules: dict[str, Any] = dict(network.named_modules())
     for path, size in sizes.items():
-        old = known.get(path)
+        old = modules.get(path)
         kernel: Any
         options: dict[str, Any] = {}
         try:

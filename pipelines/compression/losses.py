@@ -58,5 +58,5 @@ def fsp_loss(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
     """
     import torch
 
-    matrices = [[fsp(a, b) for a, b in itertools.pairwise(each)] for each in (student, teacher)]
+    matrices = [[fsp(a, b) for a, b in itertools.pairwise(maps)] for maps in (student, teacher)]
     return torch.stack([l2(a, b) for a, b in zip(*matrices, strict=True)]).mean()

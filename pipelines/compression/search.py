@@ -62,16 +62,16 @@ def sensitivity(model: Prunable) -> dict[str, Any]:
     Returns:
         {"loss": of the model itself, "groups": {name: {"width", "losses": {share cut: loss}}}}.
     """
-    found: dict[str, Any] = {"loss": model.loss({}), "groups": {}}
+    result: dict[str, Any] = {"loss": model.loss({}), "groups": {}}
     with progress("sensitivity of each group", len(model.groups)) as advance:
         for name, width in model.groups.items():
             losses = {}
             for share in SHARES:
                 kept = _tiles(width * (1 - share), model.tiles[name], width)
-                losses[f"{share:g}"] = model.loss({name: kept}) if kept < width else found["loss"]
-            found["groups"][name] = {"width": width, "losses": losses}
+                losses[f"{share:g}"] = model.loss({name: kept}) if kept < width else result["loss"]
+            result["groups"][name] = {"width": width, "losses": losses}
             advance(1)
-    return found
+    return result
 
 
 def _tiles(width: float, tile: int, most: int) -> int:
@@ -92,13 +92,13 @@ def chosen(groups: Widths, patterns: Sequence[str]) -> dict[str, int]:
     Raises:
         RequestError: A pattern matches no group.
     """
-    if unknown := [each for each in patterns if not fnmatch.filter(groups, each)]:
+    if unknown := [pattern for pattern in patterns if not fnmatch.filter(groups, pattern)]:
         names = ", ".join(list(groups)[:8]) + (", ..." if len(groups) > 8 else "")
         raise RequestError(f"found no layers {', '.join(unknown)} that can be cut; there are {names}")
     return {
         name: width
         for name, width in groups.items()
-        if not patterns or any(fnmatch.fnmatchcase(name, each) for each in patterns)
+        if not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     }
 
 
@@ -124,11 +124,11 @@ def cuts(
         after = width - (width % tile or tile)
         if after < tile:
             return
-        each = sensitivities["groups"][name]
-        shares = [0.0, *map(float, each["losses"])]
-        rises = np.maximum.accumulate([0.0, *(loss - sensitivities["loss"] for loss in each["losses"].values())])
+        group = sensitivities["groups"][name]
+        shares = [0.0, *map(float, group["losses"])]
+        rises = np.maximum.accumulate([0.0, *(loss - sensitivities["loss"] for loss in group["losses"].values())])
         shares, rises = [*shares, 1.0], np.append(rises, 2 * rises[-1] + 1)  # cutting the last channels loses most
-        before, now = (float(np.interp(1 - w / each["width"], shares, rises)) for w in (width, after))
+        before, now = (float(np.interp(1 - w / group["width"], shares, rises)) for w in (width, after))
         gain = max(saved[name], 1e-12) * (width - after)
         heapq.heappush(heap, ((now - before + 1e-6) / gain, name, after))
 
@@ -242,5 +242,5 @@ def choose(
             saved[name] = max(0.0, base - 1 / speed({name: half})) / (width - half) if half < width else 0.0
             advance(1)
     widths, reached = by_speed(cuts(sensitivities, groups, model.tiles, saved), model.groups, goal.speed, speed)
-    shares = {name: round(each * groups[name] / 2, 4) for name, each in saved.items()}
+    shares = {name: round(gain * groups[name] / 2, 4) for name, gain in saved.items()}
     return {"goal": str(goal), "widths": widths, "speed": round(reached, 3), "saved": shares}

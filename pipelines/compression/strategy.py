@@ -115,13 +115,13 @@ def goal(text: str) -> Goal:
     Raises:
         RequestError: The text is no goal, or the goal is out of range.
     """
-    found: dict[str, float] = {}
+    parts: dict[str, float] = {}
     for part in text.split(","):
         name, value = _part(part.strip(), text)
-        if name in found or (name != "rows" and found.keys() - {"rows"}):
+        if name in parts or (name != "rows" and parts.keys() - {"rows"}):
             raise RequestError(f"found the goal {text}, expected one speed or one share of channels, and rows once")
-        found[name] = value
-    return Goal(found.get("speed", 0.0), found.get("ratio", 0.0), int(found.get("rows", 0)))
+        parts[name] = value
+    return Goal(parts.get("speed", 0.0), parts.get("ratio", 0.0), int(parts.get("rows", 0)))
 
 
 def _part(part: str, text: str) -> tuple[str, float]:
@@ -195,21 +195,21 @@ class Strategy:
     source: str = field(default="the strategy", compare=False)
 
     def __post_init__(self) -> None:
-        for each in self.strategies:
-            first, last = each.get("from", 0), each.get("to", self.epochs)
+        for entry in self.strategies:
+            first, last = entry.get("from", 0), entry.get("to", self.epochs)
             if not 0 <= first < last <= self.epochs:
                 raise RequestError(
-                    f"{self.source}: {each['kind']} is from epoch {first} to {last}, expected a span within 0 to "
+                    f"{self.source}: {entry['kind']} is from epoch {first} to {last}, expected a span within 0 to "
                     f"{self.epochs}"
                 )
-            if each["kind"] == "prune":
-                further = [name for name in _PRUNE if name in each and name != "goal"]
-                if not goal(each["goal"]).channels and further:
+            if entry["kind"] == "prune":
+                further = [name for name in _PRUNE if name in entry and name != "goal"]
+                if not goal(entry["goal"]).channels and further:
                     raise RequestError(
-                        f"{self.source}: found {further[0]} beside the goal {each['goal']}, which cuts rows alone, at "
+                        f"{self.source}: found {further[0]} beside the goal {entry['goal']}, which cuts rows alone, at "
                         "once; leave it out, or add a goal for channels"
                     )
-        kinds = [each["kind"] for each in self.strategies]
+        kinds = [strategy["kind"] for strategy in self.strategies]
         if twice := {kind for kind in kinds if kinds.count(kind) > 1} & {"prune", "qat"}:
             raise RequestError(f"{self.source}: found {min(twice)} twice, expected it once")
         cuts, qat = self._cuts(), self._of("qat")
@@ -218,12 +218,12 @@ class Strategy:
                 f"{self.source}: prune cuts in epoch {max(cuts)}, after qat began in epoch {qat.get('from', 0)}; "
                 "ranges are trained for the channels that stay, so let prune end before"
             )
-        spans = sorted((each.get("from", 0), each.get("to", self.epochs)) for each in self._all("distil"))
+        spans = sorted((strategy.get("from", 0), strategy.get("to", self.epochs)) for strategy in self._all("distil"))
         if any(one[1] > other[0] for one, other in itertools.pairwise(spans)):
             raise RequestError(f"{self.source}: found two teachers in one epoch, expected one at a time")
 
     def _all(self, kind: str) -> list[Mapping[str, Any]]:
-        return [each for each in self.strategies if each["kind"] == kind]
+        return [strategy for strategy in self.strategies if strategy["kind"] == kind]
 
     def _of(self, kind: str) -> Mapping[str, Any]:
         return next(iter(self._all(kind)), {})
@@ -241,39 +241,39 @@ class Strategy:
             )
         whole = goal(prune["goal"])
         how = {"importance": prune.get("importance", "taylor"), "layers": tuple(prune.get("layers", ()))}
-        at = [first + (last - first) * i // times for i in range(times)]
+        epochs = [first + (last - first) * i // times for i in range(times)]
         goals = [whole.share((i + 1) / times) for i in range(times)]
         return {
-            epoch: Cut(each if i == 0 else replace(each, rows=0), **how)
-            for i, (epoch, each) in enumerate(zip(at, goals, strict=True))
+            epoch: Cut(part if i == 0 else replace(part, rows=0), **how)
+            for i, (epoch, part) in enumerate(zip(epochs, goals, strict=True))
         }
 
     def steps(self) -> list[Step]:
         """Returns the trainings, in order."""
         cuts = self._cuts()
         ends = {
-            each.get(name, default) for each in self.strategies for name, default in (("from", 0), ("to", self.epochs))
+            span.get(name, default) for span in self.strategies for name, default in (("from", 0), ("to", self.epochs))
         }
         marks = sorted({0, self.epochs, *cuts, *ends})
-        found: list[Step] = []
+        steps: list[Step] = []
         for begin, end in itertools.pairwise(marks):
             on = [
-                each
-                for each in self.strategies
-                if each.get("from", 0) <= begin < each.get("to", self.epochs) and each["kind"] != "prune"
+                strategy
+                for strategy in self.strategies
+                if strategy.get("from", 0) <= begin < strategy.get("to", self.epochs) and strategy["kind"] != "prune"
             ]
-            teacher = next((each for each in on if each["kind"] == "distil"), None)
+            teacher = next((strategy for strategy in on if strategy["kind"] == "distil"), None)
             distil = None if teacher is None else {key: teacher[key] for key in _DISTIL if key in teacher}
-            qat = any(each["kind"] == "qat" for each in on)
+            qat = any(strategy["kind"] == "qat" for strategy in on)
             parts = [*(["prune"] if begin in cuts else []), *(["distil"] if teacher else []), *(["qat"] if qat else [])]
-            name = f"{len(found) + 1}-{'-'.join(parts) or 'train'}"
-            found.append(Step(name, end - begin, cuts.get(begin), distil, qat))
-        return found
+            name = f"{len(steps) + 1}-{'-'.join(parts) or 'train'}"
+            steps.append(Step(name, end - begin, cuts.get(begin), distil, qat))
+        return steps
 
     def to_json(self) -> dict[str, Any]:
         """Returns the schedule as in the file."""
         drop = {} if self.drop is None else {"drop": self.drop}
-        return {"epochs": self.epochs, **drop, "strategies": [dict(each) for each in self.strategies]}
+        return {"epochs": self.epochs, **drop, "strategies": [dict(strategy) for strategy in self.strategies]}
 
 
 def preset(
@@ -300,15 +300,15 @@ def preset(
     """
     own = {name: options.pop(name) for name in ("drop", "source") if name in options}
     quarter = epochs // 4
-    cut, rest = (quarter if distil else 0), epochs - (max(1, quarter) if qat else 0)
+    cut, end = (quarter if distil else 0), epochs - (max(1, quarter) if qat else 0)
     if qat and epochs < 2:
         raise RequestError(f"found {epochs} epoch for prune and qat, expected one for each; set --epochs 2 or more")
     strategies: list[dict[str, Any]] = []
     if distil:
         strategies.append({"kind": "distil", "from": 0, "to": epochs, "teacher": teacher})
-    strategies.append({"kind": "prune", "from": cut, "to": rest, "goal": goal, **options})
+    strategies.append({"kind": "prune", "from": cut, "to": end, "goal": goal, **options})
     if qat:
-        strategies.append({"kind": "qat", "from": rest, "to": epochs})
+        strategies.append({"kind": "qat", "from": end, "to": epochs})
     return Strategy(epochs, tuple(strategies), **own)
 
 
@@ -324,20 +324,20 @@ def read(path: str | Path) -> Strategy:
     Raises:
         RequestError: The file is no schedule; the message names the place of the first fault.
     """
-    found = files.read_json(Path(path))
-    by_preset = isinstance(found, dict) and "preset" in found
-    _require(found, _BY_PRESET if by_preset else _WHOLE, path)
+    schedule = files.read_json(Path(path))
+    by_preset = isinstance(schedule, dict) and "preset" in schedule
+    _require(schedule, _BY_PRESET if by_preset else _WHOLE, path)
     if by_preset:
-        found.pop("preset")
-        return preset(found.pop("epochs"), found.pop("goal"), source=str(path), **found)
-    for i, each in enumerate(found["strategies"]):
+        schedule.pop("preset")
+        return preset(schedule.pop("epochs"), schedule.pop("goal"), source=str(path), **schedule)
+    for i, entry in enumerate(schedule["strategies"]):
         place = f"strategies[{i}]"
         _require(
-            each, {"type": "object", "properties": {"kind": {"enum": list(_KINDS)}}, "required": ["kind"]}, path, place
+            entry, {"type": "object", "properties": {"kind": {"enum": list(_KINDS)}}, "required": ["kind"]}, path, place
         )
-        needed = ("goal",) if each["kind"] == "prune" else ()
-        _require(each, _object(_SPAN | _KINDS[each["kind"]], *needed), path, place)
-    return Strategy(found["epochs"], tuple(found["strategies"]), found.get("drop"), str(path))
+        needed = ("goal",) if entry["kind"] == "prune" else ()
+        _require(entry, _object(_SPAN | _KINDS[entry["kind"]], *needed), path, place)
+    return Strategy(schedule["epochs"], tuple(schedule["strategies"]), schedule.get("drop"), str(path))
 
 
 def _require(value: Any, schema: Mapping[str, Any], path: str | Path, place: str = "") -> None:

@@ -79,8 +79,8 @@ def derived(
     Raises:
         RequestError: No place is writable; errors of `make` are raised too.
     """
-    if found := existing(origin, places, kind, form, suffix, holds):
-        return found
+    if cached := existing(origin, places, kind, form, suffix, holds):
+        return cached
     stem, paths = _paths(origin, places, kind, form, suffix)
     for path in paths:
         place = path.parent
@@ -90,8 +90,8 @@ def derived(
             with files.locked(place / ".derived.lock", f"another process writes into {place}"):
                 if not (_is_whole(path) and holds(path)):
                     make(origin, path)
-                    parts = [each for each in (path, files.mapped(path)) if each.is_file()]
-                    files.write_json(_identities(path), {each.name: files.identity(each) for each in parts})
+                    parts = [part for part in (path, files.mapped(path)) if part.is_file()]
+                    files.write_json(_identities(path), {part.name: files.identity(part) for part in parts})
         except OSError as error:
             fault = error.strerror or str(error)
             continue

@@ -46,7 +46,7 @@ def plain(text: str) -> str:
     Returns:
         The escaped text.
     """
-    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
 
 def one_line(error: BaseException) -> str:
@@ -58,17 +58,17 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """Returns a suggestion for a name that is not known, to be put before the list of the known ones.
 
     Args:
         name: The unknown name.
-        known: The known names.
+        names: The known names.
 
     Returns:
         "did you mean 'NAME'? ", or "" where none is near.
     """
-    near = difflib.get_close_matches(name, list(known), n=1)
+    near = difflib.get_close_matches(name, list(names), n=1)
     return f"did you mean {near[0]!r}? " if near else ""
 
 

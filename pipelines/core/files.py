@@ -50,7 +50,7 @@ def require_place(path: str | os.PathLike[str]) -> None:
         RequestError: The path cannot be written.
     """
     _require_no_folder(target := Path(path))
-    folder = next(each for each in target.absolute().parents if os.path.exists(each))  # noqa: PTH110
+    folder = next(parent for parent in target.absolute().parents if os.path.exists(parent))  # noqa: PTH110
     if not os.path.isdir(folder):  # noqa: PTH112
         fault = errno.ENOTDIR
     elif not os.access(folder, os.W_OK | os.X_OK):
@@ -310,8 +310,8 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {name: _finite(each) for name, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
+        return {name: _finite(member) for name, member in value.items()}
+    return [_finite(member) for member in value] if isinstance(value, list | tuple) else value
 
 
 def unzipped(content: bytes) -> bytes:

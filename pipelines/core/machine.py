@@ -136,13 +136,13 @@ class Processors:
 def processors() -> Processors:
     """Returns the processors that affinity and control groups (cpusets and CPU quotas, versions 1 and 2) allow."""
     allowed, quota = _allowed()
-    capacity = {each: max(_numbers(PROCESSORS / f"cpu{each}" / "cpu_capacity"), default=0) for each in allowed}
+    capacity = {number: max(_numbers(PROCESSORS / f"cpu{number}" / "cpu_capacity"), default=0) for number in allowed}
     largest = max(capacity.values())
-    slow = _numbers(EFFICIENT_PROCESSORS) | {each for each in allowed if capacity[each] < largest}
+    slow = _numbers(EFFICIENT_PROCESSORS) | {number for number in allowed if capacity[number] < largest}
     found_cores: dict[tuple[int, ...], None] = {}
-    for each in sorted(allowed):
-        siblings = _numbers(PROCESSORS / f"cpu{each}" / "topology" / "thread_siblings_list") & allowed
-        found_cores.setdefault(tuple(sorted(siblings | {each})))
+    for processor in sorted(allowed):
+        siblings = _numbers(PROCESSORS / f"cpu{processor}" / "topology" / "thread_siblings_list") & allowed
+        found_cores.setdefault(tuple(sorted(siblings | {processor})))
     fast = tuple(core for core in found_cores if core[0] not in slow)
     return Processors(fast, tuple(core for core in found_cores if core[0] in slow), quota)
 
@@ -160,10 +160,10 @@ def _allowed() -> tuple[set[int], float]:
         for name in ("cpuset.cpus.effective", "cpuset.effective_cpus"):
             allowed = allowed & _numbers(folder / name) or allowed
     for folder in _control_groups("cpu"):
-        found = " ".join(_lines(folder / "cpu.max")).split()
-        found = found or [*_lines(folder / "cpu.cfs_quota_us"), *_lines(folder / "cpu.cfs_period_us")]
+        limits = " ".join(_lines(folder / "cpu.max")).split()
+        limits = limits or [*_lines(folder / "cpu.cfs_quota_us"), *_lines(folder / "cpu.cfs_period_us")]
         with contextlib.suppress(ValueError, ZeroDivisionError):  # "max", or no pair
-            time, period = map(int, found)
+            time, period = map(int, limits)
             quota = min(quota, time / period) if time > 0 else quota  # -1: no limit
     return allowed, quota
 
@@ -176,12 +176,12 @@ def _control_groups(controller: str) -> Iterator[Path]:
             continue
         root = CONTROL_GROUPS / (controller if kinds else "")
         group = root / folder.strip("/")
-        yield from (each for each in (group, *group.parents) if each == root or root in each.parents)
+        yield from (parent for parent in (group, *group.parents) if parent == root or root in parent.parents)
 
 
 def _numbers(path: Path) -> set[int]:
     """Returns the numbers of a list of the system such as "0-3,8"; none without the file."""
-    spans = [each.split("-") for each in ",".join(_lines(path)).split(",") if each.strip()]
+    spans = [span.split("-") for span in ",".join(_lines(path)).split(",") if span.strip()]
     return {number for span in spans for number in range(int(span[0]), int(span[-1]) + 1)}
 
 
@@ -209,14 +209,14 @@ def require_threads(threads: int) -> None:
 
 @functools.cache
 def _warn_of_siblings(threads: int) -> None:
-    found = processors()
-    physical = len(found.cores)
-    if physical < threads <= len(found.order):
+    available = processors()
+    physical = len(available.cores)
+    if physical < threads <= len(available.order):
         logger.warning(
             "found %d threads for %d core(s): some share a core (SMT siblings) and are slower; --threads auto takes %d",
             threads,
             physical,
-            found.threads,
+            available.threads,
         )
 
 
@@ -257,7 +257,7 @@ def beyond_memory(path: Path) -> bool:
     Args:
         path: The file; those of a large model are in a file beside it, see `files.mapped`.
     """
-    return sum(each.stat().st_size for each in (path, mapped(path)) if each.is_file()) > table_memory()
+    return sum(file.stat().st_size for file in (path, mapped(path)) if file.is_file()) > table_memory()
 
 
 def read_single_pages(path: Path) -> None:

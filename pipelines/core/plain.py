@@ -17,8 +17,8 @@ def to_plain(settings: Any, *, changed: bool = False) -> dict[str, Any]:
     Returns:
         Value by field, tuples as lists.
     """
-    values = {each.name: getattr(settings, each.name) for each in fields(settings)}
-    kept = [each.name for each in fields(settings) if not changed or values[each.name] != each.default]
+    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    kept = [field.name for field in fields(settings) if not changed or values[field.name] != field.default]
     return {name: list(values[name]) if isinstance(values[name], tuple) else values[name] for name in kept}
 
 
@@ -31,4 +31,4 @@ def from_plain(values: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         Arguments of the dataclass; lists become tuples.
     """
-    return {name: tuple(each) if isinstance(each, list) else each for name, each in values.items()}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}

@@ -70,8 +70,8 @@ def memory_bytes(text: str | int) -> int:
     Raises:
         RequestError: The text is not a size, or is 0.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", str(text).strip(), re.IGNORECASE)
-    size = int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index(found[2].upper() or " ")) if found else 0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", str(text).strip(), re.IGNORECASE)
+    size = int(float(match[1]) * (1024 if match[3] else 1000) ** " KMGT".index(match[2].upper() or " ")) if match else 0
     if size <= 0:
         raise RequestError(f"the memory {text!r} is no size; write it like 1GB or 512MB")
     return size

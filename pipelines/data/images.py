@@ -147,7 +147,7 @@ def normalized(pixels: Pixels, preprocess: Preprocess) -> NDArray[np.float32]:
     Returns:
         float32 of the same shape, in the order of `preprocess.channels`.
     """
-    mean, std = (np.array(each, np.float32)[:, None, None] for each in (preprocess.mean, preprocess.std))
+    mean, std = (np.array(channels, np.float32)[:, None, None] for channels in (preprocess.mean, preprocess.std))
     values = (pixels.astype(np.float32) / np.float32(255) - mean) / std
     return values[..., ::-1, :, :] if preprocess.channels == "BGR" else values
 
@@ -300,7 +300,7 @@ def batches(
 def _search(folder: Path) -> list[Path]:
     """Returns image files by suffix, recursively, without hidden files."""
     return sorted(
-        each for each in folder.rglob("*") if each.suffix.lower() in SUFFIXES and each.name[0] != "." and each.is_file()
+        file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and file.name[0] != "." and file.is_file()
     )
 
 
@@ -313,7 +313,7 @@ def _input_layout(inputs: Mapping[str, Port], size: int) -> tuple[str, np.dtype[
         for last in (False, True):
             if len(port.shape) == 4 and (port.dtype == np.uint8 or port.dtype.kind == "f"):
                 channels, *sides = (*port.shape[3:], *port.shape[1:3]) if last else port.shape[1:]
-                fits = all(each in (None, size) for each in sides)
+                fits = all(side in (None, size) for side in sides)
                 # a dynamic shape is ambiguous: either the channels or the sides must be fixed
                 if (channels == 3 and fits) or (channels is None and sides == [size, size]):
                     return name, port.dtype, last
@@ -396,7 +396,7 @@ def _decode_by_pillow(data: bytes, name: str) -> Pixels:
 def _opened(data: bytes, name: str) -> Iterator[Image.Image]:
     """An image and the contents of its header."""
     Image.init()  # formats are looked up by name
-    formats = [each for each in _FORMATS if each in Image.OPEN]
+    formats = [name for name in _FORMATS if name in Image.OPEN]
     with _reported(name), Image.open(io.BytesIO(data), formats=formats) as image:
         yield image
 
@@ -446,7 +446,7 @@ def _reported(name: str) -> Iterator[None]:
     except RequestError:
         raise
     except UnidentifiedImageError as error:
-        kinds = ", ".join(each for each in _FORMATS if each in Image.OPEN)
+        kinds = ", ".join(name for name in _FORMATS if name in Image.OPEN)
         raise RequestError(f"{name} is no image, or of an unsupported kind; expected one of {kinds}") from error
     except Exception as error:
         raise _broken(name, error) from error
@@ -470,7 +470,7 @@ def _resizing(width: int, height: int, preprocess: Preprocess) -> Resize:
         resized, left, top = (size, size), 0, 0
     else:
         resized = (side, int(side * height / width)) if width <= height else (int(side * width / height), side)
-        left, top = (round((each - size) / 2) for each in resized)
+        left, top = (round((side - size) / 2) for side in resized)
     return Resize(resized, (left, top, left + size, top + size), preprocess.interpolation == "bicubic")
 
 

@@ -63,14 +63,14 @@ class Preprocess:
         for name in ("mean", "std"):
             values = getattr(self, name)
             numbers = isinstance(values, list | tuple) and all(
-                isinstance(each, int | float) and math.isfinite(each) for each in values
+                isinstance(value, int | float) and math.isfinite(value) for value in values
             )
             if not numbers or len(values) != 3 or (name == "std" and min(values) <= 0):
                 expected = "three numbers above 0" if name == "std" else "three numbers"
                 raise RequestError(
                     f"preprocess: {name} is {values!r}; expected {expected}, for R, G and B of pixels in 0 to 1"
                 )
-            object.__setattr__(self, name, tuple(float(each) for each in values))  # JSON has lists
+            object.__setattr__(self, name, tuple(float(value) for value in values))  # JSON has lists
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON values; `from_json` reads them."""
@@ -89,12 +89,12 @@ class Preprocess:
         Raises:
             RequestError: A field is missing, unknown or out of range.
         """
-        names = [each.name for each in fields(cls)]
+        names = [field.name for field in fields(cls)]
         if not isinstance(value, Mapping):
             raise RequestError(f"preprocess: found {value!r}; give an object with {', '.join(names)}")
         unknown = sorted(value.keys() - set(names))
-        missing = [each.name for each in fields(cls) if each.default is MISSING and each.name not in value]
+        missing = [field.name for field in fields(cls) if field.default is MISSING and field.name not in value]
         if unknown or missing:
-            found = f"unknown {', '.join(unknown)}" if unknown else f"no {', '.join(missing)}"
-            raise RequestError(f"preprocess: {found}; its fields are {', '.join(names)}")
+            problem = f"unknown {', '.join(unknown)}" if unknown else f"no {', '.join(missing)}"
+            raise RequestError(f"preprocess: {problem}; its fields are {', '.join(names)}")
         return cls(**value)

@@ -46,19 +46,19 @@ def pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
     Returns:
         Pairs, the shorter text first.
     """
-    found = zip((*texts[-1:], *texts[:-1]), texts, strict=True)
-    return [(a, b) if len(a) <= len(b) else (b, a) for a, b in found]
+    adjacent = zip((*texts[-1:], *texts[:-1]), texts, strict=True)
+    return [(a, b) if len(a) <= len(b) else (b, a) for a, b in adjacent]
 
 
 def _combined(parts: Sequence[Sequence[str]], separator: str, count: int) -> list[str]:
     """Returns distinct combinations of one part of each column, evenly drawn."""
     total = math.prod(map(len, parts))
-    step = next(each for each in range(max(int(GOLDEN * total), 1), 2 * total) if math.gcd(each, total) == 1)
+    step = next(stride for stride in range(max(int(GOLDEN * total), 1), 2 * total) if math.gcd(stride, total) == 1)
     texts = []
     for i in range(count):
-        rest, chosen = i * step % total, []
+        remainder, chosen = i * step % total, []
         for column in parts:
-            rest, at = divmod(rest, len(column))
-            chosen.append(column[at])
+            remainder, index = divmod(remainder, len(column))
+            chosen.append(column[index])
         texts.append(separator.join(chosen).strip())
     return texts

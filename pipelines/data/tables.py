@@ -108,7 +108,7 @@ def _gathered(writer: Any, schema: Any) -> Iterator[Callable[[Columns], None]]:
 
     def write(rows: Columns) -> None:
         waiting.append(_batch(rows, schema))
-        if sum(len(each) for each in waiting) >= GROUP:
+        if sum(len(batch) for batch in waiting) >= GROUP:
             flush()
 
     yield write
@@ -127,7 +127,7 @@ def _csv(sink: Any, schema: Any, columns: Mapping[str, Any]) -> Iterator[Callabl
 
     # The header comes with the first rows, so that bad input prints nothing; pyarrow would quote its names.
     header = (",".join(schema.names) + "\n").encode()
-    schema = pa.schema([each.with_type(pa.string()) if pa.types.is_list(each.type) else each for each in schema])
+    schema = pa.schema([field.with_type(pa.string()) if pa.types.is_list(field.type) else field for field in schema])
     native = extension.native() if {str(schema.field(name).type) for name in columns} <= {"int64", "float"} else None
     with CSVWriter(sink, schema, write_options=WriteOptions(include_header=False)) as writer:
 
@@ -136,9 +136,9 @@ def _csv(sink: Any, schema: Any, columns: Mapping[str, Any]) -> Iterator[Callabl
             sink.write(header)
             header = b""
             arrays = [rows[name] for name in schema.names]
-            if native is not None and [getattr(each, "dtype", None) for each in arrays] == list(columns.values()):
+            if native is not None and [getattr(array, "dtype", None) for array in arrays] == list(columns.values()):
                 # the same text, quicker; and pyarrow's arrays load pandas where it is installed
-                sink.write(native.csv_lines([np.ascontiguousarray(each) for each in arrays]))
+                sink.write(native.csv_lines([np.ascontiguousarray(array) for array in arrays]))
             elif _TEXTS & {*columns.values()}:  # pyarrow would quote every text
                 text = io.StringIO()
                 csv.writer(text, lineterminator="\n").writerows(_rows(rows, columns, json_text=(list, dict)))
@@ -159,7 +159,7 @@ def _batch(rows: Columns, schema: Any) -> Any:
             return [None if cell is None else json.dumps(cell) for cell in column]
         return column
 
-    return pa.record_batch([pa.array(cells(each.name), each.type) for each in schema], schema=schema)
+    return pa.record_batch([pa.array(cells(field.name), field.type) for field in schema], schema=schema)
 
 
 def _rows(rows: Columns, types: Mapping[str, Any], json_text: Sequence[type] = ()) -> Iterator[tuple[Any, ...]]:
@@ -191,7 +191,7 @@ def _aligned(sink: Any, brief: Mapping[str, Any]) -> Callable[[Columns], None]:
     widths: list[int] = []
 
     def write(rows: Columns) -> None:
-        cells = [[_cell(each) for each in row] for row in _rows(rows, brief)]
+        cells = [[_cell(cell) for cell in row] for row in _rows(rows, brief)]
         if not widths:
             cells.insert(0, list(brief))
             widths.extend(max(map(len, column)) for column in zip(*cells, strict=True))

@@ -57,7 +57,7 @@ def pieces(stream: Any, form: TextForm, size: int) -> list[Piece] | None:
         The pieces, or None if quotes and line feeds do not determine the rows: quotes inside unquoted values, or lines
         that end with a carriage return.
     """
-    found: list[Piece] = []
+    parts: list[Piece] = []
     begin = rows = last = 0
     head = not form.header  # whether the header is behind
     for offset, ends, blank in _lines(stream, form):
@@ -70,13 +70,13 @@ def pieces(stream: Any, form: TextForm, size: int) -> list[Piece] | None:
         taken = 0
         while len(ends) and ends[-1] - begin >= size:
             index = int(np.searchsorted(ends, begin + size))
-            found.append(Piece(begin, int(ends[index]), rows + int(counted[index]) - taken))
+            parts.append(Piece(begin, int(ends[index]), rows + int(counted[index]) - taken))
             begin, rows, taken = int(ends[index]), 0, int(counted[index])
             ends, counted = ends[index + 1 :], counted[index + 1 :]
         rows += int(counted[-1]) - taken if len(counted) else 0
     if last > begin:
-        found.append(Piece(begin, last, rows))
-    return found
+        parts.append(Piece(begin, last, rows))
+    return parts
 
 
 def _lines(stream: Any, form: TextForm) -> Iterator[tuple[int, NDArray[np.int64] | None, NDArray[np.bool_]]]:

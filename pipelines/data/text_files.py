@@ -108,10 +108,10 @@ def not_utf8(name: str | Path, error: UnicodeDecodeError) -> str:
     if b"\0" in error.object and not error.object.startswith(UTF_16):
         return f"{name} holds no text (it has bytes of value 0), expected text in UTF-8"
     if error.object.startswith(UTF_16) and b"\0" in error.object[:4]:
-        found, encoding = "UTF-16", "UTF-16"
+        problem, encoding = "UTF-16", "UTF-16"
     else:
-        found, encoding = f"not UTF-8 (byte 0x{error.object[error.start]:02x})", "WINDOWS-1252"
-    return f"{name} is {found}; expected UTF-8; convert it: iconv -f {encoding} -t UTF-8 {name} > NEW"
+        problem, encoding = f"not UTF-8 (byte 0x{error.object[error.start]:02x})", "WINDOWS-1252"
+    return f"{name} is {problem}; expected UTF-8; convert it: iconv -f {encoding} -t UTF-8 {name} > NEW"
 
 
 def read_lines(source: str | Path, errors: str = "strict") -> Generator[str | None, None, None]:

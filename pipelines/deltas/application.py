@@ -52,13 +52,13 @@ def apply(delta: Delta, old: Path, target: Path) -> None:
             "delta OLD NEW -o FILE --all"
         )
     target.mkdir()
-    for name, each in delta.files.items():
-        if each.old_size >= 0 and (not (old / name).is_file() or files.digest(old / name) != each.old_sha256):
+    for name, changed in delta.files.items():
+        if changed.old_size >= 0 and (not (old / name).is_file() or files.digest(old / name) != changed.old_sha256):
             if name == RECORD:
                 continue
             raise RequestError(f"{old / name} is another file than {delta.name} was made from; copy the model again")
-        _write(delta, each, old / name, target / name)
-        if files.sha256(target / name) != each.sha256:
+        _write(delta, changed, old / name, target / name)
+        if files.sha256(target / name) != changed.sha256:
             raise RequestError(f"{delta.name} does not give the {name} that it lists; copy it again")
     record = target / RECORD
     if record.is_file():
@@ -86,39 +86,39 @@ def apply_in_place(
     """
     rows, maps = 0, {} if maps is None else maps
     for name in names:
-        each, path = delta.files.get(name), folder / name
-        if each is None:
+        changed, path = delta.files.get(name), folder / name
+        if changed is None:
             if path.is_file() and name not in delta.removed:
                 raise RequestError(f"{delta.name} has no {name}; make it with: zoo delta OLD NEW -o FILE --all")
             path.unlink(missing_ok=True)
             maps.pop(name, None)
-        elif each.is_same:
+        elif changed.is_same:
             continue
-        elif path.is_file() and path.stat().st_size and pieces.keeps_places(each.pieces, each.old_size):
+        elif path.is_file() and path.stat().st_size and pieces.keeps_places(changed.pieces, changed.old_size):
             if name not in maps:
                 maps[name] = np.memmap(path, np.uint8, "r+")
             with _fitting(delta, path):
-                rows += pieces.change(each.pieces, maps[name], *delta.content(name))
+                rows += pieces.change(changed.pieces, maps[name], *delta.content(name))
         else:
             maps.pop(name, None)
             with files.replacing(path) as temporary:
-                _write(delta, each, path, temporary)
+                _write(delta, changed, path, temporary)
     return rows
 
 
-def _write(delta: Delta, each: Changed, old: Path, target: Path) -> None:
-    if each.is_same:
+def _write(delta: Delta, changed: Changed, old: Path, target: Path) -> None:
+    if changed.is_same:
         files.copy_file(old, target)
         return
-    data, indices = delta.content(each.name)
+    data, indices = delta.content(changed.name)
     with target.open("wb") as file:
-        file.truncate(each.size)
-    if not each.size:
+        file.truncate(changed.size)
+    if not changed.size:
         return
     new: Any = np.memmap(target, np.uint8, "r+")
-    before: Any = np.memmap(old, np.uint8, "r") if each.old_size > 0 else np.zeros(0, np.uint8)
+    before: Any = np.memmap(old, np.uint8, "r") if changed.old_size > 0 else np.zeros(0, np.uint8)
     with _fitting(delta, old):
-        pieces.write(each.pieces, before, new, data, indices)
+        pieces.write(changed.pieces, before, new, data, indices)
     new.flush()
 
 

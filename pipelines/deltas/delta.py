@@ -139,7 +139,7 @@ def _listed(folder: Path) -> list[str]:
     return sorted(
         path.name
         for path in folder.iterdir()
-        if path.is_file() and not path.name.startswith(".") and not any(path.match(each) for each in LEFT_OUT)
+        if path.is_file() and not path.name.startswith(".") and not any(path.match(pattern) for pattern in LEFT_OUT)
     )
 
 
@@ -173,7 +173,7 @@ def write_delta(
     Returns:
         The delta, closed.
     """
-    before, after = ([name for name in _listed(each) if names is None or name in names] for each in (old, new))
+    before, after = ([name for name in _listed(folder) if names is None or name in names] for folder in (old, new))
     listed: dict[str, Changed] = {}
     with files.replacing(output) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name in after:
@@ -195,7 +195,7 @@ def write_delta(
             "whole": names is None,
             "columns": columns or {},
             "removed": sorted({*before} - {*after}),
-            "files": {name: _to_json(each) for name, each in listed.items()},
+            "files": {name: _to_json(file) for name, file in listed.items()},
         }
         archive.writestr(MANIFEST, json.dumps(manifest, indent=1), zipfile.ZIP_DEFLATED)
     return _of_manifest(output.name, manifest, None)
@@ -212,9 +212,9 @@ def _store(archive: zipfile.ZipFile, name: str, made: FileDelta) -> None:
                 stream.write(np.ascontiguousarray(array).data)
 
 
-def _to_json(each: Changed) -> dict[str, Any]:
-    known = {"size": each.size, "sha256": each.sha256, "old_size": each.old_size, "old_sha256": each.old_sha256}
-    return known | {"pieces": [piece.to_json() for piece in each.pieces]}
+def _to_json(file: Changed) -> dict[str, Any]:
+    fields = {"size": file.size, "sha256": file.sha256, "old_size": file.old_size, "old_sha256": file.old_sha256}
+    return fields | {"pieces": [piece.to_json() for piece in file.pieces]}
 
 
 @contextlib.contextmanager
@@ -264,13 +264,13 @@ def _of_manifest(name: str, manifest: Mapping[str, Any], archive: zipfile.ZipFil
     listed = {
         file: Changed(
             file,
-            int(each["size"]),
-            str(each["sha256"]),
-            int(each["old_size"]),
-            str(each["old_sha256"]),
-            tuple(Piece(**piece) for piece in each["pieces"]),
+            int(entry["size"]),
+            str(entry["sha256"]),
+            int(entry["old_size"]),
+            str(entry["old_sha256"]),
+            tuple(Piece(**piece) for piece in entry["pieces"]),
         )
-        for file, each in manifest["files"].items()
+        for file, entry in manifest["files"].items()
     }
     if any(Path(file).name != file or file.startswith(".") for file in (*listed, *manifest["removed"])):
         raise ValueError("it names files outside a model folder")

@@ -125,7 +125,7 @@ def _tables(path: Path, content: Bytes) -> list[Table]:
 
 def _matched(old: Sequence[Table], new: Sequence[Table]) -> Iterator[tuple[Table, Table]]:
     """Yields the tables of both files with the same name and width, as long as they have the same order."""
-    before, end = {each.name: each for each in old}, 0
+    before, end = {table.name: table for table in old}, 0
     for table in new:
         match = before.get(table.name)
         if match is not None and match.row_bytes == table.row_bytes and match.offset >= end:
@@ -152,9 +152,9 @@ def _compare_rows(made: FileDelta, old: Table, new: Table, older: Bytes, newer: 
     runs: Rows | None = None
     changed = _changed(before, after)
     if len(changed) > FEW * new.rows or old.rows != new.rows:
-        found, moved = _moved(before, after)
+        kept, moved = _moved(before, after)
         if old.rows != new.rows or len(moved) < len(changed):
-            runs, changed = found, moved
+            runs, changed = kept, moved
     if len(changed) == new.rows and runs is not None and not len(runs):
         made.pieces.append(Piece("data", new.rows * new.row_bytes))
         made.data.append(after.reshape(-1))
@@ -178,12 +178,12 @@ def _blocks(rows: int, row_bytes: int) -> Iterator[slice]:
 def _changed(before: Bytes, after: Bytes) -> Rows:
     """Returns the rows that differ from the row at the same position; rows beyond the older table differ."""
     common = min(len(before), len(after))
-    found = [
+    blocks = [
         block.start
         + np.flatnonzero((before[block][: common - block.start] != after[block][: common - block.start]).any(1))
         for block in _blocks(common, after.shape[1])
     ]
-    return np.concatenate([*found, np.arange(common, len(after))]).astype(np.int64)
+    return np.concatenate([*blocks, np.arange(common, len(after))]).astype(np.int64)
 
 
 def _moved(before: Bytes, after: Bytes) -> tuple[Rows, Rows]:
@@ -221,22 +221,22 @@ def _compare_lines(made: FileDelta, old: bytes, new: bytes) -> None:
     before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
     offsets = [0, *itertools.accumulate(map(len, before))]
     places = {line: number for number, line in reversed([*enumerate(before)])}
-    at = number = 0
-    while at < len(after):
-        start, first = at, number
-        while at < len(after) and number < len(before) and before[number] == after[at]:
-            at, number = at + 1, number + 1
-        if at > start:
+    position = number = 0
+    while position < len(after):
+        start, first = position, number
+        while position < len(after) and number < len(before) and before[number] == after[position]:
+            position, number = position + 1, number + 1
+        if position > start:
             made.pieces.append(Piece("copy", offsets[number] - offsets[first], offsets[first]))
-        start = at
-        while at < len(after) and after[at] not in places:
-            at += 1
-        if at > start:
-            lines = b"".join(after[start:at])
+        start = position
+        while position < len(after) and after[position] not in places:
+            position += 1
+        if position > start:
+            lines = b"".join(after[start:position])
             made.pieces.append(Piece("data", len(lines)))
             made.data.append(np.frombuffer(lines, np.uint8))
-        if at < len(after):
-            number = places[after[at]]
+        if position < len(after):
+            number = places[after[position]]
 
 
 def write(pieces: Sequence[Piece], old: Bytes, new: Bytes, data: Bytes, indices: Rows) -> None:
@@ -315,7 +315,7 @@ def _parts(
 
     Raises RequestError where they do not fit.
     """
-    start = at = first = 0
+    start = offset = first = 0
     if (
         sum(piece.size for piece in pieces) != len(content)
         or sum(piece.data for piece in pieces) != len(data)
@@ -324,5 +324,5 @@ def _parts(
         raise RequestError("its pieces do not fit its data; make it again with zoo delta")
     for piece in pieces:
         target = content[start : start + piece.size]
-        yield piece, target, data[at : at + piece.data], indices[first : first + piece.indices]
-        start, at, first = start + piece.size, at + piece.data, first + piece.indices
+        yield piece, target, data[offset : offset + piece.data], indices[first : first + piece.indices]
+        start, offset, first = start + piece.size, offset + piece.data, first + piece.indices

@@ -30,16 +30,16 @@ def keep_scales(folder: ModelFolder, earlier: ModelFolder) -> list[str]:
     """
     stages.build(earlier, until=TABLE)
     stages.build(folder, until=TABLE)
-    table, before = (CalibrationTable.load(each.path / TABLE) for each in (folder, earlier))
+    table, before = (CalibrationTable.load(model.path / TABLE) for model in (folder, earlier))
     tensors, widened = dict(table.tensors), []
-    for name, found in table.tensors.items() if table.observer == before.observer else ():
-        if (kept := before.tensors.get(name)) is None or found.method != kept.method:
+    for name, entry in table.tensors.items() if table.observer == before.observer else ():
+        if (kept := before.tensors.get(name)) is None or entry.method != kept.method:
             continue
-        if kept.low <= found.low and found.high <= kept.high:
-            tensors[name] = replace(found, low=kept.low, high=kept.high)
+        if kept.low <= entry.low and entry.high <= kept.high:
+            tensors[name] = replace(entry, low=kept.low, high=kept.high)
         else:
             widened.append(name)
-            tensors[name] = replace(found, low=min(kept.low, ROOM * found.low), high=max(kept.high, ROOM * found.high))
+            tensors[name] = replace(entry, low=min(kept.low, ROOM * entry.low), high=max(kept.high, ROOM * entry.high))
     if not folder.record[TABLE].get("own_data"):
         stages.set_table(folder, replace(table, tensors=tensors), own_data=False)
     if isinstance(earlier.entry, Lowerable):

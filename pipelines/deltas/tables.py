@@ -74,8 +74,8 @@ def tables_of(path: Path) -> list[Table]:
         except (ValueError, LookupError):  # no ONNX model, whatever its name
             return []
     outside = path == mapped(graph)
-    found = [_table(each, widths.get(each.name, 0)) for each in tensors if each.outside == outside]
-    return sorted((each for each in found if each is not None), key=lambda each: each.offset)
+    tables = [_table(tensor, widths.get(tensor.name, 0)) for tensor in tensors if tensor.outside == outside]
+    return sorted((table for table in tables if table is not None), key=lambda table: table.offset)
 
 
 def _table(tensor: _Tensor, width: int) -> Table | None:
@@ -169,34 +169,34 @@ def _row_bytes(step: Mapping[str, Any], slots: Sequence[Any]) -> int:
     return np.dtype(np.float32).itemsize if step["step"] == "LookupSum" else 0
 
 
-def _fields(content: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+def _fields(content: mmap.mmap, position: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Yields (number, first byte, end) of the fields of a message; (number, value, -1) of a whole number.
 
     Raises:
         ValueError: The message is damaged.
     """
-    while at < end:
-        key, at = _varint(content, at)
+    while position < end:
+        key, position = _varint(content, position)
         number, kind = key >> 3, key & 7
         if kind == VARINT:
-            value, at = _varint(content, at)
+            value, position = _varint(content, position)
             yield number, value, -1
         elif kind == LENGTH:
-            size, at = _varint(content, at)
-            yield number, at, at + size
-            at += size
+            size, position = _varint(content, position)
+            yield number, position, position + size
+            position += size
         elif kind in SKIPPED:
-            at += SKIPPED[kind]
+            position += SKIPPED[kind]
         else:
             raise ValueError(f"found the wire type {kind}")
 
 
-def _varint(content: mmap.mmap, at: int) -> tuple[int, int]:
+def _varint(content: mmap.mmap, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        byte = content[at]
-        at += 1
+        byte = content[position]
+        position += 1
         value |= (byte & 127) << shift
         if byte < 128:
-            return value, at
+            return value, position
         shift += 7

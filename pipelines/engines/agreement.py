@@ -115,7 +115,7 @@ def largest_difference(engine: str, outputs: Batch, expected: Batch) -> tuple[fl
             finite = np.isfinite(x)
             if not finite.all():
                 x, y = x[finite], y[finite]
-            power, apart = (float(np.square(each, dtype=np.float64).sum()) for each in (x, x - y))
+            power, apart = (float(np.square(array, dtype=np.float64).sum()) for array in (x, x - y))
             if power > 0:
                 largest = max(largest, (apart / power if apart < np.inf else np.inf, name))
     return largest
@@ -157,11 +157,11 @@ def fault_of_engine(engine: str, session: Runnable, reference: Runnable, batch: 
         ZooError: The session does not run.
     """
     try:
-        found = session.run(batch)
+        outputs = session.run(batch)
     except WrongResultsError as error:
         return str(error)
     try:
-        require_alike(engine, found, reference.run(batch), reference, batch)
+        require_alike(engine, outputs, reference.run(batch), reference, batch)
         require_correct_as_opened(session, batch)
     except ZooError as error:
         return str(error)

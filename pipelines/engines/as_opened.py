@@ -47,7 +47,7 @@ class _OnnxRuntime:
             self._session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises its own kinds
             raise ZooError(f"onnxruntime cannot open {path}: {brief(error)}") from error
-        self._outputs = [each.name for each in self._session.get_outputs()]
+        self._outputs = [port.name for port in self._session.get_outputs()]
 
     def run(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """See `Runnable`."""

@@ -137,7 +137,7 @@ def native_candidates(
     Returns:
         (candidates, why requested ones do not support the file).
     """
-    found: dict[str, plan.Candidate] = {}
+    by_name: dict[str, plan.Candidate] = {}
     failed = []
     for name in names:
         if base_engine(name) != "native":
@@ -146,10 +146,10 @@ def native_candidates(
             path = path if isinstance(path, Path) else path()
             native_options(path, 1, name)
             forms = [f"native{FORM}{form}" for form in _forms(path)] if name == "native" else []
-            found |= {each: plan.Candidate(each, precision, path) for each in (forms if len(forms) > 1 else [name])}
+            by_name |= {form: plan.Candidate(form, precision, path) for form in (forms if len(forms) > 1 else [name])}
         except ZooError as error:
             failed.append(f"{name}: {error}")
-    return list(found.values()), failed
+    return list(by_name.values()), failed
 
 
 def _names(path: Path, text: str) -> bool:

@@ -109,8 +109,8 @@ class Asynchronous:
             under_way.append(self.submit(batch))
             if len(under_way) > count:
                 yield under_way.pop(0).result()
-        for each in under_way:
-            yield each.result()
+        for future in under_way:
+            yield future.result()
 
     def _start(self) -> tuple[ThreadPoolExecutor, threading.BoundedSemaphore, int]:
         with _STARTING:

@@ -52,16 +52,16 @@ class OnnxRuntimeSession(Asynchronous):
             self.optimize = optimize
         self._model: str | bytes = model if model is not None else str(path)
         self._session = self._open()
-        for each in self._session.get_inputs():
-            if each.type not in _ORT_TYPES:
-                raise RequestError(f"the input {each.name} of {path} is a {each.type}, which numpy does not support")
+        for arg in self._session.get_inputs():
+            if arg.type not in _ORT_TYPES:
+                raise RequestError(f"the input {arg.name} of {path} is a {arg.type}, which numpy does not support")
         self.inputs = {
-            each.name: Port(
-                np.dtype(_ORT_TYPES[each.type]), tuple(d if isinstance(d, int) else None for d in each.shape)
+            port.name: Port(
+                np.dtype(_ORT_TYPES[port.type]), tuple(d if isinstance(d, int) else None for d in port.shape)
             )
-            for each in self._session.get_inputs()
+            for port in self._session.get_inputs()
         }
-        self._outputs = [each.name for each in self._session.get_outputs()]
+        self._outputs = [port.name for port in self._session.get_outputs()]
 
     def _open(self, profile: str | None = None, optimized: Path | None = None) -> Any:
         import onnxruntime as ort
@@ -100,8 +100,8 @@ class OnnxRuntimeSession(Asynchronous):
 
         options.add_session_config_entry("session.x64quantprecision", "1")
         try:
-            known = self._model
-            model = ir.load(known) if isinstance(known, str) else ir.from_proto(onnx.load_from_string(known))
+            source = self._model
+            model = ir.load(source) if isinstance(source, str) else ir.from_proto(onnx.load_from_string(source))
             ir.external_data.load_to_model(model)
         except Exception:  # onnxruntime reports the error
             return
@@ -140,7 +140,7 @@ class OnnxRuntimeSession(Asynchronous):
         for event in events:
             arguments = event.get("args", {})
             if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
-                types = [next(iter(each)) for each in arguments.get("input_type_shape", []) if each]
+                types = [next(iter(shapes)) for shapes in arguments.get("input_type_shape", []) if shapes]
                 first = types[0] if types else ""
                 operators.append(
                     Executed(event["name"].removesuffix("_kernel_time"), arguments["op_name"], _SHORT.get(first, first))

@@ -122,7 +122,7 @@ def build(
                 path = _relative(_file_of(candidates, best), folder)
                 profiles.append({**best, "path": path, "outputs": list(results), "compiled": len(blobs[-1])})
                 advance(1)
-        paths = sorted({each.path for each in candidates})
+        paths = sorted({candidate.path for candidate in candidates})
         plan = {
             "format": FORMAT,
             "machine": machine.fingerprint(),
@@ -133,7 +133,7 @@ def build(
             "inputs": [
                 {name: [str(array.dtype), list(array.shape)] for name, array in batch.items()} for batch in batches
             ],
-            "candidates": [asdict(each) | {"path": _relative(each.path, folder)} for each in candidates],
+            "candidates": [asdict(candidate) | {"path": _relative(candidate.path, folder)} for candidate in candidates],
             "threads": list(threads),
             "timings": timings,
             "profiles": profiles,
@@ -164,7 +164,7 @@ def _timed(
 
 def _file_of(candidates: Sequence[Candidate], timing: Mapping[str, Any]) -> Path:
     return next(
-        each.path for each in candidates if (each.engine, each.precision) == (timing["engine"], timing["precision"])
+        entry.path for entry in candidates if (entry.engine, entry.precision) == (timing["engine"], timing["precision"])
     )
 
 
@@ -233,7 +233,7 @@ def _require_form(plan: Mapping[str, Any]) -> None:
     for was in plan["models"].values():
         if not (isinstance(was["bytes"], int) and isinstance(was["modified"], int) and isinstance(was["sha256"], str)):
             raise ValueError("found a model without bytes, modified and sha256")
-    if not all(isinstance(each[key], str) for each in plan["candidates"] for key in ("engine", "precision", "path")):
+    if not all(isinstance(entry[key], str) for entry in plan["candidates"] for key in ("engine", "precision", "path")):
         raise ValueError("found a candidate without engine, precision and path")
 
 
@@ -251,9 +251,9 @@ def stale(path: str | Path, stored: Mapping[str, Any]) -> str:
         ]
         versions = made.get("versions", {})
         differs += [
-            f"{key} {versions.get(key)} (here {each})"
-            for key, each in here["versions"].items()
-            if versions.get(key) != each
+            f"{key} {versions.get(key)} (here {version})"
+            for key, version in here["versions"].items()
+            if versions.get(key) != version
         ]
         return f"made with {', '.join(differs) or 'another machine'}"
     if stored.get("kernels") != extension.isas():
@@ -282,8 +282,8 @@ class PlannedSession(Asynchronous):
         self.path, self.found, self._opener = path, found, opener
         self._sessions: dict[int, Session] = {}
         self._lock = threading.Lock()  # one thread opens
-        self._profiles = {int(each["batch_size"]): each for each in found["profiles"]}
-        self.threads = max(int(each["threads"]) for each in found["profiles"])
+        self._profiles = {int(profile["batch_size"]): profile for profile in found["profiles"]}
+        self.threads = max(int(profile["threads"]) for profile in found["profiles"])
         self._samples_first = bool(found.get("samples_first", True))
 
     @property
@@ -301,7 +301,7 @@ class PlannedSession(Asynchronous):
                 f"found a batch of {count}, and an output does not count samples first, so that parts of {most} cannot "
                 f"be joined; plan with --batch-size {count}"
             )
-        return joined([self.run(each) for each in cut(batch, most)])
+        return joined([self.run(part) for part in cut(batch, most)])
 
     def executed(self, batch: Batch) -> list[Executed]:
         """Lists the operators that the profile of this batch size runs, see `Session.executed`."""
@@ -388,7 +388,7 @@ def _open_all(
     references: dict[Path, tuple[Batch, Session]] = {}
     referenced: set[Path] = set()  # files that the reference engine runs
     for count in threads:
-        for candidate in sorted(candidates, key=lambda each: each.engine != REFERENCE):
+        for candidate in sorted(candidates, key=lambda candidate: candidate.engine != REFERENCE):
             try:
                 session = opener(candidate.path, candidate.engine, count, candidate.precision)
                 outputs = session.run(batch)
@@ -424,22 +424,22 @@ def _compiled(session: Session, batch: Batch) -> bytes:
         return b""
 
 
-def _rebuild(path: Path, found: Mapping[str, Any], opener: Opener) -> tuple[dict[str, Any], Path]:
+def _rebuild(path: Path, plan: Mapping[str, Any], opener: Opener) -> tuple[dict[str, Any], Path]:
     """A plan built anew from the same candidates, and where it lies."""
     candidates = [
-        Candidate(each["engine"], each["precision"], path.parent / each["path"]) for each in found["candidates"]
+        Candidate(entry["engine"], entry["precision"], path.parent / entry["path"]) for entry in plan["candidates"]
     ]
-    if missing := [each.path for each in candidates if not each.path.is_file()]:
+    if missing := [candidate.path for candidate in candidates if not candidate.path.is_file()]:
         raise RequestError(
             f"{path} must be built anew here, and its model is not at {missing[0]}; run: zoo plan MODEL -o {path}"
         )
-    batches = [{name: np.zeros(shape, dtype) for name, (dtype, shape) in each.items()} for each in found["inputs"]]
+    batches = [{name: np.zeros(shape, dtype) for name, (dtype, shape) in ports.items()} for ports in plan["inputs"]]
     try:
-        return build(candidates, batches, found["threads"], path, opener), path
+        return build(candidates, batches, plan["threads"], path, opener), path
     except RequestError as error:
         logger.warning("the rebuilt plan is not saved: %s", error)
         other = Path(tempfile.mkdtemp()) / path.name
-        return build(candidates, batches, found["threads"], other, opener), other
+        return build(candidates, batches, plan["threads"], other, opener), other
 
 
 def _relative(path: Path, folder: Path) -> str:

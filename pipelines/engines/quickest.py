@@ -92,11 +92,11 @@ class QuickestSession(Asynchronous):
         self, count: int, batches: Iterable[Batch], shared: SharedInputs, limit: int
     ) -> PrecomputedItems | None:
         """See `Asynchronous.precompute`; the engine is that of the first batch."""
-        rest = iter(batches)
-        first = next(rest, None)
+        remaining = iter(batches)
+        first = next(remaining, None)
         if first is None:
             return None
-        return self.session(first).precompute(count, itertools.chain([first], rest), shared, limit)
+        return self.session(first).precompute(count, itertools.chain([first], remaining), shared, limit)
 
     def executed(self, batch: Batch) -> list[Executed]:
         """Lists the operators that the engine of this batch size runs, see `Session.executed`."""
@@ -109,13 +109,13 @@ class QuickestSession(Asynchronous):
             batch: Batch to time the options on, if its size class is new.
         """
         size = size_class(batch)
-        found = self._sessions.get(self._chosen.get(size, ""))
-        if found is None:
+        session = self._sessions.get(self._chosen.get(size, ""))
+        if session is None:
             with self._lock:
-                found = self._choose(size, batch)
+                session = self._choose(size, batch)
         name = self._chosen.get(size) or self._borrowed[size]
-        self._engine = found.engine + FLOAT * name.endswith(FLOAT)
-        return found
+        self._engine = session.engine + FLOAT * name.endswith(FLOAT)
+        return session
 
     def leave_out_float(self) -> None:
         """Leaves out the options that compute the float model, where the int8 file itself is judged."""
@@ -132,10 +132,10 @@ class QuickestSession(Asynchronous):
         """Opens the session for a batch whose size class has no choice yet."""
         while True:
             usable = [name for name, option in self._options.items() if length(batch) >= option.smallest]
-            larger = min((each for each in self._chosen if each >= size), default=size)
-            known, borrows = self._chosen.get(larger, ""), larger > size and size not in self._borrowed
-            if known in usable and (larger == size or borrows):
-                name = known
+            larger = min((other for other in self._chosen if other >= size), default=size)
+            earlier, borrows = self._chosen.get(larger, ""), larger > size and size not in self._borrowed
+            if earlier in usable and (larger == size or borrows):
+                name = earlier
             elif len(usable) == 1:
                 name = usable[0]
             else:
@@ -152,11 +152,11 @@ class QuickestSession(Asynchronous):
                 logger.warning("the engine %s is left out: %s", name, error)
                 del self._options[name]
                 continue
-            (self._borrowed if borrows and name == known else self._chosen)[size] = name
+            (self._borrowed if borrows and name == earlier else self._chosen)[size] = name
             if [option.smallest for option in self._options.values()] == [0]:
                 self._only = session
             # frees sessions that were only timed
-            self._sessions = {each: opened for each, opened in self._sessions.items() if each in self._chosen.values()}
+            self._sessions = {name: opened for name, opened in self._sessions.items() if name in self._chosen.values()}
             return session
 
     def _open(self, name: str) -> Session:

@@ -173,7 +173,7 @@ def _rounds(
     was_busy = watch_cpu()
     rounds = [measure(list(sessions.values()), batch, REPEATS // 2 + 1) for _ in range(ROUNDS)]
     busy = was_busy()
-    winners = {_winner(dict(zip(sessions, each, strict=True)), finest) for each in rounds}
+    winners = {_winner(dict(zip(sessions, times, strict=True)), finest) for times in rounds}
     return dict(zip(sessions, np.min(rounds, axis=0).tolist(), strict=True)), len(winners) == 1 and not busy
 
 
@@ -207,9 +207,9 @@ def _kept(path: Path, candidates: Mapping[str, object]) -> Choice | None:
     if not path.is_file():
         return None
     try:
-        found = Choice(**files.read_json(path))
-        if found.engine in candidates and _complete(found.milliseconds, candidates):
-            return found
+        choice = Choice(**files.read_json(path))
+        if choice.engine in candidates and _complete(choice.milliseconds, candidates):
+            return choice
     except (AttributeError, TypeError, ZooError):
         pass
     path.unlink(missing_ok=True)
@@ -238,7 +238,7 @@ def _agreeing(candidates: Mapping[str, Callable[[], Runnable]], batch: Batch) ->
     sessions: dict[str, Runnable] = {}
     expected: Batch = {}
     problems = []
-    for name, opener in sorted(candidates.items(), key=lambda each: each[0].removesuffix(FLOAT) != REFERENCE):
+    for name, opener in sorted(candidates.items(), key=lambda candidate: candidate[0].removesuffix(FLOAT) != REFERENCE):
         try:
             session = opener()
             outputs = session.run(batch)
@@ -279,15 +279,15 @@ def measure(sessions: Sequence[Runnable], batch: Batch, repeats: int = REPEATS) 
         Median milliseconds of a run per session.
     """
     times: list[list[float]] = [[] for _ in sessions]
-    varied = next((each.varied for each in sessions if hasattr(each, "varied")), None)
+    varied = next((session.varied for session in sessions if hasattr(session, "varied")), None)
     count = 1 if varied is None else max(VARIANTS // max(length(batch), 1), 1)
     start = time.perf_counter()
     for repeat in range(repeats + 1):
         batches = [batch if varied is None else varied(batch, repeat * count + number) for number in range(count)]
         for session, taken in zip(sessions, times, strict=True):
             before = time.perf_counter()
-            for each in batches:
-                session.run(each)
+            for variant in batches:
+                session.run(variant)
             if repeat:  # the first round warms up
                 taken.append((time.perf_counter() - before) / count * 1e3)
         if repeat >= 3 and (time.perf_counter() - start) * 1e3 > BUDGET_MS * len(sessions):

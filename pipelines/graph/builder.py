@@ -51,7 +51,7 @@ class GraphBuilder:
         """
         if op == "Cast":
             attributes["to"] = int(dtype)
-        values = [each if isinstance(each, ir.Value) else self.constant(each) for each in inputs]
+        values = [operand if isinstance(operand, ir.Value) else self.constant(operand) for operand in inputs]
         name = f"{self.prefix}{op.lower()}"
         node = edit.node(op, list(values), name, dtype=dtype, taken=self.taken, **attributes)
         self.graph.append(node)

@@ -149,18 +149,18 @@ def bypass(node: ir.Node, value: ir.Value) -> None:
 
 def _fp16_casts(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Value]]:
     """(Cast to float32, float16 or bfloat16 initializer that it reads) of the main graph."""
-    for each in list(model.graph):
-        source = each.inputs[0] if each.inputs else None
-        if each.op_type != "Cast" or each.attributes.get_int("to", 0) != ir.DataType.FLOAT:
+    for cast in list(model.graph):
+        source = cast.inputs[0] if cast.inputs else None
+        if cast.op_type != "Cast" or cast.attributes.get_int("to", 0) != ir.DataType.FLOAT:
             continue
-        if each.outputs[0].is_graph_output():
+        if cast.outputs[0].is_graph_output():
             continue
         if (
             source is not None
             and source.is_initializer()
             and source.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
         ):
-            yield each, source
+            yield cast, source
 
 
 def compress_fp16(model: ir.Model, minimum: int = 64) -> None:

@@ -93,31 +93,31 @@ def _ask_engine(model: ir.Model) -> bool:
                 graph.inputs.append(value)
     graph.outputs[:] = [value for node in graph for value in node.outputs if value.name in unknown]
     try:
-        found = reference_session.session(copy, "inferring its shapes needs").get_outputs()
+        ports = reference_session.session(copy, "inferring its shapes needs").get_outputs()
     except RequestError:  # reported where the model is run
         return False
-    for each in found:
-        kind = re.fullmatch(r"(seq\()?tensor\((\w+)\)\)?", each.type)
+    for port in ports:
+        kind = re.fullmatch(r"(seq\()?tensor\((\w+)\)\)?", port.type)
         if kind is None or kind[2].upper() not in ir.DataType.__members__:
             continue
-        value, dtype = unknown[each.name], ir.DataType[kind[2].upper()]
+        value, dtype = unknown[port.name], ir.DataType[kind[2].upper()]
         value.type = ir.SequenceType(ir.TensorType(dtype)) if kind[1] else ir.TensorType(dtype)
-        if value.shape is None and each.shape and not kind[1]:  # [] for a scalar and for an unknown rank
-            value.shape = ir.Shape([None if str(size).startswith("unk__") else size for size in each.shape])
+        if value.shape is None and port.shape and not kind[1]:  # [] for a scalar and for an unknown rank
+            value.shape = ir.Shape([None if str(size).startswith("unk__") else size for size in port.shape])
     return True
 
 
 def _keep_sequences(graph: ir.Graph) -> None:
     """Give sequences their type: of one that had none onnx_ir merges the type of an element, which makes a tensor."""
     for node in graph:
-        bodies = [each.as_graph() for each in node.attributes.values() if each.type == ir.AttributeType.GRAPH]
+        bodies = [attr.as_graph() for attr in node.attributes.values() if attr.type == ir.AttributeType.GRAPH]
         for body in bodies:
             _keep_sequences(body)
-        for at, value in enumerate(node.outputs):
+        for index, value in enumerate(node.outputs):
             passed = [node.inputs[0]] if query.is_op(node, "Identity") else []
-            passed += [body.outputs[at] for body in bodies] if query.is_op(node, "If") else []
+            passed += [body.outputs[index] for body in bodies] if query.is_op(node, "If") else []
             made = query.is_op(node, *SEQUENCES) or any(
-                each is not None and isinstance(each.type, ir.SequenceType) for each in passed
+                source is not None and isinstance(source.type, ir.SequenceType) for source in passed
             )
             if made and isinstance(value.type, ir.TensorType):
                 value.type, value.shape = ir.SequenceType(value.type), None

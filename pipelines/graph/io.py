@@ -74,7 +74,7 @@ def load(path: str | Path) -> ir.Model:
         if fault := _dangling(proto.graph):
             raise ValueError(fault)
         opset = _known_opset(proto)
-        if arrays and (opset < OPSET or any(each.external_data for each in proto.graph.initializer)):
+        if arrays and (opset < OPSET or any(tensor.external_data for tensor in proto.graph.initializer)):
             proto, arrays = onnx.load(path, load_external_data=False), {}
         is_linked = not arrays and tensor_sizes.is_linked(proto, path.parent)
         if is_linked:
@@ -109,7 +109,7 @@ def load(path: str | Path) -> ir.Model:
     except Exception as error:  # the checker's kind, onnx_ir's, and UnicodeDecodeError for damaged names
         raise RequestError(f"{path} is not a valid ONNX model: {one_line(error)}") from error
     if proto.ir_version < 4:  # before, every weight had to be an input too
-        model.graph.inputs[:] = [each for each in model.graph.inputs if each.name not in model.graph.initializers]
+        model.graph.inputs[:] = [value for value in model.graph.inputs if value.name not in model.graph.initializers]
         model.ir_version = 4
     return model
 
@@ -156,13 +156,13 @@ def _resize_as_before(graph: onnx.GraphProto) -> None:
     Pixel x of the result is at x / scale of the input; the nearest is the next one below, for a smaller result the next
     one above (onnxruntime's UpsampleBase). Raises ValueError for a Resize that does both.
     """
-    arrays = {each.name: each for each in graph.initializer}
+    arrays = {tensor.name: tensor for tensor in graph.initializer}
     arrays |= {node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"}
     for node in graph.node:
         if node.op_type != "Resize":
             continue
         node.attribute.append(onnx.helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
-        if any(each.name == "mode" and each.s != b"nearest" for each in node.attribute):
+        if any(attribute.name == "mode" and attribute.s != b"nearest" for attribute in node.attribute):
             continue
         tensor = arrays.get(node.input[2])  # else computed, as in pyramids of features, which grow
         scales = np.ones(1) if tensor is None else onnx.numpy_helper.to_array(tensor)
@@ -174,7 +174,7 @@ def _resize_as_before(graph: onnx.GraphProto) -> None:
 
 def _open_sizes(graph: onnx.GraphProto) -> None:
     """Make sizes that say nothing dynamic: below 1, and names that exporters give to any unknown size alike."""
-    for value in (value for each in repairs.graphs(graph) for value in (*each.input, *each.output, *each.value_info)):
+    for value in (value for part in repairs.graphs(graph) for value in (*part.input, *part.output, *part.value_info)):
         for size in value.type.tensor_type.shape.dim:
             anonymous = size.HasField("dim_param") and (
                 size.dim_param == "None" or not any(letter.isalpha() for letter in size.dim_param)
@@ -186,7 +186,7 @@ def _open_sizes(graph: onnx.GraphProto) -> None:
 def _known_opset(proto: onnx.ModelProto) -> int:
     """The model's opset. Raises ValueError for one that is too new to be read."""
     opset, newest = (
-        next((each.version for each in proto.opset_import if each.domain in ("", "ai.onnx")), OPSET),
+        next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), OPSET),
         onnx.defs.onnx_opset_version(),
     )
     if opset > newest:
@@ -198,19 +198,19 @@ def _known_opset(proto: onnx.ModelProto) -> int:
 
 def _dangling(main: onnx.GraphProto) -> str:
     """The fault of a graph in which a node can never run, or ""."""
-    known = {"", *(value.name for value in (*main.input, *main.initializer))}
-    known |= {tensor.values.name for tensor in main.sparse_initializer}
+    available = {"", *(value.name for value in (*main.input, *main.initializer))}
+    available |= {tensor.values.name for tensor in main.sparse_initializer}
     computed = {name for node in main.node for name in node.output}
     for node in main.node:
-        if lost := [name for name in node.input if name not in known and name not in computed]:
+        if lost := [name for name in node.input if name not in available and name not in computed]:
             what = f"{node.op_type} {node.name or node.output[0]} reads {lost[0]}"
             return f"{what}, which is no input, no initializer, and computed nowhere"
     waiting = list(main.node)
     while waiting:
         blocked = []
         for node in waiting:
-            if known.issuperset(node.input):
-                known.update(node.output)
+            if available.issuperset(node.input):
+                available.update(node.output)
             else:
                 blocked.append(node)
         if len(blocked) == len(waiting):

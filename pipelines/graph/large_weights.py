@@ -71,8 +71,8 @@ def _without_data(
 ) -> tuple[onnx.ModelProto, dict[str, ir.TensorProtocol]]:
     """Returns `split_weights` with tensors in place of arrays."""
     values = model.graph.initializers.items()
-    large = {name: each for name, each in values if (names is None or name in names) and _is_large(each)}
-    tensors = {name: each.const_value for name, each in large.items() if each.const_value is not None}
+    large = {name: value for name, value in values if (names is None or name in names) and _is_large(value)}
+    tensors = {name: value.const_value for name, value in large.items() if value.const_value is not None}
     try:
         for name, value in large.items():
             value.const_value = ir.Tensor(np.zeros(0, tensors[name].dtype.numpy()), name=name)
@@ -80,10 +80,10 @@ def _without_data(
     finally:
         for name, value in large.items():
             value.const_value = tensors[name]
-    for each in proto.graph.initializer:
-        if each.name in tensors:
-            each.ClearField("raw_data")
-            each.dims[:] = tensors[each.name].shape.numpy()
+    for tensor in proto.graph.initializer:
+        if tensor.name in tensors:
+            tensor.ClearField("raw_data")
+            tensor.dims[:] = tensors[tensor.name].shape.numpy()
     return proto, tensors
 
 
@@ -93,13 +93,13 @@ def lookup_tables(graph: ir.Graph) -> set[str]:
     Args:
         graph: Main graph of a model.
     """
-    found = set()
+    names = set()
     for name, value in graph.initializers.items():
         uses = value.uses()
         rows = all(use.node.op_type == "Gather" and use.idx == 0 and use.node.graph is graph for use in uses)
         if uses and rows and not value.is_graph_output() and _is_large(value):
-            found.add(name)
-    return found
+            names.add(name)
+    return names
 
 
 def used_rows(model: ir.Model, samples: Iterable[Batch]) -> tuple[ir.Model, Iterable[Batch]]:
@@ -115,7 +115,7 @@ def used_rows(model: ir.Model, samples: Iterable[Batch]) -> tuple[ir.Model, Iter
     Returns:
         The copy, and the samples with the numbers of its rows; both arguments if no table can be cut.
     """
-    inputs = {str(each.name): found for each in model.graph.inputs if (found := _tables_by(each))}
+    inputs = {str(value.name): names for value in model.graph.inputs if (names := _tables_by(value))}
     if not inputs:
         return model, samples
     batches = [dict(batch) for batch in samples]
@@ -140,16 +140,16 @@ def used_rows(model: ir.Model, samples: Iterable[Batch]) -> tuple[ir.Model, Iter
 
 def _tables_by(x: ir.Value) -> list[str]:
     """Names of the tables that a graph input alone names the rows of; [] if something else reads the input's values."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for use in x.uses():
         table = use.node.inputs[0] if query.is_op(use.node, "Gather") and use.idx == 1 else None
         if table is not None and not use.node.attributes.get_int("axis", 0) and table.is_initializer():
             if not _is_large(table) or table.is_graph_output() or len(table.uses()) > 1 or table.graph is not x.graph:
                 return []
-            found[str(table.name)] = None
+            names[str(table.name)] = None
         elif not query.is_op(use.node, "Shape"):
             return []
-    return [] if x.is_graph_output() else list(found)
+    return [] if x.is_graph_output() else list(names)
 
 
 def _rows(model: ir.Model, table: str) -> int:
@@ -296,8 +296,8 @@ def _read(file: BinaryIO, size: int) -> tuple[onnx.ModelProto, dict[str, Array]]
             model += _field(file, number, kind, start, end)
             continue
         for inner, wire, begin, stop in _fields(file, start, end):
-            if inner == _INITIALIZER and stop - begin >= min(LEAST, READ) and (found := _tensor(file, begin, stop)):
-                tensor, array = found
+            if inner == _INITIALIZER and stop - begin >= min(LEAST, READ) and (pair := _tensor(file, begin, stop)):
+                tensor, array = pair
                 content = _bytes(tensor)
                 graph += _head(_INITIALIZER, len(content)) + content
                 arrays[tensor.name] = array
@@ -308,7 +308,7 @@ def _read(file: BinaryIO, size: int) -> tuple[onnx.ModelProto, dict[str, Array]]
     proto = onnx.ModelProto()
     proto.ParseFromString(bytes(model))
     proto.graph.ParseFromString(bytes(graph))
-    plain = not proto.functions and len({each.name for each in proto.graph.initializer}) == len(proto.graph.initializer)
+    plain = not proto.functions and len({data.name for data in proto.graph.initializer}) == len(proto.graph.initializer)
     return (proto, arrays) if plain else None
 
 
@@ -337,26 +337,26 @@ def _tensor(file: BinaryIO, start: int, end: int) -> tuple[onnx.TensorProto, Arr
 
 def _fields(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """Yields (number, wire type, start and end of the content) of the fields of a message."""
-    at = start
-    while at < end:
-        file.seek(at)
-        ahead = file.read(min(20, end - at))
+    position = start
+    while position < end:
+        file.seek(position)
+        ahead = file.read(min(20, end - position))
         tag, used = _varint(ahead, 0)
         number, kind = tag >> 3, tag & 7
         if kind == 0:
             _, used_ = _varint(ahead, used)
-            begin, stop = at + used, at + used_
+            begin, stop = position + used, position + used_
         elif kind == 2:
             size, used = _varint(ahead, used)
-            begin, stop = at + used, at + used + size
+            begin, stop = position + used, position + used + size
         elif kind in (1, 5):
-            begin, stop = at + used, at + used + (8 if kind == 1 else 4)
+            begin, stop = position + used, position + used + (8 if kind == 1 else 4)
         else:
             raise ValueError("found groups")
         if stop > end:
             raise EOFError
         yield number, kind, begin, stop
-        at = stop
+        position = stop
 
 
 def _field(file: BinaryIO, number: int, kind: int, start: int, end: int) -> bytes:
@@ -365,24 +365,24 @@ def _field(file: BinaryIO, number: int, kind: int, start: int, end: int) -> byte
     return (_head(number, len(content)) if kind == 2 else _number(number << 3 | kind)) + content
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: bytes, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        byte = data[at]
+        byte = data[position]
         value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
+        position, shift = position + 1, shift + 7
         if byte < 128:
-            return value, at
+            return value, position
         if shift > 63:
             raise ValueError("found a number of more than 64 bits")
 
 
 def _number(value: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while value > 127:
-        found.append(value & 127 | 128)
+        encoded.append(value & 127 | 128)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*encoded, value])
 
 
 def _head(number: int, size: int) -> bytes:
@@ -394,10 +394,10 @@ def _bytes(message: Any) -> bytes:
     return bytes(message.SerializeToString(deterministic=True))
 
 
-def _split(message: Any, at: int) -> tuple[bytes, bytes]:
+def _split(message: Any, index: int) -> tuple[bytes, bytes]:
     """Bytes of the fields in front of a field, and behind it."""
     parts = []
-    for low, high in ((0, at), (at + 1, 1 << 30)):
+    for low, high in ((0, index), (index + 1, 1 << 30)):
         part = type(message)()
         for field, value in message.ListFields():
             if low <= field.number < high:

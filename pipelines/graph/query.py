@@ -42,7 +42,7 @@ def weight_bytes(model: ir.Model) -> int:
     Args:
         model: The model.
     """
-    return sum(each.const_value.nbytes for each in model.graph.initializers.values() if each.const_value is not None)
+    return sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
 
 
 def op_counts(model: ir.Model) -> dict[str, int]:
@@ -52,8 +52,8 @@ def op_counts(model: ir.Model) -> dict[str, int]:
         model: The model.
     """
     counts: dict[str, int] = {}
-    for each in model.graph:
-        counts[each.op_type] = counts.get(each.op_type, 0) + 1
+    for node in model.graph:
+        counts[node.op_type] = counts.get(node.op_type, 0) + 1
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
@@ -69,7 +69,7 @@ def dequantized(value: ir.Value | None) -> tuple[NDArray[Any], NDArray[Any], NDA
     producer = value.producer() if value is not None else None
     if producer is None or producer.op_type != "DequantizeLinear":
         return None
-    integers, scale, zero = (constant(each) for each in (*producer.inputs, None)[:3])
+    integers, scale, zero = (constant(source) for source in (*producer.inputs, None)[:3])
     return None if integers is None or scale is None else (integers, scale, zero)
 
 
@@ -91,8 +91,8 @@ def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
     Args:
         value: Value of a graph, or None.
     """
-    known = dimensions(value)
-    return None if known is None or None in known else tuple(each for each in known if each is not None)
+    sizes = dimensions(value)
+    return None if sizes is None or None in sizes else tuple(size for size in sizes if size is not None)
 
 
 def dimensions(value: ir.Value | None) -> list[int | None] | None:
@@ -103,7 +103,7 @@ def dimensions(value: ir.Value | None) -> list[int | None] | None:
     """
     if value is None or value.shape is None:
         return None
-    return [each if isinstance(each, int) else None for each in value.shape]
+    return [size if isinstance(size, int) else None for size in value.shape]
 
 
 def symbolic_shape(value: ir.Value | None) -> list[int | str | None] | None:
@@ -114,7 +114,7 @@ def symbolic_shape(value: ir.Value | None) -> list[int | str | None] | None:
     """
     if value is None or value.shape is None:
         return None
-    return [each if isinstance(each, int) else each.value for each in value.shape]
+    return [size if isinstance(size, int) else size.value for size in value.shape]
 
 
 def scalar(value: ir.Value | None) -> float | None:
@@ -139,9 +139,9 @@ def integers(node: ir.Node, key: str, position: int) -> list[int] | None:
         The integers, or None if absent or computed.
     """
     if (attribute := node.attributes.get(key)) is not None:
-        return [int(each) for each in attribute.as_ints()]
+        return [int(number) for number in attribute.as_ints()]
     array = constant(node.inputs[position]) if len(node.inputs) > position else None
-    return None if array is None else [int(each) for each in array.ravel()]
+    return None if array is None else [int(number) for number in array.ravel()]
 
 
 def shape_elements(value: ir.Value | None) -> list[int | str | None] | None:
@@ -158,16 +158,16 @@ def shape_elements(value: ir.Value | None) -> list[int | str | None] | None:
     if value is None or (rank(value) or 0) > 1:
         return None
     if (array := constant(value)) is not None:
-        return [int(each) for each in array.ravel()] if array.dtype.kind in "iu" and array.size <= MOST else None
+        return [int(number) for number in array.ravel()] if array.dtype.kind in "iu" and array.size <= MOST else None
     node = value.producer()
     if node is None or not is_op(node, "Shape", "Gather", "Slice", "Concat", "Cast", "Squeeze", "Unsqueeze"):
         return None
     if node.op_type == "Shape":
-        known = symbolic_shape(node.inputs[0])
+        sizes = symbolic_shape(node.inputs[0])
         return (
             None
-            if known is None
-            else known[node.attributes.get_int("start", 0) : node.attributes.get_int("end", len(known))]
+            if sizes is None
+            else sizes[node.attributes.get_int("start", 0) : node.attributes.get_int("end", len(sizes))]
         )
     if node.op_type == "Cast" and value.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
         return None
@@ -180,15 +180,15 @@ def shape_elements(value: ir.Value | None) -> list[int | str | None] | None:
     if node.op_type == "Gather":
         picks = shape_elements(node.inputs[1])
         if picks is None or any(
-            not isinstance(each, int) or not -len(elements) <= each < len(elements) for each in picks
+            not isinstance(pick, int) or not -len(elements) <= pick < len(elements) for pick in picks
         ):
             return None
-        return [elements[each] for each in picks if isinstance(each, int)]
+        return [elements[pick] for pick in picks if isinstance(pick, int)]
     if node.op_type == "Slice":
         bounds = [
             [1] if index == 4 and len(node.inputs) < 5 else shape_elements(node.inputs[index]) for index in (1, 2, 4)
         ]
-        numbers = [each[0] for each in bounds if each is not None and len(each) == 1 and isinstance(each[0], int)]
+        numbers = [bound[0] for bound in bounds if bound is not None and len(bound) == 1 and isinstance(bound[0], int)]
         return elements[slice(*numbers)] if len(numbers) == 3 else None
     return elements
 
@@ -302,7 +302,7 @@ def values_read(node: ir.Node) -> Iterator[ir.Value]:
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
             nodes += ir.traversal.RecursiveGraphIterator(attribute.as_graph())
-    return (value for each in nodes for value in each.inputs if value is not None)
+    return (value for node in nodes for value in node.inputs if value is not None)
 
 
 def selected(graph: ir.Graph) -> list[ir.Node]:

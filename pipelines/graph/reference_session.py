@@ -95,7 +95,7 @@ class _Session(ort.InferenceSession):  # type: ignore[misc]
 
     def get_inputs(self) -> list[Any]:
         """Returns the inputs of the model."""
-        return [each for each in super().get_inputs() if each.name not in self._tables]
+        return [port for port in super().get_inputs() if port.name not in self._tables]
 
 
 @dataclass(frozen=True)
@@ -121,10 +121,10 @@ class Serialized:
             The protobuf and its tables.
         """
         proto, tables = large_weights.split_weights(model, large_weights.lookup_tables(model.graph))
-        kept = [each for each in proto.graph.initializer if each.name not in tables]
-        for each in proto.graph.initializer:
-            if each.name in tables:
-                proto.graph.input.append(onnx.helper.make_tensor_value_info(each.name, each.data_type, each.dims))
+        kept = [weight for weight in proto.graph.initializer if weight.name not in tables]
+        for tensor in proto.graph.initializer:
+            if tensor.name in tables:
+                proto.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
         del proto.graph.initializer[:]
         proto.graph.initializer.extend(kept)
         return cls(proto, tables)
@@ -242,8 +242,8 @@ def computed(node: ir.Node, feeds: Mapping[str, NDArray[Any]], opset: int) -> An
     proto.output[0] = result
     try:
         inputs = [
-            onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(each.dtype), each.shape)
-            for name, each in feeds.items()
+            onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+            for name, array in feeds.items()
         ]
         body = onnx.helper.make_graph([proto], "alone", inputs, [onnx.helper.make_empty_tensor_value_info(result)])
         opsets = [onnx.helper.make_opsetid("", opset)]
@@ -267,8 +267,8 @@ def fix_batch(model: ir.Model) -> str:
     Returns:
         The finding in one line; "" if any number of samples is accepted or this cannot be tried.
     """
-    inputs = [each for each in model.graph.inputs if each.name not in model.graph.initializers]
-    shapes = [query.dimensions(each) or [0] for each in inputs]  # [0]: no batch to try
+    inputs = [value for value in model.graph.inputs if value.name not in model.graph.initializers]
+    shapes = [query.dimensions(value) or [0] for value in inputs]  # [0]: no batch to try
     targets = [query.constant(node.inputs[1]) for node in model.graph if node.op_type in ("Reshape", "Expand")]
     targets += [
         np.array(array.shape[:1])
@@ -277,12 +277,12 @@ def fix_batch(model: ir.Model) -> str:
         for array in map(query.constant, node.inputs)
         if array is not None
     ]
-    sizes = {int(each[0]) for each in targets if each is not None and each.size and 0 < each[0] <= LARGEST}
+    sizes = {int(target[0]) for target in targets if target is not None and target.size and 0 < target[0] <= LARGEST}
     if not sizes or any(shape[0] is not None or None in shape[1:] for shape in shapes):
         return ""
     samples = [
-        (str(each.name), [size or 0 for size in shape[1:]], ir.DataType(each.dtype or 1).numpy())
-        for each, shape in zip(inputs, shapes, strict=True)
+        (str(value.name), [size or 0 for size in shape[1:]], ir.DataType(value.dtype or 1).numpy())
+        for value, shape in zip(inputs, shapes, strict=True)
     ]
     quiet = options()
     opened: list[ort.InferenceSession] = []
@@ -295,11 +295,11 @@ def fix_batch(model: ir.Model) -> str:
             return str(error)
         return ""
 
-    other = next(each for each in range(2, LARGEST + 2) if each not in sizes)
-    if not (problem := fault(other)) or (size := next((each for each in sorted(sizes) if not fault(each)), 0)) == 0:
+    other = next(count for count in range(2, LARGEST + 2) if count not in sizes)
+    if not (problem := fault(other)) or (size := next((count for count in sorted(sizes) if not fault(count)), 0)) == 0:
         return ""
     for value in (*inputs, *model.graph.outputs):
-        if (known := query.dimensions(value)) and known[0] is None and value.shape is not None:
+        if (dimensions := query.dimensions(value)) and dimensions[0] is None and value.shape is not None:
             value.shape = ir.Shape([size, *value.shape[1:]])
     named = re.search(r"while running (\w+) node\. Name:'([^']*)'", problem)
     return f"the graph computes only batches of {size}" + (f" ({' '.join(named.groups()).strip()})" if named else "")

@@ -22,9 +22,9 @@ def name_graphs(graph: onnx.GraphProto) -> int:
     Returns:
         Number of changes.
     """
-    nameless = [each for each in graphs(graph) if not each.name]
-    for each in nameless:
-        each.name = "graph"
+    nameless = [part for part in graphs(graph) if not part.name]
+    for body in nameless:
+        body.name = "graph"
     return len(nameless)
 
 
@@ -57,7 +57,7 @@ def with_ranks(proto: onnx.ModelProto) -> onnx.ModelProto:
     """
 
     def shapeless(graph: onnx.GraphProto) -> list[onnx.TypeProto.Tensor]:
-        tensors = (each.type.tensor_type for each in (*graph.input, *graph.output) if each.type.HasField("tensor_type"))
+        tensors = (port.type.tensor_type for port in (*graph.input, *graph.output) if port.type.HasField("tensor_type"))
         return [tensor for tensor in tensors if not tensor.HasField("shape")]
 
     if not shapeless(proto.graph):
@@ -78,7 +78,7 @@ def make_dense(graph: onnx.GraphProto) -> None:
     for part in graphs(graph):
         part.initializer.extend(dense(sparse, sparse.values.name) for sparse in part.sparse_initializer)
         del part.sparse_initializer[:]
-        for attribute in (each for node in part.node if node.op_type == "Constant" for each in node.attribute):
+        for attribute in (attr for node in part.node if node.op_type == "Constant" for attr in node.attribute):
             if attribute.name == "sparse_value":
                 tensor = dense(attribute.sparse_tensor, attribute.sparse_tensor.values.name)
                 attribute.CopyFrom(onnx.helper.make_attribute("value", tensor))
@@ -91,7 +91,7 @@ def dense(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProto:
         sparse: Values and their places.
         name: Name of the result.
     """
-    values, places = (onnx.numpy_helper.to_array(each) for each in (sparse.values, sparse.indices))
+    values, places = (onnx.numpy_helper.to_array(tensor) for tensor in (sparse.values, sparse.indices))
     array = np.zeros(tuple(sparse.dims), values.dtype)
     if places.ndim == 1:  # places in the array as it lies
         array.reshape(-1)[places] = values
@@ -113,14 +113,14 @@ def mark_fused_norms(graph: onnx.GraphProto, opset: int) -> int:
     Raises:
         ValueError: An operator has the layout of one machine, in which the file cannot be quantized.
     """
-    found = [node for each in graphs(graph) for node in each.node]
-    if blocked := next((node for node in found if node.domain in BLOCKED), None):
+    nodes = [node for part in graphs(graph) for node in part.node]
+    if blocked := next((node for node in nodes if node.domain in BLOCKED), None):
         raise ValueError(
             f"{blocked.op_type} {blocked.name or blocked.output[0]} has the domain {blocked.domain}: onnxruntime "
             "optimized the file for one machine (ORT_ENABLE_ALL); expected the file before that, or one written with "
             "ORT_ENABLE_EXTENDED"
         )
-    norms = [node for node in found if node.domain in ("", "ai.onnx") and opset < FIRST.get(node.op_type, 0)]
+    norms = [node for node in nodes if node.domain in ("", "ai.onnx") and opset < FIRST.get(node.op_type, 0)]
     for node in norms:
         node.domain = FUSED
     return len(norms)

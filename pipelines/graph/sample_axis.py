@@ -59,7 +59,7 @@ def _takes_time_first(graph: ir.Graph) -> bool:
         elif query.is_op(producer, *KEEPING):
             first = producer.op_type in ("MatMul", "LayerNormalization")
             read = producer.inputs[:1] if first else producer.inputs
-            waiting += [each for each in read if query.constant(each) is None and _same_rank(each, value)]
+            waiting += [source for source in read if query.constant(source) is None and _same_rank(source, value)]
     return False
 
 

@@ -28,7 +28,7 @@ def mask_of(graph: ir.Graph) -> str | None:
     Args:
         graph: Main graph.
     """
-    shapes = {str(each.name): query.dimensions(each) for each in graph.inputs if not each.is_initializer()}
+    shapes = {str(value.name): query.dimensions(value) for value in graph.inputs if not value.is_initializer()}
     return next((name for name in NAMES if len(shapes.get(name) or ()) == 2), None)
 
 
@@ -59,7 +59,7 @@ class Unpadded:
             for size in np.unique(lengths):
                 rows = lengths == size
                 waiting.append({name: x[rows][:, :size] if name in names else x[rows] for name, x in batch.items()})
-            if sum(x.nbytes for each in waiting for x in each.values()) > AT_ONCE:
+            if sum(x.nbytes for part in waiting for x in part.values()) > AT_ONCE:
                 yield from _of_one_length(waiting, mask)
                 waiting = []
         yield from _of_one_length(waiting, mask)
@@ -78,17 +78,17 @@ def without_padding(batch: Batch, results: Sequence[Array], mask: str | None) ->
         return list(results)
     tokens = x != 0
     return [
-        np.where(tokens.reshape(*x.shape, *[1] * (each.ndim - 2)), each, np.zeros((), each.dtype))
-        if each.shape[:2] == x.shape and each.dtype.kind == "f"
-        else each
-        for each in results
+        np.where(tokens.reshape(*x.shape, *[1] * (result.ndim - 2)), result, np.zeros((), result.dtype))
+        if result.shape[:2] == x.shape and result.dtype.kind == "f"
+        else result
+        for result in results
     ]
 
 
 def _inputs_to_cut(graph: ir.Graph) -> tuple[str, set[str]]:
     """Returns the mask, and the inputs whose second axis is its dynamic axis of tokens; empty if nothing can be cut."""
     mask = mask_of(graph)
-    shapes = {str(each.name): query.symbolic_shape(each) for each in graph.inputs if not each.is_initializer()}
+    shapes = {str(value.name): query.symbolic_shape(value) for value in graph.inputs if not value.is_initializer()}
     tokens = (shapes[mask] or [1, 1])[1] if mask is not None else 1
     names = {name for name, shape in shapes.items() if shape and len(shape) == 2 and shape[1] == tokens}
     others = [shape for name, shape in shapes.items() if name not in names]

@@ -46,26 +46,26 @@ def isas() -> list[str]:
     module = native()
     if module is None:
         return []
-    found = list(module.isas())
-    if not found:
-        known = ", ".join(each.name for each in instruction_sets() if each.supported and each.listed)
-        raise RequestError(f"found ZOO_ISA={settings.isa()}, expected an instruction set of this CPU: {known}")
-    return found
+    names = list(module.isas())
+    if not names:
+        supported = ", ".join(isa.name for isa in instruction_sets() if isa.supported and isa.listed)
+        raise RequestError(f"found ZOO_ISA={settings.isa()}, expected an instruction set of this CPU: {supported}")
+    return names
 
 
 def instruction_sets() -> list[InstructionSet]:
     """Returns the instruction sets of this build, fastest first, whatever the CPU; none without the extension."""
     module = native()
-    found: dict[str, InstructionSet] = {}
-    for each in map(InstructionSet._make, module.instruction_sets() if module is not None else []):
-        if each.name not in found or (each.supported and not found[each.name].supported):
-            found[each.name] = each  # a set may have two encodings
-    return list(found.values())
+    sets: dict[str, InstructionSet] = {}
+    for isa in map(InstructionSet._make, module.instruction_sets() if module is not None else []):
+        if isa.name not in sets or (isa.supported and not sets[isa.name].supported):
+            sets[isa.name] = isa  # a set may have two encodings
+    return list(sets.values())
 
 
 def has_vnni() -> bool:
     """Whether the kernels that run here multiply bytes by VNNI."""
-    return any(each.vnni for each in instruction_sets() if each.name in isas()[:1])
+    return any(isa.vnni for isa in instruction_sets() if isa.name in isas()[:1])
 
 
 def missing() -> str:

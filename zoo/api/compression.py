@@ -58,25 +58,25 @@ def plan(
         RequestError: The file is no strategy, it conflicts with other options, or the teacher has another task or other
             classes.
     """
-    given = {name: settings.pop(name) for name in ("teacher", "qat", "epochs") if name in settings}
+    presets = {name: settings.pop(name) for name in ("teacher", "qat", "epochs") if name in settings}
     if strategy is not None:
-        if conflicts := [*(["prune"] if prune else []), *given]:
+        if conflicts := [*(["prune"] if prune else []), *presets]:
             raise RequestError(f"found --{conflicts[0]} and --strategy, which sets the same; leave one of them out")
         strategy_plan = strategies.read(strategy)
     else:
         try:
-            epochs = int(given.get("epochs", require_trainable(folder.entry).finetune_config().epochs))
+            epochs = int(presets.get("epochs", require_trainable(folder.entry).finetune_config().epochs))
         except ValueError:
-            raise RequestError(f"setting epochs is {given['epochs']!r}; expected a whole number") from None
-        teacher, qat = given.get("teacher", ""), convert("qat", given.get("qat", "false"), False)
+            raise RequestError(f"setting epochs is {presets['epochs']!r}; expected a whole number") from None
+        teacher, qat = presets.get("teacher", ""), convert("qat", presets.get("qat", "false"), False)
         strategy_plan = strategies.preset(epochs, prune or "", teacher=teacher, qat=qat, distil=bool(teacher))
     for step in strategy_plan.steps():
         name = (step.distil or {}).get("teacher") or folder.path
         if step.distil is not None:
             require_task(name, folder.entry.task)
-        own, known = (zoo.load(each).card.details.get("classes") for each in (folder.path, name))
-        if own != known:
-            classes = f"{len(known)} classes" if isinstance(known, list) else f"{known} classes"
+        own, labels = (zoo.load(model).card.details.get("classes") for model in (folder.path, name))
+        if own != labels:
+            classes = f"{len(labels)} classes" if isinstance(labels, list) else f"{labels} classes"
             raise RequestError(f"found the teacher {name} of {classes}, expected one of those of {folder.card.name}")
     return strategy_plan if drop is None else replace(strategy_plan, drop=drop)
 
@@ -274,18 +274,18 @@ class _Run:
             previous = self._cut(previous, step, config, place.with_name(f"{step.name}.cut"))
         if not (place / CARD).is_file():
             resume = any((place / "checkpoint").glob("state.*"))
-            for each in training_files(place) if place.exists() and not resume else ():
-                if each.is_dir():
-                    shutil.rmtree(each)
+            for path in training_files(place) if place.exists() and not resume else ():
+                if path.is_dir():
+                    shutil.rmtree(path)
                 else:
-                    each.unlink()
+                    path.unlink()
             print_line(f"step {step.name}: {step.epochs} epochs")
             train = require_trainable(self.start.entry).train
             previous.ensure("fp32.onnx")
             train(self.data, place, config=config, resume=resume, start_from=previous.path, on_error=self.on_error)
             write_trained_card(place, self.start.entry.name, f"{self.start.card.name}, step {step.name} of a strategy")
         folder = zoo.load(place)
-        if step.name not in {each["step"] for each in self.log["steps"]}:
+        if step.name not in {entry["step"] for entry in self.log["steps"]}:
             stages.build(folder)
             figures = self._figures(folder, self._quality(folder), self.speed(folder, self.kind.batch_size))
             figures |= self._drop(figures)
@@ -372,7 +372,7 @@ class _Run:
         """Builds the int8 model of a folder without accuracy measures, only for timing."""
         write_trained_card(place, self.start.entry.name, "only for timing")
         arrays = npz.read_arrays(place / FOLDER_SAMPLES)
-        npz.write_npz(place / FOLDER_SAMPLES, {name: each[:SAMPLES] for name, each in arrays.items()})
+        npz.write_npz(place / FOLDER_SAMPLES, {name: array[:SAMPLES] for name, array in arrays.items()})
         folder = zoo.load(place)
         recipe = replace(self.start.own_recipe, observer="minmax", correct=False, search=False)
         stages.set_recipe(folder, recipe)
@@ -383,9 +383,9 @@ class _Run:
         metric, steps = self.kind.metric, self.log["steps"]
         within = [step for step in steps if step["within"]]
         best = (
-            max(within, key=lambda each: each["speed"])
+            max(within, key=lambda step: step["speed"])
             if within
-            else max(steps, key=lambda each: each["metrics"][metric])
+            else max(steps, key=lambda step: step["metrics"][metric])
         )
         self._note(best=best["step"], within=bool(within))
         source = self.output / WORK / best["step"]

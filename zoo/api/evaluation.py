@@ -88,23 +88,23 @@ def evaluate(
     require_data(data)
     kind = folder.entry.pipeline()
     pipelines = {}
-    for each in compared:
-        chosen = "auto" if each == "fp32" and catalog.base_engine(engine) == "native" else engine
-        with removed_after(folder.path) if each == "fp32" else contextlib.nullcontext():
-            pipelines[each] = kind(folder, each, chosen, threads, batch_size)
-        leave_out_float(getattr(pipelines[each], "session", None))
+    for level in compared:
+        chosen = "auto" if level == "fp32" and catalog.base_engine(engine) == "native" else engine
+        with removed_after(folder.path) if level == "fp32" else contextlib.nullcontext():
+            pipelines[level] = kind(folder, level, chosen, threads, batch_size)
+        leave_out_float(getattr(pipelines[level], "session", None))
         if columns:
-            pipelines[each].read_columns(columns)
+            pipelines[level].read_columns(columns)
     remove_intermediate_files(folder)
     quality = folder.entry.evaluate(pipelines, data, on_error)
     if importance and isinstance(folder.entry, Explainable):
-        measured = pipelines[next(each for each in precisions if each != "fp32")]
+        measured = pipelines[next(precision for precision in precisions if precision != "fp32")]
         quality["importance"] = folder.entry.importance(measured, data, repeats=importance, on_error=on_error)
-    engines = {precision: each.engine for precision, each in pipelines.items()}
+    engines = {precision: pipeline.engine for precision, pipeline in pipelines.items()}
     where = machine.environment(threads=threads, batch_size=next(iter(pipelines.values())).batch_size, engines=engines)
     return {
         "model": folder.card.name,
-        "data": [Path(part).name for each in as_list(data) for part in str(each).split(",")],
+        "data": [Path(part).name for place in as_list(data) for part in str(place).split(",")],
         **quality,
         "environment": where,
     }
@@ -206,7 +206,7 @@ def benchmark(
             chosen = [kind.quickest(folder, precision, batch, threads) if name == "auto" else name for name in names]
             usable = _usable(chosen, precision)
             usable = usable or (chosen if precision == BF16 else [])  # raises below
-            configurations += [configuration(folder, precision, each) for each in usable]
+            configurations += [configuration(folder, precision, engine) for engine in usable]
         if cores:
             results += time_instances(
                 configurations, opened.preprocess(opened.example(size * BATCHES, data)), size, cores, rounds
@@ -249,7 +249,7 @@ def _benchmark_files(
     labels = labels if len(set(labels)) == len(labels) else [str(path) for path in paths]
     pairs = list(zip(labels, files, strict=True))
     asked = {label: catalog.native_candidates(path, AS_IT_IS, names) for label, path in pairs}
-    failed = [f"{label}: {each}" for label, (_, why) in asked.items() for each in why]
+    failed = [f"{label}: {reason}" for label, (_, why) in asked.items() for reason in why]
     if set(names) == {"native"} and len(failed) == len(files):
         raise RequestError(failed[0])
     stock = [name for name in names if name != "native"]
@@ -377,9 +377,9 @@ def _scenario(
     usable = {precision: _usable(engines, precision) for precision in precisions}
     if not any(usable.values()):
         usable = {precision: list(engines) for precision in precisions}  # raises below
-    pipelines = [kind(folder, precision, each, threads, 1) for precision in precisions for each in usable[precision]]
+    pipelines = [kind(folder, precision, name, threads, 1) for precision in precisions for name in usable[precision]]
     measured = folder.entry.run_scenario(pipelines, data, **more)
-    names = [Path(str(each)).name for each in as_list(data)]
+    names = [Path(str(place)).name for place in as_list(data)]
     return {"model": folder.card.name, "data": names, **measured, "environment": machine.environment(threads=threads)}
 
 
@@ -450,10 +450,10 @@ def plan(
     if min((*threads, *(batch_sizes or ())), default=0) < 1:
         raise RequestError(f"threads {list(threads)} and batch sizes {list(batch_sizes or ())} must all be 1 or more")
     machine.require_threads(max(threads))
-    if unknown := [each for each in precisions or () if each not in (*PRECISIONS, AS_IT_IS)]:
+    if unknown := [precision for precision in precisions or () if precision not in (*PRECISIONS, AS_IT_IS)]:
         raise RequestError(f"unknown precision {', '.join(unknown)}; choose among {', '.join(PRECISIONS)}")
-    for each in precisions or ():
-        require_precision(each)
+    for level in precisions or ():
+        require_precision(level)
     names = list(engines or (*available(), "native"))
     if unknown := [name for name in names if catalog.base_engine(name) not in catalog.ENGINES]:
         raise RequestError(f"unknown engine {', '.join(unknown)}; choose among {', '.join(catalog.ENGINES)}")
@@ -463,7 +463,7 @@ def plan(
         target = Path(output) if output is not None else path.with_suffix(".plan")
         require_distinct(target, model, data, preprocess)
         batches = examples_of(io.load(path), data, batch_sizes or (1,), preprocess)
-        named = [AS_IT_IS, *(each for each in precisions or () if each == BF16)]
+        named = [AS_IT_IS, *(precision for precision in precisions or () if precision == BF16)]
         candidates = _candidates(dict.fromkeys(named, path), names)
         native, failed = catalog.native_candidates(path, AS_IT_IS, names)
         written = build_plan([*candidates, *native], batches, threads, target, catalog.load)
@@ -485,8 +485,8 @@ def plan(
     if "int8" in precisions:
         native, failed = catalog.native_candidates(lambda: graph_file(folder, "int8", "native"), "int8", names)
         candidates += native
-    for each, count, batch in itertools.product(precisions, threads, batches):
-        choose_engine(folder, each, batch, count, fresh=True)
+    for level, count, batch in itertools.product(precisions, threads, batches):
+        choose_engine(folder, level, batch, count, fresh=True)
     written = build_plan(candidates, batches, threads, target, catalog.load)
     return {"model": folder.card.name, "path": str(target), **written, "failed": [*written["failed"], *failed]}
 

@@ -84,8 +84,8 @@ def export(model: Model, to: str, output: str | Path, *, precision: str = "int8"
     """
     if to in TABLES:
         return _tables(zoo.load(model), to, Path(output))
-    if to not in (known := (*TO, MODULES, TRANSFORMERS)):
-        raise RequestError(f"unknown target {to!r}; choose {', '.join(known)} or, for tables, {' or '.join(TABLES)}")
+    if to not in (targets := (*TO, MODULES, TRANSFORMERS)):
+        raise RequestError(f"unknown target {to!r}; choose {', '.join(targets)} or, for tables, {' or '.join(TABLES)}")
     if precision not in ("int8", "fp32"):
         raise RequestError(f"found the precision {precision!r}; expected int8 or fp32")
     if to in TO and is_file(model):
@@ -366,8 +366,8 @@ def _ovms(config: Path, name: str) -> dict[str, Any]:
     """
     content: Any = files.read_json(config) if config.is_file() else {"model_config_list": []}
     configs = content.get("model_config_list") if isinstance(content, dict) else None
-    if not isinstance(configs, list) or not all(isinstance(each, dict) and "config" in each for each in configs):
+    if not isinstance(configs, list) or not all(isinstance(config, dict) and "config" in config for config in configs):
         raise RequestError(f"{config} has no list model_config_list; name another folder with -o")
     own = {"config": {"name": name, "base_path": name, "target_device": "CPU"}}
-    others = [each for each in configs if each["config"].get("name") != name]
+    others = [config for config in configs if config["config"].get("name") != name]
     return {**content, "model_config_list": [*others, own]}

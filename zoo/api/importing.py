@@ -63,33 +63,33 @@ def import_model(
     """
     target = output_path(output, "an imported model")
     importers = [(entry, entry.importer()) for entry in zoo.entries().values() if isinstance(entry, Importable)]
-    formats = {name: what for _, each in importers for name, what in each.formats.items()}
+    formats = {name: what for _, importer in importers for name, what in importer.formats.items()}
     if format is not None and format not in formats:
         raise RequestError(f"unknown format {format!r}; choose one of {', '.join(formats)}")
     require_place(target / CARD)
     if not (force and (target / CARD).is_file()):
         require_free(target, "choose another, or replace a model there with --force")
-    path = _found(str(source), [pattern for _, each in importers for pattern in each.patterns])
+    path = _found(str(source), [pattern for _, importer in importers for pattern in importer.patterns])
     _require_regular(path)
     with _understood(path):
-        given = {name: value for name, value in options.items() if value}
-        suitable = [each for each in importers if format or given.keys() <= set(each[1].options)]
-        others = [each for each in importers if each not in suitable]  # whose options are named below
+        chosen = {name: value for name, value in options.items() if value}
+        suitable = [candidate for candidate in importers if format or chosen.keys() <= set(candidate[1].options)]
+        others = [candidate for candidate in importers if candidate not in suitable]  # whose options are named below
         entry, importer, recognized = _recognized(path, format, [*suitable, *others])
-    if unknown := given.keys() - set(importer.options):
+    if unknown := chosen.keys() - set(importer.options):
         raise RequestError(f"{entry.name} has no option {', '.join(sorted(unknown))}")
     if path.is_dir() and target.resolve() == path.resolve():
         raise RequestError(f"found {target} as the folder of both models; choose another output")
     with _staged(target) as folder_path:
         with _understood(path):
-            details, files = importer.write(path, folder_path, format=recognized, **given)
+            details, files = importer.write(path, folder_path, format=recognized, **chosen)
         origin, address = Path(source).name, str(path.resolve())
         if path != Path(source):  # downloaded; the folder of a snapshot is its commit
             origin = Repository.parse(str(source)).id
             address = str(Repository(origin, path.name))
             details = {**details, "base_model": {"repository": origin, "commit": path.name}}
         if not keep_float:
-            of_weights = {name: value for name, value in given.items() if name not in importer.runtime_options}
+            of_weights = {name: value for name, value in chosen.items() if name not in importer.runtime_options}
             of_weights |= {
                 name: _found_anywhere(of_weights[name]) for name in importer.path_options if name in of_weights
             }
@@ -106,8 +106,8 @@ def import_model(
         "family": entry.name,
         "format": recognized,
         "parameters": parameters,
-        **{key: each for key, each in details.items() if key not in ("preprocessing", SOURCE)},
-        **{key: each for key, each in built.items() if key == "quality"},
+        **{key: detail for key, detail in details.items() if key not in ("preprocessing", SOURCE)},
+        **{key: figure for key, figure in built.items() if key == "quality"},
     }
 
 
@@ -160,9 +160,9 @@ def restore(folder: ModelFolder, name: str) -> None:
 
 def _require_regular(path: Path) -> None:
     """Raises RequestError if a folder has a FIFO, socket or device, from which reading may never end."""
-    for each in (path, *path.glob("*"), *path.glob("*/*")):
-        if each.exists() and not each.is_file() and not each.is_dir():
-            raise RequestError(f"found {each}, which is no regular file; expected the files of a model")
+    for file in (path, *path.glob("*"), *path.glob("*/*")):
+        if file.exists() and not file.is_file() and not file.is_dir():
+            raise RequestError(f"found {file}, which is no regular file; expected the files of a model")
 
 
 @contextlib.contextmanager
@@ -187,7 +187,7 @@ def _understood(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _staged(target: Path) -> Iterator[Path]:
     """Context with a hidden folder whose files move to `target` on success; on failure nothing is left of them."""
-    before = next(each for each in target.absolute().parents if each.is_dir())
+    before = next(parent for parent in target.absolute().parents if parent.is_dir())
     target.absolute().parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.absolute().parent))
     try:
@@ -196,11 +196,11 @@ def _staged(target: Path) -> Iterator[Path]:
         target.mkdir(exist_ok=True)
         for name in (*STAGES, QUANTIZATION, SAMPLES, TRAINED, RANGES, SCALES):  # of the model that was there
             (target / name).unlink(missing_ok=True)
-        for each in sorted(staging.iterdir(), key=lambda each: each.name == CARD):  # the card last
-            if each.is_dir():
-                shutil.copytree(each, target / each.name, dirs_exist_ok=True)
+        for file in sorted(staging.iterdir(), key=lambda path: path.name == CARD):  # the card last
+            if file.is_dir():
+                shutil.copytree(file, target / file.name, dirs_exist_ok=True)
             else:
-                each.replace(target / each.name)
+                file.replace(target / file.name)
     except Exception as error:  # messages name the folder that was asked for
         error.args = tuple(str(argument).replace(str(staging), str(target)) for argument in error.args)
         raise
@@ -285,7 +285,7 @@ def _recognized(
         raise RequestError(f"{path} is a model folder already; run: zoo build {path}, or name it in any command")
     if other := next((text for patterns, text in OTHER_FORMATS if _holds(path, patterns)), ""):
         raise RequestError(f"found {other.format(path=path)}")
-    formats = [name for _, each in importers for name in each.formats]
+    formats = [name for _, importer in importers for name in importer.formats]
     raise RequestError(
         f"found no model in {path} ({_contents(path)}); expected one of: {', '.join(formats)} (folders of "
         "transformers, sentence-transformers and CTranslate2 with their config.json, or files of Marian)"
@@ -296,7 +296,7 @@ def _contents(path: Path) -> str:
     """Describes a path for a message: a file, or the first names in a folder."""
     if not path.is_dir():
         return "a file"
-    names = sorted(each.name for each in path.iterdir())
+    names = sorted(file.name for file in path.iterdir())
     return f"no config.json beside {', '.join(names[:5])}{' ...' * (len(names) > 5)}" if names else "an empty folder"
 
 

@@ -61,7 +61,7 @@ def info(model: Model) -> dict[str, Any]:
 
         with open_delta(Path(model)) as delta:
             changed = {
-                name: sum(piece.data for piece in each.pieces) for name, each in delta.files.items() if each.pieces
+                name: sum(piece.data for piece in file.pieces) for name, file in delta.files.items() if file.pieces
             }
             return {"path": str(model), **describe(delta), "files": changed}
     if is_file(model) and (zipfile.is_zipfile(model) or Path(model).suffix == ".plan"):
@@ -82,9 +82,9 @@ def info(model: Model) -> dict[str, Any]:
     details = {**card.to_json(), "path": str(path)}
     if path.is_dir():
         details["on_disk"] = {
-            each.name: each.stat().st_size
-            for each in sorted(path.iterdir())
-            if each.is_file() and not each.name.startswith(".")
+            file.name: file.stat().st_size
+            for file in sorted(path.iterdir())
+            if file.is_file() and not file.name.startswith(".")
         }
         if built := read_record(path):
             details["built"] = built
@@ -181,8 +181,8 @@ def run(
     """
     opening = {name: more.pop(name) for name in NETWORK_OPTIONS if name in more}
     opened: Any = zoo.pipeline(model, precision, engine, threads, batch_size, **opening)
-    name, known = opened.folder.card.name, {option.name for option in opened.folder.entry.run_options}
-    if unknown := more.keys() - known:
+    name, allowed = opened.folder.card.name, {option.name for option in opened.folder.entry.run_options}
+    if unknown := more.keys() - allowed:
         raise RequestError(f"{name} has no option {', '.join(sorted(unknown))}; other families do")
     require_distinct(output, model, *files_of(opened.folder), *as_list(inputs))
     return {"model": name, **opened.run(inputs, output, on_error or opened.ON_ERROR, **more)}
@@ -230,7 +230,7 @@ def rank(
     if not issubclass(zoo.entry_of(model).pipeline(), RanksItems):
         raise RequestError(f"{model} ranks no items; expected a recommender with columns of items")
     pipeline: Any = zoo.pipeline(model, precision, engine, threads)
-    sources = [each for each in (user, items) if isinstance(each, str | Path)]
+    sources = [source for source in (user, items) if isinstance(source, str | Path)]
     require_distinct(output, *files_of(pipeline.folder), *sources)
     start = time.perf_counter()
     catalogue = pipeline.catalogue(_place(items), distinct=False, precompute=False)  # for one user
@@ -301,7 +301,7 @@ def doctor(speed: bool = False) -> dict[str, Any]:
         measured in registers.
     """
     cache = settings.home()
-    files = [each for each in cache.rglob("*") if each.is_file()] if cache.is_dir() else []
+    files = [file for file in cache.rglob("*") if file.is_file()] if cache.is_dir() else []
     report = {
         "cpu": machine.cpu()["name"],
         "isa": machine.cpu()["flags"],
@@ -317,7 +317,7 @@ def doctor(speed: bool = False) -> dict[str, Any]:
         "kernels": f"{reason}; falls back to {' and '.join(available())}"
         if (reason := extension.missing())
         else f"ok: {', '.join(extension.isas())}",
-        "instruction_sets": {each.name: _use(each) for each in extension.instruction_sets() if each.listed},
+        "instruction_sets": {isa.name: _use(isa) for isa in extension.instruction_sets() if isa.listed},
         "settings": {
             "ZOO_HOME": str(cache),
             "ZOO_OFFLINE": settings.offline(),
@@ -332,14 +332,14 @@ def doctor(speed: bool = False) -> dict[str, Any]:
     return report
 
 
-def _use(found: extension.InstructionSet) -> str:
+def _use(isa: extension.InstructionSet) -> str:
     """Says whether the native kernels use an instruction set, and why."""
-    if not found.supported:
-        return f"not on this CPU: needs {found.needs}"
+    if not isa.supported:
+        return f"not on this CPU: needs {isa.needs}"
     allowed = extension.isas()
-    if found.name not in allowed:
-        return f"excluded by ZOO_ISA={settings.isa()}: {found.needs}"
-    return f"{'used, the fastest' if found.name == allowed[0] else 'used with --isa'}: {found.needs}"
+    if isa.name not in allowed:
+        return f"excluded by ZOO_ISA={settings.isa()}: {isa.needs}"
+    return f"{'used, the fastest' if isa.name == allowed[0] else 'used with --isa'}: {isa.needs}"
 
 
 def _check_engine(name: str) -> str:
@@ -398,7 +398,7 @@ def moved_probabilities(folder: ModelFolder, rows: Any, on_error: str) -> dict[s
         logger.warning(
             "int8 moves a probability by up to %.4f (mean %.4f) on %d rows, more than %.3f; keep layers in float "
             "(--keep-float REGEX, named by --all), or more rows in --calibration-data",
-            *(change[each] for each in ("largest", "mean", "rows")),
+            *(change[key] for key in ("largest", "mean", "rows")),
             MOVED,
         )
     return change
@@ -421,7 +421,7 @@ def summary_of(folder: ModelFolder) -> dict[str, Any]:
 
     exact, int8 = (io.load(folder.ensure(name)) for name in ("rewritten.onnx", "int8.onnx"))
     values, table = read_json(folder.path / QUANTIZATION), CalibrationTable.load(folder.path / "calibration.json")
-    quantized = QuantReport(tuple(Operator(**each) for each in values["operators"]), folder.recipe, values["graph"])
+    quantized = QuantReport(tuple(Operator(**row) for row in values["operators"]), folder.recipe, values["graph"])
     native = None
     if isinstance(folder.entry, Lowerable) and extension.isas():
         with contextlib.suppress(RequestError):  # the native kernels do not support the graph

@@ -60,10 +60,10 @@ def require_data(data: Any) -> None:
     Raises:
         RequestError: A file is missing.
     """
-    for each in as_list(data):
-        if not isinstance(each, str | Path) or os.path.exists(each) or re.search(r"[*?\[:]|^-$", str(each)):  # noqa: PTH110
+    for place in as_list(data):
+        if not isinstance(place, str | Path) or os.path.exists(place) or re.search(r"[*?\[:]|^-$", str(place)):  # noqa: PTH110
             continue
-        if missing := [name for name in str(each).split(",") if not os.path.exists(name) and not ID.fullmatch(name)]:  # noqa: PTH110
+        if missing := [name for name in str(place).split(",") if not os.path.exists(name) and not ID.fullmatch(name)]:  # noqa: PTH110
             raise RequestError(
                 f"found no file {missing[0]}; expected a file, a folder, - for stdin, or a hub id ORG/NAME"
             )

@@ -369,8 +369,8 @@ def _quantize_folder(
         float_model = io.load(folder.ensure("rewritten.onnx"))
         table = CalibrationTable.load(folder.ensure("calibration.json"))
         int8, quantized = quantize_model(float_model, recipe, table)
-        found = report.explain(float_model, int8, quantized, table, npz.read_npz(kept)[0])
-        report_html.save(found, report_path)
+        explained = report.explain(float_model, int8, quantized, table, npz.read_npz(kept)[0])
+        report_html.save(explained, report_path)
     return {**read_json(folder.path / QUANTIZATION), "path": str(path), "bytes": path.stat().st_size}
 
 

@@ -149,8 +149,8 @@ def _image_batches(model: ir.Model, data: Any, preprocess: Model | None, file: P
         return lambda paths, size, skipped: images.batches(paths, spec, ports, size, skipped)
     from zoo.vision.networks.preprocessing import prepared_batches
 
-    given = None if preprocess is None else Path(preprocess)
-    return functools.partial(prepared_batches, file, given)
+    preprocessing = None if preprocess is None else Path(preprocess)
+    return functools.partial(prepared_batches, file, preprocessing)
 
 
 def _spec(data: Any, preprocess: Model | None) -> Preprocess:
@@ -206,10 +206,10 @@ def quality_metric_of(
     Raises:
         RequestError: The data are unusable.
     """
-    found, labels = _evaluation(model, evaluation, preprocess)
-    if len(found) > 1 or not shares_sample_axis(model):
-        return _feed_metric(model, found, calibration)
-    arrays, fixed = found[0], fixed_batch(model)
+    evaluated, labels = _evaluation(model, evaluation, preprocess)
+    if len(evaluated) > 1 or not shares_sample_axis(model):
+        return _feed_metric(model, evaluated, calibration)
+    arrays, fixed = evaluated[0], fixed_batch(model)
     size = fixed or batch_size
     if calibration is None:
         logger.warning(NO_CALIBRATION)
@@ -234,7 +234,7 @@ def _feed_metric(model: ir.Model, feeds: list[Batch], calibration: Any) -> tuple
         raise RequestError("found one sample; calibration and evaluation need 2 or more")
     logger.warning(NO_CALIBRATION)
     calibrating = feeds[::FIFTH]
-    evaluated = [each for index, each in enumerate(feeds) if index % FIFTH]
+    evaluated = [feed for index, feed in enumerate(feeds) if index % FIFTH]
     return FeedMetric(evaluated), Samples(lambda: calibrating, sum(map(length, calibrating)))
 
 
@@ -338,14 +338,14 @@ def examples_of(
                 return [dict(arrays)]
         return [{name: np.resize(arrays[name], (size, *arrays[name].shape[1:])) for name in arrays} for size in sizes]
     ports = {}
-    for name, each in inputs.items():
-        known = query.dimensions(each) or []
-        if not known or None in known[1:] or each.dtype is None:
+    for name, port in inputs.items():
+        dimensions = query.dimensions(port) or []
+        if not dimensions or None in dimensions[1:] or port.dtype is None:
             raise RequestError(
-                f"input {name} has the shape {each.shape}, with dynamic sizes; give an example with --data "
+                f"input {name} has the shape {port.shape}, with dynamic sizes; give an example with --data "
                 "FILE.npz, or a folder of images with --preprocess FILE.json"
             )
-        ports[name] = [size or 0 for size in known[1:]], each.dtype.numpy()
+        ports[name] = [size or 0 for size in dimensions[1:]], port.dtype.numpy()
     return [{name: np.zeros((size, *shape), dtype) for name, (shape, dtype) in ports.items()} for size in sizes]
 
 

@@ -117,9 +117,9 @@ def train(
     if preset is not None:
         return _with_draft(entry, data, output, preset, settings or {})
     trainer = require_trainable(entry)
-    options: dict[str, Any] = {name: each for name, each in (("schema", schema), ("label", label)) if each}
+    options: dict[str, Any] = {name: option for name, option in (("schema", schema), ("label", label)) if option}
     if options and not trainer.takes_schema:
-        able = [name for name, each in zoo.entries().items() if isinstance(each, Trainable) and each.takes_schema]
+        able = [name for name, entry in zoo.entries().items() if isinstance(entry, Trainable) and entry.takes_schema]
         raise RequestError(f"{entry.name} takes no --{next(iter(options))}; these families do: {', '.join(able)}")
     if not resume and is_first():
         require_free_run(Path(output), allow_targets=True)  # checked before the slow import of a framework
@@ -240,7 +240,7 @@ def freeze(
         RequestError: Options are invalid, or the family cannot read the graph; lists all unsupported parts.
     """
     if shortlist is not None:
-        if any(each is not None for each in (from_pb, from_onnx, schema, data, columns, output_node)):
+        if any(option is not None for option in (from_pb, from_onnx, schema, data, columns, output_node)):
             raise RequestError("--shortlist takes a translation model and -o, no other options")
         return run_stage(_with_shortlist(model, shortlist, output), "fp32.onnx")
     if from_onnx is not None:
@@ -259,7 +259,7 @@ def freeze(
     if schema is not None:
         raise RequestError("--schema requires --from-onnx RANKER.onnx")
     if from_pb is None:
-        if any(each is not None for each in (data, output, columns, output_node)):
+        if any(option is not None for option in (data, output, columns, output_node)):
             raise RequestError(
                 "--data, -o, --columns and --output-node require an imported graph; give it with --from-pb GRAPH.pb"
             )
@@ -321,7 +321,7 @@ def import_ranker(
     options: dict[str, Any] = {"columns": columns, "output_node": output_node, "on_error": on_error}
     detected, details, files = read(path, data, target, schema=schema, family=family, **options)
     recipe, operators = zoo.entry(detected).recipe, [query.label(node) for node in io.load(target / "fp32.onnx").graph]
-    kept = tuple(each for each in recipe.keep_float if matching((each,), operators))
+    kept = tuple(pattern for pattern in recipe.keep_float if matching((pattern,), operators))
     details["recipe"] = dataclasses.replace(
         recipe, keep_float=kept
     ).to_json()  # without patterns of operators that the graph lacks
@@ -344,7 +344,7 @@ def _with_shortlist(model: Model, data: str, output: Model | None) -> Path:
 def _with_draft(entry: Family, data: Any, output: Model, preset: str, settings: Mapping[str, str]) -> dict[str, Any]:
     """Adds a draft to the teacher's folder, or to its copy `output`."""
     if preset != "draft" or not isinstance(entry, Draftable):
-        able = ", ".join(name for name, each in zoo.entries().items() if isinstance(each, Draftable))
+        able = ", ".join(name for name, entry in zoo.entries().items() if isinstance(entry, Draftable))
         raise RequestError(f"found the preset {preset!r} of {entry.name}, expected draft of {able}")
     config = configured(f"{entry.name} --preset draft", entry.draft_config(), settings)
     if not config.teacher:
@@ -369,10 +369,10 @@ def _with_files(folder: ModelFolder, target: Path, preprocessing: Mapping[str, A
     """Adds files to a model folder, or to its copy `target`; returns the folder."""
     if target.resolve() != folder.path.resolve():
         shutil.copytree(folder.path, target, ignore=shutil.ignore_patterns(CARD, *NOT_COPIED), dirs_exist_ok=True)
-    for each, content in made.items():
-        write_bytes(target / each, content)
+    for name, content in made.items():
+        write_bytes(target / name, content)
     files = {file.name: file for file in folder.card.files}
-    files |= {each: CardFile.of(target / each) for each in made}
+    files |= {file: CardFile.of(target / file) for file in made}
     details = {**folder.card.details, "preprocessing": {**folder.preprocessing, **preprocessing}}
     write_card(target, folder.entry.name, folder.card.description, details, [*files.values()])
     return target

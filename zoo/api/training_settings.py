@@ -33,7 +33,7 @@ def require_trainable(family: Family) -> Trainable:
     """
     if isinstance(family, Trainable):
         return family
-    able = [name for name, each in zoo.entries().items() if isinstance(each, Trainable) and each.task == family.task]
+    able = [name for name, entry in zoo.entries().items() if isinstance(entry, Trainable) and entry.task == family.task]
     raise RequestError(f"{family.name} models are only imported, not trained; train one of {', '.join(sorted(able))}")
 
 
@@ -51,12 +51,12 @@ def configured(family: str, defaults: Any, settings: Mapping[str, str]) -> Any:
     Raises:
         RequestError: A setting is unknown, or its value has another type.
     """
-    known = {field.name: getattr(defaults, field.name) for field in dataclasses.fields(defaults)}
-    if "qat" in settings and "qat" not in known:
+    values = {field.name: getattr(defaults, field.name) for field in dataclasses.fields(defaults)}
+    if "qat" in settings and "qat" not in values:
         raise RequestError(f"{family} has no quantization-aware training (--qat); these families do: {_qat_families()}")
-    if unknown := [name for name in settings if name not in known]:
-        raise RequestError(f"{family} has no training setting {', '.join(unknown)}; choose among {', '.join(known)}")
-    return dataclasses.replace(defaults, **{name: convert(name, text, known[name]) for name, text in settings.items()})
+    if unknown := [name for name in settings if name not in values]:
+        raise RequestError(f"{family} has no training setting {', '.join(unknown)}; choose among {', '.join(values)}")
+    return dataclasses.replace(defaults, **{name: convert(name, text, values[name]) for name, text in settings.items()})
 
 
 def finetuned(folder: ModelFolder, settings: Mapping[str, str]) -> Any:
@@ -108,7 +108,7 @@ def convert(name: str, text: str, like: Any) -> Any:
         if isinstance(like, bool):
             return BOOLEANS[text.lower()]
         if isinstance(like, tuple):
-            return tuple(type(like[0])(each) for each in text.split(",") if each)
+            return tuple(type(like[0])(part) for part in text.split(",") if part)
         return type(like)(text)
     except (KeyError, ValueError):
         shown = ",".join(map(str, like)) if isinstance(like, tuple) else like

@@ -49,7 +49,7 @@ class CommandGroup(click.Group):
         """See `click.Group.format_commands`."""
         for topic, commands in TOPICS.items():
             with formatter.section(topic):
-                formatter.write_dl([(str(each.name), each.get_short_help_str(limit=1000)) for each in commands])
+                formatter.write_dl([(str(entry.name), entry.get_short_help_str(limit=1000)) for entry in commands])
 
 
 class UniqueMessages(logging.Filter):

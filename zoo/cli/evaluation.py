@@ -81,14 +81,14 @@ def evaluate(
             compared(part, f"{label}, " if label else "")
         if importance:
             columns_of = report["importance"].get("labels", {"": report["importance"]["columns"]})
-            for label, found in columns_of.items():
+            for label, importances in columns_of.items():
                 cells = [
                     [
-                        each["column"],
-                        f"{each['auc_drop']:+.5f} ± {each['auc_drop_std']:.5f}",
-                        f"{each['logloss_rise']:+.5f} ± {each['logloss_rise_std']:.5f}",
+                        column["column"],
+                        f"{column['auc_drop']:+.5f} ± {column['auc_drop_std']:.5f}",
+                        f"{column['logloss_rise']:+.5f} ± {column['logloss_rise_std']:.5f}",
                     ]
-                    for each in found
+                    for column in importances
                 ]
                 table([f"{label + ', ' if label else ''}importance", "AUC drop", "LogLoss rise"], cells)
         if report.get("weighted"):
@@ -153,12 +153,10 @@ def benchmark(model: str, others: tuple[str, ...], as_json: bool, **options: Any
 
     def show_files() -> None:
         rows = []
-        for each in report["results"]:
-            figures = [each["engine"], each["precision"], str(each["batch_size"]), f"{each['latency_ms']['p50']:.3f}"]
-            figures += [f"{each['latency_ms']['p95']:.3f}", f"{each['samples_per_second']:,.1f}"]
-            rows.append(
-                [*figures, number(each["speedup"], 2), f"{each['bytes'] / 1e6:.2f}", f"{each['memory_mb']:.0f}"]
-            )
+        for run in report["results"]:
+            figures = [run["engine"], run["precision"], str(run["batch_size"]), f"{run['latency_ms']['p50']:.3f}"]
+            figures += [f"{run['latency_ms']['p95']:.3f}", f"{run['samples_per_second']:,.1f}"]
+            rows.append([*figures, number(run["speedup"], 2), f"{run['bytes'] / 1e6:.2f}", f"{run['memory_mb']:.0f}"])
         speedup = f"vs {report['model']}"
         table(["engine", "file", "batch", "p50 ms", "p95 ms", "samples/s", speedup, "file MB", "peak MB"], rows)
         left_out(report)
@@ -177,13 +175,13 @@ def benchmark(model: str, others: tuple[str, ...], as_json: bool, **options: Any
             "decode / pre / model / post ms",
         ]
         rows = []
-        for each in report["results"]:
-            latency, split, offline = each.get("latency_ms", {}), each.get("split_ms", {}), each["offline"]
-            rows.append([each["engine"], each["precision"], *(percent(each.get(key)) for key in ("top1", "top5"))])
+        for run in report["results"]:
+            latency, split, offline = run.get("latency_ms", {}), run.get("split_ms", {}), run["offline"]
+            rows.append([run["engine"], run["precision"], *(percent(run.get(key)) for key in ("top1", "top5"))])
             rows[-1] += [number(latency.get(key), 3) for key in ("mean", "p50", "p90", "p99")]
             rows[-1] += [" / ".join(f"{ms:.3f}" for ms in split.values())]
-            rows[-1] += [f"{offline['images_per_second']:,.1f}", str(offline["batch_size"]), f"{each['memory_mb']:.0f}"]
-            rows[-1] += [number(each.get("cost_per_million"), 2)]
+            rows[-1] += [f"{offline['images_per_second']:,.1f}", str(offline["batch_size"]), f"{run['memory_mb']:.0f}"]
+            rows[-1] += [number(run.get("cost_per_million"), 2)]
         table([*columns, "images/s", "batch", "MB", "cost of 1M"], rows)
         where = f"{report['images']:,} images timed, {report['samples']:,} evaluated"
         click.echo(f"{where}; {report['environment']['cpu']}, {options['threads']} thread(s) for the model")
@@ -193,20 +191,20 @@ def benchmark(model: str, others: tuple[str, ...], as_json: bool, **options: Any
         columns = ["engine", "precision", "batch", "inst.", "samples/s", "p50 ms", "p95 ms", "p99 ms", split, "MB"]
         rows = [
             [
-                each["engine"],
-                each["precision"],
-                str(each["batch_size"]),
-                str(each["instances"]),
-                f"{each['samples_per_second']:,.0f}",
+                run["engine"],
+                run["precision"],
+                str(run["batch_size"]),
+                str(run["instances"]),
+                f"{run['samples_per_second']:,.0f}",
             ]
-            + [f"{each['latency_ms'][key]:.3f}" for key in ("p50", "p95", "p99")]
-            + [" / ".join(f"{ms:.3f}" for ms in each["split_ms"].values()), f"{each['memory_mb']:.0f}"]
-            for each in report["results"]
+            + [f"{run['latency_ms'][key]:.3f}" for key in ("p50", "p95", "p99")]
+            + [" / ".join(f"{ms:.3f}" for ms in run["split_ms"].values()), f"{run['memory_mb']:.0f}"]
+            for run in report["results"]
         ]
         table(columns, rows)
         click.echo(f"{report['environment']['cpu']}, {options['threads']} thread(s) per instance")
 
-    files = any("speedup" in each for each in report["results"])
+    files = any("speedup" in run for run in report["results"])
     emit(report, as_json, show_files if files else show if options["scenario"] is None else show_scenario)
 
 
@@ -242,25 +240,25 @@ def plan(model: str, output: str | None, as_json: bool, **options: Any) -> None:
 
     def show() -> None:
         chosen = [
-            tuple(each[key] for key in ("engine", "precision", "threads", "batch_size")) for each in report["profiles"]
+            tuple(pick[key] for key in ("engine", "precision", "threads", "batch_size")) for pick in report["profiles"]
         ]
         rows = []
-        for each in report["timings"]:
-            key = tuple(each[name] for name in ("engine", "precision", "threads", "batch_size"))
-            times = [f"{each['milliseconds']:.3f}", f"{each['samples_per_second']:,.0f}"]
+        for run in report["timings"]:
+            key = tuple(run[name] for name in ("engine", "precision", "threads", "batch_size"))
+            times = [f"{run['milliseconds']:.3f}", f"{run['samples_per_second']:,.0f}"]
             rows.append([*map(str, key), *times, "chosen" if key in chosen else ""])
         table(["engine", "precision", "threads", "batch", "ms", "samples/s", ""], rows)
         left_out(report)
-        for each in report["profiles"]:
+        for run in report["profiles"]:
             others = [
                 other
                 for other in report["timings"]
-                if other["batch_size"] == each["batch_size"] and other["engine"] != each["engine"]
+                if other["batch_size"] == run["batch_size"] and other["engine"] != run["engine"]
             ]
             if others:
                 best = max(others, key=lambda other: other["samples_per_second"])
-                gain = each["samples_per_second"] / best["samples_per_second"]
-                click.echo(f"batch {each['batch_size']}: {each['engine']}, {gain:.2f}x {best['engine']}")
+                gain = run["samples_per_second"] / best["samples_per_second"]
+                click.echo(f"batch {run['batch_size']}: {run['engine']}, {gain:.2f}x {best['engine']}")
         click.echo(report["path"])
 
     emit(report, as_json, show)

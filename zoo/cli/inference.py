@@ -25,10 +25,10 @@ class Run(click.Command):
             ctx: Context of the call.
         """
         own = super().get_params(ctx)
-        at = next(i for i, option in enumerate(own) if option.name == "precision")
+        index = next(i for i, option in enumerate(own) if option.name == "precision")
         if "zoo.run" not in ctx.meta:  # called several times per command
             ctx.meta["zoo.run"] = self._of_families()
-        return [*own[:at], *ctx.meta["zoo.run"], *own[at:]]
+        return [*own[:index], *ctx.meta["zoo.run"], *own[index:]]
 
     @staticmethod
     def _of_families() -> list[click.Parameter]:
@@ -112,27 +112,27 @@ def run(model: str, inputs: tuple[str, ...], output: str, as_json: bool, **optio
     if shard and on:
         raise click.UsageError("--on ray scores all shards; leave --shard out")
     if check or shard or on:
-        given = {name: value for name, value in options.items() if value is not None}
+        chosen = {name: value for name, value in options.items() if value is not None}
         if check:
             report = api.check(model)
         elif on:
-            report = api.run_on_ray(model, list(inputs), output, format=suffix or "", **cluster, **given)
+            report = api.run_on_ray(model, list(inputs), output, format=suffix or "", **cluster, **chosen)
         else:
-            report = api.run_shard(model, list(inputs), output, shard, format=suffix or "", **given)
+            report = api.run_shard(model, list(inputs), output, shard, format=suffix or "", **chosen)
         emit(report, as_json, lambda: tree({key: value for key, value in report.items() if key != "files"}))
         return
     if suffix:
         raise click.UsageError("--format requires --shard or --on; the suffix of -o selects the format otherwise")
     _require_one_writer(as_json, output)
-    given = {name: value for name, value in options.items() if value is not None}
-    files = [each if each == "-" or "://" in each or "\t" in each else InputPath(each) for each in inputs]
+    chosen = {name: value for name, value in options.items() if value is not None}
+    files = [path if path == "-" or "://" in path or "\t" in path else InputPath(path) for path in inputs]
     model = str(zoo.located(model))
-    report = api.run(model, files or ["-"], output, **given)
+    report = api.run(model, files or ["-"], output, **chosen)
     if as_json:
         emit(report, True, lambda: None)
     elif sys.stderr.isatty() or output != "-":
         entry = zoo.entry_of(model)
-        own = [each.summary for each in entry.run_options if each.name in given and each.summary]
+        own = [option.summary for option in entry.run_options if option.name in chosen and option.summary]
         click.echo((own or [entry.summary])[0].format(**report), err=True)
 
 

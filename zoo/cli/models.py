@@ -18,7 +18,7 @@ def list_models(as_json: bool) -> None:
     hub = zoo.hub()
     cards = [hub.card(name) for name in hub.names()]
     models = [{"name": card.name, "entry": card.entry, "description": card.description} for card in cards]
-    emit(models, as_json, lambda: table(["name", "family", "description"], [list(each.values()) for each in models]))
+    emit(models, as_json, lambda: table(["name", "family", "description"], [list(model.values()) for model in models]))
 
 
 @click.command()

@@ -20,7 +20,7 @@ class Numbers(click.ParamType[Any]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """See `click.ParamType.convert`: "1,2" becomes (1, 2)."""
         try:
-            return tuple(int(each) for each in value.split(",")) if isinstance(value, str) else value
+            return tuple(int(number) for number in value.split(",")) if isinstance(value, str) else value
         except ValueError:
             self.fail(f"{value!r} is no comma-separated list of whole numbers", param, ctx)
 
@@ -51,7 +51,7 @@ class Words(click.ParamType[Any]):
         """See `click.ParamType.convert`: "a,b" becomes ("a", "b")."""
         if not isinstance(value, str):
             return value
-        words = tuple(each.strip() for each in value.split(",") if each.strip())
+        words = tuple(word.strip() for word in value.split(",") if word.strip())
         return words or self.fail(f"{value!r} has no names", param, ctx)
 
 
@@ -163,7 +163,7 @@ def _with_forms(context: click.Context, _: click.Parameter, value: tuple[str, ..
     if value and "native" not in value:
         raise click.UsageError(f"--form selects among the forms of the engine native; found --engine {','.join(value)}")
     named = [f"native:{form}" for form in forms]
-    return (*(each for each in value or () if each != "native"), *named)
+    return (*(name for name in value or () if name != "native"), *named)
 
 
 form = click.option(

@@ -61,17 +61,17 @@ def tree(value: Mapping[str, Any], depth: int = 0) -> None:
         value: The values by name.
         depth: Level of indentation.
     """
-    for key, each in value.items():
-        if isinstance(each, Mapping) and each:
+    for key, inner in value.items():
+        if isinstance(inner, Mapping) and inner:
             click.echo(f"{'  ' * depth}{key}:")
-            tree(each, depth + 1)
-        elif isinstance(each, list) and each and all(isinstance(item, Mapping) for item in each):
+            tree(inner, depth + 1)
+        elif isinstance(inner, list) and inner and all(isinstance(item, Mapping) for item in inner):
             click.echo(f"{'  ' * depth}{key}:")
-            for item in each:
+            for item in inner:
                 facts = [f"{name} {fact}" for name, fact in item.items() if not isinstance(fact, Mapping | list)]
                 click.echo(plain(f"{'  ' * (depth + 1)}{', '.join(facts)}"))
         else:
-            text = ", ".join(map(str, each)) if isinstance(each, list | tuple) else str(each)
+            text = ", ".join(map(str, inner)) if isinstance(inner, list | tuple) else str(inner)
             click.echo(plain(f"{'  ' * depth}{key}: {text if len(text) < 400 else text[:400] + ' ...'}"))
 
 

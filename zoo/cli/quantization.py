@@ -158,17 +158,17 @@ def quantize(model: str, output: str | None, as_json: bool, show_all: bool, **op
             )
         operators = report["operators"]
         if show_all:
-            rows = [[each["name"], each["type"], each["precision"], each["reason"]] for each in operators]
+            rows = [[node["name"], node["type"], node["precision"], node["reason"]] for node in operators]
             table(["operator", "type", "precision", "note"], rows)
         else:
-            kinds = Counter(each["type"] for each in operators if each["precision"] != "integer")
-            counts = Counter((each["type"], each["precision"]) for each in operators)
+            kinds = Counter(node["type"] for node in operators if node["precision"] != "integer")
+            counts = Counter((node["type"], node["precision"]) for node in operators)
             precisions = ("int8", "float")
-            rows = [[kind, *(str(counts[kind, each] or "") for each in precisions)] for kind, _ in kinds.most_common()]
+            rows = [[kind, *(str(counts[kind, form] or "") for form in precisions)] for kind, _ in kinds.most_common()]
             table(["type", *precisions], rows)
             if summary is not None and summary["costliest"]:
                 left = summary["costliest"][:COSTLIEST]
-                rows = [[each["name"], each["type"], count(each["cost"]), each["reason"]] for each in left]
+                rows = [[node["name"], node["type"], count(node["cost"]), node["reason"]] for node in left]
                 table(["costliest float operators", "type", "MACs or elements", "reason"], rows)
         click.echo(report["path"])
 
@@ -224,9 +224,9 @@ def tune(
 
     def show() -> None:
         rows = []
-        for each in report["trials"]:
-            figures = [percent(each["drop"]), number(each["sqnr_db"], 1), number(each.get("milliseconds"), 3)]
-            rows.append([each["name"], *figures, "kept" if each["best"] else each.get("error", "")])
+        for trial in report["trials"]:
+            figures = [percent(trial["drop"]), number(trial["sqnr_db"], 1), number(trial.get("milliseconds"), 3)]
+            rows.append([trial["name"], *figures, "kept" if trial["best"] else trial.get("error", "")])
         table(["recipe", f"{report['metric']} drop", "SQNR dB", "ms", ""], rows)
         click.echo(
             f"{report['path']} in {report['engine']}; fp32 {report['fp32_ms']:.3f} ms in {report['fp32_engine']}; "

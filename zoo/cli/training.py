@@ -155,8 +155,8 @@ def finetune(
     """
     from zoo import api
 
-    given = {"prune": prune, "strategy": strategy, "drop": drop, "delta": delta}
-    options |= (pruning := {name: each for name, each in given.items() if each is not None})
+    pruning_options = {"prune": prune, "strategy": strategy, "drop": drop, "delta": delta}
+    options |= (pruning := {name: setting for name, setting in pruning_options.items() if setting is not None})
     if options["on"] and pruning:
         raise click.UsageError(f"--{next(iter(pruning))} runs in one process; leave --on out")
 
@@ -330,8 +330,8 @@ def _trained(verb: Callable[..., dict[str, Any]], model: str, as_json: bool, **o
     settings |= {name: str(options[name]) for name in OPTIONS if options[name] is not None}
     others = {name: value for name, value in options.items() if name not in OPTIONS}
     output = others.pop("output")
-    on, given = others.pop("on"), {name: others.pop(name) for name in CLUSTER}
-    cluster = {name: value for name, value in given.items() if value is not None}
+    on, cluster_options = others.pop("on"), {name: others.pop(name) for name in CLUSTER}
+    cluster = {name: value for name, value in cluster_options.items() if value is not None}
     if on is None and cluster:
         raise click.UsageError(f"--{next(iter(cluster))} requires --on ray")
     if on:
@@ -341,7 +341,7 @@ def _trained(verb: Callable[..., dict[str, Any]], model: str, as_json: bool, **o
     try:
         report = verb(model, list(others.pop("data")), output, settings=settings, **others)
     except KeyboardInterrupt:
-        if not any(any(Path(output).glob(f"checkpoint/{each}")) for each in CHECKPOINTS):
+        if not any(any(Path(output).glob(f"checkpoint/{pattern}")) for pattern in CHECKPOINTS):
             raise
         fail("interrupted; resume from the last checkpoint with --resume", INTERRUPTED)
     if is_first():

@@ -75,8 +75,8 @@ class ArrowScorer:
     def _table(self, table: pa.Table) -> pa.Table:
         batches = self.pipeline.rows(table) if len(table) else ()
         parts = [self.pipeline.score(rows).reshape(len(rows), -1) for rows in batches]
-        for at, name in enumerate(self.pipeline.outputs):
-            chunks = [pa.array(np.ascontiguousarray(part[:, at])) for part in parts]
+        for column, name in enumerate(self.pipeline.outputs):
+            chunks = [pa.array(np.ascontiguousarray(part[:, column])) for part in parts]
             table = table.append_column(name, pa.chunked_array(chunks, pa.float32()))
         return table
 

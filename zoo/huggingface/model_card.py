@@ -70,14 +70,14 @@ def model_card(folder: ModelFolder, repository: Repository, reports: Path) -> st
     Raises:
         RequestError: A report is no JSON file.
     """
-    found = [each for each in markdown.reports(reports, "") if isinstance(each.content, dict)]
-    qualities = list(_qualities(folder, [each.content for each in found]))
+    files = [file for file in markdown.reports(reports, "") if isinstance(file.content, dict)]
+    qualities = list(_qualities(folder, [file.content for file in files]))
     parts = [
         f"---\n{_header(folder, qualities)}\n---\n",
         f"# {repository.name}\n\n{folder.card.description}\n\n{folder.entry.title}. INT8 for CPUs, by int8-zoo.\n",
         _usage(folder, repository),
         _quality(qualities),
-        _speed(found),
+        _speed(files),
         _facts(folder),
     ]
     return "\n".join(part for part in parts if part)
@@ -127,8 +127,8 @@ def base_model(folder: ModelFolder) -> str | None:
     imported = folder.card.details.get("base_model")
     if isinstance(imported, dict) and isinstance(imported.get("repository"), str):
         return str(imported["repository"])
-    found = (_ORIGIN.match(file.url) for file in folder.card.files if file.url)
-    return next((match[1] for match in found if match), None)
+    matches = (_ORIGIN.match(file.url) for file in folder.card.files if file.url)
+    return next((match[1] for match in matches if match), None)
 
 
 def _licence(text: str) -> dict[str, Any]:
@@ -136,9 +136,9 @@ def _licence(text: str) -> dict[str, Any]:
     if not text:
         return {}
     name = text.lower()
-    known = [each for each in LICENCES if name.startswith(each) and not name[len(each) :][:1].isalnum()]
-    if known:
-        return {"license": known[0]}
+    prefixes = [prefix for prefix in LICENCES if name.startswith(prefix) and not name[len(prefix) :][:1].isalnum()]
+    if prefixes:
+        return {"license": prefixes[0]}
     return {"license": "other", "license_name": re.sub(r"[^a-z0-9.]+", "-", name.split(":")[0])[:60].strip("-")}
 
 
@@ -180,22 +180,22 @@ session = onnxruntime.InferenceSession(hf_hub_download("{repository.id}", "int8.
 
 def _qualities(folder: ModelFolder, reports: Sequence[Mapping[str, Any]]) -> Iterator[Quality]:
     """Yields the metrics of reports (`zoo evaluate --json`, images), else those of the training."""
-    found = False
+    measured = False
     for report in reports:
         data, samples = report.get("data", "held-out data"), report.get("samples")
         named = ", ".join(map(str, data)) if isinstance(data, list) else str(data)
-        metrics = {key: _numbers(each) for key, each in _mapping(report.get("metrics")).items()}
+        metrics = {key: _numbers(figures) for key, figures in _mapping(report.get("metrics")).items()}
         if not metrics:
-            for each in _results(report):
-                own = {key: each[key] for key in ("top1", "top5") if _is_number(each.get(key))}
+            for run in _results(report):
+                own = {key: run[key] for key in ("top1", "top5") if _is_number(run.get(key))}
                 if own:
-                    metrics.setdefault(each["precision"], own)
+                    metrics.setdefault(run["precision"], own)
         metrics = {precision: own for precision, own in metrics.items() if own}
         if metrics:
-            found = True
+            measured = True
             yield Quality(named, samples if isinstance(samples, int) else None, metrics)
     trained = _numbers(_mapping(folder.card.details.get("training")).get("metrics"))
-    if trained and not found:
+    if trained and not measured:
         yield Quality(str(folder.card.details.get("data", "held-out rows of the training")), None, {"fp32": trained})
 
 
@@ -218,14 +218,14 @@ def _quality(qualities: Sequence[Quality]) -> str:
 def _speed(reports: Sequence[markdown.Report]) -> str:
     rows = []
     for report in reports:
-        for each in _results(report.content):
-            values = {**each, **_mapping(each.get("offline"))}
+        for run in _results(report.content):
+            values = {**run, **_mapping(run.get("offline"))}
             rate = next((key for key in RATES if _is_number(values.get(key))), None)
             if rate is not None and isinstance(report.content.get("environment"), dict):
                 cpu = markdown.cpu(report)
                 batch, threads = str(values.get("batch_size", "")), str(values.get("threads", 1))
                 unit = rate.removesuffix("_per_second")
-                rows.append([cpu, each["engine"], each["precision"], threads, batch, f"{values[rate]:,.0f} {unit}/s"])
+                rows.append([cpu, run["engine"], run["precision"], threads, batch, f"{values[rate]:,.0f} {unit}/s"])
     if not rows:
         return ""
     return f"## Speed\n\n{markdown.table(['CPU', 'engine', 'precision', 'threads', 'batch size', 'throughput'], rows)}"
@@ -251,7 +251,7 @@ def _results(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the results of a report that name an engine and a precision."""
     results = report.get("results")
     listed = results if isinstance(results, list) else []
-    return [each for each in listed if isinstance(each, dict) and {"engine", "precision"} <= each.keys()]
+    return [run for run in listed if isinstance(run, dict) and {"engine", "precision"} <= run.keys()]
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -259,7 +259,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _numbers(value: Any) -> dict[str, float]:
-    return {key: each for key, each in _mapping(value).items() if _is_number(each)}
+    return {key: number for key, number in _mapping(value).items() if _is_number(number)}
 
 
 def _is_number(value: Any) -> bool:

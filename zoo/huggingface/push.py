@@ -114,11 +114,11 @@ def stage(folder: ModelFolder, repository: Repository, reports: Path, target: Pa
 
 def _files(folder: Path) -> list[Path]:
     """Returns the files of a folder, without hidden ones and those of an interrupted training; the card comes last."""
-    found = []
+    paths = []
     for path in sorted(folder.rglob("*")):
         parts = path.relative_to(folder)
         hidden = any(part.startswith(".") for part in parts.parts)
         left_out = any(Path(part).match(pattern) for part in parts.parts for pattern in LEFT_OUT)
         if path.is_file() and not hidden and not left_out:
-            found.append(path)
-    return sorted(found, key=lambda path: path.name == CARD)
+            paths.append(path)
+    return sorted(paths, key=lambda path: path.name == CARD)

@@ -48,8 +48,8 @@ class Repository:
         Raises:
             RequestError: The text is no such address.
         """
-        name, at, revision = text.removeprefix(PREFIX).partition("@")
-        return cls(name, revision if at else None)
+        name, separator, revision = text.removeprefix(PREFIX).partition("@")
+        return cls(name, revision if separator else None)
 
     @property
     def name(self) -> str:

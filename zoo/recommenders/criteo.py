@@ -83,8 +83,8 @@ def schema(
     Raises:
         RequestError: As `read_lines`.
     """
-    names = [f"I{at + 1}" for at in range(numeric)]
-    categories = [category(f"C{at + 1}", buckets) for at in range(categorical)]
+    names = [f"I{i + 1}" for i in range(numeric)]
+    categories = [category(f"C{field + 1}", buckets) for field in range(categorical)]
     raw = Encoding(Schema((LABEL, *(logarithm(name, 0.0, 1.0) for name in names), *categories), header=False)).raw
     errors = ErrorLog() if on_error == "skip" else None
     low, high, rows = np.full(numeric, np.inf), np.full(numeric, -np.inf), 0
@@ -97,7 +97,7 @@ def schema(
             advance(len(batch))
     low, high = (np.where(np.isfinite(low), bound, 0.0) for bound in (low, high))  # of a column without a value
     numbers = [
-        logarithm(f"I{at + 1}", *bounds) for at, bounds in enumerate(zip(low.tolist(), high.tolist(), strict=True))
+        logarithm(f"I{i + 1}", *bounds) for i, bounds in enumerate(zip(low.tolist(), high.tolist(), strict=True))
     ]
     return Schema((LABEL, *numbers, *categories), rows, header=False)
 
@@ -176,34 +176,34 @@ def _plain(value: Mapping[str, Any]) -> Schema:
     _require(all(type(count) is int and 1 <= count < 2**31 for count in counts), f"found sizes {counts}")
     numeric, categorical, buckets = counts
     bounds = [[float(x) for x in value[key]] for key in ("lo", "hi", "fill")]
-    _require(all(len(each) == numeric for each in bounds), f"expected lo, hi and fill of {numeric} numbers")
+    _require(all(len(bound) == numeric for bound in bounds), f"expected lo, hi and fill of {numeric} numbers")
     columns = []
-    for at, (low, high, fill) in enumerate(zip(*bounds, strict=True)):
+    for i, (low, high, fill) in enumerate(zip(*bounds, strict=True)):
         sound = 0 <= low <= high < math.inf and 0 <= fill <= 1
         _require(
             sound,
-            f"found {low} to {high}, filled by {fill}, in number {at + 1}; expected 0 <= lo <= hi and a fill to 1",
+            f"found {low} to {high}, filled by {fill}, in number {i + 1}; expected 0 <= lo <= hi and a fill to 1",
         )
-        columns.append(logarithm(f"I{at + 1}", low, high, fill))
-    categories = [category(f"C{at + 1}", buckets) for at in range(categorical)]
+        columns.append(logarithm(f"I{i + 1}", low, high, fill))
+    categories = [category(f"C{field + 1}", buckets) for field in range(categorical)]
     return Schema((LABEL, *columns, *categories), header=False)
 
 
 def _mapped(value: Mapping[str, Any]) -> Schema:
     _require(value["hash"] == MAPPED, f"found hash {value['hash']!r}, expected {MAPPED!r}")
-    names, fills = value["numeric_columns"], [float(each) for each in value["fill"]]
+    names, fills = value["numeric_columns"], [float(fill) for fill in value["fill"]]
     fields, buckets = value["categorical_columns"], value["buckets"]
     _require(
         len(names) == len(fills) and len(fields) == len(buckets) > 0,
         "expected a fill for every number, and buckets for every category",
     )
-    _require(all(isinstance(each, str) for each in (*names, *fields)), "expected texts as names of columns")
+    _require(all(isinstance(text, str) for text in (*names, *fields)), "expected texts as names of columns")
     _require(all(type(bucket) is int and 1 <= bucket < 2**31 - 1 for bucket in buckets), f"found buckets {buckets}")
     _require(all(map(math.isfinite, fills)), f"found fill {fills}, expected finite numbers")
     return mapped_schema(
         names,
         fills,
-        [(each["column"], each["steps"], each["lo"], each["hi"]) for each in value["numbers"]],
+        [(number["column"], number["steps"], number["lo"], number["hi"]) for number in value["numbers"]],
         fields,
         buckets,
     )
@@ -238,8 +238,8 @@ def mapped_schema(
         _require(math.isfinite(low) and math.isfinite(high) and low <= high, f"found a number from {low!r} to {high!r}")
         sound = all(step[0] in STEPS and len(step) == 1 + (step[0] in WITH_CONSTANT) for step in steps)
         _require(sound, f"found the steps {steps}, expected names of {', '.join(STEPS)} with their constants")
-        known = of.setdefault(place, [])
-        name = names[place] if not known else _free(f"{names[place]}.{len(known) + 1}", taken)
+        copies = of.setdefault(place, [])
+        name = names[place] if not copies else _free(f"{names[place]}.{len(copies) + 1}", taken)
         encoding = {
             "type": "steps",
             "steps": [list(step) for step in steps],
@@ -247,10 +247,10 @@ def mapped_schema(
             "maximum": float(high),
             "fill": fills[place],
         }
-        known.append(Column(name, "number", encoding=encoding, source="" if not known else names[place]))
-    columns = [column for at, name in enumerate(names) for column in of.get(at, [Column(name, "ignored")])]
+        copies.append(Column(name, "number", encoding=encoding, source="" if not copies else names[place]))
+    columns = [column for index, name in enumerate(names) for column in of.get(index, [Column(name, "ignored")])]
     return Schema(
-        (LABEL, *columns, *(category(*each, missing_row=True) for each in zip(fields, buckets, strict=True))),
+        (LABEL, *columns, *(category(*pair, missing_row=True) for pair in zip(fields, buckets, strict=True))),
         header=False,
     )
 

@@ -84,7 +84,7 @@ def _sorted(changes: Mapping[str, list[tuple[float, float]]]) -> list[dict[str, 
                 "logloss_rise_std": float(deviation[1]),
             }
         )
-    return sorted(columns, key=lambda each: (-each["auc_drop"], -each["logloss_rise"]))
+    return sorted(columns, key=lambda column: (-column["auc_drop"], -column["logloss_rise"]))
 
 
 def _sample(pipeline: LogPipeline, data: Any, on_error: str, random: np.random.Generator) -> Rows:
@@ -115,10 +115,10 @@ def _places(pipeline: LogPipeline) -> dict[str, dict[str, list[int]]]:
     for field in features.fields:
         own = {"ids": [*range(field.start, field.start + field.width)]}
         places[field.name] = own | ({"scales": [field.scale]} if field.scale >= 0 else {})
-    for at, column in enumerate(features.numbers):
+    for index, column in enumerate(features.numbers):
         numbers = places.setdefault(column.log_name, {}).setdefault("numbers", [])
-        numbers.append(at)
-        numbers += [len(features.numbers) + of for of, number in enumerate(features.indicators) if number == at]
+        numbers.append(index)
+        numbers += [len(features.numbers) + of for of, number in enumerate(features.indicators) if number == index]
     return places
 
 
@@ -134,13 +134,13 @@ def _quality(pipeline: LogPipeline, rows: Rows, weights: Any, labels: list[str])
     """AUC and LogLoss of every label."""
     assert rows.labels is not None
     step = 65_536
-    parts = [pipeline.score(rows[np.arange(at, min(at + step, len(rows)))]) for at in range(0, len(rows), step)]
+    parts = [pipeline.score(rows[np.arange(row, min(row + step, len(rows)))]) for row in range(0, len(rows), step)]
     scores = np.concatenate(parts).reshape(len(rows), -1)
     truth, quality = rows.labels.reshape(len(rows), -1), {}
-    for at, label in enumerate(labels):
-        known, scored, weighed = known_rows(truth[:, at], scores[:, at], weights)
-        if not len(known) or known.min() == known.max():
+    for index, label in enumerate(labels):
+        truths, scored, weighed = known_rows(truth[:, index], scores[:, index], weights)
+        if not len(truths) or truths.min() == truths.max():
             raise RequestError(f"found one value of the label {label} alone, expected both 0 and 1".replace("  ", " "))
-        value = auc(known, scored, None if weighed is None else weighed.astype(np.float64))
-        quality[label] = value, logloss(known, scored, weighed)
+        value = auc(truths, scored, None if weighed is None else weighed.astype(np.float64))
+        quality[label] = value, logloss(truths, scored, weighed)
     return quality

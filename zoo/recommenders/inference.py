@@ -211,8 +211,8 @@ class ClickPipeline(GraphPipeline):
 
     def _names(self, keep: str | Sequence[str] | None) -> list[str]:
         """Names of columns to keep. Raises RequestError for a name of `columns`, or one that is given twice."""
-        names = [each.strip() for each in keep.split(",")] if isinstance(keep, str) else list(keep or ())
-        if wrong := [name for at, name in enumerate(names) if not name or name in (*self.columns, *names[:at])]:
+        names = [name.strip() for name in keep.split(",")] if isinstance(keep, str) else list(keep or ())
+        if wrong := [name for index, name in enumerate(names) if not name or name in (*self.columns, *names[:index])]:
             raise RequestError(
                 f"found the column {wrong[0]!r} to keep; expected names that differ, also from "
                 f"{' and '.join(self.columns)}"

@@ -163,8 +163,8 @@ class LogPipeline(ClickPipeline):
             ]
             return [name for name in sources.choose_columns("the table", list(names), kinds)[0] if name]
         self.features.require(Log("the input", "rows", "", tuple(names)))
-        known = {column.name for column in self.features.schema.columns}
-        return [name for name in names if name in known]
+        columns = {column.name for column in self.features.schema.columns}
+        return [name for name in names if name in columns]
 
     # --- ranking
 
@@ -204,16 +204,16 @@ class LogPipeline(ClickPipeline):
         if precompute is False:
             return None
         session, user = self.session, self.sides.absent_user
-        found = session.precompute(len(items), self._joined(user, items, None), self.sides.user.shared, limit())
-        if found is None:
+        computed = session.precompute(len(items), self._joined(user, items, None), self.sides.user.shared, limit())
+        if computed is None:
             return None
         if precompute or is_quicker(
-            found,
+            computed,
             len(items),
             self.sides.user_row(user),
             lambda positions: self._probabilities(self._joined(user, items, positions)),
         ):
-            return Precomputed(session, found)
+            return Precomputed(session, computed)
         return None
 
     def rank(
@@ -249,7 +249,7 @@ class LogPipeline(ClickPipeline):
             RequestError: A column or an id is missing, or there is no item to rank.
         """
         columns = self.rank_columns(user, items, top, ids=ids, exclude=exclude, by=by)
-        plain = [each if isinstance(each, list) else each.tolist() for each in columns.values()]
+        plain = [values if isinstance(values, list) else values.tolist() for values in columns.values()]
         names = list(columns)
         return [dict(zip(names, values)) for values in zip(*plain, strict=True)]  # noqa: B905 (checked by the other zip)
 
@@ -296,13 +296,13 @@ class LogPipeline(ClickPipeline):
         first = best(scores, top)
         rows = first if positions is None else positions[first]
         if catalogue is None or at_last:
-            names = self.sides.ids([items[at] for at in rows.tolist()])
+            names = self.sides.ids([items[row] for row in rows.tolist()])
         else:
             names = catalogue.ids(rows)
         if order.summed:
             shares = {SCORE: scores, **shares}
-        found = {name: column[first] for name, column in shares.items()}
-        return {"row": rows, **({} if names is None else {"item": names}), **found}
+        results = {name: column[first] for name, column in shares.items()}
+        return {"row": rows, **({} if names is None else {"item": names}), **results}
 
     def candidates(self, items: Any, ids: Any, named: bool = True) -> Catalogue:
         """Reads the items of a ranking.
@@ -376,7 +376,7 @@ class LogPipeline(ClickPipeline):
         if data is None and not Path(place).is_file():
             raise RequestError(f"{self.path} holds no {Path(place).name}; name your rows with --data FILE")
         rows = _lines(place, count) if self.headerless else _rows(place, count, self.features.schema.forms)
-        return [rows[at % len(rows)] for at in range(count)]
+        return [rows[index % len(rows)] for index in range(count)]
 
 
 def _rows(log: str | Path, count: int, forms: Mapping[str, CellForm]) -> list[dict[str, Any]]:

@@ -85,13 +85,13 @@ def evaluate(pipelines: Mapping[str, ClickPipeline], data: Any, on_error: str = 
     if truth.ndim == 1:
         return _compared(truth, outputs, of_rows, of_users, shown)
     by_label = {}
-    for at, label in enumerate(first.outputs.values()):
-        known = ~np.isnan(truth[:, at])
-        scored = {name: scores[known, at] for name, scores in outputs.items()}
-        weights_known = None if of_rows is None else of_rows[known]
-        users_known = None if of_users is None else of_users[known]
+    for i, label in enumerate(first.outputs.values()):
+        labelled = ~np.isnan(truth[:, i])
+        scored = {name: scores[labelled, i] for name, scores in outputs.items()}
+        weights_known = None if of_rows is None else of_rows[labelled]
+        users_known = None if of_users is None else of_users[labelled]
         try:
-            by_label[label] = _compared(truth[known, at], scored, weights_known, users_known, {})
+            by_label[label] = _compared(truth[labelled, i], scored, weights_known, users_known, {})
         except RequestError as error:
             raise RequestError(f"label {label}: {error}") from error
     return {**next(iter(by_label.values())), **shown, "labels": by_label}
@@ -152,11 +152,11 @@ def gauc(
     ties = np.flatnonzero(np.concatenate([[True], (group[1:] != group[:-1]) | (scores[1:] != scores[:-1])]))
     negative = np.add.reduceat(rows * (1 - clicked), ties)
     before = np.cumsum(negative) - negative  # of all earlier groups, too
-    at = np.searchsorted(ties, first)
-    of_group = np.repeat(np.arange(len(first)), np.diff([*at, len(ties)]))
-    below = before - before[at][of_group]
-    pairs = np.add.reduceat(np.add.reduceat(rows * clicked, ties) * (below + negative / 2), at)
-    positives, negatives = (np.add.reduceat(rows * each, first) for each in (clicked, 1 - clicked))
+    starts = np.searchsorted(ties, first)
+    of_group = np.repeat(np.arange(len(first)), np.diff([*starts, len(ties)]))
+    below = before - before[starts][of_group]
+    pairs = np.add.reduceat(np.add.reduceat(rows * clicked, ties) * (below + negative / 2), starts)
+    positives, negatives = (np.add.reduceat(rows * clicks, first) for clicks in (clicked, 1 - clicked))
     both = (positives > 0) & (negatives > 0)
     if not both.any():
         return float("nan"), 0
@@ -246,7 +246,7 @@ def label_metrics(
     if labels.ndim == 1:
         return click_metrics(labels, probabilities, weights)
     by_label = {
-        name: click_metrics(*known_rows(labels[:, at], probabilities[:, at], weights)) for at, name in enumerate(names)
+        name: click_metrics(*known_rows(labels[:, i], probabilities[:, i], weights)) for i, name in enumerate(names)
     }
     return mean_metrics(by_label)
 
@@ -276,8 +276,8 @@ def known_rows(labels: Floats, probabilities: Floats, weights: Floats | None) ->
     Returns:
         Labels, probabilities and weights of these rows.
     """
-    known = ~np.isnan(labels)
-    return labels[known], probabilities[known], None if weights is None else weights[known]
+    labelled = ~np.isnan(labels)
+    return labels[labelled], probabilities[labelled], None if weights is None else weights[labelled]
 
 
 def calibration_error(labels: Floats, probabilities: Floats, weights: Floats | None = None) -> float:

@@ -37,7 +37,7 @@ def overview(name: str) -> dict[str, str]:
 
 def _speed_up(speed: Report) -> str:
     """The throughput of int8 and its ratio to fp32, each in its fastest engine, at the largest batch size."""
-    int8, fp32 = (_quickest(speed, each, _largest(speed)) for each in ("int8", "fp32"))
+    int8, fp32 = (_quickest(speed, precision, _largest(speed)) for precision in ("int8", "fp32"))
     rate = int8["samples_per_second"]
     return f"{rate:,.0f} ({rate / fp32['samples_per_second']:.2f}x)"
 

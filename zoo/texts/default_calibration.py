@@ -108,9 +108,9 @@ def judged(
     texts = DefaultTexts(folder)
     labels, pairs, judging = texts.labels, texts.pairs, texts.evaluation()
     del texts  # a tokenizer takes 1 KB a token
-    small, found = large_weights.used_rows(io.load(path), judging)
+    small, used = large_weights.used_rows(io.load(path), judging)
     machine.trim()
-    batches = list(found)
+    batches = list(used)
     exact = _outputs(_stock(small), batches, pairs)
     reference_session.release()
     count = sum(len(batch[MASK]) for batch in batches)
@@ -136,9 +136,9 @@ def _with_float_layers(
     """Returns the table with layers in float32, chosen on the calibration rows."""
     whole = DefaultTexts(folder).calibration()
     rows = [{name: array[i : i + JUDGED] for name, array in whole.items()} for i in range(0, len(whole[IDS]), JUDGED)]
-    small, found = large_weights.used_rows(io.load(path), rows[:: max(len(rows) // JUDGED, 1)][:JUDGED])
+    small, used = large_weights.used_rows(io.load(path), rows[:: max(len(rows) // JUDGED, 1)][:JUDGED])
     own = replace(table, graph=io.digest(small))
-    return next(with_float_layers(Quantizer(small, recipe), own, list(found), GOAL))
+    return next(with_float_layers(Quantizer(small, recipe), own, list(used), GOAL))
 
 
 def _stock(model: ir.Model) -> Run:

@@ -208,9 +208,9 @@ def evaluate(pipelines: Mapping[str, TextPipeline], data: Any, on_error: str = "
     if first.TEXTS_PER_ROW == 2:
         return {"samples": len(pairs), "skipped": skipped, **_evaluate_scores(pipelines, pairs, labels, is_ranking)}
     prompts = [first.prompts.role(role) if is_ranking else first.prompt for role in ("query", "document")]
-    texts = list(dict.fromkeys(each for pair in pairs for each in zip(prompts, pair, strict=True)))
-    index = {each: i for i, each in enumerate(texts)}
-    sides = np.array([[index[each] for each in zip(prompts, pair, strict=True)] for pair in pairs])
+    texts = list(dict.fromkeys(text for pair in pairs for text in zip(prompts, pair, strict=True)))
+    index = {text: i for i, text in enumerate(texts)}
+    sides = np.array([[index[text] for text in zip(prompts, pair, strict=True)] for pair in pairs])
     rows = [(prompt + text,) for prompt, text in texts]
     embeddings = {name: _normalize(pipeline.compute_texts(rows, "")) for name, pipeline in pipelines.items()}
     scores = {name: (vectors[sides[:, 0]] * vectors[sides[:, 1]]).sum(axis=1) for name, vectors in embeddings.items()}

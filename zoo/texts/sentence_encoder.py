@@ -98,12 +98,12 @@ class SentenceEncoder(TextPipeline):
         if normalize_embeddings:
             vectors = vector_files.normalize(vectors)
         embeddings = quantized(np.ascontiguousarray(vectors), precision)
-        found = embeddings[0] if single else embeddings
+        result = embeddings[0] if single else embeddings
         if not convert_to_tensor and convert_to_numpy:
-            return found
+            return result
         import torch
 
-        return torch.from_numpy(found) if convert_to_tensor or single else list(torch.from_numpy(found))
+        return torch.from_numpy(result) if convert_to_tensor or single else list(torch.from_numpy(result))
 
     def encode_chunks(
         self, inputs: Sequence[str], size: int, stride: int = 0, pooling: str = "none", prompt: str | None = None

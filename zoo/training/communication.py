@@ -147,24 +147,24 @@ def tuned(
     own = {"cpu": machine.fingerprint(), "host": platform.node(), "threads": torch.get_num_threads()}
     everyone: list[Any] = [None] * group.count
     distributed.all_gather_object(everyone, own)
-    sizes = [tuple(each.shape) for each in model.parameters() if each.requires_grad]
+    sizes = [tuple(weight.shape) for weight in model.parameters() if weight.requires_grad]
     key = hashlib.sha256(repr((sizes, everyone, about, asdict(start), CANDIDATES)).encode()).hexdigest()[:16]
     path = settings.home() / "communication" / f"{key}.json"
     try:
-        known = read_json(path) if group.rank == 0 and path.is_file() else None
+        cached = read_json(path) if group.rank == 0 and path.is_file() else None
     except (OSError, RequestError):
-        known = None
-    if (known := group.same(known)) is not None:
-        return dict(known)
-    found = _searched(model, group, step, start, whole)
+        cached = None
+    if (cached := group.same(cached)) is not None:
+        return dict(cached)
+    chosen = _searched(model, group, step, start, whole)
     if group.rank == 0:
-        logger.info("gradients: %s, %.2fx as fast", found["communication"], found["speedup"])
+        logger.info("gradients: %s, %.2fx as fast", chosen["communication"], chosen["speedup"])
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, found)
+            write_json(path, chosen)
         except OSError as error:
             logger.warning("cannot cache the options of the gradient exchange: %s", error)
-    return found
+    return chosen
 
 
 def _searched(
@@ -188,7 +188,7 @@ def _searched(
         tried.append({"option": "all", "value": asdict(best), "speedup": round(gain, 3), "noise": round(noise, 3)})
         if gain <= 1 + max(noise, LEAST):
             best, gain = start, 1.0
-    shares = [round(share(model, group, step, each), 3) for each in (start, best)]
+    shares = [round(share(model, group, step, options), 3) for options in (start, best)]
     return {"communication": asdict(best), "speedup": round(gain, 3), "share": shares, "tried": tried}
 
 
@@ -214,11 +214,11 @@ def compared(
         (median time of a step with `one` / with `other`, standard error of this ratio from the spreads of both). Times
         are those of the slowest process.
     """
-    wrapped = [each.wrap(copy.deepcopy(model), group) for each in (one, other)]
-    for each in wrapped:
+    wrapped = [options.wrap(copy.deepcopy(model), group) for options in (one, other)]
+    for replica in wrapped:
         for _ in range(WARM):
-            step(each)
-    times = np.array([[step_seconds(group, step, each) for each in wrapped] for _ in range(rounds)])
+            step(replica)
+    times = np.array([[step_seconds(group, step, network) for network in wrapped] for _ in range(rounds)])
     medians = np.median(times, axis=0)
     spread = 1.4826 * np.median(np.abs(times - medians), axis=0) / medians  # robust estimate of the standard deviation
     return float(medians[0] / medians[1]), float(np.sqrt((spread**2).sum() * np.pi / 2 / rounds))

@@ -56,8 +56,8 @@ class Writer:
         Returns:
             Value of the initializer.
         """
-        found = self.main.initializers.get(name)
-        return edit.initializer(self.main, name, array, self.taken) if found is None else found
+        initializer = self.main.initializers.get(name)
+        return edit.initializer(self.main, name, array, self.taken) if initializer is None else initializer
 
     def constant(self, name: str, value: NDArray[Any] | Sequence[int] | float) -> ir.Value:
         """Adds a constant as an initializer, or returns the existing one of this name.
@@ -178,7 +178,7 @@ class Writer:
                 return inputs[0]
             case "Linear":
                 weights = [
-                    self.weight(f"{path}.{key}", np.array(each.cpu())) for key, each in module.state_dict().items()
+                    self.weight(f"{path}.{key}", np.array(tensor.cpu())) for key, tensor in module.state_dict().items()
                 ]
                 return self.add("Gemm", [*inputs, *weights], path, transB=1)
             case "ReLU" | "Sigmoid" as kind:

@@ -30,5 +30,5 @@ def relative_buckets(
     distance = np.abs(ahead) if both_sides else np.maximum(-ahead, 0)
     large = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact)) / math.log(furthest / exact)
     large = np.minimum(exact + (large * (side - exact)).astype(np.int64), side - 1)
-    found: NDArray[np.int64] = np.where(distance < exact, distance, large)
-    return np.where((ahead > 0) & both_sides, side, 0) + found
+    bucket: NDArray[np.int64] = np.where(distance < exact, distance, large)
+    return np.where((ahead > 0) & both_sides, side, 0) + bucket

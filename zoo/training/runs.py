@@ -54,9 +54,9 @@ def training_files(output: Path) -> list[Path]:
     Returns:
         Paths.
     """
-    found = (*output.iterdir(), *output.glob("checkpoint/*"))
-    kept = [each for each in found if each != output / "checkpoint"]
-    return [each for each in kept if not each.match(DISTILLATION_TARGETS) and not each.match(TABLE_ROWS)]
+    paths = (*output.iterdir(), *output.glob("checkpoint/*"))
+    kept = [path for path in paths if path != output / "checkpoint"]
+    return [path for path in kept if not path.match(DISTILLATION_TARGETS) and not path.match(TABLE_ROWS)]
 
 
 def require_output(output: Path, state: str, resume: bool) -> None:
@@ -128,8 +128,8 @@ def record_of(folder: Path) -> dict[str, Any]:
         The record; {} if there is none.
     """
     trained = folder / "train.json"
-    found: dict[str, Any] = read_json(trained) if trained.is_file() else read_json(folder / CARD).get("training", {})
-    return found
+    record: dict[str, Any] = read_json(trained) if trained.is_file() else read_json(folder / CARD).get("training", {})
+    return record
 
 
 def provenance(seed: int, files: Iterable[Path], **versions: str) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def provenance(seed: int, files: Iterable[Path], **versions: str) -> dict[str, A
 
     return {
         "seed": seed,
-        "data": [{"file": each.name, "sha256": sha256(each)} for each in files if each.is_file()],
+        "data": [{"file": path.name, "sha256": sha256(path)} for path in files if path.is_file()],
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -191,8 +191,8 @@ def require_task(teacher: str | Path, task: str) -> None:
     """
     import zoo
 
-    if (found := zoo.entry_of(teacher).task) != task:
-        raise RequestError(f"found the teacher {teacher} of the task {found}, expected a model of the task {task}")
+    if (own := zoo.entry_of(teacher).task) != task:
+        raise RequestError(f"found the teacher {teacher} of the task {own}, expected a model of the task {task}")
 
 
 def require_same_run(
@@ -278,11 +278,11 @@ def plot_curves(
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(7, 4), layout="constrained")
-    epochs, first = [each["epoch"] for each in history], figure.subplots()
+    epochs, first = [entry["epoch"] for entry in history], figure.subplots()
     for scale, lines, name in ((first, left_axis, axes[0]), (first.twinx(), right, axes[1])):
         for key, (label, style) in lines.items():
             scale.plot(
-                epochs, [each[key] for each in history], style, label=label, marker="o" if len(epochs) == 1 else ""
+                epochs, [entry[key] for entry in history], style, label=label, marker="o" if len(epochs) == 1 else ""
             )
         scale.set_ylabel(name)
     first.set_xlabel("epoch")
@@ -426,7 +426,7 @@ def save_weights(path: Path, state: Mapping[str, torch.Tensor]) -> None:
     import torch
 
     with replacing(path) as temporary, temporary.open("wb") as stream:
-        torch.save({"state_dict": {name: each.detach().cpu().contiguous() for name, each in state.items()}}, stream)
+        torch.save({"state_dict": {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}}, stream)
 
 
 def fill(
@@ -445,21 +445,21 @@ def fill(
     Raises:
         RequestError: Weights are missing, unexpected or of another shape; the message lists them.
     """
-    expected = {name: each for name, each in model.state_dict().items() if not name.endswith("num_batches_tracked")}
-    found = {name: each for name, each in state.items() if not name.endswith("num_batches_tracked")}
+    expected = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith("num_batches_tracked")}
+    weights = {name: tensor for name, tensor in state.items() if not name.endswith("num_batches_tracked")}
     faults = {
-        "missing": [name for name in expected if name not in found],
-        "unexpected": [name for name in found if name not in expected],
+        "missing": [name for name in expected if name not in weights],
+        "unexpected": [name for name in weights if name not in expected],
         "of another shape": [
-            f"{name} {list(found[name].shape)}, expected {list(each.shape)}"
-            for name, each in expected.items()
-            if name in found and found[name].shape != each.shape
+            f"{name} {list(weights[name].shape)}, expected {list(tensor.shape)}"
+            for name, tensor in expected.items()
+            if name in weights and weights[name].shape != tensor.shape
         ],
     }
     if any(faults.values()):
         message = "; ".join(f"{len(names)} {kind} ({_first(names)})" for kind, names in faults.items() if names)
         raise RequestError(f"the weights in {source} are not those of this network: {message}")
-    model.load_state_dict(found, strict=False, assign=assign)
+    model.load_state_dict(weights, strict=False, assign=assign)
 
 
 def _first(names: Iterable[str], count: int = 3) -> str:

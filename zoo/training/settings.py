@@ -44,7 +44,7 @@ def require_settings(settings: Mapping[str, Any], ranges: Mapping[str, Range]) -
     for name, value in settings.items():
         expected = ranges.get(name, Range("", lambda value: True) if isinstance(value, str | bool) else ABOVE_0)
         values = value if isinstance(value, tuple) else (value,)
-        finite = all(not isinstance(each, float) or math.isfinite(each) for each in values)
+        finite = all(not isinstance(number, float) or math.isfinite(number) for number in values)
         if not (values and finite and all(map(expected.holds, values))):
             wrong.append(f"{name} {value} (expected {expected.words}{'' if finite else ', finite'})")
     if wrong:

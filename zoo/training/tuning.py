@@ -36,7 +36,7 @@ def choose(
     precision = config.precision
     if precision == "auto":
         precision = choose_precision(group, lambda bf16: time_step(model, loss, bf16))
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if config.tune_communication and group.count > 1:
 
         def step(model: nn.Module) -> None:
@@ -44,8 +44,8 @@ def choose(
             model.zero_grad(set_to_none=True)
 
         about = f"{about} {precision} {config.accumulate}"
-        found = tuned(model, group, step, start, about=about, whole=config.accumulate == 1)
-    return {"precision": precision, **found}
+        options = tuned(model, group, step, start, about=about, whole=config.accumulate == 1)
+    return {"precision": precision, **options}
 
 
 def distribute(model: nn.Module, group: Processes, chosen: Mapping[str, Any], start: Communication) -> nn.Module:
@@ -62,8 +62,8 @@ def distribute(model: nn.Module, group: Processes, chosen: Mapping[str, Any], st
     """
     if group.count == 1:
         return model
-    found = chosen.get("communication")
-    return (Communication(**found) if found else start).wrap(model, group)
+    options = chosen.get("communication")
+    return (Communication(**options) if options else start).wrap(model, group)
 
 
 def choose_precision(group: Processes, seconds: Callable[[bool], float]) -> str:
@@ -80,7 +80,7 @@ def choose_precision(group: Processes, seconds: Callable[[bool], float]) -> str:
     if group.device.type == "cuda":
         times = {"bf16" if torch.cuda.is_bf16_supported() else "fp32": 0.0}
     elif machine.has_bf16():  # elsewhere it is emulated
-        times = {each: seconds(each == "bf16") for each in ("bf16", "fp32")}
+        times = {precision: seconds(precision == "bf16") for precision in ("bf16", "fp32")}
     return str(group.same(min(times, key=times.__getitem__)))
 
 
@@ -95,13 +95,13 @@ def time_step(model: nn.Module, loss: Loss, bf16: bool) -> float:
     Returns:
         Seconds, the better of two.
     """
-    state = {name: each.clone() for name, each in model.state_dict().items()}
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        found = loss(model, bf16)
-        torch.autograd.backward(found)
-        if found.is_cuda:
+        batch_loss = loss(model, bf16)
+        torch.autograd.backward(batch_loss)
+        if batch_loss.is_cuda:
             torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     model.zero_grad(set_to_none=True)

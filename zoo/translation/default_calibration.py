@@ -106,14 +106,14 @@ def _translated(folder: ModelFolder, texts: Sequence[str], count: int) -> tuple[
         targets: list[list[int]] = []
         for first, pipeline.vocabulary in enumerate(vocabularies):
             part = pipeline.vocabulary.encode([texts[i] for i in drawn[first :: len(vocabularies)]])
-            targets += [each[0].tokens[: 2 * LENGTH] for each in pipeline.translate(part)]
+            targets += [hypotheses[0].tokens[: 2 * LENGTH] for hypotheses in pipeline.translate(part)]
             sources += part
         return sources, targets
 
 
 def _drawn(tokens: Sequence[Tokens], longest: int, count: int) -> list[int]:
     """Returns the positions of `count` texts of at most `longest` tokens with the least unknown ones, evenly drawn."""
-    short = [i for i, each in enumerate(tokens) if len(each) <= longest]
+    short = [i for i, sentence in enumerate(tokens) if len(sentence) <= longest]
     short = short or [min(range(len(tokens)), key=lambda i: len(tokens[i]))]
     unknown = [float(np.mean(tokens[i] == UNKNOWN)) for i in short]
     count = min(count, len(short))
@@ -137,9 +137,9 @@ def _beginnings(sources: Sequence[Tokens], targets: Sequence[Sequence[int]]) -> 
 def _next_tokens(model: ir.Model, batches: Sequence[Batch]) -> NDArray[np.int64]:
     """Returns the most probable next token of every sample."""
     session = reference_session.lean_session(model, "its evaluation needs", quick=True)
-    found = []
+    tokens = []
     with progress("comparing int8 and float32", len(batches)) as advance:
         for batch in batches:
-            found.append(reference_session.run(session, batch)[0].argmax(axis=1))
+            tokens.append(reference_session.run(session, batch)[0].argmax(axis=1))
             advance(1)
-    return np.concatenate(found)
+    return np.concatenate(tokens)

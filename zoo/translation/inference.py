@@ -89,8 +89,8 @@ class TranslationPipeline(Translator):
             raise RequestError(f"{faulty.where} {faulty.fault}")
         translated, unmet = self.translate_lines(lines)
         results = []
-        for line, found, missing in zip(lines, self.results(lines, translated), unmet, strict=True):
-            first, *others = (each.columns() for each in found)
+        for line, translations, missing in zip(lines, self.results(lines, translated), unmet, strict=True):
+            first, *others = (translation.columns() for translation in translations)
             more: dict[str, Any] = {"others": others} if others else {}
             if line.notes:
                 more["untranslated"] = line.untranslated
@@ -139,8 +139,8 @@ class TranslationPipeline(Translator):
         """Yields the lines of text files, plain or .gz, or of stdin ("-")."""
         for name in inputs:
             if name != STDIN and not Path(name).is_file():
-                found = f"the folder {name}" if Path(name).is_dir() else f"no file {name}"
-                raise RequestError(f"found {found}; expected text, one sentence a line, plain or .gz, or - for stdin")
+                place = f"the folder {name}" if Path(name).is_dir() else f"no file {name}"
+                raise RequestError(f"found {place}; expected text, one sentence a line, plain or .gz, or - for stdin")
             for number, text in enumerate(read_lines(name), 1):
                 where = f"{'line' if name == STDIN else f'{name}, line'} {number}"
                 prefix = str(self.target_prefix)
@@ -227,8 +227,8 @@ class TranslationPipeline(Translator):
             The hypotheses of each part; and for each line the forced words that its best translation does not contain.
         """
         demands = self.demands(lines)
-        found = self.translate([part for line in lines for part in line.parts], demands)
-        return found, unmet_words(lines, demands, [each[0] for each in found])
+        translated = self.translate([part for line in lines for part in line.parts], demands)
+        return translated, unmet_words(lines, demands, [hypotheses[0] for hypotheses in translated])
 
     def marked_line(self, where: str, markup: Markup, most: int | None = None) -> Line:
         """Tokenizes a text of which tags or placeholders were taken out.
@@ -313,22 +313,22 @@ class TranslationPipeline(Translator):
         """Implements `run` with the options of this pipeline."""
         faults, start = Counter[str](), time.perf_counter()
         count: Counter[str] = Counter()
-        names = [os.fspath(each) for each in (inputs if isinstance(inputs, list | tuple) else [inputs])]
+        names = [os.fspath(path) for path in (inputs if isinstance(inputs, list | tuple) else [inputs])]
         options = (scores, self.best > 1, self.alignments, self.word_scores)
         with translation_writer(output, *options) as write, progress("translating lines") as advance:
-            found = self._read(names, split=True)
-            while window := list(itertools.islice(found, SORT_WINDOW * self.batch_size)):
+            lines = self._read(names, split=True)
+            while window := list(itertools.islice(lines, SORT_WINDOW * self.batch_size)):
                 self.report_errors(((line.where, line.fault) for line in window), faults, on_error)
                 translated, unmet = self.translate_lines(window)
                 self._log_unmet(window, unmet, count)
                 results = self.results(window, translated)
                 before = self.first_row + count["lines"]
-                numbers = [before + i for i, each in enumerate(results, 1) for _ in each]
+                numbers = [before + i for i, translations in enumerate(results, 1) for _ in translations]
                 write(numbers, list(itertools.chain.from_iterable(results)))
                 count["lines"] += len(window)
                 count["sentences"] += sum(bool(line.pieces) and not line.fault for line in window)
                 self._log_notes(window, count)
-                count["tokens"] += sum(len(each[0].tokens) for each in translated)
+                count["tokens"] += sum(len(hypotheses[0].tokens) for hypotheses in translated)
                 advance(len(window))
             if faults and not count["sentences"] and not self.in_parts:
                 raise RequestError(
@@ -391,13 +391,13 @@ class TranslationPipeline(Translator):
         Raises:
             RequestError: There are no sentences.
         """
-        names = [os.fspath(each) for each in (data if isinstance(data, list | tuple) else [data])]
-        found = list(itertools.islice((each for each in self._read(names) if each.text or each.fault), count))
-        self.report_errors(((line.where, line.fault) for line in found), Counter(), on_error)
-        sources = self.vocabulary.encode([each.text for each in found if not each.fault])
+        names = [os.fspath(path) for path in (data if isinstance(data, list | tuple) else [data])]
+        lines = list(itertools.islice((line for line in self._read(names) if line.text or line.fault), count))
+        self.report_errors(((line.where, line.fault) for line in lines), Counter(), on_error)
+        sources = self.vocabulary.encode([line.text for line in lines if not line.fault])
         if not sources:
             raise RequestError(f"found no sentences in {', '.join(names)}; calibration needs some")
-        return decoder_samples(sources, [each[0].tokens for each in self.translate(sources)])
+        return decoder_samples(sources, [hypotheses[0].tokens for hypotheses in self.translate(sources)])
 
     def example(self, count: int, data: str | Path | None = None) -> list[str]:
         """Returns sentences for a benchmark.
@@ -434,6 +434,10 @@ def unmet_words(
         return [[] for _ in lines]
     parts = iter(zip(demands, translations, strict=True))
     return [
-        [text for asked, found in itertools.islice(parts, len(line.parts)) for text in asked.unmet(found.tokens)]
+        [
+            text
+            for asked, hypothesis in itertools.islice(parts, len(line.parts))
+            for text in asked.unmet(hypothesis.tokens)
+        ]
         for line in lines
     ]

@@ -110,7 +110,7 @@ def sections(name: str) -> str:
     ]
     if qualities := reports(zoo.SHIPPED / name / "reports", "bleu"):
         parts.append(_quality(newest(qualities)))
-    parts += [_beside_teacher(name, each) for each in reports(zoo.SHIPPED / name / "reports", "teacher")]
+    parts += [_beside_teacher(name, report) for report in reports(zoo.SHIPPED / name / "reports", "teacher")]
     for text in _texts_to_texts(name):
         rates = {engine: f"{text.rate(engine):,.0f}" for engine in text.results}
         gain = {engine: f"{text.rate(engine) / text.rate('zoo-fp32'):.2f}x" for engine in OURS}
@@ -132,7 +132,9 @@ def benchmarks(names: Sequence[str]) -> str:
     Args:
         names: Names of the models.
     """
-    threads = [_threads(name, each) for name in names for each in reports(zoo.SHIPPED / name / "reports", "threads")]
+    threads = [
+        _threads(name, report) for name in names for report in reports(zoo.SHIPPED / name / "reports", "threads")
+    ]
     engines = [_beside_engines(report) for report in reports(PEERS, "translation")]
     rewrites = [_rewrites(report) for report in reports(PEERS, "steps")]
     parts = [
@@ -177,7 +179,7 @@ def _quality(report: Report) -> str:
 def _beside_teacher(name: str, report: Report) -> str:
     content = report.content
     teacher, beams, metrics, times = (content[key] for key in ("teacher", "beams", "metrics", "times_as_fast"))
-    rates = {each: f"{rate['median']:,.0f}" for each, rate in content["sentences_per_second"].items()}
+    rates = {system: f"{rate['median']:,.0f}" for system, rate in content["sentences_per_second"].items()}
     return (
         f"- **Compared with its teacher** {teacher}, int8 in the native engine, text to text, interleaved: "
         f"{times['median']:.2f}x ({times['spread'][0]:.2f} to {times['spread'][1]:.2f}) the throughput, {rates[name]} "

@@ -188,10 +188,10 @@ class Translator(LinePipeline[NativeTranslator]):
         source, words = batch["source"], self.vocabulary.sources
         if (wrong := source[(source < 0) | (source >= words)]).size:  # before the conversion to int32
             raise RequestError(f"found token {wrong[0]}, expected 0 to {words - 1}")
-        found = self.translate([row[row != PAD].astype(np.int32) for row in source])
-        tokens = pad([one.tokens for each in found for one in each])
-        tokens = tokens.reshape(len(found), self.best, tokens.shape[1])
-        return {"tokens": tokens, "scores": np.array([[one.score for one in each] for each in found], np.float32)}
+        results = self.translate([row[row != PAD].astype(np.int32) for row in source])
+        tokens = pad([one.tokens for ranked in results for one in ranked])
+        tokens = tokens.reshape(len(results), self.best, tokens.shape[1])
+        return {"tokens": tokens, "scores": np.array([[one.score for one in ranked] for ranked in results], np.float32)}
 
     def translate(
         self, sentences: Sequence[Tokens], demands: Sequence[Demands] | None = None
@@ -205,22 +205,22 @@ class Translator(LinePipeline[NativeTranslator]):
         Returns:
             The `best` hypotheses of each sentence, in order.
         """
-        found: list[list[Hypothesis]] = [[Hypothesis([], 0.0)] * self.best for _ in sentences]
-        full = [i for i, each in enumerate(sentences) if len(each) > self.vocabulary.frame]
+        results: list[list[Hypothesis]] = [[Hypothesis([], 0.0)] * self.best for _ in sentences]
+        full = [i for i, sentence in enumerate(sentences) if len(sentence) > self.vocabulary.frame]
         order = sorted(full, key=lambda i: len(sentences[i]))
         if self._native is not None:
             order.reverse()  # a finished sentence is replaced by the next
             translated = self._translate_native(self._native, *_chosen(sentences, demands, order))
-            for i, each in zip(order, translated, strict=True):
-                found[i] = each
-            return found
+            for i, ranked in zip(order, translated, strict=True):
+                results[i] = ranked
+            return results
         for group in _by_prefix(order, demands):
             lengths = [len(sentences[i]) for i in group]
             for a, b in batch_by_tokens(lengths, MEAN_TOKENS * self.batch_size, self.batch_size):
                 batch = group[a:b]
-                for i, each in zip(batch, self._search(*_chosen(sentences, demands, batch)), strict=True):
-                    found[i] = each
-        return found
+                for i, ranked in zip(batch, self._search(*_chosen(sentences, demands, batch)), strict=True):
+                    results[i] = ranked
+        return results
 
     def _translate_native(
         self, native: NativeTranslator, sentences: Sequence[Tokens], demands: Sequence[Demands] | None
@@ -228,8 +228,8 @@ class Translator(LinePipeline[NativeTranslator]):
         """Translates sentences in native code."""
         limits, words = self._limits(sentences, demands)
         options = self._options(max(len(sentences), 1))
-        found = native.translate(sentences, limits, words=words, demands=demands, **options)
-        return [[Hypothesis(tokens, score) for tokens, score in each] for each in found]
+        translations = native.translate(sentences, limits, words=words, demands=demands, **options)
+        return [[Hypothesis(tokens, score) for tokens, score in ranked] for ranked in translations]
 
     def _options(self, most: int) -> dict[str, Any]:
         """Returns the options of the native translator. most: maximum number of sentences at once."""
@@ -261,22 +261,22 @@ class Translator(LinePipeline[NativeTranslator]):
         self, sentences: Sequence[Tokens], demands: Sequence[Demands] | None
     ) -> tuple[list[int], list[Tokens] | None]:
         """Returns the maximum length and the shortlist of each translation."""
-        limits = [self.rules.limit(len(each), self.positions) for each in sentences]
+        limits = [self.rules.limit(len(sentence), self.positions) for sentence in sentences]
         before = len(self._rules().prefix) if demands else 0
-        for i, each in enumerate(demands or ()):
-            if each.prefix and not self.rules.most:
-                limits[i] = min(limits[i] + len(each.prefix), self.positions)
-            if limits[i] <= len(each.prefix) + before:
+        for i, need in enumerate(demands or ()):
+            if need.prefix and not self.rules.most:
+                limits[i] = min(limits[i] + len(need.prefix), self.positions)
+            if limits[i] <= len(need.prefix) + before:
                 raise RequestError(
-                    f"found a target prefix of {len(each.prefix)} tokens; expected fewer than the {limits[i]} of a "
+                    f"found a target prefix of {len(need.prefix)} tokens; expected fewer than the {limits[i]} of a "
                     "translation"
                 )
         if self.shortlist is None:
             return limits, None
-        words = [self.shortlist.allowed(each.tolist()).astype(np.int32) for each in sentences]
-        for i, each in enumerate(demands or ()):
-            if each.phrases:
-                words[i] = np.union1d(words[i], [token for phrase in each.phrases for token in phrase]).astype(np.int32)
+        words = [self.shortlist.allowed(sentence.tolist()).astype(np.int32) for sentence in sentences]
+        for i, need in enumerate(demands or ()):
+            if need.phrases:
+                words[i] = np.union1d(words[i], [token for phrase in need.phrases for token in phrase]).astype(np.int32)
         return limits, words
 
     def stream(self) -> TranslationStream:
@@ -314,8 +314,8 @@ class Translator(LinePipeline[NativeTranslator]):
                 "best": np.array([self.best]),
                 "growth": np.array((0, self.rules.most) if self.rules.most else LENGTH_LIMIT),
             }
-            found = self._search_session.run({**batch, "length_penalty": np.array([self.length_penalty], np.float32)})
-            return hypotheses(found["tokens"], found["scores"])
+            outputs = self._search_session.run({**batch, "length_penalty": np.array([self.length_penalty], np.float32)})
+            return hypotheses(outputs["tokens"], outputs["scores"])
         limits, allowed = self._limits(sentences, demands)
         stepping = self._stepping if self._search_session is None else self._open_steps()
         if stepping is not None:
@@ -336,7 +336,7 @@ class Translator(LinePipeline[NativeTranslator]):
             best=self.best,
             rules=self._rules(),
             allowed=allowed,  # type: ignore[arg-type]
-            sources=[each.tolist() for each in sentences],
+            sources=[sentence.tolist() for sentence in sentences],
             demands=demands,
         )
 
@@ -382,7 +382,7 @@ class Translator(LinePipeline[NativeTranslator]):
 
     def _changed_rules(self, values: Mapping[str, Any]) -> SearchConfig:
         """Returns the model's rules with checked options."""
-        same = {each.name for each in dataclasses.fields(SearchConfig)}
+        same = {field.name for field in dataclasses.fields(SearchConfig)}
         names = {**{name: name for name in values if name in same}, "max_tokens": "most", "beam_groups": "groups"}
         rules: dict[str, Any] = {names[name]: value for name, value in values.items() if name in names}
         rules.pop("bad_words", None)
@@ -419,7 +419,7 @@ class Translator(LinePipeline[NativeTranslator]):
             with contextlib.suppress(RequestError):
                 tokens = self._phrase(text)
             parts = {tokens[i:j] for i in range(len(tokens)) for j in range(i + 1, len(tokens) + 1)}
-            if not tokens or len(tokens) > room or parts & {*rules.bad_words, *((each,) for each in rules.banned)}:
+            if not tokens or len(tokens) > room or parts & {*rules.bad_words, *((token,) for token in rules.banned)}:
                 impossible.append(text)
             else:
                 possible[text] = tokens
@@ -462,11 +462,11 @@ class Translator(LinePipeline[NativeTranslator]):
             For each translation float64 [tokens]; 0 for tokens that every translation begins with.
         """
         rules = self._rules()
-        allowed = [self.shortlist.allowed(each.tolist()) for each in sources] if self.shortlist else None
-        found = self.forced.scores(sources, targets, allowed, rules.banned if rules.renormalize else ())
-        for scores in found:
+        allowed = [self.shortlist.allowed(source.tolist()) for source in sources] if self.shortlist else None
+        results = self.forced.scores(sources, targets, allowed, rules.banned if rules.renormalize else ())
+        for scores in results:
             scores[: len(rules.prefix)] = 0
-        return found
+        return results
 
     def _rules(self) -> SearchConfig:
         """Returns the search options with the prefix of the chosen target language."""

@@ -144,9 +144,9 @@ class ImagePipeline(GraphPipeline):
     @functools.cached_property
     def columns(self) -> dict[str, Any]:
         """Types of the columns that `run` writes besides file and error, see `pipelines.data.tables.writing`."""
-        some = range(2, min(TOP, self.classes) + 1)
+        ranks = range(2, min(TOP, self.classes) + 1)
         more: dict[str, Any] = {
-            name: kind for i in some for name, kind in ((f"label{i}", str), (f"probability{i}", np.float64))
+            name: kind for i in ranks for name, kind in ((f"label{i}", str), (f"probability{i}", np.float64))
         }
         return {"label": str, "index": np.int64, "probability": np.float64, **more}
 
@@ -160,9 +160,9 @@ class ImagePipeline(GraphPipeline):
     @functools.cached_property
     def class_names(self) -> list[str] | None:
         """Class names of the model's card, classes.txt or train.json; None if there are none."""
-        found = self.folder.card.details.get("classes")
-        if isinstance(found, list):
-            return [str(each) for each in found]
+        classes = self.folder.card.details.get("classes")
+        if isinstance(classes, list):
+            return [str(name) for name in classes]
         file = IMAGENET if self.folder.card.details.get("names") == IMAGENET.stem else self.path / CLASSES_FILE
         try:
             if file.is_file():
@@ -170,7 +170,7 @@ class ImagePipeline(GraphPipeline):
         except (OSError, UnicodeDecodeError) as error:
             raise RequestError(f"cannot read {file}: {error}; expected the class names in UTF-8, one a line") from error
         trained = self.path / "train.json"
-        return [str(each) for each in read_json(trained)["classes"]] if trained.is_file() else None
+        return [str(name) for name in read_json(trained)["classes"]] if trained.is_file() else None
 
     def names(self, classes: int) -> list[str]:
         """Returns the names of all outputs: `class_names`, or "class 0", "class 1", ...
@@ -182,8 +182,8 @@ class ImagePipeline(GraphPipeline):
             RequestError: The model has another number of class names.
         """
         if len(self._names) != classes:
-            given = self.class_names or [f"class {index}" for index in range(classes - self.background)]
-            names = [*["background"] * self.background, *given] if len(given) == classes - self.background else given
+            labels = self.class_names or [f"class {index}" for index in range(classes - self.background)]
+            names = [*["background"] * self.background, *labels] if len(labels) == classes - self.background else labels
             if len(names) != classes:
                 raise RequestError(
                     f"{self.path} names {len(names)} classes, but its network has {classes} outputs; correct its "
@@ -237,18 +237,18 @@ class ImagePipeline(GraphPipeline):
         names = [name_of(image) for image in images]
         return Loaded(names, faults, pixels[: len(contexts)], spent[0], spent[1], contexts)
 
-    def fill(self, decoded: NDArray[np.uint8], pixels: NDArray[Any], at: int) -> Any:
+    def fill(self, decoded: NDArray[np.uint8], pixels: NDArray[Any], index: int) -> Any:
         """Preprocesses an image into a batch.
 
         Args:
             decoded: uint8 [height, width, 3], RGB.
             pixels: The batch.
-            at: Position in the batch.
+            index: Position in the batch.
 
         Returns:
             What `results` needs of the image.
         """
-        prepare(decoded, self.spec, pixels[at])
+        prepare(decoded, self.spec, pixels[index])
 
     def compute(self, batch: Loaded) -> dict[str, NDArray[Any]]:
         """Returns the outputs of `predict` for the readable images of a batch.
@@ -332,7 +332,7 @@ class ImagePipeline(GraphPipeline):
             "skipped": skipped,
             "seconds": round(seconds["wall"], 3),
             "images_per_second": round(count / seconds["wall"], 2),
-            "split_ms": {name: round(1e3 * each / max(count, 1), 4) for name, each in seconds.items()},
+            "split_ms": {name: round(1e3 * total / max(count, 1), 4) for name, total in seconds.items()},
             "engine": self.engine,
             "precision": self.precision,
         }
@@ -342,8 +342,8 @@ class ImagePipeline(GraphPipeline):
         cells: dict[str, list[Any]] = {name: [] for name in columns}
         remaining = iter(results)
         for name, fault in zip(batch.names, batch.faults, strict=True):
-            found = [{"error": as_text(fault.removeprefix(f"{name} "))}] if fault else self.rows(next(remaining))
-            for row in found or [{}]:  # a detector may find nothing
+            rows = [{"error": as_text(fault.removeprefix(f"{name} "))}] if fault else self.rows(next(remaining))
+            for row in rows or [{}]:  # a detector may find nothing
                 for column, values in cells.items():
                     value = as_text(name) if column == "file" else row.get(column)
                     values.append(round(value, DIGITS) if isinstance(value, float) else value)
@@ -420,8 +420,8 @@ def best_classes(scores: NDArray[np.float32], names: Sequence[str], softmax: boo
     Raises:
         ZooError: A score is not finite.
     """
-    some = min(TOP, len(scores))
-    top = scores.argpartition(-some)[-some:]
+    count = min(TOP, len(scores))
+    top = scores.argpartition(-count)[-count:]
     top.sort()  # equal scores keep the order of their classes, as in argmax
     top = top[(-scores[top]).argsort(kind="stable")]
     if not np.isfinite(scores[top]).all():  # NaN counts as the largest

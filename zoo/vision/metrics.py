@@ -57,23 +57,23 @@ def find_labelled(pipeline: ImagePipeline, data: Any) -> tuple[list[Item], NDArr
     items = find_images(data)
     chosen = next((name for name in HELD_OUT if name in {item.split for item in items}), None)
     items = [item for item in items if chosen is None or item.split == chosen]
-    given = sorted({item.label for item in items})
-    names, known = pipeline.class_names, pipeline.names(pipeline.classes)
-    index = {name: i for i, name in enumerate(known)}
-    if names is None or not set(given) <= index.keys():
-        if all(label.isdecimal() for label in given):
-            index = {label: int(label) + pipeline.background for label in given}
-        elif names is None and len(given) == len(known) - pipeline.background:
-            index = {label: i + pipeline.background for i, label in enumerate(given)}
-    if unknown := [label for label in given if not 0 <= index.get(label, -1) < len(known)]:
+    labels = sorted({item.label for item in items})
+    names, classes = pipeline.class_names, pipeline.names(pipeline.classes)
+    index = {name: i for i, name in enumerate(classes)}
+    if names is None or not set(labels) <= index.keys():
+        if all(label.isdecimal() for label in labels):
+            index = {label: int(label) + pipeline.background for label in labels}
+        elif names is None and len(labels) == len(classes) - pipeline.background:
+            index = {label: i + pipeline.background for i, label in enumerate(labels)}
+    if unknown := [label for label in labels if not 0 <= index.get(label, -1) < len(classes)]:
         what = (
-            f"names {', '.join(known[:3])}, ..."
+            f"names {', '.join(classes[:3])}, ..."
             if names
-            else f"numbers its classes 0 to {len(known) - 1 - pipeline.background}"
+            else f"numbers its classes 0 to {len(classes) - 1 - pipeline.background}"
         )
         examples = ", ".join(unknown[:10]) + (", ..." if len(unknown) > 10 else "")
         raise RequestError(
-            f"{len(unknown)} of the {len(given)} labels are no class of {pipeline.folder.card.name}: {examples}; "
+            f"{len(unknown)} of the {len(labels)} labels are no class of {pipeline.folder.card.name}: {examples}; "
             f"it {what}"
         )
     return items, np.array([index[item.label] for item in items], np.int64)
@@ -95,7 +95,7 @@ def rank_images(
     """
     parts: dict[str, list[Ranked]] = {name: [] for name in pipelines}
     faults: list[str] = []
-    at = 0
+    start = 0
     with (
         closing(next(iter(pipelines.values())).stream(images, on_error)) as batches,
         progress("evaluating images", len(images)) as advance,
@@ -103,8 +103,8 @@ def rank_images(
         for batch in batches:
             well = [not fault for fault in batch.faults]
             faults += [fault for fault in batch.faults if fault]
-            right = labels[at : at + len(well)][well]
-            at += len(well)
+            right = labels[start : start + len(well)][well]
+            start += len(well)
             for name, pipeline in pipelines.items() if len(right) else ():
                 parts[name].append(rank(pipeline.predict({INPUT: batch.pixels})[OUTPUT], right))
             advance(len(well))

@@ -30,7 +30,7 @@ def overview(name: str) -> dict[str, str]:
         return {}
     report = newest(measured)
     int8 = _quickest(report, "int8")
-    top1 = " / ".join(f"{100 * report.content['quality']['metrics'][each]['top1']:.2f}" for each in ("fp32", "int8"))
+    top1 = " / ".join(f"{100 * report.content['quality']['metrics'][name]['top1']:.2f}" for name in ("fp32", "int8"))
     return {
         "top-1, %": top1,
         **{cpu_column(report): _speed_up(report) for report in measured},
@@ -40,7 +40,7 @@ def overview(name: str) -> dict[str, str]:
 
 def _speed_up(report: Report) -> str:
     """The latency of int8 from JPEG to label and its ratio to fp32, each in its fastest engine."""
-    int8, fp32 = (_quickest(report, each) for each in ("int8", "fp32"))
+    int8, fp32 = (_quickest(report, name) for name in ("int8", "fp32"))
     latency = int8["latency_ms"]["p50"]
     return f"{latency:.2f} ({fp32['latency_ms']['p50'] / latency:.2f}x)"
 
@@ -120,7 +120,7 @@ def _speed_by_engine(report: Report) -> str:
         fp32, int8 = results.get(("fp32", engine)), results["int8", engine]
         before = (fp32 or _quickest(report, "fp32"))["latency_ms"]["p50"]
         latency = int8["latency_ms"]["p50"]
-        rates = [f"{each['offline']['images_per_second']:,.0f}" if each else "-" for each in (fp32, int8)]
+        rates = [f"{entry['offline']['images_per_second']:,.0f}" if entry else "-" for entry in (fp32, int8)]
         cells = [f"{before:.2f}" if fp32 else "-", f"{latency:.2f}", f"{before / latency:.2f}x", " / ".join(rates)]
         rows.append([engine, *cells])
     columns = [
@@ -215,21 +215,21 @@ def _networks_alone(report: Report) -> str:
             "batch 1, AVX2 only, 7-bit weights": model["avx2"],
             "batch 1, AVX2 only, 8-bit weights": model["avx2_8_bits"],
         }
-        for part, found in parts.items():
-            if found:
+        for part, times in parts.items():
+            if times:
                 peers = [
-                    f"{found[each]['ms']['median']:.2f} ({found[each]['native_is']:.2f}x)" if each in found else ""
-                    for each in engines
+                    f"{times[peer]['ms']['median']:.2f} ({times[peer]['native_is']:.2f}x)" if peer in times else ""
+                    for peer in engines
                 ]
-                rows.append([model["model"], part, f"{found['native']['ms']['median']:.2f}", *peers])
+                rows.append([model["model"], part, f"{times['native']['ms']['median']:.2f}", *peers])
         first = {
-            name: [each[key]["median"] for key in ("ms", "megabytes")] for name, each in model["first_call"].items()
+            name: [call[key]["median"] for key in ("ms", "megabytes")] for name, call in model["first_call"].items()
         }
         rows.append(
             [
                 model["model"],
                 "first call of a process, ms; MB (PSS)",
-                *("{:.0f}; {:.0f}".format(*first[each]) if each in first else "" for each in ("native", *engines)),
+                *("{:.0f}; {:.0f}".format(*first[name]) if name in first else "" for name in ("native", *engines)),
             ]
         )
     limits = "; ".join(

@@ -71,10 +71,10 @@ def run_scenario(
         raise RequestError(f"count is {count}; expected at least 1 image")
     minimums = {name: share for name, share in (least or {}).items() if share is not None}
     images, labels = _images(pipelines[0], data, minimums)
-    for each in pipelines:
-        each.predict(each.blank())  # engine "auto" selects an engine
+    for pipe in pipelines:
+        pipe.predict(pipe.blank())  # engine "auto" selects an engine
     results: list[dict[str, Any]] = [
-        {"engine": each.engine, "precision": each.precision, "threads": each.threads} for each in pipelines
+        {"engine": opened.engine, "precision": opened.precision, "threads": opened.threads} for opened in pipelines
     ]
     if labels is not None:
         for result, metrics in zip(results, _accuracy(pipelines, images, labels, minimums), strict=True):
@@ -88,11 +88,11 @@ def run_scenario(
                 {"mean": whole.mean()} | {f"p{q}": np.percentile(whole, q) for q in (50, 90, 99)}
             )
             result["split_ms"] = _rounded(dict(zip(STEPS, times.mean(axis=0), strict=True)))
-    for each, result, offline in zip(pipelines, results, _offline(pipelines, chosen), strict=True):
+    for pipe, result, offline in zip(pipelines, results, _offline(pipelines, chosen), strict=True):
         result["offline"] = offline
-        path = graph_file(each.folder, each.precision, each.engine)
+        path = graph_file(pipe.folder, pipe.precision, pipe.engine)
         result["model_mb"] = round(path.stat().st_size / 1e6, 4)
-        result["memory_mb"] = memory_mb(Configuration(each.engine, each.precision, path), each.blank(), each.threads)
+        result["memory_mb"] = memory_mb(Configuration(pipe.engine, pipe.precision, path), pipe.blank(), pipe.threads)
         if price_per_hour is not None:
             result["cost_per_million"] = round(price_per_hour / 3600 / offline["images_per_second"] * 1e6, 4)
     return {"scenario": scenario, "samples": 0 if labels is None else len(labels), "images": count, "results": results}
@@ -115,14 +115,14 @@ def _images(
 def _accuracy(
     pipelines: Sequence[ImagePipeline], images: Sequence[Any], labels: NDArray[np.int64], minimums: Mapping[str, float]
 ) -> list[dict[str, float]]:
-    ranked, _ = rank_images({str(index): each for index, each in enumerate(pipelines)}, images, labels)
-    metrics = [class_metrics(each) for each in ranked.values()]
-    for pipeline, found in zip(pipelines, metrics, strict=True):
+    ranked, _ = rank_images({str(index): pipeline for index, pipeline in enumerate(pipelines)}, images, labels)
+    metrics = [class_metrics(ranks) for ranks in ranked.values()]
+    for pipeline, quality in zip(pipelines, metrics, strict=True):
         for name, share in minimums.items():
-            if found[name] < share:
+            if quality[name] < share:
                 who = f"{pipeline.folder.card.name} in {pipeline.precision}, {pipeline.engine}"
                 raise ZooError(
-                    f"{who}: {name} is {found[name]:.4f} on {len(labels):,} images, expected {share:g} or more; "
+                    f"{who}: {name} is {quality[name]:.4f} on {len(labels):,} images, expected {share:g} or more; "
                     "nothing was timed"
                 )
     return metrics
@@ -136,23 +136,23 @@ def _one_by_one(pipelines: Sequence[ImagePipeline], images: Sequence[Path | Item
             block = [content(image) for image in images[start : start + BLOCK]]
             for pipeline, taken in zip(pipelines, times, strict=True):
                 _steps(pipeline, block[-1])  # warms the caches after the turns of other pipelines
-                taken += [_steps(pipeline, each) for each in block]
+                taken += [_steps(pipeline, data) for data in block]
             advance(len(block))
     return [np.array(taken) for taken in times]
 
 
 def _steps(pipeline: ImagePipeline, data: bytes) -> list[float]:
     """Measures the milliseconds of every step from the content of a file to its classes."""
-    at = [time.perf_counter()]
+    times = [time.perf_counter()]
     decoded = decode(data, smallest=pipeline.smallest)
-    at.append(time.perf_counter())
+    times.append(time.perf_counter())
     pixels = prepare(decoded, pipeline.spec)
-    at.append(time.perf_counter())
+    times.append(time.perf_counter())
     out = pipeline.predict({INPUT: pixels[None]})
-    at.append(time.perf_counter())
+    times.append(time.perf_counter())
     pipeline.postprocess(out)
-    at.append(time.perf_counter())
-    return [1e3 * (after - before) for before, after in itertools.pairwise(at)]
+    times.append(time.perf_counter())
+    return [1e3 * (after - before) for before, after in itertools.pairwise(times)]
 
 
 def _offline(pipelines: Sequence[ImagePipeline], images: Sequence[Path | Item]) -> list[dict[str, Any]]:
@@ -173,7 +173,7 @@ def _offline(pipelines: Sequence[ImagePipeline], images: Sequence[Path | Item]) 
             "images_per_second": round(len(images) / taken, 2),
             "batch_size": size,
             "workers": pipeline.workers,
-            "by_batch": {str(each): round(rate, 2) for each, rate in rates.items()},
+            "by_batch": {str(size): round(rate, 2) for size, rate in rates.items()},
         }
         for pipeline, taken, size, rates in zip(pipelines, seconds, best, tried, strict=True)
     ]
@@ -192,4 +192,4 @@ def _seconds(pipeline: ImagePipeline, images: Sequence[Path | Item], batch_size:
 
 
 def _rounded(milliseconds: Mapping[str, Any]) -> dict[str, float]:
-    return {name: round(float(each), 5) for name, each in milliseconds.items()}
+    return {name: round(float(value), 5) for name, value in milliseconds.items()}

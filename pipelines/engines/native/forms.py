@@ -85,10 +85,10 @@ class Forms:
         try:
             if kept := existing(self.path, *place, SUFFIX, _holds):
                 return str(files.read_json(kept)["form"])
-            found = self._decided()  # outside the lock of derived files, since timings have another
+            decided = self._decided()  # outside the lock of derived files, since timings have another
 
             def keep(_: Path, path: Path) -> None:
-                files.write_json(path, self._replaced(_kept(path), *found))
+                files.write_json(path, self._replaced(_kept(path), *decided))
 
             return str(files.read_json(derived(self.path, *place, keep, SUFFIX, _holds))["form"])
         except ZooError as error:
@@ -117,27 +117,27 @@ class Forms:
                 digest = f"{digest} sharing {model.shared}"
                 choices.append(choose(digest, rankers, random_batch(model, RANKED), finest=self.names))
         times = {
-            name: sum(each.milliseconds.get(name, np.inf) / min(each.milliseconds.values()) for each in choices)
+            name: sum(choice.milliseconds.get(name, np.inf) / min(choice.milliseconds.values()) for choice in choices)
             for name in self.names
         }
         form = next(name for name, share in times.items() if share <= (1 + MARGIN) * min(times.values()))
         logger.info("%s runs in the form %s", self.path, form)
-        settled = all(each.settled for each in choices)
+        settled = all(choice.settled for choice in choices)
         return {"form": form, "settled": settled, "made": time.time()}, times
 
-    def _replaced(self, kept: dict[str, Any], found: dict[str, Any], times: dict[str, float]) -> dict[str, Any]:
+    def _replaced(self, kept: dict[str, Any], choice: dict[str, Any], times: dict[str, float]) -> dict[str, Any]:
         """Returns a new choice; it has the form that was kept unless a settled timing shows that another is faster."""
-        form = kept.get("form", found["form"])
-        if form == found["form"] or form not in self.names:
-            return found
-        if not found["settled"] or times[form] <= (1 + MARGIN) * times[found["form"]]:
-            return {**found, "form": form}
+        form = kept.get("form", choice["form"])
+        if form == choice["form"] or form not in self.names:
+            return choice
+        if not choice["settled"] or times[form] <= (1 + MARGIN) * times[choice["form"]]:
+            return {**choice, "form": form}
         logger.warning(
             "%s runs in the form %s from now on, which is faster than %s on this machine: results differ in the last "
             "digits; --form %s keeps the form before",
-            *(self.path, found["form"], form, form),
+            *(self.path, choice["form"], form, form),
         )
-        return found
+        return choice
 
     def _read(self) -> list[ClickModel]:
         with recommender_files.readable(self.path):
@@ -147,7 +147,7 @@ class Forms:
         if self._timed and not timed:  # mapped anew, so that no tables of other forms stay in memory
             self._models, self._timed = self._read(), False
         self._timed |= timed
-        model = next(each for each in self._models if each.form == form)
+        model = next(model for model in self._models if model.form == form)
         with recommender_files.readable(self.path):
             return ProgramSession(ProgramGraph(self.path, threads, model), validate=not timed)
 
@@ -172,8 +172,8 @@ class _Ranker:
 def _kept(path: Path) -> dict[str, Any]:
     """Returns a choice that is kept; {} if it is missing or damaged."""
     try:
-        found = files.read_json(path)
-        return found if isinstance(found["form"], str) and isinstance(found["made"], float) else {}
+        choice = files.read_json(path)
+        return choice if isinstance(choice["form"], str) and isinstance(choice["made"], float) else {}
     except (KeyError, OSError, TypeError, ZooError):
         return {}
 
@@ -205,7 +205,7 @@ def random_batch(model: ClickModel, size: int) -> Batch:
     """
     generator, batch = np.random.default_rng(0), {}
     for name, dtype, shape in model.inputs:
-        width = (size, *(each or 1 for each in shape[1:]))
+        width = (size, *(side or 1 for side in shape[1:]))
         if name == model.fed[0]:
             batch[name] = generator.integers(0, np.maximum(model.program.rows, 1), width, np.dtype(dtype))
         else:

@@ -57,7 +57,7 @@ class ClickModel:
     shared: SharedInputs | None = None
 
 
-CLASSES = {each.__name__: each for each in (ClickModel, ClickProgram, LinearLayer, SharedInputs, *STEPS.values())}
+CLASSES = {kind.__name__: kind for kind in (ClickModel, ClickProgram, LinearLayer, SharedInputs, *STEPS.values())}
 
 
 @contextlib.contextmanager
@@ -131,8 +131,8 @@ def store(source: Path, path: Path) -> None:
         RequestError: The graph has no click program.
     """
     graph = _graph(source)
-    tensors = [each.const_value for each in graph.graph.initializers.values()]
-    outside = {(each.numpy().ctypes.data, each.nbytes): each.offset or 0 for each in tensors if _is_outside(each)}  # type: ignore[union-attr]
+    tensors = [weight.const_value for weight in graph.graph.initializers.values()]
+    outside = {(table.numpy().ctypes.data, table.nbytes): table.offset or 0 for table in tensors if _is_outside(table)}  # type: ignore[union-attr]
     program_file.save(path, _models(graph, source), CLASSES, VERSION, outside)
 
 
@@ -152,7 +152,7 @@ def _models(model: ir.Model, path: Path) -> list[ClickModel]:
     from pipelines.kernels.recommenders import parallel_embedding
     from pipelines.kernels.recommenders.from_graph import click_program
 
-    found = []
+    models = []
     with readable(path):
         inputs = [(str(value.name), *_port(value)) for value in model.graph.inputs]
         outputs = [str(value.name) for value in model.graph.outputs]
@@ -160,15 +160,15 @@ def _models(model: ir.Model, path: Path) -> list[ClickModel]:
         for node in model.graph:
             if (node.domain, node.op_type) == (DOMAIN, ClickProgram.name):
                 fed, program = _names(node.inputs[:3]), click_program(node)
-                found.append(ClickModel(str(node.name), inputs, fed, outputs, program, shared))
-            elif (node.domain, node.op_type) == (DOMAIN, parallel_embedding.PARALLEL_EMBEDDING) and not found:
+                models.append(ClickModel(str(node.name), inputs, fed, outputs, program, shared))
+            elif (node.domain, node.op_type) == (DOMAIN, parallel_embedding.PARALLEL_EMBEDDING) and not models:
                 program = parallel_embedding.program_of(node)
                 return [ClickModel("folded", inputs, [*_names(node.inputs[:2]), None], outputs, program)]
-    if not found:
+    if not models:
         raise RequestError(
             f"{path} has no {ClickProgram.name} operator; the engine native runs the native.onnx of a model folder"
         )
-    return found
+    return models
 
 
 def _names(values: Sequence[ir.Value | None]) -> list[str | None]:
@@ -178,4 +178,4 @@ def _names(values: Sequence[ir.Value | None]) -> list[str | None]:
 def _port(value: ir.Value) -> tuple[str, list[int | None]]:
     """Returns dtype and shape of an input."""
     assert value.dtype is not None and value.shape is not None
-    return value.dtype.numpy().str, [each if isinstance(each, int) else None for each in value.shape]
+    return value.dtype.numpy().str, [size if isinstance(size, int) else None for size in value.shape]

@@ -149,7 +149,7 @@ class ProgramGraph:
                 return _listed(program.rank(items, positions, *arrays))
             parts = np.array_split(positions, min(self.threads, count // CHUNK))
             results = self._pool.map(lambda part: _listed(program.rank(items, part, *arrays)), parts)
-            return [np.concatenate(each) for each in zip(*results, strict=True)]
+            return [np.concatenate(parts) for parts in zip(*results, strict=True)]
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -171,13 +171,13 @@ class ProgramGraph:
         if self._pool is None or (count := len(batch[str(self.fed[0])])) < 2 * CHUNK:
             return _listed(program(*arrays))
         bounds = np.linspace(0, count, min(self.threads, count // CHUNK) + 1).astype(int)
-        parts = [[None if each is None else each[a:b] for each in arrays] for a, b in itertools.pairwise(bounds)]
+        parts = [[None if array is None else array[a:b] for array in arrays] for a, b in itertools.pairwise(bounds)]
         try:
-            results = [_listed(each) for each in self._pool.map(lambda part: program(*part), parts)]
+            results = [_listed(outputs) for outputs in self._pool.map(lambda part: program(*part), parts)]
         except IndexError:
             program(*arrays)  # names the row of the whole batch
             raise
-        return [np.concatenate(each) for each in zip(*results, strict=True)]
+        return [np.concatenate(pieces) for pieces in zip(*results, strict=True)]
 
 
 class ProgramSession(Asynchronous):
@@ -204,13 +204,13 @@ class ProgramSession(Asynchronous):
         self._validate(batch)
         graph = self._graph
         if graph.threads > 1:
-            found = graph.call(batch)
+            results = graph.call(batch)
         else:
             try:  # fast path without checks of the arrays
-                found = _listed(graph.program(*[None if name is None else batch[name] for name in graph.fed]))
+                results = _listed(graph.program(*[None if name is None else batch[name] for name in graph.fed]))
             except Exception:  # converts the arrays, or raises a clear error
-                found = graph.call(batch)
-        return dict(zip(graph.outputs, found, strict=True))
+                results = graph.call(batch)
+        return dict(zip(graph.outputs, results, strict=True))
 
     def run_shared(self, batch: Batch, shared: SharedInputs) -> dict[str, NDArray[Any]]:
         """See `Asynchronous.run_shared`."""
@@ -277,8 +277,8 @@ class ProgramItems:
 
     def run(self, positions: NDArray[np.int64], user: Batch) -> dict[str, NDArray[Any]]:
         """See `PrecomputedItems`."""
-        found = self.graph.rank(self.program, self.items, positions, user)
-        return dict(zip(self.graph.outputs, found, strict=True))
+        results = self.graph.rank(self.program, self.items, positions, user)
+        return dict(zip(self.graph.outputs, results, strict=True))
 
 
 def unvalidated(path: Path, threads: int, form: str) -> Run:
@@ -292,7 +292,7 @@ def unvalidated(path: Path, threads: int, form: str) -> Run:
     Returns:
         Its `run`.
     """
-    model = next(each for each in recommender_files.opened(path) if each.form == form)
+    model = next(candidate for candidate in recommender_files.opened(path) if candidate.form == form)
     return ProgramSession(ProgramGraph(path, threads, model), validate=False).run
 
 
@@ -306,7 +306,7 @@ def in_numpy(path: Path, _: int, form: str, **__: Any) -> Expected:
     Returns:
         A function to the outputs of a batch.
     """
-    model = next(each for each in recommender_files.opened(path) if each.form == form)
+    model = next(candidate for candidate in recommender_files.opened(path) if candidate.form == form)
 
     def outputs(batch: Batch, _: Batch) -> dict[str, NDArray[Any]]:
         arrays: list[Any] = [None if name is None else batch[name] for name in model.fed]
@@ -315,5 +315,5 @@ def in_numpy(path: Path, _: int, form: str, **__: Any) -> Expected:
     return outputs
 
 
-def _listed(found: Any) -> list[NDArray[Any]]:
-    return list(found) if isinstance(found, tuple) else [found]
+def _listed(results: Any) -> list[NDArray[Any]]:
+    return list(results) if isinstance(results, tuple) else [results]

@@ -84,13 +84,13 @@ class NativeTexts:
             RequestError: Tokens, types or lengths are out of range.
         """
         kinds = types if self._types > 1 else np.zeros_like(types)
-        arrays = [np.ascontiguousarray(each, np.int32) for each in (tokens, kinds)]
+        arrays = [np.ascontiguousarray(array, np.int32) for array in (tokens, kinds)]
         try:
-            counts = [None if each is None else np.ascontiguousarray(each, np.int64) for each in (lengths, attended)]
-            found: NDArray[np.float32] = self._encoder.compute(*arrays, counts[0], self.threads, counts[1])
+            counts = [None if array is None else np.ascontiguousarray(array, np.int64) for array in (lengths, attended)]
+            result: NDArray[np.float32] = self._encoder.compute(*arrays, counts[0], self.threads, counts[1])
         except (TypeError, ValueError) as error:
             raise RequestError(f"the native encoder cannot compute this: {one_line(error)}") from error
-        return found
+        return result
 
 
 def unvalidated(path: str | Path | ir.Model, threads: int, output: str, ids: str, mask: str, types: str) -> Run:
@@ -112,12 +112,12 @@ def unvalidated(path: str | Path | ir.Model, threads: int, output: str, ids: str
     def run(batch: Batch) -> dict[str, NDArray[Any]]:
         chosen, attended = _tokens(batch, mask), (batch[mask] != 0).sum(axis=1)
         kinds = batch.get(types, np.zeros_like(batch[ids]))[chosen]
-        found = native.compute(batch[ids][chosen], kinds, chosen.sum(axis=1), attended if LENGTHS in batch else None)
+        result = native.compute(batch[ids][chosen], kinds, chosen.sum(axis=1), attended if LENGTHS in batch else None)
         if native.by_token:
             rows = np.zeros((*chosen.shape, native.width), np.float32)
-            rows[chosen] = found
-            found = rows
-        return {output: found}
+            rows[chosen] = result
+            result = rows
+        return {output: result}
 
     return run
 
@@ -138,8 +138,8 @@ def unpadded(path: Path, threads: int, output: str, ids: str, mask: str, *_: str
     """
     expect = onnxruntime(path, threads, optimize=optimize)
 
-    def run(batch: Batch, found: Batch) -> dict[str, NDArray[Any]]:
-        outputs = expect({name: array for name, array in batch.items() if name != LENGTHS}, found)
+    def run(batch: Batch, results: Batch) -> dict[str, NDArray[Any]]:
+        outputs = expect({name: array for name, array in batch.items() if name != LENGTHS}, results)
         if outputs[output].ndim == 3:  # a row a token
             outputs[output] = np.where(_tokens(batch, mask)[..., None], outputs[output], np.float32(0))
         return outputs

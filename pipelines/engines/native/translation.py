@@ -55,9 +55,9 @@ class NativeTranslator:
 
     def __init__(self, path: str | Path | ir.Model, threads: int = 1, isa: str = "") -> None:
         machine.require_threads(threads)
-        known = isinstance(path, str | Path) and Path(path).suffix == program_file.SUFFIX
+        packed = isinstance(path, str | Path) and Path(path).suffix == program_file.SUFFIX
         self._programs: Callable[[], tuple[EncoderProgram, DecoderProgram]] = functools.partial(
-            program_file.load if known else _mapped,
+            program_file.load if packed else _mapped,
             path,  # type: ignore[arg-type]
         )
         encoder, decoder = self._programs()
@@ -106,12 +106,12 @@ class NativeTranslator:
         if isinstance(draft, Mapping):
             draft = build_draft(draft, self._programs()[1])
         with _reported():
-            found = native.compile_speculation(self._decoder, copies, draft)
+            speculation = native.compile_speculation(self._decoder, copies, draft)
             if costs is None:
-                found.measure()
+                speculation.measure()
             else:
-                found.assume(costs)
-        return Speculation(found)
+                speculation.assume(costs)
+        return Speculation(speculation)
 
     def translate(
         self,
@@ -160,10 +160,10 @@ class NativeTranslator:
         arrays, last = _arrays(sources, limits), -1 if end is None else end
         others = {**_rules(rules), **_words(words), **_demands(demands), **_speculation(speculation)}
         with _reported():
-            found: list[list[Translation]] = self._decoder.translate(
+            translations: list[list[Translation]] = self._decoder.translate(
                 self._encoder, *arrays, start, last, beam, best, float(length_penalty), slots, self.threads, **others
             )
-        return found
+        return translations
 
     def stream(
         self,
@@ -241,8 +241,8 @@ class NativeTranslator:
         listed = _words(words)
         shortlists = (listed["words"], listed["word_counts"]) if listed else None
         with _reported():
-            found = self._decoder.forced_scores(self._encoder, *pairs, start, self.threads, [*excluded], shortlists)
-        return np.split(found.ravel(), np.cumsum(lengths)[:-1])
+            scores = self._decoder.forced_scores(self._encoder, *pairs, start, self.threads, [*excluded], shortlists)
+        return np.split(scores.ravel(), np.cumsum(lengths)[:-1])
 
     def forced_attention(
         self,
@@ -270,9 +270,9 @@ class NativeTranslator:
         """
         pairs, lengths = _pairs(sources, targets)
         with _reported():
-            found = self._decoder.forced_attention(self._encoder, *pairs, start, self.threads, layer, [*heads])
+            weights = self._decoder.forced_attention(self._encoder, *pairs, start, self.threads, layer, [*heads])
         shapes = [(count, len(source)) for count, source in zip(lengths, sources, strict=True)]
-        parts = np.split(found.ravel(), np.cumsum([a * b for a, b in shapes])[:-1])
+        parts = np.split(weights.ravel(), np.cumsum([a * b for a, b in shapes])[:-1])
         return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     @property
@@ -343,8 +343,8 @@ class TranslationStream:
         Returns:
             (number, translations, error or "") of each sentence; empty after the timeout, and at the end of the stream.
         """
-        found: list[tuple[int, list[Translation], str]] = self._native.finished(seconds)
-        return found
+        translations: list[tuple[int, list[Translation], str]] = self._native.finished(seconds)
+        return translations
 
     def cancel(self, number: int) -> None:
         """Cancels a sentence.
@@ -361,14 +361,14 @@ class TranslationStream:
 
 def _arrays(sources: Sequence[NDArray[np.int32]], limits: Sequence[int] | NDArray[np.int64]) -> tuple[Any, ...]:
     """Returns tokens, lengths and limits as arrays; raises RequestError for tokens outside of int32."""
-    tokens = np.concatenate([np.asarray(each).ravel() for each in sources]) if len(sources) else np.zeros(0, np.int32)
+    tokens = np.concatenate([np.asarray(ids).ravel() for ids in sources]) if len(sources) else np.zeros(0, np.int32)
     if tokens.dtype != np.int32:  # the kernels check the range of int32 tokens
         if tokens.dtype.kind not in "iu" or (tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < 2**31):
             raise RequestError(
                 f"the native translator takes tokens, integers of 32 bits from 0 on; found others, or {tokens.dtype}"
             )
         tokens = tokens.astype(np.int32)
-    lengths = np.array([len(each) for each in sources], np.int64)
+    lengths = np.array([len(ids) for ids in sources], np.int64)
     return tokens, lengths, np.ascontiguousarray(limits, np.int64)
 
 
@@ -376,8 +376,8 @@ def _pairs(
     sources: Sequence[NDArray[np.int32]], targets: Sequence[Sequence[int]]
 ) -> tuple[tuple[NDArray[Any], ...], list[int]]:
     """Returns tokens and lengths of sources and targets, and the lengths of the targets."""
-    lengths = [len(each) for each in targets]
-    tokens = [np.asarray(each, np.int32) for each in targets]
+    lengths = [len(target) for target in targets]
+    tokens = [np.asarray(target, np.int32) for target in targets]
     return (*_arrays(sources, [])[:2], *_arrays(tokens, [])[:2]), lengths
 
 
@@ -391,14 +391,14 @@ def _rules(rules: Mapping[str, Any] | None) -> dict[str, Any]:
 def _demands(demands: Sequence[Any] | None) -> dict[str, Any]:
     if demands is None:
         return {}
-    marks = next((each.marks for each in demands if each.phrases), None)  # the same of all
-    return {"demands": [(each.prefix, each.phrases) for each in demands], "word_marks": marks}
+    marks = next((demand.marks for demand in demands if demand.phrases), None)  # the same of all
+    return {"demands": [(demand.prefix, demand.phrases) for demand in demands], "word_marks": marks}
 
 
 def _words(words: Sequence[NDArray[np.int32]] | None) -> dict[str, Any]:
     if words is None:
         return {}
-    counts = np.array([len(each) for each in words], np.int64)
+    counts = np.array([len(shortlist) for shortlist in words], np.int64)
     return {"words": np.concatenate([np.zeros(0, np.int32), *words]), "word_counts": counts}
 
 

@@ -43,7 +43,7 @@ def unvalidated(path: Path, threads: int, start: int, end: int, padding: int) ->
             native.share_words(functools.reduce(np.intersect1d, words))
         most = min(TOKENS, native.positions)
         slots = max(len(sources) // 2, 1)  # the others replace finished sentences
-        found = [
+        translations = [
             native.translate(
                 sources,
                 [most] * len(sources),
@@ -60,7 +60,7 @@ def unvalidated(path: Path, threads: int, start: int, end: int, padding: int) ->
         ]
         tokens = np.full((len(sources), BEAM + 1, TOKENS), padding)
         scores = np.zeros(tokens.shape[:2])
-        for i, hypotheses in enumerate(zip(*found, strict=True)):
+        for i, hypotheses in enumerate(zip(*translations, strict=True)):
             for k, (hypothesis, score) in enumerate(one for several in hypotheses for one in several):
                 whole = [*hypothesis, end][:most]
                 tokens[i, k, : len(whole)] = whole

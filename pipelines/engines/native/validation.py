@@ -156,7 +156,7 @@ def compare(model: NativeModel, batch: Batch, *others: Batch) -> dict[str, Any]:
         whole = expect(batch, run(batch))
     except ZooError:
         return {}
-    each = (time.perf_counter() - start) / count
+    seconds = (time.perf_counter() - start) / count
     one: dict[str, NDArray[Any]] = {}
     noise: float | None = None  # that optimizations of the reference make
     with contextlib.suppress(ZooError):  # a fixed batch size
@@ -165,7 +165,7 @@ def compare(model: NativeModel, batch: Batch, *others: Batch) -> dict[str, Any]:
     result: dict[str, Any] = {"difference": 0.0, "fault": "", "refused": False, "sizes": []}
     sizes = dict.fromkeys((count, *(SIZES if one else ())))
     for samples, size in (*((batch, size) for size in sizes), *((other, length(other)) for other in others)):
-        is_slow = each * size > BUDGET / 2 or time.perf_counter() - start > BUDGET
+        is_slow = seconds * size > BUDGET / 2 or time.perf_counter() - start > BUDGET
         if samples is batch and result["sizes"] and is_slow:
             continue
         example = resized(samples, size)

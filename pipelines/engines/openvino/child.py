@@ -27,7 +27,7 @@ class _Child:
 
     def __init__(self) -> None:
         self.owner = os.getpid()
-        code = _START.format(path=[each or os.getcwd() for each in sys.path], idle=IDLE)  # noqa: PTH109
+        code = _START.format(path=[path or os.getcwd() for path in sys.path], idle=IDLE)  # noqa: PTH109
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen([sys.executable, "-c", code], **pipes)
 

@@ -100,7 +100,7 @@ def correct_form(graph: Graph, batch: Batch, size: int, sizes: Sequence[int] = S
     with _CHOOSING:
         verdict = _known(graph)
         if verdict is None or (verdict.form and size not in verdict.sizes):
-            others = [each for each in sizes if each != size] if size and verdict is None else []
+            others = [other for other in sizes if other != size] if size and verdict is None else []
             verdict = _judge(graph, verdict or Verdict(), batch, size, others)
     if not verdict.form:
         fault = next(iter(verdict.faults.values()))
@@ -115,7 +115,7 @@ def _judge(graph: Graph, verdict: Verdict, batch: Batch, size: int, others: Sequ
 
     Those are compared at the worst batch size first, and the best of them at all sizes.
     """
-    sizes = [size, *others, *(each for each in verdict.sizes if each != size)]
+    sizes = [size, *others, *(other for other in verdict.sizes if other != size)]
     whole = {verdict.form: _probe(graph, verdict.form, batch, [size, *others])}
     if (first := whole[verdict.form]) is None:  # the batch is faulty, or there is no reference: nothing to compare
         return verdict
@@ -125,17 +125,17 @@ def _judge(graph: Graph, verdict: Verdict, batch: Batch, size: int, others: Sequ
         for form in FORMS[FORMS.index(verdict.form) + 1 :]:
             probed[form] = _probe(replace(graph, cached=False), form, batch, worst) or first
     while True:
-        limit = min(ALIKE, 10 * max(EXPECTED, min(each["difference"] for each in probed.values())))
-        form = next((form for form, each in probed.items() if each["difference"] <= limit), "")
+        limit = min(ALIKE, 10 * max(EXPECTED, min(result["difference"] for result in probed.values())))
+        form = next((form for form, result in probed.items() if result["difference"] <= limit), "")
         if not form or form in whole:
             break
         whole[form] = probed[form] = _probe(graph, form, batch, sizes) or first
-    if not form and (all(each["refused"] for each in probed.values()) or not machine.has_vnni()):
+    if not form and (all(result["refused"] for result in probed.values()) or not machine.has_vnni()):
         return replace(verdict, sizes=[*verdict.sizes, size])  # the session says why; or saturated, which is known
     kept = verdict.sizes if form == verdict.form else ()
     faults = verdict.faults
     if form != verdict.form:
-        faults = faults | {each: found["fault"] for each, found in probed.items() if each != form}
+        faults = faults | {name: result["fault"] for name, result in probed.items() if name != form}
     if form and form != verdict.form:
         logger.warning("%s runs in openvino with %s: %s", graph.path, form, next(iter(faults.values())))
     return _remember(graph, Verdict(form, sorted({*kept, *probed[form]["sizes"]}) if form else [], faults))
@@ -153,9 +153,9 @@ def _known(graph: Graph) -> Verdict | None:
     """The verdict of this process or of an earlier one."""
     if (path := _file(graph)) not in _VERDICTS and path.is_file():
         try:
-            found = Verdict(**files.read_json(path))
-            if found.form in (*FORMS, "") and all(isinstance(each, int) for each in found.sizes):
-                _VERDICTS[path] = found
+            verdict = Verdict(**files.read_json(path))
+            if verdict.form in (*FORMS, "") and all(isinstance(size, int) for size in verdict.sizes):
+                _VERDICTS[path] = verdict
         except (AttributeError, TypeError, ZooError):
             path.unlink(missing_ok=True)
     return _VERDICTS.get(path)

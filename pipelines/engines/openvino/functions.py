@@ -23,11 +23,11 @@ def read_exact_results(network: Any) -> int:
     Returns:
         Number of removed pairs.
     """
-    found = 0
+    removed = 0
     for op in network.get_ordered_ops():
         if op.get_type_name() == "FakeQuantize" and _is_layer(op.input_value(0)):
-            found += _skip(op)
-    return found
+            removed += _skip(op)
+    return removed
 
 
 def _skip(quantize: Any) -> bool:
@@ -35,20 +35,20 @@ def _skip(quantize: Any) -> bool:
     dequantized = _end(quantize)
     if dequantized is None:
         return False
-    readers = [each.get_node() for each in dequantized.get_target_inputs()]
-    functions = [each for each in readers if each.get_type_name() in FUNCTIONS]
-    gates = {_end_or_self(each).get_node().get_name(): _end_or_self(each) for each in functions}
-    products = [each for each in readers if each not in functions]
-    if not functions or not all(_is_gated(each, gates) for each in products):
+    readers = [port.get_node() for port in dequantized.get_target_inputs()]
+    functions = [reader for reader in readers if reader.get_type_name() in FUNCTIONS]
+    gates = {_end_or_self(function).get_node().get_name(): _end_or_self(function) for function in functions}
+    products = [reader for reader in readers if reader not in functions]
+    if not functions or not all(_is_gated(product, gates) for product in products):
         return False
     exact = quantize.input_value(0)
-    for each in list(dequantized.get_target_inputs()):
-        each.replace_source_output(exact)
-    for each in functions if products else []:
-        end = _end_or_self(each)
+    for target in list(dequantized.get_target_inputs()):
+        target.replace_source_output(exact)
+    for target in functions if products else []:
+        end = _end_or_self(target)
         if all(reader.get_node() in products for reader in end.get_target_inputs()):
             for reader in list(end.get_target_inputs()):
-                reader.replace_source_output(each.output(0))
+                reader.replace_source_output(target.output(0))
     return True
 
 
@@ -78,7 +78,7 @@ def _end(quantize: Any) -> Any:
 
 def _end_or_self(function: Any) -> Any:
     """Returns the output of a function, after the pair that is its only reader, if any."""
-    readers = [each.get_node() for each in function.output(0).get_target_inputs()]
+    readers = [port.get_node() for port in function.output(0).get_target_inputs()]
     if len(readers) == 1 and readers[0].get_type_name() == "FakeQuantize":
         return _end(readers[0]) or function.output(0)
     return function.output(0)
@@ -87,5 +87,5 @@ def _end_or_self(function: Any) -> Any:
 def _is_gated(product: Any, gates: dict[str, Any]) -> bool:
     """Returns whether an operator multiplies the tensor by one of its functions."""
     return product.get_type_name() == "Multiply" and any(
-        product.input_value(at).get_node().get_name() in gates for at in range(2)
+        product.input_value(index).get_node().get_name() in gates for index in range(2)
     )

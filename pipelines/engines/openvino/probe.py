@@ -72,14 +72,14 @@ def check_as_opened(graph: dict[str, Any], batch: Batch) -> dict[str, Any]:
         {"difference", "fault", "refused", "sizes"}, see `child.probe`; {} if no shape is dynamic, no operator is int8,
         or ONNX Runtime refuses the model.
     """
-    given, result = Graph(**graph), {"difference": 0.0, "fault": "", "refused": False, "sizes": []}
+    spec, result = Graph(**graph), {"difference": 0.0, "fault": "", "refused": False, "sizes": []}
     try:
-        reference = OnnxRuntimeSession(given.path, given.threads, given.model)
+        reference = OnnxRuntimeSession(spec.path, spec.threads, spec.model)
     except ZooError:
         return {}
     shapes: list[str] = []
     try:
-        session = _Uncached(given.path, given.threads, given.model, given.precision)
+        session = _Uncached(spec.path, spec.threads, spec.model, spec.precision)
         if (run := session.as_opened()) is None:
             return {}
         for example, compared in variants(session.inputs, batch, _affordable(reference, batch)):
@@ -110,8 +110,8 @@ def _affordable(reference: OnnxRuntimeSession, batch: Batch) -> int:
     start = time.perf_counter()
     with contextlib.suppress(ZooError):
         reference.run(batch)
-    each = (time.perf_counter() - start) / max(length(batch), 1)
-    return int(np.clip(SHARE * BUDGET / each, 2, LONG))
+    seconds = (time.perf_counter() - start) / max(length(batch), 1)
+    return int(np.clip(SHARE * BUDGET / seconds, 2, LONG))
 
 
 def check(graph: dict[str, Any], form: str, batch: Batch, sizes: Sequence[int]) -> dict[str, Any]:
@@ -127,35 +127,35 @@ def check(graph: dict[str, Any], form: str, batch: Batch, sizes: Sequence[int]) 
         {"difference", "fault", "refused", "sizes", "worst"}, see `child.probe`; {} if ONNX Runtime does not run the
         batch.
     """
-    given = Graph(**graph)
+    spec = Graph(**graph)
     try:
-        reference = OnnxRuntimeSession(given.path, given.threads, given.model)
+        reference = OnnxRuntimeSession(spec.path, spec.threads, spec.model)
         start = time.perf_counter()
         reference.run(resized(batch, sizes[0]))
     except ZooError:
         return {}
-    each = (time.perf_counter() - start) / max(sizes[0], 1)
+    seconds = (time.perf_counter() - start) / max(sizes[0], 1)
     dynamic: OpenVinoSession | None = None
     padded = form == DYNAMIC  # no batch is
     result: dict[str, Any] = {"difference": 0.0, "fault": "", "refused": False, "sizes": []}
     for size in sizes:
-        if result["sizes"] and (each * size > SHARE * BUDGET or time.perf_counter() - start > BUDGET):
+        if result["sizes"] and (seconds * size > SHARE * BUDGET or time.perf_counter() - start > BUDGET):
             continue
         example = resized(batch, size)
         try:
             expected = reference.run(example)
         except ZooError:
             continue
-        cached = given.cached and size == sizes[0]
+        cached = spec.cached and size == sizes[0]
         for _ in range(1 + cached):  # compiled, and from the cache
             kind = OpenVinoSession if cached else _Uncached
             try:
-                session = dynamic or kind(given.path, given.threads, given.model, given.precision, form=form)
-                found = session.run(example)
+                session = dynamic or kind(spec.path, spec.threads, spec.model, spec.precision, form=form)
+                outputs = session.run(example)
             except ZooError as error:
                 return {"difference": np.inf, "fault": one_line(error), "refused": True, "sizes": []}
             try:
-                share, name = largest_difference("openvino", found, expected)
+                share, name = largest_difference("openvino", outputs, expected)
                 if share > ALIKE and share <= tolerance(reference, example, expected):
                     share = ALIKE
                 fault = difference("openvino", name, share)
@@ -173,8 +173,8 @@ def check(graph: dict[str, Any], form: str, batch: Batch, sizes: Sequence[int]) 
         dynamic = session if form == DYNAMIC else None
     if result["sizes"] and (len(sizes) > 1 or not sizes[0]):
         few = resized(batch, min(sizes[0], 2))
-        for _ in range(1 + given.cached):
-            if fault := _fault_of_growth(given, form, reference, few, bool(sizes[0]), result["difference"]):
+        for _ in range(1 + spec.cached):
+            if fault := _fault_of_growth(spec, form, reference, few, bool(sizes[0]), result["difference"]):
                 return result | {"difference": np.inf, "fault": f"with {form}, {fault}", "worst": sizes[0]}
     return result
 

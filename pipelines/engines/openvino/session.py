@@ -226,14 +226,14 @@ class OpenVinoSession(Asynchronous):
                 results = request.infer(padded, share_inputs=True)  # outputs are copied
         except RuntimeError as error:
             raise RequestError(f"openvino cannot run {self.path} on this batch: {brief(error)}") from error
-        found = dict(zip(self._outputs, results.values(), strict=True))
+        outputs = dict(zip(self._outputs, results.values(), strict=True))
         if size in (0, count):
-            return found
-        odd = [name for name, array in found.items() if array.shape[:1] != (size,)]
+            return outputs
+        odd = [name for name, array in outputs.items() if array.shape[:1] != (size,)]
         if count and odd:
             self._samples_first = False
             return self.run(batch)
-        return {name: array if name in odd else array[:count] for name, array in found.items()}
+        return {name: array if name in odd else array[:count] for name, array in outputs.items()}
 
     def as_opened(self) -> Callable[[Batch], dict[str, NDArray[Any]]] | None:
         """Compiles the file as users open it, with dynamic shapes and no changes.

@@ -193,7 +193,7 @@ def canonical(texts: pa.Array, separator: str = LIST) -> pa.Array:
         texts = pc.replace_substring_regex(texts, r"^(False|false|FALSE)$", "0")
         odd = pc.match_substring_regex(texts, _ODD).fill_null(False)
         if pc.any(odd).as_py():
-            canonical_texts = [_canonical(each, separator) for each in texts.filter(odd).to_pylist()]
+            canonical_texts = [_canonical(text, separator) for text in texts.filter(odd).to_pylist()]
             texts = pc.replace_with_mask(texts, odd, pa.array(canonical_texts, pa.string()))
     return pc.if_else(pc.is_in(texts, pa.array(MISSING)), pa.scalar(None, pa.string()), texts)
 
@@ -264,7 +264,7 @@ def as_text(value: Any, separator: str = LIST) -> str | None:
         text = str(value)
     elif isinstance(value, list | tuple | np.ndarray | pa.Array | pa.ChunkedArray):
         items = np.atleast_1d(value) if isinstance(value, np.ndarray) else value
-        text = separator.join(each for item in items if (each := as_text(item, separator)) is not None)
+        text = separator.join(part for item in items if (part := as_text(item, separator)) is not None)
     else:
         raise TypeError(f"found a value of type {type(value).__name__}")
     return None if text in _NO_VALUES else text

@@ -106,9 +106,9 @@ class RowBatcher:
         while begin < count:
             self._arrays = self._arrays or self._new(self.rows)
             end = min(count, begin + self.rows - self.count)
-            for array, each in zip(self._arrays, encoded, strict=True):
-                array[self.count : self.count + end - begin] = each[begin:end]
-            self._others.append(tuple(None if each is None else each[begin:end] for each in others))
+            for array, source in zip(self._arrays, encoded, strict=True):
+                array[self.count : self.count + end - begin] = source[begin:end]
+            self._others.append(tuple(None if other is None else other[begin:end] for other in others))
             if len(places):
                 here = (places >= begin * width) & (places < end * width)
                 self._left.append((places[here] + (self.count - begin) * width, columns[here], values[here]))
@@ -119,8 +119,8 @@ class RowBatcher:
     def flush(self) -> Iterator[ParsedRows]:
         """Yields the remaining rows, if any."""
         if self.count:
-            others = [None if each[0] is None else np.concatenate(each) for each in zip(*self._others, strict=True)]
-            parsed = ParsedRows(*(each[: self.count] for each in self._arrays), *others)
+            others = [None if cuts[0] is None else np.concatenate(cuts) for cuts in zip(*self._others, strict=True)]
+            parsed = ParsedRows(*(array[: self.count] for array in self._arrays), *others)
             none = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
             left: Any = tuple(map(np.concatenate, zip(*self._left, strict=True))) if self._left else none
             self.finish(parsed, left)
@@ -175,8 +175,8 @@ def _new_parser(
         return None
     options = RAW_MISSING, *features.shape, isa, features.schema.canonical
     parser = native.LogParser(len(columns), delimiter, form, *options)
-    known = add_columns(parser, features, {name: at for at, name in enumerate(columns) if name in names})
-    return parser if known else None
+    supported = add_columns(parser, features, {name: index for index, name in enumerate(columns) if name in names})
+    return parser if supported else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -340,9 +340,9 @@ class CsvReader:
                     kept += arrays[0]
                     yield from batcher.add(arrays)
                 records += met
-                rest = buffer[begin + taken : end]
-                buffer, begin, end = following, left - len(rest), following_end
-                buffer[begin:left] = rest
+                tail = buffer[begin + taken : end]
+                buffer, begin, end = following, left - len(tail), following_end
+                buffer[begin:left] = tail
             yield from batcher.flush()
 
     def _again(self, bad: OnBadRow | None, rows: int, kept: int) -> Iterator[pa.RecordBatch]:
@@ -382,16 +382,16 @@ class CsvReader:
             parsed.ids[:, field.start : field.start + field.width] = field.last
             if field.scale >= 0:
                 parsed.scales[:, field.scale] = 0
-        for at in numbers:
-            parsed.numbers[:, at] = features.fills[at]
-            if at in features.indicators:
-                parsed.numbers[:, len(features.numbers) + features.indicators.index(at)] = 1
+        for number in numbers:
+            parsed.numbers[:, number] = features.fills[number]
+            if number in features.indicators:
+                parsed.numbers[:, len(features.numbers) + features.indicators.index(number)] = 1
 
     @cached_property
     def _unread(self) -> tuple[list[Field], list[int]]:
         """Fields and indices of numbers that are not read."""
         fields = [field for field in self.features.fields if field.name not in self.names]
-        numbers = [at for at, column in enumerate(self.features.numbers) if column.name not in self.names]
+        numbers = [number for number, column in enumerate(self.features.numbers) if column.name not in self.names]
         return fields, numbers
 
 
@@ -436,14 +436,14 @@ def add_columns(parser: Any, encoding: Encoding, places: Mapping[str, int]) -> b
                 add = parser.known_list if field.is_list else parser.known
                 add(place, field.start, field.values.to_pylist(), *of_list)
     tables = encoding.scaled_whole(LOWEST, HIGHEST)
-    for at, column in enumerate(encoding.numbers):
+    for index, column in enumerate(encoding.numbers):
         if column.name not in places:
             continue
-        if np.isnan(tables[at]).any():
+        if np.isnan(tables[index]).any():
             return False
-        gap = len(encoding.numbers) + encoding.indicators.index(at) if at in encoding.indicators else -1
-        scaling, scale, fill = column.encoding["type"], _linear(column.encoding), float(encoding.fills[at])
-        parser.number(places[column.name], at, gap, scaling, *scale, fill, tables[at])
+        gap = len(encoding.numbers) + encoding.indicators.index(index) if index in encoding.indicators else -1
+        scaling, scale, fill = column.encoding["type"], _linear(column.encoding), float(encoding.fills[index])
+        parser.number(places[column.name], index, gap, scaling, *scale, fill, tables[index])
     for column in encoding.schema.of("label", "weight", "timestamp"):
         if column.name in places:
             parser.real(places[column.name], native_unit(column.unit) or column.kind)

@@ -55,7 +55,7 @@ class Rows:
         return len(self.index)
 
     def __getitem__(self, rows: Any) -> Rows:
-        return Rows(*(None if each is None else each[rows] for each in self._arrays()))  # type: ignore[arg-type]
+        return Rows(*(None if array is None else array[rows] for array in self._arrays()))  # type: ignore[arg-type]
 
     def _arrays(self) -> tuple[Any, ...]:
         return self.ids, self.numbers, self.scales, self.labels, self.weights, self.times, self.index, self.kept
@@ -175,11 +175,11 @@ class Field:
             ids = hash_buckets(texts, int(encoding["buckets"])) + np.int32(encoding["type"] == "hash")
         elif encoding["type"] == "id":
             numbers = parse_floats(texts)
-            known = (numbers >= 0) & (numbers < self.rows) & (numbers == np.floor(numbers))
-            if outside is not None and not known.all():
+            valid = (numbers >= 0) & (numbers < self.rows) & (numbers == np.floor(numbers))
+            if outside is not None and not valid.all():
                 filled = pc.not_equal(texts, "").fill_null(False).to_numpy(zero_copy_only=False)
-                outside[self.name] += int(np.count_nonzero(filled & ~known))
-            return np.where(known, numbers, encoding.get("unknown", UNKNOWN)).astype(np.int32)
+                outside[self.name] += int(np.count_nonzero(filled & ~valid))
+            return np.where(valid, numbers, encoding.get("unknown", UNKNOWN)).astype(np.int32)
         else:
             values = self.values if pa.types.is_string(texts.type) else self.values.cast(texts.type)
             places = pc.index_in(texts, value_set=values, skip_nulls=True)
@@ -215,9 +215,9 @@ class Field:
         values, lengths = self.split(texts)
         rows = np.repeat(np.arange(len(texts)), lengths)
         filled = pc.not_equal(values, "").to_numpy(zero_copy_only=False)
-        known = self.ids(values, outside)
+        ids = self.ids(values, outside)
         if self.column.encoding["type"] == "id" or self.column.encoding.get("skip_unknown"):
-            filled &= known > 0
+            filled &= ids > 0
         index, rows = np.flatnonzero(filled), rows[filled]
         counts = np.bincount(rows, minlength=len(texts))
         places = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -225,7 +225,7 @@ class Field:
         kept, counts = places >= 0, np.minimum(counts, self.width)
         index, rows, places = index[kept], rows[kept], places[kept]
         places = counts[rows] - 1 - places if self.is_sequence else places
-        return PlacedItems(known[index], index, rows, places, lengths, counts)
+        return PlacedItems(ids[index], index, rows, places, lengths, counts)
 
     def items(self, texts: pa.Array, outside: Counter[str] | None = None) -> tuple[NDArray[np.int32], Floats]:
         """Encodes lists of items. Spaces around items are ignored, as are items without text.
@@ -291,7 +291,7 @@ class Encoding:
     @cached_property
     def indicators(self) -> tuple[int, ...]:
         """Indices of the numbers that have a missing-value indicator."""
-        return tuple(i for i, each in enumerate(self.numbers) if each.missing and "fill" not in each.encoding)
+        return tuple(i for i, column in enumerate(self.numbers) if column.missing and "fill" not in column.encoding)
 
     @cached_property
     def fills(self) -> Floats:
@@ -307,17 +307,17 @@ class Encoding:
             sum(field.scale >= 0 for field in self.fields),
         )
 
-    def scaled(self, at: int, x: NDArray[np.float64]) -> Any:
+    def scaled(self, number: int, x: NDArray[np.float64]) -> Any:
         """Scales the values of one number as `schema.ENCODINGS` defines.
 
         Args:
-            at: Index of the number among `numbers`.
+            number: Index of the number among `numbers`.
             x: Values, float64 [n]; NaN where missing.
 
         Returns:
             Scaled values, float [n]; NaN where missing.
         """
-        encoding = self.numbers[at].encoding
+        encoding = self.numbers[number].encoding
         match encoding["type"]:
             case "value":
                 return x
@@ -376,17 +376,17 @@ class Encoding:
         Returns:
             Scaled values, float64 [n]; NaN where missing.
         """
-        scaled, known = np.empty_like(x), np.zeros(len(self.numbers), bool)
+        scaled, done = np.empty_like(x), np.zeros(len(self.numbers), bool)
         for scale, which, low, high in self._by_logarithm:  # all columns of a kind at once
-            known |= which
+            done |= which
             chosen = which[columns]
             if chosen.all():
                 return scale(x, low[columns], high[columns])
             of = columns[chosen]
             scaled[chosen] = scale(x[chosen], low[of], high[of])
-        for at in np.flatnonzero(~known):
-            chosen = columns == at
-            scaled[chosen] = self.scaled(int(at), x[chosen])
+        for number in np.flatnonzero(~done):
+            chosen = columns == number
+            scaled[chosen] = self.scaled(int(number), x[chosen])
         return scaled
 
     @cached_property
@@ -396,8 +396,8 @@ class Encoding:
         log1ps, scaled = ([encoding["type"] == kind for encoding in encodings] for kind in ("log1p", "log1p-min-max"))
         low = np.array([encoding.get("minimum", 0) for encoding in encodings], np.float64)
         most = [
-            np.log1p(each["maximum"] - each["minimum"]) if log else 1
-            for each, log in zip(encodings, log1ps, strict=True)
+            np.log1p(encoding["maximum"] - encoding["minimum"]) if log else 1
+            for encoding, log in zip(encodings, log1ps, strict=True)
         ]
         bounds = [np.array([encoding.get(bound, 0) for encoding in encodings], np.float32) for bound in ("low", "high")]
         groups: list[tuple[Callable[..., Any], NDArray[np.bool_], NDArray[Any], NDArray[Any]]] = [
@@ -418,7 +418,7 @@ class Encoding:
         """
         if (tables := self._tables.get((start, stop))) is None:
             x = np.arange(start, stop, dtype=np.float64)
-            scaled = [self.scaled(at, x).astype(np.float32) for at in range(len(self.numbers))]
+            scaled = [self.scaled(number, x).astype(np.float32) for number in range(len(self.numbers))]
             tables = self._tables[start, stop] = np.array(scaled, np.float32).reshape(len(scaled), len(x))
         return tables
 
@@ -428,7 +428,7 @@ class Encoding:
 
     def _gaps(self, field: Field, columns: Mapping[str, pa.Array], when: NDArray[np.float64] | None) -> NDArray[Any]:
         """Encodes the times of a sequence's items as ids of time gaps, int32 [n, width]."""
-        sequence = next(each for each in self.fields if each.name == field.column.gaps_of)
+        sequence = next(other for other in self.fields if other.name == field.column.gaps_of)
         values, lengths = field.split(columns[field.name])
         seconds = times.seconds_since_1970(values, field.column.unit)
         out = np.full((len(lengths), field.width), field.last, np.int32)
@@ -473,14 +473,14 @@ class Encoding:
 
         zero = 0.0 if self.schema.canonical else -0.0  # added, it makes -0 that is canonical 0
         values = np.zeros((count, numbers), np.float32)
-        for at, column in enumerate(self.numbers):
-            values[:, at] = self.scaled(at, parse_floats(columns[column.name]) + zero)
+        for number, column in enumerate(self.numbers):
+            values[:, number] = self.scaled(number, parse_floats(columns[column.name]) + zero)
         self.fill(values)
         labels, weights = None, np.ones(count, np.float32)
         if labelled:
             labels = label_values(self.schema, columns)
-            for each in [column for column in self.schema.of("weight") if column.name in columns]:
-                weights = (parse_floats(columns[each.name]) + zero).astype(np.float32)
+            for weight in [column for column in self.schema.of("weight") if column.name in columns]:
+                weights = (parse_floats(columns[weight.name]) + zero).astype(np.float32)
         when = index.astype(np.float64) if when is None else when
         return Rows(ids, np.nan_to_num(values, copy=False), scales, labels, weights, when, index)
 

@@ -69,7 +69,7 @@ class Features(Encoding):
                 'the schema has no category of the tower item; give the item\'s id "tower": "item" (zoo schema LOG -o '
                 "schema.json, then --schema schema.json)"
             )
-        return max(fields, key=lambda each: max(each.rows, each.column.distinct))  # seldom seen ones may have no row
+        return max(fields, key=lambda field: max(field.rows, field.column.distinct))  # seldom seen ones may have no row
 
     @cached_property
     def inputs(self) -> dict[str, tuple[np.dtype[Any], tuple[int | None, ...]]]:
@@ -150,8 +150,8 @@ class Features(Encoding):
         if plain and (reader := RowReader.of(self, source)) is not None:
             return self.of_rows(reader, min(batch_rows, MOST))
         logs = open_logs(source)
-        for each in logs:
-            self.require(each, tower, labelled, weighted, keep)
+        for opened in logs:
+            self.require(opened, tower, labelled, weighted, keep)
         clock: defaultdict[str, float] = defaultdict(float) if seconds is None else seconds
         labels = ("label", "weight")[: 1 + weighted] if labelled else ()
         outside = None if errors is None else errors.outside
@@ -196,8 +196,8 @@ class Features(Encoding):
         """
         for rows in batches:
             numbers = np.empty((len(rows), self.shape[1]), np.float32)
-            for at, source in enumerate(self.sources):
-                numbers[:, at] = self.scaled(at, rows.numbers[:, source].astype(np.float64))
+            for index, source in enumerate(self.sources):
+                numbers[:, index] = self.scaled(index, rows.numbers[:, source].astype(np.float64))
             self.fill(numbers)
             yield replace(rows, numbers=numbers)
 
@@ -287,10 +287,10 @@ class Features(Encoding):
         keep: tuple[str, ...],
     ) -> Iterator[Rows]:
         kinds, labelled = (*FEATURES, "timestamp", *labels), bool(labels)
-        known = [
+        wanted = [
             column for column in self.schema.of(*kinds) if column.kind not in FEATURES or tower in ("", column.tower)
         ]
-        names = [column.name for column in known if column.name in log.columns]
+        names = [column.name for column in wanted if column.name in log.columns]
 
         def bad(row: int, kind: str, message: str) -> None:
             assert errors is not None
@@ -340,9 +340,9 @@ def _faults(rows: Rows, schema: Schema) -> list[tuple[int, str, str]]:
     """Rows without usable labels or weight: (row, kind, column), in order and each once."""
     assert rows.labels is not None
     wrong = faulty_labels(rows.labels).reshape(len(rows), len(schema.labels))
-    at = np.flatnonzero(wrong.any(axis=1))
+    bad = np.flatnonzero(wrong.any(axis=1))
     faults = [
-        (row, "label", schema.labels[column]) for row, column in zip(at.tolist(), wrong[at].argmax(1), strict=True)
+        (row, "label", schema.labels[column]) for row, column in zip(bad.tolist(), wrong[bad].argmax(1), strict=True)
     ]
     for weight in schema.of("weight"):
         left = np.flatnonzero(~(rows.weights >= 0) & ~wrong.any(axis=1))

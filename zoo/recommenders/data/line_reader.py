@@ -143,7 +143,7 @@ class _Reader:
     ) -> None:
         self.encoding, self.errors, self.seconds = encoding, errors, seconds
         self.columns = [column for column in encoding.schema.columns if column.kind != "label"]
-        self.places = {each.name: at for at, each in enumerate(self.columns)}
+        self.places = {column.name: i for i, column in enumerate(self.columns)}
         self.labelled = labelled  # None: unknown before the first row
         self.seen = self.given = 0  # rows met, and those in front of the ones that the batcher holds
         self.batcher = RowBatcher(batch_rows, encoding.shape, partial(scale_pending, encoding))
@@ -172,7 +172,7 @@ class _Reader:
         columns, read = None, None
         if kind == "parquet":
             columns = self._choose(name, row_sources.parquet_names(name, *place))
-            read = list(dict.fromkeys(columns[at] for at in self._used()))
+            read = list(dict.fromkeys(columns[i] for i in self._used()))
         tables = row_sources.tables(name, kind, place, read)
         return self.tables(name, timed(tables, self.seconds, "read"), columns)
 
@@ -225,15 +225,15 @@ class _Reader:
         before = 0
         for table in map(nested.flat_table, tables):
             columns = self._choose(name, table.column_names) if chosen is None else chosen
-            arrays = {at: row_sources.without_dictionary(table[columns[at]].combine_chunks()) for at in self._used()}
-            numbers = [_numbers(name, columns[at], arrays[at]) for at in self.numbers_at]
+            arrays = {i: row_sources.without_dictionary(table[columns[i]].combine_chunks()) for i in self._used()}
+            numbers = [_numbers(name, columns[i], arrays[i]) for i in self.numbers_at]
             values = np.empty((len(table), len(numbers)), np.float32)
             bad = np.zeros(values.shape, np.bool_)
-            for at, (parsed, wrong) in enumerate(numbers):
-                values[:, at], bad[:, at] = parsed, wrong
+            for index, (parsed, wrong) in enumerate(numbers):
+                values[:, index], bad[:, index] = parsed, wrong
             ids = np.empty((len(table), len(self.encoding.fields)), np.int32)
-            for field, at in zip(self.encoding.fields, self.fields_at, strict=True):
-                ids[:, field.start] = _ids(name, columns[at], arrays[at], field)
+            for field, index in zip(self.encoding.fields, self.fields_at, strict=True):
+                ids[:, field.start] = _ids(name, columns[index], arrays[index], field)
             piece = _Piece(name, before, len(table), np.arange(len(table)), [])
             yield self._rows(piece, values, bad, ids, partial(_shown, arrays))
             before += piece.count
@@ -251,7 +251,7 @@ class _Reader:
                 parser = native.LogParser(len(self.columns) + labelled, "\t", "lines", [], *self.encoding.shape)
                 if labelled:
                     parser.real(0, "label")
-                if not add_columns(parser, self.encoding, {name: at + labelled for name, at in self.places.items()}):
+                if not add_columns(parser, self.encoding, {name: i + labelled for name, i in self.places.items()}):
                     parser = None
             parsers[labelled] = parser
         return parsers[labelled]
@@ -317,9 +317,9 @@ class _Reader:
         """Rows with these numbers of columns; the first row with a possible one decides about labels."""
         fields, first = len(self.columns), 0
         if self.labelled is None:
-            known = np.flatnonzero((counts == fields) | (counts == fields + 1))
-            first = int(known[0]) if known.size else len(counts)
-            self.labelled = bool(counts[first] > fields) if known.size else None
+            possible = np.flatnonzero((counts == fields) | (counts == fields + 1))
+            first = int(possible[0]) if possible.size else len(counts)
+            self.labelled = bool(counts[first] > fields) if possible.size else None
         complete = counts == self.width if self.labelled is not None else np.zeros(counts.shape, np.bool_)
         either = f"{fields + 1} (with label) or {fields} (without)"
         expected = f"{self.width}, {'with' if self.labelled else 'without'} a label like the rows before"
@@ -340,10 +340,10 @@ class _Reader:
             how = field.column.encoding
             if how["type"] == "vocabulary":
                 texts = [data[i : i + n].tobytes() for i, n in zip(begin.tolist(), length.tolist(), strict=True)]
-                known = field.ids(pa.array(texts, pa.binary()))
+                field_ids = field.ids(pa.array(texts, pa.binary()))
             else:
-                known = buckets_of(field_hashes, int(how["buckets"])) + np.int32(how["type"] == "hash")
-            ids[:, field.start] = np.where(length == 0, np.int32(field.last), known)
+                field_ids = buckets_of(field_hashes, int(how["buckets"])) + np.int32(how["type"] == "hash")
+            ids[:, field.start] = np.where(length == 0, np.int32(field.last), field_ids)
         return self._rows(
             piece, values, bad, ids, lambda i, j: data[starts[i, j] : ends[i, j]].tobytes().decode("utf-8", "replace")
         )
@@ -389,8 +389,8 @@ class _Reader:
             )
         count, (_, width, lists) = len(ids), self.encoding.shape
         numbers = np.zeros((count, width), np.float32)
-        for at in range(len(self.encoding.numbers)):
-            numbers[:, at] = self.encoding.scaled(at, values[:, labelled + at].astype(np.float64))
+        for number in range(len(self.encoding.numbers)):
+            numbers[:, number] = self.encoding.scaled(number, values[:, labelled + number].astype(np.float64))
         self.encoding.fill(numbers)
         labels = values[:, 0].copy() if labelled else None
         scales, weights = np.empty((count, lists), np.float32), np.ones(count, np.float32)

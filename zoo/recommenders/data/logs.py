@@ -217,9 +217,9 @@ def open_logs(source: Any, delimiter: str | None = None) -> list[Log]:
     """
     several = isinstance(source, list | tuple) and source and not isinstance(source[0], dict)
     logs = []
-    for each in source if several else [source]:
-        is_path = isinstance(each, str | Path)
-        logs += [_open_path(*location, delimiter) for location in sources.expand(each)] if is_path else [open_log(each)]
+    for part in source if several else [source]:
+        is_path = isinstance(part, str | Path)
+        logs += [_open_path(*location, delimiter) for location in sources.expand(part)] if is_path else [open_log(part)]
     return logs
 
 
@@ -288,7 +288,7 @@ def _in_memory(source: Any) -> pa.Table | list[Mapping[str, Any]]:
     """Returns rows as they are, and anything else as a table."""
     if isinstance(source, Mapping):
         scalars = (str, bytes, bytearray, Mapping)
-        if not all(hasattr(each, "__len__") and not isinstance(each, scalars) for each in source.values()):
+        if not all(hasattr(values, "__len__") and not isinstance(values, scalars) for values in source.values()):
             source = [source]
     if isinstance(source, list | tuple) and all(isinstance(row, Mapping) for row in source):
         return [nested.flat_row(row) for row in source]
@@ -304,9 +304,9 @@ def _in_memory(source: Any) -> pa.Table | list[Mapping[str, Any]]:
 def _table(source: Any) -> pa.Table:
     """A table or a data frame as a table of Arrow."""
     if isinstance(source, Mapping):
-        return pa.table({name: _column(each, name) for name, each in source.items()})
+        return pa.table({name: _column(values, name) for name, values in source.items()})
     if hasattr(source, "dtypes") and hasattr(source, "items"):  # a data frame of pandas, whose objects may be mixed
-        return pa.table({str(name): _column(each, str(name)) for name, each in source.items()})
+        return pa.table({str(name): _column(values, str(name)) for name, values in source.items()})
     return pa.table(source)
 
 
@@ -339,7 +339,7 @@ def _tables(log: Log, columns: Sequence[str], size: int = ROWS) -> Iterator[Any]
 def _of_tables(log: Log, schema: pa.Schema) -> Log:
     """The log of tables with a schema; columns that have no text, such as maps, are set aside."""
     schema = nested.flat_schema(schema)
-    types = [(name, schema.field(at).type) for at, name in enumerate(schema.names)]
+    types = [(name, schema.field(index).type) for index, name in enumerate(schema.names)]
     unread = tuple((name, str(kind)) for name, kind in types if not nested.has_text(kind))
     lists = tuple(name for name, kind in types if "list" in str(kind).partition("<")[0])  # also views and fixed sizes
     unread += tuple((name, "bytes that are no UTF-8 text") for name in _binary(log, types))

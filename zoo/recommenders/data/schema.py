@@ -310,7 +310,7 @@ class Schema:
             raise RequestError(f"{source} has {len(faults)} fault{'s' * (len(faults) > 1)}: {'; '.join(faults)}")
         rows, header, canonical = value.get("rows", 0), value.get("header", True), value.get("canonical", True)
         columns = with_shared_encodings(value["columns"])
-        return cls(tuple(Column(**each) for each in columns), rows, header, canonical)
+        return cls(tuple(Column(**column) for column in columns), rows, header, canonical)
 
     def table(self) -> list[list[str]]:
         """Table for display: one row of text per column, with the header `COLUMNS`."""
@@ -430,7 +430,7 @@ def _faults(value: Any) -> list[str]:
     from jsonschema import Draft202012Validator
 
     errors = sorted(
-        Draft202012Validator(JSON_SCHEMA).iter_errors(value), key=lambda error: [str(each) for each in error.path]
+        Draft202012Validator(JSON_SCHEMA).iter_errors(value), key=lambda error: [str(step) for step in error.path]
     )
     faults = [f"{_place(value, list(error.path))}: {error.message}" for error in errors]
     columns = value.get("columns") if isinstance(value, dict) else None
@@ -466,5 +466,5 @@ def _place(value: Any, path: list[Any]) -> str:
     if path[:1] == ["columns"] and len(path) > 1:
         column = value["columns"][path[1]]
         name = column.get("name", f"number {path[1] + 1}") if isinstance(column, dict) else f"number {path[1] + 1}"
-        return " ".join([f"column {name}", *(str(each) for each in path[2:])])
+        return " ".join([f"column {name}", *(str(step) for step in path[2:])])
     return " ".join(map(str, path)) or "the file"

@@ -54,12 +54,12 @@ def infer(
     path = f"{logs[0].path}" + (f" and {len(logs) - 1} more" if len(logs) > 1 else "")
     ignored = [name for name, kind in kinds.items() if kind == "ignored"]
     seen, lacking, leaks, rows = _survey(logs, skip, requested, ignored=ignored)
-    unread = {name: kind for each in logs for name, kind in each.unread if name not in seen}
+    unread = {name: kind for log in logs for name, kind in log.unread if name not in seen}
     if unknown := [name for name in kinds if name not in seen and name not in unread]:
         raise RequestError(f"{path} has no column {', '.join(map(repr, unknown))}; its columns are {', '.join(seen)}")
     if not rows:
         raise RequestError(f"{path} holds no row below its header; expected a click log")
-    usable = {name: each for name, each in seen.items() if name not in lacking and name}
+    usable = {name: figures for name, figures in seen.items() if name not in lacking and name}
     labels = [name for name in lacking if (name in requested if requested else name.lower() in LABELS)]
     if labels and (requested or not any(name.lower() in LABELS for name in usable)):
         raise RequestError(f"{lacking[labels[0]]} lacks the column {labels[0]}, which is the label")
@@ -67,13 +67,13 @@ def infer(
     for name in (name for name in chosen if name in kinds):
         raise RequestError(f"{name} is the label, found it as {kinds[name]}, too; name another label with --label")
     columns = []
-    lists = {name for each in logs for name in each.lists}
+    lists = {name for log in logs for name in log.lists}
     others = [name for name in usable if name not in kinds]
     leaking = {name: why for target in reversed(chosen) for name, why in leaks.reasons(target, others).items()}
-    for name, each in seen.items():
-        counts = int(each.distinct), each.missing
+    for name, statistics in seen.items():
+        counts = int(statistics.distinct), statistics.missing
         if name in chosen:
-            columns.append(label_of(each, len(chosen) > 1))
+            columns.append(label_of(statistics, len(chosen) > 1))
         elif name in lacking and kinds.get(name) != "ignored":
             if name in kinds:
                 raise RequestError(f"{lacking[name]} lacks the column {name}, expected it as {kinds[name]}")
@@ -81,9 +81,9 @@ def infer(
         elif not name:  # as pandas writes an index without a name; it has no name to be read by
             columns.append(Column("Unnamed: 0", "ignored", *counts, why="a column without a name"))
         else:
-            column = column_of(each, kinds.get(name, ""))
+            column = column_of(statistics, kinds.get(name, ""))
             if name in lists and name not in kinds and column.kind in LISTED and column.separator != LIST:
-                column = column_of(each, "categories", {"separator": LIST}, why="lists in the log")
+                column = column_of(statistics, "categories", {"separator": LIST}, why="lists in the log")
             if name in leaking and column.kind in FEATURES:
                 why = f"{leaking[name]}: left out, as it may not be known before; to use it, say its kind"
                 column = Column(name, "ignored", *counts, why=why)
@@ -93,13 +93,13 @@ def infer(
             raise RequestError(f"{path} has the column {name} ({kind[:60]}), expected texts, numbers or lists")
         why = f"{kind[:60]}: not read, write its values as columns of texts or numbers"
         columns.append(Column(name, "ignored", why=why))
-    columns = _only("timestamp", columns, lambda each: (names.is_time(each.name), each.distinct))
-    columns = _only("weight", columns, lambda each: len(each.name))  # sample_weight may stand beside the goods' weight
+    columns = _only("timestamp", columns, lambda c: (names.is_time(c.name), c.distinct))
+    columns = _only("weight", columns, lambda c: len(c.name))  # sample_weight may stand beside the goods' weight
     columns = with_shared_tables(columns, seen, sequences)
-    columns = with_gaps(columns, {name: each for name, each in seen.items() if name not in {*chosen, *kinds}})
+    columns = with_gaps(columns, {name: figures for name, figures in seen.items() if name not in {*chosen, *kinds}})
     schema = Schema(with_labels(columns, chosen), rows)
     if not schema.of(*FEATURES):
-        reasons = ", ".join(f"{each.name}: {each.why}" for each in schema.columns if each.kind != "label")
+        reasons = ", ".join(f"{column.name}: {column.why}" for column in schema.columns if column.kind != "label")
         raise RequestError(f"{path} has nothing to predict {', '.join(chosen)} from ({reasons or 'no other column'})")
     return schema
 
@@ -124,7 +124,7 @@ def load_schema(path: str | Path, data: Any, on_error: str = "raise") -> Schema:
     columns = value.get("columns") if isinstance(value, dict) else None
     if not isinstance(columns, list) or value.get("header") is False:
         return _with_paths(Schema.from_json(value, str(path)), path)
-    incomplete_names = [str(each["name"]) for each in columns if incomplete(each)]
+    incomplete_names = [str(column["name"]) for column in columns if incomplete(column)]
     seen: dict[str, ColumnStatistics] = {}
     if incomplete_names:
         logs = open_logs(data)
@@ -139,7 +139,7 @@ def load_schema(path: str | Path, data: Any, on_error: str = "raise") -> Schema:
         inferred = column_of(seen[column["name"]], column["kind"], without_foreign_fields(column))
         return inferred.to_json()
 
-    completed_value = {**value, "columns": [completed(each) for each in columns]}
+    completed_value = {**value, "columns": [completed(column) for column in columns]}
     return _with_paths(Schema.from_json(completed_value, str(path)), path)
 
 

@@ -72,14 +72,14 @@ def expand(source: str | os.PathLike[str]) -> list[tuple[str, Partition]]:
         return [(name, ())]
     path = Path(name)
     if path.is_dir() and not _is_saved(path):
-        return [(each, partition(each)) for each in _files(path)]
+        return [(file, partition(file)) for file in _files(path)]
     if path.exists() or not _PATTERN.search(name):
         return [(name, partition(name) if path.is_file() else ())]
     matches = sorted(glob.glob(name, recursive=True), key=_natural)  # noqa: PTH207 (absolute patterns, too)
     files = [file for match in matches for file in (_files(Path(match)) if Path(match).is_dir() else [match])]
     if not files:
         raise RequestError(f"found no file that matches {name}")
-    return [(each, partition(each)) for each in dict.fromkeys(files)]
+    return [(file, partition(file)) for file in dict.fromkeys(files)]
 
 
 def require_text(path: Path) -> None:
@@ -91,21 +91,21 @@ def require_text(path: Path) -> None:
     Raises:
         RequestError: It is one.
     """
-    if known := next((text for magic, text in OTHER_FORMATS.items() if starts_with(path, magic)), ""):
-        raise RequestError(f"found {path} to be {known}; expected CSV, TSV, JSON lines (plain or .gz) or Parquet")
+    if kind := next((text for magic, text in OTHER_FORMATS.items() if starts_with(path, magic)), ""):
+        raise RequestError(f"found {path} to be {kind}; expected CSV, TSV, JSON lines (plain or .gz) or Parquet")
 
 
 def _files(folder: Path) -> list[str]:
     """The files in a folder and below, in natural order."""
     files = []
     for parent, folders, names in os.walk(folder, followlinks=True):
-        if unsound := [each for each in _TRANSACTIONS if each in folders]:
+        if unsound := [folder for folder in _TRANSACTIONS if folder in folders]:
             what = "holds an unfinished job" if unsound == ["_temporary"] else "is a table with versions"
             raise RequestError(
                 f"found {unsound[0]} in the folder {parent}, which {what}: some of its files may be invalid; expected "
                 "a folder of finished files, or name the files"
             )
-        folders[:] = [each for each in folders if each[0] not in "_."]
+        folders[:] = [folder for folder in folders if folder[0] not in "_."]
         paths = [Path(parent, name) for name in names if name[0] not in "_."]
         files += [str(path) for path in paths if path.is_file() and path.stat().st_size]
     if not files:
@@ -118,7 +118,7 @@ def _files(folder: Path) -> list[str]:
 
 def _natural(text: str) -> list[tuple[int, str]]:
     """Key that sorts numbers in names by their value."""
-    return [(int(each), "") if each.isdecimal() else (-1, each) for each in re.split(r"(\d+)", text)]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
 def partition(path: str) -> Partition:
@@ -355,7 +355,7 @@ def choose_columns(name: str, names: list[str], columns: Sequence[tuple[str, str
     places = dict(zip(lower, names, strict=True))
 
     def keys_of(kind: str, *prefixes: str) -> list[str]:
-        own = [column.lower() for each, column in columns if each == kind]
+        own = [column.lower() for column_kind, column in columns if column_kind == kind]
         candidates = [*([f"{prefix}{i + 1}" for i in range(len(own))] for prefix in prefixes), own]
         return max(candidates, key=lambda keys: sum(key in places for key in keys))
 
@@ -411,7 +411,7 @@ def spool_stdin(data: Any) -> Any:
         The same sources, with "-" replaced by the file.
     """
     if isinstance(data, list | tuple):
-        return [spool_stdin(each) for each in data]
+        return [spool_stdin(source) for source in data]
     return str(spool()) if isinstance(data, str) and data == "-" else data
 
 

@@ -49,7 +49,7 @@ class FieldWriter(Writer):
         width = module.heads * module.size
         parts = []
         for number, name in enumerate(("query", "key", "value", "residual")):
-            ends = [self.constant(f"at{at * width}", [at * width]) for at in (number, number + 1)]
+            ends = [self.constant(f"at{bound * width}", [bound * width]) for bound in (number, number + 1)]
             part = self.add("Slice", [x, *ends, self.constant("axis1", [1])], f"{path}.{name}")
             if name != "residual":
                 shape = self.constant(f"{path}.heads", [-1, module.fields, module.heads, module.size])

@@ -50,5 +50,5 @@ def write_graph(model: nn.Module, features: Features, folder: Path, checkpoint: 
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "operators": query.op_counts(exported),
-        "bytes": {each.name: each.stat().st_size for each in (folder / checkpoint, path)},
+        "bytes": {file.name: file.stat().st_size for file in (folder / checkpoint, path)},
     }

@@ -63,7 +63,7 @@ def _numbers(writer: Writer, values: Any) -> ir.Value:
 
 
 def _arithmetic(writer: Writer, kind: str, inputs: list[Any], options: dict[str, Any], path: str) -> ir.Value | None:
-    if options or len(inputs) != 2 or not all(isinstance(each, ir.Value | float | int) for each in inputs):
+    if options or len(inputs) != 2 or not all(isinstance(operand, ir.Value | float | int) for operand in inputs):
         return None
     if kind == "pow" and inputs[1] == 2:
         inputs = [inputs[0], inputs[0]]
@@ -82,8 +82,8 @@ def _softmax(writer: Writer, kind: str, inputs: list[Any], options: dict[str, An
 
 
 def _reduction(writer: Writer, kind: str, inputs: list[Any], options: dict[str, Any], path: str) -> ir.Value | None:
-    given = dict(zip(("dim", "keepdim"), inputs[1:], strict=False)) | options
-    axes, keep = given.get("dim"), int(given.get("keepdim", False))
+    arguments = dict(zip(("dim", "keepdim"), inputs[1:], strict=False)) | options
+    axes, keep = arguments.get("dim"), int(arguments.get("keepdim", False))
     axes = [axes] if isinstance(axes, int) else axes
     if not axes or 0 in axes:
         return None
@@ -116,8 +116,8 @@ def _joined(writer: Writer, kind: str, inputs: list[Any], options: dict[str, Any
     if not axis or not isinstance(parts, tuple | list):
         return None
     if kind == "stack":
-        at = _numbers(writer, axis)
-        parts = [writer.add("Unsqueeze", [each, at], f"{path}.part{i}") for i, each in enumerate(parts)]
+        axes = _numbers(writer, axis)
+        parts = [writer.add("Unsqueeze", [part, axes], f"{path}.part{i}") for i, part in enumerate(parts)]
     return writer.add("Concat", parts, path, axis=axis)
 
 

@@ -208,7 +208,7 @@ class RecommenderWriter(FieldWriter):
         shares = self.add("Softmax", [gates], f"{path}.shares", axis=1)
         column = self.weight(f"{path}.column", np.array([-1, len(experts), 1]))
         row = self.weight("row", np.array([1]))
-        stack = [self.add("Unsqueeze", [each, row], f"{path}.expert{at}") for at, each in enumerate(experts)]
+        stack = [self.add("Unsqueeze", [expert, row], f"{path}.expert{index}") for index, expert in enumerate(experts)]
         stacked = self.add("Concat", stack, f"{path}.experts", axis=1)
         weights = self.add("Reshape", [shares, column], f"{path}.weights")
         return self._sum(self.add("Mul", [stacked, weights], f"{path}.weighted"), path, 1, keepdims=0)
@@ -230,9 +230,9 @@ class RecommenderWriter(FieldWriter):
         """
         if (result := functions.function(self, kind, inputs, options, path)) is not None:
             return result
-        given = [str(each) for each in (*inputs, *options.items()) if not isinstance(each, ir.Value)]
+        arguments = [str(argument) for argument in (*inputs, *options.items()) if not isinstance(argument, ir.Value)]
         raise RequestError(
-            f"{path} calls {kind}({', '.join(['tensor', *given])}), which has no rule in "
+            f"{path} calls {kind}({', '.join(['tensor', *arguments])}), which has no rule in "
             f"zoo/recommenders/export/functions.py; known functions: "
             f"{', '.join(sorted(name for names, _ in functions.RULES for name in names))}"
         )
@@ -297,7 +297,7 @@ class RecommenderWriter(FieldWriter):
         key = (name, start, width)
         if key not in self._columns:
             source = self.inputs[name]
-            ends = [self.weight(f"at{each}", np.array([each], np.int64)) for each in (start, start + width)]
+            ends = [self.weight(f"at{bound}", np.array([bound], np.int64)) for bound in (start, start + width)]
             inputs = [source, *ends, self.weight("axis1", np.array([1], np.int64))]
             assert source.dtype is not None
             self._columns[key] = self.add("Slice", inputs, f"{name}.{start}.{width}", dtype=source.dtype)

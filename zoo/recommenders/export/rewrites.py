@@ -221,11 +221,11 @@ def field_lookup(value: ir.Value | None) -> FieldLookup | None:
 
 def _column(node: ir.Node, output: ir.Value) -> int | None:
     """Returns the column of its 2-D input that `node` takes for `output`; None for other operators."""
-    constants = [query.constant(each) for each in node.inputs[1:]]
-    known = [constant.ravel().tolist() for constant in constants if constant is not None]
-    if node.op_type == "Slice" and len(known) == len(constants) >= 3:
-        starts, ends, axes, *rest = known
-        steps = rest[0] if rest else [1] * len(axes)
+    constants = [query.constant(source) for source in node.inputs[1:]]
+    lists = [constant.ravel().tolist() for constant in constants if constant is not None]
+    if node.op_type == "Slice" and len(lists) == len(constants) >= 3:
+        starts, ends, axes, *tail = lists
+        steps = tail[0] if tail else [1] * len(axes)
         spans = dict(zip(axes, zip(starts, ends, steps, strict=True), strict=True))
         start, end, step = spans.get(1) or spans.get(-1) or (-1, -1, 1)
         whole = all(s == 0 and e >= 2**31 - 1 and p == 1 for axis, (s, e, p) in spans.items() if axis not in (1, -1))
@@ -242,8 +242,8 @@ def _column(node: ir.Node, output: ir.Value) -> int | None:
         column = int(constants[0].item())
         return column if column >= 0 else None
     if node.op_type == "Split" and node.attributes.get_int("axis", 0) in (1, -1):
-        widths: list[int] = known[0] if known else [1] * len(node.outputs)
-        index = next(i for i, each in enumerate(node.outputs) if each is output)
+        widths: list[int] = lists[0] if lists else [1] * len(node.outputs)
+        index = next(i for i, result in enumerate(node.outputs) if result is output)
         source = node.inputs[0]
         total = source.shape[1] if source is not None and source.shape is not None else None
         return sum(widths[:index]) if widths[index] == 1 and total == sum(widths) else None

@@ -91,7 +91,7 @@ def target_transformer(writer: RecommenderWriter, inputs: list[ir.Value], path: 
     mask = writer.add("Unsqueeze", [mask, writer.weight("axes12", np.array([1, 2], np.int64))], f"{path}.mask.heads")
     parts = linear(writer, x, f"{path}.projected", module.projected)
     key, value = (
-        _cut(writer, parts, at * size, (at + 1) * size, 2, f"{path}.{name}") for at, name in enumerate(("key", "value"))
+        _cut(writer, parts, i * size, (i + 1) * size, 2, f"{path}.{name}") for i, name in enumerate(("key", "value"))
     )
     target = _cut(writer, x, 0, 1, 1, f"{path}.own")
     root = writer.constant(f"{path}.scale", float((size // module.heads) ** -0.5))
@@ -120,7 +120,7 @@ def _norm(writer: RecommenderWriter, x: ir.Value, path: str, module: Any) -> ir.
 
 
 def _cut(writer: RecommenderWriter, x: ir.Value, start: int, end: int, axis: int, name: str) -> ir.Value:
-    ends = [writer.weight(f"at{at}", np.array([at], np.int64)) for at in (start, end)]
+    ends = [writer.weight(f"at{bound}", np.array([bound], np.int64)) for bound in (start, end)]
     return writer.add("Slice", [x, *ends, writer.weight(f"axis{axis}", np.array([axis], np.int64))], name)
 
 
@@ -146,7 +146,7 @@ def _projections(
     writer: RecommenderWriter, x: ir.Value, path: str, size: int, names: Sequence[str]
 ) -> Iterator[ir.Value]:
     """The parts of `size` columns of a projection."""
-    return (_cut(writer, x, at * size, (at + 1) * size, 2, f"{path}.{name}") for at, name in enumerate(names))
+    return (_cut(writer, x, i * size, (i + 1) * size, 2, f"{path}.{name}") for i, name in enumerate(names))
 
 
 def _attention_block(
@@ -189,8 +189,8 @@ def _hstu_block(
     gate, query, key, value = _projections(writer, parts, path, size, ("gate", "query", "key", "value"))
     if newest:
         gate, query, x = (
-            _cut(writer, each, 0, 1, 1, f"{path}.{name}.newest")
-            for each, name in ((gate, "gate"), (query, "query"), (x, "x"))
+            _cut(writer, part, 0, 1, 1, f"{path}.{name}.newest")
+            for part, name in ((gate, "gate"), (query, "query"), (x, "x"))
         )
     query = _heads(writer, query, queries, block, f"{path}.query")
     scores = writer.add(

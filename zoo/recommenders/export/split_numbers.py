@@ -42,21 +42,21 @@ class SplitNumbers(Rewrite):
         if not any(numbers) or all(numbers):
             return 0
         weight, widths = query.constant(gemm.inputs[1]), [query.dimensions(part) for part in parts]
-        known = [width[1] for width in widths if width is not None and len(width) == 2 and width[1] is not None]
+        sizes = [width[1] for width in widths if width is not None and len(width) == 2 and width[1] is not None]
         plain = all(gemm.attributes.get_float(key, 1.0) == 1.0 for key in ("alpha", "beta"))
-        if weight is None or len(known) < len(parts) or gemm.attributes.get_int("transA", 0) != 0 or not plain:
+        if weight is None or len(sizes) < len(parts) or gemm.attributes.get_int("transA", 0) != 0 or not plain:
             self.refuse(gemm, "its weights, or the widths of what it reads, are not known")
             return 0
         turned = gemm.attributes.get_int("transB", 0) != 0
-        rows = np.split(weight.T if turned else weight, np.cumsum(known)[:-1])
+        rows = np.split(weight.T if turned else weight, np.cumsum(sizes)[:-1])
         name, total = str(gemm.outputs[0].name), []
         for kind, suffix in ((False, "embeddings"), (True, "numbers")):
-            own = [at for at, each in enumerate(numbers) if each is kind]
-            w = np.concatenate([rows[at] for at in own])
+            own = [index for index, is_number in enumerate(numbers) if is_number is kind]
+            w = np.concatenate([rows[index] for index in own])
             value = parts[own[0]]
             if len(own) > 1:
                 joined = edit.node(
-                    "Concat", [parts[at] for at in own], f"{name}.{suffix}.input", dtype=ir.DataType.FLOAT, axis=1
+                    "Concat", [parts[index] for index in own], f"{name}.{suffix}.input", dtype=ir.DataType.FLOAT, axis=1
                 )
                 joined.outputs[0].shape = ir.Shape([value.shape[0] if value.shape else None, len(w)])
                 main.insert_before(gemm, joined)

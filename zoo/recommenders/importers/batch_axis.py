@@ -56,8 +56,8 @@ class _Shapes:
         a, b = (run[str(value.name)].shape for run in self.runs)
         if len(a) != len(b) or len(a) <= axis or (a[axis], b[axis]) != tuple(self.sizes):
             return None
-        rest = a[:axis] + a[axis + 1 :]
-        return rest if rest == b[:axis] + b[axis + 1 :] else None
+        sizes = a[:axis] + a[axis + 1 :]
+        return sizes if sizes == b[:axis] + b[axis + 1 :] else None
 
     def joined(self, value: ir.Value | None) -> tuple[int, ...] | None:
         """Returns [k, ...] of a value [n k, ...] whose rows are k of every sample, k > 1; None for other values."""
@@ -66,8 +66,8 @@ class _Shapes:
         a, b = (run[str(value.name)].shape for run in self.runs)
         if len(a) < 2 or a[1:] != b[1:] or a[0] * self.sizes[1] != b[0] * self.sizes[0]:
             return None
-        count, rest = divmod(a[0], self.sizes[0])
-        return (count, *a[1:]) if count > 1 and not rest else None
+        count, remainder = divmod(a[0], self.sizes[0])
+        return (count, *a[1:]) if count > 1 and not remainder else None
 
 
 def _cancel_views(graph: ir.Graph) -> int:
@@ -215,7 +215,7 @@ def _unstack(graph: ir.Graph, shapes: _Shapes) -> int:
     axis = edit.initializer(graph, "stack.axis", np.array([1], np.int64))
     for node in [*filter(None, lifted), *left]:
         node.replace_input_with(1, axis)
-    for node in [*stacks, *(each for each in inner if each.op_type == "Split")]:
+    for node in [*stacks, *(node for node in inner if node.op_type == "Split")]:
         node.attributes["axis"] = ir.AttrInt64("axis", 1)
     for node in inner:
         if node.op_type == "Einsum":

@@ -76,8 +76,8 @@ class Rewriter(Writer):
             for place in np.ndindex(entries.shape):
                 column = int(source.columns[place])
                 if source.ids[place]:
-                    known = codes[self.field(column).start]
-                    entries[place] = self.lookup(column, self._cast_table(known, source.dtype), True).first
+                    table = codes[self.field(column).start]
+                    entries[place] = self.lookup(column, self._cast_table(table, source.dtype), True).first
                 else:
                     assert numbers is not None
                     entries[place] = numbers.first + column
@@ -89,7 +89,7 @@ class Rewriter(Writer):
             elif node not in sequences.inner:
                 self._follow(node)
         layouts = [self.layouts.get(output) for output in outputs]
-        columns = [each for x in layouts if isinstance(x, Layout) and not x.batch for each in x.entries.ravel()]
+        columns = [entry for x in layouts if isinstance(x, Layout) and not x.batch for entry in x.entries.ravel()]
         shown = ", ".join(str(output.name) for output in outputs)
         if not all(isinstance(x, Layout) for x in layouts) or len(columns) != len(names):
             raise RequestError(f"its results {shown} are not {len(names)} numbers per row")
@@ -105,17 +105,17 @@ class Rewriter(Writer):
 
     def _follow(self, node: ir.Node) -> None:
         """Determines the layouts of the results of an operator."""
-        known = [self._known(source) for source in node.inputs]
-        if not any(isinstance(known_value, Layout) for known_value in known) or node.op_type in ("Shape", "Size"):
+        operands = [self._known(source) for source in node.inputs]
+        if not any(isinstance(known_value, Layout) for known_value in operands) or node.op_type in ("Shape", "Size"):
             for value in node.outputs:
                 self.layouts[value] = self._constant(value)
             return
         if node.op_type == "Split":
-            self._split(node, known[0])
+            self._split(node, operands[0])
             return
-        entries = self._laid_out(node, known)
+        entries = self._laid_out(node, operands)
         if entries is None:
-            self._copy(node, known)
+            self._copy(node, operands)
         elif not isinstance(entries, Layout):
             shape = self.shape(node.outputs[0])
             if entries.shape != shape:
@@ -149,18 +149,18 @@ class Rewriter(Writer):
             raise RequestError(f"{value.name} is not of one shape a row: {shapes}")
         return tuple(a[1:])
 
-    def _laid_out(self, node: ir.Node, known: Sequence[Layout | Array | None]) -> Array | Layout | None:
+    def _laid_out(self, node: ir.Node, operands: Sequence[Layout | Array | None]) -> Array | Layout | None:
         """Returns the entries of the result; None if the operator must be copied."""
-        op, first = node.op_type, known[0]
+        op, first = node.op_type, operands[0]
         if node.domain not in ("", "ai.onnx"):
             return None
         if op == "Transpose" and isinstance(first, Layout):
             return transposed(first, node.attributes["perm"].as_ints() if "perm" in node.attributes else None)
-        if op == "GatherND" and isinstance(first, Layout) and isinstance(known[1], np.ndarray):
-            return gathered(first, known[1], node.attributes.get_int("batch_dims", 0))
-        if any(isinstance(known_value, Layout) and known_value.batch for known_value in known):
+        if op == "GatherND" and isinstance(first, Layout) and isinstance(operands[1], np.ndarray):
+            return gathered(first, operands[1], node.attributes.get_int("batch_dims", 0))
+        if any(isinstance(known_value, Layout) and known_value.batch for known_value in operands):
             raise RequestError(f"{query.label(node)} ({op}) computes with the batch turned to another axis")
-        layouts = [known_value.entries if isinstance(known_value, Layout) else known_value for known_value in known]
+        layouts = [known_value.entries if isinstance(known_value, Layout) else known_value for known_value in operands]
         x = first.entries if isinstance(first, Layout) else None
         if op in VIEWS and x is not None:
             return x.reshape(self.shape(node.outputs[0]))
@@ -168,33 +168,33 @@ class Rewriter(Writer):
             return self._repeated(node, x)
         if op == "Cast" and x is not None:
             return self._cast(node, x)
-        if op == "Concat" and all(isinstance(known_value, Layout) for known_value in known):
+        if op == "Concat" and all(isinstance(known_value, Layout) for known_value in operands):
             axis = node.attributes.get_int("axis", 0) % (x.ndim + 1) if x is not None else 0
             return np.concatenate([layout for layout in layouts if layout is not None], axis - 1) if axis else None
         if op == "Slice" and x is not None:
             return sliced(x, layouts[1:])
         if op == "Gather":
-            return self._gather(node, known)
+            return self._gather(node, operands)
         if op in ("Gemm", "MatMul") or is_matmul(node):
-            return self._matrix(node, known)
+            return self._matrix(node, operands)
         if op in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceL2") and x is not None:
             return self._reduced(node, x)
         if op in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or"):
-            return self._of_codes(op, self.shape(node.outputs[0]), known)
+            return self._of_codes(op, self.shape(node.outputs[0]), operands)
         if op == "Clip" and x is not None:
             return self._clipped(node, x, layouts)
         if op == "Softmax" and x is not None:
             axis = node.attributes.get_int("axis", -1) % (x.ndim + 1)
             return self._softmax(x) if axis and x.shape[axis - 1] == x.size else None
         if op in UNARY or (op == "BatchNormalization" and x is not None and x.ndim == 1):
-            return self._elementwise(node, known[:1], layouts[1:])
-        if op in BINARY and len(known) == 2 and all(known_value is not None for known_value in known):
-            return self._arithmetic(node, known)
+            return self._elementwise(node, operands[:1], layouts[1:])
+        if op in BINARY and len(operands) == 2 and all(known_value is not None for known_value in operands):
+            return self._arithmetic(node, operands)
         return None
 
-    def _copy(self, node: ir.Node, known: Sequence[Layout | Array | None]) -> None:
+    def _copy(self, node: ir.Node, operands: Sequence[Layout | Array | None]) -> None:
         """Copies the operator, on values of their original shapes."""
-        if any(each is None and value is not None for each, value in zip(known, node.inputs, strict=True)):
+        if any(operand is None and value is not None for operand, value in zip(operands, node.inputs, strict=True)):
             raise RequestError(f"{query.label(node)} ({node.op_type}) computes with the size of the batch")
         outputs = [output for output in node.outputs if output.name]
         if any(attribute.type in SUBGRAPHS for attribute in node.attributes.values()):
@@ -209,7 +209,7 @@ class Rewriter(Writer):
                     else None
                     if known_value is None
                     else self.weight(known_value, "constant")
-                    for known_value in known
+                    for known_value in operands
                 ]
                 attributes = list(node.attributes.values())
                 new = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs))
@@ -221,11 +221,11 @@ class Rewriter(Writer):
                 made.append(new)
             return made[0]
 
-        for at, value in enumerate(node.outputs):
+        for index, value in enumerate(node.outputs):
             if (value in outputs and value.uses()) or value.is_graph_output():
                 if self.runs[0][str(value.name)].dtype != np.float32:
                     raise RequestError(f"{query.label(node)} ({node.op_type}) computes other than floats from the rows")
-                base = self.base(self.shape(value), lambda at=at: write().outputs[at])  # type: ignore[misc]
+                base = self.base(self.shape(value), lambda number=index: write().outputs[number])  # type: ignore[misc]
                 self.layouts[value] = Layout(base.entries())
 
     def _split(self, node: ir.Node, x: Any) -> None:
@@ -254,20 +254,20 @@ class Rewriter(Writer):
 
         return self._by_base(x, cast)
 
-    def _gather(self, node: ir.Node, known: Sequence[Layout | Array | None]) -> Array | None:
-        data, at = known[0], known[1]
+    def _gather(self, node: ir.Node, operands: Sequence[Layout | Array | None]) -> Array | None:
+        data, indices = operands[0], operands[1]
         axis = node.attributes.get_int("axis", 0)
-        if isinstance(data, Layout) and isinstance(at, np.ndarray):
+        if isinstance(data, Layout) and isinstance(indices, np.ndarray):
             axis %= data.entries.ndim + 1
-            return np.take(data.entries, at, axis - 1) if axis else None
-        if not isinstance(data, np.ndarray) or not isinstance(at, Layout) or axis % max(data.ndim, 1):
+            return np.take(data.entries, indices, axis - 1) if axis else None
+        if not isinstance(data, np.ndarray) or not isinstance(indices, Layout) or axis % max(data.ndim, 1):
             return None
-        if data.ndim > 2 or any(each.table is None or not each.code for each in self.bases_of(at.entries)):
+        if data.ndim > 2 or any(base.table is None or not base.code for base in self.bases_of(indices.entries)):
             return None
         width = data.shape[1:] or (1,)
-        out = np.empty((*at.entries.shape, *width), np.int64)
-        for place in np.ndindex(at.entries.shape):
-            base = self.of(at.entries[place])
+        out = np.empty((*indices.entries.shape, *width), np.int64)
+        for place in np.ndindex(indices.entries.shape):
+            base = self.of(indices.entries[place])
             assert base.table is not None
             rows = base.table[:, 0]
             if rows.min() < -len(data) or rows.max() >= len(data):
@@ -284,10 +284,10 @@ class Rewriter(Writer):
                     "rows", [data, base.table], lambda d, t: d.reshape(len(d), -1)[t[:, 0].astype(int)]
                 )
             out[place] = self.lookup(base.column, table, False).entries()
-        return out.reshape((*at.entries.shape, *data.shape[1:]))
+        return out.reshape((*indices.entries.shape, *data.shape[1:]))
 
-    def _matrix(self, node: ir.Node, known: Sequence[Layout | Array | None]) -> Array | None:
-        a, b = known[0], known[1]
+    def _matrix(self, node: ir.Node, operands: Sequence[Layout | Array | None]) -> Array | None:
+        a, b = operands[0], operands[1]
         gemm = node.op_type == "Gemm"
         turned = gemm and bool(node.attributes.get_int("transB", 0))
         shape = self.shape(node.outputs[0])
@@ -323,7 +323,7 @@ class Rewriter(Writer):
             return None
         if x.size != w.shape[1 if turned else 0]:
             return None
-        bias = known[2] if len(known) > 2 else None
+        bias = operands[2] if len(operands) > 2 else None
         scales: dict[str, Any] = {}
         if gemm:
             scales = {key: node.attributes.get_float(key, 1.0) for key in ("alpha", "beta")}
@@ -365,10 +365,10 @@ class Rewriter(Writer):
 
         return self.base((len(vectors),), make).entries()
 
-    def _arithmetic(self, node: ir.Node, known: Sequence[Layout | Array | None]) -> Array | None:
+    def _arithmetic(self, node: ir.Node, operands: Sequence[Layout | Array | None]) -> Array | None:
         """Applies a binary operator elementwise."""
         op, shape = node.op_type, self.shape(node.outputs[0])
-        a, b = known
+        a, b = operands
         for x, constant in ((a, b), (b, a)):
             if not isinstance(x, Layout) or not isinstance(constant, np.ndarray):
                 continue
@@ -382,23 +382,23 @@ class Rewriter(Writer):
             if constant.size == 1 and (count := self._items(x.entries)) is not None:
                 value = float(constant.item())
                 if (op == "Add" and 0 <= value <= TINY) or (op == "Max" and 0 < value <= 1):
-                    return self._elementwise(node, known, [], count)
-        if op in OF_CODES and (coded := self._of_codes(op, self.shape(node.outputs[0]), known)) is not None:
+                    return self._elementwise(node, operands, [], count)
+        if op in OF_CODES and (coded := self._of_codes(op, self.shape(node.outputs[0]), operands)) is not None:
             return coded
         if isinstance(a, Layout) and isinstance(b, Layout):
             if op in OF_CODES and (rows := self._of_rows(op, a.entries, b.entries)) is not None:
                 return rows
             if op == "Div" and (mean := self._mean(a.entries, b.entries)) is not None:
                 return np.broadcast_to(mean, shape)
-        return self._elementwise(node, known, [])
+        return self._elementwise(node, operands, [])
 
     def _elementwise(
-        self, node: ir.Node, known: Sequence[Any], more: Sequence[Any], count: Field | None = None
+        self, node: ir.Node, layouts: Sequence[Any], more: Sequence[Any], count: Field | None = None
     ) -> Array:
         """Applies an operator elementwise on the axes longer than 1; `more` are its constant inputs."""
         op, shape = node.op_type, self.shape(node.outputs[0])
         operands = []
-        for known_value in known:
+        for known_value in layouts:
             array = known_value.entries if isinstance(known_value, Layout) else known_value
             if array.ndim > len(shape):
                 array = array[0]  # of the batch
@@ -414,27 +414,27 @@ class Rewriter(Writer):
         if len(operands) == 1 or not sizes:
             operands = [operand.reshape(-1) for operand in operands]
             sizes = (int(np.prod(full)),)
-        square = op == "Pow" and isinstance(known[1], np.ndarray) and known[1].size == 1 and known[1].item() == 2
+        square = op == "Pow" and isinstance(layouts[1], np.ndarray) and layouts[1].size == 1 and layouts[1].item() == 2
 
         def make() -> ir.Value:
             values = [
-                self.written(array) if isinstance(each, Layout) else self.weight(array, "constant")
-                for each, array in zip(known, operands, strict=True)
+                self.written(array) if isinstance(layout, Layout) else self.weight(array, "constant")
+                for layout, array in zip(layouts, operands, strict=True)
             ]
             if square:
                 return self.node("Mul", [values[0], values[0]], "square")
-            constants = [None if each is None else self.weight(each, f"{op}.constant") for each in more]
+            constants = [None if constant is None else self.weight(constant, f"{op}.constant") for constant in more]
             return self.node(
-                op, [*values, *constants], op.lower(), **{key: each.value for key, each in node.attributes.items()}
+                op, [*values, *constants], op.lower(), **{key: attr.value for key, attr in node.attributes.items()}
             )
 
         entries = self.base(sizes, make, count=count).entries().reshape(full)
         return np.broadcast_to(entries, shape)
 
-    def _clipped(self, node: ir.Node, x: Array, known: Sequence[Any]) -> Array | None:
+    def _clipped(self, node: ir.Node, x: Array, operands: Sequence[Any]) -> Array | None:
         bounds = [
             None if known_value is None or not isinstance(known_value, np.ndarray) else float(known_value)
-            for known_value in known[1:]
+            for known_value in operands[1:]
         ]
         low, high = (*bounds, None, None)[:2]
         base = self.of(x.ravel()[0])
@@ -442,8 +442,8 @@ class Rewriter(Writer):
             return self._root(base.squares, np.float32(low) ** 2).entries().reshape(x.shape)
         if high is None and low is not None and 0 < low <= 1 and (count := self._items(x)) is not None:
             layout = Layout(x)
-            return self._elementwise(node, [layout], known[1:], count=count)
-        return self._elementwise(node, [Layout(x)], known[1:])
+            return self._elementwise(node, [layout], operands[1:], count=count)
+        return self._elementwise(node, [Layout(x)], operands[1:])
 
     def _reduced(self, node: ir.Node, x: Array) -> Array | None:
         axes = query.integers(node, "axes", 1)
@@ -453,7 +453,7 @@ class Rewriter(Writer):
         shape = self.shape(node.outputs[0])
         if node.op_type == "ReduceSum":
             return self._sum(x, own, node).reshape(shape)
-        if node.op_type == "ReduceL2" and x.size == max(x.shape) == np.prod([x.shape[each] for each in own]):
+        if node.op_type == "ReduceL2" and x.size == max(x.shape) == np.prod([x.shape[axis] for axis in own]):
             return self._root(x.ravel(), None).entries().reshape(shape)
         if node.op_type == "ReduceMax" and len(own) == 1:
             pooled = self._pooled(np.moveaxis(x, own[0], -1), "ReduceMax")
@@ -462,8 +462,8 @@ class Rewriter(Writer):
 
     def _sum(self, x: Array, axes: tuple[int, ...], node: ir.Node) -> Array:
         """Sums over axes, which are removed."""
-        kept = [each for each in range(x.ndim) if each not in axes]
-        shape = tuple(x.shape[each] for each in kept)
+        kept = [axis for axis in range(x.ndim) if axis not in axes]
+        shape = tuple(x.shape[axis] for axis in kept)
         moved = np.transpose(x, [*kept, *axes]).reshape(*shape, -1)
         if moved.shape[-1] == 1:
             return moved[..., 0]
@@ -476,16 +476,16 @@ class Rewriter(Writer):
             return total.entries().reshape(shape)
         single = [self.of(row[0]) for row in flat]
         if all(
-            each.table is not None and np.array_equal(row, each.entries().ravel())
-            for row, each in zip(flat, single, strict=True)
+            base.table is not None and np.array_equal(row, base.entries().ravel())
+            for row, base in zip(flat, single, strict=True)
         ):
-            return np.array([self._row_sum(each).first for each in single]).reshape(shape)
+            return np.array([self._row_sum(base).first for base in single]).reshape(shape)
 
         def make() -> ir.Value:
             if len(flat) == 1:
                 axis = self.weight(np.array([1]), "axis")
                 return self.node("ReduceSum", [self.written(flat[0]), axis], "sum", keepdims=1)
-            first = axes[0] < min(each for each in kept if x.shape[each] > 1)  # over the vectors of a stack, or in each
+            first = axes[0] < min(axis for axis in kept if x.shape[axis] > 1)  # over the vectors of a stack, or in each
             stack = np.ascontiguousarray(flat.T) if first else flat
             axis = self.weight(np.array([1 if first else 2]), "axis")
             return self.node("ReduceSum", [self.written(stack), axis], "sum", keepdims=0)

@@ -92,7 +92,7 @@ class MergeExperts(Rewrite):
         if user is not None and user.op_type == "Add" and any(map(_expert, user.inputs)):
             return 0  # part of a longer sum
         terms = _terms(node.outputs[0])
-        experts = [each for each in map(_expert, terms) if each is not None]
+        experts = [expert for expert in map(_expert, terms) if expert is not None]
         if len(experts) < len(terms) or len(experts) < 2:
             return 0
         first, gates = experts[0], _gates(experts[0].weights)
@@ -102,12 +102,12 @@ class MergeExperts(Rewrite):
         if gates.x is not first.x or any(not expert.is_parallel_to(first) for expert in experts):
             self.refuse(node, "experts read different values, or have biases or sizes of their own")
             return 0
-        experts.sort(key=lambda each: each.place)
+        experts.sort(key=lambda expert: expert.place)
         main, name, rank = model.graph, str(node.outputs[0].name), len(first.c)
         taken = query.used_names(main)
         diagonal = np.zeros((rank * len(experts),) * 2, np.float32)
-        for at, each in enumerate(experts):
-            diagonal[at * rank : (at + 1) * rank, at * rank : (at + 1) * rank] = each.c
+        for index, term in enumerate(experts):
+            diagonal[index * rank : (index + 1) * rank, index * rank : (index + 1) * rank] = term.c
         made: list[ir.Node] = []
 
         def add(op: str, inputs: Sequence[ir.Value], kind: str, **more: Any) -> ir.Value:
@@ -161,7 +161,7 @@ def _gates(value: ir.Value) -> Layer | None:
     joined = _made_by(node.inputs[0], "Concat") if node is not None else None
     if node is None or joined is None:
         return None if node is None else _layer(node.inputs[0])
-    layers = [each for each in map(_layer, joined.inputs) if each is not None]
+    layers = [layer for layer in map(_layer, joined.inputs) if layer is not None]
     if len(layers) < len(joined.inputs) or any(layer.x is not layers[0].x for layer in layers):
         return None
     return Layer(

@@ -127,8 +127,8 @@ def _with_towers(model: ir.Model, features: Features, reader: GraphReader, sides
     The item tower is the one with more columns that the schema assigns to items, else the second one.
     """
     names = {side: _columns_of(side, features) for side in sides}
-    known = {column.name for column in features.schema.columns if column.tower == "item"}
-    sides = sorted(sides, key=lambda side: len(names[side] & known))
+    item_names = {column.name for column in features.schema.columns if column.tower == "item"}
+    sides = sorted(sides, key=lambda side: len(names[side] & item_names))
     towers: dict[str, str] = {}
     for side, tower in zip(sides, ("user", "item"), strict=True):
         value = reader.value_of(side)
@@ -146,7 +146,7 @@ def _columns_of(x: Expression, features: Features) -> set[str]:
         column for expression in subexpressions(x) if isinstance(expression, Numbers) for column in expression.columns
     }
     return {field.name for field in features.fields if field.start in ids} | {
-        each.name for at, each in enumerate(features.numbers) if at in numbers
+        number.name for index, number in enumerate(features.numbers) if index in numbers
     }
 
 

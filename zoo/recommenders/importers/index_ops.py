@@ -23,8 +23,8 @@ def transposed(x: Layout, perm: Sequence[int] | None) -> Layout:
         Transposed layout.
     """
     rank = x.entries.ndim + 1
-    order = list(range(rank))[::-1] if perm is None else [each % rank for each in perm]
-    turned = [each - (each > x.batch) for each in order if each != x.batch]
+    order = list(range(rank))[::-1] if perm is None else [axis % rank for axis in perm]
+    turned = [axis - (axis > x.batch) for axis in order if axis != x.batch]
     return Layout(np.transpose(x.entries, turned), order.index(x.batch))
 
 
@@ -57,8 +57,8 @@ def sliced(x: Array, bounds: Sequence[Any]) -> Array | None:
     """
     if len(bounds) < 3 or any(not isinstance(known_value, np.ndarray) for known_value in bounds):
         return None
-    starts, ends, axes, *rest = (known_value.ravel().tolist() for known_value in bounds)
-    steps = rest[0] if rest else [1] * len(axes)
+    starts, ends, axes, *tail = (known_value.ravel().tolist() for known_value in bounds)
+    steps = tail[0] if tail else [1] * len(axes)
     cut = [slice(None)] * (x.ndim + 1)
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         cut[axis] = slice(start, end if abs(end) < 2**31 - 1 else None, step)

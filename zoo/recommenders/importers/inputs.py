@@ -68,12 +68,12 @@ def input_arrays(
         {input name: array [n, *shape]}.
     """
     arrays = {}
-    codes = {field.start + at: known_ids(field)[:, 0] for field in features.fields for at in range(field.width)}
-    for name, each in sources.items():
-        out = np.zeros((len(next(iter(batch.values()))), *each.columns.shape), each.dtype)
-        for place in np.ndindex(each.columns.shape):
-            column = int(each.columns[place])
-            values = codes[column][batch["ids"][:, column]] if each.ids[place] else batch["numbers"][:, column]
+    codes = {field.start + index: known_ids(field)[:, 0] for field in features.fields for index in range(field.width)}
+    for name, source in sources.items():
+        out = np.zeros((len(next(iter(batch.values()))), *source.columns.shape), source.dtype)
+        for place in np.ndindex(source.columns.shape):
+            column = int(source.columns[place])
+            values = codes[column][batch["ids"][:, column]] if source.ids[place] else batch["numbers"][:, column]
             out[(slice(None), *place)] = values
         arrays[name] = out
     return arrays
@@ -116,9 +116,9 @@ def run(model: ir.Model, batch: Mapping[str, Array]) -> dict[str, Array]:
         {value name: array}.
     """
     watched = model.clone()
-    known = {value.name for value in watched.graph.outputs}
+    outputs = {value.name for value in watched.graph.outputs}
     for node in watched.graph:
-        watched.graph.outputs.extend(output for output in node.outputs if output.name and output.name not in known)
+        watched.graph.outputs.extend(output for output in node.outputs if output.name and output.name not in outputs)
     names = [str(output.name) for output in watched.graph.outputs]
     opened = reference_session.session(watched, "reading it needs")
     return dict(zip(names, reference_session.run(opened, dict(batch), "rows"), strict=True))

@@ -100,8 +100,8 @@ def read(
     outputs = _outputs(model, output_node, lists.labels, path)
     del model.graph.outputs[:]
     model.graph.outputs.extend(outputs)
-    given = _used(lists, _chosen(model, lists, columns, path))
-    features = Features(replace(given, columns=tuple(_mean(column) for column in given.columns)))
+    used = _used(lists, _chosen(model, lists, columns, path))
+    features = Features(replace(used, columns=tuple(_mean(column) for column in used.columns)))
     ranker = _written(model, features, columns, _first_rows(data, features, on_error), path)
     features = ranker.features if len(ranker.features.schema.labels) < len(lists.labels) else features
     pools = {
@@ -112,13 +112,13 @@ def read(
         pooled = (replace(column, pooling=pools.get(column.name, column.pooling)) for column in schema_.columns)
         features = Features(replace(schema_, columns=tuple(pooled)))
         ranker = _written(model, features, columns, _first_rows(data, features, on_error), path)
-    known = np.ones(len(next(iter(ranker.calibration.values()))), bool)
+    filled = np.ones(len(next(iter(ranker.calibration.values()))), bool)
     for log_field in ranker.features.fields:
         if log_field.column.pooling == "max":
-            known &= ranker.calibration["ids"][:, log_field.start] != log_field.last
-    if not known.any():
+            filled &= ranker.calibration["ids"][:, log_field.start] != log_field.last
+    if not filled.any():
         raise RequestError(f"{path}: found no row with items in its lists; max pooling needs at least one item")
-    return replace(ranker, calibration={name: x[known] for name, x in ranker.calibration.items()})
+    return replace(ranker, calibration={name: x[filled] for name, x in ranker.calibration.items()})
 
 
 def from_onnx(
@@ -229,14 +229,14 @@ def _used(schema: Schema, names: Iterable[str]) -> Schema:
 
 def _chosen(model: ir.Model, schema: Schema, columns: Sequence[str] | None, path: str | Path) -> list[str]:
     """Returns the columns that the inputs read, in order; raises RequestError if the schema lacks one."""
-    known = {column.name: column for column in schema.of("number", "category", "categories")}
+    usable = {column.name: column for column in schema.of("number", "category", "categories")}
     inputs = [str(source.name) for source in model.graph.inputs]
-    names = list(columns) if columns else list(known) if _is_matrix(model) else inputs
-    lost = [name for name in names if name not in known]
+    names = list(columns) if columns else list(usable) if _is_matrix(model) else inputs
+    lost = [name for name in names if name not in usable]
     if lost or len(set(names)) < len(names):
         hint = "; name those of its inputs in order with --columns" if not columns else ""
         what = f"no column {', '.join(lost)}" if lost else "a column twice"
-        raise RequestError(f"{path} reads {', '.join(names)}: found {what}, expected some of {', '.join(known)}{hint}")
+        raise RequestError(f"{path} reads {', '.join(names)}: found {what}, expected some of {', '.join(usable)}{hint}")
     if not _is_matrix(model) and len(names) != len(inputs):
         raise RequestError(
             f"{path} has {len(inputs)} inputs ({', '.join(inputs)}), found {len(names)} columns for them"
@@ -257,7 +257,7 @@ def _input_sources(
 ) -> dict[str, InputSource]:
     """Source of every input. Raises RequestError if it does not fit the shape or type of the input."""
     fields = {field.name: field for field in features.fields}
-    numbers = {each.name: at for at, each in enumerate(features.numbers)}
+    numbers = {number.name: index for index, number in enumerate(features.numbers)}
     spans = [
         (list(range(fields[name].start, fields[name].start + fields[name].width)), True)
         if name in fields
@@ -330,11 +330,11 @@ def _written(
     labels = _labels(features.schema, outputs, truth.shape[1], path)
     names = [PROBABILITY] if truth.shape[1] == 1 else [f"{PROBABILITY}_{label}" for label in labels]
     if labels != features.schema.labels:
-        chosen = tuple(each for each in features.schema.columns if each.kind != "label" or each.name in labels)
+        chosen = tuple(column for column in features.schema.columns if column.kind != "label" or column.name in labels)
         features = Features(replace(features.schema, columns=chosen))
-    known = truth[np.isfinite(truth)]
-    if not known.size or known.min() < 0 or known.max() > 1:
-        reach = f"from {known.min():.3g} to {known.max():.3g}" if known.size else "not finite"
+    finite = truth[np.isfinite(truth)]
+    if not finite.size or finite.min() < 0 or finite.max() > 1:
+        reach = f"from {finite.min():.3g} to {finite.max():.3g}" if finite.size else "not finite"
         raise RequestError(f"{path}: its results are {reach}, expected probabilities; export it with its sigmoid")
     few = {name: np.resize(x, (max(RUNS), x.shape[1])) for name, x in rows.items()}
     why = ""
@@ -406,7 +406,7 @@ def _wrapped(model: ir.Model, features: Features, sources: dict[str, InputSource
     made = model.clone()
     main, taken = made.graph, query.used_names(made.graph)
     old = list(main.inputs)
-    for value in (*(each for node in main for each in node.outputs), *main.initializers.values()):
+    for value in (*(output for node in main for output in node.outputs), *main.initializers.values()):
         if value.name in ("ids", "numbers", "scales", *names):
             value.name = edit.unique(f"{value.name}.old", taken)
     for value in old:
@@ -422,13 +422,13 @@ def _wrapped(model: ir.Model, features: Features, sources: dict[str, InputSource
         nodes.append(edit.node(op, inputs, f"columns.{op.lower()}", dtype=dtype, taken=taken, **more))
         return nodes[-1].outputs[0]
 
-    codes = {each.start: known_ids(each)[:, 0] for each in features.fields}
+    codes = {log_field.start: known_ids(log_field)[:, 0] for log_field in features.fields}
     for value, origin in zip(old, sources.values(), strict=True):
         kind, parts = ir.DataType.from_numpy(origin.dtype), []
         for is_id, column in zip(origin.ids.ravel(), origin.columns.ravel(), strict=True):
-            at = edit.initializer(main, "columns.at", np.array([column]), taken)
+            index = edit.initializer(main, "columns.at", np.array([column]), taken)
             source = new["ids" if is_id else "numbers"]
-            part = node("Gather", [source, at], source.dtype or kind, axis=1)
+            part = node("Gather", [source, index], source.dtype or kind, axis=1)
             field = next((e for e in features.fields if is_id and e.start <= column < e.start + e.width), None)
             if field is not None and field.last:  # the ranker knows no missing values
                 table = edit.initializer(main, "columns.known", codes[field.start], taken)
@@ -446,17 +446,17 @@ def _wrapped(model: ir.Model, features: Features, sources: dict[str, InputSource
         flat = edit.initializer(main, "probability.columns", np.array([-1, len(names)]), taken)
         options: dict[str, Any] = {"dtype": ir.DataType.FLOAT, "taken": taken}
         matrix = edit.node("Reshape", [results[0], flat], "probability.matrix", **options)
-        columns = [edit.initializer(main, "probability.column", np.array([at]), taken) for at in range(len(names))]
+        columns = [edit.initializer(main, "probability.column", np.array([i]), taken) for i in range(len(names))]
         picked = [edit.node("Gather", [matrix.outputs[0], x], "probability.part", axis=1, **options) for x in columns]
         main.extend([matrix, *picked])
-        results = [each.outputs[0] for each in picked]
+        results = [gather.outputs[0] for gather in picked]
     last = [
         edit.node("Reshape", [result, column], name, dtype=ir.DataType.FLOAT)
         for result, name in zip(results, names, strict=True)
     ]
-    for each in last:
-        each.outputs[0].shape = ir.Shape(["batch", 1])
+    for reshape in last:
+        reshape.outputs[0].shape = ir.Shape(["batch", 1])
     main.extend(last)
-    main.outputs[:] = [each.outputs[0] for each in last]
+    main.outputs[:] = [final.outputs[0] for final in last]
     infer_shapes(made)
     return made

@@ -152,7 +152,7 @@ class Writer:
             Bases in order of their entry numbers.
         """
         places = np.searchsorted(self._firsts, np.unique(entries), "right") - 1
-        return [self.bases[at] for at in dict.fromkeys(places.tolist())]
+        return [self.bases[place] for place in dict.fromkeys(places.tolist())]
 
     def field(self, column: int) -> Field:
         """Returns the field of a column of the ids.
@@ -163,7 +163,7 @@ class Writer:
         Returns:
             The field.
         """
-        return next(each for each in self.features.fields if each.start <= column < each.start + each.width)
+        return next(field for field in self.features.fields if field.start <= column < field.start + field.width)
 
     def lookup(self, column: int, table: Array, code: bool) -> Base:
         """Creates a base of the table rows that a column of the ids selects, or returns the existing base.
@@ -195,12 +195,12 @@ class Writer:
             self.pools.setdefault(field.name, set()).add(how)
 
     def _ids(self, column: int) -> ir.Value:
-        name, at = self.field(column).name, self.weight(np.array(column), "column")
-        return self.node("Gather", [self.inputs["ids"], at], f"{name}.ids", ir.DataType.INT32, axis=1)
+        name, index = self.field(column).name, self.weight(np.array(column), "column")
+        return self.node("Gather", [self.inputs["ids"], index], f"{name}.ids", ir.DataType.INT32, axis=1)
 
     def _cut(self, name: str, start: int, width: int) -> ir.Value:
         source = self.inputs[name]
-        ends = [self.weight(np.array([each]), "at") for each in (start, start + width, 1)]
+        ends = [self.weight(np.array([bound]), "at") for bound in (start, start + width, 1)]
         assert source.dtype is not None
         return self._once(
             (name, start, width), lambda: self.node("Slice", [source, *ends], f"{name}.{start}", source.dtype or FLOAT)
@@ -280,25 +280,25 @@ class Writer:
 
     def _join(self, flat: Array, shape: tuple[int, ...], name: str) -> ir.Value:
         parts: list[tuple[Base, Array | None]] = []  # None: whole
-        at = 0
-        while at < len(flat):
-            base = self.of(flat[at])
-            if np.array_equal(flat[at : at + base.size], base.entries().ravel()):
+        start = 0
+        while start < len(flat):
+            base = self.of(flat[start])
+            if np.array_equal(flat[start : start + base.size], base.entries().ravel()):
                 parts.append((base, None))
-                at += base.size
+                start += base.size
                 continue
-            end = at + 1
+            end = start + 1
             while end < len(flat) and flat[end] != base.first and base.first < flat[end] < base.first + base.size:
                 end += 1
-            parts.append((base, flat[at:end] - base.first))
-            at = end
+            parts.append((base, flat[start:end] - base.first))
+            start = end
         if len(parts) == 1 and parts[0][1] is None and parts[0][0].shape == shape:
             return parts[0][0].written()
         if len(shape) != 1:
             sizes = self.weight(np.array([-1, *shape], np.int64), "shape")
             return self.node("Reshape", [self.written(flat, name), sizes], f"{name}.vectors")
         if len(parts) > 2 * len(bases := self.bases_of(flat)):  # entries of few bases, mixed
-            whole = np.concatenate([each.entries().ravel() for each in bases])
+            whole = np.concatenate([base.entries().ravel() for base in bases])
             places = np.argsort(whole)[np.searchsorted(np.sort(whole), flat)]
             return self.node(
                 "Gather", [self.written(whole, name), self.weight(places, f"{name}.columns")], name, axis=1
@@ -356,7 +356,7 @@ class Writer:
         if first.table is None or not (field := self.field(first.column)).is_list or x.shape[-1] != field.width:
             return None
         table = first.table
-        columns = [self._lookups.get((field.start + at, id(table))) for at in range(field.width)]
+        columns = [self._lookups.get((field.start + column, id(table))) for column in range(field.width)]
         if any(column is None for column in columns):
             return None
         own = np.stack([column.entries().ravel() for column in columns if column is not None], -1)  # [width, items]
@@ -367,7 +367,7 @@ class Writer:
 
     def _scaled(self, entries: Array, factor: float) -> Array | None:
         """Multiplies sums over lists by a number, which is merged into their tables; None for other values."""
-        if any(each.pool is None or each.count is not None for each in self.bases_of(entries)):
+        if any(base.pool is None or base.count is not None for base in self.bases_of(entries)):
             return None
 
         def change(base: Base) -> Base:
@@ -412,9 +412,9 @@ class Writer:
         """Divides the sum over a list by its number of items, with a column of `scales`; None for other values."""
         field = self._items(count)
         bases = self.bases_of(total)
-        if field is None or field.scale < 0 or any(each.pool is None or each.pool[0] is not field for each in bases):
+        if field is None or field.scale < 0 or any(base.pool is None or base.pool[0] is not field for base in bases):
             return None
-        if any(each.pool is not None and each.pool[1][field.last].any() for each in bases):
+        if any(base.pool is not None and base.pool[1][field.last].any() for base in bases):
             return None  # places without an item count
 
         def change(base: Base) -> Base:
@@ -441,9 +441,9 @@ class Writer:
             values.append(base.table[0, entry - base.first])
         return np.array(values).reshape(entries.shape) if values else None
 
-    def _of_codes(self, op: str, shape: tuple[int, ...], known: Sequence[Layout | Array | None]) -> Array | None:
+    def _of_codes(self, op: str, shape: tuple[int, ...], layouts: Sequence[Layout | Array | None]) -> Array | None:
         """Computes a value of one id (or the sum of one table row) and constants; None for other values."""
-        operands = [known_value.entries if isinstance(known_value, Layout) else known_value for known_value in known]
+        operands = [known_value.entries if isinstance(known_value, Layout) else known_value for known_value in layouts]
         if any(operand is None or operand.ndim > len(shape) for operand in operands):
             return None
         parts = [np.broadcast_to(operand, shape) for operand in operands if operand is not None]
@@ -452,8 +452,8 @@ class Writer:
             columns: set[int] = set()
             tables: list[Array] = []
             arguments: list[Any] = []
-            for each, part in zip(known, parts, strict=True):
-                if not isinstance(each, Layout):
+            for layout, part in zip(layouts, parts, strict=True):
+                if not isinstance(layout, Layout):
                     arguments.append(part[place])
                     continue
                 base = self.of(part[place])
@@ -481,11 +481,11 @@ class Writer:
             x, y = self.of(a[place]), self.of(b[place])
             if x.table is None or y.table is None or x.column != y.column:
                 return None
-            rows, at, code = (y, int(b[place]), x) if x.code and x.size == 1 else (x, int(a[place]), y)
+            rows, entry, code = (y, int(b[place]), x) if x.code and x.size == 1 else (x, int(a[place]), y)
             if not code.code or code.size > 1 or x.table.dtype != np.float32 or y.table.dtype != np.float32:
                 return None
             table = self._derived(op, [x.table, y.table], OF_CODES[op])
-            out[place] = self.lookup(x.column, table, rows.code).first + at - rows.first
+            out[place] = self.lookup(x.column, table, rows.code).first + entry - rows.first
         return out
 
 

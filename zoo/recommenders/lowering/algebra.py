@@ -43,7 +43,7 @@ def joined(parts: Sequence[Expression]) -> Expression:
     flat: list[Expression] = []
     for part in parts:
         flat += part.parts if isinstance(part, Concat) else [part]
-    return flat[0] if len(flat) == 1 else Concat(sum(each.width for each in flat), flat)
+    return flat[0] if len(flat) == 1 else Concat(sum(part.width for part in flat), flat)
 
 
 def columns_of(x: Linear, count: int) -> list[Expression]:
@@ -163,8 +163,8 @@ def subexpressions(x: Expression) -> Iterator[Expression]:
         yield (x := waiting.pop())
         for name in ("x", "y", "gates", "parts", "vectors", "changes", "terms"):
             operands = getattr(x, name, ())
-            for each in operands if isinstance(operands, list) else [operands]:
-                inner = each[0] if isinstance(each, tuple) and each else each
+            for operand in operands if isinstance(operands, list) else [operands]:
+                inner = operand[0] if isinstance(operand, tuple) and operand else operand
                 if isinstance(inner, Expression) and inner not in met:
                     met.add(inner)
                     waiting.append(inner)
@@ -252,7 +252,7 @@ def scaled(x: Expression, factor: Array) -> Expression | None:
     total = total_of(x)
     if total is None:
         return None
-    terms = [(term, each * float(factor[0])) for term, each in total.terms]
+    terms = [(term, weight * float(factor[0])) for term, weight in total.terms]
     return Total(1, terms, total.bias * float(factor[0]))
 
 
@@ -267,8 +267,8 @@ def total_of(x: Expression) -> Total | None:
     """
     if isinstance(x, Total):
         return None if x.sigmoid else x
-    known = isinstance(x, Linear | Field | Factorization | Product | Numbers) and not (isinstance(x, Linear) and x.relu)
-    return Total(1, [(x, 1.0)], 0.0) if known and x.width == 1 else None
+    fits = isinstance(x, Linear | Field | Factorization | Product | Numbers) and not (isinstance(x, Linear) and x.relu)
+    return Total(1, [(x, 1.0)], 0.0) if fits and x.width == 1 else None
 
 
 def sum_of_layers(x: Expression, value: str) -> Linear | None:
@@ -283,12 +283,12 @@ def sum_of_layers(x: Expression, value: str) -> Linear | None:
     """
     total = total_of(x)
     layers = [(layer_of(term), factor) for term, factor in total.terms] if total is not None else []
-    known = [(each, factor) for each, factor in layers if each is not None and not each.relu]
-    if total is None or not known or len(known) < len(layers):
+    linears = [(layer, factor) for layer, factor in layers if layer is not None and not layer.relu]
+    if total is None or not linears or len(linears) < len(layers):
         return None
-    weight = np.concatenate([each.weight * factor for each, factor in known])
-    bias = np.array([total.bias + sum(float(each.bias[0]) * factor for each, factor in known)])
-    return Linear(1, joined([each.x for each, _ in known]), weight, bias, False, value)
+    weight = np.concatenate([layer.weight * factor for layer, factor in linears])
+    bias = np.array([total.bias + sum(float(layer.bias[0]) * factor for layer, factor in linears)])
+    return Linear(1, joined([layer.x for layer, _ in linears]), weight, bias, False, value)
 
 
 def added(x: Expression, y: Expression, sign: float) -> Expression | None:
@@ -305,4 +305,4 @@ def added(x: Expression, y: Expression, sign: float) -> Expression | None:
     a, b = total_of(x), total_of(y)
     if a is None or b is None:
         return None
-    return Total(1, [*a.terms, *((term, sign * each) for term, each in b.terms)], a.bias + sign * b.bias)
+    return Total(1, [*a.terms, *((term, sign * factor) for term, factor in b.terms)], a.bias + sign * b.bias)

@@ -94,17 +94,17 @@ class CodeLayers(FieldSteps):
         """Adds a `Mixed` step for layers with the same inputs, codes in `slot`, and before it the products of bytes."""
         rows = read.codes
         results = self._results(layers)
-        padded = [np.pad(each.weight, ((0, 0), (0, each.padding))) for each in results]
+        padded = [np.pad(made.weight, ((0, 0), (0, made.padding))) for made in results]
         whole, bias = (
             np.concatenate(padded, axis=1),
-            np.concatenate([np.pad(each.bias, (0, each.padding)) for each in results]),
+            np.concatenate([np.pad(made.bias, (0, made.padding)) for made in results]),
         )
-        unit = np.concatenate([each.padded(each.unit) for each in results])
-        fine = np.concatenate([each.padded(FLOAT if each.form == "f4" else FINEST * each.unit) for each in results])
-        zero = np.concatenate([each.padded(ZERO if each.form == "s1" else 0) for each in results])
+        unit = np.concatenate([made.padded(made.unit) for made in results])
+        fine = np.concatenate([made.padded(FLOAT if made.form == "f4" else FINEST * made.unit) for made in results])
+        zero = np.concatenate([made.padded(ZERO if made.form == "s1" else 0) for made in results])
         outs = [
-            (self._made[each.layer, each.form][0], each.bias.size, each.layer.relu and each.form != "f4")
-            for each in results
+            (self._made[made.layer, made.form][0], made.bias.size, made.layer.relu and made.form != "f4")
+            for made in results
         ]
         added = self._byte_products(slot, read, whole, unit)
         first, matrix = _matrix(rows, whole)
@@ -145,17 +145,17 @@ class CodeLayers(FieldSteps):
         width = sum(part.width for part, _ in read.direct)
         if not len(matrix) + width:
             return -1
-        x, out, at = self._slot("u1", width + len(matrix)), self._slot("f4", weight.shape[1]), 0
+        x, out, end = self._slot("u1", width + len(matrix)), self._slot("f4", weight.shape[1]), 0
         blocks = []
         for part, start in read.direct:
             step = positive(self._largest(part) / 127)
             table = np.clip(np.rint(part.table / step), -127, 127).astype(np.int16) + ZERO
             rows, columns = table.shape
-            self.steps.append(steps.Gather(x, at, table.astype(np.uint8).ravel(), rows, columns, columns, part.column))
+            self.steps.append(steps.Gather(x, end, table.astype(np.uint8).ravel(), rows, columns, columns, part.column))
             blocks.append(weight[start : start + columns] * step)
-            at += columns
+            end += columns
         if len(matrix):
-            self.steps.append(steps.CodeBytes(slot, first, x, at, len(matrix)))
+            self.steps.append(steps.CodeBytes(slot, first, x, end, len(matrix)))
         layer = dense_layer(np.concatenate([*blocks, matrix]), np.zeros(weight.shape[1]), 1.0, unit, "f4", ZERO)
         self.steps.append(steps.Dense(x, out, layer))
         return out
@@ -163,8 +163,8 @@ class CodeLayers(FieldSteps):
     def _signed(self, read: Inputs, weight: Floats) -> Floats:
         """Returns the weights of the columns of a buffer of bytes with zero point 128."""
         matrix = np.zeros((self.slots[read.bytes][1], weight.shape[1]))
-        for at, unit, row in read.signed:
-            matrix[at] += weight[row] * unit
+        for position, unit, row in read.signed:
+            matrix[position] += weight[row] * unit
         return matrix
 
     def _results(self, layers: Sequence[Linear]) -> list[_Result]:
@@ -205,8 +205,8 @@ class CodeLayers(FieldSteps):
 
 def _matrix(rows: Sequence[Code], weight: Floats) -> tuple[int, Floats]:
     """Returns the first code that layers read, and their weights by code, times the scales of the codes."""
-    first = min((at for at, _, _ in rows), default=0)
-    matrix = np.zeros((max((at for at, _, _ in rows), default=first - 1) + 1 - first, weight.shape[1]))
-    for at, scale, row in rows:
-        matrix[at - first] += weight[row] * scale
+    first = min((code for code, _, _ in rows), default=0)
+    matrix = np.zeros((max((code for code, _, _ in rows), default=first - 1) + 1 - first, weight.shape[1]))
+    for position, scale, row in rows:
+        matrix[position - first] += weight[row] * scale
     return first, matrix

@@ -46,15 +46,15 @@ class CodeLayout(LoweringPlan):
         numbers, _ = self._widths()
         order = {part: i for i, group in reversed(list(enumerate(self.groups.values()))) for part in group.parts}
         needed = {part for group in self.groups.values() for part in group.parts if part not in group.folded}
-        looked_up = {_key(each) for each in self.raw}
+        looked_up = {_key(field) for field in self.raw}
         for term in self.summed:  # a scalar next to codes is read with them
             if term.width > 1 or term.pool or _key(term) in looked_up:
                 self.raw[term] = None
         keys: dict[Key, list[Field]] = {}
-        for part in sorted(self.raw, key=lambda each: order[each] if each in needed else len(self.groups)):
+        for part in sorted(self.raw, key=lambda field: order[field] if field in needed else len(self.groups)):
             keys.setdefault(_key(part), []).append(part)
-        even = max((self._max_magnitude(each) for each in self.even), default=0.0) / CODES
-        scale = {each: even for each in self.even}
+        even = max((self._max_magnitude(part) for part in self.even), default=0.0) / CODES
+        scale = {part: even for part in self.even}
         position = 0
         before = self._before_numbers(keys)
         for number, fields in enumerate(keys.values()):
@@ -83,8 +83,8 @@ class CodeLayout(LoweringPlan):
         for key, fields in keyed[before:]:
             self._gather(*key, fields)
         if self.spread:
-            columns = np.concatenate([each.columns for each in self.spread]).astype(np.int32)
-            factor = np.concatenate([each.factor / self._at[each][1] for each in self.spread]).astype(np.float32)
+            columns = np.concatenate([part.columns for part in self.spread]).astype(np.int32)
+            factor = np.concatenate([part.factor / self._at[part][1] for part in self.spread]).astype(np.float32)
             self.steps.append(steps.Numbers(self.x, self._at[next(iter(self.spread))][0], columns, factor))
 
     def _before_numbers(self, keys: Mapping[Key, Sequence[Field]]) -> int:
@@ -98,7 +98,7 @@ class CodeLayout(LoweringPlan):
 
     def _ordered_pieces(self) -> list[Expression]:
         """Returns the computed vectors, layers first, then the values computed from them."""
-        return sorted(self.pieces, key=lambda each: isinstance(each, Dots))
+        return sorted(self.pieces, key=lambda piece: isinstance(piece, Dots))
 
     def _gather(self, column: int, count: int, pool: str, mean: int, fields: list[Field]) -> None:
         factor = 1.0

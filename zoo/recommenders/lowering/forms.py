@@ -89,7 +89,7 @@ class MadeForm:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the form as plain JSON values."""
-        folded = {name: each.to_json() for name, each in self.decisions.items() if each.fold}
+        folded = {name: decision.to_json() for name, decision in self.decisions.items() if decision.fold}
         return {
             "form": self.name,
             "megabytes": self.megabytes,
@@ -117,7 +117,7 @@ def within_bound(forms: Collection[MadeForm], bound: float) -> tuple[list[MadeFo
         least = min(form.change for form in forms)
         raise OverBoundError(f"its forms change an output by {least:.2g} and more, the bound is {bound:g}")
     beyond = [form for form in forms if form.change > bound]
-    return kept, {each.name: f"an output changes by {each.change:.2g}, the bound is {bound:g}" for each in beyond}
+    return kept, {form.name: f"an output changes by {form.change:.2g}, the bound is {bound:g}" for form in beyond}
 
 
 def changes_on(rows: Batch, model: ir.Model, reader: GraphReader) -> Callable[[ClickProgram], float]:
@@ -151,8 +151,8 @@ def lowering_report(
         tables: Tables that are looked up row by row in the form without folded tables.
         refused: Why forms are left out.
     """
-    sizes = ", ".join(f"{each.name} ({each.megabytes:,.1f} MB of tables)" for each in forms)
+    sizes = ", ".join(f"{form.name} ({form.megabytes:,.1f} MB of tables)" for form in forms)
     reasons = [f"{len(forms)} forms: {sizes}" if len(forms) > 1 else f"one form: {sizes}", *tables_report(tables)]
-    report = {"fold": True, "reason": "; ".join(reasons), "forms": [each.to_json() for each in forms]}
+    report = {"fold": True, "reason": "; ".join(reasons), "forms": [form.to_json() for form in forms]}
     report |= {"refused": dict(refused)}
-    return report | ({"tables": [each.to_json() for each in tables]} if tables else {})
+    return report | ({"tables": [table.to_json() for table in tables]} if tables else {})

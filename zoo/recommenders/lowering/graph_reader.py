@@ -90,7 +90,7 @@ class GraphReader:
 
     def value_of(self, x: Expression) -> ir.Value:
         """Returns the value of the graph that an expression was read from."""
-        return next(value for value, each in self._known.items() if each is x)
+        return next(value for value, expression in self._known.items() if expression is x)
 
     def _input(self, value: ir.Value) -> Expression:
         width = value.shape[1] if value.shape is not None and len(value.shape) == 2 else None
@@ -151,21 +151,21 @@ class GraphReader:
             return self.columns(node.inputs[0])
         if node.op_type == "Add":
             constants = [query.constant(source) for source in node.inputs]
-            at = 0 if constants[0] is not None else 1
-            if (offsets := constants[at]) is not None:
-                columns = self.columns(node.inputs[1 - at])
+            index = 0 if constants[0] is not None else 1
+            if (offsets := constants[index]) is not None:
+                columns = self.columns(node.inputs[1 - index])
                 added = np.broadcast_to(offsets.ravel(), len(columns))
                 return [(column, start + int(more)) for (column, start), more in zip(columns, added, strict=True)]
         picked = _picked(node, value, lambda: len(self.columns(node.inputs[0])))
         if picked is None:
             raise RequestError(f"the ids pass {node.op_type}, which has no native form here")
         columns = self.columns(node.inputs[0])
-        return [columns[each] for each in picked]
+        return [columns[column] for column in picked]
 
     def _pooled(self, x: Expression, pool: str, value: ir.Value) -> Expression | None:
         """Pools a stack of lookups in one table by neighbouring columns; None for other values."""
         stack = stacked(x) or []
-        fields = [each for each in stack if isinstance(each, Field)]
+        fields = [vector for vector in stack if isinstance(vector, Field)]
         if not fields or len(fields) != len(stack):
             return None
         first = fields[0]
@@ -210,7 +210,7 @@ class GraphReader:
                 return MeanScale(1, picked[0])
             x = self.read(source)
             assert isinstance(x, Numbers)
-            return Numbers(len(picked), [x.columns[each] for each in picked], x.factor[picked])
+            return Numbers(len(picked), [x.columns[column] for column in picked], x.factor[picked])
         return None
 
     _split = _slice
@@ -237,7 +237,7 @@ class GraphReader:
         vectors, picks = stacked(self.read(source), "dots"), query.constant(node.inputs[1])
         if vectors is None or picks is None or query.rank(source) != 2:
             return None
-        pairs = [divmod(int(each), len(vectors)) for each in picks.ravel()]
+        pairs = [divmod(int(pick), len(vectors)) for pick in picks.ravel()]
         return Dots(len(pairs), vectors, pairs, str(value.name))
 
     # --- layers
@@ -250,10 +250,10 @@ class GraphReader:
         turned = turned.astype(np.float64) * node.attributes.get_float("alpha", 1.0)
         bias = np.zeros(turned.shape[1])
         if len(node.inputs) > 2 and node.inputs[2] is not None:
-            given = query.constant(node.inputs[2])
-            if given is None or given.size not in (1, turned.shape[1]):
+            shift = query.constant(node.inputs[2])
+            if shift is None or shift.size not in (1, turned.shape[1]):
                 return None
-            bias += given.ravel() * np.float64(node.attributes.get_float("beta", 1.0))
+            bias += shift.ravel() * np.float64(node.attributes.get_float("beta", 1.0))
         x = self.read(node.inputs[0])
         if turned.shape == (1, 1) and not is_value(x) and (total := scaled(x, turned[0])) is not None:
             assert isinstance(total, Total)
@@ -326,11 +326,11 @@ class GraphReader:
     # --- sums and products
 
     def _add(self, node: ir.Node, value: ir.Value) -> Expression | None:
-        for at in (0, 1):
-            constant = query.constant(node.inputs[at])
+        for index in (0, 1):
+            constant = query.constant(node.inputs[index])
             if constant is None:
                 continue
-            x = self.read(node.inputs[1 - at])
+            x = self.read(node.inputs[1 - index])
             if isinstance(x, Linear) and not x.relu and constant.size in (1, x.width):
                 return replace(x, bias=x.bias + constant.ravel(), value=str(value.name))
             if isinstance(x, SquareSum) and not x.root and not x.least and constant.size == 1:
@@ -383,10 +383,10 @@ class GraphReader:
         return added(x, y, -1.0)
 
     def _mul(self, node: ir.Node, value: ir.Value) -> Expression | None:
-        for at in (0, 1):
-            constant = query.constant(node.inputs[at])
+        for index in (0, 1):
+            constant = query.constant(node.inputs[index])
             if constant is not None:
-                return scaled(self.read(node.inputs[1 - at]), constant.astype(np.float64).ravel())
+                return scaled(self.read(node.inputs[1 - index]), constant.astype(np.float64).ravel())
         x, y = (self.read(source) for source in node.inputs)
         for part, mean in ((x, y), (y, x)):
             if isinstance(mean, MeanScale):
@@ -396,16 +396,16 @@ class GraphReader:
         for part, weights in ((x, y), (y, x)):
             if isinstance(weights, Softmax) and isinstance(part, Tanh) and part.width == weights.width:
                 return Gated(part.width, str(value.name), part, weights.x)
-        for at, part, weights in ((1, x, y), (0, y, x)):
+        for index, part, weights in ((1, x, y), (0, y, x)):
             if isinstance(weights, Softmax) and (experts := stacked(part)):
-                column = query.dimensions(node.inputs[at])
+                column = query.dimensions(node.inputs[index])
                 fits = column is not None and column[1:] == [len(experts), 1]
                 return WeightedVectors(part.width, experts, weights.x) if fits else None
-        for at, vector, single in ((1, x, y), (0, y, x)):  # x_0 (w . x), a cross layer with a vector
-            if single.width == 1 < vector.width and (layer := sum_of_layers(single, str(node.inputs[at].name))):  # type: ignore[union-attr]
+        for index, vector, single in ((1, x, y), (0, y, x)):  # x_0 (w . x), a cross layer with a vector
+            if single.width == 1 < vector.width and (layer := sum_of_layers(single, str(node.inputs[index].name))):  # type: ignore[union-attr]
                 same = np.ones((1, vector.width))
                 return times(vector, Linear(vector.width, layer, same, np.zeros(vector.width), False, layer.value))
-        if all(isinstance(each, ProbabilityProduct) or (isinstance(each, Total) and each.sigmoid) for each in (x, y)):
+        if all(isinstance(side, ProbabilityProduct) or (isinstance(side, Total) and side.sigmoid) for side in (x, y)):
             return ProbabilityProduct(1, x, y)
         return times(x, y) if x.width == y.width else None
 
@@ -428,10 +428,10 @@ class GraphReader:
         return replace(x, root=True) if isinstance(x, SquareSum) and not x.root else None
 
     def _max(self, node: ir.Node, value: ir.Value) -> Expression | None:
-        for at in (0, 1) if len(node.inputs) == 2 else ():
-            least = query.scalar(node.inputs[at])
+        for index in (0, 1) if len(node.inputs) == 2 else ():
+            least = query.scalar(node.inputs[index])
             if least is not None:
-                x = self.read(node.inputs[1 - at])
+                x = self.read(node.inputs[1 - index])
                 return replace(x, least=least) if isinstance(x, SquareSum) and not x.root and not x.least else None
         return None
 
@@ -449,7 +449,7 @@ class GraphReader:
             if pooled is not None:
                 return pooled
             if x.width == len(stack) and all(map(is_value, stack)):
-                return Total(1, [(each, 1.0) for each in stack], 0.0)
+                return Total(1, [(vector, 1.0) for vector in stack], 0.0)
             return Vectors(x.width // len(stack), stack, "sum")
         if rank != 2 or axis != 1:
             return None
@@ -463,8 +463,8 @@ class GraphReader:
 
     def _reducemax(self, node: ir.Node, value: ir.Value) -> Expression | None:
         axes = query.integers(node, "axes", 1)
-        at = axes is not None and len(axes) == 1 and query.rank(node.inputs[0]) == 3 and axes[0] in (1, -2)
-        return self._pooled(self.read(node.inputs[0]), "max", value) if at else None
+        fits = axes is not None and len(axes) == 1 and query.rank(node.inputs[0]) == 3 and axes[0] in (1, -2)
+        return self._pooled(self.read(node.inputs[0]), "max", value) if fits else None
 
 
 def _static(value: ir.Value, axis: int) -> int | None:
@@ -474,10 +474,10 @@ def _static(value: ir.Value, axis: int) -> int | None:
 
 def _picked(node: ir.Node, output: ir.Value, width: Callable[[], int]) -> list[int] | None:
     """Returns the columns of its input of `width()` columns that Slice, Gather or Split takes for `output`."""
-    known = [query.constant(source) for source in node.inputs[1:]]
-    if any(known_value is None for known_value in known):
+    arrays = [query.constant(source) for source in node.inputs[1:]]
+    if any(known_value is None for known_value in arrays):
         return None
-    constants = [known_value.ravel() for known_value in known if known_value is not None]
+    constants = [known_value.ravel() for known_value in arrays if known_value is not None]
     if node.op_type == "Gather" and node.attributes.get_int("axis", 0) in (1, -1):
         return [int(constant) % width() for constant in constants[0]]
     if node.op_type == "Slice" and len(constants) >= 3:
@@ -490,8 +490,8 @@ def _picked(node: ir.Node, output: ir.Value, width: Callable[[], int]) -> list[i
         return None
     if node.op_type == "Split" and node.attributes.get_int("axis", 0) in (1, -1):
         sizes = constants[0].tolist() if constants else [width() // len(node.outputs)] * len(node.outputs)
-        at = list(node.outputs).index(output)
-        return list(range(sum(sizes[:at]), sum(sizes[: at + 1])))
+        index = list(node.outputs).index(output)
+        return list(range(sum(sizes[:index]), sum(sizes[: index + 1])))
     return None
 
 

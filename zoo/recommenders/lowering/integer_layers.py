@@ -99,9 +99,9 @@ def mixed_layer(
     offsets = np.cumsum([0, *(len(part.table) for part, _ in folded)])
     table = np.zeros((offsets[-1], weight.shape[1]), np.int16 if wide else np.uint8)
     for number, (part, start) in enumerate(folded):
-        for at, block in products(part, weight[start : start + part.width]):
+        for row, block in products(part, weight[start : start + part.width]):
             rows = np.clip(np.rint((block - middle[number]) / step), -top, top) + (0 if wide else ZERO)
-            table[offsets[number] + at : offsets[number] + at + len(block)] = rows
+            table[offsets[number] + row : offsets[number] + row + len(block)] = rows
     scale = step * 2.0**-shift
     return Integers(
         table, offsets[:-1].tolist(), np.rint(matrix / scale).astype(np.int16), scale, middle.sum(axis=0), shift

@@ -127,13 +127,13 @@ def lower(
     inputs = [reader.ids, reader.numbers, reader.scales]
     fed = [None if old is None else ir.Value(name=old.name, type=old.type, shape=old.shape) for old in inputs]
     graph = ir.Graph(
-        [each for each in fed if each is not None],
+        [value for value in fed if value is not None],
         [],
         nodes=[],
         opset_imports=dict(shaped.graph.opset_imports),
         name=shaped.graph.name,
     )
-    taken = {*names, *(str(each.name) for each in fed if each is not None)}
+    taken = {*names, *(str(value.name) for value in fed if value is not None)}
     written: dict[int, ir.Value] = {}
     for number, made in enumerate(forms):
         own = [f"{made.name}.{name}" for name in names] if number else names
@@ -147,7 +147,7 @@ def _kept(graph: ir.Graph, reader: GraphReader, recipe: QuantRecipe) -> frozense
     kept: set[str] = set()
     for node in graph:
         follows = node.op_type in ("Add", "Relu") and any(
-            each is not None and each.name in kept for each in node.inputs
+            value is not None and value.name in kept for value in node.inputs
         )
         if node in reader.nodes and (follows or recipe.keeps_float(str(node.name or node.outputs[0].name))):
             kept.add(str(node.outputs[0].name))
@@ -176,8 +176,8 @@ def _forms(
         if not made:
             samples = random_samples(program, reader, table)
             if hidden := compiler.hidden():
-                found = by_activity(program, hidden, samples)
-                options = replace(options, orders={x: scales.order(x.value, found[x]) for x in hidden})
+                activity = by_activity(program, hidden, samples)
+                options = replace(options, orders={x: scales.order(x.value, activity[x]) for x in hidden})
                 compiler = Compiler(options)
                 compiler.choose(outputs)
                 program = compiler.compile()
@@ -186,15 +186,15 @@ def _forms(
             options = replace(options, columns=compiler.column_statistics(program, many))
         made[choices] = MadeForm(form.name, quantized.applied(program, samples), compiler.decisions)
     shown = _samples(program, reader, table, rows, SAMPLES)
-    results = {each.name: reference.run(each.program, *shown) for each in made.values()}
+    results = {form.name: reference.run(form.program, *shown) for form in made.values()}
     exact = results["int16" if "int16" in results else next(iter(results))]
-    for each in made.values():
-        each.change = max(largest_change(exact, results[each.name]), change(each.program) if change else 0.0)
+    for entry in made.values():
+        entry.change = max(largest_change(exact, results[entry.name]), change(entry.program) if change else 0.0)
     kept, refused = within_bound(made.values(), bound)
-    if any(each.name == "int8" for each in kept):  # the finer form only takes longer then
-        kept = [each for each in kept if each.name != "part-int8"]
-    far = [each.far() for each in kept if each.name == "folded"]
-    unfolded = next((each.program for each in made.values() if each.name == "int16"), program)
+    if any(form.name == "int8" for form in kept):  # the finer form only takes longer then
+        kept = [form for form in kept if form.name != "part-int8"]
+    far = [form.far() for form in kept if form.name == "folded"]
+    unfolded = next((form.program for form in made.values() if form.name == "int16"), program)
     return [*kept, *far], quantized.tables(unfolded), refused
 
 
@@ -247,8 +247,8 @@ class Compiler(CrossSteps):
         self._lay_out()
         slots = [self._output(output) for output in outputs]
         rows = np.zeros(ids.shape[1], np.int32)
-        for each in self._seen:
-            for column, count, height in each.spans:
+        for part in self._seen:
+            for column, count, height in part.spans:
                 span = slice(column, column + count)
                 rows[span] = np.where(rows[span] == 0, height, np.minimum(rows[span], height))
         return ClickProgram(rows, *self._widths(), tuple(self.slots), tuple(self.steps), tuple(slots))
@@ -289,13 +289,13 @@ class Compiler(CrossSteps):
                         elif isinstance(part, Crossed):
                             terms.append((self._cross_total(part, rows), 1.0))
                         else:
-                            for at, scale, row in self._code_positions(part):
-                                weights[at] += rows[row] * scale
+                            for position, scale, row in self._code_positions(part):
+                                weights[position] += rows[row] * scale
                 case Field() if term not in self.raw:
                     looked_up.append((term, factor))
                 case Field() | Numbers():
-                    for at, scale, _ in self._code_positions(term):
-                        weights[at] += factor * scale
+                    for position, scale, _ in self._code_positions(term):
+                        weights[position] += factor * scale
                 case Factorization():
                     scale = self._at[term.vectors[0]][1]
                     out = self._slot("f4", 1)
@@ -362,10 +362,10 @@ class Compiler(CrossSteps):
             order = [(i, j) for i in range(size) for j in range(i)]
             if [tuple(sorted(pair, reverse=True)) for pair in part.pairs] != order:
                 raise RequestError("dot products in another order than that of the lower triangle")
-            at = np.array([self._at[vector][0] for vector in part.vectors], np.int32)
+            positions = np.array([self._at[vector][0] for vector in part.vectors], np.int32)
             steps_of = [self._at[vector][1] for vector in part.vectors]
             factor = np.array([steps_of[i] * steps_of[j] / scale for i, j in order], np.float32)
-            self.steps.append(steps.Dots(self.x, self.x, position, at, width, factor))
+            self.steps.append(steps.Dots(self.x, self.x, position, positions, width, factor))
 
     def _floats(self, x: Expression) -> int:
         if isinstance(x, L2Normalized):
@@ -412,7 +412,7 @@ class Compiler(CrossSteps):
                 self._dense(x, single, form)
             elif isinstance(single, Linear | FloatVector | FieldAttention):
                 slot, scale = self._result(single, "i2")
-                rows = [(at, scale, row) for at, row in enumerate(self._order(single).tolist())]
+                rows = [(position, scale, row) for position, row in enumerate(self._order(single).tolist())]
                 self._mixed([x], slot, Inputs(rows))
             else:
                 self._group(self.groups[tuple(map(id, parts))])

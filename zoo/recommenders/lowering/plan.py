@@ -294,8 +294,8 @@ class LoweringPlan:
             elif isinstance(part, Field) and term:
                 self.raw[part] = None
             elif isinstance(part, GatedCodes):
-                others = [each for each in parts if each is not part]
-                if term or not all(isinstance(each, Field | Numbers) for each in others):
+                others = [other for other in parts if other is not part]
+                if term or not all(isinstance(other, Field | Numbers) for other in others):
                     raise RequestError(f"the layer {x.value} reads gated vectors and more")
             elif not isinstance(part, Field | Numbers | Dots | Linear | FloatVector | FieldAttention):
                 kind = type(part).__name__
@@ -325,14 +325,14 @@ class LoweringPlan:
         ]
         if self.form.wide and self.coarse and sum(size for size, *_ in candidates) > self.caches.get("L3", 0):
             room = 0
-        for size, group, part in sorted(candidates, key=lambda each: each[0]):
+        for size, group, part in sorted(candidates, key=lambda candidate: candidate[0]):
             if size <= room and len(group.folded) < FIELDS:
                 room -= size
                 group.folded.append(part)
         for group in self.groups.values():
             group.folded.sort(key=group.parts.index)
             fields = [part for part in group.parts if isinstance(part, Field)]
-            others = [each for other in self.groups.values() if other is not group for each in other.parts]
+            others = [part for other in self.groups.values() if other is not group for part in other.parts]
             for part in fields:
                 small = part.table.size <= LIMIT
                 if self._reads_bytes(group.layers) and small and not part.pool and part not in (*self.raw, *others):
@@ -350,7 +350,7 @@ class LoweringPlan:
     @property
     def choices(self) -> Hashable:
         """The differences between the programs of forms, after `_decide`."""
-        folded = tuple((at, part) for at, group in enumerate(self.groups.values()) for part in group.folded)
+        folded = tuple((index, part) for index, group in enumerate(self.groups.values()) for part in group.folded)
         return folded, bool(folded) and self._wide, self._coarse_reads()
 
     def _coarse_reads(self) -> Hashable:
@@ -358,15 +358,15 @@ class LoweringPlan:
         read = []
         for group in self.groups.values():
             parts = [part for part in group.parts if part not in group.folded]
-            inner = [each for part in parts for each in vectors_of(part)]
+            inner = [vector for part in parts for vector in vectors_of(part)]
             fields = self._reads_bytes(group.layers) and any(isinstance(part, Field) for part in inner)
             read.append((fields, self._in_bytes(group)))
         return tuple(read), tuple((x, tuple(sorted(forms))) for x, forms in self.forms.items())
 
     def _decision(self, group: LayerGroup, fields: int) -> Decision:
         line, width = self._row(group) * (1 + self._wide), sum(layer.width for layer in group.layers)
-        macs = sum(each.width for each in group.folded) * width
-        table_bytes = sum(len(each.table) for each in group.folded) * line
+        macs = sum(part.width for part in group.folded) * width
+        table_bytes = sum(len(part.table) for part in group.folded) * line
         reason = f"{len(group.folded)} of {fields} fields folded"
         if group.folded:
             reason += (

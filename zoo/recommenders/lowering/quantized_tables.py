@@ -93,21 +93,21 @@ class QuantizedTables:
             program: The program.
             samples: Inputs on which outputs are compared.
         """
-        gathers = {at: step for at, step in enumerate(program.steps) if isinstance(step, Gather) and not step.coarse}
+        gathers = {i: step for i, step in enumerate(program.steps) if isinstance(step, Gather) and not step.coarse}
         total = sum(step.table.nbytes for step in gathers.values())
         if total <= self._room:
             return program
-        large = {at: step for at, step in gathers.items() if _pays(step, total)}
-        for at, step in list(large.items()):
-            if (known := self._known.get(id(step.table))) is not None:
-                if known[1] is not None:
-                    same = replace(known[1], out=step.out, position=step.position)
-                    program = replace(program, steps=_with(program, at, same))
-                del large[at]
+        large = {i: step for i, step in gathers.items() if _pays(step, total)}
+        for index, step in list(large.items()):
+            if (cached := self._known.get(id(step.table))) is not None:
+                if cached[1] is not None:
+                    same = replace(cached[1], out=step.out, position=step.position)
+                    program = replace(program, steps=_with(program, index, same))
+                del large[index]
         if large:
             program = self._quantized(program, large, samples)
-            for at, step in large.items():
-                made = program.steps[at]
+            for index, step in large.items():
+                made = program.steps[index]
                 self._known[id(step.table)] = step, made if isinstance(made, QuantizedGather) else None
         return program
 
@@ -115,22 +115,22 @@ class QuantizedTables:
         expected = reference.run(program, *samples)
         chosen: dict[int, tuple[int, float]] = {}  # bits and change by step
         tried = program  # with the rows that samples read
-        extents = {at: Extent.of(_rows(step)) for at, step in large.items()}
+        extents = {i: Extent.of(_rows(step)) for i, step in large.items()}
         for bits in BITS:
-            for at, step in sorted(large.items(), key=lambda item: -item[1].table.nbytes):
-                if bits < BITS[0] and at not in chosen:
+            for index, step in sorted(large.items(), key=lambda item: -item[1].table.nbytes):
+                if bits < BITS[0] and index not in chosen:
                     continue
                 used = np.unique(samples.ids[:, step.column : step.column + step.count])
                 try:
-                    changed = replace(tried, steps=_with(tried, at, _quantized(step, bits, extents[at], used)))
+                    changed = replace(tried, steps=_with(tried, index, _quantized(step, bits, extents[index], used)))
                 except RequestError:  # too long a list
                     continue
                 change = largest_change(expected, reference.run(changed, *samples))
                 if change <= self._bound:
-                    tried, chosen[at] = changed, (bits, float(f"{change:.2e}"))
-        for at, (bits, change) in chosen.items():
-            step, made = large[at], _quantized(large[at], bits, extents[at])
-            program = replace(program, steps=_with(program, at, made))
+                    tried, chosen[index] = changed, (bits, float(f"{change:.2e}"))
+        for index, (bits, change) in chosen.items():
+            step, made = large[index], _quantized(large[index], bits, extents[index])
+            program = replace(program, steps=_with(program, index, made))
             size, before = (round(array.nbytes / 1e6, 3) for array in (made.table, step.table))
             self._made[id(step.table)] = LookupTable(step.column, step.rows, step.width, bits, size, before, change)
         return program
@@ -158,8 +158,8 @@ def _pays(step: Gather, total: int) -> bool:
     return size * SHARE >= total and (step.count > 1 or size >= SPACE)
 
 
-def _with(program: ClickProgram, at: int, step: Step) -> tuple[Step, ...]:
-    return (*program.steps[:at], step, *program.steps[at + 1 :])
+def _with(program: ClickProgram, index: int, step: Step) -> tuple[Step, ...]:
+    return (*program.steps[:index], step, *program.steps[index + 1 :])
 
 
 def _rows(step: Gather) -> NDArray[Any]:

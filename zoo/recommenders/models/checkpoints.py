@@ -58,8 +58,8 @@ def weights_of(model: nn.Module, path: Path) -> dict[str, torch.Tensor]:
     """
     graph = io.load(path)
     edit.expand_fp16(graph)
-    tensors = {name: each.const_value for name, each in graph.graph.initializers.items()}
-    arrays = {name: torch.from_numpy(each.numpy().copy()) for name, each in tensors.items() if each is not None}
+    tensors = {name: value.const_value for name, value in graph.graph.initializers.items()}
+    arrays = {name: torch.from_numpy(tensor.numpy().copy()) for name, tensor in tensors.items() if tensor is not None}
     renamed = getattr(model, "renamed", None)
     return state_of(model, arrays if renamed is None else renamed(arrays))
 
@@ -75,7 +75,7 @@ def state_of(model: nn.Module, arrays: Mapping[str, torch.Tensor]) -> dict[str, 
         State dict of the network.
     """
     own = model.state_dict()
-    state = {name: arrays.get(name, each) for name, each in own.items() if not name.endswith((".weight", ".bias"))}
+    state = {name: arrays.get(name, tensor) for name, tensor in own.items() if not name.endswith((".weight", ".bias"))}
     for path_of, module in model.named_modules():
         if isinstance(module, Embeddings):
             names = [f"{path_of}.{name}.table" for name in module.tables]
@@ -134,8 +134,8 @@ def restore_config(settings: type[Any], config: Mapping[str, Any]) -> Any:
     Returns:
         Instance of `settings`.
     """
-    known = {field.name for field in fields(settings)}
-    return settings(**from_plain({**settings.absent, **{k: each for k, each in config.items() if k in known}}))
+    names = {field.name for field in fields(settings)}
+    return settings(**from_plain({**settings.absent, **{k: setting for k, setting in config.items() if k in names}}))
 
 
 def load_network(

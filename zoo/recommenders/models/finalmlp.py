@@ -98,10 +98,10 @@ class FinalMLP(LazyModule):
         width = self.embeddings.width
 
         def gates(item: bool) -> Any:
-            own = [at for at, field in enumerate(features.fields) if (field.column.tower == "item") == item]
+            own = [index for index, field in enumerate(features.fields) if (field.column.tower == "item") == item]
             if not 0 < len(own) < len(features.fields):
                 return ConstantGates(width)
-            columns = [at * size + column for at in own for column in range(size)]
+            columns = [index * size + column for index in own for column in range(size)]
             return FeatureGates(width, columns, config.gates)
 
         self.first_gates, self.second_gates = gates(item=False), gates(item=True)

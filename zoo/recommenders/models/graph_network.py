@@ -112,22 +112,22 @@ class GraphNetwork(nn.Module):
     def forward(self, ids: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -> Any:
         """See `TrainableRankingFamily.build`."""
         values: dict[str, Any] = {"ids": ids, "numbers": numbers, **self._constants}
-        values |= {name: self.biases[at] for name, at in self._biases.items()}
+        values |= {name: self.biases[number] for name, number in self._biases.items()}
         for node in self._nodes:
-            inputs = [_name(each) for each in node.inputs]
-            known = next((self._tables[each] for each in inputs if each in self._tables), None)
-            if known is not None:
-                module, kind = self.modules_of[known[0]], known[1]
+            inputs = [_name(value) for value in node.inputs]
+            place = next((self._tables[name] for name in inputs if name in self._tables), None)
+            if place is not None:
+                module, kind = self.modules_of[place[0]], place[1]
                 result = module(ids, scales) if kind == "table" else module(values[inputs[0]])
             elif node.op_type == "Gather":
                 source, column = values[inputs[0]], values[inputs[1]]
                 result = source[:, column.reshape(-1)] if column.ndim else source[:, column]
             elif node.op_type == "Concat":
-                result = torch.cat([values[each] for each in inputs], 1)
+                result = torch.cat([values[name] for name in inputs], 1)
             elif node.op_type == "LeakyRelu":
                 result = functional.leaky_relu(values[inputs[0]], node.attributes.get_float("alpha", 0.01))
             else:
-                result = FUNCTIONS[node.op_type](*(values[each] for each in inputs))
+                result = FUNCTIONS[node.op_type](*(values[name] for name in inputs))
             values[_name(node.outputs[0])] = result
         return values[self._logit]
 
@@ -141,20 +141,20 @@ class GraphNetwork(nn.Module):
             {name from `export`: tensor}.
         """
         renamed = {}
-        for name, (at, kind) in self._tables.items():
-            module = self.modules_of[at]
+        for name, (index, kind) in self._tables.items():
+            module = self.modules_of[index]
             if kind == "table":
-                renamed[f"modules_of.{at}.{module.fields[0].name}.table"] = weights[name]  # type: ignore[index,union-attr]
+                renamed[f"modules_of.{index}.{module.fields[0].name}.table"] = weights[name]  # type: ignore[index,union-attr]
             else:
-                renamed[f"modules_of.{at}.weight"] = weights[name].T.contiguous()
+                renamed[f"modules_of.{index}.weight"] = weights[name].T.contiguous()
         return renamed
 
     def exported(self) -> ir.Model:
         """Returns the graph with the current weights."""
         model = self.model.clone()
-        arrays = {name: self.biases[at] for name, at in self._biases.items()}
-        for name, (at, kind) in self._tables.items():
-            weight: Any = self.modules_of[at].weight
+        arrays = {name: self.biases[number] for name, number in self._biases.items()}
+        for name, (index, kind) in self._tables.items():
+            weight: Any = self.modules_of[index].weight
             arrays[name] = weight if kind == "table" else weight.T
         for name, array in arrays.items():
             trained = np.ascontiguousarray(array.detach().numpy(), np.float32)

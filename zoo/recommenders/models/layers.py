@@ -132,12 +132,12 @@ class Embeddings(nn.Module):
         Args:
             field: One of `fields`.
         """
-        return field.table if any(field.table == each.name for each in self.fields) else field.name
+        return field.table if any(field.table == other.name for other in self.fields) else field.name
 
     @property
     def padding(self) -> list[int]:
         """Rows of the parameter for padded list positions, which are zero."""
-        return [start + each.last for each, start in zip(self.fields, self.starts, strict=True) if each.is_list]
+        return [start + field.last for field, start in zip(self.fields, self.starts, strict=True) if field.is_list]
 
     @torch.no_grad()
     def clear(self) -> None:
@@ -210,10 +210,10 @@ class Embeddings(nn.Module):
             float32 [n, fields * size].
         """
         rows = self.lookup(ids[:, self.columns] + self.offsets)
-        parts, at = [], 0
+        parts, start = [], 0
         for field in self.pooled:
-            embedded = rows[:, at : at + field.width]
-            at += field.width
+            embedded = rows[:, start : start + field.width]
+            start += field.width
             if not field.is_list:
                 parts.append(embedded[:, 0])
             elif field.column.pooling == "max":

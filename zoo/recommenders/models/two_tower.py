@@ -51,8 +51,8 @@ class Tower(LazyModule):
                 f'the schema has no category of the tower {side}; give its columns "tower": "{side}" (zoo schema LOG '
                 "-o schema.json, then --schema schema.json)"
             )
-        own = [at for at, each in enumerate(features.numbers) if each.tower == side]
-        own += [len(features.numbers) + at for at, which in enumerate(features.indicators) if which in own]
+        own = [index for index, number in enumerate(features.numbers) if number.tower == side]
+        own += [len(features.numbers) + index for index, which in enumerate(features.indicators) if which in own]
         self.embeddings = Embeddings(fields, config.embedding_size)
         self.numbers = SelectColumns(own) if own else None
         self.network = mlp(self.embeddings.width + len(own), config.hidden, config.tower_size, config.dropout)

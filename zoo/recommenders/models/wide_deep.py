@@ -68,7 +68,7 @@ class WideDeep(LazyModule):
 
         with torch.no_grad():
             x = concat_numbers(self.embeddings(samples["ids"], samples["scales"]), samples["numbers"], self.numbers)
-            layers = [each for each in self.deep if isinstance(each, nn.Linear)]
+            layers = [module for module in self.deep if isinstance(module, nn.Linear)]
             for layer, following in itertools.pairwise(layers):
                 x = torch.relu(layer(x))
                 active = (x > x.max() / 512).float().mean(0)  # what does not round to zero in 8 bits
@@ -92,11 +92,11 @@ class WideDeep(LazyModule):
         from torch import nn
 
         renamed = {}
-        for at, field in enumerate(self.embeddings.fields, 1):
-            renamed[f"embeddings.{field.name}.table"] = weights[f"deep/C{at}/embeddings"]
-            renamed[f"wide.{field.name}.table"] = weights[f"wide/C{at}/weights"]
-        places = [at for at, each in enumerate(self.deep) if isinstance(each, nn.Linear)]
-        names = [f"hidden_{at}" for at in range(len(places) - 1)]
+        for number, field in enumerate(self.embeddings.fields, 1):
+            renamed[f"embeddings.{field.name}.table"] = weights[f"deep/C{number}/embeddings"]
+            renamed[f"wide.{field.name}.table"] = weights[f"wide/C{number}/weights"]
+        places = [index for index, module in enumerate(self.deep) if isinstance(module, nn.Linear)]
+        names = [f"hidden_{layer}" for layer in range(len(places) - 1)]
         for place, name in zip(places, [*names, "deep_logit"], strict=True):
             renamed[f"deep.{place}.weight"] = weights[f"{name}/kernel"].T.contiguous()
             renamed[f"deep.{place}.bias"] = weights[f"{name}/bias"]
@@ -214,21 +214,21 @@ def _freeze_keras(folder: Path) -> dict[str, Any]:
     features = Features.from_json(about["features"])
     model = WideDeep(features, checkpoints.restore_config(CriteoConfig, about["config"]))
     variables = {}
-    depth = sum(isinstance(each, nn.Linear) for each in model.deep)
+    depth = sum(isinstance(module, nn.Linear) for module in model.deep)
     try:
         with h5py.File(folder / KERAS_WEIGHTS) as archive:
             layers = archive["layers"]
-            for at in range(len(features.fields)):
-                table = f"tables/__table{f'_{at}' if at else ''}/vars/0"
-                variables[f"deep/C{at + 1}/embeddings"] = layers["tables"][table][()]
-                variables[f"wide/C{at + 1}/weights"] = layers["tables_1"][table][()]
-            for at in range(depth):
-                name = f"hidden_{at}" if at < depth - 1 else "deep_logit"
-                kernel, bias = (layers[f"dense{f'_{at}' if at else ''}/vars/{place}"][()] for place in (0, 1))
+            for index in range(len(features.fields)):
+                table = f"tables/__table{f'_{index}' if index else ''}/vars/0"
+                variables[f"deep/C{index + 1}/embeddings"] = layers["tables"][table][()]
+                variables[f"wide/C{index + 1}/weights"] = layers["tables_1"][table][()]
+            for index in range(depth):
+                name = f"hidden_{index}" if index < depth - 1 else "deep_logit"
+                kernel, bias = (layers[f"dense{f'_{index}' if index else ''}/vars/{place}"][()] for place in (0, 1))
                 variables |= {f"{name}/kernel": kernel, f"{name}/bias": bias}
     except (OSError, KeyError) as error:
         raise RequestError(f"cannot read the model in {folder} ({one_line(error)}); train it again") from error
-    arrays = model.renamed({name: torch.from_numpy(each) for name, each in variables.items()})
+    arrays = model.renamed({name: torch.from_numpy(array) for name, array in variables.items()})
     fill(model, checkpoints.state_of(model, arrays), folder / KERAS_WEIGHTS)
     return write_graph(model.eval(), features, folder, KERAS_WEIGHTS)
 

@@ -63,7 +63,7 @@ class Catalogue:
         seen: set[str] = set()
         for rows, texts in sides.item.read(items, key):
             if distinct and texts is not None:
-                kept = [at for at, text in enumerate(texts.to_pylist()) if _is_new(text, seen)]
+                kept = [index for index, text in enumerate(texts.to_pylist()) if _is_new(text, seen)]
                 if len(kept) < len(rows):
                     rows, texts = rows[np.array(kept, np.int64)], texts.take(pa.array(kept, pa.int64()))
             if texts is not None:
@@ -73,8 +73,8 @@ class Catalogue:
             where = items if isinstance(items, str | Path) else "the input"
             by = f", named by {key}" if key else ""
             raise RequestError(f"{where} holds no item; expected one a row{by}")
-        found = Rows.concatenate(parts)
-        catalogue = cls(found, pa.concat_arrays(names) if names else None, precompute(found))
+        all_rows = Rows.concatenate(parts)
+        catalogue = cls(all_rows, pa.concat_arrays(names) if names else None, precompute(all_rows))
         if distinct:
             catalogue.find(())  # tabulates the ids now, not in the first request
         return catalogue
@@ -83,9 +83,9 @@ class Catalogue:
     def places(self) -> dict[str, int]:
         """The first position of every id, in the order of the items."""
         places: dict[str, int] = {}
-        for at, text in enumerate(() if self.names is None else self.names.to_pylist()):
+        for position, text in enumerate(() if self.names is None else self.names.to_pylist()):
             if text is not None:
-                places.setdefault(text, at)
+                places.setdefault(text, position)
         return places
 
     def __len__(self) -> int:
@@ -106,17 +106,17 @@ class Catalogue:
         """
         if isinstance(ids, FoundItems) and self._has_ids_of(ids.catalogue):
             return ids.positions
-        texts, known = list(ids), self.places
+        texts, places = list(ids), self.places
         try:
-            return np.fromiter(map(known.__getitem__, texts), np.int64, len(texts))
+            return np.fromiter(map(places.__getitem__, texts), np.int64, len(texts))
         except (KeyError, TypeError):  # an id is not there, or is no text
             texts = [*map(str, texts)]
-        if unknown := [text for text in texts if text not in known]:
+        if unknown := [text for text in texts if text not in places]:
             raise RequestError(
                 f"found no item {', '.join(unknown[:3])}{f' and {len(unknown) - 3} more' * (len(unknown) > 3)} in the "
                 f"catalogue of {len(self):,} items"
             )
-        return np.array([known[text] for text in texts], np.int64)
+        return np.array([places[text] for text in texts], np.int64)
 
     def found(self, ids: Any) -> FoundItems | None:
         """Finds items by different ids, given as texts.
@@ -162,7 +162,7 @@ class Catalogue:
         Returns:
             The positions that are left; None for all items.
         """
-        names = {str(each) for each in ids}
+        names = {str(name) for name in ids}
         left_out = [place for name in names if (place := self.places.get(name)) is not None] if names else []
         if not left_out:
             return positions
@@ -185,7 +185,7 @@ class Catalogue:
         if self.names is None:
             return None
         texts = self._texts
-        return [texts[at] for at in positions.tolist()]
+        return [texts[position] for position in positions.tolist()]
 
 
 @dataclass(frozen=True, eq=False)

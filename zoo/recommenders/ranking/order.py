@@ -47,9 +47,9 @@ class Order:
             chosen = labels[0] if by is None else by
             return cls(tuple(float(label == chosen) for label in labels), False)
         weights = dict.fromkeys(labels, 0.0)
-        rest, first = by.strip(), True
-        while rest or first:
-            label, factor, rest = _term(rest, labels, first, by)
+        text, first = by.strip(), True
+        while text or first:
+            label, factor, text = _term(text, labels, first, by)
             weights[label] += factor
             first = False
         return cls(tuple(weights.values()), True)
@@ -71,21 +71,21 @@ class Order:
         return total.astype(np.float32)
 
 
-def _term(rest: str, labels: Sequence[str], first: bool, by: str) -> tuple[str, float, str]:
+def _term(text: str, labels: Sequence[str], first: bool, by: str) -> tuple[str, float, str]:
     """Reads one term of a sum; returns its label and factor, and the text behind it."""
     several = f"one of the labels {', '.join(labels)}, or their sum such as '{labels[0]} + 2 {labels[-1]}'"
     wrong = RequestError(f"found the order {by!r}, expected {several if len(labels) > 1 else f'the label {labels[0]}'}")
     sign = 1.0
-    if not first or rest[:1] in "+-":
-        if rest[:1] not in ("+", "-"):
+    if not first or text[:1] in "+-":
+        if text[:1] not in ("+", "-"):
             raise wrong
-        sign, rest = (-1.0 if rest[0] == "-" else 1.0), rest[1:].lstrip()
+        sign, text = (-1.0 if text[0] == "-" else 1.0), text[1:].lstrip()
     factor = 1.0
-    starts = [label for label in labels if rest.startswith(label)]
-    if not starts and (number := NUMBER.match(rest)):
-        factor, rest = float(number.group()), rest[number.end() :].lstrip().removeprefix("*").lstrip()
-        starts = [label for label in labels if rest.startswith(label)]
+    starts = [label for label in labels if text.startswith(label)]
+    if not starts and (number := NUMBER.match(text)):
+        factor, text = float(number.group()), text[number.end() :].lstrip().removeprefix("*").lstrip()
+        starts = [label for label in labels if text.startswith(label)]
     if not starts:
         raise wrong
     label = max(starts, key=len)
-    return label, sign * factor, rest[len(label) :].lstrip()
+    return label, sign * factor, text[len(label) :].lstrip()

@@ -49,17 +49,17 @@ class Side:
         """
         read = features.schema.feature_names
         columns = tuple(
-            each for each in features.schema.columns if each.name in read and (each.tower == "item") == item
+            column for column in features.schema.columns if column.name in read and (column.tower == "item") == item
         )
         names = {column.name for column in columns}
         fields = [field for field in features.fields if field.name in names]
-        numbers = [at for at, number in enumerate(features.numbers) if number.name in names]
+        numbers = [index for index, number in enumerate(features.numbers) if number.name in names]
         indicators = [
-            len(features.numbers) + at for at, number in enumerate(features.indicators) if number in set(numbers)
+            len(features.numbers) + index for index, number in enumerate(features.indicators) if number in set(numbers)
         ]
         return cls(
             Features(replace(features.schema, columns=columns)),
-            tuple(at for field in fields for at in range(field.start, field.start + field.width)),
+            tuple(column for field in fields for column in range(field.start, field.start + field.width)),
             tuple(numbers + indicators),
             tuple(field.scale for field in fields if field.scale >= 0),
         )
@@ -78,7 +78,7 @@ class Side:
         parts = list(reader.batches(None, defaultdict(float), MOST))
         if not parts or not all(isinstance(part, ParsedRows) for part in parts):
             return None
-        ids, numbers, scales = (np.concatenate([part[at] for part in parts]) for at in range(3))
+        ids, numbers, scales = (np.concatenate([part[index] for part in parts]) for index in range(3))
         count, texts = len(ids), None
         if key:
             texts = pa.concat_arrays([batch[0] for batch in log.batches([key], forms=self.features.schema.forms)])
@@ -203,7 +203,7 @@ class Sides:
         """
         names = features.schema.feature_names
         return features.schema.header and any(
-            each.tower == "item" and each.name in names for each in features.schema.columns
+            column.tower == "item" and column.name in names for column in features.schema.columns
         )
 
     @cached_property
@@ -338,8 +338,8 @@ def _runs(columns: Sequence[int]) -> list[tuple[slice, slice]]:
     runs: list[tuple[slice, slice]] = []
     for position, column in enumerate(columns):
         if runs and runs[-1][0].stop == column:
-            (first, at) = runs[-1]
-            runs[-1] = slice(first.start, column + 1), slice(at.start, position + 1)
+            (first, positions) = runs[-1]
+            runs[-1] = slice(first.start, column + 1), slice(positions.start, position + 1)
         else:
             runs.append((slice(column, column + 1), slice(position, position + 1)))
     return runs

@@ -103,7 +103,7 @@ class TwoTowerPipeline(LogPipeline):
                     {
                         "row": np.repeat(rows.index + self.first_row, top)[filled],
                         "rank": np.tile(np.arange(1, top + 1), len(rows))[filled],
-                        "item": [names[at] for at in best.ravel()[filled].tolist()],
+                        "item": [names[place] for place in best.ravel()[filled].tolist()],
                         "score": scores.ravel()[filled],
                     }
                 )
@@ -261,5 +261,5 @@ class TwoTowerPipeline(LogPipeline):
             L2-normalized embeddings, float32 [items, size].
         """
         user = self.sides.absent_user
-        parts = (catalogue.rows[at : at + ROWS_IN_FLIGHT] for at in range(0, len(catalogue), ROWS_IN_FLIGHT))
+        parts = (catalogue.rows[start : start + ROWS_IN_FLIGHT] for start in range(0, len(catalogue), ROWS_IN_FLIGHT))
         return np.concatenate([self.predict(self.sides.join(user, part, slice(None)))["item"] for part in parts])

@@ -39,8 +39,8 @@ def evaluate(pipelines: Mapping[str, TwoTowerPipeline], data: Any, on_error: str
         RequestError: Rows have no label, or a row is faulty with "raise".
     """
     report = clicks.evaluate(pipelines, data, on_error)
-    for name, each in pipelines.items():
-        report["metrics"][name] |= retrieval_metrics(*_ranks(each, data, on_error))
+    for name, pipeline in pipelines.items():
+        report["metrics"][name] |= retrieval_metrics(*_ranks(pipeline, data, on_error))
     _compare(report, pipelines)
     return report
 
@@ -65,8 +65,8 @@ def evaluate_next_items(
         RequestError: Rows have no label, no row has a known item, or a row is faulty with "raise".
     """
     report = clicks.evaluate(pipelines, data, on_error)
-    for name, each in pipelines.items():
-        ranks, weights = each.ranks(data, on_error)
+    for name, pipeline in pipelines.items():
+        ranks, weights = pipeline.ranks(data, on_error)
         report["metrics"][name] |= retrieval_metrics(ranks, weights) | {"mrr": clicks.mean(1 / ranks, weights)}
         report["next_items"] = len(ranks)
     _compare(report, pipelines)
@@ -109,13 +109,13 @@ def _ranks(
     for rows in pipeline.rows(data, on_error, labelled=True):
         out = pipeline.predict(pipeline.encode(rows))
         ids = rows.ids[:, column]
-        for key, at in zip(*np.unique(ids, return_index=True), strict=True):
-            vectors.setdefault(int(key), out["item"][at])
+        for key, row in zip(*np.unique(ids, return_index=True), strict=True):
+            vectors.setdefault(int(key), out["item"][row])
         clicked = rows.labels == 1
         users.append(out["user"][clicked])
         keys.append(ids[clicked])
         weights.append(rows.weights[clicked])
-    order = {key: at for at, key in enumerate(vectors)}
+    order = {key: place for place, key in enumerate(vectors)}
     items = np.stack(list(vectors.values()))
     queries, relevant = np.concatenate(users), np.array([order[int(key)] for key in np.concatenate(keys)])
     if pipeline.precision == "int8":

@@ -225,8 +225,8 @@ class NextItemPipeline(TwoTowerPipeline):
     def _line(self, catalogue: Catalogue) -> tuple[float, float]:
         """(slope, bias) of the logit by the cosine, kept for the last catalogue."""
         if self._lined[0] is not catalogue:
-            known = self.known_items if self.key.column.encoding["type"] == "vocabulary" else catalogue
-            out = self.predict(self.sides.join(self.sides.absent_user, known.rows, slice(BLOCK)))
+            items = self.known_items if self.key.column.encoding["type"] == "vocabulary" else catalogue
+            out = self.predict(self.sides.join(self.sides.absent_user, items.rows, slice(BLOCK)))
             cosine = (out["user"] * out["item"]).sum(1, dtype=np.float64)
             p = out["probability"].ravel().astype(np.float64)
             alike = len(p) < 2 or np.ptp(cosine) < 1e-6

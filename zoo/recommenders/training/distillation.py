@@ -89,8 +89,8 @@ class Teacher:
         return ((1 - self.weight) * clicks + self.weight * expected).astype(np.float32)
 
     def _expected(self, batch: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        given = {name: np.ascontiguousarray(each) for name, each in batch.items() if name in self.inputs}
-        probabilities: NDArray[np.float32] = self.pipeline.probabilities(given)
+        arrays = {name: np.ascontiguousarray(array) for name, array in batch.items() if name in self.inputs}
+        probabilities: NDArray[np.float32] = self.pipeline.probabilities(arrays)
         if self.odds != 1:
             first = probabilities if probabilities.ndim == 1 else probabilities[:, 0]
             first[...] = first * self.odds / (1 - first + first * self.odds)

@@ -197,13 +197,13 @@ class Fitting:
                 batch = self.store.rows(places)
                 total = max(float(batch["weight"].sum()), 1e-12)
                 if self.teacher is not None:
-                    arrays = {name: each.numpy() for name, each in batch.items()}
+                    arrays = {name: tensor.numpy() for name, tensor in batch.items()}
                     batch["label"] = torch.from_numpy(self.teacher.labels(arrays, arrays["label"], places))
                 batch["ids"] = categories.mask_random(batch["ids"], self.shares, random)
                 if config.qat and trainer.steps >= (1 - QAT_FROZEN) * epochs * math.ceil(rows / config.batch_size):
                     freeze_ranges(trainer.model)
                 mine = slice(group.rank, None, group.count)
-                loss += trainer.step({name: each[mine] for name, each in batch.items()}, total)
+                loss += trainer.step({name: tensor[mine] for name, tensor in batch.items()}, total)
                 seen += total
                 advance(len(batch["label"]))
         if not math.isfinite(loss):
@@ -247,12 +247,12 @@ def auc_of_parts(labels: NDArray[Any], probabilities: NDArray[Any], weights: NDA
     columns = zip(np.atleast_2d(labels.T), np.atleast_2d(probabilities.T), strict=True)
     by_label = []
     for column, scores in columns:
-        known, found, counts = known_rows(column, scores, weights)
-        parts = np.array_split(np.arange(len(known)), PARTS)
+        truth, predicted, counts = known_rows(column, scores, weights)
+        parts = np.array_split(np.arange(len(truth)), PARTS)
         by_label.append(
             [
-                auc(known[part], found[part], None if counts is None else counts[part].astype(np.float64))
-                if len(set(known[part])) > 1
+                auc(truth[part], predicted[part], None if counts is None else counts[part].astype(np.float64))
+                if len(set(truth[part])) > 1
                 else np.nan
                 for part in parts
             ]

@@ -39,7 +39,7 @@ def require_one_sampled_label(rate: float, schema: Schema, parents: tuple[int, .
         RequestError: Another label has rows where the first one is 0.
     """
     others = list(enumerate(schema.of("label")))[1:]
-    free = [column.name for at, column in others if not column.where and (not parents or parents[at] < 0)]
+    free = [column.name for index, column in others if not column.where and (not parents or parents[index] < 0)]
     if log_odds(rate) and free:
         raise RequestError(
             f"found the negative rate {rate:g} with the label {free[0]}, expected one label, esmm, or labels with "
@@ -76,7 +76,7 @@ def start_at_all_rows(model: nn.Module, example: tuple[torch.Tensor, ...], shift
     """
     model.eval()
     before = first_of(model(*example))[:, 0]
-    for weight in (each for each in model.parameters() if shift and each.numel() == 1):
+    for weight in (parameter for parameter in model.parameters() if shift and parameter.numel() == 1):
         own = weight.clone()
         weight.add_(1)
         added = first_of(model(*example))[:, 0] - before

@@ -57,7 +57,7 @@ class PrunableRecommender(PrunableModel):
         self.sized = about["config"]
         self.features = Features.from_json(about["features"])
         self.units = PruningGroups(self.network, self.features, self.sized)
-        self.groups: Widths = {name: each.shape[1] for name, each in self.units.groups.items()}
+        self.groups: Widths = {name: group.shape[1] for name, group in self.units.groups.items()}
         self.tiles: Widths = dict.fromkeys(self.groups, TILE)
         self._data, self._on_error = data, on_error
         self._logs: dict[str, RowStore] = {} if like is None else like._logs
@@ -166,8 +166,8 @@ class PrunableRecommender(PrunableModel):
         write_npz(folder / SAMPLES, {name: seen[name].numpy() for name in features.inputs})
         features.schema.save(folder / "schema.json")
         before = record_of(self.folder.path)
-        known = {key: before[key] for key in ("rows", "metrics") if key in before}
-        write_json(folder / "train.json", {**known, "config": to_plain(config), "features": features.to_json()})
+        recorded = {key: before[key] for key in ("rows", "metrics") if key in before}
+        write_json(folder / "train.json", {**recorded, "config": to_plain(config), "features": features.to_json()})
 
     def quality(self, pipeline: ClickPipeline) -> dict[str, float]:
         """Evaluates a model on the held-out rows.

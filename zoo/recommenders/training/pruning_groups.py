@@ -62,17 +62,17 @@ class PruningGroups:
                     values[node] = self._module(str(node.target), module, [values[argument] for argument in node.args])
                 case _:
                     values[node] = self._function(node, values)
-        roots = np.array([self._find(each) for each in range(len(self._parents))])
+        roots = np.array([self._find(number) for number in range(len(self._parents))])
         self.count = len(roots)
-        self.inputs = {path: roots[each] for path, each in self.inputs.items()}
-        self.outputs = {path: roots[each] for path, each in self.outputs.items()}
+        self.inputs = {path: roots[numbers] for path, numbers in self.inputs.items()}
+        self.outputs = {path: roots[numbers] for path, numbers in self.outputs.items()}
         self.groups = self._grouped(network, config)
 
     def _module(self, path: str, module: Any, read: list[Any]) -> Numbers:
         match type(module).__name__:
             case "Embeddings":
                 self.outputs[path] = self._new_columns(module.width).reshape(-1, module.size)
-                places = {field.name: at for at, field in enumerate(module.pooled)}
+                places = {field.name: place for place, field in enumerate(module.pooled)}
                 for field, columns in zip(module.pooled, self.outputs[path], strict=True):
                     if module.owner(field) in places:  # a table that several fields read loses the same columns
                         self._union(self.outputs[path][places[module.owner(field)]], columns)
@@ -89,8 +89,8 @@ class PruningGroups:
                 return np.asarray(read[0][module.chosen.numpy()])
             case "FactorizationMachine" | "DotInteraction":
                 first, *others = read[0].reshape(-1, module.size)
-                for each in others:
-                    self._union(first, each)
+                for other in others:
+                    self._union(first, other)
                 return np.full(len(getattr(module, "pairs", (0,))), FIXED)
             case "RowDot":
                 self._union(*read)
@@ -102,8 +102,8 @@ class PruningGroups:
             case "GatedSum":
                 gates, first, *others = read
                 self._union(gates, np.full(len(gates), FIXED))
-                for each in others:
-                    self._union(first, each)
+                for other in others:
+                    self._union(first, other)
                 return np.asarray(first)
         raise RequestError(f"{path} is a {type(module).__name__}, whose columns cannot be cut")
 
@@ -158,11 +158,11 @@ class PruningGroups:
             sizes = {name: getattr(config, name) for name in settings}
             slots: list[WidthSetting] = []
             for name, size in sizes.items():
-                slots += [(name, at) for at in range(len(size))] if isinstance(size, tuple) else [(name, None)]
-            for path in (each for each in fnmatch.filter(order, pattern) if each.count(".") == pattern.count(".")):
-                own = [each for each in order if each in self.outputs and f"{each}.".startswith(f"{path}.")]
-                for slot, each in zip(slots, own, strict=False):
-                    layers.setdefault(slot, []).append(each)
+                slots += [(name, index) for index in range(len(size))] if isinstance(size, tuple) else [(name, None)]
+            for path in (name for name in fnmatch.filter(order, pattern) if name.count(".") == pattern.count(".")):
+                own = [name for name in order if name in self.outputs and f"{name}.".startswith(f"{path}.")]
+                for slot, layer in zip(slots, own, strict=False):
+                    layers.setdefault(slot, []).append(layer)
         grouped = {}
         for slot, paths in layers.items():
             sets = np.unique(np.concatenate([np.atleast_2d(self.outputs[path]) for path in paths]), axis=0)
@@ -182,9 +182,9 @@ class PruningGroups:
             Settings with these widths.
         """
         for group, width in widths.items():
-            name, at = self._settings[group]
+            name, index = self._settings[group]
             sizes = getattr(config, name)
-            config = replace(config, **{name: width if at is None else (*sizes[:at], width, *sizes[at + 1 :])})
+            config = replace(config, **{name: width if index is None else (*sizes[:index], width, *sizes[index + 1 :])})
         return config
 
     def pruned(self, network: nn.Module, features: Features, config: Any, removed: Numbers) -> nn.Module:
@@ -206,7 +206,7 @@ class PruningGroups:
                 return weight
             kept = keep[self.outputs[path]]
             if path not in self.inputs:
-                columns = {field.name: each for field, each in zip(module.pooled, kept, strict=True)}
+                columns = {field.name: mask for field, mask in zip(module.pooled, kept, strict=True)}
                 return _stacked(
                     [
                         module.table(number)[:, columns[field.name]]
@@ -269,19 +269,19 @@ def importances(
 
     from zoo.recommenders.models.multitask.outputs import first_of, label_losses, parents_of
 
-    importance, given = torch.zeros(units.count, dtype=torch.float64), {}
+    importance, outputs = torch.zeros(units.count, dtype=torch.float64), {}
 
     def watch(path: str) -> Any:
         def hook(module: Any, inputs: Any, output: Tensor) -> None:
-            given[path] = output
+            outputs[path] = output
 
         return network.get_submodule(path).register_forward_hook(hook)
 
     hooks = [watch(path) for path in units.outputs]
-    places = {path: torch.from_numpy(each.ravel()) for path, each in units.outputs.items()}
+    places = {path: torch.from_numpy(numbers.ravel()) for path, numbers in units.outputs.items()}
     for batch in batches:
         logits = first_of(network.eval()(batch["ids"], batch["numbers"], batch["scales"]))
-        values = list(given.values())
+        values = list(outputs.values())
         if kind == "activation":
             parts = [value.detach().abs() for value in values]
         else:
@@ -289,10 +289,10 @@ def importances(
             slopes = torch.autograd.grad(losses, values)
             parts = [value.detach() * slope for value, slope in zip(values, slopes, strict=True)]
         changes = torch.zeros(len(logits), units.count, dtype=torch.float64)
-        for path, part in zip(given, parts, strict=True):
+        for path, part in zip(outputs, parts, strict=True):
             summed = part.reshape(len(logits), -1, part.shape[1]).sum(1)  # layers on fields have a row per field
             changes.index_add_(1, places[path], summed.double())
         importance += (changes if kind == "activation" else changes.square()).sum(0)
-    for each in hooks:
-        each.remove()
+    for handle in hooks:
+        handle.remove()
     return importance.numpy()

@@ -121,7 +121,7 @@ class FakeQuantization:
             ranges=self.table.tensors,
         )
         head = copy.copy(network)
-        head._modules, head._buffers = {}, {name: each.clone() for name, each in network.named_buffers(recurse=False)}
+        head._modules, head._buffers = {}, {name: buf.clone() for name, buf in network.named_buffers(recurse=False)}
         student.add_module(HEAD, head)
         student.parents = parents_of(network)  # type: ignore[assignment]
         if hasattr(head, "losses"):
@@ -170,7 +170,7 @@ def float_weights(student: nn.Module) -> dict[str, torch.Tensor]:
     Returns:
         State dict of the float network.
     """
-    state = {name.removeprefix(f"{HEAD}."): each for name, each in qat.weights(student).items()}
+    state = {name.removeprefix(f"{HEAD}."): tensor for name, tensor in qat.weights(student).items()}
     for path, module in student.named_modules():
         if isinstance(module, _Split):
             state[f"{path}.weight"] = torch.cat([state.pop(f"{path}.{part}.weight") for part in PARTS], 1)
@@ -207,8 +207,8 @@ def _split(traced: fx.GraphModule, tensors: set[str], width: int) -> None:
         traced.set_submodule(str(node.target), split)
         with traced.graph.inserting_before(node):
             halves = [
-                traced.graph.call_module(f"{node.target}.{part}", (each,))
-                for part, each in zip(PARTS, (flat, numbers), strict=True)
+                traced.graph.call_module(f"{node.target}.{part}", (operand,))
+                for part, operand in zip(PARTS, (flat, numbers), strict=True)
             ]
             summed = traced.graph.call_function(operator.add, tuple(halves))
         for part, half in zip(PARTS, halves, strict=True):
@@ -222,13 +222,13 @@ def _split(traced: fx.GraphModule, tensors: set[str], width: int) -> None:
 
 def _tensors(traced: fx.GraphModule, model: ir.Model) -> dict[str, int]:
     """Returns {tensor of the rewritten graph: index of the range that observes it}."""
-    known = _results(model)
+    names = _results(model)
     indices: dict[str, int] = {}
     for node in traced.graph.nodes:
         observer = traced.get_submodule(str(node.target)) if node.op == "call_module" else None
         if isinstance(observer, Range) and isinstance(source := node.args[0], fx.Node):
             name = str(source.meta.get(TENSOR))
-            if name in known:
+            if name in names:
                 indices.setdefault(name, observer.index)
     return indices
 

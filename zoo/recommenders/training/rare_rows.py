@@ -58,15 +58,15 @@ def with_vocabularies(features: Features, data: Any, counts: Sequence[Ids], leas
                     texts, _ = fields[name].split(texts)
                 values = texts.value_counts()
                 often = seen[name][_buckets(values.field(0), fields[name])] >= least  # others cannot be
-                known = values.filter(pa.array(often))
-                occurrences[name].update(dict(zip(known.field(0).to_pylist(), known.field(1).to_pylist(), strict=True)))
+                kept = values.filter(pa.array(often))
+                occurrences[name].update(dict(zip(kept.field(0).to_pylist(), kept.field(1).to_pylist(), strict=True)))
 
-    def by_name(each: Column) -> Column:
-        values = [text for text, count in occurrences.get(each.name, {}).items() if count >= least and text]
-        if not 0 < len(values) <= min(MAX_VALUES, each.encoding.get("buckets", 0) - 1):
-            return each
-        ordered = sorted(values, key=lambda text: (-occurrences[each.name][text], text))
-        return replace(each, encoding={"type": "vocabulary", "values": ordered})
+    def by_name(column: Column) -> Column:
+        values = [text for text, count in occurrences.get(column.name, {}).items() if count >= least and text]
+        if not 0 < len(values) <= min(MAX_VALUES, column.encoding.get("buckets", 0) - 1):
+            return column
+        ordered = sorted(values, key=lambda text: (-occurrences[column.name][text], text))
+        return replace(column, encoding={"type": "vocabulary", "values": ordered})
 
     return Features(replace(features.schema, columns=tuple(by_name(column) for column in features.schema.columns)))
 
@@ -108,7 +108,7 @@ def prune(
         if field.column.encoding["type"] == "vocabulary"
     }
     if not kept:
-        kinds = ", ".join(f"{each.name} ({each.column.encoding['type']})" for each in features.fields) or "none"
+        kinds = ", ".join(f"{field.name} ({field.column.encoding['type']})" for field in features.fields) or "none"
         raise RequestError(f"found no column with values whose rows could go, only {kinds}; leave rows out")
     before = {column.name: column for column in features.schema.columns}
     columns = tuple(
@@ -120,20 +120,20 @@ def prune(
         raise RequestError(
             f"found every value {least} times or more in the rows to train on; ask for more, or leave rows out"
         )
-    places = {each.name: at for at, each in enumerate(features.fields)}
+    places = {field.name: index for index, field in enumerate(features.fields)}
 
     def table(field: Field, rows: Tensor) -> Tensor:
-        at = places[field.name]
-        if field.column.encoding["type"] != names.fields[at].column.encoding["type"]:
-            rows = _vocabulary_table(rows, field, names.fields[at], counts[at], named[at])
-        return _prune_table(rows, kept.get(field.name), named[at])
+        index = places[field.name]
+        if field.column.encoding["type"] != names.fields[index].column.encoding["type"]:
+            rows = _vocabulary_table(rows, field, names.fields[index], counts[index], named[index])
+        return _prune_table(rows, kept.get(field.name), named[index])
 
     def part(module: Any, path: str, weight: Tensor) -> Tensor:
         if not isinstance(module, Embeddings):
             return weight
         import torch
 
-        return torch.cat([table(each, module.table(i).detach()) for i, each in enumerate(module.fields)])
+        return torch.cat([table(field, module.table(i).detach()) for i, field in enumerate(module.fields)])
 
     return fewer, rebuilt(network, fewer, config, part)
 

@@ -93,7 +93,7 @@ class RowStore:
         self.seen = {
             field.name for field in features.fields if has_values[0][field.start : field.start + field.width].any()
         }
-        self.seen |= {each.name for each, filled in zip(features.numbers, has_values[1], strict=False) if filled}
+        self.seen |= {number.name for number, filled in zip(features.numbers, has_values[1], strict=False) if filled}
         when = np.concatenate(moments)
         if np.isneginf(when).all():  # their order is no time
             (column,) = features.schema.of("timestamp")
@@ -120,14 +120,14 @@ class RowStore:
         if not features.schema.header:
             return
         names = [column.name for column in features.schema.of(*FEATURES) if column.name not in self.seen]
-        numbers, known = {number.name for number in features.numbers}, set()
+        numbers, filled = {number.name for number in features.numbers}, set()
         for log in open_logs(data) if names else ():
             for batch in log.batches(names, lambda *_: None, features.schema.forms):
                 for name, column in zip(names, batch.columns, strict=True):
                     values = pa.array(parse_floats(column), from_pandas=True) if name in numbers else column
                     if values.null_count < len(values):
-                        known.add(name)
-        if empty := [name for name in names if name not in known]:
+                        filled.add(name)
+        if empty := [name for name in names if name not in filled]:
             raise RequestError(
                 f"found no value in the column{'s' * (len(empty) > 1)} {', '.join(empty)}, expected some to train on; "
                 'give what has none "kind": "ignored" in the schema'
@@ -214,12 +214,12 @@ class CategoryCounts:
         self.counts = [np.zeros(field.rows, np.int64) for field in self.fields]
         for part in store.parts(0, stop):
             ids = part["ids"].numpy()
-            for each, count in zip(self.fields, self.counts, strict=True):
-                seen = ids[:, each.start : each.start + each.width].ravel()
-                if each.rows > len(seen):
+            for feature, count in zip(self.fields, self.counts, strict=True):
+                seen = ids[:, feature.start : feature.start + feature.width].ravel()
+                if feature.rows > len(seen):
                     np.add.at(count, seen, 1)
                 else:
-                    count += np.bincount(seen, minlength=each.rows)
+                    count += np.bincount(seen, minlength=feature.rows)
         tables = [field.table for field in self.fields]
         shared: dict[str, NDArray[np.int64]] = {}
         for name, count in zip(tables, self.counts, strict=True):
@@ -230,11 +230,11 @@ class CategoryCounts:
             torch.from_numpy(_known(name, count, fewest.get(name, least), earlier))
             for name, count in zip(tables, self.counts, strict=True)
         ]
-        for each, known in zip(self.fields, self.known, strict=True):
-            if each.is_list or tables.count(each.table) > 1:
-                known[each.last] = True
-            if not each.has_unknown:
-                known[:] = True
+        for feature, mask in zip(self.fields, self.known, strict=True):
+            if feature.is_list or tables.count(feature.table) > 1:
+                mask[feature.last] = True
+            if not feature.has_unknown:
+                mask[:] = True
         starts = np.cumsum([0, *(field.rows for field in self.fields)])
         self._all = torch.cat(self.known) if self.known else torch.zeros(0, dtype=torch.bool)
         self._offsets = torch.from_numpy(
@@ -270,10 +270,10 @@ class CategoryCounts:
         """
         counts = torch.zeros(len(self.fields), 2)
         for part in parts:
-            for number, (each, known) in enumerate(zip(self.fields, self.known, strict=True)):
-                ids = part["ids"][:, each.start : each.start + each.width].long()
-                ids = ids[ids != each.last] if each.is_list else ids
-                counts[number] += torch.tensor([float((~known[ids]).sum()), ids.numel()])
+            for number, (feature, mask) in enumerate(zip(self.fields, self.known, strict=True)):
+                ids = part["ids"][:, feature.start : feature.start + feature.width].long()
+                ids = ids[ids != feature.last] if feature.is_list else ids
+                counts[number] += torch.tensor([float((~mask[ids]).sum()), ids.numel()])
         shares = counts[:, 0] / counts[:, 1].clamp_min(1)
         return shares.repeat_interleave(torch.tensor([field.width for field in self.fields], dtype=torch.long))
 
@@ -300,11 +300,11 @@ class CategoryCounts:
         """
         for module in model.modules():
             if isinstance(module, Embeddings):
-                for number, each in enumerate(module.fields):
-                    table, known = module.table(number), self.known[self.fields.index(each)]
+                for number, field in enumerate(module.fields):
+                    table, mask = module.table(number), self.known[self.fields.index(field)]
                     unknown = table[UNKNOWN].clone()
                     for first in range(0, len(table), BLOCK_ROWS):
-                        table[first : first + BLOCK_ROWS][~known[first : first + BLOCK_ROWS]] = unknown
+                        table[first : first + BLOCK_ROWS][~mask[first : first + BLOCK_ROWS]] = unknown
                 module.clear()
 
     def known_rows(self, module: Embeddings) -> torch.Tensor:
@@ -317,8 +317,8 @@ class CategoryCounts:
             bool [rows].
         """
         rows = torch.zeros(len(module.weight), dtype=torch.bool)
-        for each, start in zip(module.fields, module.starts, strict=True):
-            rows[start : start + each.rows] |= self.known[self.fields.index(each)]
+        for field, start in zip(module.fields, module.starts, strict=True):
+            rows[start : start + field.rows] |= self.known[self.fields.index(field)]
             rows[start + UNKNOWN] = True
         return rows
 
@@ -328,5 +328,5 @@ def _known(table: str, counts: NDArray[np.int64], least: int, earlier: EarlierId
     if earlier is None:
         return counts >= least
     often = np.maximum(earlier.counts[table], 0) + counts >= least
-    known: NDArray[np.bool_] = often & (counts > 0)
-    return known | earlier.trained[table] if table in earlier.trained else known
+    mask: NDArray[np.bool_] = often & (counts > 0)
+    return mask | earlier.trained[table] if table in earlier.trained else mask

@@ -157,10 +157,10 @@ def train(
         def categories_of(rows: int) -> CategoryCounts:
             return CategoryCounts(features, store, rows, config.min_count, earlier)
 
-        known = categories_of(split)
-        shares = known.unseen_shares(store.parts(split, len(store))).clamp(config.unknown, MAX_UNKNOWN)
+        of_split = categories_of(split)
+        shares = of_split.unseen_shares(store.parts(split, len(store))).clamp(config.unknown, MAX_UNKNOWN)
 
-        has_new = start_model is not None and any(each["added"] for each in start_model.report.values())
+        has_new = start_model is not None and any(column["added"] for column in start_model.report.values())
         announced: list[str] = []
         teacher = None
         if config.teacher:
@@ -177,7 +177,7 @@ def train(
             else:
                 fill_vectors(model, vectors)
                 if (begin := getattr(model, "begin_training", None)) is not None:
-                    rare = known if rows == split else categories_of(rows)
+                    rare = of_split if rows == split else categories_of(rows)
                     begin({**part, "ids": rare.replace_rare(part["ids"])} for part in store.parts(0, rows))
             if start_model is None and config.negative_rate:
                 example = store.rows(np.arange(min(len(store), 64)))
@@ -192,7 +192,7 @@ def train(
             elif vectors:
                 center_priors(trainer, vectors)
             if trainer.sparse and not announced and group.rank == 0:
-                heights = ", ".join(f"{len(each.weight):,}" for each in trainer.sparse.values())
+                heights = ", ".join(f"{len(table.weight):,}" for table in trainer.sparse.values())
                 announced.append(f"tables of {heights} rows: a step changes the rows of its batch alone")
                 announced[0] += f"; trained rows are kept in {files.parent}" if trainer.stored else ""
                 print_line(announced[0])
@@ -217,7 +217,7 @@ def train(
         shown = ("auc", "logloss", "accuracy")
         metrics: dict[str, Any] = {name: state["winner"][name] for name in shown}
         if by_label := state["winner"].get("labels"):
-            metrics["labels"] = {label: {name: each[name] for name in shown} for label, each in by_label.items()}
+            metrics["labels"] = {label: {name: scores[name] for name in shown} for label, scores in by_label.items()}
         if group.rank == 0:
             if not config.refit:
                 trainer.load_snapshot(fitting.best_weights(state))
@@ -269,7 +269,7 @@ def _schema(
         ignored = ", ".join(f"{column.name} ({column.why})" for column in log_schema.of("ignored"))
         held = ", ".join(column.name for column in log_schema.of("timestamp")) or "their order"
         kinds = ", ".join(f"{len(log_schema.of(kind))} {kind}" for kind in ("number", "category", "categories"))
-        mixed = ", ".join(each.name for each in log_schema.of("category") if AS_NUMBERS in each.why)
+        mixed = ", ".join(column.name for column in log_schema.of("category") if AS_NUMBERS in column.why)
         kinds += f" (numbers with placeholders: {mixed}; zoo schema says more)" if mixed else ""
         kinds += f"; ignored: {ignored}" if ignored else ""
         print_line(
@@ -277,16 +277,16 @@ def _schema(
             f"last rows by {held} are held out (zoo schema shows it, --schema takes an edited one)",
         )
         return log_schema
-    given = criteo.schema(data, on_error=on_error) if criteo.is_built_in(schema) else schema
-    log_schema = given if isinstance(given, Schema) else load_schema(given, data, on_error)
+    source = criteo.schema(data, on_error=on_error) if criteo.is_built_in(schema) else schema
+    log_schema = source if isinstance(source, Schema) else load_schema(source, data, on_error)
     labels = (label,) if isinstance(label, str) else tuple(label or ())
     if not labels:
         return log_schema
-    known = [column.name for column in log_schema.columns]
-    if twice := [name for at, name in enumerate(labels) if name in labels[:at]]:
+    names = [column.name for column in log_schema.columns]
+    if twice := [name for index, name in enumerate(labels) if name in labels[:index]]:
         raise RequestError(f"found the label {twice[0]} twice, expected every label once; leave one of them out")
-    if unknown := [name for name in labels if name not in known]:
-        raise RequestError(f"the schema has no column {unknown[0]!r}; its columns are {', '.join(known)}")
+    if unknown := [name for name in labels if name not in names]:
+        raise RequestError(f"the schema has no column {unknown[0]!r}; its columns are {', '.join(names)}")
     chosen = with_labels(log_schema.columns, labels)
     return replace(log_schema, columns=tuple(_within(column, labels) for column in chosen))
 
@@ -326,8 +326,8 @@ def _require_both_labels(store: RowStore, split: int, labels: Sequence[str]) -> 
     """Raises RequestError where training rows or held-out rows of a weight above 0 have only one value of a label."""
     for name, first, last in (("first", 0, split), ("last", split, len(store))):
         weighed = np.concatenate([part["label"][part["weight"] > 0].numpy() for part in store.parts(first, last)])
-        for at, label in enumerate(labels):
-            values = weighed if len(labels) == 1 else weighed[:, at]
+        for column, label in enumerate(labels):
+            values = weighed if len(labels) == 1 else weighed[:, column]
             classes = np.unique(values[~np.isnan(values)])
             if len(classes) == 2:
                 continue
@@ -342,8 +342,8 @@ def _with_sizes(config: Any, kept: Mapping[str, Any]) -> Any:
     kept = {**config.absent, **kept}
     sizes = from_plain({name: kept[name] for name in _sizes(config) if name in kept})
     for name, size in sizes.items():
-        if (given := getattr(config, name)) != getattr(type(config)(), name):
-            require_kept(name, given, size)
+        if (setting := getattr(config, name)) != getattr(type(config)(), name):
+            require_kept(name, setting, size)
     return replace(config, **sizes)
 
 
@@ -383,7 +383,7 @@ def _write(
         {"auc": ("AUC, held out", "C1-")},
     )
     plot_curves(output / "learning_curve.png", record["history"], loss, auc, ("LogLoss", "AUC"), record["epochs"])
-    given = [data] if isinstance(data, str | os.PathLike) else data
-    paths = [each for each in given if isinstance(each, str | os.PathLike)]
-    names = [Path(path) for each in paths for path, _ in sources.expand(each)]
+    inputs = [data] if isinstance(data, str | os.PathLike) else data
+    paths = [path for path in inputs if isinstance(path, str | os.PathLike)]
+    names = [Path(path) for pattern in paths for path, _ in sources.expand(pattern)]
     write_json(output / "train.json", record | provenance(record["config"]["seed"], names))

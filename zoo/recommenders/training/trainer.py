@@ -78,14 +78,14 @@ class Trainer:
         ]
         self.sparse: dict[int, SparseAdam] = {}
         self.stored: dict[int, StoredAdam] = {}
-        for place, each in enumerate(self.weights):
-            if (table := lazy.get(id(each))) is None:
+        for place, param in enumerate(self.weights):
+            if (table := lazy.get(id(param))) is None:
                 continue
             recipe = config.learning_rate * table_rate, self.strength[place], config.ema
-            if each.is_meta:
+            if param.is_meta:
                 self.stored[place] = StoredAdam(table, files.with_name(f"{files.name}-{place}"), *recipe)
-            self.sparse[place] = self.stored.get(place) or SparseAdam(each, *recipe, table.padding)
-        trained = [place for place, each in enumerate(self.weights) if each.requires_grad]
+            self.sparse[place] = self.stored.get(place) or SparseAdam(param, *recipe, table.padding)
+        trained = [place for place, weight in enumerate(self.weights) if weight.requires_grad]
         self.dense = [place for place in trained if place not in self.sparse]
         dense = [m for m in model.modules() if isinstance(m, Embeddings) and not m.sparse]
         self.padded = [m for m in dense if m.padding]
@@ -93,11 +93,11 @@ class Trainer:
         groups: list[dict[str, Any]] = [{"params": [], "lr": rate} for rate in rates]
         for place in self.dense:
             groups[0 if id(self.weights[place]) in tables else -1]["params"].append(self.weights[place])
-        self.optimizer = torch.optim.Adam([each for each in groups if each["params"]], foreach=True)
-        given = row_rates or {}
+        self.optimizer = torch.optim.Adam([group for group in groups if group["params"]], foreach=True)
+        by_id = row_rates or {}
         for place, rows_of_batch in self.sparse.items():
-            rows_of_batch.row_rates = given.get(id(self.weights[place]))
-        self.rates = {at: given[id(self.weights[at])] for at in self.dense if id(self.weights[at]) in given}
+            rows_of_batch.row_rates = by_id.get(id(self.weights[place]))
+        self.rates = {place: by_id[id(self.weights[place])] for place in self.dense if id(self.weights[place]) in by_id}
         self.steps, self.shift = 0, log_odds(config.negative_rate)
 
     def center_priors(self) -> None:
@@ -122,9 +122,9 @@ class Trainer:
         summed = loss.detach()
         if self.group.count > 1:
             for place in self.dense:
-                each = self.weights[place]
-                each.grad = torch.zeros_like(each) if each.grad is None else each.grad
-                distributed.all_reduce(each.grad)
+                param = self.weights[place]
+                param.grad = torch.zeros_like(param) if param.grad is None else param.grad
+                distributed.all_reduce(param.grad)
             distributed.all_reduce(summed)
         with torch.no_grad():
             for place in self.dense:
@@ -188,8 +188,8 @@ class Trainer:
             path: Path of copies of tables in files, without the number of the table at the end.
         """
         self.catch_up()
-        copies = {at: each.snapshot(path.with_name(f"{path.name}.{at}")) for at, each in self.stored.items()}
-        return [*(copies.get(at, each) for at, each in enumerate(self.average)), *self._ranges()]
+        copies = {place: table.snapshot(path.with_name(f"{path.name}.{place}")) for place, table in self.stored.items()}
+        return [*(copies.get(place, mean) for place, mean in enumerate(self.average)), *self._ranges()]
 
     @torch.no_grad()
     def load_snapshot(self, snapshot: Sequence[Any]) -> None:
@@ -201,11 +201,11 @@ class Trainer:
         for place, table in self.stored.items():
             table.load_snapshot(snapshot[place])
         self.average = [
-            own if place in self.stored else each
-            for place, (own, each) in enumerate(zip(self.average, snapshot, strict=False))
+            own if place in self.stored else mean
+            for place, (own, mean) in enumerate(zip(self.average, snapshot, strict=False))
         ]
-        for own, each in zip(self._ranges(), snapshot[len(self.average) :], strict=True):
-            own.copy_(each)
+        for own, tensor in zip(self._ranges(), snapshot[len(self.average) :], strict=True):
+            own.copy_(tensor)
 
     def _ranges(self) -> list[torch.Tensor]:
         return [
@@ -257,9 +257,9 @@ class Trainer:
         if not hasattr(self.model, "held_out_metrics"):
             return {}
         with self.averaged() as model:
-            known = ({**part, "ids": categories.replace_rare(part["ids"])} for part in parts)
+            replaced = ({**part, "ids": categories.replace_rare(part["ids"])} for part in parts)
             metrics: Any = model.held_out_metrics
-            return dict(metrics(known))
+            return dict(metrics(replaced))
 
     def catch_up(self) -> None:
         """Applies all missed steps to the rows of large tables."""
@@ -271,8 +271,8 @@ class Trainer:
         self.catch_up()
         optimizer = self.optimizer.state_dict()
         return {
-            "model": {name: each for name, each in self.model.state_dict().items() if not each.is_meta},
-            "average": [None if each.is_meta else each for each in self.average],
+            "model": {name: tensor for name, tensor in self.model.state_dict().items() if not tensor.is_meta},
+            "average": [None if mean.is_meta else mean for mean in self.average],
             "start": self.start,
             "optimizer": optimizer,
             "steps": self.steps,
@@ -286,7 +286,7 @@ class Trainer:
             state: Result of `state`.
         """
         self.model.load_state_dict(state["model"], strict=not self.stored)
-        self.average = [own if each is None else each for own, each in zip(self.average, state["average"], strict=True)]
+        self.average = [own if mean is None else mean for own, mean in zip(self.average, state["average"], strict=True)]
         self.start, self.steps = list(state["start"]), state["steps"]
         self.optimizer.load_state_dict(state["optimizer"])
         for place, rows in self.sparse.items():

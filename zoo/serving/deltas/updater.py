@@ -77,13 +77,13 @@ def _run(channel: socket.socket, models: Mapping[str, ServedModel], deltas: Mapp
         name: Versions(model, open_transport(deltas[name]), scratch / str(number))
         for number, (name, model) in enumerate(models.items())
     }
-    for name, each in versions.items():
-        if not _serve(channel, models[name], each, each.first()):
+    for name, series in versions.items():
+        if not _serve(channel, models[name], series, series.first()):
             return
     os.nice(NICE)
-    for name, each in versions.items():
-        each.prepare()
-        _open(replace(models[name], place=each.spare, engine=each.engine))  # so that libraries are loaded
+    for name, series in versions.items():
+        series.prepare()
+        _open(replace(models[name], place=series.spare, engine=series.engine))  # so that libraries are loaded
     while not select.select([channel], [], [], POLL_SECONDS)[0]:
         for version in changed(versions):
             if not _serve(channel, models[version.model], versions[version.model], version):

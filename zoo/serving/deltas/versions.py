@@ -138,7 +138,7 @@ class Versions:
         back = len(self._applied) - len(kept)
         if not back and (not following or self._fault(following[0], kept) in self._faults):
             return None
-        slot = next(each for each in self._slots if each is not self._served)
+        slot = next(slot for slot in self._slots if slot is not self._served)
         try:
             rows = self._bring(slot, kept, following)
         except (OSError, ZooError) as error:
@@ -162,7 +162,7 @@ class Versions:
         """
         slot = self._pending
         if fault:
-            new = [each.name for each in slot.applied or [] if each not in self._applied]
+            new = [delta.name for delta in slot.applied or [] if delta not in self._applied]
             slot.applied = None
             self._report(fault, new[0] if new else "")
             return
@@ -209,8 +209,8 @@ class Versions:
         if slot.applied is None or slot.applied != kept[: len(slot.applied)]:
             self._copy(slot)
         assert slot.applied is not None
-        for each in kept[len(slot.applied) :]:
-            self._apply(slot, each.name)
+        for delta in kept[len(slot.applied) :]:
+            self._apply(slot, delta.name)
         rows = 0
         for name in following:
             if self._fault(name, slot.applied) in self._faults:
@@ -272,4 +272,4 @@ def changed(versions: Mapping[str, Versions]) -> list[Version]:
     Args:
         versions: Versions by public name.
     """
-    return [version for each in versions.values() if (version := each.next()) is not None]
+    return [version for series in versions.values() if (version := series.next()) is not None]

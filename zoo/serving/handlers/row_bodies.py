@@ -201,9 +201,9 @@ def _parquet(job: Job, choose: Choose) -> pa.Table:
     limits.ROWS.require(metadata.num_rows, job.received_bytes)
     chosen = _chosen(metadata.schema.to_arrow_schema(), choose)
     leaves = [metadata.schema.column(i) for i in range(metadata.num_columns)]
-    known = set(chosen)
+    columns = set(chosen)
     paths = [itertools.accumulate(leaf.path.split("."), "{}.{}".format) for leaf in leaves]  # a, a.b, a.b.c
-    read = [i for i, prefixes in enumerate(paths) if not known.isdisjoint(prefixes)]
+    read = [i for i, prefixes in enumerate(paths) if not columns.isdisjoint(prefixes)]
     values = size = 0
     for group in range(metadata.num_row_groups):
         for i in read:

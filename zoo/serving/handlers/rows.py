@@ -62,7 +62,7 @@ class RowHandler(Handler):
     def connect(self, handlers: Mapping[str, Handler]) -> None:
         """See `Handler.connect`; those that retrieve items give candidates to those that rank."""
         if self._ranker is not None:
-            rankers = {name: each._ranker for name, each in handlers.items() if isinstance(each, RowHandler)}
+            rankers = {name: handler._ranker for name, handler in handlers.items() if isinstance(handler, RowHandler)}
             self._ranker.retrievers = {
                 name: ranker for name, ranker in rankers.items() if ranker is not None and ranker.retrieves
             }

@@ -67,8 +67,8 @@ class TaskHandler(TextHandler):
         """
         options: dict[str, Any] = {}
         if job.content_type == responses.JSON:
-            known = inspect.signature(self.pipeline.with_options).parameters
-            content, options = json_options(job, "texts", (*known, "on_error"))
+            parameters = inspect.signature(self.pipeline.with_options).parameters
+            content, options = json_options(job, "texts", (*parameters, "on_error"))
         else:
             content = text_lines(job, MAX_TEXTS, "texts")
             if self.pipeline.TEXTS_PER_ROW > 1:

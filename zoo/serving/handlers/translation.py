@@ -118,8 +118,8 @@ class TranslationHandler(Handler):
             if job.verb != INFER:
                 try:
                     request = self._parse_request(job)
-                    found = request.pipeline.translate(request.tokens, request.demands)
-                    request.hypotheses |= enumerate(found)
+                    hypotheses = request.pipeline.translate(request.tokens, request.demands)
+                    request.hypotheses |= enumerate(hypotheses)
                     results.append(request.result(len(request.lines)))
                 except BaseException as error:  # a panic of a library, too
                     results.append(error_result(job, error))
@@ -129,9 +129,9 @@ class TranslationHandler(Handler):
         """Raises RequestError for an invalid body or option."""
         begin = time.perf_counter()
         media_type = responses.negotiate(job.accept, self.response_types)
-        texts, given = _texts(job)
-        given = {**job.options, **given}
-        pipeline = _with_options(self.pipeline, given) if given else self.pipeline
+        texts, options = _texts(job)
+        options = {**job.options, **options}
+        pipeline = _with_options(self.pipeline, options) if options else self.pipeline
         require_count(len(texts), MAX_LINES, "lines")
         limits.TEXT.require(sum(map(len, texts)), job.received_bytes)
         lines, count = [], 0
@@ -209,23 +209,23 @@ class TranslationRequest:
         """
         lines = self.lines[first:last]
         parts = range(offset, offset + sum(len(line.parts) for line in lines))
-        found = self.pipeline.results(lines, [self.hypotheses[i] for i in parts])
-        rows = [each for translations in found for each in translations]
+        by_line = self.pipeline.results(lines, [self.hypotheses[i] for i in parts])
+        rows = [translation for translations in by_line for translation in translations]
         if self.media_type == responses.TEXT:
-            return {"translation": [each.text for each in rows]}
-        counted = [(first + i, line) for i, (line, each) in enumerate(zip(lines, found, strict=True), 1) for _ in each]
+            return {"translation": [translation.text for translation in rows]}
+        counted = [(first + i, line) for i, (line, own) in enumerate(zip(lines, by_line, strict=True), 1) for _ in own]
         columns: dict[str, Any] = {"line": [number for number, _ in counted]}
-        columns["translation"] = [each.text for each in rows]
-        columns["score"] = np.array([each.score for each in rows], np.float32)
+        columns["translation"] = [translation.text for translation in rows]
+        columns["score"] = np.array([translation.score for translation in rows], np.float32)
         if self.pipeline.alignments:
-            columns["alignment"] = [each.alignment for each in rows]
+            columns["alignment"] = [translation.alignment for translation in rows]
         if self.pipeline.word_scores:
-            scores = [each.word_scores or [] for each in rows]
+            scores = [translation.word_scores or [] for translation in rows]
             is_json = self.media_type in (responses.JSON, responses.JSON_LINES)
-            columns["word_scores"] = scores if is_json else [score_text(each) for each in scores]
+            columns["word_scores"] = scores if is_json else [score_text(row_scores) for row_scores in scores]
         asked = None if self.demands is None else self.demands[parts.start : parts.stop]
         missing = unmet_words(lines, asked, [self.hypotheses[i][0] for i in parts])
-        unmet = [", ".join(words) or None for words, each in zip(missing, found, strict=True) for _ in each]
+        unmet = [", ".join(words) or None for words, own in zip(missing, by_line, strict=True) for _ in own]
         notes, errors = ([getattr(line, name) or None for _, line in counted] for name in ("untranslated", "fault"))
         if any(notes):
             columns["untranslated"] = notes
@@ -373,9 +373,9 @@ class TranslationStream:
         ]
 
 
-def _with_options(pipeline: TranslationPipeline, given: Mapping[str, Any]) -> TranslationPipeline:
+def _with_options(pipeline: TranslationPipeline, options: Mapping[str, Any]) -> TranslationPipeline:
     """The pipeline with the options of a request. Raises RequestError for an invalid option."""
-    values = dict(given)
+    values = dict(options)
     sentences = str(values.pop("sentences", "false")).lower() or "true"
     if sentences not in BOOLEANS:
         raise RequestError(f"sentences is {sentences[:40]!r}; expected true or false")
@@ -404,8 +404,8 @@ def _texts(job: Job) -> tuple[list[str], dict[str, Any]]:
         raise RequestError(f"Content-Type is {job.content_type[:100]!r}; expected one of {types}")
     if job.content_type != responses.JSON:
         return text_lines(job, MAX_LINES, "lines"), {}
-    content, given = json_options(job, "sentences", JSON_OPTIONS)
+    content, options = json_options(job, "sentences", JSON_OPTIONS)
     texts = [content] if isinstance(content, str) else content
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise RequestError('the body must be {"sentences": [text, ...]}')
-    return texts, given
+    return texts, options

@@ -201,7 +201,7 @@ class _Server:
         loaded = seen = {name: _file_versions(paths) for name, paths in files.items()}
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            for generation in [each for each in started if each <= self.dispatcher.ready_generation]:
+            for generation in [number for number in started if number <= self.dispatcher.ready_generation]:
                 logger.warning("the new files of %s are served", started.pop(generation))
             now = {name: _file_versions(paths) for name, paths in files.items()}
             changed = [name for name in now if now[name] is not None and now[name] == seen[name] != loaded[name]]
@@ -306,10 +306,10 @@ def _stop_accepting(port: int) -> None:
     connections are accepted further.
     """
     program = ctypes.create_string_buffer(struct.pack("HBBI", *RETURN_NOTHING))
-    for each in list(Path("/proc/self/fd").iterdir()):
-        with contextlib.suppress(OSError), socket.fromfd(int(each.name), socket.AF_INET, socket.SOCK_STREAM) as found:
-            if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and found.getsockname()[1] == port:
-                found.setsockopt(socket.SOL_SOCKET, ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
+    for link in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(OSError), socket.fromfd(int(link.name), socket.AF_INET, socket.SOCK_STREAM) as handle:
+            if handle.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and handle.getsockname()[1] == port:
+                handle.setsockopt(socket.SOL_SOCKET, ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
 
 
 def _watched_files(served: ServedModel) -> list[Path]:
@@ -346,8 +346,8 @@ def _max_connections(workers: int, tls: bool) -> int:
     wanted = used + MAX_CONNECTIONS
     limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard - reserve)
     if limit < used + MIN_CONNECTIONS:
-        found = f"found a limit of {hard} open files, expected at least {used + MIN_CONNECTIONS + reserve}"
-        raise RequestError(f"{found}; raise it by ulimit -n" + ", or serve without TLS" * tls)
+        fault = f"found a limit of {hard} open files, expected at least {used + MIN_CONNECTIONS + reserve}"
+        raise RequestError(f"{fault}; raise it by ulimit -n" + ", or serve without TLS" * tls)
     if soft != resource.RLIM_INFINITY and (soft < limit or tls):
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     return limit - used

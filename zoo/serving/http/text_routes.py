@@ -168,13 +168,13 @@ def _named(body: bytes, verb: str, able: Sequence[str]) -> str:
 
     The body is searched, not parsed, which a large one would block other requests by.
     """
-    found = {*_MODEL.findall(body)}
+    quoted = {*_MODEL.findall(body)}
     names = ", ".join(able)
-    if len(found) != 1:
-        message = f"found {'no' if not found else 'more than one'} model in the body, expected one of {names}"
+    if len(quoted) != 1:
+        message = f"found {'no' if not quoted else 'more than one'} model in the body, expected one of {names}"
         raise HTTPException(422 if api_of(verb) == TEI else 400, message)
     try:
-        model = orjson.loads(found.pop())
+        model = orjson.loads(quoted.pop())
     except orjson.JSONDecodeError:
         model = ""
     if model in able:

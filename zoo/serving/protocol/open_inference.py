@@ -195,13 +195,13 @@ def _optional_list(content: Mapping[str, Any], name: str) -> list[Any]:
     return value or []
 
 
-def _parameters(content: Mapping[str, Any], of: str = "", known: Sequence[str] = ()) -> Mapping[str, Any]:
+def _parameters(content: Mapping[str, Any], of: str = "", allowed: Sequence[str] = ()) -> Mapping[str, Any]:
     """The parameters of a request or of a tensor, whose names must be known."""
     value = content.get("parameters")
     if value is not None and not isinstance(value, dict):
         raise RequestError('"parameters" must be an object')
-    if known and (unknown := [name for name in value or () if name not in known]):
-        raise RequestError(f"{of} has the parameter {unknown[0][:40]!r}, expected {' or '.join(known)}")
+    if allowed and (unknown := [name for name in value or () if name not in allowed]):
+        raise RequestError(f"{of} has the parameter {unknown[0][:40]!r}, expected {' or '.join(allowed)}")
     return value or {}
 
 

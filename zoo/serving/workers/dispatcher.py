@@ -110,7 +110,7 @@ class Dispatcher:
     @property
     def replaces(self) -> bool:
         """Whether workers of an older generation answer requests, which those that are started now replace."""
-        return any(each.ready and each.generation < self._generation for each in self.workers)
+        return any(worker.ready and worker.generation < self._generation for worker in self.workers)
 
     def worker_ready(self, connection: WorkerConnection, models: list[dict[str, Any]]) -> None:
         """Registers a worker that has loaded its models.
@@ -136,7 +136,7 @@ class Dispatcher:
         Args:
             generation: Number of the generation, see `start`.
         """
-        while self.ready_generation < generation or any(each.generation < generation for each in self.workers):
+        while self.ready_generation < generation or any(worker.generation < generation for worker in self.workers):
             await asyncio.sleep(RETIRED_SECONDS)
 
     def load_failed(self, connection: WorkerConnection, message: str, code: int) -> None:

@@ -198,17 +198,17 @@ def parse_options(
 
 def _by_model(texts: Sequence[str], names: Sequence[str], what: str, value: str) -> dict[str, str]:
     """Values of an option NAME=VALUE, or VALUE of a single model, by the public name of their model."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for text in texts:
         name, equals, own = text.partition("=")
         if not equals or name not in names:
             if len(names) > 1:
                 raise RequestError(f"found the {what} {text}, expected NAME={value} with one of {', '.join(names)}")
             name, own = names[0], text
-        if name in found:
-            raise RequestError(f"found the {what} {found[name]} and {own} of {name}, expected one {value.lower()}")
-        found[name] = own
-    return found
+        if name in values:
+            raise RequestError(f"found the {what} {values[name]} and {own} of {name}, expected one {value.lower()}")
+        values[name] = own
+    return values
 
 
 def _split_precision(model: str, precision: str) -> tuple[str, str]:

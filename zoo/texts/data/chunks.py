@@ -191,7 +191,7 @@ def divide(
         RequestError: There are more chunks; or see `require_chunking`.
     """
     room = require_chunking(tokenizer, chunking, prompt)
-    found: list[str] = []
+    chunks: list[str] = []
     rows: list[int] = []
     spans: list[tuple[int, int]] = []
     for row, text in enumerate(texts):
@@ -200,16 +200,16 @@ def divide(
             for begin, segment in _segments(text)
             for start, end in _spans(tokenizer.encode(segment, special_tokens=False), room, chunking.stride)
         )
-        places = [*itertools.islice(own, most - len(found) + 1)] or [(0, len(text))]
-        if len(found) + len(places) > most:
+        places = [*itertools.islice(own, most - len(chunks) + 1)] or [(0, len(text))]
+        if len(chunks) + len(places) > most:
             raise RequestError(
                 f"found more than {most:,} chunks of {chunking.size} tokens with the stride {chunking.stride}; "
                 "expected fewer texts, larger chunks or a smaller stride"
             )
-        found += [text[start:end] for start, end in places]
+        chunks += [text[start:end] for start, end in places]
         rows += [row] * len(places)
         spans += places
-    return Chunks(found, np.array(rows, np.int64), np.array(spans, np.int64).reshape(-1, 2))
+    return Chunks(chunks, np.array(rows, np.int64), np.array(spans, np.int64).reshape(-1, 2))
 
 
 def _segments(text: str) -> Iterator[tuple[int, str]]:

@@ -59,4 +59,4 @@ class Prompts:
         Returns:
             The first prompt of the role that is not empty; "", not the default, if the model has none of them.
         """
-        return next((self.texts[each] for each in ROLES[name] if self.texts.get(each)), "")
+        return next((self.texts[key] for key in ROLES[name] if self.texts.get(key)), "")

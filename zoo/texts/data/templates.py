@@ -72,7 +72,7 @@ class TemplateTokenizer(Tokenizer):
             max_length: Maximum number of tokens; None for that of the model.
             direction: It is not used: the end is cut.
         """
-        tokens = super().__call__([self._filled(*each) for each in texts], max_length, "right")
+        tokens = super().__call__([self._filled(*parts) for parts in texts], max_length, "right")
         stops = np.cumsum(tokens.lengths)
         for i in np.flatnonzero(tokens.truncated):
             end = self._end(texts[int(i)][2])[-int(tokens.lengths[i]) :]

@@ -137,11 +137,11 @@ def read_rows(
         return
     if isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable):
         raise RequestError(f"found {type(data).__name__}; expected files, or a list of texts")
-    for number, each in enumerate(data, 1):
-        row = (each,) if isinstance(each, str) else tuple(each) if isinstance(each, list | tuple) else ()
+    for number, sample in enumerate(data, 1):
+        row = (sample,) if isinstance(sample, str) else tuple(sample) if isinstance(sample, list | tuple) else ()
         if len(row) < width or not all(isinstance(part, str) for part in row[:count]):
             raise RequestError(
-                f"text {number} is {each!r:.60}; expected {'text' if width == 1 else f'{width} columns'}"
+                f"text {number} is {sample!r:.60}; expected {'text' if width == 1 else f'{width} columns'}"
             )
         yield _row(f"text {number}", [str(part) for part in row[:width]], count)
 
@@ -166,9 +166,9 @@ def parse_label(row: Row) -> tuple[float, str]:
 
 def _are_files(data: Sequence[Any], location: Any) -> bool:
     """Returns whether a list holds locations of files. Raises RequestError for a mixed list."""
-    if not any(isinstance(each, location) for each in data):
+    if not any(isinstance(entry, location) for entry in data):
         return False
-    if other := [each for each in data if not isinstance(each, location)]:
+    if other := [entry for entry in data if not isinstance(entry, location)]:
         raise RequestError(f"found files and {other[0]!r:.200} in one list; expected files, or texts")
     return True
 
@@ -187,18 +187,18 @@ def is_file(name: str) -> bool:
 
 def _row(location: str, texts: Sequence[str], count: int) -> Row:
     try:
-        for each in texts:
-            each.encode()
+        for text in texts:
+            text.encode()
     except UnicodeEncodeError:
         return Row(location, ("",) * len(texts), SURROGATE)
-    empty = any(not each.strip() for each in texts[:count])
+    empty = any(not part.strip() for part in texts[:count])
     return Row(location, tuple(texts), EMPTY if empty else "")
 
 
 def _read_file(name: str, kinds: Kinds, columns: Sequence[str]) -> Iterator[Row]:
     if name != STDIN and not is_file(name):
-        found = f"the folder {name}" if os.path.isdir(name) else f"no file {name:.200}"  # noqa: PTH112 (pathlib raises for a long name)
-        raise RequestError(f"found {found}; {EXPECTED}")
+        place = f"the folder {name}" if os.path.isdir(name) else f"no file {name:.200}"  # noqa: PTH112 (pathlib raises for a long name)
+        raise RequestError(f"found {place}; {EXPECTED}")
     kind = Path(name.lower().removesuffix(".gz")).suffix
     if name == STDIN or kind not in TABLE_FORMATS:
         if columns:
@@ -274,9 +274,9 @@ def _read_csv(name: str, kinds: Kinds, columns: Sequence[str], delimiter: str) -
             return
         location = f"{name}, line {lines.number}"
         if not indices:
-            header = [each.strip() for each in row]
-            by_index = bool(columns) and all(each.isdecimal() and each not in header for each in columns)
-            if not by_index and (columns or {each.lower() for each in header} & COLUMNS):
+            header = [name.strip() for name in row]
+            by_index = bool(columns) and all(column.isdecimal() and column not in header for column in columns)
+            if not by_index and (columns or {name.lower() for name in header} & COLUMNS):
                 indices = _column_indices(name, header, columns, kinds)
                 continue
             if by_index and (
@@ -290,13 +290,13 @@ def _read_csv(name: str, kinds: Kinds, columns: Sequence[str], delimiter: str) -
                     f"{name} has {len(row)} columns, none of them named {', '.join(TEXT_COLUMNS[:3])} or the like; "
                     "name one with --column, or give its number, such as --column 2"
                 )
-            indices = [int(each) - 1 for each in columns] if by_index else list(range(len(kinds)))
+            indices = [int(column) - 1 for column in columns] if by_index else list(range(len(kinds)))
         if len(row) <= max(indices):
             reason = EMPTY if not any(row) else too_few_columns(len(row), max(indices) + 1)
             yield Row(location, blank, reason)
             continue
         texts = [row[index] for index in indices]
-        invalid = any("\udc80" <= letter <= "\udcff" for each in texts for letter in each)
+        invalid = any("\udc80" <= letter <= "\udcff" for text in texts for letter in text)
         yield Row(location, blank, NOT_UTF8) if invalid else _row(location, texts, _texts(kinds))
 
 
@@ -308,11 +308,11 @@ def _column_indices(
     texts: Columns that hold text; None: all. Raises MissingColumnsError.
     """
     names = list(columns) or _default_columns(header, kinds, header if texts is None else texts)
-    if len(names) != len(kinds) or any(each not in header for each in names):
+    if len(names) != len(kinds) or any(name not in header for name in names):
         raise MissingColumnsError(
             f"{name} has the columns {', '.join(header) or 'none'}; name {len(kinds)} of them with --column"
         )
-    return [list(header).index(each) for each in names]
+    return [list(header).index(name) for name in names]
 
 
 def _default_columns(header: Sequence[str], kinds: Kinds, texts: Sequence[str]) -> list[str]:
@@ -343,7 +343,7 @@ def _read_jsonl(name: str, kinds: Kinds, columns: Sequence[str]) -> Iterator[Row
         if number == 1 or not names:
             header, strings = list(row), [key for key, value in row.items() if isinstance(value, str)]
             names = [header[index] for index in _column_indices(name, header, columns, kinds, strings)]
-        values = [row.get(each) for each in names]
+        values = [row.get(name) for name in names]
         yield _row_of_values(location, values, kinds)
 
 
@@ -355,11 +355,11 @@ def _read_parquet(name: str, kinds: Kinds, columns: Sequence[str]) -> Iterator[R
         with parquet.ParquetFile(name) as file:
             header = file.schema_arrow.names
             tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary)
-            strings = [each.name for each in file.schema_arrow if any(is_text(each.type) for is_text in tests)]
+            strings = [field.name for field in file.schema_arrow if any(is_text(field.type) for is_text in tests)]
             names = [header[index] for index in _column_indices(name, header, columns, kinds, strings)]
             number = 0
             for batch in file.iter_batches(batch_size=1024, columns=list(dict.fromkeys(names))):
-                rows = [batch.column(each).to_pylist() for each in names]
+                rows = [batch.column(name).to_pylist() for name in names]
                 for values in zip(*rows, strict=True):
                     number += 1
                     yield _row_of_values(f"{name}, row {number}", list(values), kinds)
@@ -369,9 +369,9 @@ def _read_parquet(name: str, kinds: Kinds, columns: Sequence[str]) -> Iterator[R
 
 def _row_of_values(location: str, values: Sequence[Any], kinds: Kinds) -> Row:
     """Returns the row of the values of a table."""
-    if any(each is None for each in values):
+    if any(value is None for value in values):
         return Row(location, ("",) * len(kinds), NO_VALUE)
-    if wrong := next((each for each in values[: _texts(kinds)] if not isinstance(each, str | int | float)), None):
+    if wrong := next((value for value in values[: _texts(kinds)] if not isinstance(value, str | int | float)), None):
         return Row(location, ("",) * len(kinds), f"holds {type(wrong).__name__}, expected text")
-    texts = ["\t".join(map(str, each)) if isinstance(each, list) else str(each) for each in values]
+    texts = ["\t".join(map(str, value)) if isinstance(value, list) else str(value) for value in values]
     return _row(location, texts, _texts(kinds))

@@ -412,8 +412,8 @@ class Tokenizer:
         Args:
             token: Text of the token, such as [MASK].
         """
-        found: int | None = self._tokenizer.token_to_id(token)
-        return found
+        number: int | None = self._tokenizer.token_to_id(token)
+        return number
 
     def join(self, tokens: Sequence[str]) -> str:
         """Joins the texts of tokens to readable text, as `convert_tokens_to_string` of transformers.
@@ -442,8 +442,8 @@ class Tokenizer:
         for factor in FACTORS:
             size = factor * MAX_TOKEN_CHARACTERS * most
             cut = [self._truncate(texts[i], size, end) for i in rows]
-            found = self._tokenizer.encode_batch(cut, add_special_tokens=self.SPECIAL_TOKENS)
-            for i, encoding in zip(rows, found, strict=True):
+            encoded = self._tokenizer.encode_batch(cut, add_special_tokens=self.SPECIAL_TOKENS)
+            for i, encoding in zip(rows, encoded, strict=True):
                 encodings[i] = encoding
             rows = [i for i in rows if not encodings[i].overflowing and self._has_more(texts[i], size, end)]
             if not rows:

@@ -57,10 +57,10 @@ def position_scores(
             continue
         table = writer.weight(f"{path}.{name}", position_table(config, weights, path, layer))
         products = writer.add("MatMul", [parts[content], table], f"{path}.{name}.products")
-        found = writer.add("GatherElements", [products, parts["index"]], f"{path}.{name}.scores", axis=3)
+        score = writer.add("GatherElements", [products, parts["index"]], f"{path}.{name}.scores", axis=3)
         if name == "to_content":
-            found = writer.add("Transpose", [found], f"{path}.{name}.transposed", perm=[0, 1, 3, 2])
-        scores.append(found)
+            score = writer.add("Transpose", [score], f"{path}.{name}.transposed", perm=[0, 1, 3, 2])
+        scores.append(score)
     return scores
 
 

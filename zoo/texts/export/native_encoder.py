@@ -95,9 +95,9 @@ class NativeModule(InputModule):  # type: ignore[misc]  # a class without types
         names = ("token", "cache_folder", "revision", "local_files_only")
         hub = {name: options[name] for name in names if name in options}
         config = cls.load_config(model_name_or_path, subfolder=subfolder, **hub)
-        given = {name: value for name, value in (options.get("model_kwargs") or {}).items() if name in cls.config_keys}
+        extra = {name: value for name, value in (options.get("model_kwargs") or {}).items() if name in cls.config_keys}
         folder = cls.load_dir_path(model_name_or_path, subfolder=subfolder, **hub)
-        return cls(str(folder), **{**config, **given})
+        return cls(str(folder), **{**config, **extra})
 
     def save(self, output_path: str, *arguments: Any, **options: Any) -> None:
         """Writes the module.

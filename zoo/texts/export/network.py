@@ -200,8 +200,8 @@ class NetworkWriter(Writer):
         """Appends whether a token attends to any key, float32 [batch, tokens, 1]: without a key attention is 0."""
         largest = self.add("ReduceMax", [bias, self.constant("index.-1", [-1])], "local.largest", keepdims=0)
         rows = self.add("ReduceMax", [largest, self.constant("index.1", [1])], "local.heads.largest", keepdims=0)
-        found = self.add("Greater", [rows, self.constant("visible", MASKED / 2)], "local.found", dtype=BOOL)
-        column = self.add("Unsqueeze", [found, self.constant("last_axis", [2])], "local.found.column", dtype=BOOL)
+        reached = self.add("Greater", [rows, self.constant("visible", MASKED / 2)], "local.found", dtype=BOOL)
+        column = self.add("Unsqueeze", [reached, self.constant("last_axis", [2])], "local.found.column", dtype=BOOL)
         return self.add("Cast", [column], "local.reached", to=int(FLOAT))
 
     def rotations(self, ids: ir.Value, local: bool) -> tuple[ir.Value, ir.Value] | None:

@@ -176,8 +176,8 @@ class FillMaskPipeline(TaskPipeline):
         """Returns the layer from rows to the vocabulary: float32 [vocabulary, width] and [vocabulary]."""
         if self._decoder is None:
             file = self.folder.card.details.get("weights", {}).get("file", weights.FILE)
-            found = weights.load_weights(self.config, self.folder.verify(file), head=HEAD)
-            self._decoder = found["decoder.weight"], found["decoder.bias"]
+            tensors = weights.load_weights(self.config, self.folder.verify(file), head=HEAD)
+            self._decoder = tensors["decoder.weight"], tensors["decoder.bias"]
         return self._decoder
 
     def input_rows(self, data: Any, columns: Sequence[str] = (), *, names: bool = True) -> Iterator[text_files.Row]:
@@ -228,7 +228,7 @@ class FillMaskPipeline(TaskPipeline):
         for number in best:
             changed = ids.tolist()
             changed[place] = int(number)
-            sequences.append([each for each in changed if each != padding])
+            sequences.append([token for token in changed if token != padding])
         words = self.tokenizer.decode([[int(number)] for number in best], skip_special_tokens=False)
         texts = self.tokenizer.decode(sequences, skip_special_tokens=single)
         return [

@@ -100,12 +100,12 @@ def compare(
     draws = np.stack([np.bincount(rng.integers(0, count, count), minlength=count) for _ in range(RESAMPLES)])
 
     def metrics_of(name: str) -> dict[str, float]:
-        return {key: float(each.metric(each.counts.sum(axis=0))) for key, each in measured[name].items()}
+        return {key: float(stat.metric(stat.counts.sum(axis=0))) for key, stat in measured[name].items()}
 
     def versus(a: str, b: str) -> dict[str, Any]:
         before, after = metrics_of(a), metrics_of(b)
         resampled = {
-            name: {key: each.metric(draws @ each.counts) for key, each in measured[name].items()} for name in (a, b)
+            name: {key: stat.metric(draws @ stat.counts) for key, stat in measured[name].items()} for name in (a, b)
         }
         return {
             "difference": {**{key: after[key] - before[key] for key in before}, **versus_fp32(b)},
@@ -189,10 +189,10 @@ class Labels:
         return sorted({number for number in several if number is not None}), ""
 
     def _of(self, label: str) -> int | None:
-        found = self._index.get(label, self._folded.get(label.lower()))
-        if found is None and label.isdecimal() and int(label) < len(self.names):
+        number = self._index.get(label, self._folded.get(label.lower()))
+        if number is None and label.isdecimal() and int(label) < len(self.names):
             return int(label)
-        return found
+        return number
 
 
 def read_texts(
@@ -212,17 +212,17 @@ def read_texts(
     Raises:
         RequestError: There are no valid rows.
     """
-    texts, found = [], []
+    texts, targets = [], []
     count = max(len(columns) - 1, 1)
     for row in text_files.read_rows(data, count, columns, extra=1):
         numbers, error = ([], row.error) if row.error else labels.find(row.texts[-1])
         report(row.location, error)
         if not error:
             texts.append(row.texts[:-1])
-            found.append(numbers)
+            targets.append(numbers)
     if not texts:
         raise RequestError(f"found no labelled texts in {text_files.describe(data)}; expected: text TAB label")
-    return texts, found
+    return texts, targets
 
 
 class Sentence(NamedTuple):
@@ -291,12 +291,12 @@ class Sentence(NamedTuple):
         Returns:
             {number of a token: number of the word that it is of}, in order; special tokens and whitespace have none.
         """
-        found = {}
+        words = {}
         for i, (special, (first, last)) in enumerate(zip(encoding.special_tokens_mask, encoding.offsets, strict=True)):
             word = bisect.bisect_right(self.starts, last - 1) - 1
             if not special and last > first and word >= 0 and first < self.starts[word] + len(self.words[word]):
-                found[i] = word
-        return found
+                words[i] = word
+        return words
 
     def first_tokens(self, encoding: Any) -> dict[int, int]:
         """Returns the first tokens of words.
@@ -366,7 +366,7 @@ def _read_objects(name: str) -> Iterator[Sentence]:
         row = value if isinstance(value, dict) else {}
         spans = next((row[key] for key in SPAN_COLUMNS if isinstance(row.get(key), list)), None)
         if isinstance(row.get("text"), str) and spans is not None:
-            yield Sentence.of_spans(location, row["text"], [_span(location, each) for each in spans])
+            yield Sentence.of_spans(location, row["text"], [_span(location, span) for span in spans])
             continue
         words, tags = (next((row[key] for key in keys if key in row), None) for keys in (TOKEN_COLUMNS, TAG_COLUMNS))
         if not isinstance(words, list) or not isinstance(tags, list) or len(words) != len(tags):
@@ -377,11 +377,11 @@ def _read_objects(name: str) -> Iterator[Sentence]:
 
 
 def _span(location: str, span: Any) -> tuple[int, int, str]:
-    found = span if isinstance(span, dict) else {}
-    label = next((found[key] for key in SPAN_LABELS if isinstance(found.get(key), str)), "")
-    if type(found.get("start")) is not int or type(found.get("end")) is not int or not label:
+    fields = span if isinstance(span, dict) else {}
+    label = next((fields[key] for key in SPAN_LABELS if isinstance(fields.get(key), str)), "")
+    if type(fields.get("start")) is not int or type(fields.get("end")) is not int or not label:
         raise RequestError(f'{location} has the span {span!r:.60}; expected {{"start", "end", "label"}}')
-    return found["start"], found["end"], label
+    return fields["start"], fields["end"], label
 
 
 def _read_conll(name: str) -> Iterator[Sentence]:
@@ -417,11 +417,11 @@ def tagged(data: Any, labels: Labels, report: Callable[[str, str], None]) -> lis
     """
     sentences = []
     for sentence in read_sentences(data):
-        found = [labels.find(tag) for tag in sentence.tags]
-        error = next((reason for _, reason in found if reason), "")
+        parsed = [labels.find(tag) for tag in sentence.tags]
+        error = next((reason for _, reason in parsed if reason), "")
         report(sentence.location, error)
         if not error:
-            sentences.append(sentence._replace(tags=[labels.names[numbers[0]] for numbers, _ in found]))
+            sentences.append(sentence._replace(tags=[labels.names[numbers[0]] for numbers, _ in parsed]))
     return sentences
 
 
@@ -434,15 +434,15 @@ def spans(tags: Sequence[str]) -> set[tuple[int, int, str]]:
     Returns:
         {(first word, word after the last one, type)}.
     """
-    found, start, kind = set(), 0, ""
+    entities, start, kind = set(), 0, ""
     for i, tag in enumerate([*tags, "O"]):
         begin, name = ("O", "") if tag == "O" else split_tag(tag)
         if kind and (begin != "I" or name != kind):
-            found.add((start, i, kind))
+            entities.add((start, i, kind))
             kind = ""
         if name and not kind:
             start, kind = i, name
-    return found
+    return entities
 
 
 def reporter(pipeline: Any, on_error: str) -> tuple[Callable[[str, str], None], Counter[str]]:

@@ -63,26 +63,26 @@ class MaskedLanguageHead(Head):
             return architecture_of(config).read(ConfigFile(config)).activation
         return super().activation(config) or ConfigFile(config).activation()
 
-    def weights(self, found: HeadWeights, config: ModelConfig) -> None:
+    def weights(self, store: HeadWeights, config: ModelConfig) -> None:
         """See `Head`: "transform", "transform_norm" and "decoder".
 
         Args:
-            found: Where they are taken from, and gathered.
+            store: Where they are taken from, and gathered.
             config: Configuration of the network.
         """
-        names = next((names for names in NAMES if f"{names.norm}.weight" in found.tensors), NAMES[0])
+        names = next((names for names in NAMES if f"{names.norm}.weight" in store.tensors), NAMES[0])
         width = config.embedding or config.width
-        found.linear("transform", names.dense, width, config.width)
-        found.norm("transform_norm", names.norm, width)
-        if f"{names.decoder}.weight" in found.tensors:
-            found.take("decoder.weight", f"{names.decoder}.weight", config.vocabulary, width)
+        store.linear("transform", names.dense, width, config.width)
+        store.norm("transform_norm", names.norm, width)
+        if f"{names.decoder}.weight" in store.tensors:
+            store.take("decoder.weight", f"{names.decoder}.weight", config.vocabulary, width)
         else:  # tied to the embedding
-            found.weights["decoder.weight"] = found.network["token.weight"]
-        bias = names.bias if names.bias in found.tensors else f"{names.decoder}.bias"
-        if bias in found.tensors or config.kind != "nomic_bert":
-            found.take("decoder.bias", bias, config.vocabulary)
+            store.weights["decoder.weight"] = store.network["token.weight"]
+        bias = names.bias if names.bias in store.tensors else f"{names.decoder}.bias"
+        if bias in store.tensors or config.kind != "nomic_bert":
+            store.take("decoder.bias", bias, config.vocabulary)
         else:  # its custom code has none
-            found.weights["decoder.bias"] = np.zeros(config.vocabulary, np.float32)
+            store.weights["decoder.bias"] = np.zeros(config.vocabulary, np.float32)
 
     def transform(self, writer: Any, hidden: ir.Value, result: str = "") -> ir.Value:
         """Appends the layers before the decoder.

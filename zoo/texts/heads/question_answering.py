@@ -116,8 +116,8 @@ class AnswerPipeline(TaskPipeline):
             handle_impossible_answer=handle_impossible_answer,
             align_to_words=align_to_words,
         )
-        given = [{"question": question, "context": context}] if raw is None else raw
-        return super(AnswerPipeline, configured).__call__(given, on_error=on_error)
+        rows = [{"question": question, "context": context}] if raw is None else raw
+        return super(AnswerPipeline, configured).__call__(rows, on_error=on_error)
 
     def run(
         self,
@@ -271,9 +271,9 @@ def _spans(logits: Floats, allowed: NDArray[np.bool_], count: int, longest: int)
 
     Start and end are softmax probabilities over the tokens of the context and the first token, which is no answer.
     """
-    known = allowed.copy()
-    known[0] = True
-    masked = np.where(known[:, None], logits, np.float32(-10000))
+    candidates = allowed.copy()
+    candidates[0] = True
+    masked = np.where(candidates[:, None], logits, np.float32(-10000))
     scores = np.exp(masked - masked.max(axis=0))
     scores /= scores.sum(axis=0)
     none = float(scores[0, 0] * scores[0, 1])
@@ -358,14 +358,14 @@ def _question(row: Any) -> Question | None:
     """Returns the question of a row; None for another form."""
     if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in FIELDS):
         return None
-    found = row.get("answers", row.get("answer", []))
-    starts: Any = found.get("answer_start") if isinstance(found, dict) else None
-    found = found.get("text", []) if isinstance(found, dict) else [found] if isinstance(found, str) else found
-    texts = [answer.get("text") if isinstance(answer, dict) else answer for answer in found or []]
+    raw = row.get("answers", row.get("answer", []))
+    starts: Any = raw.get("answer_start") if isinstance(raw, dict) else None
+    raw = raw.get("text", []) if isinstance(raw, dict) else [raw] if isinstance(raw, str) else raw
+    texts = [answer.get("text") if isinstance(answer, dict) else answer for answer in raw or []]
     if not all(isinstance(text, str) for text in texts):
         return None
-    if found and isinstance(found[0], dict):
-        starts = [answer.get("answer_start") for answer in found]
+    if raw and isinstance(raw[0], dict):
+        starts = [answer.get("answer_start") for answer in raw]
     start = starts[0] if isinstance(starts, list | tuple) and starts and type(starts[0]) is int else None
     return Question(row["question"], row["context"], [text for text in texts if text], start)
 
@@ -421,17 +421,17 @@ def evaluate(pipelines: Mapping[str, AnswerPipeline], data: Any, on_error: str =
     if not questions:
         raise RequestError(f"found no questions in {data}; expected question, context and answers")
     allows_none = any(not question.answers for question in questions)
-    found = {
+    answers = {
         name: _answers(pipeline.with_options(handle_impossible_answer=allows_none), questions)
         for name, pipeline in pipelines.items()
     }
 
     def measured(name: str) -> dict[str, labelled.Counts]:
         rows = []
-        for answer, question in zip(found[name], questions, strict=True):
+        for answer, question in zip(answers[name], questions, strict=True):
             right = question.answers or [""]
-            exact = float(any(normalized(answer) == normalized(each) for each in right))
-            rows.append([exact, max(answer_f1(answer, each) for each in right), 1.0])
+            exact = float(any(normalized(answer) == normalized(truth) for truth in right))
+            rows.append([exact, max(answer_f1(answer, truth) for truth in right), 1.0])
         counts = np.array(rows)
         return {
             "exact_match": labelled.Counts(counts[:, [0, 2]], labelled.share),
@@ -439,10 +439,10 @@ def evaluate(pipelines: Mapping[str, AnswerPipeline], data: Any, on_error: str =
         }
 
     def agreement(name: str) -> dict[str, float]:
-        same = [a == b for a, b in zip(found[name], found["fp32"], strict=True)]
+        same = [a == b for a, b in zip(answers[name], answers["fp32"], strict=True)]
         return {"agreement": float(np.mean(same))}
 
-    compared = labelled.compare({name: measured(name) for name in found}, agreement)
+    compared = labelled.compare({name: measured(name) for name in answers}, agreement)
     return {"samples": len(questions), "skipped": errors.total(), **compared}
 
 
@@ -451,7 +451,9 @@ def _answers(pipeline: AnswerPipeline, questions: Sequence[Question]) -> list[st
     answers = []
     for i in range(0, len(questions), SORT_WINDOW * pipeline.batch_size):
         part = questions[i : i + SORT_WINDOW * pipeline.batch_size]
-        tokens = pipeline.tokenize([(each.question, each.context) for each in part], **pipeline.text_options())
+        tokens = pipeline.tokenize(
+            [(question.question, question.context) for question in part], **pipeline.text_options()
+        )
         answers += [str(answer["answer"]) for answer in pipeline.decode(pipeline.compute(tokens), tokens)]
     return answers
 

@@ -56,15 +56,15 @@ class Ranking(Head):
         settings, is_model = sentence_modules.read_object(path / SETTINGS), chat_templates.is_language_model(config)
         template, tokens = chat_templates.read(path, network, config)
         named = bool(config.get("id2label")) and not is_model
-        found: dict[str, Any] = {
+        features: dict[str, Any] = {
             "activation": _activation(config, settings, self.outputs(config)),
             "names": label_names(config) if named else [],
         }
         if template:
-            found["template"] = template
+            features["template"] = template
         if is_model:
-            found["answers"] = _answers(path, network, tokens)
-        return found
+            features["answers"] = _answers(path, network, tokens)
+        return features
 
     def tables(self, path: Path, network: Path, features: Mapping[str, Any]) -> dict[str, NDArray[np.float32]]:
         """See `Head`: of a language model the difference of the rows of the two answers in the vocabulary's layer."""

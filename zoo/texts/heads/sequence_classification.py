@@ -277,12 +277,12 @@ def evaluate(pipelines: Mapping[str, ClassificationPipeline], data: Any, on_erro
     for i, numbers in enumerate(labels):
         expected[i, numbers] = True
     several = first.folder.preprocessing["function_to_apply"] == SIGMOID
-    found: dict[str, NDArray[np.bool_]] = {}
+    masks: dict[str, NDArray[np.bool_]] = {}
     for name, pipeline in pipelines.items():
         scores = pipeline.scores(pipeline.compute_texts(texts))
-        found[name] = scores > THRESHOLD if several else np.eye(len(first.names), dtype=np.bool_)[scores.argmax(axis=1)]
+        masks[name] = scores > THRESHOLD if several else np.eye(len(first.names), dtype=np.bool_)[scores.argmax(axis=1)]
 
-    compared = labelled.compare_classes(found, expected, several)
+    compared = labelled.compare_classes(masks, expected, several)
     return {"samples": len(texts), "skipped": errors.total(), **compared}
 
 
@@ -300,7 +300,7 @@ def _evaluate_regression(pipelines: Mapping[str, ClassificationPipeline], data: 
     if len(texts) < 2 or np.ptp(numbers) == 0:
         raise RequestError(f"found {len(texts)} texts, expected several with different numbers: text TAB number")
     scores = {name: pipeline.compute_texts(texts)[:, 0] for name, pipeline in pipelines.items()}
-    measured = {name: {"spearman": spearman(found, np.array(numbers))} for name, found in scores.items()}
+    measured = {name: {"spearman": spearman(predicted, np.array(numbers))} for name, predicted in scores.items()}
     compared = against_fp32(
         measured,
         dict,

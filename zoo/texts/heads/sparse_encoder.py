@@ -71,13 +71,13 @@ class SparseEncoder(MaskedLanguageHead):
         size = int(read_json(network / sentence_modules.CONFIG)["vocab_size"])
         file = path / folder / FILE
         if file.is_file():
-            found = TensorFile(file).get("weight")
+            weight = TensorFile(file).get("weight")
         else:
-            found = _inverse_document_frequencies(path, folder, network, size)
-        if found is None or found.shape != (size,) or not np.isfinite(found).all():
-            shape = "no weight" if found is None else f"{list(found.shape)}"
+            weight = _inverse_document_frequencies(path, folder, network, size)
+        if weight is None or weight.shape != (size,) or not np.isfinite(weight).all():
+            shape = "no weight" if weight is None else f"{list(weight.shape)}"
             raise RequestError(f"its weights of queries ({folder}) are {shape}; expected {size} numbers")
-        return {QUERIES: np.ascontiguousarray(found)}
+        return {QUERIES: np.ascontiguousarray(weight)}
 
     def export(self, writer: Any, hidden: ir.Value, ids: ir.Value, mask: ir.Value) -> ir.Value:
         """See `Head`."""

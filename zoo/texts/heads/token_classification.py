@@ -268,11 +268,11 @@ def evaluate(pipelines: Mapping[str, EntityPipeline], data: Any, on_error: str =
     sentences = labelled.tagged(data, labelled.Labels(first.names), report)
     if not sentences:
         raise RequestError(f"found no words with labels in {data}; expected CoNLL, .jsonl or .parquet")
-    found = {name: pipeline.tag(sentences) for name, pipeline in pipelines.items()}
+    predicted = {name: pipeline.tag(sentences) for name, pipeline in pipelines.items()}
 
     def measured(name: str) -> dict[str, labelled.Counts]:
         rows = []
-        for sentence, tags in zip(sentences, found[name], strict=True):
+        for sentence, tags in zip(sentences, predicted[name], strict=True):
             mine, theirs = labelled.spans(tags), labelled.spans(sentence.tags)
             right = sum(a == b for a, b in zip(tags, sentence.tags, strict=True))
             rows.append([len(mine & theirs), len(mine), len(theirs), right, len(tags)])
@@ -282,9 +282,9 @@ def evaluate(pipelines: Mapping[str, EntityPipeline], data: Any, on_error: str =
             "accuracy": labelled.Counts(counts[:, 3:], labelled.share),
         }
 
-    words = {name: np.array([tag for tags in tagged for tag in tags]) for name, tagged in found.items()}
+    words = {name: np.array([tag for tags in tagged for tag in tags]) for name, tagged in predicted.items()}
     compared = labelled.compare(
-        {name: measured(name) for name in found},
+        {name: measured(name) for name in predicted},
         lambda name: {"agreement": float((words[name] == words["fp32"]).mean())},
     )
     return {"samples": len(sentences), "skipped": errors.total(), **compared}

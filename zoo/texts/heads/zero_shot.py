@@ -225,32 +225,32 @@ def evaluate(pipelines: Mapping[str, ZeroShotPipeline], data: Any, on_error: str
     first = next(iter(pipelines.values()))
     report, errors = labelled.reporter(first, on_error)
     texts: list[tuple[str, ...]] = []
-    given: list[str] = []
+    targets: list[str] = []
     for row in text_files.read_rows(data, 1, first.columns, extra=1):
         error = row.error or ("" if row.texts[-1].strip() else "has no label")
         report(row.location, error)
         if not error:
             texts.append(row.texts[:1])
-            given.append(row.texts[-1].strip())
-    labels = list(dict.fromkeys(given))
+            targets.append(row.texts[-1].strip())
+    labels = list(dict.fromkeys(targets))
     if len(labels) < 2:
         raise RequestError(
             f"found {len(labels)} labels in {text_files.describe(data)}; expected several: text TAB label"
         )
-    expected = np.array([[label == each for each in labels] for label in given])
-    found: dict[str, NDArray[np.bool_]] = {}
+    expected = np.array([[label == name for name in labels] for label in targets])
+    predicted: dict[str, NDArray[np.bool_]] = {}
     for name, pipeline in pipelines.items():
         configured = pipeline.with_options(candidate_labels=labels)
         best: list[str] = []
         for i in range(0, len(texts), SORT_WINDOW):
             tokens = configured.tokenize(texts[i : i + SORT_WINDOW])
             best += [result["labels"][0] for result in configured.decode(configured.compute(tokens), tokens)]
-        found[name] = np.array([[label == each for each in labels] for label in best])
+        predicted[name] = np.array([[label == name for name in labels] for label in best])
     return {
         "samples": len(texts),
         "skipped": errors.total(),
         "labels": labels,
-        **labelled.compare_classes(found, expected),
+        **labelled.compare_classes(predicted, expected),
     }
 
 

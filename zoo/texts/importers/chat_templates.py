@@ -82,10 +82,10 @@ def source(network: Path, file: str = "") -> str:
         return Path(file).read_text("utf-8")
     if (network / FILE).is_file():
         return (network / FILE).read_text("utf-8")
-    found = read_object(network / "tokenizer_config.json").get("chat_template")
-    if isinstance(found, list):  # several by name
-        found = next((each.get("template") for each in found if each.get("name") == "default"), None)
-    return found if isinstance(found, str) else ""
+    template = read_object(network / "tokenizer_config.json").get("chat_template")
+    if isinstance(template, list):  # several by name
+        template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
+    return template if isinstance(template, str) else ""
 
 
 def is_language_model(config: Mapping[str, Any]) -> bool:
@@ -156,19 +156,19 @@ def rendered(text: str, network: Path) -> dict[str, list[str]] | None:
         instructed = ""
     if not all(MARKS[role].strip() in plain for role in ROLES):
         return None
-    found = {PLAIN: _parts(plain)}
+    templates = {PLAIN: _parts(plain)}
     if MARKS[INSTRUCTION].strip() in instructed:
-        found[INSTRUCTED] = _parts(instructed)
-    return found
+        templates[INSTRUCTED] = _parts(instructed)
+    return templates
 
 
 def _parts(text: str) -> list[str]:
     """Returns the texts of a rendered template, and between them the names of the marks."""
     names = {mark: name for name, mark in MARKS.items()}
-    found = [names.get(part, part) for part in re.split(f"({'|'.join(map(re.escape, names))})", text)]
-    if any("\ue000" in part for part in found):
+    parts = [names.get(part, part) for part in re.split(f"({'|'.join(map(re.escape, names))})", text)]
+    if any("\ue000" in part for part in parts):
         raise RequestError("its chat template changes the texts, such as by trim; expected one that inserts them")
-    return found
+    return parts
 
 
 def read(path: Path, network: Path, config: Mapping[str, Any]) -> tuple[dict[str, list[str]] | None, tuple[str, str]]:
@@ -193,10 +193,10 @@ def read(path: Path, network: Path, config: Mapping[str, Any]) -> tuple[dict[str
     if modules and not option and "message" not in (read_object(transformer).get("modality_config") or {}):
         return None, YES_NO
     text = source(network, option)
-    found = rendered(text, network) if text else None
-    if found is None and is_language_model(config):
+    template = rendered(text, network) if text else None
+    if template is None and is_language_model(config):
         raise RequestError(
             "its chat template has no place for a query and a document; name one with --template, "
             f"{', '.join(NAMED)} or a file NAME.jinja"
         )
-    return found, YES_NO
+    return template, YES_NO

@@ -75,7 +75,7 @@ def importer(head: Head | None) -> Importer:
         if head:
             return name if head.recognizes(path, config) else ""
         architecture = _architecture(config)
-        known = (
+        recognized = (
             (_is_known(config) and not architecture.endswith("ForConditionalGeneration"))
             or (path / MODULES).is_file()
             or (_is_encoder(architecture) and not config.get("is_encoder_decoder"))
@@ -84,7 +84,7 @@ def importer(head: Head | None) -> Importer:
             return ""
         tasks = TASKS[:1] if (path / MODULES).is_file() else TASKS
         has_task = any(str(architecture).endswith(tasks) for architecture in config.get("architectures") or [])
-        return name if known and not has_task else ""
+        return name if recognized and not has_task else ""
 
     def write(
         path: Path,
@@ -255,14 +255,14 @@ def read_features(
 
 def _prompts(settings: Mapping[str, Any]) -> dict[str, str]:
     """Returns the prompts of a model by name. Raises RequestError if they are no texts, or lack the default one."""
-    found = settings.get("prompts") or {}
-    if not isinstance(found, dict) or not all(text is None or isinstance(text, str) for text in found.values()):
-        raise RequestError(f"its prompts are {found!r:.60} ({SETTINGS}); expected a text by name")
+    prompts = settings.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(text is None or isinstance(text, str) for text in prompts.values()):
+        raise RequestError(f"its prompts are {prompts!r:.60} ({SETTINGS}); expected a text by name")
     default = settings.get("default_prompt_name")
-    if default and default not in found:
-        names = ", ".join(found) or "none"
+    if default and default not in prompts:
+        names = ", ".join(prompts) or "none"
         raise RequestError(f"its default prompt is {default!r:.60} ({SETTINGS}); expected one of its prompts, {names}")
-    return {name: text or "" for name, text in found.items()}
+    return {name: text or "" for name, text in prompts.items()}
 
 
 def _tokenizer_content(network: Path) -> dict[str, Any] | None:
@@ -281,8 +281,8 @@ def _tokenizer_content(network: Path) -> dict[str, Any] | None:
     normalizer = content.get("normalizer")
     kind = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
     if isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer" and kind in BERT_TOKENIZERS:
-        given = {name: settings[key] for name, key in NORMALIZER.items() if key in settings}
-        changed["normalizer"] = {**normalizer, **given}
+        options = {name: settings[key] for name, key in NORMALIZER.items() if key in settings}
+        changed["normalizer"] = {**normalizer, **options}
     return None if changed == content else changed
 
 

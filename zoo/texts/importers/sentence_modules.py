@@ -87,17 +87,17 @@ def read_modules(path: Path) -> list[tuple[str, str]]:
     """
     modules = read_json(path / MODULES) if (path / MODULES).is_file() else []
     try:
-        found = [(str(module["type"]).rsplit(".", 1)[-1], str(module["path"])) for module in modules]
+        entries = [(str(module["type"]).rsplit(".", 1)[-1], str(module["path"])) for module in modules]
     except (KeyError, TypeError) as error:
         raise RequestError(f"{MODULES} is no list of modules ({error!r})") from error
-    if not found and (config := read_object(path / CONFIG)).get("model_type") == MODEL2VEC:
-        found = [(EMBEDDINGS, ""), *[("Normalize", "")] * bool(config.get("normalize"))]
-    if [kind for kind, _ in found] == ["Router"]:
-        found = _routed(path, found[0][1])
-    for _, folder in found:
+    if not entries and (config := read_object(path / CONFIG)).get("model_type") == MODEL2VEC:
+        entries = [(EMBEDDINGS, ""), *[("Normalize", "")] * bool(config.get("normalize"))]
+    if [kind for kind, _ in entries] == ["Router"]:
+        entries = _routed(path, entries[0][1])
+    for _, folder in entries:
         if Path(folder).is_absolute() or ".." in Path(folder).parts:
             raise RequestError(f"{MODULES} names the folder {folder}; expected one in the model's folder")
-    return found
+    return entries
 
 
 def _routed(path: Path, folder: str) -> list[tuple[str, str]]:
@@ -155,14 +155,14 @@ def read_embedding(path: Path, modules: list[tuple[str, str]], option: str, has_
     kinds = [kind for kind, _ in modules if kind != "Transformer"]
     is_static = kinds[:1] == [EMBEDDINGS]
     kinds = kinds[is_static:]
-    known = ("Pooling", *AFTER_POOLING)
-    if unknown := [kind for kind in kinds if kind not in known]:
-        raise RequestError(f"its module {unknown[0]} is not supported; known are Transformer, {', '.join(known)}")
-    order = [known.index(kind) for kind in kinds]
+    supported = ("Pooling", *AFTER_POOLING)
+    if unknown := [kind for kind in kinds if kind not in supported]:
+        raise RequestError(f"its module {unknown[0]} is not supported; known are Transformer, {', '.join(supported)}")
+    order = [supported.index(kind) for kind in kinds]
     if order != sorted(order):
-        after, before = next((known[b], known[a]) for a, b in itertools.pairwise(order) if a > b)
+        after, before = next((supported[b], supported[a]) for a, b in itertools.pairwise(order) if a > b)
         raise RequestError(
-            f"its module {before} is before {after} ({MODULES}); expected Transformer, {', '.join(known)}"
+            f"its module {before} is before {after} ({MODULES}); expected Transformer, {', '.join(supported)}"
         )
     return {
         "pooling": "mean" if is_static else _pooling(path, modules, option, has_prompts),
@@ -191,9 +191,9 @@ def _pooling(path: Path, modules: list[tuple[str, str]], option: str, has_prompt
     folder = folder_of(modules, "Pooling") or "1_Pooling"
     config = read_object(path / folder / CONFIG)
     for kind, other in modules:  # of several the last one makes the embedding, unless it makes something else
-        found = read_object(path / other / CONFIG) if kind == "Pooling" else {}
-        if found and found.get("output_key", SENTENCE) == SENTENCE:
-            folder, config = other, found
+        content = read_object(path / other / CONFIG) if kind == "Pooling" else {}
+        if content and content.get("output_key", SENTENCE) == SENTENCE:
+            folder, config = other, content
     if has_prompts and config.get("include_prompt") is False:
         raise RequestError(
             f"its pooling leaves prompts out (include_prompt in {folder}/{CONFIG}), and it has prompts ({SETTINGS}); "

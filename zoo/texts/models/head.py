@@ -197,11 +197,11 @@ class Head(abc.ABC):
             on_error: "raise", or "skip" to leave out bad input.
         """
 
-    def weights(self, found: HeadWeights, config: ModelConfig) -> None:  # noqa: B027 - without `HAS_LAYERS` none
+    def weights(self, store: HeadWeights, config: ModelConfig) -> None:  # noqa: B027 - without `HAS_LAYERS` none
         """Takes the weights of the head.
 
         Args:
-            found: Where they are taken from, and gathered.
+            store: Where they are taken from, and gathered.
             config: Configuration of the network.
         """
 
@@ -231,19 +231,19 @@ class TokenHead(Head):
     PER_TOKEN: ClassVar[bool] = True
     LAYER: ClassVar[str] = "classifier"
 
-    def weights(self, found: HeadWeights, config: ModelConfig) -> None:
+    def weights(self, store: HeadWeights, config: ModelConfig) -> None:
         """See `Head`: "classifier", and before it "dense" and "dense_norm".
 
         Args:
-            found: Where they are taken from, and gathered.
+            store: Where they are taken from, and gathered.
             config: Configuration of the network.
         """
-        layer = self.LAYER if f"{self.LAYER}.weight" in found.tensors else "score"  # of decoders
+        layer = self.LAYER if f"{self.LAYER}.weight" in store.tensors else "score"  # of decoders
         if config.kind == "modernbert":
             layer = "classifier"
-            found.linear("dense", "head.dense", config.width, config.width)
-            found.norm("dense_norm", "head.norm", config.width)
-        found.linear("classifier", layer, config.labels, config.width)
+            store.linear("dense", "head.dense", config.width, config.width)
+            store.norm("dense_norm", "head.norm", config.width)
+        store.linear("classifier", layer, config.labels, config.width)
 
     def export(self, writer: Any, hidden: ir.Value, ids: ir.Value, mask: ir.Value) -> ir.Value:
         """See `Head`.

@@ -31,8 +31,8 @@ def require_trainable(config: ModelConfig, content: Mapping[str, Any]) -> None:
     """
     architecture, code = ARCHITECTURES[config.kind], content.get("auto_map")
     if not architecture.trainable or (code and architecture.native is None):
-        found = f"custom code ({code})"[:80] if code else f"the network {config.kind}"
-        raise RequestError(f"a model with {found} cannot be fine-tuned; expected a network that transformers has")
+        part = f"custom code ({code})"[:80] if code else f"the network {config.kind}"
+        raise RequestError(f"a model with {part} cannot be fine-tuned; expected a network that transformers has")
     if architecture.native:
         architecture.native(config, content)
 

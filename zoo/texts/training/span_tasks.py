@@ -68,8 +68,8 @@ class MaskedLanguage(Task):
 
     def loss(self, output: Any, targets: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """See `Task`."""
-        found = targets != IGNORED
-        return F.cross_entropy(output.logits[found], targets[found]) if found.any() else output.logits.sum() * 0
+        counted = targets != IGNORED
+        return F.cross_entropy(output.logits[counted], targets[counted]) if counted.any() else output.logits.sum() * 0
 
 
 class Answering(Task):
@@ -114,8 +114,8 @@ class Answering(Task):
 
     def loss(self, output: Any, targets: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """See `Task`."""
-        logits = [each.masked_fill(mask == 0, LOWEST) for each in (output.start_logits, output.end_logits)]
-        losses = [F.cross_entropy(each, targets[:, i]) for i, each in enumerate(logits)]
+        logits = [scores.masked_fill(mask == 0, LOWEST) for scores in (output.start_logits, output.end_logits)]
+        losses = [F.cross_entropy(scores, targets[:, i]) for i, scores in enumerate(logits)]
         return torch.stack(losses).mean()
 
 
@@ -152,8 +152,8 @@ def task_of(head: Head | None, features: Mapping[str, Any], config: TrainConfig)
     }
     if head is None:
         return None
-    if found := tasks.get(type(head)):
-        return found(features, config)
+    if task := tasks.get(type(head)):
+        return task(features, config)
     if head.HAS_LAYERS:
         raise RequestError(f"found a {head.TITLE}, which is not fine-tuned here; expected another text network")
     return None

@@ -180,9 +180,9 @@ class Classification(Task):
         """See `Task`."""
         if self.function == NONE:
             raise RequestError("found new_labels of a regression, whose labels are numbers; leave it out")
-        found = [row.texts[-1] for row in self._rows(data) if not row.error]
+        texts = [row.texts[-1] for row in self._rows(data) if not row.error]
         several = self.function == SIGMOID
-        return sorted({name.strip() for label in found for name in (labelled.parts(label) if several else [label])})
+        return sorted({name.strip() for label in texts for name in (labelled.parts(label) if several else [label])})
 
     def _rows(self, data: Any) -> Any:
         return text_files.read_rows(data, max(len(self.columns) - 1, self.TEXTS), self.columns, extra=1)
@@ -224,10 +224,10 @@ class Tagging(Task):
 
     def labels_of(self, data: Any) -> list[str]:
         """See `Task`: "O" is the first one; a label that begins words has one that continues them."""
-        found = {tag for sentence in labelled.read_sentences(data) for tag in sentence.tags}
+        tags = {tag for sentence in labelled.read_sentences(data) for tag in sentence.tags}
         if self.config.label_all_tokens:
-            found |= {_continued(tag) for tag in found}
-        return sorted(found, key=lambda tag: (tag != "O", tag))
+            tags |= {_continued(tag) for tag in tags}
+        return sorted(tags, key=lambda tag: (tag != "O", tag))
 
     def read(self, data: Any, on_error: str) -> list[Any]:
         """See `Task`."""
@@ -248,10 +248,10 @@ class Tagging(Task):
         for row, sentence, encoding in zip(targets, samples, tokens.context, strict=True):
             if self.config.label_all_tokens:  # whitespace, too
                 row[[i for i, special in enumerate(encoding.special_tokens_mask) if not special]] = number["O"]
-                found = sentence.tokens(encoding)
-                for token, word in found.items():
+                words = sentence.tokens(encoding)
+                for token, word in words.items():
                     row[token] = number[_continued(sentence.tags[word])]
-                for (token, word), (following, other) in itertools.pairwise(found.items()):
+                for (token, word), (following, other) in itertools.pairwise(words.items()):
                     if sentence.tags[other] == (tag := _continued(sentence.tags[word])):  # blanks within an entity
                         row[token + 1 : following] = number[tag]
             for token, word in sentence.first_tokens(encoding).items():

@@ -113,20 +113,20 @@ class ForcedDecoder:
             For each pair float32 [target tokens, source tokens], rows of sum 1: the weights with which the decoder
             reads the source when it writes each token.
         """
-        found: list[NDArray[np.float32]] = [np.zeros((0, 0), np.float32)] * len(sources)
+        matrices: list[NDArray[np.float32]] = [np.zeros((0, 0), np.float32)] * len(sources)
         chosen = [i for i, target in enumerate(targets) if len(target)]
         if self._native is not None and chosen:
             layer = self._heads.number(self._native.cross_attentions)
             pairs = [sources[i] for i in chosen], [targets[i] for i in chosen]
             computed = self._native.forced_attention(*pairs, start=START, layer=layer, heads=self._heads.heads)
             for i, rows in zip(chosen, computed, strict=True):
-                found[i] = rows
-            return found
+                matrices[i] = rows
+            return matrices
         for chosen in self._batches(sources, targets, 1):
             weights = self._run(ATTENTION, [sources[i] for i in chosen], [targets[i] for i in chosen])
             for i, rows in zip(chosen, weights, strict=True):
-                found[i] = rows[: len(targets[i]), : len(sources[i])].copy()
-        return found
+                matrices[i] = rows[: len(targets[i]), : len(sources[i])].copy()
+        return matrices
 
     def scores(
         self,
@@ -146,15 +146,15 @@ class ForcedDecoder:
         Returns:
             For each pair float64 [target tokens].
         """
-        found: list[NDArray[np.float64]] = [np.zeros(0)] * len(sources)
+        logs: list[NDArray[np.float64]] = [np.zeros(0)] * len(sources)
         chosen = [i for i, target in enumerate(targets) if len(target)]
         if self._native is not None and chosen:
             words = [allowed[i].astype(np.int32) for i in chosen] if allowed is not None else None
             pairs = [sources[i] for i in chosen], [targets[i] for i in chosen]
             scores = self._native.forced_scores(*pairs, start=START, words=words, excluded=excluded)
             for i, values in zip(chosen, scores, strict=True):
-                found[i] = values
-            return found
+                logs[i] = values
+            return logs
         for chosen in self._batches(sources, targets, self._vocabulary):
             logits = self._run(LOGITS, [sources[i] for i in chosen], [targets[i] for i in chosen])
             for i, rows in zip(chosen, logits, strict=True):
@@ -164,8 +164,8 @@ class ForcedDecoder:
                 if allowed is not None:
                     values = values[:, allowed[i]]
                 largest = values.max(axis=1, initial=-np.inf, keepdims=True)
-                found[i] = picked - np.log(np.exp(values - largest).sum(axis=1)) - largest[:, 0]
-        return found
+                logs[i] = picked - np.log(np.exp(values - largest).sum(axis=1)) - largest[:, 0]
+        return logs
 
     def _batches(
         self, sources: Sequence[Tokens], targets: Sequence[Sequence[int]], vocabulary: int
@@ -262,11 +262,11 @@ def all_logits(model: ir.Model) -> ir.Model:
 
 def _after(model: ir.Model, value: ir.Value) -> set[ir.Value]:
     """Returns the values that depend on one, itself included."""
-    found = {value}
+    dependent = {value}
     for node in model.graph:
-        if any(each in found for each in node.inputs):
-            found.update(node.outputs)
-    return found
+        if any(operand in dependent for operand in node.inputs):
+            dependent.update(node.outputs)
+    return dependent
 
 
 def _cross_attentions(model: ir.Model) -> list[ir.Value]:
@@ -275,13 +275,13 @@ def _cross_attentions(model: ir.Model) -> list[ir.Value]:
     They are results of a Softmax over products of queries, which depend on the target, with keys, which do not.
     """
     targets = _after(model, next(value for value in model.graph.inputs if value.name == TARGET))
-    found = []
+    weights = []
     for node in model.graph:
         if node.op_type != "Softmax" or node.outputs[0] not in targets:
             continue
         scores = node.inputs[0]
         while scores is not None and (producer := scores.producer()) is not None and producer.op_type != "MatMul":
-            scores = next((each for each in producer.inputs if each in targets), None)
+            scores = next((operand for operand in producer.inputs if operand in targets), None)
         if scores is not None and (producer := scores.producer()) is not None and producer.inputs[1] not in targets:
-            found.append(node.outputs[0])
-    return found
+            weights.append(node.outputs[0])
+    return weights

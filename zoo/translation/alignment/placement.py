@@ -81,26 +81,26 @@ class _Placement:
                     if first < gap < last:
                         gap = first if number < other else last
                 placed.append((number, _Placed(node, gap, gap)))
-        placed.sort(key=lambda each: (each[1].first, each[1].last, each[0]))
-        return [each for _, each in placed]
+        placed.sort(key=lambda pair: (pair[1].first, pair[1].last, pair[0]))
+        return [element for _, element in placed]
 
     def _elements(self, nodes: Sequence[Node], units: Range) -> dict[int, Range]:
         """Returns the units of each element, the surest first to choose."""
         shares = {i: self.alignment.shares(node.first, node.last) for i, node in enumerate(nodes) if node.closing}
-        sums = {i: _best(each, units)[0] for i, each in shares.items()}
-        free, found = [units] if units[0] < units[1] else [], dict[int, Range]()
+        sums = {i: _best(share, units)[0] for i, share in shares.items()}
+        free, ranges = [units] if units[0] < units[1] else [], dict[int, Range]()
         for i in sorted(shares, key=lambda i: (-sums[i], i)):
             if not free:
                 break
-            at = max(free, key=lambda run: _best(shares[i], run)[0])
-            _, *(first, last) = _best(shares[i], at)
-            found[i] = first, last
-            free.remove(at)
-            free += [run for run in ((at[0], first), (last, at[1])) if run[0] < run[1]]
-        for i in sorted(shares.keys() - found.keys()):  # there are more elements than words
-            end = max((found[other] for other in found if other < i), default=(0, units[0]))[1]
-            found[i] = end, end
-        return dict(sorted(found.items()))
+            space = max(free, key=lambda run: _best(shares[i], run)[0])
+            _, *(first, last) = _best(shares[i], space)
+            ranges[i] = first, last
+            free.remove(space)
+            free += [run for run in ((space[0], first), (last, space[1])) if run[0] < run[1]]
+        for i in sorted(shares.keys() - ranges.keys()):  # there are more elements than words
+            end = max((ranges[other] for other in ranges if other < i), default=(0, units[0]))[1]
+            ranges[i] = end, end
+        return dict(sorted(ranges.items()))
 
     def _gap(self, node: Node, units: Range, characters: Range) -> int:
         """Returns the unit that a node without text stands before."""
@@ -145,12 +145,12 @@ class _Item:
 
 def _collect(placed: Sequence[_Placed], gaps: list[list[_Item]]) -> None:
     """Collects tags by the unit that they stand before, in order."""
-    for each in placed:
-        kind = "open" if each.node.closing else "whole"
-        gaps[each.first].append(_Item(kind, each.node.opening, each.node))
-        _collect(each.children, gaps)
-        if each.node.closing:
-            gaps[each.last].append(_Item("close", each.node.closing, each.node))
+    for element in placed:
+        kind = "open" if element.node.closing else "whole"
+        gaps[element.first].append(_Item(kind, element.node.opening, element.node))
+        _collect(element.children, gaps)
+        if element.node.closing:
+            gaps[element.last].append(_Item("close", element.node.closing, element.node))
 
 
 def _write(markup: Markup, alignment: Alignment, gaps: Sequence[Sequence[_Item]]) -> str:
@@ -171,8 +171,8 @@ def _between(items: Sequence[_Item], target: str, end: int, first: int) -> str:
     whole = [i for i, item in enumerate(items) if item.kind == "whole"]
     starts = [i for i, item in enumerate(items) if item.kind != "close"]
     if not whole:
-        at = starts[0] if starts else len(items)
-        return "".join([*(item.text for item in items[:at]), blank, *(item.text for item in items[at:])])
+        position = starts[0] if starts else len(items)
+        return "".join([*(item.text for item in items[:position]), blank, *(item.text for item in items[position:])])
     before, after = target[end - 1 : end], target[first : first + 1]
     leading = bool(before) and items[whole[0]].node.before and (bool(blank) or not _tight(before, _BRACKETS))
     trailing = bool(after) and items[whole[-1]].node.after and (bool(blank) or (after.isalnum() and not _tight(after)))

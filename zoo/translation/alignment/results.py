@@ -39,25 +39,25 @@ def line_results(
     pairs: list[Pair] = []
     for line in lines:
         pairs += _pairs(line, list(itertools.islice(following, len(line.parts))), best)
-    found = [_joined(translator, *pair) for pair in pairs]
-    _keep_placeholders(translator, pairs, found)
+    translations = [_joined(translator, *pair) for pair in pairs]
+    _keep_placeholders(translator, pairs, translations)
     chosen = [
         i for i, (line, _) in enumerate(pairs) if translator.alignments or translator.word_scores or _is_marked(line)
     ]
     aligned = alignments(translator, [pairs[i] for i in chosen])
     for i, alignment in zip(chosen, aligned, strict=True):
-        line, each = pairs[i][0], found[i]
+        line, translation = pairs[i][0], translations[i]
         if translator.alignments:
-            each = each._replace(alignment=" ".join(f"{a}-{b}" for a, b in alignment.pairs()))
+            translation = translation._replace(alignment=" ".join(f"{a}-{b}" for a, b in alignment.pairs()))
         if translator.word_scores:
-            each = each._replace(word_scores=alignment.word_scores())
+            translation = translation._replace(word_scores=alignment.word_scores())
         if line.markup is not None and _is_marked(line):
-            each = each._replace(text=write_markup(line.markup, alignment))
-        found[i] = each
+            translation = translation._replace(text=write_markup(line.markup, alignment))
+        translations[i] = translation
     for i, (line, _) in enumerate(pairs):
         if line.markup is not None and not line.fault and not line.markup.nodes:
-            found[i] = found[i]._replace(text=line.markup.escape(found[i].text))
-    return [found[i : i + best] for i in range(0, len(found), best)]
+            translations[i] = translations[i]._replace(text=line.markup.escape(translations[i].text))
+    return [translations[i : i + best] for i in range(0, len(translations), best)]
 
 
 def _pairs(line: Line, parts: Sequence[Sequence[Hypothesis]], best: int) -> list[Pair]:
@@ -69,7 +69,7 @@ def _is_marked(line: Line) -> bool:
     return line.markup is not None and not line.fault and bool(line.markup.nodes)
 
 
-def _keep_placeholders(translator: TranslationPipeline, pairs: list[Pair], found: list[Translation]) -> None:
+def _keep_placeholders(translator: TranslationPipeline, pairs: list[Pair], translations: list[Translation]) -> None:
     """Translates lines again without their placeholders, if a translation lost one, to be put back by alignment."""
     pattern, best = PLACEHOLDERS[translator.placeholders], translator.best
     if pattern is None:
@@ -78,7 +78,11 @@ def _keep_placeholders(translator: TranslationPipeline, pairs: list[Pair], found
     for i in range(0, len(pairs), best):
         line = pairs[i][0]
         wanted = Counter(match[0] for match in pattern.finditer(line.text))
-        if line.fault or all(each.text.count(name) == wanted[name] for name in wanted for each in found[i : i + best]):
+        if line.fault or all(
+            translation.text.count(name) == wanted[name]
+            for name in wanted
+            for translation in translations[i : i + best]
+        ):
             continue
         raw, handling = (line.markup.raw, line.markup.handling) if line.markup else (line.text, "")
         again.append(
@@ -87,7 +91,7 @@ def _keep_placeholders(translator: TranslationPipeline, pairs: list[Pair], found
     translated = iter(translator.translate_lines([line for _, line in again])[0])
     for i, line in again:
         pairs[i : i + best] = _pairs(line, list(itertools.islice(translated, len(line.parts))), best)
-        found[i : i + best] = [_joined(translator, *pair) for pair in pairs[i : i + best]]
+        translations[i : i + best] = [_joined(translator, *pair) for pair in pairs[i : i + best]]
 
 
 def _joined(translator: TranslationPipeline, line: Line, parts: Sequence[Hypothesis]) -> Translation:

@@ -41,8 +41,8 @@ def target_spans(vocabulary: Any, tokens: Sequence[int], text: str) -> list[Span
     """
     pieces = [vocabulary.target_piece(token) for token in tokens]
 
-    def decode(some: Sequence[str]) -> str:
-        return str(vocabulary.decode([tokens[: len(some)]])[0])
+    def decode(prefix: Sequence[str]) -> str:
+        return str(vocabulary.decode([tokens[: len(prefix)]])[0])
 
     return piece_spans(pieces, text, decode)
 

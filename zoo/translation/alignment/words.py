@@ -132,13 +132,13 @@ class Alignment:
             Pairs of source word and target word, counted from 0, in order.
         """
         sources, targets = ([match.start() for match in _WORD.finditer(text)] for text in (self.source, self.target))
-        found = set()
+        links = set()
         for block in self._blocks:
             first = block.source[block.source_spans[:, 0]]
             first = first if block.weights is None else first[block.weights.argmax(axis=1)]
             both = zip(first.tolist(), block.target[block.target_spans[:, 0]].tolist(), strict=True)
-            found |= {(bisect.bisect(sources, a) - 1, bisect.bisect(targets, b) - 1) for a, b in both}
-        return sorted(found, key=lambda pair: pair[::-1])
+            links |= {(bisect.bisect(sources, a) - 1, bisect.bisect(targets, b) - 1) for a, b in both}
+        return sorted(links, key=lambda pair: pair[::-1])
 
     def word_scores(self) -> list[float]:
         """Returns the log probability of each word between blanks, the sum of its tokens'; 0 for copied words."""
@@ -154,9 +154,9 @@ class Alignment:
 
     def _add(self, sentence: Sentence, inserted: Sequence[tuple[float, str]]) -> None:
         """Adds a sentence and the words that are inserted into its translation, as `Line.join` does."""
-        known, words = sentence.source.split(" "), sentence.target.split(" ")
+        source_words, words = sentence.source.split(" "), sentence.target.split(" ")
         copies = [text for _, text in inserted]
-        source = _with(known, [round(place * len(known)) for place, _ in inserted], copies)
+        source = _with(source_words, [round(place * len(source_words)) for place, _ in inserted], copies)
         target = _with(words, [round(place * len(words)) for place, _ in inserted], copies)
         source_places = self._consume(" ".join(text for text, _ in source))
         target_places = self._append(" ".join(text for text, _ in target))

@@ -74,7 +74,7 @@ class KnownText:
         for i in np.flatnonzero(copied & ~certain).tolist():
             word = words[i]
             copied[i] = "@" in word or "://" in word or (word[0] in "{<" and bool(_PLACEHOLDER.fullmatch(word)))
-        return [bool(each) for each in copied.tolist()]
+        return [bool(flag) for flag in copied.tolist()]
 
     def _flags_of(self, codes: NDArray[np.integer]) -> NDArray[np.uint8]:
         """Flags of characters; asks for those that it has not seen."""

@@ -134,20 +134,20 @@ class LineSplitter:
         """Adds a sentence without its unknown words, which are inserted into its translation."""
         words = text.split(" ")
         kinds = self._are_unknown(words)
-        known = [word for word, is_unknown in zip(words, kinds, strict=True) if not is_unknown]
-        if not any(map(_has_words, known)):
+        known_words = [word for word, is_unknown in zip(words, kinds, strict=True) if not is_unknown]
+        if not any(map(_has_words, known_words)):
             self._copy(text)
             return
-        if len(known) == len(words):
+        if len(known_words) == len(words):
             self._add_known(text, tokens)
             return
         inserted, before = [], 0
         for run, is_unknown in _grouped(words, kinds):
             if is_unknown:
-                inserted.append((before / len(known), run))
+                inserted.append((before / len(known_words), run))
             else:
                 before += run.count(" ") + 1
-        self._add_known(" ".join(known), None, tuple(inserted), text)
+        self._add_known(" ".join(known_words), None, tuple(inserted), text)
 
     def _add_known(
         self, text: str, tokens: Tokens | None, inserted: tuple[tuple[float, str], ...] = (), whole: str = ""
@@ -216,10 +216,10 @@ class LineSplitter:
 
     def _are_unknown(self, words: list[str]) -> list[bool]:
         """Returns whether each word is copied, see `KnownText.unknown_words`."""
-        known = self.unknown_words
-        if new := list(dict.fromkeys(word for word in words if word not in known)):
-            known.update(zip(new, self.vocabulary.known.unknown_words(new), strict=True))
-        return [known[word] for word in words]
+        cached = self.unknown_words
+        if new := list(dict.fromkeys(word for word in words if word not in cached)):
+            cached.update(zip(new, self.vocabulary.known.unknown_words(new), strict=True))
+        return [cached[word] for word in words]
 
 
 def _has_words(text: str) -> bool:

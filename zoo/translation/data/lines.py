@@ -101,12 +101,12 @@ class Translation(NamedTuple):
 
     def columns(self) -> dict[str, Any]:
         """Returns its values by the names that results and tables have."""
-        found: dict[str, Any] = {"translation": self.text, "score": float(np.float32(self.score))}
+        columns: dict[str, Any] = {"translation": self.text, "score": float(np.float32(self.score))}
         if self.alignment is not None:
-            found["alignment"] = self.alignment
+            columns["alignment"] = self.alignment
         if self.word_scores is not None:
-            found["word_scores"] = self.word_scores
-        return found
+            columns["word_scores"] = self.word_scores
+        return columns
 
 
 def score_text(scores: Sequence[float]) -> str:
@@ -142,13 +142,16 @@ def translation_writer(
         kinds |= dict.fromkeys(("alignment",) * alignments + ("word_scores",) * word_scores, str)
         with writing(output, kinds) as table:
 
-            def add(lines: Sequence[int], found: Sequence[Translation]) -> None:
-                columns: dict[str, Any] = {"line": np.array(lines), "translation": [each.text for each in found]}
-                columns["score"] = np.array([each.score for each in found], np.float32)
+            def add(lines: Sequence[int], translations: Sequence[Translation]) -> None:
+                columns: dict[str, Any] = {
+                    "line": np.array(lines),
+                    "translation": [translation.text for translation in translations],
+                }
+                columns["score"] = np.array([translation.score for translation in translations], np.float32)
                 if alignments:
-                    columns["alignment"] = [each.alignment or "" for each in found]
+                    columns["alignment"] = [translation.alignment or "" for translation in translations]
                 if word_scores:
-                    columns["word_scores"] = [score_text(each.word_scores or ()) for each in found]
+                    columns["word_scores"] = [score_text(translation.word_scores or ()) for translation in translations]
                 table(columns)
 
             yield add
@@ -159,10 +162,12 @@ def translation_writer(
         else:
             file = stack.enter_context(stack.enter_context(replacing(output)).open("wb"))
 
-        def write(lines: Sequence[int], found: Sequence[Translation]) -> None:
-            for line, each in zip(lines, found, strict=True):
-                parts = [str(line)] * numbers + [f"{each.score:.4f}"] * scores + [each.text]
-                parts += [each.alignment or ""] * alignments + [score_text(each.word_scores or ())] * word_scores
+        def write(lines: Sequence[int], translations: Sequence[Translation]) -> None:
+            for line, translation in zip(lines, translations, strict=True):
+                parts = [str(line)] * numbers + [f"{translation.score:.4f}"] * scores + [translation.text]
+                parts += [translation.alignment or ""] * alignments + [
+                    score_text(translation.word_scores or ())
+                ] * word_scores
                 file.write(("\t".join(parts) + "\n").encode())
 
         yield write

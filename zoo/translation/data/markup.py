@@ -205,7 +205,7 @@ class _Reader(HTMLParser):
                 self._break(name)
                 node = Node(self.raw[place:end], first=len(self.characters), breaks=name in BREAKS)
                 self.open.append((name, place, node))
-            elif kind == "end" and any(name == each for each, _, _ in self.open):
+            elif kind == "end" and any(name == tag for tag, _, _ in self.open):
                 while self.open[-1][0] != name:
                     self._keep()
                 self._close(place, end)

@@ -133,7 +133,7 @@ class Vocabulary(Pieces):
             RequestError: The content is no sentencepiece model of this form.
         """
         self._pieces = open_sentencepiece(content, name)
-        ids = [getattr(self._pieces, f"{each}_id")() for each in ("pad", "unk", "bos", "eos")]
+        ids = [getattr(self._pieces, f"{name}_id")() for name in ("pad", "unk", "bos", "eos")]
         if ids != [PAD, UNKNOWN, START, END]:
             raise RequestError(
                 f"{name} has the ids {ids} for padding, unknown, start and end; expected {[PAD, UNKNOWN, START, END]}"
@@ -232,7 +232,7 @@ class Vocabulary(Pieces):
         Returns:
             The texts.
         """
-        return [str(self._pieces.decode(list(each))) for each in tokens]
+        return [str(self._pieces.decode(list(sentence))) for sentence in tokens]
 
 
 # ------------------------------------------------------------------------------------------------------------- batches
@@ -277,7 +277,7 @@ class Corpus:
     @property
     def digest(self) -> str:
         """SHA-256 of all tokens, in hex."""
-        return hashlib.sha256(b"".join(each.tobytes() for each in vars(self).values())).hexdigest()
+        return hashlib.sha256(b"".join(array.tobytes() for array in vars(self).values())).hexdigest()
 
 
 def corpus(
@@ -325,8 +325,8 @@ def from_tokens(source: Sequence[Tokens], target: Sequence[Tokens]) -> Corpus:
     Returns:
         The corpus.
     """
-    joined = (np.concatenate([np.zeros(0, np.int32), *each]) for each in (source, target))
-    starts = (np.cumsum([0, *map(len, each)], dtype=np.int64) for each in (source, target))
+    joined = (np.concatenate([np.zeros(0, np.int32), *sentences]) for sentences in (source, target))
+    starts = (np.cumsum([0, *map(len, sentences)], dtype=np.int64) for sentences in (source, target))
     return Corpus(*joined, *starts)
 
 
@@ -345,8 +345,8 @@ def batches(data: Corpus, tokens: int, seed: Sequence[int] | None = None) -> lis
     sources, targets = data.lengths
     shuffled = np.arange(len(data)) if seed is None else random.permutation(len(data))
     order = shuffled[np.lexsort((targets[shuffled], sources[shuffled]))]
-    found = batch_by_tokens(np.maximum(sources, targets)[order].tolist(), tokens)
-    parts = [order[a:b] for a, b in found]
+    bounds = batch_by_tokens(np.maximum(sources, targets)[order].tolist(), tokens)
+    parts = [order[a:b] for a, b in bounds]
     return parts if seed is None else [parts[i] for i in random.permutation(len(parts))]
 
 
@@ -366,7 +366,9 @@ def decoder_samples(
         {"source", "target"}: int64 [n, tokens].
     """
     random = np.random.default_rng(0)
-    parts = [each[: int(random.integers(len(each) + 1))] if i % 2 else each for i, each in enumerate(translations)]
+    parts = [
+        target[: int(random.integers(len(target) + 1))] if i % 2 else target for i, target in enumerate(translations)
+    ]
     return {"source": pad(sentences), "target": pad([[START, *part] for part in parts])}
 
 
@@ -435,27 +437,27 @@ def load_parallel_text(
     faults = Faults()
 
     def read(source: Any, held_out: bool) -> list[Pair]:
-        found = clean(read_pairs(source, languages, held_out=held_out, on_error=on_error, faults=faults), faults)
-        return [(b, a) for a, b in found] if swap else list(found)
+        cleaned = clean(read_pairs(source, languages, held_out=held_out, on_error=on_error, faults=faults), faults)
+        return [(b, a) for a, b in cleaned] if swap else list(cleaned)
 
     pairs = read(data, False)
     if validation_data:
         references = read(validation_data, False)
     else:
-        own = [each for each in sources(data) if not Path(each).is_file() and "," not in each]
+        own = [source for source in sources(data) if not Path(source).is_file() and "," not in source]
         references = read(own, True) if own else []
         if not references:
             drawn = np.random.default_rng(seed).choice(len(pairs), min(validation, len(pairs) // 10), replace=False)
             references = [pairs[i] for i in sorted(drawn.tolist())]
     held_out = set(references)
-    pairs = [each for each in pairs if each not in held_out]
+    pairs = [pair for pair in pairs if pair not in held_out]
     if not pairs or not references:
         raise RequestError(
             f"found {len(pairs)} pairs to train on and {len(references)} to validate on; expected some of each"
         )
-    found = vocabulary(pairs)
-    train, _ = corpus(pairs, found, faults, max_length=max_length, max_ratio=max_ratio)
-    tested, kept = corpus(references, found, max_length=max_length)
+    learned = vocabulary(pairs)
+    train, _ = corpus(pairs, learned, faults, max_length=max_length, max_ratio=max_ratio)
+    tested, kept = corpus(references, learned, max_length=max_length)
     if not len(train) or not kept:
         raise ZooError(f"no pair is as short as {max_length} tokens; train with a greater max_length")
-    return ParallelText(train, tested, [references[i] for i in kept], found, faults)
+    return ParallelText(train, tested, [references[i] for i in kept], learned, faults)

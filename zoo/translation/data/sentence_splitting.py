@@ -9,7 +9,7 @@ LETTERS = (
     "pan-pa pes-fa pol-pl por-pt ron-ro rus-ru slk-sk slv-sl spa-es srp-sr swe-sv tam-ta tel-te tha-th tur-tr ukr-uk",
     "urd-ur vie-vi zho-zh",
 )
-SHORT = {"eng": "en", **dict(each.split("-") for line in LETTERS for each in line.split())}
+SHORT = {"eng": "en", **dict(pair.split("-") for line in LETTERS for pair in line.split())}
 COMMON = frozenset(SHORT.values())
 
 
@@ -25,7 +25,7 @@ def split_sentences(text: str, language: str = "") -> list[str]:
     """
     import sentencex  # type: ignore[import-untyped]
 
-    return [each for part in sentencex.segment(language_code(language) or "en", text) if (each := part.strip())]
+    return [sentence for part in sentencex.segment(language_code(language) or "en", text) if (sentence := part.strip())]
 
 
 def language_code(name: str) -> str:

@@ -70,11 +70,11 @@ def sample_sentences(sentences: Sequence[Tokens], count: int, *, seed: int = 0, 
     Returns:
         Distinct sentences that are not among `sentences`, int32, `END` last.
     """
-    random, base = np.random.default_rng(seed), 1 + max(int(each.max()) for each in sentences)
+    random, base = np.random.default_rng(seed), 1 + max(int(sentence.max()) for sentence in sentences)
     start = np.full(CONTEXT, START, np.int64)
-    stream = np.concatenate([part for each in sentences for part in (start, each)])
+    stream = np.concatenate([part for sentence in sentences for part in (start, sentence)])
     levels = [NGramCounts(stream, length, base) for length in range(CONTEXT, -1, -1)]
-    seen, found = {each.tobytes() for each in sentences}, []
+    seen, sampled = {sentence.tobytes() for sentence in sentences}, []
     for _ in range(0, 4 * count, SAMPLES_AT_ONCE):  # a small text gives fewer distinct sentences
         written = np.full((SAMPLES_AT_ONCE, CONTEXT + longest), START, np.int32)
         open_rows = np.arange(SAMPLES_AT_ONCE)
@@ -96,7 +96,7 @@ def sample_sentences(sentences: Sequence[Tokens], count: int, *, seed: int = 0, 
             sentence = row[: int(np.argmax(row == END)) + 1].copy()
             if len(sentence) > 1 and sentence.tobytes() not in seen:
                 seen.add(sentence.tobytes())
-                found.append(sentence)
-        if len(found) >= count:
+                sampled.append(sentence)
+        if len(sampled) >= count:
             break
-    return found[:count]
+    return sampled[:count]

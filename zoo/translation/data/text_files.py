@@ -56,9 +56,9 @@ def sources(data: Any) -> list[str]:
         RequestError: There are none.
     """
     names = [
-        os.fspath(each)
-        for each in (data if isinstance(data, list | tuple) else [data])
-        if isinstance(each, str | os.PathLike)
+        os.fspath(source)
+        for source in (data if isinstance(data, list | tuple) else [data])
+        if isinstance(source, str | os.PathLike)
     ]
     if not names:
         raise RequestError("found no parallel text; name it with --data: a file of source TAB target, or SOURCE,TARGET")
@@ -86,15 +86,15 @@ def read_pairs(
         RequestError: A source cannot be read; the message has the line's number.
     """
     for source in sources(data):
-        for number, found in enumerate(_raw_pairs(source, languages, held_out), 1):
-            if isinstance(found, tuple):
-                yield found
+        for number, parsed in enumerate(_raw_pairs(source, languages, held_out), 1):
+            if isinstance(parsed, tuple):
+                yield parsed
             elif on_error == "raise":
                 raise RequestError(
-                    f"{source}, line {number}: {found}; repair it, or leave such lines out with --on-error skip"
+                    f"{source}, line {number}: {parsed}; repair it, or leave such lines out with --on-error skip"
                 )
             elif faults is not None:
-                faults.add(found, f"{source}, line {number}")
+                faults.add(parsed, f"{source}, line {number}")
 
 
 def _raw_pairs(source: str, languages: str, held_out: bool) -> Iterator[Pair | str]:
@@ -166,7 +166,7 @@ def _side_by_side(first: Path, second: Path) -> Iterator[Pair | str]:
 def _dataset(name: str, languages: str, held_out: bool, load: Callable[[Any], Any]) -> Iterator[Pair | str]:
     dataset = load_dataset(name, load)
     if isinstance(dataset, dict):
-        names = [each for each in (HELD_OUT if held_out else ("train",)) if each in dataset]
+        names = [split for split in (HELD_OUT if held_out else ("train",)) if split in dataset]
         if not names:
             return
         dataset = dataset[names[0]]

@@ -153,8 +153,8 @@ class LibraryTokenizer:
         Returns:
             The text.
         """
-        found = [self._tokenizer.token_to_id(piece) for piece in pieces]
-        return str(self._tokenizer.decode([each for each in found if each is not None])).strip()
+        tokens = [self._tokenizer.token_to_id(piece) for piece in pieces]
+        return str(self._tokenizer.decode([token for token in tokens if token is not None])).strip()
 
 
 def has_moses() -> bool:

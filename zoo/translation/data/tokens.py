@@ -24,13 +24,13 @@ def batch_by_tokens(lengths: Sequence[int], tokens: int, rows: int = 1 << 30) ->
     Returns:
         (first, last + 1) of each batch.
     """
-    found, first, longest = [], 0, 0
+    batches, first, longest = [], 0, 0
     for i, length in enumerate(lengths):
         longest = max(longest, length)
         if i > first and (longest * (i + 1 - first) > tokens or i - first == rows):
-            found.append((first, i))
+            batches.append((first, i))
             first, longest = i, length
-    return [*found, (first, len(lengths))] if len(lengths) else []
+    return [*batches, (first, len(lengths))] if len(lengths) else []
 
 
 def pad(sentences: Sequence[Sequence[int] | Tokens]) -> NDArray[np.int64]:
@@ -42,7 +42,7 @@ def pad(sentences: Sequence[Sequence[int] | Tokens]) -> NDArray[np.int64]:
     Returns:
         int64 [n, longest].
     """
-    found = np.full((len(sentences), max(map(len, sentences))), PAD, np.int64)
-    for row, each in zip(found, sentences, strict=True):
-        row[: len(each)] = each
-    return found
+    padded = np.full((len(sentences), max(map(len, sentences))), PAD, np.int64)
+    for row, sentence in zip(padded, sentences, strict=True):
+        row[: len(sentence)] = sentence
+    return padded

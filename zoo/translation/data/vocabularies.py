@@ -70,20 +70,20 @@ class Framing:
             RequestError: A key is unknown.
         """
         try:
-            found = Framing(**from_plain(values))
+            framing = Framing(**from_plain(values))
         except (AttributeError, TypeError):
-            found = Framing("", ())
-        if found.kind not in TOKENIZERS:
+            framing = Framing("", ())
+        if framing.kind not in TOKENIZERS:
             raise RequestError(
                 f"found the vocabulary {values}, expected what zoo import writes; import the model again"
             )
-        return found
+        return framing
 
     @property
     def choices(self) -> tuple[str, ...]:
         """The languages that must be chosen: `SOURCE`, `TARGET` or both."""
         around = (*self.before, *self.after)
-        return tuple(each for each in (SOURCE, TARGET) if each in around or (each == TARGET and self.prefixed))
+        return tuple(side for side in (SOURCE, TARGET) if side in around or (side == TARGET and self.prefixed))
 
 
 class ImportedVocabulary:
@@ -123,7 +123,7 @@ class ImportedVocabulary:
     def _can_write(self, texts: list[str]) -> list[bool]:
         """See `KnownText`."""
         tokens = ([self._tokens.get(piece, UNKNOWN) for piece in self._source_tokenizer.tokenize(x)] for x in texts)
-        return [UNKNOWN not in each for each in tokens]
+        return [UNKNOWN not in sentence for sentence in tokens]
 
     @property
     def sources(self) -> int:
@@ -196,17 +196,17 @@ class ImportedVocabulary:
     def _language(self, side: str) -> int:
         name, languages = getattr(self.framing, f"{side}_language"), self.framing.languages or {}
         if name not in languages:
-            found = f"found the {side} language {name}" if name else f"found no {side} language"
-            near = [each for each in languages if name and language_code(each) == language_code(name)]
+            fault = f"found the {side} language {name}" if name else f"found no {side} language"
+            near = [language for language in languages if name and language_code(language) == language_code(name)]
             guess = f"did you mean {' or '.join(near)}? " if near else ""
             raise RequestError(
-                f"{found}; {guess}choose it with --{side}-language of zoo run or, for all, of zoo import, one of: "
+                f"{fault}; {guess}choose it with --{side}-language of zoo run or, for all, of zoo import, one of: "
                 f"{', '.join(sorted(languages)) or 'none'}"
             )
         return languages[name]
 
     def _around(self, tokens: Sequence[int | str]) -> list[int]:
-        return [self._language(each) if isinstance(each, str) else each for each in tokens]
+        return [self._language(token) if isinstance(token, str) else token for token in tokens]
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Tokenizes source texts.
@@ -285,8 +285,10 @@ class ImportedVocabulary:
         Returns:
             The texts.
         """
-        found = [[self._target[token] for token in each if token not in self._hidden] for each in tokens]
-        return [self._target_tokenizer.detokenize([piece for piece in each if piece is not None]) for each in found]
+        pieces = [[self._target[token] for token in sentence if token not in self._hidden] for sentence in tokens]
+        return [
+            self._target_tokenizer.detokenize([piece for piece in sentence if piece is not None]) for sentence in pieces
+        ]
 
 
 def open_vocabulary(folder: Path, features: Mapping[str, Any], verify: Callable[[str], Path] | None = None) -> Any:

@@ -45,9 +45,9 @@ def freeze(folder: str | Path, build: type[Transformer]) -> dict[str, Any]:
     path = io.save(exported, folder / "fp32.onnx")
     files = (folder / STATE, folder / MODEL, folder / VOCABULARY, path)
     return {
-        "parameters": sum(each.numel() for each in model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "operators": query.op_counts(exported),
-        "bytes": {each.name: each.stat().st_size for each in files if each.is_file()},
+        "bytes": {path.name: path.stat().st_size for path in files if path.is_file()},
     }
 
 
@@ -110,7 +110,7 @@ class _Writer(Writer):
     def __init__(self, model: Transformer) -> None:
         super().__init__(ir.Graph([], [], nodes=[], name="transformer", opset_imports={"": OPSET}))
         self.model = model
-        self.weights = {name: each.detach().cpu().numpy() for name, each in model.state_dict().items()}
+        self.weights = {name: tensor.detach().cpu().numpy() for name, tensor in model.state_dict().items()}
 
     def tokens(self, name: str) -> ir.Value:
         """Adds an input of tokens."""
@@ -155,7 +155,7 @@ class _Writer(Writer):
             `mask` for every layer; plus the layer's bias by relative position, `MASKED` at later keys of a decoder,
             float32 [batch or 1, heads, tokens, tokens], in networks with such a bias.
         """
-        config, found = self.model.config, list[ir.Value | None]()
+        config, masks = self.model.config, list[ir.Value | None]()
         if not config.buckets:
             return [mask] * len(getattr(self.model, side))
         most = config.positions[side == "decoder"]
@@ -172,8 +172,8 @@ class _Writer(Writer):
                 bias = self.add("Gather", [self.constant(path, table), index], f"{path}.gathered")
                 bias = self.add("Transpose", [bias], f"{path}.heads", perm=[2, 0, 1])
                 bias = bias if mask is None else self.add("Add", [mask, bias], f"{path}.mask")
-            found.append(bias)
-        return found
+            masks.append(bias)
+        return masks
 
     def embed(self, side: str, tokens: ir.Value) -> ir.Value:
         """Appends token embeddings, scaled if configured, plus positions: float32 [batch, tokens, width]."""
@@ -262,15 +262,15 @@ class _Writer(Writer):
             scores = self.add("Mul", [scores, self.constant("attention.factor", scale)], f"{path}.scaled")
         scores = self.add("Add", [scores, mask], f"{path}.masked")
         weights = self.add("Softmax", [scores], f"{path}.weights", axis=-1)
-        found = self.add(
+        context = self.add(
             "Transpose",
             [self.add("MatMul", [weights, values], f"{path}.found")],
             f"{path}.found.split",
             perm=[0, 2, 1, 3],
         )
         joined = self.constant(f"joined{other}", [0, 0, attention.output.in_features])
-        found = self.add("Reshape", [found, joined], f"{path}.joined")
-        y = self.add("Add", [x, self.linear(found, f"{path}.output")], f"{path}.sum")
+        context = self.add("Reshape", [context, joined], f"{path}.joined")
+        y = self.add("Add", [x, self.linear(context, f"{path}.output")], f"{path}.sum")
         return y if around.pre_norm else self.norm(y, around.norm, norm)
 
     def feed(self, x: ir.Value, layer: Layer, path: str) -> ir.Value:
@@ -338,10 +338,10 @@ class _Writer(Writer):
         ]
         start = self.add("Expand", shape, f"{name}.start")
         body, inner = ir.Graph([], [], nodes=[], name=f"{name}.cell", opset_imports={"": OPSET}), set[str]()
-        for each in ("cell", "keep", "added"):
+        for part in ("cell", "keep", "added"):
             body.inputs.append(
                 ir.Value(
-                    name=f"{name}.{each}.now", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["batch", width])
+                    name=f"{name}.{part}.now", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["batch", width])
                 )
             )
         kept = edit.node("Mul", [*body.inputs[:2]], f"{name}.kept.now", dtype=ir.DataType.FLOAT, taken=inner)

@@ -63,30 +63,30 @@ def _tensors(
 ) -> tuple[dict[str, NDArray[np.float32]], int]:
     """Returns the tensors by their names in transformers, and the original token of the target language, or -1."""
     architecture, unknown, end = reader.numbers()
-    state = {name: each.detach().cpu().numpy() for name, each in network.state_dict().items()}
+    state = {name: tensor.detach().cpu().numpy() for name, tensor in network.state_dict().items()}
     model_config = network.config
     target = _renumbering(len(state["embedding.weight"]), unknown, end)
-    found: dict[str, NDArray[np.float32]] = {}
+    tensors: dict[str, NDArray[np.float32]] = {}
     source_name, target_name, shared_name, output_name = architecture.tables
     decoder = state["embedding.weight"][target.ours]
     encoder = decoder
     apart = shared_name == target_name  # no table stands for others
     if model_config.shared_source and _shares_source(reader.config) and not apart:
-        found[shared_name] = decoder
+        tensors[shared_name] = decoder
     else:
         if not model_config.shared_source:
             table = state["source_embedding.weight"]
             encoder = table[_renumbering(len(table), unknown, end).ours]
-        found |= {source_name: encoder, target_name: decoder}
+        tensors |= {source_name: encoder, target_name: decoder}
     if apart or not (model_config.tied_output and reader.config.get("tie_word_embeddings", True)):
-        found[output_name] = state["output_weight"][target.ours] if not model_config.tied_output else decoder
+        tensors[output_name] = state["output_weight"][target.ours] if not model_config.tied_output else decoder
     if architecture.bias:
-        found["final_logits_bias"] = state["output_bias"][target.ours][None]
+        tensors["final_logits_bias"] = state["output_bias"][target.ours][None]
     if architecture.positions in ("learned", "interleaved rates"):
         for side, name in zip(SIDES, ("source_positions", "positions"), strict=True):
             offset = architecture.offset if architecture.positions == "learned" else 0
             unused = np.zeros((offset, model_config.width), np.float32)
-            found[f"model.{side}.embed_positions.weight"] = np.concatenate([unused, state[name]])
+            tensors[f"model.{side}.embed_positions.weight"] = np.concatenate([unused, state[name]])
     factors = {"inner.weight": 1 / QUICK, "inner.bias": 1 / QUICK, "outer.weight": QUICK}
     quick = reader.config.get("activation_function") == "quick_gelu"
     for name, tensor in state.items():
@@ -100,10 +100,10 @@ def _tensors(
         ):
             _, feed, part = name.partition(".feed.")
             factor = np.float32(factors.get(part, 1.0) if quick and feed else 1.0)
-            found[architecture.name(name, model_config)] = tensor * factor
+            tensors[architecture.name(name, model_config)] = tensor * factor
     language = (framing.languages or {}).get(framing.target_language, -1) if framing.prefixed else -1
     original = int(np.flatnonzero(target.ours == language)[0]) if language >= 0 else -1
-    return {name: np.ascontiguousarray(each) for name, each in found.items()}, original
+    return {name: np.ascontiguousarray(array) for name, array in tensors.items()}, original
 
 
 def _shares_source(config: Mapping[str, Any]) -> bool:

@@ -93,28 +93,28 @@ def write(
 
     if path.is_dir() and output.resolve() == path.resolve():
         raise RequestError(f"found {output} as the folder of both models; choose another output")
-    found = _reader(format).read(path, source_language=source_language, target_language=target_language)
-    framing = dataclasses.replace(found.framing, prompt=prompt)
-    pieces = {SOURCE: found.pieces[0], **({TARGET: found.pieces[1]} if len(found.pieces) > 1 else {})}
-    files = {**found.files, PIECES: json.dumps(pieces, ensure_ascii=False).encode()}
+    imported = _reader(format).read(path, source_language=source_language, target_language=target_language)
+    framing = dataclasses.replace(imported.framing, prompt=prompt)
+    pieces = {SOURCE: imported.pieces[0], **({TARGET: imported.pieces[1]} if len(imported.pieces) > 1 else {})}
+    files = {**imported.files, PIECES: json.dumps(pieces, ensure_ascii=False).encode()}
     vocabulary = ImportedVocabulary(framing, files)  # raises, where they are none, before anything is written
     if shortlist:
         files[SHORTLIST] = load_shortlist(shortlist, vocabulary).to_bytes()
     features = {
-        "form": found.config.to_json(),
-        "pre_norm": found.pre_norm,
-        "languages": found.languages,
-        "max_length": found.max_length,
+        "form": imported.config.to_json(),
+        "pre_norm": imported.pre_norm,
+        "languages": imported.languages,
+        "max_length": imported.max_length,
         "vocabulary": framing.to_json(),
-        "search": found.rules.to_json(),
+        "search": imported.rules.to_json(),
         **({"shortlist": SHORTLIST} if SHORTLIST in files else {}),
-        **({"alignment": dict(found.alignment)} if found.alignment else {}),
+        **({"alignment": dict(imported.alignment)} if imported.alignment else {}),
     }
-    sizes = [len(each) for each in found.pieces]
-    model = build(found.config, sizes[-1], pre_norm=found.pre_norm, dropout=0.0, source_vocabulary=sizes[0])
-    fill(model, {name: torch.from_numpy(each) for name, each in found.state.items()}, path)
-    if found.magnitudes:
-        files[RANGES] = json.dumps(_ranges(export(model), found.magnitudes), indent=1).encode()
+    sizes = [len(side) for side in imported.pieces]
+    model = build(imported.config, sizes[-1], pre_norm=imported.pre_norm, dropout=0.0, source_vocabulary=sizes[0])
+    fill(model, {name: torch.from_numpy(array) for name, array in imported.state.items()}, path)
+    if imported.magnitudes:
+        files[RANGES] = json.dumps(_ranges(export(model), imported.magnitudes), indent=1).encode()
     for name in (CARD, MODEL, *files):
         require_place(output / name)
     for name, content in files.items():
@@ -122,26 +122,26 @@ def write(
     save_weights(output / MODEL, model.state_dict())
     about = {
         "features": features,
-        "form": dataclasses.asdict(found.config),
+        "form": dataclasses.asdict(imported.config),
         "vocabulary": sizes,
-        "imported": dict(found.about),
+        "imported": dict(imported.about),
     }
     write_json(output / "train.json", about)
     listed = [CardFile.of(output / name) for name in (*files, MODEL)]
-    return {"preprocessing": features, "imported": dict(found.about)}, listed
+    return {"preprocessing": features, "imported": dict(imported.about)}, listed
 
 
 def _ranges(graph: Any, magnitudes: Mapping[str, float]) -> dict[str, float]:
     """Returns the maximum magnitude of each input of a MatMul whose weight is in `magnitudes`."""
-    found: dict[str, float] = {}
+    ranges: dict[str, float] = {}
     for node in graph.graph:
         if node.op_type == "MatMul":
             x, weight = node.inputs
             table = weight.producer()  # that of the embeddings, transposed, makes the logits
             name = (table.inputs[0] if table is not None and table.op_type == "Transpose" else weight).name
             if magnitude := magnitudes.get(name, 0.0):
-                found[x.name] = max(found.get(x.name, 0.0), magnitude)
-    return found
+                ranges[x.name] = max(ranges.get(x.name, 0.0), magnitude)
+    return ranges
 
 
 def _reader(name: str) -> Any:

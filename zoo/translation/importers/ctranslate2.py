@@ -101,7 +101,7 @@ def tensors(content: bytes) -> tuple[str, dict[str, Array]]:
     if (version := number("I")) != VERSION:
         raise ValueError(f"it has version {version}, expected {VERSION}; convert the model again")
     kind, _ = text(), number("I")
-    found: dict[str, Array] = {}
+    tensors: dict[str, Array] = {}
     for _ in range(number("I")):
         name, dimensions = text(), number("B")
         shape = struct.unpack(f"<{dimensions}I", take(4 * dimensions))
@@ -114,18 +114,18 @@ def tensors(content: bytes) -> tuple[str, dict[str, Array]]:
             values = np.frombuffer(part, TYPES[type_])
         if values.size != prod(shape):
             raise ValueError(f"{name} has {len(part)} bytes for {' x '.join(map(str, shape))}")
-        found[name] = values.reshape(shape)
+        tensors[name] = values.reshape(shape)
     for _ in range(number("I")):
         alias, name = text(), text()
-        found[alias] = found[name]
-        if f"{name}_scale" in found:
-            found.setdefault(f"{alias}_scale", found[f"{name}_scale"])
-    for name in [each for each in found if each.endswith("_scale") and each.removesuffix("_scale") in found]:
-        scale, quantized = found.pop(name).astype(np.float32), found[name.removesuffix("_scale")]
+        tensors[alias] = tensors[name]
+        if f"{name}_scale" in tensors:
+            tensors.setdefault(f"{alias}_scale", tensors[f"{name}_scale"])
+    for name in [name for name in tensors if name.endswith("_scale") and name.removesuffix("_scale") in tensors]:
+        scale, quantized = tensors.pop(name).astype(np.float32), tensors[name.removesuffix("_scale")]
         if quantized.dtype.kind == "i":
             scale = scale.reshape(-1, *[1] * (quantized.ndim - 1)) if scale.size > 1 else scale
-            found[name.removesuffix("_scale")] = quantized.astype(np.float32) / scale
-    return kind, found
+            tensors[name.removesuffix("_scale")] = quantized.astype(np.float32) / scale
+    return kind, tensors
 
 
 class _Reader(ModelReader):
@@ -169,9 +169,9 @@ class _Reader(ModelReader):
         return ImportedModel(
             model_config,
             pre_norm,
-            {name: np.ascontiguousarray(each) for name, each in state.items()},
+            {name: np.ascontiguousarray(array) for name, array in state.items()},
             framing,
-            tuple(renumbering.pieces(each) for renumbering, each in tables),
+            tuple(renumbering.pieces(vocabulary) for renumbering, vocabulary in tables),
             files,
             SearchConfig(beam=2, most=MAX_DECODING_LENGTH),
             min(model_config.positions[0], MAX_INPUT_LENGTH),
@@ -196,48 +196,48 @@ class _Reader(ModelReader):
 
     def _vocabularies(self) -> list[list[str]]:
         """Returns the tokens of the source and of the target."""
-        found = []
+        vocabularies = []
         for side in ("source", "target"):
             names = [f"{which}_vocabulary.{suffix}" for which in (side, "shared") for suffix in ("json", "txt")]
-            name = next((each for each in names if (self.folder / each).is_file()), names[0])
+            name = next((name for name in names if (self.folder / name).is_file()), names[0])
             if name.endswith(".json"):
                 pieces = self.read_json(name, list)
             else:
                 pieces = (self.folder / name).read_text("utf-8", "replace").removesuffix("\n").split("\n")
-            if not all(isinstance(each, str) for each in pieces):
+            if not all(isinstance(piece, str) for piece in pieces):
                 self.faults.append(f"{name} holds values other than text")
-            found.append([str(each) for each in pieces])
-        return found
+            vocabularies.append([str(piece) for piece in pieces])
+        return vocabularies
 
     def _pieces(self) -> tuple[str, dict[str, bytes]]:
         """Returns the tokenizer: sentencepiece models of the folder; without them text is split at spaces."""
         both = [self.folder / f"{side}.spm" for side in ("source", "target")]
-        found = (
-            both if all(each.is_file() for each in both) else [*self.folder.glob("*.spm"), *self.folder.glob("*.model")]
+        paths = (
+            both if all(path.is_file() for path in both) else [*self.folder.glob("*.spm"), *self.folder.glob("*.model")]
         )
-        if len(found) > 2 or (len(found) == 2 and found is not both):
+        if len(paths) > 2 or (len(paths) == 2 and paths is not both):
             self.faults.append(
-                f"found the models {', '.join(each.name for each in found)}, expected one, or source.spm and target.spm"
+                f"found the models {', '.join(path.name for path in paths)}, expected one, or source.spm and target.spm"
             )
-        return "sentencepiece" if found else "words", {each.name: each.read_bytes() for each in found}
+        return "sentencepiece" if paths else "words", {path.name: path.read_bytes() for path in paths}
 
     # ----------------------------------------------------------------------------------------------------- the network
 
     def _scalar(self, name: str, default: float = 0) -> float:
         self.used.add(name)
-        found = self.tensors.get(name)
-        if found is not None and found.size != 1:
+        tensor = self.tensors.get(name)
+        if tensor is not None and tensor.size != 1:
             self.faults.append(f"{name} is no number")
-        return default if found is None or found.size != 1 else float(found.ravel()[0])
+        return default if tensor is None or tensor.size != 1 else float(tensor.ravel()[0])
 
     def _shared(self, name: str, default: float | None = None) -> float:
         """Returns a number that encoder and decoder have in common."""
-        found = [
+        values = [
             self._scalar(f"{side}/{name}", math.nan if default is None else default) for side in ("encoder", "decoder")
         ]
-        if found[0] != found[1]:
-            self.faults.append(f"{name} is {found[0]:g} in the encoder and {found[1]:g} in the decoder, expected one")
-        return found[0]
+        if values[0] != values[1]:
+            self.faults.append(f"{name} is {values[0]:g} in the encoder and {values[1]:g} in the decoder, expected one")
+        return values[0]
 
     def _layers(self, side: str) -> int:
         return len(
@@ -256,16 +256,16 @@ class _Reader(ModelReader):
         table = self.tensors.get("decoder/embeddings/weight", np.zeros((1, 1)))
         width = table.shape[-1]
         scale = {side: self._scalar(f"{side}/scale_embeddings", 1) for side in ("encoder", "decoder")}
-        flags = [each for side in scale if (each := self.tensors.get(f"{side}/scale_embeddings")) is not None]
+        flags = [flag for side in scale if (flag := self.tensors.get(f"{side}/scale_embeddings")) is not None]
         scaled = [
-            bool(each) if flags and flags[0].dtype.kind == "i" else math.isclose(each, width**0.5, rel_tol=1e-5)
-            for each in scale.values()
+            bool(factor) if flags and flags[0].dtype.kind == "i" else math.isclose(factor, width**0.5, rel_tol=1e-5)
+            for factor in scale.values()
         ]
         if len({*scaled}) > 1 or (
             flags and flags[0].dtype.kind == "f" and not scaled[0] and {*scale.values()} != {1.0}
         ):
             self.faults.append(
-                f"scale_embeddings is {', '.join(f'{each:g}' for each in scale.values())}, expected a flag"
+                f"scale_embeddings is {', '.join(f'{factor:g}' for factor in scale.values())}, expected a flag"
             )
         norms = ["/".join((side, "layer_norm/gamma")) in self.tensors for side in ("encoder", "decoder")]
         embedded = ["/".join((side, "layernorm_embedding/gamma")) in self.tensors for side in ("encoder", "decoder")]
@@ -274,7 +274,7 @@ class _Reader(ModelReader):
                 "the encoder has a layer_norm or layernorm_embedding that the decoder has not, or the reverse"
             )
         heads = [int(self._scalar(f"{side}/num_heads", 8)) for side in ("encoder", "decoder")]
-        if any(each < 1 or width % each for each in heads):
+        if any(count < 1 or width % count for count in heads):
             self.faults.append(f"{width} units cannot be shared by {', '.join(map(str, heads))} heads")
         hidden = [self._hidden(side) for side in ("encoder", "decoder")]
         epsilon = self.config.get("layer_norm_epsilon")
@@ -313,14 +313,14 @@ class _Reader(ModelReader):
             else "encoder/embeddings/weight"
         ]
         names += ["decoder/embeddings/weight", "decoder/projection/weight"]
-        rows = [len(self.tensors[each]) if each in self.tensors else 1 for each in names]
+        rows = [len(self.tensors[name]) if name in self.tensors else 1 for name in names]
         source, target, output = (self._array(name, count, width) for name, count in zip(names, rows, strict=True))
         special = [self._token(name) for name in ("unk_token", "eos_token")]
         start, zero = self._token("decoder_start_token"), bool(self._scalar("decoder/start_from_zero_embedding"))
         for pieces, count in zip(vocabularies, rows, strict=False):
             if count != len(pieces):
                 self.faults.append(f"the vocabulary has {len(pieces)} tokens, the weights {count}")
-        if missing := [each for each in special if any(each not in pieces for pieces in vocabularies)]:
+        if missing := [token for token in special if any(token not in pieces for pieces in vocabularies)]:
             self.faults.append(f"the vocabulary has no {', '.join(missing)}")
         if not zero and start not in vocabularies[-1]:
             self.faults.append(f"decoder_start_token is {start or 'missing'}, expected a token of the vocabulary")
@@ -329,7 +329,7 @@ class _Reader(ModelReader):
         if self.faults:
             raise self.refusal()
         numbered = [
-            Renumbering(count, *(pieces.index(each) for each in special))
+            Renumbering(count, *(pieces.index(token) for token in special))
             for pieces, count in zip(vocabularies, rows, strict=False)
         ]
         positions = tuple(self._positions(side, width) for side in ("encoder", "decoder"))
@@ -337,10 +337,10 @@ class _Reader(ModelReader):
             model_config,
             shared_source=vocabularies[0] == vocabularies[1] and np.array_equal(source, target),
             tied_output=np.array_equal(target, output),
-            positions=tuple(len(each) for each in positions),
+            positions=tuple(len(table) for table in positions),
         )
         bias = "decoder/projection/bias"
-        found = {
+        state = {
             "embedding.weight": numbered[1].table(target, -1 if zero else vocabularies[1].index(start)),
             "source_positions": positions[0],
             "positions": positions[1],
@@ -349,13 +349,13 @@ class _Reader(ModelReader):
             ),
         }
         if not model_config.shared_source:
-            found["source_embedding.weight"] = numbered[0].table(source)
+            state["source_embedding.weight"] = numbered[0].table(source)
         if not model_config.tied_output:
-            found["output_weight"] = numbered[1].table(output)
+            state["output_weight"] = numbered[1].table(output)
 
         def norm(ours: str, theirs: str) -> None:
-            found[f"{ours}.weight"] = self._array(f"{theirs}/gamma", width)
-            found[f"{ours}.bias"] = self._array(f"{theirs}/beta", width)
+            state[f"{ours}.weight"] = self._array(f"{theirs}/gamma", width)
+            state[f"{ours}.bias"] = self._array(f"{theirs}/beta", width)
 
         def linear(ours: Sequence[str], theirs: str, outputs: int, inputs: int) -> None:
             """A linear layer, or several that are one there."""
@@ -363,7 +363,7 @@ class _Reader(ModelReader):
             has_bias = f"{theirs}/bias" in self.tensors
             offset = self._array(f"{theirs}/bias", len(weight)) if has_bias else np.zeros(len(weight), np.float32)
             for name, part, more in zip(ours, np.split(weight, len(ours)), np.split(offset, len(ours)), strict=True):
-                found[f"{name}.weight"], found[f"{name}.bias"] = part, more
+                state[f"{name}.weight"], state[f"{name}.bias"] = part, more
 
         for side, other, layers, hidden in (
             ("encoder", "source", model_config.encoder, model_config.hidden),
@@ -388,7 +388,7 @@ class _Reader(ModelReader):
                 norm(f"{other}_norm", f"{side}/layernorm_embedding")
             if model_config.final_norm:
                 norm(f"{side}_norm", f"{side}/layer_norm")
-        return model_config, found, numbered, "" if zero else start
+        return model_config, state, numbered, "" if zero else start
 
     def _positions(self, side: str, width: int) -> Array:
         """Returns position encodings [tokens, width]; without them sinusoids from the second position on."""

@@ -84,7 +84,7 @@ class _Reader(VocabularyFolder):
             self._fits(vocabulary, tables, end)
         if self.faults or tables is None:
             raise self.refusal()
-        source, target = (Renumbering(len(each), vocabulary.unknown, end) for each in tables[:2])
+        source, target = (Renumbering(len(table), vocabulary.unknown, end) for table in tables[:2])
         model_config, state = self._state(tensors, model_config, tables, (source, target), start)
         if self.faults:
             raise self.refusal()
@@ -95,7 +95,7 @@ class _Reader(VocabularyFolder):
         return ImportedModel(
             model_config,
             architecture.pre_norm,
-            {name: np.ascontiguousarray(each) for name, each in state.items()},
+            {name: np.ascontiguousarray(array) for name, array in state.items()},
             framing,
             pieces,
             {**vocabulary.files, ORIGINAL: pack(self.path)},
@@ -109,8 +109,8 @@ class _Reader(VocabularyFolder):
         """Returns the licence in the model's README."""
         path = self.path / "README.md"
         text = path.read_text("utf-8", "replace") if path.is_file() else ""
-        found = re.search(r"\A---\n(?:.*\n)*?license:\s*(\S+)", text)
-        return {"licence": found[1]} if found else {}
+        match = re.search(r"\A---\n(?:.*\n)*?license:\s*(\S+)", text)
+        return {"licence": match[1]} if match else {}
 
     # ------------------------------------------------------------------------------------------------- configuration
 
@@ -134,14 +134,14 @@ class _Reader(VocabularyFolder):
             if (self.path / f"{name}{INDEX}").is_file():
                 places = self.read_json(f"{name}{INDEX}", dict).get("weight_map")
                 if not isinstance(places, dict) or not all(
-                    isinstance(each, str) and Path(each).name == each for each in places.values()
+                    isinstance(name, str) and Path(name).name == name for name in places.values()
                 ):
                     self.faults.append(f"{name}{INDEX} names no files")
                     return {}
-                found: dict[str, torch.Tensor] = {}
+                tensors: dict[str, torch.Tensor] = {}
                 for part in sorted(set(places.values())):
-                    found |= self._tensors(part)
-                return found
+                    tensors |= self._tensors(part)
+                return tensors
         others = sorted(path.name for pattern in OTHER_WEIGHTS for path in self.path.glob(pattern))
         weights = f"{', '.join(others[:3])}, but no weights of PyTorch" if others else "no weights"
         self.faults.append(f"found {weights}, expected {' or '.join(WEIGHTS)}")
@@ -157,7 +157,7 @@ class _Reader(VocabularyFolder):
 
                 return safetensors.torch.load_file(path)
             with warnings.catch_warnings(action="ignore"):  # about the protocol of pickles
-                found = torch.load(path, map_location="cpu", weights_only=True, mmap=False)
+                tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=False)
         except ModuleNotFoundError as error:
             self.faults.append(str(not_installed(name, error.name, "int8-zoo[import]")))
         except pickle.UnpicklingError:
@@ -165,8 +165,8 @@ class _Reader(VocabularyFolder):
         except Exception as error:  # the error classes depend on the libraries' versions
             self.faults.append(f"{name} is damaged ({one_line(error)})")
         else:
-            if isinstance(found, dict) and all(isinstance(each, torch.Tensor) for each in found.values()):
-                return found
+            if isinstance(tensors, dict) and all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+                return tensors
             self.faults.append(f"{name} holds values other than tensors")
         return {}
 
@@ -174,7 +174,7 @@ class _Reader(VocabularyFolder):
         self, tensors: Mapping[str, torch.Tensor], names: Sequence[str], shape: tuple[int, ...]
     ) -> NDArray[np.float32]:
         """Returns the first of these tensors that exists, float32. shape: -1 for any size."""
-        name = next((each for each in names if each in tensors), names[0])
+        name = next((name for name in names if name in tensors), names[0])
         return self.fitted(name, tensors[name].detach().float().numpy() if name in tensors else None, shape)
 
     def _tables(
@@ -186,16 +186,16 @@ class _Reader(VocabularyFolder):
         tied = self.config.get("tie_word_embeddings", True)
         if not self.architecture.tied:
             names = ((source, shared), (target, shared), (output, shared))
-            encoder, decoder, last = (self._array(tensors, each, shape) for each in names)
-            found = encoder, decoder, last
+            encoder, decoder, last = (self._array(tensors, pair, shape) for pair in names)
+            tables = encoder, decoder, last
         elif tied and self.config.get("share_encoder_decoder_embeddings", True):
             table = self._array(tensors, (shared, source, target, output), shape)
-            found = table, table, table
+            tables = table, table, table
         else:
             decoder = self._array(tensors, (target, output) if tied else (target, shared), shape)
             encoder = self._array(tensors, (source, shared), shape)
-            found = encoder, decoder, decoder if tied else self._array(tensors, (output,), decoder.shape)
-        return found if len(self.faults) == before else None
+            tables = encoder, decoder, decoder if tied else self._array(tensors, (output,), decoder.shape)
+        return tables if len(self.faults) == before else None
 
     def _fits(self, vocabulary: Vocabulary, tables: Sequence[NDArray[np.float32]], end: int) -> None:
         """Checks that the vocabulary belongs to the weights."""
@@ -229,29 +229,29 @@ class _Reader(VocabularyFolder):
         bias = np.zeros(len(decoder), np.float32)
         if "final_logits_bias" in tensors:
             bias = self._array(tensors, ("final_logits_bias",), (1, len(decoder)))[0]
-        found = {"embedding.weight": target.table(decoder, start), "output_bias": target.bias(bias)}
+        state = {"embedding.weight": target.table(decoder, start), "output_bias": target.bias(bias)}
         if self.architecture.positions:
             tables_of = {side: self._positions(tensors, side, model_config, start) for side in SIDES}
-            found |= {"source_positions": tables_of["encoder"], "positions": tables_of["decoder"]}
-            model_config = replace(model_config, positions=tuple(len(each) for each in tables_of.values()))
+            state |= {"source_positions": tables_of["encoder"], "positions": tables_of["decoder"]}
+            model_config = replace(model_config, positions=tuple(len(table) for table in tables_of.values()))
         if not shared:
-            found["source_embedding.weight"] = source.table(encoder)
+            state["source_embedding.weight"] = source.table(encoder)
         if not tied:
-            found["output_weight"] = target.table(output)
+            state["output_weight"] = target.table(output)
         for name, shape in _shapes(model_config, len(target.ours), self.architecture.pre_norm).items():
-            if name not in found:
-                found[name] = self._array(tensors, (self.architecture.name(name, model_config),), shape)
+            if name not in state:
+                state[name] = self._array(tensors, (self.architecture.name(name, model_config),), shape)
         if self.config.get("activation_function") == "quick_gelu":
             for name, factor in (("inner.weight", QUICK), ("inner.bias", QUICK), ("outer.weight", 1 / QUICK)):
-                for key in [key for key in found if key.endswith(f".feed.{name}")]:
-                    found[key] = found[key] * np.float32(factor)
+                for key in [key for key in state if key.endswith(f".feed.{name}")]:
+                    state[key] = state[key] * np.float32(factor)
         layer = re.compile(
             re.escape(self.architecture.layer).replace(r"\{side\}", "(encoder|decoder)").replace(r"\{i\}", r"(\d+)")
         )
         found_layers = {name: layer.match(name) for name in tensors}
-        if more := [name for name, at in found_layers.items() if at and int(at[2]) >= getattr(model_config, at[1])]:
+        if more := [name for name, m in found_layers.items() if m and int(m[2]) >= getattr(model_config, m[1])]:
             self.faults.append(f"found {more[0]}, but {CONFIG} has fewer layers")
-        return model_config, found
+        return model_config, state
 
     def _positions(
         self,
@@ -271,10 +271,10 @@ class _Reader(VocabularyFolder):
                 self.faults.append(f"{CONFIG} has pad_token_id {pad!r}, expected a token other than the end")
                 pad = 1
             first = pad + 1  # padding has no position
-            found = sinusoids(length + first, width)[first:]
+            table = sinusoids(length + first, width)[first:]
             if side == "decoder" and start == pad:
-                found[0] = 0
-            return found
+                table[0] = 0
+            return table
         angles = np.arange(length)[:, None] / np.power(10_000, 2 * np.arange(width // 2) / width)
         return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
 
@@ -285,4 +285,4 @@ def _shapes(config: ModelConfig, tokens: int, pre_norm: bool) -> dict[str, tuple
 
     with torch.device("meta"):
         network = Transformer(config, tokens, pre_norm=pre_norm, dropout=0.0)
-    return {name: tuple(each.shape) for name, each in network.state_dict().items()}
+    return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}

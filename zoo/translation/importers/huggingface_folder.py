@@ -79,7 +79,7 @@ class Folder(ModelReader):
         self.config = self.read_json(CONFIG, dict)
         own = self.read_json(GENERATION, dict) if (path / GENERATION).is_file() else {}
         self.generation = own or {
-            key: each for key, each in self.config.items() if key in SUPPORTED | UNSUPPORTED.keys()
+            key: value for key, value in self.config.items() if key in SUPPORTED | UNSUPPORTED.keys()
         }
         self.tokenizer = self.read_json(TOKENIZER, dict) if (path / TOKENIZER).is_file() else {}
 
@@ -101,36 +101,36 @@ class Folder(ModelReader):
         Returns:
             The size; 1, with a fault, if there is none.
         """
-        found = self.config.get(key, default)
+        value = self.config.get(key, default)
         most = LAYERS if key.endswith("layers") else SIZES
-        if isinstance(found, int) and not isinstance(found, bool) and 1 <= found <= most:
-            return found
-        self.faults.append(f"{CONFIG} has {key} {found!r}, expected a whole number from 1 to {most:,}")
+        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most:
+            return value
+        self.faults.append(f"{CONFIG} has {key} {value!r}, expected a whole number from 1 to {most:,}")
         return 1
 
     def _token(self, key: str) -> int:
         """Returns a token of the configuration; -1 for none."""
-        found = self.generation.get(key)
-        found = self.config.get(key) if found is None else found
-        if isinstance(found, list):
-            if len(found) != 1:
-                self.faults.append(f"found {key} {found}, expected one token")
+        token = self.generation.get(key)
+        token = self.config.get(key) if token is None else token
+        if isinstance(token, list):
+            if len(token) != 1:
+                self.faults.append(f"found {key} {token}, expected one token")
                 return -1
-            found = found[0]
-        if found is None:
+            token = token[0]
+        if token is None:
             return -1
-        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
-            self.faults.append(f"found {key} {found!r}, expected a token")
+        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+            self.faults.append(f"found {key} {token!r}, expected a token")
             return -1
-        return found
+        return token
 
     def _most_tokens(self) -> int:
-        found: Any = self.tokenizer.get("model_max_length")
-        return int(found) if isinstance(found, int | float) and 1 <= found < 1 << 20 else 1 << 20
+        length: Any = self.tokenizer.get("model_max_length")
+        return int(length) if isinstance(length, int | float) and 1 <= length < 1 << 20 else 1 << 20
 
     def _rules(self, size: int, unknown: int, end: int, start: int) -> SearchConfig:
         """Returns the search options of generation_config.json. size: tokens of the target vocabulary."""
-        ours = Renumbering(size, *(each if each < size else -1 for each in (unknown, end))).ours
+        ours = Renumbering(size, *(token if token < size else -1 for token in (unknown, end))).ours
         options = {key: value for key, value in self.generation.items() if value is not None}
         for key, value in options.items():
             if key in UNSUPPORTED:
@@ -140,25 +140,25 @@ class Folder(ModelReader):
                 self.faults.append(f"{GENERATION} has {key}, which is unknown; remove it")
 
         def number(key: str, default: float, kinds: type | tuple[type, ...] = int) -> Any:
-            found: Any = options.get(key, default)
-            sound = isinstance(found, kinds) and not isinstance(found, bool)
-            if not sound or not -1e6 < found < 1e6:
-                self.faults.append(f"{key} is {found!r}, expected a number")
+            value: Any = options.get(key, default)
+            sound = isinstance(value, kinds) and not isinstance(value, bool)
+            if not sound or not -1e6 < value < 1e6:
+                self.faults.append(f"{key} is {value!r}, expected a number")
                 return default
-            return found
+            return value
 
-        def tokens(key: str, found: Any) -> list[int]:
-            if not all(isinstance(each, int) and 0 <= each < len(ours) for each in found):
+        def tokens(key: str, listed: Any) -> list[int]:
+            if not all(isinstance(token, int) and 0 <= token < len(ours) for token in listed):
                 self.faults.append(f"{key} names tokens that are not in the vocabulary")
                 return []
-            return [int(ours[each]) for each in found]
+            return [int(ours[token]) for token in listed]
 
         words = options.get("bad_words_ids") or []
-        if not all(isinstance(each, list) and each for each in words):
+        if not all(isinstance(word, list) and word for word in words):
             self.faults.append(f"bad_words_ids are {words!r:.60}, expected lists of tokens")
             words = []
-        bad_words = [tuple(tokens("bad_words_ids", each)) for each in words]
-        banned = [each[0] for each in bad_words if len(each) == 1 and each[0] != END]
+        bad_words = [tuple(tokens("bad_words_ids", word)) for word in words]
+        banned = [word[0] for word in bad_words if len(word) == 1 and word[0] != END]
         banned += tokens("suppress_tokens", options.get("suppress_tokens") or [])
         prefix = tokens("forced_bos_token_id", [options[key] for key in ("forced_bos_token_id",) if key in options])
         forced = options.get("forced_eos_token_id")
@@ -196,7 +196,7 @@ class Folder(ModelReader):
             encoder_no_repeat_ngram=copied,
             repetition_penalty=penalty,
             counted=(int(ours[start]),) if 0 <= start < len(ours) else (),
-            bad_words=tuple(each for each in bad_words if len(each) > 1),
+            bad_words=tuple(word for word in bad_words if len(word) > 1),
             first_banned=tuple(tokens("begin_suppress_tokens", options.get("begin_suppress_tokens") or [])),
             **self._sampling(options, number),
             renormalize=bool(options.get("renormalize_logits", False)),

@@ -124,7 +124,7 @@ class VocabularyFolder(Folder):
 
     def _vocabulary(self) -> Vocabulary:
         """Returns the vocabulary; an empty one, with an error, if there is none."""
-        there = {each.name for each in self.path.iterdir() if each.is_file()}
+        there = {path.name for path in self.path.iterdir() if path.is_file()}
         if there & {"source.spm", "target.spm"}:
             return self._of_marian()
         if there >= {"vocab.json", PIECES} and FAST not in there:
@@ -149,19 +149,19 @@ class VocabularyFolder(Folder):
         return self._made("sentencepiece", [], {})
 
     def _special(self, name: str, default: str) -> str:
-        found = self.tokenizer.get(name, default)
-        return str(found.get("content", default)) if isinstance(found, dict) else str(found or default)
+        token = self.tokenizer.get(name, default)
+        return str(token.get("content", default)) if isinstance(token, dict) else str(token or default)
 
     def _numbered(self, name: str) -> list[str | None]:
         """Reads a {piece: token} file as a list of pieces."""
         return self._in_order(self.read_json(name, dict), name)
 
-    def _in_order(self, found: Mapping[str, Any], name: str) -> list[str | None]:
-        if not found or not all(isinstance(each, int) and 0 <= each < 1 << 24 for each in found.values()):
+    def _in_order(self, tokens: Mapping[str, Any], name: str) -> list[str | None]:
+        if not tokens or not all(isinstance(token, int) and 0 <= token < 1 << 24 for token in tokens.values()):
             self.faults.append(f"{name} numbers no pieces")
             return []
-        pieces: list[str | None] = [None] * (max(found.values()) + 1)
-        for piece, token in found.items():
+        pieces: list[str | None] = [None] * (max(tokens.values()) + 1)
+        for piece, token in tokens.items():
             pieces[token] = piece
         return pieces
 
@@ -173,11 +173,11 @@ class VocabularyFolder(Folder):
         added = self.tokenizer.get("added_tokens_decoder")
         hidden = {*special.values()}
         if isinstance(added, dict):
-            hidden |= {each["content"] for each in added.values() if isinstance(each, dict) and each.get("special")}
+            hidden |= {entry["content"] for entry in added.values() if isinstance(entry, dict) and entry.get("special")}
         languages = {
-            next(filter(None, found.groups())): token
+            next(filter(None, match.groups())): token
             for token, piece in enumerate(source)
-            if piece and (found := LANGUAGE.fullmatch(piece))
+            if piece and (match := LANGUAGE.fullmatch(piece))
         }
         unknown = source.index(special["unk"]) if special["unk"] in source else -1
         return Vocabulary(kind, source, files, unknown, special["eos"], hidden, languages, **more)
@@ -186,17 +186,17 @@ class VocabularyFolder(Folder):
         files = {name: self.read_bytes(name) for name in ("source.spm", "target.spm")}
         source = self._numbered("vocab.json")
         target = self._numbered("target_vocab.json") if self.tokenizer.get("separate_vocabs") else source
-        found = self._made("sentencepiece", source, files, target=target, spare=0)
+        vocabulary = self._made("sentencepiece", source, files, target=target, spare=0)
         # a model for several languages reads its own in the text
-        found.before = (TARGET,) if found.languages else ()
-        return found
+        vocabulary.before = (TARGET,) if vocabulary.languages else ()
+        return vocabulary
 
     def _of_m2m(self) -> Vocabulary:
         pieces = self._numbered("vocab.json")
         codes = CODES.get(self.tokenizer.get("language_codes", "m2m100"), M2M100).split()
         pieces += [f"__{code}__" for code in codes]
-        found = self._made("sentencepiece", pieces, {PIECES: self.read_bytes(PIECES)})
-        return self._of_languages(found, "M2M100Tokenizer")
+        vocabulary = self._made("sentencepiece", pieces, {PIECES: self.read_bytes(PIECES)})
+        return self._of_languages(vocabulary, "M2M100Tokenizer")
 
     def _of_fairseq(self) -> Vocabulary:
         """Reads sentencepiece pieces in fairseq's order: four special tokens, pieces, languages, and the mask."""
@@ -212,7 +212,7 @@ class VocabularyFolder(Folder):
             self.read_json("special_tokens_map.json", dict) if (self.path / "special_tokens_map.json").is_file() else {}
         )
         codes = extra.get("additional_special_tokens") or self.tokenizer.get("additional_special_tokens") or []
-        codes = [each.get("content") if isinstance(each, dict) else each for each in codes]
+        codes = [code.get("content") if isinstance(code, dict) else code for code in codes]
         kind = str(self.config["architectures"][0])
         if kind.startswith("PLBart"):
             languages = str(self.tokenizer.get("language_codes") or "base")
@@ -222,23 +222,23 @@ class VocabularyFolder(Folder):
             codes = (MBART50 if self.tokenizer.get("tokenizer_class") == "MBart50Tokenizer" else MBART).split()
         if not codes:
             self.faults.append(f"found no languages in special_tokens_map.json or {TOKENIZER}, and no {FAST}")
-        found = self._made("sentencepiece", [*pieces, *map(str, codes), "<mask>"], {PIECES: content})
-        return self._of_languages(found, self._tokenizer_class(found, {}))
+        vocabulary = self._made("sentencepiece", [*pieces, *map(str, codes), "<mask>"], {PIECES: content})
+        return self._of_languages(vocabulary, self._tokenizer_class(vocabulary, {}))
 
     def _of_tokenizers(self) -> Vocabulary:
         fast = self.read_json(FAST, dict)
         model = fast.get("model", {})
         numbered = model.get("vocab", {}) if isinstance(model, dict) else {}
         if isinstance(numbered, list):  # of a unigram model: (piece, score)
-            numbered = {each[0]: token for token, each in enumerate(numbered)}
-        added = [each for each in fast.get("added_tokens", []) if isinstance(each, dict)]
-        pieces = self._in_order({**numbered, **{each["content"]: each["id"] for each in added}}, FAST)
+            numbered = {pair[0]: token for token, pair in enumerate(numbered)}
+        added = [entry for entry in fast.get("added_tokens", []) if isinstance(entry, dict)]
+        pieces = self._in_order({**numbered, **{entry["content"]: entry["id"] for entry in added}}, FAST)
         kind, files = "tokenizers", {FAST: self.read_bytes(FAST)}
         if (self.path / PIECES).is_file():  # the same pieces, by the lighter library
             kind, files = "sentencepiece", {PIECES: self.read_bytes(PIECES)}
-        found = self._made(kind, pieces, files)
-        found.hidden |= {each["content"] for each in added if each.get("special")}
-        return self._of_languages(found, self._tokenizer_class(found, fast))
+        vocabulary = self._made(kind, pieces, files)
+        vocabulary.hidden |= {entry["content"] for entry in added if entry.get("special")}
+        return self._of_languages(vocabulary, self._tokenizer_class(vocabulary, fast))
 
     def _of_spiece(self) -> Vocabulary:
         """Reads sentencepiece pieces in their own order, with the sentinels of T5 behind them."""
@@ -251,11 +251,11 @@ class VocabularyFolder(Folder):
         pieces: list[str | None] = [model.id_to_piece(i) for i in range(len(model))]
         if str(self.config["architectures"][0]).startswith("Pegasus"):
             special = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{i}>" for i in range(2, PEGASUS))]
-            found = self._made("sentencepiece", [*special, *pieces[2:]], {SPIECE: content})
-            found.hidden |= {*special}
-            return self._of_languages(found, "PegasusTokenizer")
-        found = self._made("sentencepiece", self._sentinels(pieces), {SPIECE: content})
-        return self._of_languages(found, "T5Tokenizer")
+            vocabulary = self._made("sentencepiece", [*special, *pieces[2:]], {SPIECE: content})
+            vocabulary.hidden |= {*special}
+            return self._of_languages(vocabulary, "PegasusTokenizer")
+        vocabulary = self._made("sentencepiece", self._sentinels(pieces), {SPIECE: content})
+        return self._of_languages(vocabulary, "T5Tokenizer")
 
     def _of_bytes(self) -> Vocabulary:
         """Makes the vocabulary of ByT5: three special tokens, the bytes, and sentinels."""
@@ -266,7 +266,7 @@ class VocabularyFolder(Folder):
         """Returns the pieces with the tokens behind them, by default the sentinels of T5, which are no text."""
         added = self.tokenizer.get("added_tokens_decoder")
         if isinstance(added, dict):
-            behind = {int(token): str(each["content"]) for token, each in added.items() if int(token) >= len(pieces)}
+            behind = {int(token): str(entry["content"]) for token, entry in added.items() if int(token) >= len(pieces)}
             return [*pieces, *(behind.get(token) for token in range(len(pieces), max(behind, default=-1) + 1))]
         count = self.tokenizer.get("extra_ids", SENTINELS)
         return [*pieces, *(f"<extra_id_{i}>" for i in range(count - 1, -1, -1))]
@@ -300,11 +300,11 @@ class VocabularyFolder(Folder):
             piece if piece is None or piece in kept else piece[:-2] if piece.endswith("@@") else f"{piece}{WORD_END}"
             for piece in self._numbered("vocab.json")
         ]
-        found = self._made("tokenizers", pieces, self._word_pairs(pieces, special["unk"], BLENDERBOT))
-        found.end, found.hidden = special["eos"], found.hidden | kept
-        found.unknown = pieces.index(special["unk"]) if special["unk"] in pieces else -1
-        found.after, found.languages = (), {}
-        return found
+        vocabulary = self._made("tokenizers", pieces, self._word_pairs(pieces, special["unk"], BLENDERBOT))
+        vocabulary.end, vocabulary.hidden = special["eos"], vocabulary.hidden | kept
+        vocabulary.unknown = pieces.index(special["unk"]) if special["unk"] in pieces else -1
+        vocabulary.after, vocabulary.languages = (), {}
+        return vocabulary
 
     def _of_moses(self) -> Vocabulary:
         """Converts the vocabularies of FSMT: words of Moses in byte pairs, with pieces of their own a language."""
@@ -319,9 +319,11 @@ class VocabularyFolder(Folder):
                 lower = side == SOURCE and bool(self.tokenizer.get("do_lower_case"))
                 options = {"language": str(language), "lower": lower, "pieces": json.loads(made)}
                 files[f"{side}-{FAST}"] = json.dumps(options, ensure_ascii=False).encode()
-        found = self._made("moses", pieces[SOURCE], files, target=pieces[TARGET], pair="-".join(map(str, languages)))
-        found.languages = {}
-        return found
+        vocabulary = self._made(
+            "moses", pieces[SOURCE], files, target=pieces[TARGET], pair="-".join(map(str, languages))
+        )
+        vocabulary.languages = {}
+        return vocabulary
 
     def _word_pairs(self, pieces: Sequence[str | None], unknown: str, form: Mapping[str, Any]) -> dict[str, bytes]:
         """Returns tokenizer.json of the byte pairs in merges.txt; no file, with an error, if it is damaged."""
@@ -331,7 +333,7 @@ class VocabularyFolder(Folder):
             self.faults.append(str(error))
             return {}
 
-    def _tokenizer_class(self, found: Vocabulary, fast: Mapping[str, Any]) -> str:
+    def _tokenizer_class(self, vocabulary: Vocabulary, fast: Mapping[str, Any]) -> str:
         """Returns the class of the tokenizer: the folder's, or by the architecture. fast: content of tokenizer.json."""
         name = str(self.tokenizer.get("tokenizer_class") or "").removesuffix("Fast")
         if name in FIRST_LANGUAGE or name in ("BartTokenizer", "RobertaTokenizer"):
@@ -344,30 +346,30 @@ class VocabularyFolder(Folder):
         if architecture.startswith("PLBart"):
             return "PLBartTokenizer"
         if architecture.startswith("M2M100"):
-            return "M2M100Tokenizer" if "__en__" in found.source else "NllbTokenizer"
+            return "M2M100Tokenizer" if "__en__" in vocabulary.source else "NllbTokenizer"
         return "BartTokenizer"
 
-    def _of_languages(self, found: Vocabulary, kind: str) -> Vocabulary:
+    def _of_languages(self, vocabulary: Vocabulary, kind: str) -> Vocabulary:
         """Sets the special tokens around a source for a tokenizer class."""
         if kind not in FIRST_LANGUAGE:
-            found.before = ("bos",) if self.architecture.begins else ()
-            found.bos = self._special("bos_token", "<s>")
-            found.languages = {}
-            found.hidden |= {piece for piece in found.source if piece and SENTINEL.fullmatch(piece)}
-            found.prompts = self._prompts(found.source)
-            return found
+            vocabulary.before = ("bos",) if self.architecture.begins else ()
+            vocabulary.bos = self._special("bos_token", "<s>")
+            vocabulary.languages = {}
+            vocabulary.hidden |= {piece for piece in vocabulary.source if piece and SENTINEL.fullmatch(piece)}
+            vocabulary.prompts = self._prompts(vocabulary.source)
+            return vocabulary
         own = {side: str(self.tokenizer.get(key) or "") for side, key in ((SOURCE, "src_lang"), (TARGET, "tgt_lang"))}
-        found.first = {side: name.removeprefix("__").removesuffix("__") for side, name in own.items()}
-        found.first[SOURCE] = found.first[SOURCE] or FIRST_LANGUAGE[kind]
-        found.starts = kind in STARTS
-        found.prefixed = not found.starts
-        if not (found.first[SOURCE] or self.languages[SOURCE]):
-            found.after = ("eos",)
-        elif found.starts or self.tokenizer.get("legacy_behaviour"):
-            found.after = ("eos", SOURCE)
+        vocabulary.first = {side: name.removeprefix("__").removesuffix("__") for side, name in own.items()}
+        vocabulary.first[SOURCE] = vocabulary.first[SOURCE] or FIRST_LANGUAGE[kind]
+        vocabulary.starts = kind in STARTS
+        vocabulary.prefixed = not vocabulary.starts
+        if not (vocabulary.first[SOURCE] or self.languages[SOURCE]):
+            vocabulary.after = ("eos",)
+        elif vocabulary.starts or self.tokenizer.get("legacy_behaviour"):
+            vocabulary.after = ("eos", SOURCE)
         else:
-            found.before = (SOURCE,)
-        return found
+            vocabulary.before = (SOURCE,)
+        return vocabulary
 
     def _prompts(self, pieces: Sequence[str | None]) -> dict[str, str]:
         """Returns the text that a source begins with by target language, of tags or of task_specific_params."""
@@ -466,8 +468,8 @@ class Vocabulary:
         framing = Framing(
             self.kind,
             tuple(self.files),
-            tuple(places[each] for each in self.before if each in places),
-            tuple(places[each] for each in self.after),
+            tuple(places[name] for name in self.before if name in places),
+            tuple(places[name] for name in self.after),
             language_tokens or None,
             chosen[SOURCE] if chosen[SOURCE] in language_tokens else "",
             chosen[TARGET] if chosen[TARGET] in {**language_tokens, **self.prompts} else "",

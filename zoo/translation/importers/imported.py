@@ -73,10 +73,10 @@ class Renumbering:
         others = np.ones(self.size, bool)
         aliases = {token: ours for token, ours in ((self.unknown, UNKNOWN), (self.end, END)) if token >= 0}
         others[list(aliases)] = False
-        found = np.cumsum(others) + FIRST - 1
+        numbers = np.cumsum(others) + FIRST - 1
         for token, ours in aliases.items():
-            found[token] = ours
-        return found
+            numbers[token] = ours
+        return numbers
 
     @property
     def tokens(self) -> int:
@@ -93,11 +93,11 @@ class Renumbering:
         Returns:
             float32 [tokens, width].
         """
-        found = np.zeros((self.tokens, original.shape[1]), np.float32)
-        found[self.ours] = original
+        table = np.zeros((self.tokens, original.shape[1]), np.float32)
+        table[self.ours] = original
         if start >= 0:
-            found[START] = original[start]
-        return found
+            table[START] = original[start]
+        return table
 
     def bias(self, original: NDArray[np.float32]) -> NDArray[np.float32]:
         """Renumbers the bias of the logits.
@@ -108,9 +108,9 @@ class Renumbering:
         Returns:
             float32 [tokens]; new tokens get `EXCLUDED_LOGIT`.
         """
-        found = np.full(self.tokens, EXCLUDED_LOGIT, np.float32)
-        found[self.ours] = original
-        return found
+        bias = np.full(self.tokens, EXCLUDED_LOGIT, np.float32)
+        bias[self.ours] = original
+        return bias
 
     def pieces(self, original: Sequence[str | None]) -> list[str | None]:
         """Renumbers the pieces of tokens.
@@ -121,7 +121,7 @@ class Renumbering:
         Returns:
             Piece of each token; None for no piece.
         """
-        found: list[str | None] = [None] * self.tokens
+        pieces: list[str | None] = [None] * self.tokens
         for token, piece in zip(self.ours.tolist(), original, strict=False):
-            found[token] = piece
-        return found
+            pieces[token] = piece
+        return pieces

@@ -70,7 +70,7 @@ def recognizes(path: Path) -> bool:
     Args:
         path: Folder or file.
     """
-    return any(is_model(each) for each in candidates(path))
+    return any(is_model(file) for file in candidates(path))
 
 
 def read(path: Path, *, source_language: str = "", target_language: str = "") -> ImportedModel:
@@ -113,8 +113,8 @@ class _Reader(Folder):
         if left:
             self.faults.append(f"found {', '.join(sorted(left)[:5])}, which is not supported")
         rules = self._rules(vocabularies[-1], renumbered[-1])
-        pieces = tuple(each.pieces(one.pieces) for each, one in zip(renumbered, vocabularies, strict=True))
-        files = {name: content for each in vocabularies for name, content in each.files.items()}
+        pieces = tuple(numbering.pieces(one.pieces) for numbering, one in zip(renumbered, vocabularies, strict=True))
+        files = {name: content for vocabulary in vocabularies for name, content in vocabulary.files.items()}
         framing = Framing(vocabularies[0].kind, tuple(files))
         alignment = self._alignment()
         if shortlist := self._shortlist(vocabularies, renumbered):
@@ -126,7 +126,7 @@ class _Reader(Folder):
         return ImportedModel(
             model_config,
             pre_norm,
-            {name: np.ascontiguousarray(each) for name, each in state.items()},
+            {name: np.ascontiguousarray(array) for name, array in state.items()},
             framing,
             pieces,
             files,
@@ -152,9 +152,9 @@ class _Reader(Folder):
         if autoregression == "average-attention":
             supported |= SUPPORTED_AVERAGE
         for name, values in supported.items():
-            found = self._option(name, values[0])
-            if found not in values:
-                self.faults.append(f"{name}: {found} is not supported, expected {' or '.join(values)}")
+            value = self._option(name, values[0])
+            if value not in values:
+                self.faults.append(f"{name}: {value} is not supported, expected {' or '.join(values)}")
         before, after, embedded, top = (
             re.sub("d", "", self._option(f"transformer-{name}", default)) for name, default in OPERATIONS.items()
         )
@@ -163,9 +163,9 @@ class _Reader(Folder):
                 f"transformer-preprocess: {before!r} with transformer-postprocess: {after!r} is not supported, "
                 "expected '' with 'dan', or 'n' with 'da'"
             )
-        for name, found in (("postprocess-emb", embedded), ("postprocess-top", top)):
-            if found not in ("", "n"):
-                self.faults.append(f"transformer-{name}: {found} is not supported, expected 'd' or 'n'")
+        for name, value in (("postprocess-emb", embedded), ("postprocess-top", top)):
+            if value not in ("", "n"):
+                self.faults.append(f"transformer-{name}: {value} is not supported, expected 'd' or 'n'")
         if before == "n":
             self._normalizes_before(autoregression)
         if "Wpos" in self.tensors:
@@ -227,11 +227,11 @@ class _Reader(Folder):
             plain = MARIAN_DECODER
 
         def number(name: str, default: float) -> float:
-            found = self.decoding.get(name, default)
+            value = self.decoding.get(name, default)
             try:
-                return float(found)
+                return float(value)
             except (TypeError, ValueError):
-                self.faults.append(f"{name} is {found}, expected a number")
+                self.faults.append(f"{name} is {value}, expected a number")
                 return default
 
         banned = () if self.decoding.get("allow-unk") == "true" else plain.banned
@@ -250,14 +250,14 @@ class _Reader(Folder):
     def _shortlist(self, vocabularies: Sequence[Vocabulary], renumbered: Sequence[Renumbering]) -> Shortlist | None:
         """Returns the shortlist of the folder with the zoo's token numbers; None without one."""
         name, *numbers = self._listed(self.decoding, "shortlist") or [""]
-        found = sorted(each for each in self.folder.glob("lex*") if ".s2t" in each.name or each.suffix == ".bin")
+        paths = sorted(path for path in self.folder.glob("lex*") if ".s2t" in path.name or path.suffix == ".bin")
         if name:
-            found = [self.folder / Path(name).name]
-        if len(found) > 1:
-            self.faults.append(f"found the shortlists {', '.join(each.name for each in found)}, expected one")
-        if len(found) != 1:
+            paths = [self.folder / Path(name).name]
+        if len(paths) > 1:
+            self.faults.append(f"found the shortlists {', '.join(path.name for path in paths)}, expected one")
+        if len(paths) != 1:
             return None
-        path = found[0]
+        path = paths[0]
         (source, target), shared = (vocabularies[0], vocabularies[-1]), len(vocabularies) == 1
         try:
             content = path.read_bytes()
@@ -287,25 +287,25 @@ class _Reader(Folder):
     def _languages(self) -> str:
         """Returns "en-de" for a Firefox model whose file name has "ende"."""
         assert self.file is not None
-        found = re.search(r"\.([a-z]{2})([a-z]{2})\.", self.file.name)
-        return f"{found[1]}-{found[2]}" if found else ""
+        match = re.search(r"\.([a-z]{2})([a-z]{2})\.", self.file.name)
+        return f"{match[1]}-{match[2]}" if match else ""
 
     # ------------------------------------------------------------------------------------------------------- weights
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """Returns a tensor of this shape; leading dimensions of 1 are dropped."""
         self.used.add(name)
-        found = self.tensors.get(name)
-        values = None if found is None else found.values
+        tensor = self.tensors.get(name)
+        values = None if tensor is None else tensor.values
         while values is not None and values.ndim > len(shape) and len(values) == 1:
             values = values[0]
-        return Tensor(self.fitted(name, values, shape), found.multiplier if found else 0.0)
+        return Tensor(self.fitted(name, values, shape), tensor.multiplier if tensor else 0.0)
 
     def _state(
         self, model_config: ModelConfig, pre_norm: bool, vocabularies: Sequence[Vocabulary]
     ) -> tuple[dict[str, NDArray[np.float32]], tuple[Renumbering, ...], ModelConfig]:
         """Returns the state dict, the renumbering of tokens, and the configuration."""
-        width, found = model_config.width, {}
+        width, state = model_config.width, {}
         tables = ["Wemb"] if model_config.shared_source else ["encoder_Wemb", "decoder_Wemb"]
         sizes = [len(self.tensors[name].values) if name in self.tensors else 1 for name in tables]
         originals = [self.tensor(name, size, width) for name, size in zip(tables, sizes, strict=True)]
@@ -313,19 +313,19 @@ class _Reader(Folder):
             self.faults.append("found two vocabularies and one table of embeddings")
         if self.faults:
             raise self.refusal()
-        for each, size in zip(vocabularies, sizes, strict=False):
-            each.fit(size, self.faults)
+        for vocabulary, size in zip(vocabularies, sizes, strict=False):
+            vocabulary.fit(size, self.faults)
         vocabularies = [vocabularies[0], vocabularies[-1]][: len(tables)]
         if self.faults:
             raise self.refusal()
-        renumbered = [Renumbering(size, each.unknown, each.end) for each, size in zip(vocabularies, sizes, strict=True)]
+        renumbered = [Renumbering(size, side.unknown, side.end) for side, size in zip(vocabularies, sizes, strict=True)]
         source, target = renumbered[0], renumbered[-1]
-        found["embedding.weight"] = target.table(originals[-1].values)
+        state["embedding.weight"] = target.table(originals[-1].values)
         self.note_quantized(
             "embedding.weight", originals[-1], *([tables[-1], "none"] if model_config.tied_output else [])
         )
         if not model_config.shared_source:
-            found["source_embedding.weight"] = source.table(originals[0].values)
+            state["source_embedding.weight"] = source.table(originals[0].values)
             self.note_quantized("source_embedding.weight", originals[0])
         out = "decoder_ff_logit_out"
         if not model_config.tied_output:
@@ -334,13 +334,13 @@ class _Reader(Folder):
                 output = Tensor(one.values.T, one.multiplier)
             else:
                 output = self.tensor(f"{out}_Wt", sizes[-1], width)
-            found["output_weight"] = target.table(output.values)
+            state["output_weight"] = target.table(output.values)
             self.note_quantized("output_weight", output, f"{out}_Wt", f"{out}_W", "none")
         omitted = self.flag("output-omit-bias")
-        found["output_bias"] = target.bias(
+        state["output_bias"] = target.bias(
             np.zeros(sizes[-1], np.float32) if omitted else self.tensor(f"{out}_b", sizes[-1]).values
         )
-        return found | self._layers(model_config, pre_norm), tuple(renumbered), model_config
+        return state | self._layers(model_config, pre_norm), tuple(renumbered), model_config
 
     def _layers(self, model_config: ModelConfig, pre_norm: bool) -> dict[str, NDArray[np.float32]]:
         """Returns the state dict of the encoder and decoder layers."""
@@ -368,7 +368,7 @@ class _Reader(Folder):
         """Registers a quantized weight, and the maximum magnitude of its input if the file has its multiplier."""
         if weight.multiplier:
             self.int8.add(ours)
-            alpha = next((each.values for name in names if (each := self.tensors.get(name + ALPHA))), np.zeros(1))
+            alpha = next((tensor.values for name in names if (tensor := self.tensors.get(name + ALPHA))), np.zeros(1))
             if 0 < (multiplier := float(alpha.ravel()[0])) < np.inf:
                 self.magnitudes[ours] = 127 / multiplier
 
@@ -392,15 +392,15 @@ class _Layers:
         self.reader.note_quantized(f"{ours}.weight", weight, f"{prefix}_W{suffix}")
         if bias:
             name, default = f"{prefix}_b{suffix}", np.zeros(columns, np.float32)
-            given = not self.unbiased or name in self.reader.tensors
-            self.state[f"{ours}.bias"] = self.reader.tensor(name, columns).values if given else default
+            present = not self.unbiased or name in self.reader.tensors
+            self.state[f"{ours}.bias"] = self.reader.tensor(name, columns).values if present else default
 
     def norm(self, ours: str, prefix: str, suffix: str = "") -> None:
         """Reads a layer normalization; an absent scale is 1, an absent bias 0."""
         for part, theirs in (("weight", "scale"), ("bias", "bias")):
             name, default = f"{prefix}_ln_{theirs}{suffix}", np.full(self.width, part == "weight", np.float32)
-            given = name in self.reader.tensors or not (self.plain or (self.unbiased and part == "bias"))
-            self.state[f"{ours}.{part}"] = self.reader.tensor(name, self.width).values if given else default
+            present = name in self.reader.tensors or not (self.plain or (self.unbiased and part == "bias"))
+            self.state[f"{ours}.{part}"] = self.reader.tensor(name, self.width).values if present else default
 
     def around(self, ours: str, before: str, after: str) -> None:
         """Reads the normalization of a sublayer, before it (pre-LN) or after it."""

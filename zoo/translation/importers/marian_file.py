@@ -61,11 +61,11 @@ def tensors(path: Path) -> tuple[dict[str, Tensor], str]:
 
 def _of_npz(path: Path) -> tuple[dict[str, Tensor], str]:
     with np.load(path, allow_pickle=False) as archive:
-        found = {name: archive[name] for name in archive.files}
-    options = found.pop(CONFIG, np.zeros(0, np.int8)).tobytes()
-    if other := [name for name, each in found.items() if each.dtype.kind != "f"]:
-        raise ValueError(f"{other[0]} has the type {found[other[0]].dtype}")
-    return {name: Tensor(each.astype(np.float32)) for name, each in found.items()}, _text(options)
+        arrays = {name: archive[name] for name in archive.files}
+    options = arrays.pop(CONFIG, np.zeros(0, np.int8)).tobytes()
+    if other := [name for name, array in arrays.items() if array.dtype.kind != "f"]:
+        raise ValueError(f"{other[0]} has the type {arrays[other[0]].dtype}")
+    return {name: Tensor(array.astype(np.float32)) for name, array in arrays.items()}, _text(options)
 
 
 def _text(options: bytes) -> str:
@@ -92,7 +92,7 @@ def _of_bin(content: bytes) -> tuple[dict[str, Tensor], str]:
     names = [take(length)[:-1].decode("utf-8") for length, *_ in headers]
     shapes = [struct.unpack(f"<{count}i", take(4 * count)) for _, _, count, _ in headers]
     take(whole())
-    found, options = {}, ""
+    tensors, options = {}, ""
     for name, shape, (_, kind, _, size) in zip(names, shapes, headers, strict=True):
         part, elements = take(size), prod(shape)
         dtype = PLAIN.get(kind) or QUANTIZED.get(kind)
@@ -107,15 +107,15 @@ def _of_bin(content: bytes) -> tuple[dict[str, Tensor], str]:
             raise ValueError(f"{name} has {len(part)} bytes for {' x '.join(map(str, shape))}")
         values = np.frombuffer(part, dtype, elements)
         if kind in PLAIN:
-            found[name] = Tensor(values.reshape(shape).astype(np.float32))
+            tensors[name] = Tensor(values.reshape(shape).astype(np.float32))
             continue
         (multiplier,) = struct.unpack_from("<f", part, values.nbytes)
         if not 0 < multiplier < float("inf"):
             raise ValueError(f"{name} has the multiplier {multiplier}")
         rows = shape[-1]
         table = values.reshape(shape) if "Wemb" in name else values.reshape(rows, -1).T
-        found[name] = Tensor(table.astype(np.float32) / np.float32(multiplier), multiplier)
-    return found, options
+        tensors[name] = Tensor(table.astype(np.float32) / np.float32(multiplier), multiplier)
+    return tensors, options
 
 
 def candidates(path: Path) -> list[Path]:
@@ -129,7 +129,7 @@ def candidates(path: Path) -> list[Path]:
     """
     if path.is_file():
         return [path]
-    return sorted(each for each in path.glob("*") if each.suffix in (".npz", ".bin") and ".optimizer." not in each.name)
+    return sorted(file for file in path.glob("*") if file.suffix in (".npz", ".bin") and ".optimizer." not in file.name)
 
 
 def is_model(path: Path) -> bool:

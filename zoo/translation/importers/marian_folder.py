@@ -45,11 +45,11 @@ class Folder(ModelReader):
             self.faults.append(str(not_installed(name, "PyYAML", "int8-zoo[import]")))
             return {}
         try:
-            found = yaml.load(text, getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # makes text, lists and dicts alone
+            value = yaml.load(text, getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # makes text, lists and dicts alone
         except (yaml.YAMLError, RecursionError):
-            found = None
-        if isinstance(found, dict) and all(isinstance(key, str) for key in found):
-            return found
+            value = None
+        if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+            return value
         self.faults.append(f"{name} is no YAML of options")
         return {}
 
@@ -62,25 +62,25 @@ class Folder(ModelReader):
         return {}
 
     def _listed(self, options: Mapping[str, Any], name: str) -> list[str]:
-        found = options.get(name) or []
-        return [str(each) for each in (found if isinstance(found, list) else [found])]
+        values = options.get(name) or []
+        return [str(value) for value in (values if isinstance(values, list) else [values])]
 
     def _chosen(self) -> Path | None:
         """Returns the file of the model."""
-        names = [Path(each).name for each in self._listed(self.decoding, "models")]
+        names = [Path(name).name for name in self._listed(self.decoding, "models")]
         if len(names) > 1:
             self.faults.append(
                 f"models: {', '.join(names)} are an ensemble, which is not supported; name one of the files"
             )
             return None
-        found = [each for each in candidates(self.folder) if each.name in names] or [
-            each for each in candidates(self.folder) if is_model(each)
+        paths = [path for path in candidates(self.folder) if path.name in names] or [
+            path for path in candidates(self.folder) if is_model(path)
         ]
-        if len(found) == 1:
-            return found[0]
+        if len(paths) == 1:
+            return paths[0]
         self.faults.append(
-            f"found the models {', '.join(each.name for each in found)}; name one of them"
-            if found
+            f"found the models {', '.join(path.name for path in paths)}; name one of them"
+            if paths
             else f"found no model of Marian in {self.folder}, expected a .npz or .bin"
         )
         return None
@@ -89,10 +89,10 @@ class Folder(ModelReader):
         return str(self.options.get(name, default))
 
     def _whole(self, name: str, default: str = "", least: int = 1) -> int:
-        found = self._option(name, default)
-        if found.isdecimal() and least <= int(found) < 1 << 30:
-            return int(found)
-        self.faults.append(f"{name} is {found or 'missing'}, expected a whole number from {least} on")
+        value = self._option(name, default)
+        if value.isdecimal() and least <= int(value) < 1 << 30:
+            return int(value)
+        self.faults.append(f"{name} is {value or 'missing'}, expected a whole number from {least} on")
         return least
 
     def flag(self, name: str) -> bool:
@@ -114,13 +114,13 @@ class Folder(ModelReader):
             self._yaml(options_file.read_text("utf-8", "replace"), options_file.name) if options_file.is_file() else {}
         )
         for options in (self.decoding, training):
-            names = [Path(each).name for each in self._listed(options, "vocabs")]
-            if not named and names and all((self.folder / each).is_file() for each in names):
+            names = [Path(name).name for name in self._listed(options, "vocabs")]
+            if not named and names and all((self.folder / name).is_file() for name in names):
                 named = names
         if not named:
-            each_side = [sorted(each.name for each in self.folder.glob(f"{side}vocab*.spm")) for side in ("src", "trg")]
-            both = sorted(each.name for each in self.folder.glob("*vocab*") if each.suffix in (".spm", ".yml", ".json"))
-            named = [each[0] for each in each_side] if all(len(each) == 1 for each in each_side) else both
+            each_side = [sorted(path.name for path in self.folder.glob(f"{side}vocab*.spm")) for side in ("src", "trg")]
+            both = sorted(path.name for path in self.folder.glob("*vocab*") if path.suffix in (".spm", ".yml", ".json"))
+            named = [names[0] for names in each_side] if all(len(names) == 1 for names in each_side) else both
             if len(named) != 1 and named is both:
                 self.faults.append(
                     f"found the vocabularies {', '.join(both) or 'none'} in {self.folder}, "
@@ -138,12 +138,12 @@ class Folder(ModelReader):
             return Vocabulary("", [], 0, 0, {})
         if name.endswith(".spm"):
             return self._of_sentencepiece(name, content)
-        found = self._yaml(content.decode("utf-8", "replace"), name)
-        if not all(isinstance(each, str) and each.isdecimal() and int(each) < 1 << 24 for each in found.values()):
+        tokens = self._yaml(content.decode("utf-8", "replace"), name)
+        if not all(isinstance(token, str) and token.isdecimal() and int(token) < 1 << 24 for token in tokens.values()):
             self.faults.append(f"{name} numbers no words")
-            found = {}
-        pieces: list[str | None] = [None] * (max(map(int, found.values()), default=-1) + 1)
-        for piece, token in found.items():
+            tokens = {}
+        pieces: list[str | None] = [None] * (max(map(int, tokens.values()), default=-1) + 1)
+        for piece, token in tokens.items():
             pieces[int(token)] = piece
 
         def special(text: str, nematus: str, token: int) -> int:
@@ -156,9 +156,9 @@ class Folder(ModelReader):
 
         end, unknown = special("</s>", "eos", 0), special("<unk>", "UNK", 1)
         paths = [self.folder / f"{side}.spm" for side in sides]
-        files = {each.name: each.read_bytes() for each in paths if each.is_file()}
+        files = {path.name: path.read_bytes() for path in paths if path.is_file()}
         if files and len(files) < len(paths):
-            self.faults.append(f"found {', '.join(files)} alone, expected {' and '.join(each.name for each in paths)}")
+            self.faults.append(f"found {', '.join(files)} alone, expected {' and '.join(path.name for path in paths)}")
         return Vocabulary("sentencepiece" if files else "words", pieces, unknown, end, files, spare=-1)
 
     def _of_sentencepiece(self, name: str, content: bytes) -> Vocabulary:

@@ -81,12 +81,12 @@ class ModelReader:
         """
         if content := self.read_bytes(name):
             try:
-                found = json.loads(content.decode())
+                parsed = json.loads(content.decode())
             except (ValueError, RecursionError) as error:
                 self.faults.append(f"{name} is not valid JSON ({error})")
             else:
-                if isinstance(found, kind):
-                    return found
+                if isinstance(parsed, kind):
+                    return parsed
                 self.faults.append(f"{name} holds no {'object' if kind is dict else 'list'}")
         return kind()
 

@@ -123,14 +123,14 @@ def read_weights(source: Path, model: Transformer) -> dict[str, torch.Tensor]:
         return dict(torch.load(source, map_location="cpu", weights_only=True)["state_dict"])
     loaded = io.load(source)
     edit.expand_fp16(loaded)
-    values = {name: query.constant(each) for name, each in loaded.graph.initializers.items()}
+    values = {name: query.constant(value) for name, value in loaded.graph.initializers.items()}
     linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    found = {
+    arrays = {
         name: array.T if name in linear else array
         for name, array in values.items()
         if array is not None and name in model.state_dict()
     }
-    return {name: torch.from_numpy(np.array(array, order="C")) for name, array in found.items()}
+    return {name: torch.from_numpy(np.array(array, order="C")) for name, array in arrays.items()}
 
 
 def load_model(folder: str | Path, build: type[Transformer]) -> tuple[Transformer, Vocabulary | ImportedVocabulary]:
@@ -206,7 +206,7 @@ def load_teacher(
             f"{config.teacher} has {len(teacher_vocabulary)} pieces, which differ from the student's "
             f"{len(vocabulary)}; soft needs the same vocabulary: --set inherit=true"
         )
-    sizes, own = ((each.config.decoder, each.config.width) for each in (teacher, student))
+    sizes, own = ((network.config.decoder, network.config.width) for network in (teacher, student))
     if config.hints and sizes != own:
         raise RequestError(
             f"{config.teacher} has {sizes[0]} layers of width {sizes[1]} in its decoder, the student {own[0]} of "
@@ -227,7 +227,7 @@ def inherit(model: Transformer, config: TrainingConfig) -> None:
     """
     teacher, _ = _load(config.teacher)
     own, inherited = model.state_dict(), teacher.state_dict()
-    same = {name: each for name, each in inherited.items() if name in own and own[name].shape == each.shape}
+    same = {name: tensor for name, tensor in inherited.items() if name in own and own[name].shape == tensor.shape}
     lost = [name for name in own if name.startswith(FROZEN) and name not in same]
     if config.frozen and (lost or _encoding(model) != _encoding(teacher)):
         raise RequestError(

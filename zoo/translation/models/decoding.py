@@ -29,15 +29,15 @@ def capture_attention(model: Transformer | None) -> Iterator[list[torch.Tensor]]
     Yields:
         A list that gets [n, heads, target tokens, source tokens] of each layer.
     """
-    found: list[torch.Tensor] = []
+    captured: list[torch.Tensor] = []
     layers = [] if model is None else [layer.cross for layer in model.decoder]
     try:
-        for each in layers:
-            each.captured = found  # type: ignore[union-attr]
-        yield found
+        for attention in layers:
+            attention.captured = captured  # type: ignore[union-attr]
+        yield captured
     finally:
-        for each in layers:
-            each.captured = None  # type: ignore[union-attr]
+        for attention in layers:
+            attention.captured = None  # type: ignore[union-attr]
 
 
 class DecodingState:
@@ -56,7 +56,7 @@ class DecodingState:
         """
         self.mask = self.mask[rows]
         self.memory = [(keys[rows], values[rows]) for keys, values in self.memory]
-        self.past = [each and tuple(part[rows] for part in each) for each in self.past]
+        self.past = [state and tuple(part[rows] for part in state) for state in self.past]
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """Computes the next token's logits.
@@ -112,6 +112,6 @@ def translate(
     device = model.embedding.weight.device
     with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
         decoding = model.begin(torch.from_numpy(pad(sources)).to(device))
-        limits = np.array([rules.limit(len(each), model.most_tokens) for each in sources])
+        limits = np.array([rules.limit(len(source), model.most_tokens) for source in sources])
         options = {"beam": beam, "length_penalty": length_penalty, "best": best, "rules": rules}
         return beam_search(decoding, limits, start=START, end=END, **options)  # type: ignore[arg-type]

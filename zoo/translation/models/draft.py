@@ -114,11 +114,11 @@ class DraftNetwork(nn.Module):
         keys_values = [layer.keys_values(memory) for layer in self.layers]  # type: ignore[operator]
         weight = self.words @ self.project.weight + self.free.weight  # type: ignore[operator]
         cells = list(self.cell(results).chunk(len(self.layers), 2))
-        found = []
+        logits = []
         for j in range(min(self.ahead, labels.shape[1] - 1)):
             left = labels.shape[1] - j - 1
             x = self.embed(self.table[labels[:, j : j + left]]) + self.positions[j]  # type: ignore[index]
             for i, layer in enumerate(self.layers):
                 x, cells[i] = layer(x, cells[i][:, :left], keys_values[i], mask)
-            found.append(F.linear(self.norm(x), weight, self.bias))
-        return found
+            logits.append(F.linear(self.norm(x), weight, self.bias))
+        return logits

@@ -205,8 +205,8 @@ class Transformer(LazyModule):
         if not config.buckets:
             return [None] * len(layers)
         ahead = torch.arange(keys) - queries[:, None].cpu()
-        found = relative_buckets(ahead.numpy(), config.buckets, config.bucket_distance, both_sides=side == "encoder")
-        rows, biases = torch.from_numpy(found).to(queries.device), []
+        buckets = relative_buckets(ahead.numpy(), config.buckets, config.bucket_distance, both_sides=side == "encoder")
+        rows, biases = torch.from_numpy(buckets).to(queries.device), []
         for i, layer in enumerate(layers):
             if not i or not config.shared_buckets:
                 bias = layer.attention.relative(rows).permute(2, 0, 1)

@@ -78,13 +78,13 @@ def beam_search(
         ZooError: Logits are NaN or infinite.
     """
     check_beam(beam, best)
-    if beam < 2 and any(each.phrases for each in demands or ()):
+    if beam < 2 and any(demand.phrases for demand in demands or ()):
         raise RequestError("found beam 1; forced words need a beam of 2 or more")
     demands = demands or [Demands()] * len(limits)
     uncounted = len(demands[0].prefix) if demands else 0
     begins = len(rules.prefix) + uncounted
-    prefixes = np.array([(*rules.prefix, *each.prefix) for each in demands], np.int64).reshape(len(limits), begins)
-    found: list[list[Hypothesis]] = [[] for _ in limits]
+    prefixes = np.array([(*rules.prefix, *demand.prefix) for demand in demands], np.int64).reshape(len(limits), begins)
+    finished: list[list[Hypothesis]] = [[] for _ in limits]
     active = np.arange(len(limits))  # the sentences still in the batch
     scores = np.zeros((len(active), 1))  # [active, width]
     history = np.zeros((len(active), 1, 0), np.int64)  # [active, width, tokens so far]
@@ -96,14 +96,14 @@ def beam_search(
         logits: NDArray[np.floating[Any]] = step(tokens, parents)
         check_beam(beam, best, logits.shape[1])
         if allowed is not None:
-            logits = mask_logits(logits, [allowed[each] for each in active.tolist()])
+            logits = mask_logits(logits, [allowed[sentence] for sentence in active.tolist()])
         if length <= begins:
             tokens = prefixes[active, length - 1]
             parents = np.arange(len(active))
             history = np.concatenate([history, tokens[:, None, None]], 2)
             continue
         last = limits[active] <= length
-        constrained = {i: demands[each] for i, each in enumerate(active.tolist()) if demands[each].phrases}
+        constrained = {i: demands[sentence] for i, sentence in enumerate(active.tolist()) if demands[sentence].phrases}
         width = history.shape[1]
         rows = np.repeat(active, width).tolist()
         logits, norm = token_scores(
@@ -138,20 +138,23 @@ def beam_search(
         ended = words == end
         beyond = total <= MIN_SCORE / 2  # empty, of a sentence with phrases
         if rules.kind == "marian":  # a hypothesis leaves no room for another beam
-            room = [2 * beam if demands[each].phrases else beam - len(found[each]) for each in active.tolist()]
+            room = [
+                2 * beam if demands[sentence].phrases else beam - len(finished[sentence])
+                for sentence in active.tolist()
+            ]
             beyond |= np.arange(2 * beam) >= np.array(room)[:, None]
             total[beyond], ended[beyond] = MIN_SCORE, False
         for i, k in np.argwhere(((ended | last[:, None]) & ~beyond)[:, :beam]).tolist():
             hypothesis = grown[i, k, : length - ended[i, k]].tolist()
             counted = length - uncounted
             score = (total[i, k] - rules.word_penalty * counted) / counted**length_penalty
-            found[active[i]].append(Hypothesis(hypothesis, float(score)))
+            finished[active[i]].append(Hypothesis(hypothesis, float(score)))
         best_ended |= ended[:, 0]
         kept = np.argsort(ended, axis=1, kind="stable")[:, :beam]  # the first that go on; a beam ends in one way only
         best_running = np.take_along_axis(total, kept[:, :1], 1)[:, 0]  # the scores of the likeliest of them
         best_running[list(constrained)] = complete[list(constrained)]
         state = SearchState(
-            found,
+            finished,
             active,
             best_ended,
             best_running,
@@ -175,8 +178,8 @@ def beam_search(
         parents = (left[:, None] * width + np.take_along_axis(origin[left], kept, 1)).ravel()
         active, best_ended = active[left], best_ended[left]
     return [
-        sorted(each, key=lambda one: (-asked.state(one.tokens).count, -one.score))[:best]
-        for asked, each in zip(demands, found, strict=True)
+        sorted(hypotheses, key=lambda one: (-asked.state(one.tokens).count, -one.score))[:best]
+        for asked, hypotheses in zip(demands, finished, strict=True)
     ]
 
 
@@ -209,7 +212,7 @@ class SearchState(NamedTuple):
 
     def counts(self) -> Integers:
         """Returns the number of hypotheses of each sentence in the batch, int64 [active]."""
-        return np.array([len(self.found[each]) for each in self.active], np.int64)
+        return np.array([len(self.found[sentence]) for sentence in self.active], np.int64)
 
 
 def _ctranslate2(state: SearchState) -> NDArray[np.bool_]:
@@ -234,8 +237,10 @@ def _transformers(state: SearchState) -> NDArray[np.bool_]:
     if state.rules.early_stopping == "never" and state.length_penalty > 0:
         length = state.limits[state.active].astype(np.float64)
     reachable = state.best_running / length**state.length_penalty
-    kept = [sorted((one.score for one in state.found[each]), reverse=True)[: state.beam] for each in state.active]
-    worst = np.array([min(each, default=MIN_SCORE) for each in kept])
+    kept = [
+        sorted((one.score for one in state.found[sentence]), reverse=True)[: state.beam] for sentence in state.active
+    ]
+    worst = np.array([min(scores, default=MIN_SCORE) for scores in kept])
     done: NDArray[np.bool_] = full & (reachable <= worst)
     return done
 
@@ -303,10 +308,10 @@ def mask_logits(logits: NDArray[np.floating[Any]], allowed: Sequence[Integers]) 
     Returns:
         The logits, -inf for other tokens.
     """
-    found = np.full_like(logits, -np.inf)
-    for rows, words, into in zip(np.split(logits, len(allowed)), allowed, np.split(found, len(allowed)), strict=True):
+    masked = np.full_like(logits, -np.inf)
+    for rows, words, into in zip(np.split(logits, len(allowed)), allowed, np.split(masked, len(allowed)), strict=True):
         into[:, words] = rows[:, words]
-    return found
+    return masked
 
 
 def _log_sum_exp(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
@@ -344,8 +349,8 @@ def hypotheses(tokens: Integers, scores: NDArray[np.float32]) -> list[list[Hypot
     if not (np.isfinite(scores) & (scores > MIN_SCORE / POSITIONS**2)).all():
         raise ZooError("the model computes NaN or infinite logits; check its weights")
     return [
-        [Hypothesis(row[row != PAD].tolist(), score) for row, score in zip(*each, strict=True)]
-        for each in zip(tokens, scores.tolist(), strict=True)
+        [Hypothesis(row[row != PAD].tolist(), score) for row, score in zip(*pair, strict=True)]
+        for pair in zip(tokens, scores.tolist(), strict=True)
     ]
 
 
@@ -366,7 +371,7 @@ def naive_step(decoder: Any, source: NDArray[Any], memory: NDArray[np.float32]) 
         nonlocal source, memory, prefix
         source, memory = source[parents], memory[parents]
         prefix = np.concatenate([prefix[parents], tokens[:, None].astype(source.dtype)], 1)
-        found: NDArray[np.float32] = decoder.run({"source": source, "memory": memory, "target": prefix})["logits"]
-        return found
+        logits: NDArray[np.float32] = decoder.run({"source": source, "memory": memory, "target": prefix})["logits"]
+        return logits
 
     return step

@@ -90,7 +90,7 @@ def step_with_caches(model: IncrementalModel) -> ir.Model:
     Args:
         model: Encoder and step.
     """
-    kept = [[each.before, each.after, each.shape, each.dtype.name] for each in model.caches]
+    kept = [[cache.before, cache.after, cache.shape, cache.dtype.name] for cache in model.caches]
     model.step.metadata_props[CACHES] = json.dumps(kept)
     return model.step
 

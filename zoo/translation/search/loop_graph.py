@@ -48,7 +48,7 @@ def search(model: IncrementalModel, end: int = END, banned: Sequence[int] = ()) 
     source = main.graph.inputs[0]
     beam, best = main.input(BEAM, INT64, [1]), main.input(BEST, INT64, [1])
     penalty, growth = main.input(PENALTY, FLOAT, [1]), main.input(GROWTH, INT64, [2])
-    encoder_outputs = {str(each.name): each for each in main.graph.outputs}
+    encoder_outputs = {str(value.name): value for value in main.graph.outputs}
     main.graph.outputs.clear()
 
     count = main("Shape", source, dtype=INT64, start=0, end=1)
@@ -72,7 +72,7 @@ def search(model: IncrementalModel, end: int = END, banned: Sequence[int] = ()) 
         **encoder_outputs,
     }
     for cache in model.caches:
-        shape = main("Concat", *(rows if each is None else [each] for each in cache.shape), dtype=INT64, axis=0)
+        shape = main("Concat", *(rows if size is None else [size] for size in cache.shape), dtype=INT64, axis=0)
         states[cache.before] = main("Expand", ir.tensor(np.zeros((), cache.dtype.numpy())), shape, dtype=cache.dtype)
     none = main("Concat", [0], count, beam, dtype=INT64, axis=0)
     states |= {
@@ -90,7 +90,7 @@ def search(model: IncrementalModel, end: int = END, banned: Sequence[int] = ()) 
     results = main.loop("turns", turns, [None, main.constant(True), *states.values()])
     finals = dict(zip(states, results, strict=True))
     _hypotheses(main, [finals[name] for name in STEPS], beam, best, penalty, end)
-    for inner in (each.attributes["body"].as_graph() for each in turns if each.op_type == "Loop"):
+    for inner in (node.attributes["body"].as_graph() for node in turns if node.op_type == "Loop"):
         _share(main.graph, inner)
     return ir.Model(main.graph, ir_version=model.encoder.ir_version)
 
@@ -127,7 +127,7 @@ def _turns(
     }
     going = {
         name: state[name]
-        for name in (TOKENS, PARENTS, "total", "found", "topped", *(each.before for each in model.caches))
+        for name in (TOKENS, PARENTS, "total", "found", "topped", *(cache.before for cache in model.caches))
     }
     going["live"] = turn("Expand", True, count, dtype=BOOL)
     body = _step(model, {name: state[name] for name in model.encoder_outputs}, fixed, going, turn.taken, end, banned)
@@ -177,7 +177,7 @@ def _step(
 ) -> ir.Graph:
     """(iteration, condition, `states`) -> (condition, `states`, `STEPS`): a token for every row."""
     step = model.step.graph
-    inputs = {str(each.name): each for each in step.inputs}
+    inputs = {str(value.name): value for value in step.inputs}
     for name in model.encoder_outputs:
         inputs[name].replace_all_uses_with(encoder_outputs[name])
     step.inputs.clear()
@@ -191,7 +191,7 @@ def _step(
             inputs[name].shape = None
             step.inputs.append(inputs[name])
         state[name] = inputs[name] if name in inputs else body.input(f"step/{name}", value.dtype or INT64, None)
-    results = {str(each.name): each for each in step.outputs}
+    results = {str(value.name): value for value in step.outputs}
     step.outputs.clear()
     logits = results[LOGITS]
     logits.name = f"step/{LOGITS}"
@@ -208,7 +208,9 @@ def _step(
     ended = body("Equal", words, end, dtype=BOOL)
     last = body("LessOrEqual", outer["limits"], body("Add", position, 1, dtype=INT64), dtype=BOOL)
     likely = {"ended": (ended, BOOL), "total": (total, FLOAT), "words": (words, INT64), "origin": (origin, INT64)}
-    front = {name: body("Slice", each, [0], outer["beam"], [1], dtype=dtype) for name, (each, dtype) in likely.items()}
+    front = {
+        name: body("Slice", value, [0], outer["beam"], [1], dtype=dtype) for name, (value, dtype) in likely.items()
+    }
     ends = body("Or", front["ended"], body("Unsqueeze", last, [1], dtype=BOOL), dtype=BOOL)
     closes = body("And", ends, body("Unsqueeze", state["live"], [1], dtype=BOOL), dtype=BOOL)
     closed = body("ReduceSum", body("Cast", closes, dtype=INT64), [1], dtype=INT64, keepdims=0)
@@ -253,7 +255,7 @@ def _norm(body: GraphBuilder, logits: ir.Value, values: ir.Value, words: ir.Valu
     """log-sum-exp of the logits of each row, [rows, 1]: the top logit less the logarithm of its probability."""
     probabilities = body("Softmax", logits, axis=-1)
     largest, place = (
-        body("Slice", each, [0], [1], [1], dtype=kind) for each, kind in ((values, FLOAT), (words, INT64))
+        body("Slice", value, [0], [1], [1], dtype=kind) for value, kind in ((values, FLOAT), (words, INT64))
     )
     return body("Sub", largest, body("Log", body("GatherElements", probabilities, place, axis=1)))
 
@@ -272,9 +274,11 @@ def _hypotheses(
         (main("Where", has_end, PAD, words, dtype=INT64), INT64),
         (origin, INT64),
     )
-    flat = [main("Flatten", main("Transpose", each, dtype=dtype, perm=[1, 0, 2]), dtype=dtype) for each, dtype in ended]
+    flat = [
+        main("Flatten", main("Transpose", value, dtype=dtype, perm=[1, 0, 2]), dtype=dtype) for value, dtype in ended
+    ]
     scores, where = main.top(flat[0], best)
-    word, row = (main("GatherElements", each, where, dtype=INT64, axis=1) for each in flat[1:])
+    word, row = (main("GatherElements", value, where, dtype=INT64, axis=1) for value in flat[1:])
     when, newest = main("Div", where, beam, dtype=INT64), main("Sub", count, 1, dtype=INT64)
 
     body = GraphBuilder(ir.Graph([], [], nodes=[], name="back"), "back/", main.taken)
@@ -283,8 +287,8 @@ def _hypotheses(
     t = body("Sub", newest, number, dtype=INT64)
     here, on_way = body("Equal", when, t, dtype=BOOL), body("Less", t, when, dtype=BOOL)
     then = [
-        body("GatherElements", body("Gather", each, t, dtype=INT64), position, dtype=INT64, axis=1)
-        for each in (before, parents)
+        body("GatherElements", body("Gather", value, t, dtype=INT64), position, dtype=INT64, axis=1)
+        for value in (before, parents)
     ]
     token = body("Where", here, word, body("Where", on_way, then[0], PAD, dtype=INT64), dtype=INT64)
     back = body("Where", here, row, body("Where", on_way, then[1], position, dtype=INT64), dtype=INT64)

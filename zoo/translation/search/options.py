@@ -93,14 +93,14 @@ class SearchOption:
             if isinstance(value, str) and not self.is_file:
                 return value
             if self.many == "map" and isinstance(value, Mapping):
-                texts = [each for pair in value.items() for each in pair]
-                if all(isinstance(each, str) for each in texts):
+                texts = [text for pair in value.items() for text in pair]
+                if all(isinstance(text, str) for text in texts):
                     self._require_texts(texts)
                     return dict(value)
             if (
                 self.many in ("list", "each")
                 and isinstance(value, list | tuple)
-                and all(isinstance(each, str) for each in value)
+                and all(isinstance(text, str) for text in value)
             ):
                 if self.many == "list":
                     self._require_texts(value)
@@ -136,7 +136,7 @@ class SearchOption:
         return self.many in ("list", "map")
 
     def _require_texts(self, texts: Sequence[str]) -> None:
-        if len(texts) > MAX_TEXTS or not all(each.strip() for each in texts):
+        if len(texts) > MAX_TEXTS or not all(text.strip() for text in texts):
             raise RequestError(f"{self.flag} has an empty text, or more than {MAX_TEXTS:,}")
 
     def _read(self, path: Path) -> list[str] | dict[str, str]:
@@ -151,8 +151,8 @@ class SearchOption:
         for number, line in enumerate(lines, 1):
             term, *translation = (line or "").strip().split("\t")
             if term and len(translation) != 1:
-                found = f"{len(translation)} TABs" if translation else "no TAB"
-                raise RequestError(f"{path}, line {number} has {found}; expected a term, TAB, and its translation")
+                count = f"{len(translation)} TABs" if translation else "no TAB"
+                raise RequestError(f"{path}, line {number} has {count}; expected a term, TAB, and its translation")
             if term:
                 terms[term.strip()] = translation[0].strip()
         return terms

@@ -126,9 +126,9 @@ def step_sessions(
         paths = [derived_graph(folder, source, kind, GRAPH_VERSION, make) for kind, make in forms.items()]
         sessions = [load(path, engine, threads, precision) for path in paths]
         return sessions[0], sessions[1], read_caches(io.load(paths[1]))
-    found = both(io.load(model))
+    networks = both(io.load(model))
     with tempfile.TemporaryDirectory() as scratch:
-        parts = {"encoder": found.encoder, "step": step_with_caches(found)}
-        paths = [io.save_mapped(each, Path(scratch) / f"{kind}.onnx", io.PAGE) for kind, each in parts.items()]
+        parts = {"encoder": networks.encoder, "step": step_with_caches(networks)}
+        paths = [io.save_mapped(part, Path(scratch) / f"{kind}.onnx", io.PAGE) for kind, part in parts.items()]
         sessions = [load(path, engine, threads) for path in paths]
-    return sessions[0], sessions[1], found.caches
+    return sessions[0], sessions[1], networks.caches

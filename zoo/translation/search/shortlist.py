@@ -97,7 +97,7 @@ class Shortlist:
     def to_bytes(self) -> bytes:
         """Returns the content of the file `SHORTLIST`."""
         file = io.BytesIO()
-        np.savez_compressed(file, allow_pickle=False, **{name: np.asarray(each) for name, each in vars(self).items()})
+        np.savez_compressed(file, allow_pickle=False, **{name: np.asarray(array) for name, array in vars(self).items()})
         return file.getvalue()
 
     @staticmethod
@@ -114,8 +114,8 @@ class Shortlist:
             RequestError: The content is damaged or of another format.
         """
         try:
-            with np.load(io.BytesIO(content), allow_pickle=False) as found:
-                parts = {name: found[name].astype(np.int64) for name in Shortlist.__dataclass_fields__}
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                parts = {name: arrays[name].astype(np.int64) for name in Shortlist.__dataclass_fields__}
         except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise RequestError(f"{SHORTLIST} is not what zoo import writes; import the model again") from error
         first, shared = int(parts.pop("first")), bool(parts.pop("shared"))
@@ -135,8 +135,8 @@ def build_shortlist(folder: ModelFolder, data: str) -> tuple[dict[str, Any], dic
     Raises:
         RequestError: No shortlist can be made of `data`.
     """
-    found = load_shortlist(data, open_vocabulary(folder.path, folder.preprocessing, folder.verify))
-    return {"shortlist": SHORTLIST}, {SHORTLIST: found.to_bytes()}
+    shortlist = load_shortlist(data, open_vocabulary(folder.path, folder.preprocessing, folder.verify))
+    return {"shortlist": SHORTLIST}, {SHORTLIST: shortlist.to_bytes()}
 
 
 def load_shortlist(data: str, vocabulary: Any) -> Shortlist:
@@ -156,7 +156,7 @@ def load_shortlist(data: str, vocabulary: Any) -> Shortlist:
     shared = pieces[0] == pieces[1]
     try:
         if ".s2t" in Path(data).name and Path(data).is_file():
-            source, target = ({piece: token for token, piece in enumerate(each) if piece} for each in pieces)
+            source, target = ({piece: token for token, piece in enumerate(words) if piece} for words in pieces)
             with closing(read_lines(data)) as lines:
                 text = (line or "" for line in lines)
                 return read_text(text, source, target, (UNKNOWN, UNKNOWN), shared=shared)
@@ -236,7 +236,7 @@ def read_text(
     Raises:
         ValueError: A line has another form; the message has its number.
     """
-    found: list[dict[int, float]] = [{} for _ in range(max(source.values()) + 1)]
+    probabilities: list[dict[int, float]] = [{} for _ in range(max(source.values()) + 1)]
     for number, line in enumerate(lines, 1):
         if not (parts := line.split()):
             continue
@@ -245,10 +245,10 @@ def read_text(
         except (ValueError, IndexError) as error:
             raise ValueError(f"line {number} is no target, source and probability") from error
         if "NULL" not in (to, of):
-            found[source.get(of, unknown[0])][target.get(to, unknown[1])] = probability
+            probabilities[source.get(of, unknown[0])][target.get(to, unknown[1])] = probability
     lists = []
-    for each in found:
-        ranked = sorted(((probability, token) for token, probability in each.items()), reverse=True)[:best]
+    for targets in probabilities:
+        ranked = sorted(((probability, token) for token, probability in targets.items()), reverse=True)[:best]
         lists.append(np.array(sorted(token for probability, token in ranked if probability > threshold), np.int64))
     words = max(target.values()) + 1
     return Shortlist(min(first, words), np.arange(words), *_joined(lists), shared)
@@ -312,9 +312,9 @@ def _by_alignment(
     unique_keys, pair = np.unique(keys, return_inverse=True)
     of, probability = unique_keys // words, np.ones(len(unique_keys))
     for _ in range(rounds):
-        each = probability[pair]
-        found = np.bincount(pair, each / np.bincount(place, each)[place])
-        probability = found / np.bincount(of, found)[of]
+        weight = probability[pair]
+        expected = np.bincount(pair, weight / np.bincount(place, weight)[place])
+        probability = expected / np.bincount(of, expected)[of]
     rank = np.arange(len(unique_keys)) - np.searchsorted(of, of)  # `unique_keys` are in the order of their sources
     kept = np.sort(np.lexsort((-probability, of))[rank < best])
     return np.searchsorted(of[kept], np.arange(rows + 1)).astype(np.int64), unique_keys[kept] % words
@@ -322,7 +322,7 @@ def _by_alignment(
 
 def _joined(lists: Sequence[Integers]) -> tuple[Integers, Integers]:
     """Returns offsets and concatenated targets."""
-    offsets = np.concatenate([[0], np.cumsum([len(each) for each in lists])]).astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum([len(targets) for targets in lists])]).astype(np.int64)
     return offsets, np.concatenate([*lists, np.zeros(0, np.int64)])
 
 
@@ -338,6 +338,6 @@ def compute_checksum(content: bytes) -> int:
         The checksum.
     """
     seed = 0
-    for each in np.frombuffer(content, "<u8", len(content) // 8)[2:].tolist():
-        seed ^= (each + GOLDEN + (seed << 6) + (seed >> 2)) & WHOLE
+    for word in np.frombuffer(content, "<u8", len(content) // 8)[2:].tolist():
+        seed ^= (word + GOLDEN + (seed << 6) + (seed >> 2)) & WHOLE
     return seed

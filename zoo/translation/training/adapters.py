@@ -57,17 +57,17 @@ def weights(model: nn.Module) -> dict[str, torch.Tensor]:
         model: A network, with or without adapters.
     """
     adapted = {path: layer for path, layer in model.named_modules() if isinstance(layer, AdaptedLinear)}
-    found = {}
+    tensors = {}
     for name, tensor in model.state_dict().items():
         module, _, kind = name.rpartition(".")
         if module in adapted:
             continue  # a factor
         path = module.removesuffix(".linear")
         if path in adapted:
-            found[f"{path}.{kind}"] = adapted[path].merged() if kind == "weight" else tensor
+            tensors[f"{path}.{kind}"] = adapted[path].merged() if kind == "weight" else tensor
         else:
-            found[name] = tensor
-    return found
+            tensors[name] = tensor
+    return tensors
 
 
 def merge(model: nn.Module) -> None:

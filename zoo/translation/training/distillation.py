@@ -58,7 +58,7 @@ def distill_corpus(
         if group.rank == 0 and existing != path.absolute():
             _save(reused, path, digest)
         return reused
-    sentences = vocabulary.encode(text.vocabulary.decode([each[:-1].tolist() for each in own]))
+    sentences = vocabulary.encode(text.vocabulary.decode([source[:-1].tolist() for source in own]))
     if group.rank == 0:
         with progress("the teacher translates", len(sentences)) as advance:
             for begin in range(0, len(sentences), TEACHER_WINDOW):
@@ -72,28 +72,28 @@ def distill_corpus(
         for pair in zip(own, text.vocabulary.encode(vocabulary.decode(translations)), strict=True)
         if 1 < len(pair[1]) <= config.max_length
     ]
-    found = from_tokens(*map(list, zip(*distilled, *(pairs if config.references else ()), strict=True)))
+    corpus = from_tokens(*map(list, zip(*distilled, *(pairs if config.references else ()), strict=True)))
     if group.rank == 0:
-        _save(found, path, digest)
-    return found
+        _save(corpus, path, digest)
+    return corpus
 
 
 def _digest(teacher: TranslationPipeline, sources: Sequence[Any], text: ParallelText, config: TrainingConfig) -> str:
     """Returns the digest of everything that determines the pairs."""
     folder = teacher.folder
-    found = hashlib.sha256(f"{sha256(folder.ensure('int8.onnx'))} {folder.preprocessing} {text.train.digest}".encode())
-    found.update(f"{config.teacher_beam} {config.references} {config.max_length}".encode())
-    found.update(text.vocabulary.content)
-    for each in sources:
-        found.update(np.asarray(each, np.int64).tobytes())
-    return found.hexdigest()
+    sha = hashlib.sha256(f"{sha256(folder.ensure('int8.onnx'))} {folder.preprocessing} {text.train.digest}".encode())
+    sha.update(f"{config.teacher_beam} {config.references} {config.max_length}".encode())
+    sha.update(text.vocabulary.content)
+    for source in sources:
+        sha.update(np.asarray(source, np.int64).tobytes())
+    return sha.hexdigest()
 
 
 def _find(output: Path, digest: str) -> Path | None:
     """Returns the file of equal pairs of a run in `output` or a sibling folder; None without one."""
-    for each in sorted(output.absolute().parent.glob(f"*/checkpoint/{DIGEST}")):
-        if each.with_name(PAIRS).is_file() and each.read_text() == digest:
-            return each.with_name(PAIRS)
+    for file in sorted(output.absolute().parent.glob(f"*/checkpoint/{DIGEST}")):
+        if file.with_name(PAIRS).is_file() and file.read_text() == digest:
+            return file.with_name(PAIRS)
     return None
 
 
@@ -102,7 +102,7 @@ def _read(path: Path) -> Corpus:
         return Corpus(**arrays)
 
 
-def _save(found: Corpus, path: Path, digest: str) -> None:
+def _save(corpus: Corpus, path: Path, digest: str) -> None:
     path.with_name(DIGEST).unlink(missing_ok=True)  # it may belong to pairs of an earlier run
-    write_npz(path, vars(found))
+    write_npz(path, vars(corpus))
     write_text(path.with_name(DIGEST), digest)

@@ -81,17 +81,17 @@ def _translated(folder: ModelFolder, data: Any, config: DraftConfig) -> Pairs:
     assert isinstance(pipeline, TranslationPipeline)
     pipeline.beam, vocabulary = 1, pipeline.vocabulary
     texts = dict.fromkeys(normalize_whitespace(source) for source, _ in read_pairs(data, config.languages))
-    sentences = [each for each in vocabulary.encode(list(texts)) if 1 < len(each) <= pipeline.max_length]
+    sentences = [sentence for sentence in vocabulary.encode(list(texts)) if 1 < len(sentence) <= pipeline.max_length]
     if config.synthetic and sentences:
         sentences += sample_sentences(sentences, config.synthetic, seed=config.seed, longest=pipeline.max_length)
-    found: Pairs = []
+    pairs: Pairs = []
     with progress("the model translates", len(sentences)) as advance:
         for begin in range(0, len(sentences), WINDOW):
             window = sentences[begin : begin + WINDOW]
             for source, [best, *_] in zip(window, pipeline.translate(window), strict=True):
-                found.append((source, np.array([*best.tokens, END], np.int32)))
+                pairs.append((source, np.array([*best.tokens, END], np.int32)))
             advance(len(window))
-    return [pair for pair in found if len(pair[1]) > 2]
+    return [pair for pair in pairs if len(pair[1]) > 2]
 
 
 def _fit(network: DraftNetwork, teacher: Transformer, training: Pairs, held_out: Pairs, config: DraftConfig) -> None:
@@ -110,12 +110,12 @@ def _fit(network: DraftNetwork, teacher: Transformer, training: Pairs, held_out:
                 group["lr"] = config.learning_rate * min((step + 1) / warm, 1.0) * rate
             logits, labels = _proposals(network, teacher, [training[i] for i in order[a:b]])
             loss, right = torch.zeros(()), torch.ones_like(labels, dtype=torch.bool)
-            for j, each in enumerate(logits):
+            for j, scores in enumerate(logits):
                 expected = labels[:, j + 1 :]
                 weight = (expected != PAD) * torch.where(right[:, : expected.shape[1]], 1.0, MISSED) * DISCOUNT**j
-                errors = F.cross_entropy(each.flatten(0, 1), expected.flatten(), reduction="none")
+                errors = F.cross_entropy(scores.flatten(0, 1), expected.flatten(), reduction="none")
                 loss = loss + (errors * weight.flatten()).sum() / (expected != PAD).sum().clamp(min=1)
-                right = right[:, : expected.shape[1]] & (each.argmax(2) == expected)
+                right = right[:, : expected.shape[1]] & (scores.argmax(2) == expected)
             optimizer.zero_grad(set_to_none=True)
             torch.autograd.backward(loss)
             torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
@@ -149,21 +149,21 @@ def acceptance(network: DraftNetwork, teacher: Transformer, pairs: Pairs, tokens
     for a, b in batch_by_tokens([len(target) for _, target in ordered], tokens):
         logits, labels = _proposals(network, teacher, ordered[a:b])
         right = torch.ones_like(labels, dtype=torch.bool)
-        for j, each in enumerate(logits):
+        for j, scores in enumerate(logits):
             expected = labels[:, j + 1 :]
             before = right[:, : expected.shape[1]] & (expected != PAD)
-            right = before & (each.argmax(2) == expected)
+            right = before & (scores.argmax(2) == expected)
             held[j], count[j] = held[j] + int(right.sum()), count[j] + int(before.sum())
     return (held / np.maximum(count, 1)).tolist()  # type: ignore[no-any-return]
 
 
 def _arrays(network: DraftNetwork, teacher: Transformer, folder: ModelFolder) -> dict[str, NDArray[np.float32]]:
     """Returns the weights of a draft for the int8 model, whose rewrites may have scaled columns."""
-    arrays = {name: each.detach().numpy() for name, each in network.state_dict().items()}
+    arrays = {name: tensor.detach().numpy() for name, tensor in network.state_dict().items()}
     _, decoder = programs(graph_io.load(folder.ensure("int8.onnx")))
     projection = decoder.vocabulary.layer
     results = _column_ratios(network.words.numpy(), projection.weight.T * projection.scale[:, None])  # type: ignore[operator]
-    cross = next(each.layer for each in decoder.operations if isinstance(each, CrossAttention))
+    cross = next(operation.layer for operation in decoder.operations if isinstance(operation, CrossAttention))
     layer: Any = teacher.decoder[0]
     own = np.concatenate([layer.cross.key.weight.detach().numpy(), layer.cross.value.weight.detach().numpy()])
     padded = (cross.weight.T * cross.scale[:, None]).reshape(2 * layer.cross.heads, -1, own.shape[1])
@@ -187,12 +187,12 @@ def _words(pairs: Pairs, teacher: Transformer) -> dict[str, NDArray[Any]]:
     target = len(teacher.embedding.weight)
     source = target if teacher.config.shared_source else len(teacher.source_embedding.weight)
     sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
-    found = learn_shortlist(sources, targets, (source, target), best=PER_TOKEN, shared=teacher.config.shared_source)
-    common = np.unique(np.append(found.order[:COMMON], END))
+    shortlist = learn_shortlist(sources, targets, (source, target), best=PER_TOKEN, shared=teacher.config.shared_source)
+    common = np.unique(np.append(shortlist.order[:COMMON], END))
     small = np.uint16 if target <= 1 << 16 else np.int32
-    offsets = found.offsets.astype(np.int32)
+    offsets = shortlist.offsets.astype(np.int32)
     return {
         "words.common": common.astype(small),
         "words.offsets": offsets,
-        "words.targets": found.targets.astype(small),
+        "words.targets": shortlist.targets.astype(small),
     }

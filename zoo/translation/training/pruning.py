@@ -97,20 +97,20 @@ class PrunableTranslator(PrunableModel):
     def _kept(self, group: str, path: str, width: int) -> torch.Tensor:
         """Returns the input columns of a sublayer's last layer that remain, in order."""
         if not self._order:
-            found = _importances(self.network, self._last(), self._importance_pairs(), self.importance)
+            importances = _importances(self.network, self._last(), self._importance_pairs(), self.importance)
             for name, paths in self.parts.items():
                 size = self.tiles[name] if name.endswith("attention") else 1
-                for each in paths:
-                    heads = found[each].reshape(-1, size).sum(1)
-                    self._order[each] = np.argsort(-heads, kind="stable")
+                for sublayer in paths:
+                    heads = importances[sublayer].reshape(-1, size).sum(1)
+                    self._order[sublayer] = np.argsort(-heads, kind="stable")
         size = self.tiles[group] if group.endswith("attention") else 1
         heads = np.sort(self._order[path][: width // size])
         return torch.from_numpy((heads[:, None] * size + np.arange(size)).ravel())
 
     def _last(self) -> dict[str, nn.Linear]:
-        paths = [each for several in self.parts.values() for each in several]
-        found = {each: self.network.get_submodule(f"{each}.{LAST[each.rpartition('.')[2]]}") for each in paths}
-        return {path: each for path, each in found.items() if isinstance(each, nn.Linear)}
+        paths = [path for several in self.parts.values() for path in several]
+        layers = {path: self.network.get_submodule(f"{path}.{LAST[path.rpartition('.')[2]]}") for path in paths}
+        return {path: layer for path, layer in layers.items() if isinstance(layer, nn.Linear)}
 
     def _importance_pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         count = min(IMPORTANCE_PAIRS, len(self.text.train))
@@ -238,7 +238,7 @@ def _importances(
     activation: Sum of |x|.
     """
     read: dict[str, torch.Tensor] = {}
-    found = {path: torch.zeros(layer.in_features, dtype=torch.float64) for path, layer in layers.items()}
+    importances = {path: torch.zeros(layer.in_features, dtype=torch.float64) for path, layer in layers.items()}
 
     def watch(path: str, layer: nn.Module) -> Any:
         return layer.register_forward_pre_hook(lambda _, inputs: read.__setitem__(path, inputs[0]))
@@ -250,7 +250,7 @@ def _importances(
         gradients = torch.autograd.grad(loss, list(read.values()))
         for (path, x), gradient in zip(read.items(), gradients, strict=True):
             importance = x.detach().abs() if kind == "activation" else (x.detach() * gradient).sum(1).abs()
-            found[path] += importance.flatten(0, -2).sum(0).double()
-    for each in hooks:
-        each.remove()
-    return {path: each.numpy() for path, each in found.items()}
+            importances[path] += importance.flatten(0, -2).sum(0).double()
+    for hook in hooks:
+        hook.remove()
+    return {path: total.numpy() for path, total in importances.items()}

@@ -89,7 +89,7 @@ def weights(model: nn.Module) -> dict[str, torch.Tensor]:
     Returns:
         State dict of the float network.
     """
-    return {name.replace(".layer.", "."): each for name, each in qat.weights(model).items()}
+    return {name.replace(".layer.", "."): tensor for name, tensor in qat.weights(model).items()}
 
 
 def save_ranges(model: Transformer, start: ModelFolder, folder: Path) -> None:
@@ -103,8 +103,8 @@ def save_ranges(model: Transformer, start: ModelFolder, folder: Path) -> None:
     plain = type(model)(model.config, model.embedding.num_embeddings, pre_norm=model.pre_norm, dropout=0.0)
     plain.load_state_dict(weights(model))
     _, rewritten = _graphs(plain)
-    ranges = [each for each in model.modules() if isinstance(each, qat.Range) and each.active]
-    tensors = {each.tensor: each.range() for each in ranges}
+    ranges = [module for module in model.modules() if isinstance(module, qat.Range) and module.active]
+    tensors = {module.tensor: module.range() for module in ranges}
     trained = CalibrationTable("", "minmax", 0, "", tensors, recipe=recipe_of(start).to_json())
     qat.completed(trained, rewritten, list(read_npz(folder / SAMPLES)[0])).save(folder / TRAINED)
 

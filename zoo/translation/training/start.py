@@ -56,7 +56,7 @@ class StartModel:
         chosen = vocabulary.choose(config.source_language, config.target_language, config.prompt or None)
         start = StartModel(folder, about, chosen)
         if isinstance(chosen, ImportedVocabulary):  # else what the tokenizer begins a target with (BART)
-            begin = tuple(each for each in chosen.framing.before if isinstance(each, int))
+            begin = tuple(token for token in chosen.framing.before if isinstance(token, int))
             chosen.label_prefix = start.rules.prefix or begin
         return start
 
@@ -68,8 +68,8 @@ class StartModel:
     @property
     def origin(self) -> dict[str, Any]:
         """Where an imported model comes from, for the record of the training."""
-        found: dict[str, Any] = read_json(self.folder / CARD).get("imported", {})
-        return found
+        imported: dict[str, Any] = read_json(self.folder / CARD).get("imported", {})
+        return imported
 
     @cached_property
     def digest(self) -> str:

@@ -177,7 +177,7 @@ def _keep(
     )
     print_line(f"{line}  {last['seconds']:.0f} s, {last['tokens'] / last['seconds']:,.0f} tokens/s")
     state = adapters.weights(trainer.model)
-    save_checkpoint(weights_after(output, last["epoch"]), {name: each.cpu() for name, each in state.items()})
+    save_checkpoint(weights_after(output, last["epoch"]), {name: tensor.cpu() for name, tensor in state.items()})
     if isinstance(text.vocabulary, Vocabulary):
         write_bytes(output / "checkpoint" / VOCABULARY, text.vocabulary.content)
     save_checkpoint(output / STATE, {**record, "history": list(history), **trainer.state()})
@@ -190,7 +190,7 @@ def _choose(
     output: Path, trainer: Trainer, text: ParallelText, history: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Loads the candidate weights with the best BLEU; returns their metrics and how they were chosen."""
-    group, found, seen = trainer.group, [], []
+    group, candidates, seen = trainer.group, [], []
     adapters.merge(trainer.model)
     for name, epochs in groups(history, trainer.config.average).items():
         if epochs in seen:
@@ -200,22 +200,22 @@ def _choose(
         if group.rank == 0:
             trainer.model.load_state_dict(state)
         if group.count > 1:
-            for each in trainer.model.state_dict().values():
-                distributed.broadcast(each, 0)
-        found.append(
+            for tensor in trainer.model.state_dict().values():
+                distributed.broadcast(tensor, 0)
+        candidates.append(
             (
                 trainer.validate(text),
                 name,
                 epochs,
-                {key: each.cpu().clone() for key, each in trainer.model.state_dict().items()},
+                {key: weight.cpu().clone() for key, weight in trainer.model.state_dict().items()},
             )
         )
-    metrics, name, epochs, state = max(found, key=lambda each: each[0]["bleu"])
+    metrics, name, epochs, state = max(candidates, key=lambda candidate: candidate[0]["bleu"])
     trainer.model.load_state_dict(state)
     return metrics, {
         "weights": name,
         "averaged": epochs,
-        "candidates": {name: each["bleu"] for each, name, *_ in found},
+        "candidates": {name: scores["bleu"] for scores, name, *_ in candidates},
     }
 
 
@@ -247,7 +247,7 @@ def _write(
     best = groups(history, 1)["best"][0]
     axes = ("cross entropy, nats a token", "BLEU (greedy)")
     plot_curves(output / "curves.png", history, left, {"bleu": ("BLEU, held out", "C1-")}, axes, best)
-    files = [Path(part) for each in sources(data) for part in ([each] if Path(each).is_file() else each.split(","))]
+    files = [Path(part) for path in sources(data) for part in ([path] if Path(path).is_file() else path.split(","))]
     arch = "" if start and start.imported else config.arch
     features = {
         **({"arch": arch} if arch else {}),
@@ -262,7 +262,7 @@ def _write(
         "features": features,
         "form": asdict(model_config),
         "vocabulary": len(text.vocabulary),
-        "parameters": sum(each.numel() for each in trainer.model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
         "config": asdict(config),
         "metrics": dict(metrics),
         "signatures": signatures(),
@@ -270,7 +270,7 @@ def _write(
         **record,
         **({"imported": start.origin} if start and start.imported else {}),
         "epochs": len(history),
-        "seconds": round(sum(each["seconds"] for each in history)),
+        "seconds": round(sum(entry["seconds"] for entry in history)),
         **provenance(config.seed, files, sentencepiece=sentencepiece.__version__),
     }
     write_json(output / "train.json", about)

@@ -112,11 +112,11 @@ class Trainer:
         self.teacher = teacher.to(group.device).eval() if teacher is not None else None
         frozen = FROZEN if config.frozen else ()
         self.trained = []
-        for name, each in model.named_parameters():
+        for name, parameter in model.named_parameters():
             if name.startswith(frozen) or name == OUTPUT_BIAS or (config.adapters and not name.endswith(FACTORS)):
-                each.requires_grad_(False)
+                parameter.requires_grad_(False)
             else:
-                self.trained.append(each)
+                self.trained.append(parameter)
         self.start_rows, self.shares = _start_rows(self.model), _smoothing_shares(self.model)
         self.optimizer = torch.optim.AdamW(
             self.trained, config.learning_rate, (0.9, 0.98), 1e-9, weight_decay=config.weight_decay, foreach=True
@@ -196,10 +196,10 @@ class Trainer:
             soft = F.cross_entropy(logits[kept].float(), teacher_logits[kept].float().softmax(1), reduction="sum")
             loss = (1 - self.config.soft) * loss + self.config.soft * soft
             for own, expected in zip(own_layers or (), layers or (), strict=True):
-                own, expected = (each.flatten(0, 1)[kept].float() for each in (own, expected))
+                own, expected = (states.flatten(0, 1)[kept].float() for states in (own, expected))
                 loss = loss + self.config.hints * len(kept) * l2(own, expected)
             for own, expected in zip(own_maps[::-1], maps[::-1], strict=False):
-                own, expected = (each.float().mean(1).flatten(0, 1)[kept] for each in (own, expected))
+                own, expected = (attention.float().mean(1).flatten(0, 1)[kept] for attention in (own, expected))
                 loss = loss + self.config.attention * len(kept) * l2(own, expected)
         return loss, plain, sum(len(pair[1]) for pair in pairs)
 
@@ -214,24 +214,24 @@ class Trainer:
         Returns:
             Cross entropy of this process' part, without smoothing, in nats, and target tokens of all parts.
         """
-        for each in self.optimizer.param_groups:
-            each["lr"] = self.config.rate(self.steps, epoch_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.rate(self.steps, epoch_steps)
         if self.config.qat and self.steps >= (1 - QAT_FROZEN) * self.config.epochs * epoch_steps:
             freeze_ranges(self.model)
         self.optimizer.zero_grad(set_to_none=True)
-        tokens, found = sum(len(data.pair(int(i))[1]) for i in batch), 0.0
+        tokens, total = sum(len(data.pair(int(i))[1]) for i in batch), 0.0
         parts = np.array_split(batch, min(self.config.accumulate, len(batch)))
         for part in parts:
             with exchanging(self.parallel, part is parts[-1]):
                 loss, plain, _ = self.loss(self.parallel, data, part, self.bf16, self.config.label_smoothing)
                 torch.autograd.backward(loss * (self.group.count / tokens))  # they are averaged over the processes
-            found += float(plain)
+            total += float(plain)
         if self.start_rows is not None and (gradient := self.model.embedding.weight.grad) is not None:
             gradient[self.start_rows] = gradient[self.start_rows].sum(0)
         nn.utils.clip_grad_norm_(self.trained, self.config.clip, foreach=True)
         self.optimizer.step()
         self.steps += 1
-        return found, tokens
+        return total, tokens
 
     def epoch(self, data: Corpus, epoch: int) -> dict[str, Any]:
         """Trains one epoch.
@@ -289,19 +289,19 @@ class Trainer:
         Returns:
             Target tokens of each sentence, in order, in every process.
         """
-        order = np.argsort([len(each) for each in data], kind="stable")
+        order = np.argsort([len(sentence) for sentence in data], kind="stable")
         parts = batch_by_tokens([len(data[i]) for i in order], DECODED // beam)
-        found: dict[int, list[int]] = {}
+        translations: dict[int, list[int]] = {}
         for a, b in parts[self.group.rank :: self.group.count]:
             translated = translate(
                 self.model, [data[i] for i in order[a:b]], beam=beam, rules=self.rules, bf16=self.bf16
             )
-            found |= {int(i): hypotheses[0].tokens for i, hypotheses in zip(order[a:b], translated, strict=True)}
+            translations |= {int(i): hypotheses[0].tokens for i, hypotheses in zip(order[a:b], translated, strict=True)}
         if self.group.count > 1:
             gathered: list[dict[int, list[int]]] = [{}] * self.group.count
-            distributed.all_gather_object(gathered, found)
-            found = {i: each for one in gathered for i, each in one.items()}
-        return [found[i] for i in range(len(data))]
+            distributed.all_gather_object(gathered, translations)
+            translations = {i: tokens for one in gathered for i, tokens in one.items()}
+        return [translations[i] for i in range(len(data))]
 
     @torch.inference_mode()
     def validate(self, text: ParallelText) -> dict[str, float]:
@@ -319,8 +319,8 @@ class Trainer:
             _, plain, tokens = self.loss(self.model, text.held_out, batch, self.bf16, 0.0)
             total, count = total + float(plain), count + tokens
         translated = self.translate([text.held_out.pair(i)[0] for i in range(len(text.held_out))])
-        found = translation_metrics(text.vocabulary.decode(translated), [target for _, target in text.references])
-        return {"loss": self._sum(total) / count, **found}
+        metrics = translation_metrics(text.vocabulary.decode(translated), [target for _, target in text.references])
+        return {"loss": self._sum(total) / count, **metrics}
 
     def quality(self, text: ParallelText | None, kept: ParallelText | None, suffix: str = "") -> dict[str, float]:
         """Returns the BLEU of held-out pairs.
@@ -334,7 +334,7 @@ class Trainer:
             {"bleu", "kept_bleu"} with the suffix.
         """
         texts = {"bleu": text, "kept_bleu": kept}
-        return {f"{name}{suffix}": self.validate(each)["bleu"] for name, each in texts.items() if each is not None}
+        return {f"{name}{suffix}": self.validate(pairs)["bleu"] for name, pairs in texts.items() if pairs is not None}
 
     def state(self) -> dict[str, Any]:
         """Returns the state for a checkpoint."""

@@ -30,7 +30,7 @@ def groups(history: Sequence[Mapping[str, Any]], count: int) -> dict[str, list[i
     Returns:
         {description: epochs}: the last `count`, the best `count`, and the best one.
     """
-    epochs = [each["epoch"] for each in history]
+    epochs = [entry["epoch"] for entry in history]
     ranked = sorted(epochs, key=lambda epoch: (-history[epoch - 1]["bleu"], history[epoch - 1]["loss"], epoch))
     return {
         f"average of the last {count}": epochs[-count:],
@@ -51,8 +51,8 @@ def average(output: Path, epochs: Sequence[int]) -> dict[str, torch.Tensor]:
     """
     import torch
 
-    found: dict[str, torch.Tensor] = {}
+    sums: dict[str, torch.Tensor] = {}
     for epoch in epochs:
         state = torch.load(weights_after(output, epoch), map_location="cpu", weights_only=True)
-        found = {name: found[name] + each if found else each for name, each in state.items()}
-    return {name: each / len(epochs) for name, each in found.items()}
+        sums = {name: sums[name] + tensor if sums else tensor for name, tensor in state.items()}
+    return {name: total / len(epochs) for name, total in sums.items()}

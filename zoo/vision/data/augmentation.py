@@ -196,5 +196,5 @@ class AugmentedImages:
         else:
             views = [randaugment(image, self.count, self.magnitude, random)]
         shape = (self.size, self.size)
-        resized = [each if each.size == shape else each.resize(shape, Image.Resampling.BILINEAR) for each in views]
-        return np.stack([np.asarray(each) for each in resized]), int(self.images.labels[index])
+        resized = [view if view.size == shape else view.resize(shape, Image.Resampling.BILINEAR) for view in views]
+        return np.stack([np.asarray(view) for view in resized]), int(self.images.labels[index])

@@ -34,7 +34,7 @@ TRAIN, HELD_OUT = (
     "train",
     ("test", "val", "valid", "validation"),
 )  # folders or splits; the first held-out one that exists is used
-SPLITS = {**{each: each for each in (TRAIN, *HELD_OUT)}, "training": TRAIN, "testing": HELD_OUT[0]}  # in lower case
+SPLITS = {**{name: name for name in (TRAIN, *HELD_OUT)}, "training": TRAIN, "testing": HELD_OUT[0]}  # in lower case
 SMALL = 64  # maximum height and width of images that stay decoded in memory, in pixels
 MEMORY = 1 << 30  # maximum bytes of decoded small images, or of the files of an archive, in memory
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -142,7 +142,7 @@ def open_images(data: Any, *, held_out: float = 0.1, seed: int = 0, on_error: st
     pixels = _read_small(items, on_error, left_out)
     kept = [item for item, array in zip(items, pixels, strict=True) if array is not None]
     small = [array for array in pixels if array is not None]
-    whole = np.stack(small) if small and all(each.size and each.shape == small[0].shape for each in small) else None
+    whole = np.stack(small) if small and all(array.size and array.shape == small[0].shape for array in small) else None
 
     labels = {item.label for item in kept}
     classes = tuple(sorted(labels, key=int if all(label.isdecimal() for label in labels) else str))
@@ -166,9 +166,9 @@ def open_images(data: Any, *, held_out: float = 0.1, seed: int = 0, on_error: st
     )
     unseen = [label for i, label in enumerate(classes) if i not in set(train.labels.tolist())]
     if len(classes) < 2 or unseen or not len(test):
-        found = f"{len(classes)} classes, {len(train)} images to train on and {len(test)} held out in {data}"
+        content = f"{len(classes)} classes, {len(train)} images to train on and {len(test)} held out in {data}"
         raise RequestError(
-            f"found {found}, expected two classes or more and some of each"
+            f"found {content}, expected two classes or more and some of each"
             + (f"; none of {unseen[0]}" if unseen else "")
         )
     digest = hashlib.sha256("\n".join(f"{item.split}/{item.name}={item.label}" for item in kept).encode())
@@ -260,7 +260,7 @@ def _read_small(items: Sequence[Item], on_error: str, left_out: list[str]) -> li
                 first = first or array.shape
                 budget -= array.nbytes
                 if keep and (array.shape != first or budget < 0):  # large images are decoded when needed
-                    keep, pixels = False, [None if each is None else nothing for each in pixels]
+                    keep, pixels = False, [None if array is None else nothing for array in pixels]
                 pixels.append(array if keep else nothing)
     return pixels
 
@@ -296,12 +296,12 @@ def _share(text: str) -> float:
 def _items(name: str) -> Iterator[Item]:
     path = Path(name)
     if path.is_dir():
-        if any((path / each).is_file() for each in ("dataset_info.json", "dataset_dict.json")):
+        if any((path / file).is_file() for file in ("dataset_info.json", "dataset_dict.json")):
             return _dataset(name, lambda datasets: datasets.load_from_disk(name))
         files = [
-            each for each in path.rglob("*") if not any(part.startswith(".") for part in each.relative_to(path).parts)
+            file for file in path.rglob("*") if not any(part.startswith(".") for part in file.relative_to(path).parts)
         ]
-        return _labelled(name, {each.relative_to(path).as_posix(): each.read_bytes for each in files if each.is_file()})
+        return _labelled(name, {file.relative_to(path).as_posix(): file.read_bytes for file in files if file.is_file()})
     if path.is_file():
         return _labelled(name, _archive(path))
     if _HUB_ID.fullmatch(name) and not name.startswith("."):
@@ -349,18 +349,18 @@ def _labelled(source: str, files: dict[str, Callable[[], bytes]]) -> Iterator[It
         source: Name of the folder or archive, for messages.
         files: {relative path: function that returns the content}.
     """
-    known = {
+    paths = {
         name: PurePosixPath(name)
         for name in files
         if PurePosixPath(name).suffix.lower() in SUFFIXES or name.endswith("labels.csv")
     }
     while (
-        known
-        and len({path.parts[0] for path in known.values()}) == 1
-        and all(len(path.parts) > 2 for path in known.values())
+        paths
+        and len({path.parts[0] for path in paths.values()}) == 1
+        and all(len(path.parts) > 2 for path in paths.values())
     ):
-        known = {name: path.relative_to(path.parts[0]) for name, path in known.items()}  # removes a single outer folder
-    by_path = {path: files[name] for name, path in known.items()}
+        paths = {name: path.relative_to(path.parts[0]) for name, path in paths.items()}  # removes a single outer folder
+    by_path = {path: files[name] for name, path in paths.items()}
     for top, split in _splits(source, by_path).items():
         inside = {path.relative_to(top): read for path, read in by_path.items() if not top or path.parts[0] == top}
         table = inside.pop(PurePosixPath("labels.csv"), None)
@@ -375,12 +375,12 @@ def _splits(source: str, paths: Collection[PurePosixPath]) -> dict[str, str]:
     if any(len(path.parts) == 1 for path in paths):  # labels.csv, or files outside of folders, which are refused
         return {"": ""}
     folders = {path.parts[0] for path in paths}
-    found = {each: SPLITS[each.lower()] for each in sorted(folders) if each.lower() in SPLITS}
-    if len(found) == len(folders):
-        return found
+    splits = {folder: SPLITS[folder.lower()] for folder in sorted(folders) if folder.lower() in SPLITS}
+    if len(splits) == len(folders):
+        return splits
     # Images directly in the folder train belong to a class of that name; images directly in test may be unlabelled.
     nested = {path.parts[0] for path in paths if len(path.parts) > 2 or path.name == "labels.csv"}
-    if either := [each for each, split in found.items() if split != TRAIN or each in nested]:
+    if either := [folder for folder, split in splits.items() if split != TRAIN or folder in nested]:
         others = ", ".join(sorted(folders - set(either)))
         raise RequestError(
             f"found {', '.join(either)} and {others[:200]} in {source}, expected splits alone (train, test or val) "

@@ -82,7 +82,7 @@ def unlabelled_images(data: Any) -> list[Path | Item]:
     path = Path(sources[0]) if len(sources) == 1 else None
     images: list[Path | Item]
     if path is not None and path.is_dir() and not list(path.glob("dataset_*.json")):
-        splits = (each for each in sorted(path.iterdir()) if each.is_dir() and SPLITS.get(each.name.lower()) == TRAIN)
+        splits = (part for part in sorted(path.iterdir()) if part.is_dir() and SPLITS.get(part.name.lower()) == TRAIN)
         images = list(listed(next(splits, path)))
     elif path is None or path.suffix.lower() in SUFFIXES:
         images = list(listed(sources))
@@ -118,11 +118,11 @@ def listed_images(inputs: Any) -> Iterator[Path | Item]:
     Args:
         inputs: See `ImagePipeline.run`.
     """
-    for each in [inputs] if isinstance(inputs, str | os.PathLike | Item) else inputs:
-        if isinstance(each, Item):
-            yield each
+    for source in [inputs] if isinstance(inputs, str | os.PathLike | Item) else inputs:
+        if isinstance(source, Item):
+            yield source
         else:
-            yield from listed(each)
+            yield from listed(source)
 
 
 def decoded(image: Path | Item, smallest: int) -> NDArray[np.uint8]:
@@ -167,10 +167,10 @@ def log_unreadable(skipped: int, count: int, faults: Sequence[str], in_parts: bo
     Raises:
         RequestError: No image is readable, or there are no images.
     """
-    some = "; ".join(faults[:SHOWN]) + (f"; and {skipped - SHOWN} more" if skipped > SHOWN else "")
+    reasons = "; ".join(faults[:SHOWN]) + (f"; and {skipped - SHOWN} more" if skipped > SHOWN else "")
     if not count and skipped and not in_parts:
-        raise RequestError(f"none of {skipped} images could be read: {some}")
+        raise RequestError(f"none of {skipped} images could be read: {reasons}")
     if not count and not skipped:
         raise RequestError("found no images; give files, folders, or their paths on stdin")
     if skipped:
-        logger.warning("%d of %d images could not be read: %s", skipped, skipped + count, some)
+        logger.warning("%d of %d images could not be read: %s", skipped, skipped + count, reasons)

@@ -60,9 +60,9 @@ def freeze(
     path = io.save(exported, folder / "fp32.onnx")
     return {
         "network": arch,
-        "parameters": sum(each.numel() for each in model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "operators": query.op_counts(exported),
-        "bytes": {each.name: each.stat().st_size for each in (file, path)},
+        "bytes": {stored.name: stored.stat().st_size for stored in (file, path)},
     }
 
 
@@ -70,9 +70,9 @@ def _about(folder: Path) -> dict[str, Any]:
     """Returns {"file", "format", "arch", "classes" (number), "preprocessing"} and, if known, "width" and "shapes"."""
     if (folder / "train.json").is_file():
         trained = read_json(folder / "train.json")
-        known = {key: trained[key] for key in ("arch", "width", "shapes") if key in trained}
+        options = {key: trained[key] for key in ("arch", "width", "shapes") if key in trained}
         return {
-            **known,
+            **options,
             "file": CHECKPOINT,
             "format": "torch",
             "classes": len(trained["classes"]),

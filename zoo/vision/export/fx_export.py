@@ -46,7 +46,7 @@ def export(model: nn.Module, preprocess: Preprocess) -> ir.Model:
     traced = fx.symbolic_trace(model)
     ranks = _ranks(traced, model, size)
     for node in traced.graph.nodes:
-        inputs = [values[each] for each in node.args if isinstance(each, fx.Node)]
+        inputs = [values[argument] for argument in node.args if isinstance(argument, fx.Node)]
         match node.op:
             case "placeholder":
                 values[node] = _normalize(writer, image, preprocess)
@@ -92,7 +92,7 @@ def _ranks(traced: fx.GraphModule, model: nn.Module, size: int) -> dict[Any, int
 def _normalize(writer: _Writer, image: ir.Value, preprocess: Preprocess) -> ir.Value:
     reverse = preprocess.channels == "BGR"
     order = slice(None, None, -1 if reverse else 1)
-    mean, std = (np.array(each[order], np.float32).reshape(1, 3, 1, 1) for each in (preprocess.mean, preprocess.std))
+    mean, std = (np.array(stat[order], np.float32).reshape(1, 3, 1, 1) for stat in (preprocess.mean, preprocess.std))
     x = writer.add("Cast", [image], f"{IMAGE}.float", to=int(ir.DataType.FLOAT))
     if reverse:
         x = writer.add("Gather", [x, writer.weight(f"{IMAGE}.order", np.array([2, 1, 0]))], f"{IMAGE}.reversed", axis=1)
@@ -136,9 +136,9 @@ class _Writer(Writer):
         """See `Writer.layer`; supports the modules of convolutional networks."""
         kind = type(module).__name__
         state = {
-            key: self.weight(f"{path}.{key}", np.array(each.cpu()))
-            for key, each in module.state_dict().items()
-            if each.ndim
+            key: self.weight(f"{path}.{key}", np.array(tensor.cpu()))
+            for key, tensor in module.state_dict().items()
+            if tensor.ndim
         }
         m: Any = module
         match kind:
@@ -242,7 +242,7 @@ class _Writer(Writer):
                 shape = self.add("Concat", [inputs[1], ones], f"{path}.shape", axis=0, dtype=ir.DataType.INT64)
                 return self.add("Expand", [inputs[0], shape], path)
             case "cat", (int(axis),):
-                return self.add("Concat", [self.values[each] for each in arguments[0]], path, axis=axis)
+                return self.add("Concat", [self.values[argument] for argument in arguments[0]], path, axis=axis)
             case "pad", (tuple(pads),) if len(pads) == 4 and options in (
                 {"mode": "constant"},
                 {"mode": "constant", "value": 0},

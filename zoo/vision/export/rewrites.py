@@ -16,4 +16,4 @@ def passes(preprocessing: Mapping[str, Any] | None = None) -> list[Rewrite]:
     Args:
         preprocessing: Not used.
     """
-    return [FoldInputNormalization(), *(each() for each in SHARED)]
+    return [FoldInputNormalization(), *(rewrite() for rewrite in SHARED)]

@@ -108,9 +108,9 @@ def dense(rows: Floats, masks: int, objectness: bool, confidence: float, iou: fl
     scores = rows[:, first:last] * rows[:, 4:5] if objectness else rows[:, first:last]
     classes = scores.argmax(axis=1)
     best = scores[np.arange(len(rows)), classes]
-    found = Detections(corners(rows[:, :4]), best, classes, rows[:, last:])
-    found = found.take(best > np.float32(confidence))
-    return found.take(suppress(found.boxes, found.scores, found.classes, iou))
+    detections = Detections(corners(rows[:, :4]), best, classes, rows[:, last:])
+    detections = detections.take(best > np.float32(confidence))
+    return detections.take(suppress(detections.boxes, detections.scores, detections.classes, iou))
 
 
 def selected(rows: Floats, confidence: float) -> Detections:
@@ -149,8 +149,8 @@ def queries(boxes: Floats, scores: Floats, size: tuple[int, int], confidence: fl
         index, classes = flat // count, flat % count
     else:
         index, classes = np.arange(len(scores)), scores.argmax(axis=1)
-    found = Detections(scaled[index], scores[index, classes], classes, np.zeros((len(index), 0), np.float32))
-    return _ordered(found.take(found.scores > np.float32(confidence)))
+    detections = Detections(scaled[index], scores[index, classes], classes, np.zeros((len(index), 0), np.float32))
+    return _ordered(detections.take(detections.scores > np.float32(confidence)))
 
 
 def listed(boxes: Floats, scores: Floats, classes: NDArray[np.int64], extra: Floats, confidence: float) -> Detections:
@@ -166,9 +166,9 @@ def listed(boxes: Floats, scores: Floats, classes: NDArray[np.int64], extra: Flo
     Returns:
         The detections.
     """
-    found = Detections(boxes, scores, classes, extra)
-    return _ordered(found.take(scores > np.float32(confidence)))
+    detections = Detections(boxes, scores, classes, extra)
+    return _ordered(detections.take(scores > np.float32(confidence)))
 
 
-def _ordered(found: Detections) -> Detections:
-    return found.take(np.argsort(-found.scores, kind="stable")[:MOST])
+def _ordered(detections: Detections) -> Detections:
+    return detections.take(np.argsort(-detections.scores, kind="stable")[:MOST])

@@ -87,15 +87,15 @@ class Signature:
         Raises:
             RequestError: There is none, or several.
         """
-        found = [
+        names = [
             name
             for name, port in self.inputs.items()
             if len(port.shape) in (3, 4) and (port.dtype.kind == "f" or port.dtype == np.uint8)
         ]
-        if len(found) != 1:
+        if len(names) != 1:
             ports = ", ".join(_described(name, port) for name, port in self.inputs.items())
             raise RequestError(f"{self.path} takes {ports or 'nothing'}; expected one image [n, 3, height, width]")
-        return found[0]
+        return names[0]
 
     @property
     def channels_last(self) -> bool:
@@ -158,14 +158,14 @@ def read_signature(path: Path) -> Signature:
         graph = (proto := onnx.load(path, load_external_data=False)).graph
     except Exception as error:  # protobuf raises its own kinds for every sort of damage
         raise RequestError(unreadable(path, error)) from error
-    weights = {each.name for each in graph.initializer}
+    weights = {tensor.name for tensor in graph.initializer}
     producers = {name: node for node in graph.node for name in node.output}
     outputs = {value.name: port for value in graph.output if (port := _port(value)) is not None}
     return Signature(
         path,
         {value.name: port for value in graph.input if value.name not in weights and (port := _port(value)) is not None},
         outputs,
-        {each.key: each.value for each in proto.metadata_props},
+        {entry.key: entry.value for entry in proto.metadata_props},
         {name: _last(name, producers) for name in outputs},
         frozenset(name for name in outputs if _is_undecoded(name, producers)),
         any(node.op_type in QUANTIZED for node in graph.node),
@@ -188,16 +188,16 @@ def _last(name: str, producers: Mapping[str, onnx.NodeProto]) -> str:
 
 
 def _is_undecoded(name: str, producers: Mapping[str, onnx.NodeProto]) -> bool:
-    waiting, known, found = [name], {name}, set()
+    waiting, seen, kinds = [name], {name}, set()
     while waiting:
         node = producers.get(waiting.pop())
         if node is None:
             continue
-        found.add(node.op_type)
+        kinds.add(node.op_type)
         if node.op_type not in LAYERS:
-            waiting += [each for each in node.input if each not in known]
-            known.update(node.input)
-    return bool(found & LAYERS) and not found & {"Mul", "Div"}
+            waiting += [source for source in node.input if source not in seen]
+            seen.update(node.input)
+    return bool(kinds & LAYERS) and not kinds & {"Mul", "Div"}
 
 
 def recognize(
@@ -223,28 +223,28 @@ def recognize(
     if own is not None and own not in METADATA_TASKS and task != EMBED:
         raise RequestError(f"{signature.path} is a network for the task {own!r}; expected {', '.join(TASKS)}")
     wanted = task or METADATA_TASKS.get(own or "")
-    found: dict[str, Head] = {}
+    heads: dict[str, Head] = {}
     if wanted in (None, DETECT, SEGMENT) and (detector := _detector(signature, classes, size)) is not None:
-        found = {SEGMENT if detector.masked else DETECT: detector}
+        heads = {SEGMENT if detector.masked else DETECT: detector}
         if wanted in (None, DETECT):
             return DETECT if wanted or not detector.masked else SEGMENT, detector
-    if wanted in (None, SEGMENT) and not found and (head := _map(signature)) is not None:
-        found[SEGMENT] = head
+    if wanted in (None, SEGMENT) and not heads and (head := _map(signature)) is not None:
+        heads[SEGMENT] = head
     if wanted in (None, CLASSIFY) and (head := _classes(signature)) is not None:
-        found[CLASSIFY] = head
+        heads[CLASSIFY] = head
     if wanted in (None, EMBED) and (head := _embedding(signature)) is not None:
-        found[EMBED] = head
-    if wanted is None and CLASSIFY in found and _classes(signature) == ClassHead(next(iter(signature.outputs)), ""):
-        found.pop(EMBED, None)  # probabilities are no embedding
-    if wanted in found:
-        return wanted, found[wanted]
+        heads[EMBED] = head
+    if wanted is None and CLASSIFY in heads and _classes(signature) == ClassHead(next(iter(signature.outputs)), ""):
+        heads.pop(EMBED, None)  # probabilities are no embedding
+    if wanted in heads:
+        return wanted, heads[wanted]
     if wanted is not None:
         raise RequestError(
             f"{signature.path}: found no outputs for the task {wanted}: {signature.described}; {_EXPECTED[wanted]}"
         )
-    if len(found) == 1:
-        return next(iter(found.items()))
-    choice = f"{' or '.join(found)}: say which with --task" if found else "no network of a known task"
+    if len(heads) == 1:
+        return next(iter(heads.items()))
+    choice = f"{' or '.join(heads)}: say which with --task" if heads else "no network of a known task"
     raise RequestError(f"{signature.path}: the outputs are {signature.described}; found {choice}")
 
 
@@ -425,9 +425,9 @@ def _vectors(signature: Signature) -> Iterator[str]:
 def _embedding(signature: Signature) -> Head | None:
     """A vector if there is one, else tokens or features; the names are those of transformers."""
     vectors = list(_vectors(signature))
-    known = [name for name in VECTORS if name in vectors] or vectors
-    if known and (len(vectors) == 1 or known[0] in VECTORS):
-        return EmbeddingHead(known[0], "")
+    candidates = [name for name in VECTORS if name in vectors] or vectors
+    if candidates and (len(vectors) == 1 or candidates[0] in VECTORS):
+        return EmbeddingHead(candidates[0], "")
     floats = [name for name, port in signature.outputs.items() if port.dtype.kind == "f"]
     names = [name for name in floats if name == "last_hidden_state"] or floats
     if len(names) != 1:

@@ -63,12 +63,12 @@ class DetectionHead:
         """
         raise NotImplementedError
 
-    def instance_masks(self, out: Outputs, found: Detections, place: Placement) -> list[NDArray[np.bool_]]:
+    def instance_masks(self, out: Outputs, detections: Detections, place: Placement) -> list[NDArray[np.bool_]]:
         """Computes the masks of detections.
 
         Args:
             out: Outputs without the axis of the batch.
-            found: Detections, with boxes in pixels of the image.
+            detections: Detections, with boxes in pixels of the image.
             place: Place of the image in the input.
 
         Returns:
@@ -106,10 +106,10 @@ class DenseHead(DetectionHead):
             rows.T if self.channels_first else rows, count, self.objectness, thresholds.confidence, thresholds.iou
         )
 
-    def instance_masks(self, out: Outputs, found: Detections, place: Placement) -> list[NDArray[np.bool_]]:
+    def instance_masks(self, out: Outputs, detections: Detections, place: Placement) -> list[NDArray[np.bool_]]:
         """See `DetectionHead`."""
         prototypes = out[self.prototypes].astype(np.float32, copy=False)
-        return masks.of_prototypes(prototypes, found.extra, found.boxes, place)
+        return masks.of_prototypes(prototypes, detections.extra, detections.boxes, place)
 
 
 @dataclass(frozen=True)
@@ -194,12 +194,12 @@ class ListedHead(DetectionHead):
         places, scores = (out[name].astype(np.float32, copy=False) for name in (self.boxes, self.scores))
         return boxes.listed(places, scores, classes, extra, thresholds.confidence)
 
-    def instance_masks(self, out: Outputs, found: Detections, place: Placement) -> list[NDArray[np.bool_]]:
+    def instance_masks(self, out: Outputs, detections: Detections, place: Placement) -> list[NDArray[np.bool_]]:
         """See `DetectionHead`."""
         rows, columns = (0, place.height), (0, place.width)
         return [
             masks.resampled(out[self.masks][int(index)].astype(np.float32), place, rows, columns)[0] > 0.5
-            for index in found.extra[:, 0]
+            for index in detections.extra[:, 0]
         ]
 
 
@@ -291,11 +291,11 @@ def activated(logits: Floats, activation: str) -> Floats:
     Returns:
         float32 of the same shape.
     """
-    found = logits
+    scores = logits
     if activation == SIGMOID:
         with np.errstate(over="ignore"):
-            found = np.float32(1) / (np.float32(1) + np.exp(-logits))
+            scores = np.float32(1) / (np.float32(1) + np.exp(-logits))
     elif activation == SOFTMAX:
         powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        found = powers / powers.sum(axis=-1, keepdims=True)
-    return found
+        scores = powers / powers.sum(axis=-1, keepdims=True)
+    return scores

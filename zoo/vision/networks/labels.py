@@ -16,12 +16,12 @@ LISTS = {"imagenet": ROOM / "imagenet.txt", "coco": ROOM / "coco.txt", "coco91":
 UNUSED = (0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83)  # of COCO's numbers to 90: the background, and what has no class
 
 
-def class_names(signature: Signature, given: str | Path | None) -> list[str] | None:
+def class_names(signature: Signature, source: str | Path | None) -> list[str] | None:
     """Returns the class names of a network.
 
     Args:
         signature: Its signature.
-        given: File of names, or a name of `LISTS`; None for those of the network: the metadata of Ultralytics, or
+        source: File of names, or a name of `LISTS`; None for those of the network: the metadata of Ultralytics, or
             config.json of transformers or timm beside the file.
 
     Returns:
@@ -30,8 +30,8 @@ def class_names(signature: Signature, given: str | Path | None) -> list[str] | N
     Raises:
         RequestError: The file cannot be read, or holds no names.
     """
-    if given is not None:
-        return _of_file(given)
+    if source is not None:
+        return _of_file(source)
     if (names := _listed(signature.literal("names"))) is not None:
         return names
     for folder in folders(signature.path):
@@ -48,14 +48,14 @@ def class_names(signature: Signature, given: str | Path | None) -> list[str] | N
     return None
 
 
-def _of_file(given: str | Path) -> list[str]:
-    if str(given) in LISTS:
-        names = _lines(LISTS[str(given)])
-        if given == "coco91":
+def _of_file(source: str | Path) -> list[str]:
+    if str(source) in LISTS:
+        names = _lines(LISTS[str(source)])
+        if source == "coco91":
             remaining = iter(names)
             names = ["background" if i == 0 else "" if i in UNUSED else next(remaining) for i in range(91)]
         return names
-    path = Path(given)
+    path = Path(source)
     if path.suffix == ".json":
         value = read_json(path)
         value = value.get("id2label", value) if isinstance(value, Mapping) else value

@@ -27,7 +27,7 @@ def of_prototypes(prototypes: Floats, coefficients: Floats, boxes: Floats, place
     Returns:
         A mask of the image's size for each box.
     """
-    found = []
+    masks = []
     for weights, box in zip(coefficients, boxes, strict=True):
         logits = np.tensordot(weights, prototypes, 1)
         left, top = np.floor(box[:2]).astype(int)
@@ -38,8 +38,8 @@ def of_prototypes(prototypes: Floats, coefficients: Floats, boxes: Floats, place
             columns, rows = np.arange(left, right), np.arange(top, bottom)
             inside &= ((columns >= box[0]) & (columns < box[2]))[None] & ((rows >= box[1]) & (rows < box[3]))[:, None]
             mask[top:bottom, left:right] = inside
-        found.append(mask)
-    return found
+        masks.append(mask)
+    return masks
 
 
 def resampled(values: Floats, place: Placement, rows: tuple[int, int], columns: tuple[int, int]) -> Floats:
@@ -59,8 +59,8 @@ def resampled(values: Floats, place: Placement, rows: tuple[int, int], columns: 
         columns, place.scale[0], place.offset[0], place.size[1], values.shape[2], place.width
     )
     lines = values[:, top] * (np.float32(1) - down)[:, None] + values[:, bottom] * down[:, None]
-    found: Floats = lines[:, :, left] * (np.float32(1) - across) + lines[:, :, right] * across
-    return found
+    pixels: Floats = lines[:, :, left] * (np.float32(1) - across) + lines[:, :, right] * across
+    return pixels
 
 
 def class_map(values: NDArray[Any], place: Placement) -> NDArray[np.int64]:
@@ -75,12 +75,12 @@ def class_map(values: NDArray[Any], place: Placement) -> NDArray[np.int64]:
     Returns:
         int64 [height, width].
     """
-    found = np.empty((place.height, place.width), np.int64)
+    indices = np.empty((place.height, place.width), np.int64)
     if values.ndim == 2:
         rows = _nearest(place.height, place.scale[1], place.offset[1], place.size[0], values.shape[0])
         columns = _nearest(place.width, place.scale[0], place.offset[0], place.size[1], values.shape[1])
-        found[...] = values[rows[:, None], columns]
-        return found
+        indices[...] = values[rows[:, None], columns]
+        return indices
     # pixels of a tile of cells
     high = max(1, int(TILE * place.size[0] / (values.shape[1] * place.scale[1])))
     wide = max(1, int(TILE * place.size[1] / (values.shape[2] * place.scale[0])))
@@ -97,8 +97,8 @@ def class_map(values: NDArray[Any], place: Placement) -> NDArray[np.int64]:
             tile = values[:, upper.min() : lower.max() + 1, first.min() : last.max() + 1].reshape(len(values), -1)
             classes = np.flatnonzero(tile.max(axis=1) >= tile.min(axis=1).max())
             inside = resampled(values[classes], place, rows_, columns_) if len(classes) > 1 else None
-            found[slice(*rows_), slice(*columns_)] = classes[0 if inside is None else inside.argmax(axis=0)]
-    return found
+            indices[slice(*rows_), slice(*columns_)] = classes[0 if inside is None else inside.argmax(axis=0)]
+    return indices
 
 
 def _cells(
@@ -108,22 +108,22 @@ def _cells(
     ratio = cells / side
     first = min(max(math.floor(offset * ratio), 0), cells - 1)
     last = min(max(math.ceil((offset + whole * scale) * ratio) - 1, first), cells - 1)
-    at = ((np.arange(*pixels) + 0.5) * scale + offset) * ratio - 0.5
-    return np.clip(at, first, last), first, last
+    positions = ((np.arange(*pixels) + 0.5) * scale + offset) * ratio - 0.5
+    return np.clip(positions, first, last), first, last
 
 
 def _neighbours(
     pixels: tuple[int, int], scale: float, offset: int, side: int, cells: int, whole: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
     """Cells before and behind the pixels of an axis, and the weight of the latter."""
-    at, _, last = _cells(pixels, scale, offset, side, cells, whole)
-    before = np.floor(at).astype(np.int64)
-    return before, np.minimum(before + 1, last), (at - before).astype(np.float32)
+    positions, _, last = _cells(pixels, scale, offset, side, cells, whole)
+    before = np.floor(positions).astype(np.int64)
+    return before, np.minimum(before + 1, last), (positions - before).astype(np.float32)
 
 
 def _nearest(whole: int, scale: float, offset: int, side: int, cells: int) -> NDArray[np.int64]:
-    at, first, last = _cells((0, whole), scale, offset, side, cells, whole)
-    return np.clip(np.floor(at + 0.5).astype(np.int64), first, last)
+    positions, first, last = _cells((0, whole), scale, offset, side, cells, whole)
+    return np.clip(np.floor(positions + 0.5).astype(np.int64), first, last)
 
 
 def run_lengths(mask: Mask) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class NetworkPipeline(ImagePipeline):
         """Returns a batch of black images."""
         pixels = self._slots(self.batch_size)
         black = np.zeros((self.side, self.side, 3), np.uint8)
-        return self._batch(pixels, [self.fill(black, pixels, at).place for at in range(self.batch_size)])
+        return self._batch(pixels, [self.fill(black, pixels, index).place for index in range(self.batch_size)])
 
     @property
     def side(self) -> int:
@@ -116,17 +116,17 @@ class NetworkPipeline(ImagePipeline):
         shape = (height, width, 3) if self.signature.channels_last else (3, height, width)
         return np.empty((count, *shape), self.signature.inputs[self.signature.image].dtype)
 
-    def fill(self, decoded: Pixels, pixels: NDArray[Any], at: int) -> Context:
+    def fill(self, decoded: Pixels, pixels: NDArray[Any], index: int) -> Context:
         """See `ImagePipeline`."""
         resized, place = self.transform.apply(decoded)
         values = self.transform.values(resized, self.signature.inputs[self.signature.image].dtype)
-        pixels[at] = values.transpose(1, 2, 0) if self.signature.channels_last else values
+        pixels[index] = values.transpose(1, 2, 0) if self.signature.channels_last else values
         return Context(place, decoded if self.drawn is not None else None)
 
     def _batch(self, pixels: NDArray[Any], places: Sequence[Placement]) -> dict[str, NDArray[Any]]:
         """Returns the inputs of the network for prepared images."""
         if pixels.dtype == object:
-            if len({each.shape for each in pixels}) > 1:
+            if len({image.shape for image in pixels}) > 1:
                 raise RequestError(f"{self.folder.file.name} takes images of one size a batch; give them one by one")
             pixels = np.stack([*pixels])
         batch = {self.signature.image: pixels if self.signature.batched else pixels[0]}
@@ -169,7 +169,7 @@ class NetworkPipeline(ImagePipeline):
         if len(images) > 1 and isinstance(self.head, DetectionHead) and self.head.alone:
             raise RequestError(f"found {len(images)} images; {self.folder.file.name} takes one at a time")
         slots = self._slots(len(images))
-        contexts = [self.fill(image, slots, at) for at, image in enumerate(images)]
+        contexts = [self.fill(image, slots, index) for index, image in enumerate(images)]
         return self._batch(slots, [context.place for context in contexts]), contexts
 
     # --------------------------------------------------------------------------------------------------------- outputs
@@ -183,13 +183,13 @@ class NetworkPipeline(ImagePipeline):
         Returns:
             The result of each image.
         """
-        found = []
+        results = []
         for image in raw_images(raw):
             batch, contexts = self.prepared([image])
-            found += self.results(self.predict(batch), contexts)
-        if not found:
+            results += self.results(self.predict(batch), contexts)
+        if not results:
             raise RequestError("found no images")
-        return found
+        return results
 
     def predict(self, batch: Batch) -> dict[str, NDArray[Any]]:
         """Runs the network; see `GraphPipeline.predict`. Batches of a fixed size are filled up.
@@ -233,7 +233,7 @@ class NetworkPipeline(ImagePipeline):
 
     def results(self, out: dict[str, NDArray[Any]], contexts: Sequence[Any]) -> list[Any]:
         """See `ImagePipeline`."""
-        return [self._result(each, context) for each, context in zip(self._images_of(out), contexts, strict=True)]
+        return [self._result(outputs, context) for outputs, context in zip(self._images_of(out), contexts, strict=True)]
 
     def _images_of(self, out: Outputs) -> Iterator[Outputs]:
         if not self.has_samples:
@@ -247,33 +247,31 @@ class NetworkPipeline(ImagePipeline):
         if isinstance(head, DetectionHead):
             return self._detections(head, out, context.place)
         if isinstance(head, MapHead):
-            found = head.map(out, context.place)
-            classes = [index for index in np.unique(found).tolist() if index >= 0]
-            return [{"score": None, "label": self.name(index), "mask": _image(found == index)} for index in classes]
+            pixels = head.map(out, context.place)
+            classes = [index for index in np.unique(pixels).tolist() if index >= 0]
+            return [{"score": None, "label": self.name(index), "mask": _image(pixels == index)} for index in classes]
         if isinstance(head, ClassHead):
             scores = out[head.output].ravel().astype(np.float32, copy=False)
             return best_classes(scores, self.names(len(scores)), bool(head.activation))
         return {"embedding": head.embedding(out)}
 
     def _detections(self, head: DetectionHead, out: Outputs, place: Placement) -> list[dict[str, Any]]:
-        found = head.detections(out, place.size, self.folder.thresholds)
-        if not np.isfinite(found.boxes).all():
+        hits = head.detections(out, place.size, self.folder.thresholds)
+        if not np.isfinite(hits.boxes).all():
             raise ZooError("the network computes NaN or infinite boxes; check its weights and the input")
         if not head.original:
-            found = type(found)(place.boxes(found.boxes), found.scores, found.classes, found.extra)
+            hits = type(hits)(place.boxes(hits.boxes), hits.scores, hits.classes, hits.extra)
         results = [
             {
                 "score": score,
                 "label": self.name(index),
                 "box": dict(zip(CORNERS, (round(side, 2) for side in box), strict=True)),
             }
-            for score, index, box in zip(
-                found.scores.tolist(), found.classes.tolist(), found.boxes.tolist(), strict=True
-            )
+            for score, index, box in zip(hits.scores.tolist(), hits.classes.tolist(), hits.boxes.tolist(), strict=True)
         ]
         if not head.masked:
             return results
-        masks = head.instance_masks(out, found, place)
+        masks = head.instance_masks(out, hits, place)
         return [result | {"mask": _image(mask)} for result, mask in zip(results, masks, strict=True) if mask.any()]
 
     # ----------------------------------------------------------------------------------------------------------- names
@@ -334,12 +332,12 @@ class NetworkPipeline(ImagePipeline):
         if isinstance(self.head, EmbeddingHead):
             return [{"embedding": result["embedding"].astype(str).astype(np.float64).tolist()}]
         rows = []
-        for each in result:
-            row = {"label": each["label"]}
-            if "box" in each:
-                row |= {"score": each["score"], **each["box"]}
-            if "mask" in each:
-                row["mask"] = run_lengths(np.asarray(each["mask"]) > 0)
+        for entry in result:
+            row = {"label": entry["label"]}
+            if "box" in entry:
+                row |= {"score": entry["score"], **entry["box"]}
+            if "mask" in entry:
+                row["mask"] = run_lengths(np.asarray(entry["mask"]) > 0)
             rows.append(row)
         return rows
 
@@ -375,8 +373,8 @@ class NetworkPipeline(ImagePipeline):
         if self.drawn is not None:
             readable = [name for name, fault in zip(batch.names, batch.faults, strict=True) if not fault]
             for name, context, result in zip(readable, batch.contexts, results, strict=True):
-                found = result if isinstance(result, list) else [result | {"score": result["probability"]}]
-                picture = drawing.draw(context.pixels, found, self.folder.labels or ())
+                drawn = result if isinstance(result, list) else [result | {"score": result["probability"]}]
+                picture = drawing.draw(context.pixels, drawn, self.folder.labels or ())
                 drawing.save(picture, self.drawn, as_text(name), self._taken)
         return super()._cells(columns, batch, results)
 

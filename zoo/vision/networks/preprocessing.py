@@ -27,13 +27,13 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 EXAMPLE = '{"size": 224, "resize": 256, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}'
 
 
-def find_transform(signature: Signature, task: str | None, given: Path | None) -> ImageTransform:
+def find_transform(signature: Signature, task: str | None, path: Path | None) -> ImageTransform:
     """Finds the preprocessing of a network.
 
     Args:
         signature: Its signature.
         task: Task that the user asked for; None for that of the network.
-        given: JSON file of the preprocessing; None to look beside the file, then by the exporter's convention:
+        path: JSON file of the preprocessing; None to look beside the file, then by the exporter's convention:
             Ultralytics' metadata (letterbox, for classification a crop), YOLO's output (letterbox), torchvision's
             detectors and the authors' RT-DETR.
 
@@ -44,25 +44,25 @@ def find_transform(signature: Signature, task: str | None, given: Path | None) -
         RequestError: There is none, or it is for another size.
     """
     sides = signature.sides
-    found = read_transform(given) if given is not None else beside(signature.path) or _by_convention(signature, task)
-    if found is None:
+    transform = read_transform(path) if path is not None else beside(signature.path) or _by_convention(signature, task)
+    if transform is None:
         raise RequestError(
             f"{signature.path} does not say how images are prepared; give the preprocessor_config.json of "
             f"transformers, the config.json of timm, or a file with {EXAMPLE}: --preprocess FILE.json"
         )
     fixed = [side for side in sides if side is not None]
-    if found.size != (0, 0):
-        if any(side not in (None, own) for side, own in zip(sides, found.size, strict=True)):
+    if transform.size != (0, 0):
+        if any(side not in (None, own) for side, own in zip(sides, transform.size, strict=True)):
             raise RequestError(
-                f"{signature.path} takes images of {_text(sides)}, the preprocessing gives {_text(found.size)}; "
+                f"{signature.path} takes images of {_text(sides)}, the preprocessing gives {_text(transform.size)}; "
                 "give another one with --preprocess FILE.json"
             )
-        return found
+        return transform
     if len(fixed) == 2:  # an image of any size, for an input of one
-        return replace(found, size=(fixed[0], fixed[1]), fit=STRETCH, resize=())
+        return replace(transform, size=(fixed[0], fixed[1]), fit=STRETCH, resize=())
     if fixed:
         raise RequestError(f"{signature.path} takes images of {_text(sides)}; give a size with --preprocess FILE.json")
-    return found
+    return transform
 
 
 def prepared_batches(

@@ -55,8 +55,8 @@ class Placement:
         """
         offset, scale = (np.array(pair * 2, np.float32) for pair in (self.offset, self.scale))
         limits = np.array((self.width, self.height) * 2, np.float32)
-        found: NDArray[np.float32] = np.clip((boxes - offset) / scale, np.float32(0), limits)
-        return found
+        clipped: NDArray[np.float32] = np.clip((boxes - offset) / scale, np.float32(0), limits)
+        return clipped
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class ImageTransform:
         """
         if dtype == np.uint8:
             return pixels[::-1] if self.channels == "BGR" else pixels
-        mean, std = (np.array(each, np.float32)[:, None, None] for each in (self.mean, self.std))
+        mean, std = (np.array(channels, np.float32)[:, None, None] for channels in (self.mean, self.std))
         # (pixel / 255 - mean) / std, as torchvision and `pipelines.data.images.normalized` round it
         scaled = pixels.astype(np.float32) / np.float32(255) if self.scale == PIXEL else pixels * np.float32(self.scale)
         values = ((scaled - mean) / std).astype(dtype, copy=False)
@@ -160,17 +160,17 @@ class ImageTransform:
         outside = min(top, left) < 0
         crop = (0, 0, *resized[::-1]) if outside else (left, top, left + size[1], top + size[0])
         if self.interpolation in ("bilinear", "bicubic"):
-            found = np.empty((3, crop[3] - crop[1], crop[2] - crop[0]), np.uint8)
-            resize(pixels, Resize(resized[::-1], crop, self.interpolation == "bicubic"), found)
+            resampled = np.empty((3, crop[3] - crop[1], crop[2] - crop[0]), np.uint8)
+            resize(pixels, Resize(resized[::-1], crop, self.interpolation == "bicubic"), resampled)
         else:
             method = Image.Resampling[self.interpolation.upper()]
             image = Image.fromarray(pixels).resize(resized[::-1], method).crop(crop)
-            found = np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+            resampled = np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
         if not outside:
-            return found, placement
+            return resampled, placement
         padded = np.zeros((3, *size), np.uint8)
         (rows, above), (columns, before) = map(_overlap, (top, left), size, resized)
-        padded[:, rows, columns] = found[:, above, before]
+        padded[:, rows, columns] = resampled[:, above, before]
         return padded, placement
 
 
@@ -206,10 +206,10 @@ def read_transform(path: Path) -> ImageTransform:
     """
     value = read_json(path)
     try:
-        found = _transform(value)
-        if found is None:
+        transform = _transform(value)
+        if transform is None:
             return of_preprocess(Preprocess.from_json(value))
-        return found
+        return transform
     except RequestError as error:
         raise RequestError(f"{path}: {error}") from error
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
@@ -329,9 +329,9 @@ def _transformers(value: Mapping[str, Any]) -> ImageTransform:
     mean = _three(value["image_mean"]) if normalizes and value.get("image_mean") else (0.0, 0.0, 0.0)
     std = _three(value["image_std"]) if normalizes and value.get("image_std") else (1.0, 1.0, 1.0)
     if value.get("include_top"):  # EfficientNet, which divides twice
-        std = _three([each**2 for each in std])
+        std = _three([channel**2 for channel in std])
     if value.get("rescale_offset"):  # to -1 to 1
-        mean = _three([each + 1 for each in mean])
+        mean = _three([channel + 1 for channel in mean])
     flips = value.get("do_flip_channel_order", kind.startswith("MobileViT"))
     return ImageTransform(
         sides,

@@ -59,8 +59,8 @@ def open_teacher(name: str, classes: Sequence[str]) -> tuple[nn.Module, dict[str
     require_task(name, "images")
     folder = zoo.load(name)
     about, network = network_of(folder)
-    if (known := folder.card.details.get("classes")) != list(classes):
-        own_classes = f"{len(known)} classes" if isinstance(known, list) else f"{known} classes"
+    if (labels := folder.card.details.get("classes")) != list(classes):
+        own_classes = f"{len(labels)} classes" if isinstance(labels, list) else f"{labels} classes"
         raise RequestError(
             f"found the teacher {name} of {own_classes}, expected one of the {len(classes)} classes of the data; "
             "fine-tune it on them first"
@@ -111,7 +111,7 @@ class Teacher:
                 "not fit; set features and fsp to 0"
             )
         example = torch.zeros(2, 3, self.size, self.size, device=device)
-        own, layers = (_last_of_each_size(each, example) for each in (student, self.network))
+        own, layers = (_last_of_each_size(model, example) for model in (student, self.network))
         self.sides = sorted((own.keys() & layers.keys()) - {self.size}, reverse=True)  # not the input images
         if len(self.sides) < 1 + bool(config.fsp):
             raise RequestError("found no feature maps of one size in teacher and student; set features and fsp to 0")
@@ -167,7 +167,7 @@ def _last_of_each_size(network: nn.Module, example: torch.Tensor) -> dict[int, t
         if isinstance(output, torch.Tensor) and output.dim() == 4:
             last[output.shape[-1]] = module, output.shape[1]
 
-    hooks = [each.register_forward_hook(watch) for each in network.modules() if not list(each.children())]
+    hooks = [module.register_forward_hook(watch) for module in network.modules() if not list(module.children())]
     training = network.training
     with torch.no_grad():
         network.eval()(example)

@@ -72,11 +72,11 @@ def load_weights(model: nn.Module, about: dict[str, Any], classes: Sequence[str]
     else:
         loaded = io.load(source)
         edit.expand_fp16(loaded)
-        values = {name: each.const_value for name, each in loaded.graph.initializers.items()}
+        values = {name: value.const_value for name, value in loaded.graph.initializers.items()}
         state = {
-            name: torch.from_numpy(each.numpy().copy())
-            for name, each in values.items()
-            if name in own and each is not None
+            name: torch.from_numpy(tensor.numpy().copy())
+            for name, tensor in values.items()
+            if name in own and tensor is not None
         }
     head = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)][-1]
     if about.get("classes") != classes:

@@ -65,8 +65,8 @@ class PrunableImages(PrunableModel):
             else like.images
         )
         self.classes = list(self.images.classes)
-        if (known := self.folder.card.details.get("classes")) != self.classes:
-            names = f"{', '.join(map(str, known[:4]))}, ..." if isinstance(known, list) else f"{known} classes"
+        if (labels := self.folder.card.details.get("classes")) != self.classes:
+            names = f"{', '.join(map(str, labels[:4]))}, ..." if isinstance(labels, list) else f"{labels} classes"
             raise RequestError(
                 f"found images of {', '.join(self.classes[:4])}, ..., expected those of {self.folder.card.name} "
                 f"({names}); fine-tune the model on your images first"
@@ -103,8 +103,8 @@ class PrunableImages(PrunableModel):
         if not self._order:
             pixels, labels = self._subset(self.images.train, SEEN)
             batches = zip(torch.split(pixels, BATCH), torch.split(labels, BATCH), strict=True)
-            found = channels.importances(self.network, self.members, batches, self._loss, self.importance)
-            self._order = {name: np.argsort(each, kind="stable") for name, each in found.items()}
+            importances = channels.importances(self.network, self.members, batches, self._loss, self.importance)
+            self._order = {name: np.argsort(scores, kind="stable") for name, scores in importances.items()}
         return {
             name: np.sort(self._order[name][: self.groups[name] - width])
             for name, width in widths.items()

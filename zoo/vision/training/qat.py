@@ -70,7 +70,7 @@ def prepare(network: nn.Module, features: Mapping[str, Any]) -> fx.GraphModule:
     model = export(network, preprocess)
     rewrite(model, passes())
     student = qat.prepare(network, _example(features), RECIPE, lower=lambda traced: (model, _tensors(traced, model)))
-    first = next(each for node in student.graph.nodes if isinstance(each := _module(student, node), qat.Layer))
+    first = next(layer for node in student.graph.nodes if isinstance(layer := _module(student, node), qat.Layer))
     std = preprocess.std[::-1] if preprocess.channels == "BGR" else preprocess.std
     first.input_scale = 1 / torch.tensor(std).view(3, 1, 1)  # FoldInputNormalization folds it into the weights
     return student
@@ -97,7 +97,7 @@ def _module(traced: fx.GraphModule, node: fx.Node) -> nn.Module | None:
 
 def _tensors(traced: fx.GraphModule, model: ir.Model) -> dict[str, int]:
     """{tensor of the rewritten graph: index of the range that observes it}."""
-    known = {str(value.name) for node in model.graph for value in node.outputs}
+    computed = {str(value.name) for node in model.graph for value in node.outputs}
     indices = {}
     for node in traced.graph.nodes:
         if isinstance(observer := _module(traced, node), qat.Range) and isinstance(source := node.args[0], fx.Node):
@@ -105,4 +105,4 @@ def _tensors(traced: fx.GraphModule, model: ir.Model) -> dict[str, int]:
             name = path_of(source) if not isinstance(layer, qat.Layer) or layer.norm is None else layer.norm_path
             last = any(user.op == "output" for user in node.users)
             indices[str(model.graph.outputs[0].name) if last else name] = observer.index
-    return {name: index for name, index in indices.items() if name in known}
+    return {name: index for name, index in indices.items() if name in computed}

@@ -178,10 +178,10 @@ def fit(
         chosen = state["chosen"] if state else trainer.choose(config.size(0), config.batch_size // group.count)
         trainer.use(chosen)
         for epoch in range(len(history), config.epochs):
-            found = _epoch(trainer, images.train, epoch)
-            here = features if epoch + 1 == config.epochs else _at(features, found["size"])
+            entry = _epoch(trainer, images.train, epoch)
+            here = features if epoch + 1 == config.epochs else _at(features, entry["size"])
             logits = trainer.predict(images.held_out, here, config.workers)
-            history.append(found | _metrics(logits, images.held_out.labels))
+            history.append(entry | _metrics(logits, images.held_out.labels))
             if group.rank == 0:
                 print_line(_line(history, config))
                 save_checkpoint(output / STATE, {"run": run, "history": history, "chosen": chosen, **trainer.state()})
@@ -280,7 +280,7 @@ def _write(
         "metrics": metrics,
         **record,
         "epochs": len(history),
-        "seconds": round(sum(each["seconds"] for each in history)),
+        "seconds": round(sum(entry["seconds"] for entry in history)),
         **provenance(config.seed, [Path(one_source(data))]),
     }
     write_json(output / "train.json", about)

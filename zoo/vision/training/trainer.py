@@ -56,8 +56,8 @@ class Trainer:
         if group.device.type == "cpu":
             use_fast_depthwise(self.model)
         self.average = copy.deepcopy(self.model).eval().requires_grad_(False)
-        decayed = [each for each in self.model.parameters() if each.ndim > 1]
-        plain = [each for each in self.model.parameters() if each.ndim <= 1]
+        decayed = [parameter for parameter in self.model.parameters() if parameter.ndim > 1]
+        plain = [parameter for parameter in self.model.parameters() if parameter.ndim <= 1]
         groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
         self.optimizer = torch.optim.SGD(
             groups, config.learning_rate, config.momentum, nesterov=config.momentum > 0, foreach=True
@@ -152,8 +152,8 @@ class Trainer:
         Returns:
             The loss, and the number of correctly classified images.
         """
-        for each in self.optimizer.param_groups:
-            each["lr"] = self.config.rate(self.steps, epoch_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.rate(self.steps, epoch_steps)
         if self.config.qat and self.steps >= (1 - QAT_FROZEN) * self.config.epochs * epoch_steps:
             qat.freeze_ranges(self.model)
         self.optimizer.zero_grad(set_to_none=True)
@@ -172,7 +172,7 @@ class Trainer:
         self.steps += 1
         keep = min(self.config.ema, (1 + self.steps) / (10 + self.steps))  # forget the first weights quickly
         means, values = self.average.state_dict(), self.model.state_dict()
-        floats = [name for name, each in values.items() if each.is_floating_point()]
+        floats = [name for name, tensor in values.items() if tensor.is_floating_point()]
         torch._foreach_lerp_([means[name] for name in floats], [values[name] for name in floats], 1 - keep)
         for name in values.keys() - floats:  # counts
             means[name].copy_(values[name])
@@ -191,8 +191,8 @@ class Trainer:
         """
         group = self.group
         if group.count > 1:
-            for each in self.average.state_dict().values():
-                distributed.broadcast(each, 0)
+            for tensor in self.average.state_dict().values():
+                distributed.broadcast(tensor, 0)
         mine = range(group.rank, len(images), group.count)
         outputs: torch.Tensor | None = None
         batches = [list(mine[i : i + 256]) for i in range(0, len(mine), 256)]
@@ -225,7 +225,7 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Returns the state of the checkpoint."""
-        return {**{name: each.state_dict() for name, each in self._parts.items()}, "steps": self.steps}
+        return {**{name: part.state_dict() for name, part in self._parts.items()}, "steps": self.steps}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restores a state.
@@ -233,8 +233,8 @@ class Trainer:
         Args:
             state: Result of `state`.
         """
-        for name, each in self._parts.items():
-            each.load_state_dict(state[name])
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
         self.steps = state["steps"]
 
 

@@ -38,10 +38,10 @@ class Attentions(Views):
 
     def _viewed(self, node: ir.Node, reason: RequestError | None = None) -> None:
         """Maps a node of an attention; see `Views` for other nodes that read a view."""
-        found = self._views_of(node)
+        views = self._views_of(node)
         if node.op_type == "MatMul":
-            found = [each or self._whole_view(node, value) for each, value in zip(found, node.inputs, strict=True)]
-        first, second = [*found, None, None][:2]
+            views = [view or self._whole_view(node, value) for view, value in zip(views, node.inputs, strict=True)]
+        first, second = [*views, None, None][:2]
         if node.op_type in ORDERS and isinstance(first, Scores):
             self._regroup(node, first)
         elif node.op_type == "MatMul" and isinstance(first, View) and isinstance(second, View):
@@ -65,17 +65,17 @@ class Attentions(Views):
             self._whole_attention(node)
         elif node.op_type == "InstanceNormalization" and isinstance(first, View):
             self._normalize_view(node, first)
-        elif node.op_type in ("IsNaN", "Where") and any(isinstance(each, Scores) and each.weights for each in found):
-            self._without_nan(node, found)
-        elif node.op_type == "Add" and any(isinstance(each, Scores) for each in found):
-            self._biased(node, found)
+        elif node.op_type in ("IsNaN", "Where") and any(isinstance(view, Scores) and view.weights for view in views):
+            self._without_nan(node, views)
+        elif node.op_type == "Add" and any(isinstance(view, Scores) for view in views):
+            self._biased(node, views)
         else:
             super()._viewed(node, reason)
 
     def _whole_view(self, node: ir.Node, value: ir.Value | None) -> View | Scores | None:
         """The elements of a value that is no view, in their order; None for a constant."""
-        known = value is not None and isinstance(self.values.get(value), Bytes | Pending)
-        return self._view_of(node, value) if known and value is not None else None
+        is_computed = value is not None and isinstance(self.values.get(value), Bytes | Pending)
+        return self._view_of(node, value) if is_computed and value is not None else None
 
     def _softmax(self, node: ir.Node) -> None:
         """Maps a softmax over an axis of a value."""
@@ -86,8 +86,8 @@ class Attentions(Views):
         axis = node.attributes.get_int("axis", -1) % view.index.ndim
         if self.model.opset_imports.get("", 0) < 13 and axis != view.index.ndim - 1:
             raise refused(node, "is over several axes")
-        x, found, runs, moved = self._runs(node, view, axis)
-        height, width, channels = self._shape(found)
+        x, source, runs, moved = self._runs(node, view, axis)
+        height, width, channels = self._shape(source)
         size, starts = moved.shape[-1], np.unique(runs % channels)
         count = size * len(starts)
         places = runs // channels * count + runs % channels - starts[0]
@@ -140,8 +140,8 @@ class Attentions(Views):
         """(elements of the results, the value) of a linear layer over an axis of a view."""
         if view.index.shape[axis] != weight.shape[1]:
             raise refused(node, f"reads {view.index.shape[axis]} inputs with {weight.shape[1]} weights")
-        x, found, runs, moved = self._runs(node, view, axis, whole=True)
-        height, width, channels = self._shape(found)
+        x, source, runs, moved = self._runs(node, view, axis, whole=True)
+        height, width, channels = self._shape(source)
         outputs, inputs = weight.shape
         places = runs // inputs * outputs
         index = places.reshape(*moved.shape[:-1], 1) + np.arange(outputs)
@@ -161,21 +161,21 @@ class Attentions(Views):
         """
         if view.factor != 1:
             raise refused(node, "reads a scaled value in another order")
-        found, moved = self._whole(view, True, False, False), np.moveaxis(view.index, axis, -1)
-        size, channels = moved.shape[-1], self._shape(found)[2]
+        source, moved = self._whole(view, True, False, False), np.moveaxis(view.index, axis, -1)
+        size, channels = moved.shape[-1], self._shape(source)[2]
         runs = moved.reshape(-1, size)
         starts = np.unique(runs[:, 0] % channels)
         follows = (runs == runs[:, :1] + np.arange(size)).all() and starts[-1] + size <= channels
         follows &= np.array_equal(starts, starts[0] + size * np.arange(len(starts)))
-        pixels = math.prod(self._shape(found)[:2])
+        pixels = math.prod(self._shape(source)[:2])
         follows &= len(runs) == len(np.unique(runs[:, 0])) == pixels * len(starts)
         if not follows or (whole and len(starts) * size != channels):
             grid = (math.prod(moved.shape[:-2]), moved.shape[-2])
-            found = self._whole(
+            source = self._whole(
                 self._gathered(node, replace(view, index=moved.reshape(1, *grid, size)), grid), True, False, False
             )
             runs = np.arange(moved.size).reshape(-1, size)
-        return self._operand_of(node, found), found, runs[:, 0], moved
+        return self._operand_of(node, source), source, runs[:, 0], moved
 
     def _scores(self, node: ir.Node, queries: View, keys: View) -> None:
         shape, (*outer, size, count) = queries.index.shape, keys.index.shape
@@ -228,16 +228,16 @@ class Attentions(Views):
             own = np.sort(view.index[0, group].ravel())
             if not np.array_equal(own, elements[:, group * size : (group + 1) * size].ravel()):
                 raise refused(node, "does not normalize groups of channels")
-        gain, bias = (self._of_groups(node, at, channels, groups) for at in (1, 2))
+        gain, bias = (self._of_groups(node, index, channels, groups) for index in (1, 2))
         self._normalize_groups(node, self._whole(view, True, False, False), groups, gain, bias)
         made = self.values.pop(node.outputs[0])
         assert isinstance(made, Pending)
         self._settle(node.outputs[0], View(made, view.index))
 
-    def _without_nan(self, node: ir.Node, found: list[View | Scores | None]) -> None:
+    def _without_nan(self, node: ir.Node, views: list[View | Scores | None]) -> None:
         """Maps weights whose NaN are replaced by 0: there is none where a query has a key."""
-        weights = found[-1]
-        if node.op_type == "Where" and (found[0] is not weights or not self._zero(node.inputs[1])):
+        weights = views[-1]
+        if node.op_type == "Where" and (views[0] is not weights or not self._zero(node.inputs[1])):
             raise refused(node, "replaces weights of attention")
         assert isinstance(weights, Scores)
         if weights.bias is not None and (weights.bias <= MASKED).all(-1).any():
@@ -249,20 +249,20 @@ class Attentions(Views):
         constant = None if value is None else self.constants.real(value)
         return constant is not None and not constant.any()
 
-    def _regroup(self, node: ir.Node, found: Scores) -> None:
-        order = list(range(len(found.shape)))
+    def _regroup(self, node: ir.Node, scores: Scores) -> None:
+        order = list(range(len(scores.shape)))
         if node.op_type == "Transpose" and node.attributes.get_ints("perm", []) == (*order[:-2], order[-1], order[-2]):
-            shape = (*found.shape[:-2], found.shape[-1], found.shape[-2])
-            self.views[node.outputs[0]] = replace(found, shape=shape, turned=not found.turned)
+            shape = (*scores.shape[:-2], scores.shape[-1], scores.shape[-2])
+            self.views[node.outputs[0]] = replace(scores, shape=shape, turned=not scores.turned)
             return
-        shape = self._rearranged(node, np.arange(math.prod(found.shape)).reshape(found.shape))[0].shape
-        if node.op_type not in ("Reshape", "Unsqueeze", "Squeeze", "Identity") or found.weights or found.turned:
+        shape = self._rearranged(node, np.arange(math.prod(scores.shape)).reshape(scores.shape))[0].shape
+        if node.op_type not in ("Reshape", "Unsqueeze", "Squeeze", "Identity") or scores.weights or scores.turned:
             raise refused(node, "rearranges scores of attention")
-        self.views[node.outputs[0]] = replace(found, shape=shape)
+        self.views[node.outputs[0]] = replace(scores, shape=shape)
 
-    def _biased(self, node: ir.Node, found: list[View | Scores | None]) -> None:
-        position = 0 if found[0] is not None else 1
-        scores, other = found[position], input_at(node, 1 - position)
+    def _biased(self, node: ir.Node, views: list[View | Scores | None]) -> None:
+        position = 0 if views[0] is not None else 1
+        scores, other = views[position], input_at(node, 1 - position)
         size = scores.shape[0] if isinstance(scores, Scores) else 0
         constant = None if other is None else self.constants.real(other, size)
         if not isinstance(scores, Scores) or scores.weights or scores.turned or constant is None:
@@ -295,7 +295,7 @@ class Attentions(Views):
             raise refused(node, "is an attention whose keys and values are of other tokens")
         width, size = value.shape[1], max(size, value.shape[1])
         query, key, value = (
-            np.pad(each, ((0, 0), (0, size - each.shape[1])), constant_values=-1) for each in (query, key, value)
+            np.pad(index, ((0, 0), (0, size - index.shape[1])), constant_values=-1) for index in (query, key, value)
         )
         parts = [(queries.source, scores.factor, query), (keys.source, 1, key), (values.source, 1, value)]
         bias = scores.bias
@@ -337,9 +337,9 @@ class Attentions(Views):
             return view
         windows, heads, tokens, size = view.index.shape
         index = view.index.transpose(0, 2, 1, 3).reshape(1, windows * tokens, heads * size)
-        found = self._gathered(node, replace(view, index=index), self._grid(windows * tokens))
-        elements = found.index.reshape(windows, tokens, heads, size).transpose(0, 2, 1, 3)
-        return replace(found, index=elements, factor=view.factor)
+        gathered = self._gathered(node, replace(view, index=index), self._grid(windows * tokens))
+        elements = gathered.index.reshape(windows, tokens, heads, size).transpose(0, 2, 1, 3)
+        return replace(gathered, index=elements, factor=view.factor)
 
     def _heads(self, view: View) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(pixel of each token [windows, tokens], column of each element [heads, size])."""
@@ -375,7 +375,7 @@ class Attentions(Views):
         tensor = x.tensor
         if not np.array_equal(places.ravel(), np.arange(places.size)) or places.shape != self.tensors[tensor][:2]:
             tensor = self._new((*places.shape, self.tensors[tensor][2]))
-            read, to = (Operand(each, float(x.scale or 0), x.zero) for each in (x.tensor, tensor))
+            read, to = (Operand(index, float(x.scale or 0), x.zero) for index in (x.tensor, tensor))
             self.steps.append(Gathering(read, to, np.ascontiguousarray(places)))
         weight, biases = joined("weight"), joined("biases").astype(np.int32)
         out = self._new_floats((*places.shape, len(weight)))
@@ -415,9 +415,9 @@ class Attentions(Views):
         return out
 
 
-def _are_weights(found: View | Scores | None, turned: bool) -> TypeGuard[Scores]:
+def _are_weights(view: View | Scores | None, turned: bool) -> TypeGuard[Scores]:
     """Whether a value is weights of attention, of queries by keys or, if `turned`, keys by queries."""
-    return isinstance(found, Scores) and found.weights and found.turned == turned
+    return isinstance(view, Scores) and view.weights and view.turned == turned
 
 
 def _runs(first: NDArray[np.int64], part: int) -> NDArray[np.int64]:

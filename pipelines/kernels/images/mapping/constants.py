@@ -38,7 +38,7 @@ class Constants:
         if node.op_type in ("Shape", "Size") and shape is not None:
             dims = [np.array([count * shape[0], *shape[1:]]) for count in (1, 2)]
             cut = slice(node.attributes.get_int("start", 0), node.attributes.get_int("end", len(shape)))
-            one, two = (np.asarray(each.prod()) if node.op_type == "Size" else each[cut] for each in dims)
+            one, two = (np.asarray(sizes.prod()) if node.op_type == "Size" else sizes[cut] for sizes in dims)
             self._known[node.outputs[0]] = one, two
             return True
         inputs = [value for value in node.inputs if value is not None]
@@ -67,11 +67,11 @@ class Constants:
             size: Size of the first axis for one sample, 0 if it has no such axis.
         """
         if value not in self._known:
-            found = real_constant(value)
+            array = real_constant(value)
             samples = self._samples or 1
-            if found is not None and size and samples > 1 and found.ndim and len(found) == samples * size:
-                return found[:size] if np.array_equal(found, np.concatenate([found[:size]] * samples)) else None
-            return found
+            if array is not None and size and samples > 1 and array.ndim and len(array) == samples * size:
+                return array[:size] if np.array_equal(array, np.concatenate([array[:size]] * samples)) else None
+            return array
         one, two = self._known[value]
         same = np.array_equal(one, two) or (one.ndim > 0 and np.array_equal(np.concatenate([one, one]), two))
         return one if same else None
@@ -82,8 +82,8 @@ class Constants:
         Args:
             value: Value of the graph, or None.
         """
-        found = None if value is None else self.real(value)
-        return None if found is None or not found.size else [float(each) for each in found.ravel()]
+        array = None if value is None else self.real(value)
+        return None if array is None or not array.size else [float(number) for number in array.ravel()]
 
     def sizes_of(self, value: ir.Value | None) -> list[int] | None:
         """Returns a shape for one sample, the first axis as it is; None for another value.
@@ -93,10 +93,10 @@ class Constants:
         """
         if value in self._known:
             one, two = self._known[value]
-            return [int(each) for each in one] if np.array_equal(one[1:], two[1:]) else None
+            return [int(size) for size in one] if np.array_equal(one[1:], two[1:]) else None
         elements = query.shape_elements(value)
-        known = elements is not None and all(isinstance(each, int) for each in elements[1:])
-        return [1, *(int(each) for each in (elements or [])[1:])] if known and elements else None  # type: ignore[arg-type]
+        is_known = elements is not None and all(isinstance(size, int) for size in elements[1:])
+        return [1, *(int(size) for size in (elements or [])[1:])] if is_known and elements else None  # type: ignore[arg-type]
 
     def indices(self, node: ir.Node, size: int) -> Array:
         """Returns the indices of a Gather for one sample.
@@ -109,15 +109,15 @@ class Constants:
             RequestError: The indices are not constant, or join samples.
         """
         value = input_at(node, 1)
-        found = query.constant(value)
+        indices = query.constant(value)
         if value in self._known:
             one, two = self._known[value]
-            found = (
+            indices = (
                 one if np.array_equal(np.concatenate([one, one + size]) if size and one.ndim else one, two) else None
             )
-        if found is None:
+        if indices is None:
             raise refused(node, "has no constant indices")
-        return found.astype(np.int64)
+        return indices.astype(np.int64)
 
     def sizes(self, node: ir.Node) -> list[int]:
         """Returns the shape of a Reshape for one sample.
@@ -130,7 +130,7 @@ class Constants:
         """
         value = input_at(node, 1)
         if value in self._known:
-            one, two = (each.tolist() for each in self._known[value])
+            one, two = (sizes.tolist() for sizes in self._known[value])
             if one[1:] != two[1:] or (one[:1] == two[:1] and one[:1] not in ([0], [-1])):
                 raise refused(node, f"reshapes to {one}, which joins samples")
             return list(one)

@@ -49,9 +49,9 @@ def buckets_of(seconds: NDArray[np.float64], buckets: int) -> NDArray[np.int32]:
     Returns:
         int32 [n]; 0 where the gap is unknown.
     """
-    known = np.isfinite(seconds)
-    exponents = np.frexp(1 + np.maximum(np.where(known, seconds, 0), 0))[1]  # of 2^(e - 1) <= x < 2^e
-    return np.where(known, np.minimum(exponents, buckets), 0).astype(np.int32)
+    finite = np.isfinite(seconds)
+    exponents = np.frexp(1 + np.maximum(np.where(finite, seconds, 0), 0))[1]  # of 2^(e - 1) <= x < 2^e
+    return np.where(finite, np.minimum(exponents, buckets), 0).astype(np.int32)
 
 
 def gap_ids(
@@ -78,7 +78,7 @@ def gap_ids(
     """
     rows = placed.rows
     same = lengths[rows] == placed.lengths[rows]
-    first, own = (np.cumsum(each) - each for each in (lengths, placed.lengths))
+    first, own = (np.cumsum(counts) - counts for counts in (lengths, placed.lengths))
     happened = np.full(len(rows), -np.inf)
     happened[same] = seconds[(first[rows] + placed.positions - own[rows])[same]]
     if when is None:
@@ -135,14 +135,14 @@ def with_gaps(columns: Sequence[Column], statistics: Mapping[str, ColumnStatisti
     made = list(columns)
     for sequence in (column for column in columns if column.pooling == "none"):
         own, separator = statistics[sequence.name], sequence.separator
-        for at, column in enumerate(made):
+        for index, column in enumerate(made):
             other = statistics.get(column.name)
             if other is None or column.kind not in ("categories", "category", "ignored") or column.pooling == "none":
                 continue
             alike = np.array_equal(own.lengths[separator], other.lengths[separator]) and own.missing == other.missing
             if alike and other.with_separator[separator] and (unit := unit_of(column.name, other.examples[separator])):
                 gaps = column_of(other, sequence.name, separator, unit, sequence.length)
-                made[at] = replace(gaps, tower=sequence.tower)
+                made[index] = replace(gaps, tower=sequence.tower)
                 break
     return made
 

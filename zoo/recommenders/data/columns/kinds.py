@@ -72,7 +72,7 @@ def label_of(statistics: ColumnStatistics, several: bool = False) -> Column:
     return Column(statistics.name, "label", int(statistics.distinct), statistics.missing, why=why)
 
 
-def _chosen(seen: ColumnStatistics, kind: str, given: dict[str, Any], common: dict[str, Any], why: str) -> Column:
+def _chosen(seen: ColumnStatistics, kind: str, options: dict[str, Any], common: dict[str, Any], why: str) -> Column:
     """The column of a kind that the user chose, or that the source has."""
     if kind in ("ignored", "weight", "label"):
         return Column(kind=kind, why=why, **common)
@@ -88,15 +88,15 @@ def _chosen(seen: ColumnStatistics, kind: str, given: dict[str, Any], common: di
             expected = ", ".join(times.NAMES.values())
             raise RequestError(f"column {seen.name}: found no times in it, expected {expected}")
         return Column(kind=kind, unit=unit, why=f"{why}; {times.NAMES[unit]}", **common)
-    if kind == "categories" and given.get("gaps_of"):
-        return gaps.column_of(seen, given["gaps_of"], given.get("separator") or LIST, given.get("unit", ""))
+    if kind == "categories" and options.get("gaps_of"):
+        return gaps.column_of(seen, options["gaps_of"], options.get("separator") or LIST, options.get("unit", ""))
     if kind == "categories":
-        often = max(SEPARATORS, key=lambda each: seen.with_separator[each])
+        often = max(SEPARATORS, key=lambda separator: seen.with_separator[separator])
         separator = (
-            given.get("separator") or _separator(seen) or (often if seen.with_separator[often] else SEPARATORS[0])
+            options.get("separator") or _separator(seen) or (often if seen.with_separator[often] else SEPARATORS[0])
         )
         column = _list_column(seen, separator, common)
-        kept = {name: given[name] for name in ("pooling", "length", "shares") if name in given}
+        kept = {name: options[name] for name in ("pooling", "length", "shares") if name in options}
         return replace(column, why=f"{why}; {column.why}", **kept)
     encoding, reason = _encoding_of_categories(seen.distinct)
     return Column(kind="category", encoding=encoding, why=f"{why}; {reason}", **common)
@@ -137,7 +137,7 @@ def _placeholders(seen: ColumnStatistics) -> str:
     """Returns what to do if a column of texts is one of numbers with placeholders; "" for other columns."""
     if seen.numeric or seen.parsed < MOSTLY * seen.present or names.is_identity(seen.name):
         return ""
-    strays = ", ".join(repr(each[:20]) for each in seen.strays)
+    strays = ", ".join(repr(stray[:20]) for stray in seen.strays)
     return f"; {seen.parsed / seen.present:.0%} are numbers, others such as {strays}: {AS_NUMBERS} {seen.name}"
 
 
@@ -226,14 +226,14 @@ def _separator(seen: ColumnStatistics) -> str:
     its items: where the separator is a space, they must be numbers.
     """
     best, least = "", int(seen.distinct)
-    for each in SEPARATORS:
-        items = seen.items[each]
-        if seen.with_separator[each] < 0.02 * seen.present or int(items) >= 0.5 * int(seen.distinct):
+    for separator in SEPARATORS:
+        items = seen.items[separator]
+        if seen.with_separator[separator] < 0.02 * seen.present or int(items) >= 0.5 * int(seen.distinct):
             continue
-        if each == " " and not (items.values and all(value.isdigit() for value in items.values if value)):
+        if separator == " " and not (items.values and all(value.isdigit() for value in items.values if value)):
             continue
         if int(items) < least:
-            best, least = each, int(items)
+            best, least = separator, int(items)
     return best
 
 
@@ -259,7 +259,7 @@ def _list_column(seen: ColumnStatistics, separator: str, common: dict[str, Any])
 def _encoding_of_categories(distinct: Distinct) -> tuple[dict[str, Any], str]:
     count = int(distinct)
     if distinct.values is not None:
-        values = sorted((value for value in distinct.values if value), key=lambda each: (-distinct.values[each], each))  # type: ignore[index]
+        values = sorted((value for value in distinct.values if value), key=lambda text: (-distinct.values[text], text))  # type: ignore[index]
         return {"type": "vocabulary", "values": values}, f"{count:,} values, listed by how often they occur"
     buckets = min(1 << int(np.ceil(np.log2(2 * count))), MOST_BUCKETS)
     return {"type": "hash", "buckets": buckets}, f"about {count:,} values: two buckets or more to each"
@@ -268,7 +268,7 @@ def _encoding_of_categories(distinct: Distinct) -> tuple[dict[str, Any], str]:
 def _encoding_of_numbers(seen: ColumnStatistics) -> tuple[dict[str, Any], str]:
     x = seen.numbers
     low, high = float(seen.minimum), float(seen.maximum)
-    middle, far = (float(each) for each in np.quantile(x, [0.5, 0.99]))
+    middle, far = (float(quantile) for quantile in np.quantile(x, [0.5, 0.99]))
     if far - low > SKEWED * max(middle - low, 1e-12) and high > low:
         return {
             "type": "log1p",

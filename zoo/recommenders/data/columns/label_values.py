@@ -32,14 +32,14 @@ def label_values(schema: Schema, columns: Mapping[str, pa.Array]) -> Floats:
     if len(values) == 1:
         return values[0]
     labels = np.stack(values, axis=1)
-    for at, column in enumerate(schema.of("label")):
+    for index, column in enumerate(schema.of("label")):
         missing = pc.equal(columns[column.name], "").fill_null(True).to_numpy(zero_copy_only=False)
-        labels[np.isnan(labels[:, at]) & ~missing, at] = np.inf
-    known = labels.copy()
-    for at, column in enumerate(schema.of("label")):
+        labels[np.isnan(labels[:, index]) & ~missing, index] = np.inf
+    original = labels.copy()
+    for index, column in enumerate(schema.of("label")):
         if column.where:
-            defined = known[:, schema.labels.index(column.where)] == 1
-            labels[~defined & ~np.isinf(known[:, at]), at] = np.nan
+            defined = original[:, schema.labels.index(column.where)] == 1
+            labels[~defined & ~np.isinf(original[:, index]), index] = np.nan
     return labels
 
 

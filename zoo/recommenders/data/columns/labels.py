@@ -40,7 +40,7 @@ def labels_among(
         RequestError: There is no such column, or it has other values than 0 and 1, or one of them alone.
     """
     names = tuple(requested)
-    if twice := [name for at, name in enumerate(names) if name in names[:at]]:
+    if twice := [name for index, name in enumerate(names) if name in names[:index]]:
         raise RequestError(f"found the label {twice[0]} twice, expected every label once; leave one of them out")
     if len(names) < 2:
         return (label_among(path, seen, names[0] if names else None, skip),)
@@ -144,11 +144,11 @@ class Leaks:
         """Index of every value among those of the column; None if there are more than `MOST`."""
         encoded = texts.dictionary_encode(null_encoding="encode")
         values = self._values.setdefault(name, [])
-        values += [each for each in encoded.dictionary.to_pylist()[: MOST + 1] if each not in values]
+        values += [value for value in encoded.dictionary.to_pylist()[: MOST + 1] if value not in values]
         if len(values) > MOST or len(encoded.dictionary) > MOST:
             self._many.add(name)
             return None
-        places = np.array([values.index(each) for each in encoded.dictionary.to_pylist()], np.int64)
+        places = np.array([values.index(value) for value in encoded.dictionary.to_pylist()], np.int64)
         codes: NDArray[np.int64] = places[encoded.indices.to_numpy(zero_copy_only=False)]
         return codes
 
@@ -186,11 +186,11 @@ class Leaks:
         if name.lower() in LABELS:
             return f"another label by its name, beside {label}"
         base = table.sum(0) / table.sum()
-        for at, value in enumerate(values):
+        for row, value in enumerate(values):
             for truth in (1, 0):
-                certain = table[at, truth] / table[at].sum()
+                certain = table[row, truth] / table[row].sum()
                 rare = 1 - certain < 0.1 * (1 - base[truth])
-                if table[at].sum() < DECIDED or certain < CERTAIN or not rare or not (truth or names.is_outcome(name)):
+                if table[row].sum() < DECIDED or certain < CERTAIN or not rare or not (truth or names.is_outcome(name)):
                     continue
                 shown = "missing" if value is None else value
                 return f"{label} is {truth} in {certain:.1%} of the rows where it is {shown}, as after {label}"

@@ -65,7 +65,7 @@ def words(name: str) -> list[str]:
     Returns:
         Words and numbers, such as ["user", "id"].
     """
-    return [each.lower() for each in _WORDS.findall(name)]
+    return [word.lower() for word in _WORDS.findall(name)]
 
 
 def is_identity(name: str) -> bool:
@@ -78,7 +78,7 @@ def is_identity(name: str) -> bool:
     if any(part in _IDS or _JOINED_ID.fullmatch(part) for part in parts):
         return True
     plain = [part for part in parts if not part.isdecimal()]
-    return bool(plain) and plain[-1] in _ENTITIES and not any(each in _QUANTITIES for each in plain)
+    return bool(plain) and plain[-1] in _ENTITIES and not any(word in _QUANTITIES for word in plain)
 
 
 def is_time(name: str) -> bool:

@@ -115,7 +115,7 @@ def flat_table(table: Any, names: Sequence[str] | None = None) -> Any:
     leaves = _leaves(table.schema)
     paths = {field.name: path for path, field in leaves}
     chosen = [path for path, _ in leaves] if names is None else [paths[name] for name in names]
-    arrays = [_value(table.column(first), rest) for first, *rest in chosen]
+    arrays = [_value(table.column(first), path) for first, *path in chosen]
     return type(table).from_arrays(arrays, [field.name for _, field in leaves] if names is None else list(names))
 
 
@@ -157,14 +157,14 @@ def _leaves(schema: pa.Schema) -> list[tuple[list[int], pa.Field]]:
     """Columns that are no structs: the index of their column and of the fields in it, and their field."""
     leaves: list[tuple[list[int], pa.Field]] = []
     size = 0
-    fields = [([at], schema.field(at)) for at in reversed(range(len(schema)))]
+    fields = [([i], schema.field(i)) for i in reversed(range(len(schema)))]
     while fields:
         path, field = fields.pop()
         if pa.types.is_struct(field.type):
-            inner = [field.type.field(at) for at in range(field.type.num_fields)]
-            named = [([*path, at], each.with_name(f"{field.name}.{each.name}")) for at, each in enumerate(inner)]
+            inner = [field.type.field(i) for i in range(field.type.num_fields)]
+            named = [([*path, i], child.with_name(f"{field.name}.{child.name}")) for i, child in enumerate(inner)]
             fields += reversed(named)
-            size += sum(len(each.name) for _, each in named)
+            size += sum(len(child.name) for _, child in named)
             if size > LONGEST_NAMES:
                 limit = f"names of at most {LONGEST_NAMES:,} characters together"
                 raise RequestError(f"found a schema with longer names of nested columns, expected {limit}")

@@ -92,9 +92,9 @@ def gap_faults(columns: Sequence[Mapping[str, Any]]) -> list[str]:
             continue
         other = by_name.get(name, {"kind": "absent"})
         if other.get("pooling") != "none" or other.get("gaps_of"):
-            found = f"column {column['name']}: found gaps_of {name} ({other['kind']})"
-            faults.append(f'{found}, expected a sequence, "pooling": "none"')
-        if twice := [each["name"] for each in columns if each.get("gaps_of") == name][1:]:
+            fault = f"column {column['name']}: found gaps_of {name} ({other['kind']})"
+            faults.append(f'{fault}, expected a sequence, "pooling": "none"')
+        if twice := [candidate["name"] for candidate in columns if candidate.get("gaps_of") == name][1:]:
             faults += [f"column {twice[0]}: found other times of {name}, expected one list"] * (column["name"] in twice)
     return faults
 
@@ -162,8 +162,8 @@ def column_faults(
     elif expected:
         needs = _NEEDS[encoding["type"]]
         faults += [f"its {encoding['type']} encoding lacks {need!r}" for need in needs if need not in encoding]
-        extra = [each for each in encoding if each not in ("type", *needs, *_MAY.get((kind, encoding["type"]), ()))]
-        faults += [f"its {encoding['type']} encoding has no {each!r}" for each in extra]
+        extra = [key for key in encoding if key not in ("type", *needs, *_MAY.get((kind, encoding["type"]), ()))]
+        faults += [f"its {encoding['type']} encoding has no {key!r}" for key in extra]
         if encoding["type"] in ("min-max", "log1p") and not faults and encoding["minimum"] >= encoding["maximum"]:
             faults.append(f"its minimum {encoding['minimum']} is not below its maximum {encoding['maximum']}")
         if encoding["type"] == "log1p-min-max" and not faults and not 0 <= encoding["low"] <= encoding["high"]:
@@ -172,8 +172,8 @@ def column_faults(
             last = encoding["rows"] - 1
             faults.append(f"found its row of unknown values {encoding['unknown']}, expected 0 to {last}")
         if encoding["type"] == "steps" and not faults:
-            wrong = [each for each in encoding["steps"] if len(each) != 1 + (each[0] in WITH_CONSTANT)]
-            faults += [f"its step {each[0]} takes {'a' if len(each) == 1 else 'no'} constant" for each in wrong]
+            wrong = [step for step in encoding["steps"] if len(step) != 1 + (step[0] in WITH_CONSTANT)]
+            faults += [f"its step {step[0]} takes {'a' if len(step) == 1 else 'no'} constant" for step in wrong]
             if encoding["minimum"] > encoding["maximum"]:
                 faults.append(f"its minimum {encoding['minimum']} is above its maximum {encoding['maximum']}")
         if "quantiles" in encoding and sorted(encoding["quantiles"]) != list(encoding["quantiles"]):

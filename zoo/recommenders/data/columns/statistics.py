@@ -118,10 +118,10 @@ class ColumnStatistics:
         # Each number draws another at random, and stays while that is below the share: rows in turns (1, 0, 1, 0) are
         # drawn like any others, and the size of batches changes nothing.
         self._random, self._drawn, self._share = np.random.default_rng(0), np.empty(0), 1.0
-        self.items = {each: Distinct() for each in SEPARATORS}
+        self.items = {separator: Distinct() for separator in SEPARATORS}
         self.with_separator = dict.fromkeys(SEPARATORS, 0)
-        self.lengths = {each: np.zeros(LONGEST + 1, np.int64) for each in SEPARATORS}
-        self.examples: dict[str, list[str]] = {each: [] for each in SEPARATORS}
+        self.lengths = {separator: np.zeros(LONGEST + 1, np.int64) for separator in SEPARATORS}
+        self.examples: dict[str, list[str]] = {separator: [] for separator in SEPARATORS}
 
     @property
     def present(self) -> int:

@@ -46,11 +46,11 @@ def seconds(values: NDArray[np.float64], unit: str) -> NDArray[np.float64]:
         return values / PER_SECOND[unit]
     fields = CALENDAR[unit]
     valid = np.isfinite(values) & (values >= 0) & (values < 10 ** sum(width for _, width in fields))
-    rest = np.where(valid, values, 0).astype(np.int64)
-    valid &= rest == values
-    units = {"hour": np.zeros_like(rest), "minute": np.zeros_like(rest), "second": np.zeros_like(rest)}
+    digits = np.where(valid, values, 0).astype(np.int64)
+    valid &= digits == values
+    units = {"hour": np.zeros_like(digits), "minute": np.zeros_like(digits), "second": np.zeros_like(digits)}
     for name, width in reversed(fields):
-        units[name], rest = rest % 10**width, rest // 10**width
+        units[name], digits = digits % 10**width, digits // 10**width
     year = units["year"] + (0 if fields[0][1] == 4 else 2000)
     valid &= (year >= YEARS[0]) & (year <= YEARS[1]) & (units["month"] >= 1) & (units["month"] <= 12)
     valid &= (units["day"] >= 1) & (units["hour"] < 24) & (units["minute"] < 60) & (units["second"] < 60)
@@ -123,7 +123,7 @@ def seconds_since_1970(texts: pa.Array, unit: str) -> NDArray[np.float64]:
     try:
         timestamps = whole.cast(pa.timestamp("us", "UTC"))
     except pa.ArrowInvalid:  # the 30th of February
-        timestamps = pa.array([_instant(each) for each in whole], pa.timestamp("us", "UTC"))
+        timestamps = pa.array([_instant(text) for text in whole], pa.timestamp("us", "UTC"))
     instants = timestamps.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(np.float64) / 1e6
     return np.asarray(np.nan_to_num(instants, nan=-np.inf))
 

@@ -65,9 +65,9 @@ def read_vectors(field: Field, path: Path) -> tuple[NDArray[np.int64], Floats]:
     if not np.isfinite(vectors).all():
         bad = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
         raise RequestError(f"{where} has NaN or infinity in row {bad}, expected finite vectors")
-    known = (rows != UNKNOWN) | (field.column.encoding["type"] == "id") & (keys is None)
-    rows, places = np.unique(rows[known], return_index=True)
-    return rows, vectors[known][places].astype(np.float32)
+    usable = (rows != UNKNOWN) | (field.column.encoding["type"] == "id") & (keys is None)
+    rows, places = np.unique(rows[usable], return_index=True)
+    return rows, vectors[usable][places].astype(np.float32)
 
 
 def fitted(vectors: Floats, size: int) -> Floats:
@@ -108,4 +108,4 @@ def _read(path: Path, where: str) -> tuple[list[str] | None, NDArray[Any]]:
     if missing := [name for name in ("key", "value") if name not in arrays]:
         raise RequestError(f"{where} lacks the array {missing[0]}, expected {EXPECTED}")
     keys = arrays["key"]
-    return [each.decode() if isinstance(each, bytes) else str(each) for each in keys.tolist()], arrays["value"]
+    return [key.decode() if isinstance(key, bytes) else str(key) for key in keys.tolist()], arrays["value"]

@@ -96,8 +96,8 @@ def _looked_up(writer: Writer, entries: Array) -> tuple[Field, Array]:
     """Field and table of rows that successive columns of the ids select."""
     bases = [writer.of(row[0]) for row in entries]
     first = bases[0]
-    for at, (base, row) in enumerate(zip(bases, entries, strict=True)):
-        if base.table is None or base.table is not first.table or base.column != first.column + at:
+    for index, (base, row) in enumerate(zip(bases, entries, strict=True)):
+        if base.table is None or base.table is not first.table or base.column != first.column + index:
             raise RequestError("attention over a history that is not looked up by ids")
         if not np.array_equal(row, base.entries().ravel()):
             raise RequestError("attention over parts of vectors")
@@ -162,14 +162,14 @@ class _Form:
         for activation, (layer, constant) in zip(unit.activations, unit.layers, strict=True):
             x = add("MatMul", [_activated(self.writer, x, activation), weight(layer)], "layer")
             x = add("Add", [x, weight(constant)], "layer.result")
-        known = add("Unsqueeze", [mask, axis2], "known")
+        present = add("Unsqueeze", [mask, axis2], "known")
         if unit.weights == "softmax":
-            absent = add("Sub", [known, weight(np.ones(()))], "absent")
+            absent = add("Sub", [present, weight(np.ones(()))], "absent")
             barred = add("Mul", [absent, weight(np.array(LARGE))], "barred")
             shares = add("Softmax", [add("Add", [x, barred], "scores")], "shares", axis=1)
         else:
             x = add("Sigmoid", [x], "sigmoid") if unit.weights == "sigmoid" else x
-            shares = add("Mul", [x, known], "shares")
+            shares = add("Mul", [x, present], "shares")
         turned = add("Transpose", [shares], "turned", perm=[0, 2, 1])
         return add("Squeeze", [add("MatMul", [turned, keys], "total"), axis1], "attended")
 

@@ -168,9 +168,9 @@ def _activation(value: ir.Value | None, units: int) -> tuple[ir.Value, Activatio
         if slope is None:
             raise NoMatch
         return plain(node.inputs[0]), Activation(NONE, NONE, NONE, np.broadcast_to(slope.ravel(), (units,)))
-    for gated, rest in both(list(node.inputs)):
+    for gated, other in both(list(node.inputs)):
         try:
-            return _dice(_factors(gated), _factors(rest), units)
+            return _dice(_factors(gated), _factors(other), units)
         except NoMatch:
             continue
     raise NoMatch
@@ -184,15 +184,15 @@ def _factors(value: ir.Value | None) -> list[ir.Value]:
     return [factor for source in node.inputs for factor in _factors(source)]
 
 
-def _dice(gated: Sequence[ir.Value], rest: Sequence[ir.Value], units: int) -> tuple[ir.Value, Activation]:
+def _dice(gated: Sequence[ir.Value], other: Sequence[ir.Value], units: int) -> tuple[ir.Value, Activation]:
     """Dice, p x + alpha (1 - p) x with p the sigmoid of normalized x, from the factors of both summands."""
     shares = [factor for factor in gated if (made := factor.producer()) is not None and made.op_type == "Sigmoid"]
-    if len(gated) != 2 or len(shares) != 1 or len(rest) not in (2, 3):
+    if len(gated) != 2 or len(shares) != 1 or len(other) not in (2, 3):
         raise NoMatch
     share = shares[0]
     (x,) = (factor for factor in gated if factor is not share)
     alpha, seen = np.ones(1), 0
-    for factor in rest:
+    for factor in other:
         constant, made = query.constant(factor), factor.producer()
         if constant is not None:
             alpha = constant
@@ -238,8 +238,8 @@ def _first(
     (target,) = targets
     size = len(weight) // len(operands)
     made = np.zeros((3, size, weight.shape[1]))  # of keys, targets and products
-    for at, operand in enumerate(operands):
-        own = weight[at * size : (at + 1) * size]
+    for index, operand in enumerate(operands):
+        own = weight[index * size : (index + 1) * size]
         if operand is keys or operand is target:
             made[0 if operand is keys else 1] += own
             continue

@@ -28,11 +28,11 @@ def matches(model: ir.Model, read: Callable[[ir.Node], T]) -> list[T]:
     Returns:
         The structures, in the order of their results.
     """
-    found = []
+    structures = []
     for node in model.graph:
         with contextlib.suppress(NoMatch):
-            found.append(read(node))
-    return found
+            structures.append(read(node))
+    return structures
 
 
 def plain(value: ir.Value | None) -> ir.Value:
@@ -54,8 +54,8 @@ def _takes_all(node: ir.Node) -> bool:
     """Whether an operator joins one value, or takes the first of an axis: the only one, behind one output."""
     if node.op_type == "Concat":
         return len(node.inputs) == 1
-    at = query.constant(node.inputs[1]) if node.op_type == "Gather" else None
-    return at is not None and at.size == 1 and not at.any() and query.constant(node.inputs[0]) is None
+    indices = query.constant(node.inputs[1]) if node.op_type == "Gather" else None
+    return indices is not None and indices.size == 1 and not indices.any() and query.constant(node.inputs[0]) is None
 
 
 def producer(value: ir.Value | None, *ops: str) -> ir.Node:
@@ -103,10 +103,10 @@ def layer(value: ir.Value | None) -> tuple[ir.Value, Array, Array]:
         ):
             raise NoMatch
         weight = weight.T if node.attributes.get_int("transB", 0) else weight
-        given = query.constant(node.inputs[2]) if len(node.inputs) > 2 else bias
-        if given is None:
+        addend = query.constant(node.inputs[2]) if len(node.inputs) > 2 else bias
+        if addend is None:
             raise NoMatch
-        bias = given
+        bias = addend
     return plain(node.inputs[0]), weight, np.broadcast_to(bias.ravel().astype(np.float64), weight.shape[1:])
 
 

@@ -51,7 +51,7 @@ class _Form:
         mask = add("Pad", [mask, weight(np.array([0, 1, 0, 0])), one], "mask.places")
         mask = add("Unsqueeze", [mask, weight(np.array([1, 2]))], "mask.heads")
         projected = self._layer(x, unit.projected, "projected")
-        key, value = (self._cut(projected, at * size, (at + 1) * size, 2) for at in range(2))
+        key, value = (self._cut(projected, index * size, (index + 1) * size, 2) for index in range(2))
         target = self._cut(x, 0, 1, 1)
         own = self._apart(self._layer(target, unit.query, "query"), 1, [0, 2, 1, 3])
         own = add("Mul", [own, weight(np.array(unit.scale))], "query.scaled")
@@ -70,13 +70,13 @@ class _Form:
         product = self._add("MatMul", [x, self._weight(layer[0])], f"{name}.product")
         return self._add("Add", [product, self._weight(layer[1])], name)
 
-    def _norm(self, x: ir.Value, at: int) -> ir.Value:
-        scale, bias = self.unit.norms[at : at + 2]
+    def _norm(self, x: ir.Value, index: int) -> ir.Value:
+        scale, bias = self.unit.norms[index : index + 2]
         inputs = [x, self._weight(scale), self._weight(bias)]
         return self._add("LayerNormalization", inputs, "norm", axis=-1, epsilon=self.unit.epsilon)
 
     def _cut(self, x: ir.Value, start: int, end: int, axis: int) -> ir.Value:
-        return self._add("Slice", [x, *(self._weight(np.array([at])) for at in (start, end, axis))], "part")
+        return self._add("Slice", [x, *(self._weight(np.array([bound])) for bound in (start, end, axis))], "part")
 
     def _apart(self, x: ir.Value, places: int, perm: list[int]) -> ir.Value:
         shape = self._weight(np.array([-1, places, self.heads, self.unit.position.shape[1] // self.heads]))

@@ -100,7 +100,7 @@ def _unit(taken: ir.Node) -> TransformerUnit:
     scores, factor, masked = _scores(producer(shares, "Softmax").inputs[0])
     asked, keys = scores.inputs
     (asked, query_scale), (keys, key_scale) = _scaled(asked), _scaled(keys)
-    parts = [_projected(part, placed, at) for at, part in enumerate((asked, keys, values))]
+    parts = [_projected(part, placed, role) for role, part in enumerate((asked, keys, values))]
     joint, position = _with_constant(producer(placed, "Add"))
     items, target, own = _joint(producer(joint, "Concat"), int(place.item()), position)
     if normed is not x or epsilon != other_epsilon:
@@ -199,7 +199,7 @@ def _scaled(value: ir.Value | None) -> tuple[ir.Value, float]:
     return x, 1 / factor if node.op_type == "Div" else factor
 
 
-def _projected(value: ir.Value | None, x: ir.Value, at: int) -> Layer:
+def _projected(value: ir.Value | None, x: ir.Value, role: int) -> Layer:
     """Layer of query (0), keys (1) or values (2), which may be a part of one layer of all three."""
     node, part = plain(value).producer(), 0
     if node is not None and node.op_type == "Gather":
@@ -211,7 +211,7 @@ def _projected(value: ir.Value | None, x: ir.Value, at: int) -> Layer:
         value, part = node.inputs[0], list(node.outputs).index(plain(value))
     source, weight, bias = layer(value)
     size = len(weight)
-    if source is not x or weight.shape[1] not in (size, 3 * size) or part != (at if weight.shape[1] > size else 0):
+    if source is not x or weight.shape[1] not in (size, 3 * size) or part != (role if weight.shape[1] > size else 0):
         raise NoMatch
     return weight[:, part * size : (part + 1) * size], bias[part * size : (part + 1) * size]
 

@@ -99,7 +99,7 @@ def _frozen(folder: Path) -> GraphDef:
     try:
         loaded = tf.saved_model.load(str(folder))  # which holds its variables
         signatures = loaded.signatures
-        preferred = [each for each in ("serving_default", "predict") if each in signatures] or list(signatures)
+        preferred = [name for name in ("serving_default", "predict") if name in signatures] or list(signatures)
         if not preferred:
             raise ValueError("it has no signature")
         concrete = signatures[preferred[0]]
@@ -140,12 +140,12 @@ def optimize(graph: GraphDef, output: str | None = None) -> Network:
         faults = dict.fromkeys(refused)
         raise RequestError(f"cannot map {len(faults)} part{'s' * (len(faults) > 1)} of the graph: {'; '.join(faults)}")
     logits = {end: logit(value) for end, value in values.items()}
-    if wrong := [end for end, each in logits.items() if each is None]:
+    if wrong := [end for end, output in logits.items() if output is None]:
         raise RequestError(
             f"{', '.join(wrong)} is not one probability a row; expected the sigmoid of a sum, or the softmax of two "
             "classes"
         )
-    if len({id(each) for each in logits.values()}) > 1:
+    if len({id(output) for output in logits.values()}) > 1:
         raise RequestError(
             f"the graph has several probabilities: {', '.join(ends)}; choose one with --output-node NAME"
         )
@@ -209,7 +209,7 @@ class _Reading:
             name = waiting[-1]
             if name not in self.nodes:
                 raise RequestError(f"the graph lacks the node {name}, which another reads; freeze it again")
-            inputs = [_split(each)[0] for each in self.nodes[name].input if not each.startswith("^")]
+            inputs = [_split(source)[0] for source in self.nodes[name].input if not source.startswith("^")]
             if name not in open_:
                 open_.add(name)
                 waiting += [source for source in reversed(inputs) if source not in done and source not in open_]
@@ -221,9 +221,9 @@ class _Reading:
 
     def _evaluate(self, node: Any) -> tuple[Any, ...]:
         inputs = []
-        for each in node.input:
-            if not each.startswith("^"):
-                name, index = _split(each)
+        for source in node.input:
+            if not source.startswith("^"):
+                name, index = _split(source)
                 outputs = self.values.get(name)
                 if outputs is None:
                     return (Refused((f"{node.name} ({node.op}): it is part of a loop",)),) * 8
@@ -241,18 +241,18 @@ def _ends(graph: GraphDef) -> list[str]:
     """The nodes of `ENDS` that no other one and no layer depends on."""
     readers: dict[str, list[Any]] = {}
     for node in graph.node:
-        for each in node.input:
-            readers.setdefault(_split(each.removeprefix("^"))[0], []).append(node)
+        for source in node.input:
+            readers.setdefault(_split(source.removeprefix("^"))[0], []).append(node)
 
     def last(node: Any) -> bool:
         seen, waiting = set(), list(readers.get(node.name, ()))
         while waiting:
-            each = waiting.pop()
-            if each.op in (*ENDS, "MatMul"):
+            reader = waiting.pop()
+            if reader.op in (*ENDS, "MatMul"):
                 return False
-            if each.name not in seen:
-                seen.add(each.name)
-                waiting += readers.get(each.name, ())
+            if reader.name not in seen:
+                seen.add(reader.name)
+                waiting += readers.get(reader.name, ())
         return True
 
     return [node.name for node in graph.node if node.op in ENDS and last(node)]
@@ -260,6 +260,6 @@ def _ends(graph: GraphDef) -> list[str]:
 
 def _tail(graph: GraphDef) -> str:
     """The nodes that nothing reads, in words."""
-    read = {_split(each.removeprefix("^"))[0] for node in graph.node for each in node.input}
+    read = {_split(source.removeprefix("^"))[0] for node in graph.node for source in node.input}
     unread = [f"{node.name} ({node.op})" for node in graph.node if node.name not in read and node.op not in ALWAYS]
     return ", ".join(unread[:5]) or "nothing"

@@ -124,7 +124,7 @@ def as_sum(x: Dense) -> Sum:
         units = np.eye(x.width)
         return Sum(
             zero,
-            numbers=tuple((each, unit) for each, unit in zip(x.parts, units, strict=True) if isinstance(each, Column)),
+            numbers=tuple((part, unit) for part, unit in zip(x.parts, units, strict=True) if isinstance(part, Column)),
         )
     if isinstance(x, Row) and len(x.parts) == 1 and isinstance(x.parts[0], Lookup):
         return Sum(zero, lookups=(x.parts[0],))
@@ -165,10 +165,10 @@ def affine(x: Dense, factor: Array | float, shift: Array | float) -> Sum:
     )
     return Sum(
         s.bias * k + shift,
-        tuple((each, weight * k) for each, weight in s.products),
+        tuple((part, weight * k) for part, weight in s.products),
         lookups,
-        tuple((each, weight * k) for each, weight in s.numbers),
-        tuple((each, weight * k) for each, weight in s.others),
+        tuple((column, weight * k) for column, weight in s.numbers),
+        tuple((part, weight * k) for part, weight in s.others),
     )
 
 
@@ -195,7 +195,7 @@ def multiply(x: Dense, weight: Array) -> Sum:
             else:
                 left.append(part)
                 rows.append(part_weight)
-        if any(isinstance(each, Lookup) for each in left):
+        if any(isinstance(part, Lookup) for part in left):
             return add(total, Sum(zero, products=((Row(tuple(left)), np.concatenate(rows)),)))
         return add(total, linear(as_sum(Row(tuple(left))), np.concatenate(rows))) if left else total
     s = as_sum(x)
@@ -220,11 +220,11 @@ def linear(s: Sum, matrix: Array) -> Sum:
     if any(lookup.table.shape[0] * matrix.shape[1] > LARGEST for lookup in s.lookups):
         raise RequestError(f"its table would have over {LARGEST:,} entries")
     m = matrix.astype(np.float64)
-    products = tuple((each, weight @ m) for each, weight in s.products) + tuple(
-        (each, k[:, None] * m) for each, k in s.others
+    products = tuple((part, weight @ m) for part, weight in s.products) + tuple(
+        (part, k[:, None] * m) for part, k in s.others
     )
     lookups = tuple(Lookup(lookup.field, _float32(lookup.table @ m)) for lookup in s.lookups)
-    return Sum(s.bias @ m, products, lookups, tuple((each, weight @ m) for each, weight in s.numbers))
+    return Sum(s.bias @ m, products, lookups, tuple((column, weight @ m) for column, weight in s.numbers))
 
 
 def elementwise(step: str, x: Row, constant: Array | None = None) -> Row:
@@ -324,7 +324,7 @@ class Emitter:
         if addends and bias.any():
             addends[0] = self._node("Add", [addends[0], self._constant(bias, f"dense_{self.layers}/bias")], s.width)
             bias = np.zeros(0)
-        addends += [self._lookup(each, "wide") for each in sorted(s.lookups, key=lambda each: self.fields[each.field])]
+        addends += [self._lookup(part, "wide") for part in sorted(s.lookups, key=lambda part: self.fields[part.field])]
         for x, factor in s.others:
             value = self._dense(x)
             addends.append(
@@ -343,7 +343,7 @@ class Emitter:
         ends = np.cumsum([width_of(part) for part in x.parts])
         rows = np.split(weight, ends[:-1])
         lookups = [(part, block) for part, block in zip(x.parts, rows, strict=True) if isinstance(part, Lookup)]
-        lookups.sort(key=lambda each: self.fields[each[0].field])
+        lookups.sort(key=lambda pair: self.fields[pair[0].field])
         numbers = [(part, block[0]) for part, block in zip(x.parts, rows, strict=True) if isinstance(part, Column)]
         values, matrices = [self._lookup(part, "deep") for part, _ in lookups], [block for _, block in lookups]
         shift = np.zeros(weight.shape[1])
@@ -448,15 +448,15 @@ def _leaves(x: Dense) -> list[Part]:
     seen: set[int] = set()
     waiting: list[Any] = [x]
     while waiting:
-        each = waiting.pop()
-        if id(each) in seen or isinstance(each, np.ndarray):
+        part = waiting.pop()
+        if id(part) in seen or isinstance(part, np.ndarray):
             continue
-        seen.add(id(each))
-        if isinstance(each, Row):
-            leaves += each.parts
-        elif isinstance(each, Sum):
-            leaves += [*each.lookups, *(column for column, _ in each.numbers)]
-            waiting += [value for value, _ in (*each.products, *each.others)]
+        seen.add(id(part))
+        if isinstance(part, Row):
+            leaves += part.parts
+        elif isinstance(part, Sum):
+            leaves += [*part.lookups, *(column for column, _ in part.numbers)]
+            waiting += [value for value, _ in (*part.products, *part.others)]
         else:
-            waiting += each.inputs
+            waiting += part.inputs
     return leaves

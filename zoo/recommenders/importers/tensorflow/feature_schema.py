@@ -34,9 +34,9 @@ def map_features(network: Network, columns: Sequence[str] | None = None) -> Feat
         RequestError: `columns` does not fit the network.
     """
     names = {
-        (feature, i): feature if len(each.fill) == 1 else f"{feature}_{i + 1}"
-        for feature, each in network.numbers.items()
-        for i in range(len(each.fill))
+        (feature, i): feature if len(number.fill) == 1 else f"{feature}_{i + 1}"
+        for feature, number in network.numbers.items()
+        for i in range(len(number.fill))
     }
     fills = {name: network.numbers[feature].fill[i] for (feature, i), name in names.items()}
     numeric, categorical = ordered(list(names.values()), list(network.fields), columns)
@@ -88,20 +88,20 @@ def ordered(
     """
     if columns is None:
         return sorted(numeric, key=natural), sorted(categorical, key=natural)
-    rest = [
-        each
-        for i, each in enumerate(columns)
-        if not (i == 0 and each == "label" and each not in (*numeric, *categorical))
+    names = [
+        name
+        for i, name in enumerate(columns)
+        if not (i == 0 and name == "label" and name not in (*numeric, *categorical))
     ]
-    known = {**dict.fromkeys(numeric, "number"), **dict.fromkeys(categorical, "category")}
-    faults = [f"{each} is no column of the graph" for each in dict.fromkeys(rest) if each not in known]
-    faults += [f"{each} is named twice" for each in dict.fromkeys(rest) if rest.count(each) > 1]
-    faults += [f"the graph's {kind} {each} is missing" for each, kind in known.items() if each not in rest]
-    last = max((i for i, each in enumerate(rest) if known.get(each) == "number"), default=-1)
+    kinds = {**dict.fromkeys(numeric, "number"), **dict.fromkeys(categorical, "category")}
+    faults = [f"{name} is no column of the graph" for name in dict.fromkeys(names) if name not in kinds]
+    faults += [f"{name} is named twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+    faults += [f"the graph's {kind} {name} is missing" for name, kind in kinds.items() if name not in names]
+    last = max((i for i, name in enumerate(names) if kinds.get(name) == "number"), default=-1)
     faults += [
-        f"the category {each} stands in front of a number"
-        for each in rest[: max(last, 0)]
-        if known.get(each) == "category"
+        f"the category {name} stands in front of a number"
+        for name in names[: max(last, 0)]
+        if kinds.get(name) == "category"
     ]
     if faults:
         raise RequestError(
@@ -109,7 +109,7 @@ def ordered(
             f"a row is a label (optional), then the numbers {_some(numeric)}, then the categories "
             f"{_some(categorical)}, each in any order"
         )
-    return [each for each in rest if each in numeric], [each for each in rest if each in categorical]
+    return [name for name in names if name in numeric], [name for name in names if name in categorical]
 
 
 def natural(name: str) -> list[tuple[int, str]]:
@@ -121,7 +121,7 @@ def natural(name: str) -> list[tuple[int, str]]:
     Returns:
         Key.
     """
-    return [(int(each), "") if each.isdigit() else (-1, each) for each in re.split(r"(\d+)", name) if each]
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]
 
 
 def _some(names: Sequence[str]) -> str:

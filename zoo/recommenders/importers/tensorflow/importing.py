@@ -122,13 +122,13 @@ def network_to_onnx(network: Network, features: Features) -> ir.Model:
     Raises:
         RequestError: The features belong to another network.
     """
-    known = {(number.log_name, _steps(number)): number for number in features.numbers}
+    columns = {(number.log_name, _steps(number)): number for number in features.numbers}
     numbers: dict[Column, LogColumn] = {}
-    wide = {feature: len(each.fill) for feature, each in network.numbers.items()}
+    wide = {feature: len(number.fill) for feature, number in network.numbers.items()}
     for column in network.columns:
         name = column.feature if wide[column.feature] == 1 else f"{column.feature}_{column.position + 1}"
-        if (name, column.steps) in known:
-            numbers[column] = known[name, column.steps]
+        if (name, column.steps) in columns:
+            numbers[column] = columns[name, column.steps]
     same = {field.name: field.column.encoding["buckets"] for field in features.fields} == network.fields
     if len(numbers) != len(network.columns) or len(numbers) != len(features.numbers) or not same:
         raise RequestError(f"the columns on the card are not those of {GRAPH}; freeze the graph again with --from-pb")

@@ -32,17 +32,17 @@ def _placeholder(node: Node, inputs: list[Any], source: Source) -> Any:
     shape = node.attr["shape"].shape
     if shape.unknown_rank or (node.op == "Placeholder" and "shape" not in node.attr):
         refuse("an input of unknown shape; expected one value a row, [?] or [?, 1]")
-    sizes = [each.size for each in shape.dim]
+    sizes = [axis.size for axis in shape.dim]
     if node.op == "PlaceholderWithDefault" and not sizes:
         return inputs[0]
-    found = f"an input of the shape {['?' if each < 0 else each for each in sizes]}".replace("'", "")
-    require(sizes and sizes[0] < 0, f"{found}; expected any number of rows, [?] or [?, 1]")
+    shown = f"an input of the shape {['?' if size < 0 else size for size in sizes]}".replace("'", "")
+    require(sizes and sizes[0] < 0, f"{shown}; expected any number of rows, [?] or [?, 1]")
     kind = type_of(node, "dtype")
     if kind == "string":
-        require(len(sizes) == 1 or sizes[1:] == [1], f"{found} holds several values a row; expected [?] or [?, 1]")
+        require(len(sizes) == 1 or sizes[1:] == [1], f"{shown} holds several values a row; expected [?] or [?, 1]")
         return LookupStage("text", node.name, rank=len(sizes))
     require(kind in NUMBERS, f"an input of {kind}; expected text or numbers")
-    require(len(sizes) == 1 or (len(sizes) == 2 and sizes[1] > 0), f"{found}; expected a known number of columns")
+    require(len(sizes) == 1 or (len(sizes) == 2 and sizes[1] > 0), f"{shown}; expected a known number of columns")
     return _numbers(source, node.name, sizes[1:], np.zeros(sizes[1:]))
 
 
@@ -76,10 +76,10 @@ def _parse_example(node: Node, inputs: list[Any], source: Source) -> Any:
     A feature of any length is assumed to hold at most one value.
     """
     require(is_stage(inputs[0], "text") and inputs[0].rank == 1, "its examples are no input of the graph")
-    types = [_type_name(each) for each in node.attr["sparse_types"].list.type]
-    shapes = [[each.size for each in shape.dim] for shape in node.attr["dense_shapes"].list.shape]
+    types = [_type_name(code) for code in node.attr["sparse_types"].list.type]
+    shapes = [[axis.size for axis in shape.dim] for shape in node.attr["dense_shapes"].list.shape]
     if node.op == "ParseExampleV2":
-        sparse, dense, ragged = ([each.decode() for each in np.ravel(keys)] for keys in inputs[2:5])
+        sparse, dense, ragged = ([key.decode() for key in np.ravel(keys)] for keys in inputs[2:5])
         defaults = inputs[5:]
     else:
         count, ragged = len(types), []
@@ -98,16 +98,16 @@ def _parse_example(node: Node, inputs: list[Any], source: Source) -> Any:
     for kind in ("entries", "held"):
         outputs += [text.to(kind) if fits else why for text, fits, why in zip(texts, held, whys, strict=True)]
     outputs += [np.array([BATCH, 1], object) if fits else why for fits, why in zip(held, whys, strict=True)]
-    kinds = [_type_name(each) for each in node.attr["Tdense"].list.type]
+    kinds = [_type_name(code) for code in node.attr["Tdense"].list.type]
     for name, kind, shape, default in zip(dense, kinds, shapes, defaults, strict=True):
-        if len(shape) > 1 or any(each < 1 for each in shape) or (kind == "string" and shape not in ([], [1])):
+        if len(shape) > 1 or any(size < 1 for size in shape) or (kind == "string" and shape not in ([], [1])):
             outputs.append(
                 Refused(
                     (f"{name} ({node.op}): it has the shape {shape}; expected one value a row, or a row of numbers",)
                 )
             )
         elif kind == "string":
-            other = any(each != b"" for each in np.ravel(default))
+            other = any(text != b"" for text in np.ravel(default))
             why = Refused(
                 (
                     f"{name} ({node.op}): a missing text becomes {np.ravel(default)[:1]}; expected no default, or an "

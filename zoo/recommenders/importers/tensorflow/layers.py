@@ -71,8 +71,8 @@ def _binary(node: Node, inputs: list[Any], source: Source) -> Any:
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return array_of(STEPS[behind](a, b))
     if isinstance(a, Flat) or isinstance(b, Flat):
-        both = [each.of if isinstance(each, Flat) else each if np.size(each) == 1 else None for each in (a, b)]
-        alike = all(isinstance(each, Flat) or (isinstance(each, np.ndarray) and each.size == 1) for each in (a, b))
+        both = [side.of if isinstance(side, Flat) else side if np.size(side) == 1 else None for side in (a, b)]
+        alike = all(isinstance(side, Flat) or (isinstance(side, np.ndarray) and side.size == 1) for side in (a, b))
         return Flat(_binary(node, both, source)) if alike else refuse("it joins [n] and [n, 1], which makes [n, n]")
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         x, c, step = (as_dense(b), a, before) if isinstance(a, np.ndarray) else (as_dense(a), b, behind)
@@ -132,9 +132,9 @@ def _unary(node: Node, inputs: list[Any], source: Source) -> Any:
 
 def _add_n(node: Node, inputs: list[Any], source: Source) -> Any:
     """AddN: a sum of expressions of one width."""
-    flats = [isinstance(each, Flat) for each in inputs]
+    flats = [isinstance(term, Flat) for term in inputs]
     require(all(flats) or not any(flats), "it joins [n] and [n, 1]")
-    values = [as_dense(flat(each)) for each in inputs]
+    values = [as_dense(flat(term)) for term in inputs]
     require(len({value.width for value in values}) == 1, "on different numbers of columns")
     total = reduce(expressions.add, values)
     return Flat(total) if any(flats) else total

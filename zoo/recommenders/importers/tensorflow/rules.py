@@ -75,7 +75,7 @@ def evaluate(node: Node, inputs: Sequence[Any], source: Source) -> tuple[Any, ..
     Returns:
         Meanings of its outputs; `Refused` with the reasons if an input is refused or no rule applies.
     """
-    if reasons := dict.fromkeys(reason for each in inputs if isinstance(each, Refused) for reason in each.reasons):
+    if reasons := dict.fromkeys(reason for value in inputs if isinstance(value, Refused) for reason in value.reasons):
         return (Refused(tuple(reasons)),) * OUTPUTS
     try:
         rule = RULES.get(node.op)
@@ -94,9 +94,9 @@ def evaluate(node: Node, inputs: Sequence[Any], source: Source) -> tuple[Any, ..
 
 def _not_equal(node: Node, inputs: list[Any], source: Source) -> Any:
     """NotEqual to the empty text: the mask of the rows that hold one."""
-    texts = [each for each in inputs if not isinstance(each, np.ndarray)]
-    ignored = [each.item() for each in inputs if isinstance(each, np.ndarray) and each.size == 1]
-    if any(isinstance(each, Row | Flat) for each in texts):
+    texts = [value for value in inputs if not isinstance(value, np.ndarray)]
+    ignored = [value.item() for value in inputs if isinstance(value, np.ndarray) and value.size == 1]
+    if any(isinstance(value, Row | Flat) for value in texts):
         refuse(
             "a number that counts as missing where it has some value; weighted columns and categories that are "
             "numbers are not mapped"
@@ -274,7 +274,7 @@ def _reduce(node: Node, inputs: list[Any], source: Source) -> Any:
     if isinstance(value, np.ndarray):
         functions: dict[str, Any] = {"Prod": np.prod, "Sum": np.sum, "Mean": np.mean}
         keep = bool(node.attr["keep_dims"].b)
-        return array_of(functions[node.op](value, axis=tuple(int(each) for each in np.ravel(axes)), keepdims=keep))
+        return array_of(functions[node.op](value, axis=tuple(int(axis) for axis in np.ravel(axes)), keepdims=keep))
     require(
         node.op in ("Sum", "Mean") and np.size(axes) == 1 and axis_of(axes, 3) == 1 and not node.attr["keep_dims"].b,
         unknown(inputs),

@@ -72,7 +72,7 @@ def _strided_slice(node: Node, inputs: list[Any], source: Source) -> Any:
         )
     require(not (masks["ellipsis"] or masks["new_axis"]), unknown(inputs))
     spans: list[Any] = []
-    for i, (b, e, s) in enumerate(zip(*(each.astype(int).tolist() for each in (begin, end, stride)), strict=True)):
+    for i, (b, e, s) in enumerate(zip(*(bound.astype(int).tolist() for bound in (begin, end, stride)), strict=True)):
         bounds = slice(None if masks["begin"] >> i & 1 else b, None if masks["end"] >> i & 1 else e, s)
         spans.append(b if masks["shrink_axis"] >> i & 1 else bounds)
     if isinstance(value, np.ndarray):
@@ -109,14 +109,14 @@ def _reshape(node: Node, inputs: list[Any], source: Source) -> Any:
         return np.reshape(value, shape.astype(np.int64))
     rows = len(shape) > 0 and (shape[0] is BATCH or shape[0] == -1)
     if isinstance(value, LookupStage):
-        known = {
+        views = {
             ("empty", 2): value,
             ("all", 1): value,
             ("text", 1): value.to("text", rank=1),
             ("text", 2): value.to("text", rank=2),
         }
         fits = (rows and list(shape[1:]) in ([], [1])) or list(shape) == [BATCH, -1]
-        return known[value.kind, len(shape)] if fits and (value.kind, len(shape)) in known else refuse(unknown(inputs))
+        return views[value.kind, len(shape)] if fits and (value.kind, len(shape)) in views else refuse(unknown(inputs))
     inner = value.of if isinstance(value, Flat | Nested) else as_dense(value)
     if rows and len(shape) == 2 and (shape[1] == inner.width or (shape[1] == -1 and shape[0] is BATCH)):
         return inner
@@ -126,7 +126,7 @@ def _reshape(node: Node, inputs: list[Any], source: Source) -> Any:
 def _squeeze(node: Node, inputs: list[Any], source: Source) -> Any:
     """Squeeze: an axis of size one dropped."""
     (value,) = inputs
-    axes = [int(each) for each in node.attr["squeeze_dims"].list.i]
+    axes = [int(axis) for axis in node.attr["squeeze_dims"].list.i]
     if isinstance(value, np.ndarray):
         return np.squeeze(value, tuple(axes) or None)
     if isinstance(value, Nested):
@@ -182,8 +182,8 @@ def _identity(node: Node, inputs: list[Any], source: Source) -> Any:
 
 def _pack(node: Node, inputs: list[Any], source: Source) -> Any:
     """Pack of constants and sizes."""
-    require(all(isinstance(each, np.ndarray) for each in inputs), unknown(inputs))
-    return np.stack([each.astype(object) for each in inputs], int(node.attr["axis"].i))
+    require(all(isinstance(part, np.ndarray) for part in inputs), unknown(inputs))
+    return np.stack([part.astype(object) for part in inputs], int(node.attr["axis"].i))
 
 
 SHAPES: dict[str, Rule] = {

@@ -63,7 +63,7 @@ class CrossSteps(CodeLayers):
         first = len(x.changes) == 1
         state = self._slot("f4", self._codes_width) if first else self._made[x.x, "state"][0]
         self._made[x.x, "state"] = (state, 1.0)
-        grown = 1 + sum(self._range(each.value) for each in x.changes if isinstance(each, Linear | FloatVector))
+        grown = 1 + sum(self._range(change.value) for change in x.changes if isinstance(change, Linear | FloatVector))
         uses, group = self._uses.get(x, set()), self.groups.get((id(x),))
         out = coarse = factors = weight = slot = None
         if "codes" in uses and group is not None and self._in_bytes(group):
@@ -78,8 +78,8 @@ class CrossSteps(CodeLayers):
             weight, slot = np.zeros(self._codes_width, np.float32), self._slot("f4", 1)
             start = 0
             for part in parts_of(x.x):
-                for at, scale, row in self._code_positions(part, own=True):
-                    weight[at] += total[start + row] * scale
+                for code, scale, row in self._code_positions(part, own=True):
+                    weight[code] += total[start + row] * scale
                 start += part.width
         dense = self.steps[-1] if coarse is not None and slot is None else None
         if isinstance(dense, steps.Dense) and dense.out == change:  # nothing else reads it
@@ -108,17 +108,17 @@ class CrossSteps(CodeLayers):
             if isinstance(part, Crossed):
                 slot, factor = self._cross(part)
             inner = start
-            for each in vectors_of(part):
-                if each is not part:
-                    codes = self._code_positions(each, True)
-                    read.add(each, [(at, scale * factor, inner + row) for at, scale, row in codes])
+            for vector in vectors_of(part):
+                if vector is not part:
+                    codes = self._code_positions(vector, True)
+                    read.add(vector, [(code, scale * factor, inner + row) for code, scale, row in codes])
                 elif isinstance(part, Field) and part in group.folded:
                     read.folded.append((part, start))
                 elif isinstance(part, Field) and part in self.direct:
                     read.direct.append((part, start))
                 else:
-                    read.add(part, [(at, scale, start + row) for at, scale, row in self._code_positions(part)])
-                inner += each.width
+                    read.add(part, [(code, scale, start + row) for code, scale, row in self._code_positions(part)])
+                inner += vector.width
             start += part.width
         return self._layers(group.layers, slot, read)
 
@@ -128,7 +128,7 @@ class CrossSteps(CodeLayers):
     def choices(self) -> Hashable:
         """See `LoweringPlan`."""
         read = [self._split(group)[1] for group in self.groups.values() if self._in_bytes(group)]
-        return super().choices, tuple(tuple(each.inner for each in fine) for fine in read)
+        return super().choices, tuple(tuple(vector.inner for vector in fine) for fine in read)
 
     def _byte_layers(self, group: LayerGroup) -> None:
         """Adds the steps of layers that read gated vectors, a state of a cross network, or x_0, as bytes."""
@@ -167,18 +167,18 @@ class CrossSteps(CodeLayers):
         """
         coarse, fine = self._split(group)
         read, factors = Inputs(), np.zeros(self._codes_width)
-        for each in fine:
-            gain = self._made[each.part, "cross"][1] if (each.part, "cross") in self._made else each.gain
-            for at, scale, row in self._code_positions(each.inner, each.inner is not each.part):
-                read.codes.append((at, gain * scale, each.start + row))
+        for vector in fine:
+            gain = self._made[vector.part, "cross"][1] if (vector.part, "cross") in self._made else vector.gain
+            for code, scale, row in self._code_positions(vector.inner, vector.inner is not vector.part):
+                read.codes.append((code, gain * scale, vector.start + row))
         unit, read.means = self._units(group, coarse)[0], np.zeros(self._codes_width)
-        known, start = _joined(self.columns, coarse), 0
-        for each in coarse:
-            for at, scale, row in self._code_positions(each.inner, each.inner is not each.part):
+        columns, start = _joined(self.columns, coarse), 0
+        for vector in coarse:
+            for code, scale, row in self._code_positions(vector.inner, vector.inner is not vector.part):
                 own = float(unit[start + row])
-                read.signed.append((at, own, each.start + row))
-                factors[at], read.means[at] = each.gain * scale / own, known.mean[start + row] / own
-            start += each.inner.width
+                read.signed.append((code, own, vector.start + row))
+                factors[code], read.means[code] = vector.gain * scale / own, columns.mean[start + row] / own
+            start += vector.inner.width
         return read, factors.astype(np.float32)
 
     def _split(self, group: LayerGroup) -> tuple[list[_Vector], list[_Vector]]:
@@ -196,25 +196,25 @@ class CrossSteps(CodeLayers):
             start += part.width
         if not self.form.fine or not coarse:
             return coarse, fine
-        room, left = sum(each.inner.width for each in coarse) // FINE_PART, coarse
+        room, left = sum(vector.inner.width for vector in coarse) // FINE_PART, coarse
         _, noise, loudest = self._units(group, coarse)
         while len(left) > 1 and (room := room - left[loudest].inner.width) >= 0:
-            left = [each for each in left if each is not left[loudest]]
+            left = [vector for vector in left if vector is not left[loudest]]
             _, less, loudest = self._units(group, left)
             if less * LESS <= noise:
-                return left, [*fine, *(each for each in coarse if each not in left)]
+                return left, [*fine, *(vector for vector in coarse if vector not in left)]
         return coarse, fine
 
     def _units(self, group: LayerGroup, vectors: Sequence[_Vector]) -> tuple[Floats, float, int]:
         """Returns the units of vectors as bytes, their noise, and the vector whose weights have the coarsest steps."""
-        known = _joined(self.columns, vectors)
-        rows = np.concatenate([np.arange(each.start, each.start + each.inner.width) for each in vectors])
+        columns = _joined(self.columns, vectors)
+        rows = np.concatenate([np.arange(vector.start, vector.start + vector.inner.width) for vector in vectors])
         weight = np.concatenate([layer.weight for layer in group.layers], axis=1)
         size = np.sqrt((weight**2).mean(axis=0))
         weight = weight[rows] / np.where(size > 0, size, 1.0)
-        unit, noise = balanced_units(weight, known.largest, known.rms)
+        unit, noise = balanced_units(weight, columns.largest, columns.rms)
         reach = np.sqrt((weight**2).mean(axis=1)) * unit
-        starts = np.cumsum([0, *(each.inner.width for each in vectors)])[:-1]
+        starts = np.cumsum([0, *(vector.inner.width for vector in vectors)])[:-1]
         return unit, noise, int(np.argmax(np.maximum.reduceat(reach, starts)))
 
     def _rooms(self, parts: Sequence[Expression], own: bool) -> list[tuple[int, float, int, float]]:
@@ -225,8 +225,8 @@ class CrossSteps(CodeLayers):
             if isinstance(part, Field):
                 most = self.scales.magnitudes(part.table)
                 share = np.clip(most / positive(float(most.max())), LEAST, 1)
-            for at, scale, row in self._code_positions(part, own):
-                rooms.append((at, scale, start + row, scale * CODES * float(share[row])))
+            for code, scale, row in self._code_positions(part, own):
+                rooms.append((code, scale, start + row, scale * CODES * float(share[row])))
             start += part.width
         return rooms
 
@@ -251,28 +251,28 @@ class CrossSteps(CodeLayers):
             values = buffers[slot].astype(np.float64)
             return np.stack([np.abs(values).max(axis=0), np.sqrt((values**2).mean(axis=0)), values.mean(axis=0)])
 
-        codes, found = seen(self.x), dict[Expression, Floats]()
+        codes, stats = seen(self.x), dict[Expression, Floats]()
         for (x, form), (slot, unit) in list(self._made.items()):
             if isinstance(x, Linear) and form == "i2" and not x.relu:
-                found[x] = unit * seen(slot)
-                found[x][0] = np.maximum(HEADROOM * found[x][0], positive(float(found[x][0].max())) * LEAST)
+                stats[x] = unit * seen(slot)
+                stats[x][0] = np.maximum(HEADROOM * stats[x][0], positive(float(stats[x][0].max())) * LEAST)
             elif slot >= 0 and ((isinstance(x, Crossed) and form == "cross") or isinstance(x, GatedCodes)):
                 states = unit * seen(slot)
                 growth = np.where(codes[0] >= SEEN, GROWTH * states[0] / np.maximum(codes[0], 1), unit)
                 growth = np.clip(growth, LEAST * unit if isinstance(x, GatedCodes) else LEAST, unit)
-                found[x] = np.zeros((3, x.width))
-                for at, scale, row, room in self._rooms(parts_of(x.x), True):
-                    found[x][:, row] = room * growth[at], scale * states[1, at], scale * states[2, at]
+                stats[x] = np.zeros((3, x.width))
+                for code, scale, row, room in self._rooms(parts_of(x.x), True):
+                    stats[x][:, row] = room * growth[code], scale * states[1, code], scale * states[2, code]
         for x in self.crossed.values():
             for part in parts_of(x.x):
-                found[part] = np.zeros((3, part.width))
-                for at, scale, row, room in self._rooms([part], True):
-                    found[part][:, row] = room, scale * codes[1, at], scale * codes[2, at]
-        kept = [self.scales.columns(f"{type(x).__name__} {at}", each) for at, (x, each) in enumerate(found.items())]
-        return {x: Columns(*each) for x, each in zip(found, kept, strict=True)}
+                stats[part] = np.zeros((3, part.width))
+                for code, scale, row, room in self._rooms([part], True):
+                    stats[part][:, row] = room, scale * codes[1, code], scale * codes[2, code]
+        kept = [self.scales.columns(f"{type(x).__name__} {i}", array) for i, (x, array) in enumerate(stats.items())]
+        return {x: Columns(*array) for x, array in zip(stats, kept, strict=True)}
 
 
 def _joined(columns: Mapping[Expression, Columns], vectors: Sequence[_Vector]) -> Columns:
     """Returns the statistics of the columns of vectors side by side."""
-    found = [[each[v.row : v.row + v.inner.width] for each in columns[v.part]] for v in vectors]
-    return Columns(*(np.concatenate(each) for each in zip(*found, strict=True)))
+    blocks = [[array[v.row : v.row + v.inner.width] for array in columns[v.part]] for v in vectors]
+    return Columns(*(np.concatenate(arrays) for arrays in zip(*blocks, strict=True)))

@@ -197,4 +197,4 @@ def same_source(layers: Sequence[FieldLayer]) -> bool:
         Whether they do.
     """
     first: Any = layers[0]
-    return all(each.x is first.x and each.vectors == first.vectors for each in layers)
+    return all(layer.x is first.x and layer.vectors == first.vectors for layer in layers)

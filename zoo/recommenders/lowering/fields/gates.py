@@ -63,9 +63,9 @@ def read_mul(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression 
     Returns:
         The expression; None for other operators.
     """
-    for at in (0, 1):
-        if (constant := query.constant(node.inputs[at])) is not None:
-            return _scaled(reader, node, value, reader.read(node.inputs[1 - at]), constant.astype(np.float64))
+    for index in (0, 1):
+        if (constant := query.constant(node.inputs[index])) is not None:
+            return _scaled(reader, node, value, reader.read(node.inputs[1 - index]), constant.astype(np.float64))
     x, y = (reader.read(source) for source in node.inputs)
     for gates, other in ((x, y), (y, x)):
         if not isinstance(gates, Sigmoids) or other.width != gates.width:
@@ -93,13 +93,13 @@ def _scaled(reader: GraphReader, node: ir.Node, value: ir.Value, x: Expression, 
     if isinstance(x, Sigmoids) and by.size == 1:
         return replace(x, factor=x.factor * float(by.item()))
     numbers = stacked(x)
-    if numbers and query.rank(value) == 3 and all(isinstance(each, Numbers) and each.width == 1 for each in numbers):
+    if numbers and query.rank(value) == 3 and all(isinstance(part, Numbers) and part.width == 1 for part in numbers):
         rows = by.reshape(-1, by.shape[-1]) if by.ndim > 1 else np.empty((0, 0))
         if len(rows) != len(numbers):
             return None
         spread: list[Expression] = [
-            Numbers(len(row), each.columns * len(row), each.factor * row)  # type: ignore[attr-defined]
-            for each, row in zip(numbers, rows, strict=True)
+            Numbers(len(row), part.columns * len(row), part.factor * row)  # type: ignore[attr-defined]
+            for part, row in zip(numbers, rows, strict=True)
         ]
         return Vectors(rows.size, spread)
     if isinstance(x, FieldTensor):

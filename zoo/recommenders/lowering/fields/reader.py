@@ -84,9 +84,9 @@ def _gather(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression |
         return None
     starts = np.cumsum([0, *(part.width for part in x.parts)])
     while places:
-        at = int(np.searchsorted(starts, places[0], "right")) - 1
-        part = x.parts[at]
-        if places[: part.width] != list(range(int(starts[at]), int(starts[at]) + part.width)):
+        index = int(np.searchsorted(starts, places[0], "right")) - 1
+        part = x.parts[index]
+        if places[: part.width] != list(range(int(starts[index]), int(starts[index]) + part.width)):
             return None
         chosen.append(part)
         places = places[part.width :]
@@ -102,8 +102,8 @@ def _permuted(x: FieldTensor, picks: Array) -> FieldTensor | None:
         return None
     names, layouts = x.axes[1], [(x.axes[1], dict(x.sizes))]
     if "m" in names:  # whose heads are not known yet
-        at, columns = names.index("m"), x.sizes["m"]
-        split = (*names[:at], "h", "c", *names[at + 1 :])
+        index, columns = names.index("m"), x.sizes["m"]
+        split = (*names[:index], "h", "c", *names[index + 1 :])
         layouts += [
             (split, {**x.sizes, "h": heads, "c": columns // heads})
             for heads in range(2, columns + 1)
@@ -113,7 +113,7 @@ def _permuted(x: FieldTensor, picks: Array) -> FieldTensor | None:
         whole = np.arange(picks.size).reshape([sizes[name] for name in order])
         for perm in itertools.permutations(range(len(order))):
             if np.array_equal(whole.transpose(perm).ravel(), picks):
-                return FieldTensor(x.width, x.content, (("n",), tuple(order[at] for at in perm)), sizes)
+                return FieldTensor(x.width, x.content, (("n",), tuple(order[axis] for axis in perm)), sizes)
     return None
 
 
@@ -132,7 +132,7 @@ def tensor_of(x: Expression, rank: int | None) -> FieldTensor | None:
     if isinstance(x, FieldAttention):
         return FieldTensor(x.width, x, (("n",), ("f", "m")), {"f": x.fields, "m": x.columns})
     vectors = stacked(x) or (x.parts if isinstance(x, Concat) and rank == 2 else None)
-    if not vectors or not all(is_value(each) and each.width == vectors[0].width for each in vectors):
+    if not vectors or not all(is_value(vector) and vector.width == vectors[0].width for vector in vectors):
         return None
     axes: Axes = (("n",), ("f",), ("m",)) if rank == 3 else (("n",), ("f", "m"))
     return FieldTensor(x.width, vectors, axes, {"f": len(vectors), "m": vectors[0].width})
@@ -167,15 +167,15 @@ def _arranged(x: FieldTensor, shape: Sequence[int | None]) -> Expression | None:
     sizes = dict(x.sizes)
     order = [name for name in x.order if name != "h" or sizes["h"] > 1]
     groups: dict[int, tuple[str, ...]] = {}
-    batch = next((at for at, size in enumerate(shape) if size is None), 0)
-    for at in reversed(range(batch + 1, len(shape))):
-        groups[at] = _taken(order, sizes, shape[at] or 1, last=True)
-    for at in range(batch):
-        groups[at] = _taken(order, sizes, shape[at] or 1, last=False)
+    batch = next((i for i, size in enumerate(shape) if size is None), 0)
+    for axis in reversed(range(batch + 1, len(shape))):
+        groups[axis] = _taken(order, sizes, shape[axis] or 1, last=True)
+    for axis in range(batch):
+        groups[axis] = _taken(order, sizes, shape[axis] or 1, last=False)
     groups[batch] = tuple(order)
-    axes = tuple(groups[at] for at in range(len(shape)))
+    axes = tuple(groups[i] for i in range(len(shape)))
     if "n" not in groups[batch] or any(
-        _size(group, sizes) != (shape[at] or 1) for at, group in groups.items() if at != batch
+        _size(group, sizes) != (shape[i] or 1) for i, group in groups.items() if i != batch
     ):
         return None
     if axes == (("n",), ("f", "m")) and isinstance(x.content, FieldAttention | list):
@@ -207,7 +207,7 @@ def _transpose(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expressio
     perm = node.attributes["perm"].as_ints() if "perm" in node.attributes else ()
     if not isinstance(x, FieldTensor) or len(perm) != len(x.axes):
         return None
-    return replace(x, axes=tuple(x.axes[at] for at in perm))
+    return replace(x, axes=tuple(x.axes[axis] for axis in perm))
 
 
 def _split(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | None:
@@ -218,16 +218,16 @@ def _split(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | 
     x, shape, kept = reader.read(source), query.dimensions(source), query.dimensions(value)
     if not isinstance(x, FieldTensor) or shape is None or kept is None:
         return None
-    constants = [query.integers(node, "", at) for at in range(1, len(node.inputs))]
+    constants = [query.integers(node, "", position) for position in range(1, len(node.inputs))]
     if node.op_type == "Slice":
-        scalars = [each[0] for each in constants if each is not None and len(each) == 1]
+        scalars = [constant[0] for constant in constants if constant is not None and len(constant) == 1]
         if len(scalars) < max(3, len(constants)) or (len(scalars) > 3 and scalars[3] != 1):
             return None
         axis, start = scalars[2] % len(shape), scalars[0]
     else:
-        axis, at = node.attributes.get_int("axis", 0) % len(shape), list(node.outputs).index(value)
+        axis, index = node.attributes.get_int("axis", 0) % len(shape), list(node.outputs).index(value)
         sizes = query.integers(node, "split", 1)
-        start = sum(sizes[:at]) if sizes else at * (kept[axis] or 0)
+        start = sum(sizes[:index]) if sizes else index * (kept[axis] or 0)
     count = kept[axis]
     if count is None:
         return None
@@ -253,26 +253,26 @@ def _concat(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression |
     tensors = [part for part in parts if isinstance(part, FieldTensor)]
     first = tensors[0] if tensors else None
     axis = node.attributes.get_int("axis", 0) % rank
-    if first is None or len(tensors) != len(parts) or any(each.axes != first.axes for each in tensors):
+    if first is None or len(tensors) != len(parts) or any(tensor.axes != first.axes for tensor in tensors):
         return None
-    contents: list[Any] = [each.content for each in tensors]
-    if all(isinstance(each, FieldLayer) for each in contents) and first.axes[axis] == () and same_source(contents):
-        weight, bias = (np.concatenate([getattr(each, name) for each in contents], -1) for name in ("weight", "bias"))
-        if len({each.weight.shape[1] for each in contents}) > 1:
+    contents: list[Any] = [tensor.content for tensor in tensors]
+    if all(isinstance(part, FieldLayer) for part in contents) and first.axes[axis] == () and same_source(contents):
+        weight, bias = (np.concatenate([getattr(part, name) for part in contents], -1) for name in ("weight", "bias"))
+        if len({part.weight.shape[1] for part in contents}) > 1:
             return None
         layer = FieldLayer(
             len(bias) * first.sizes["f"], contents[0].x, contents[0].vectors, weight, bias, str(value.name)
         )
         axes = tuple(
-            ("h",) if at == axis else ("c",) if group == ("m",) else group for at, group in enumerate(first.axes)
+            ("h",) if i == axis else ("c",) if group == ("m",) else group for i, group in enumerate(first.axes)
         )
         sizes = {"f": first.sizes["f"], "h": len(contents), "c": len(bias) // len(contents)}
         return FieldTensor(layer.width, layer, axes, sizes)
-    whole = all(isinstance(each, Attended) for each in contents) and [each.head for each in contents] == [
+    whole = all(isinstance(part, Attended) for part in contents) and [part.head for part in contents] == [
         *range(first.sizes.get("h", 0))
     ]
     if whole and first.axes[axis] == ("c",):
-        axes = tuple(("h", "c") if at == axis else group for at, group in enumerate(first.axes))
+        axes = tuple(("h", "c") if i == axis else group for i, group in enumerate(first.axes))
         return FieldTensor(first.width * len(contents), replace(contents[0], head=None), axes, first.sizes)
     return None
 
@@ -298,10 +298,10 @@ def _layer(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | 
     bias = np.zeros(1)
     if node.op_type == "Gemm":
         plain = node.attributes.get_float("alpha", 1.0) == 1 and not node.attributes.get_int("transA", 0)
-        given = query.constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else np.zeros(1)
-        if not plain or given is None or node.attributes.get_float("beta", 1.0) != 1:
+        shift = query.constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else np.zeros(1)
+        if not plain or shift is None or node.attributes.get_float("beta", 1.0) != 1:
             return None
-        weight, bias = weight.T if node.attributes.get_int("transB", 0) else weight, given
+        weight, bias = weight.T if node.attributes.get_int("transB", 0) else weight, shift
     own, source = tensor.axes[-1], tensor.content
     if own not in (("m",), ("h", "c")) or weight.shape[0] != _size(own, tensor.sizes):
         return None
@@ -368,8 +368,8 @@ def _softmax(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression 
 def _closed(x: FieldTensor, residual: FieldLayer | None, name: str) -> FieldAttention | None:
     """Returns the attention of weighted values whose axes are in order."""
     attended = x.content
-    order = tuple(each for each in x.order if x.sizes.get(each, 0) != 1 or each == "f")
-    expected = tuple(each for each in ATTENDED if x.sizes.get(each, 0) > 1 or each in ("n", "f"))
+    order = tuple(axis for axis in x.order if x.sizes.get(axis, 0) != 1 or axis == "f")
+    expected = tuple(axis for axis in ATTENDED if x.sizes.get(axis, 0) > 1 or axis in ("n", "f"))
     joined_heads = x.axes[-1] == ("h", "c") or x.sizes.get("h", 1) == 1
     if not isinstance(attended, Attended) or attended.head is not None or order != expected or not joined_heads:
         return None
@@ -382,10 +382,10 @@ def _closed(x: FieldTensor, residual: FieldLayer | None, name: str) -> FieldAtte
 
 
 def _add(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | None:
-    for at in (0, 1):
-        constant = query.constant(node.inputs[at])
+    for index in (0, 1):
+        constant = query.constant(node.inputs[index])
         if constant is not None:
-            x = reader.read(node.inputs[1 - at])
+            x = reader.read(node.inputs[1 - index])
             layer = x.content if isinstance(x, FieldTensor) else None
             if not isinstance(x, FieldTensor) or not isinstance(layer, FieldLayer) or x.axes[-1] != ("m",):
                 return None
@@ -404,7 +404,7 @@ def _add(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | No
             layer = identity(None, layer, layer[0].width, str(value.name))
         elif isinstance(layer, FieldAttention):
             layer = identity(layer, [], layer.columns, str(value.name))
-        own = tuple(each for each in b.order if b.sizes.get(each, 2) > 1 or each == "f")
+        own = tuple(axis for axis in b.order if b.sizes.get(axis, 2) > 1 or axis == "f")
         if not isinstance(layer, FieldLayer) or own not in (("n", "f", "m"), ATTENDED, ("n", "f", "c"), ("n", "f")):
             return None
         attention = _closed(a, layer, str(value.name))
@@ -414,8 +414,8 @@ def _add(reader: GraphReader, node: ir.Node, value: ir.Value) -> Expression | No
 
 def _attention_tensor(attention: FieldAttention, like: FieldTensor) -> FieldTensor:
     """Returns the results of an attention in the layout of weighted values with joined heads."""
-    kept = [tuple(dict.fromkeys("m" if each in ("h", "c") else each for each in group)) for group in like.axes]
-    axes = tuple(group for at, group in enumerate(kept) if group or at == 0)
+    kept = [tuple(dict.fromkeys("m" if axis in ("h", "c") else axis for axis in group)) for group in like.axes]
+    axes = tuple(group for index, group in enumerate(kept) if group or index == 0)
     return FieldTensor(attention.width, attention, axes, {"f": attention.fields, "m": attention.columns})
 
 

@@ -50,8 +50,8 @@ class FieldSteps(CodeLayout):
         bias += OPEN if layer in self.opened else 0.0
         start = 0
         for part in parts_of(self.multiplied[layer]):
-            for at, _, row in self._code_positions(part, own=True):
-                weight[:, at], bias[at] = layer.weight[:, start + row], layer.bias[start + row]
+            for position, _, row in self._code_positions(part, own=True):
+                weight[:, position], bias[position] = layer.weight[:, start + row], layer.bias[start + row]
             start += part.width
         return weight, bias
 

@@ -93,14 +93,14 @@ def float_layers(
     rng = np.random.default_rng(0)
     count = len(position)
     lengths = np.where(np.arange(SEQUENCES) % 2, count, rng.integers(1, count + 1, SEQUENCES))
-    known = np.arange(count) < lengths[:, None]
+    present = np.arange(count) < lengths[:, None]
     x = table[rng.integers(0, len(table), (SEQUENCES, count))] * factor + position
     if gaps is not None:
         x = x + gaps[rng.integers(0, len(gaps), (SEQUENCES, count))]
     vectors = use.vectors[rng.integers(0, len(use.vectors), ITEMS)] * use.factor
 
     def probabilities(exact: Collection[int]) -> Array:
-        states = _state(x, known, blocks, heads, norms, epsilon, exact)
+        states = _state(x, present, blocks, heads, norms, epsilon, exact)
         if use.unit:
             states = states / np.sqrt(np.maximum((states**2).sum(axis=1, keepdims=True), 1e-12))
         logits = states @ vectors.T
@@ -120,7 +120,7 @@ def float_layers(
 
 def _state(
     x: Array,
-    known: Array,
+    present: Array,
     blocks: Sequence[Sequence[Layer]],
     heads: int,
     norms: Array,
@@ -150,7 +150,7 @@ def _state(
         return x.reshape(*x.shape[:2], heads, size).swapaxes(1, 2)
 
     count = x.shape[1]
-    barred = np.where(np.triu(np.ones((count, count), bool)) & known[:, None, None], 0.0, -1e9)
+    barred = np.where(np.triu(np.ones((count, count), bool)) & present[:, None, None], 0.0, -1e9)
     for block, (projected, joined, inner, outer) in enumerate(blocks):
         first = 5 * block
         y = normed(x, 2 * block)

@@ -219,8 +219,8 @@ class EncodedSequence(FloatVector):
             columns, scale = weight.shape[1] // 3, (self.width // self.heads) ** -0.5
             rows = np.ascontiguousarray(self._heads(joined[0].T).T)
             layers = [(weight[:, :columns] * scale, bias[:columns] * scale), (weight[:, columns:], bias[columns:])]
-            for at, layer in enumerate([*layers, (rows, joined[1]), inner, outer]):
-                arrays[at].append(layer)
+            for index, layer in enumerate([*layers, (rows, joined[1]), inner, outer]):
+                arrays[index].append(layer)
         names = ("query", "keys_values", "joined", "inner", "outer")
         quantized: dict[str, Array] = {}
         for name, pairs in zip(names, arrays, strict=True):

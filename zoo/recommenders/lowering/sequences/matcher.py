@@ -130,8 +130,8 @@ class Matcher:
         constants = [query.constant(bound) for bound in bounds if bound is not None]
         if len(constants) != 3 or any(constant is None or constant.size != 1 for constant in constants):
             raise NoMatch
-        start, end, at = (int(constant.item()) for constant in constants if constant is not None)
-        if at != axis:
+        start, end, cut_axis = (int(constant.item()) for constant in constants if constant is not None)
+        if cut_axis != axis:
             raise NoMatch
         return x, start, end
 
@@ -141,8 +141,8 @@ class Matcher:
         Args:
             value: Result of the normalization.
         """
-        x, *given = self.up(value, "LayerNormalization", 3)
-        scale, bias = (query.constant(array) for array in given[:2])
+        x, *arrays = self.up(value, "LayerNormalization", 3)
+        scale, bias = (query.constant(array) for array in arrays[:2])
         assert value is not None
         node = value.producer()
         assert node is not None
@@ -255,7 +255,7 @@ def sequence_columns(columns: Columns, sequence: ir.Value | None) -> tuple[int, 
     """
     places = columns(sequence)
     start = places[0][0]
-    if any(place != (start + at, 0) for at, place in enumerate(places)):
+    if any(place != (start + offset, 0) for offset, place in enumerate(places)):
         raise NoMatch
     return start, len(places)
 

@@ -126,7 +126,7 @@ def encoded_sequence(matched: Matcher, value: ir.Value, columns: Columns) -> Enc
     scaled, gaps = without_gaps(matched, scaled)
     items, factor = matched.with_constant(scaled, "Mul")
     table, sequence = matched.lookup(items)
-    norms, heads, masks = [each for block in blocks for each in block.norms], blocks[0].heads, blocks[0].mask
+    norms, heads, masks = [norm for block in blocks for norm in block.norms], blocks[0].heads, blocks[0].mask
     alike = all((block.heads, block.mask) == (heads, masks) for block in blocks)
     mask, first = matched.with_constant(matched.up(masks, "Unsqueeze", 1)[0], "Max")
     ids, padding = matched.mask(mask)
@@ -198,7 +198,7 @@ class _Block:
         projected, layer = _layer(matched, cuts[0][0])
         width = len(layer[0])
         source, norm, epsilon = matched.norm(projected)
-        expected = [(cuts[0][0], at * width, (at + 1) * width) for at in range(3)]
+        expected = [(cuts[0][0], index * width, (index + 1) * width) for index in range(3)]
         if cuts != expected or source is not own or {key_heads, value_heads} != {self.heads}:
             raise NoMatch
         if epsilon != self.epsilon or scale.size != 1 or not np.isclose(scale.item(), (width / self.heads) ** -0.5):

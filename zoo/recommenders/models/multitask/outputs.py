@@ -62,7 +62,7 @@ def chained(logits: torch.Tensor, parents: Sequence[int]) -> torch.Tensor:
         [n, labels].
     """
     shares = torch.sigmoid(logits)
-    columns = [shares[:, at] if parent < 0 else shares[:, at] * shares[:, parent] for at, parent in enumerate(parents)]
+    columns = [shares[:, i] if parent < 0 else shares[:, i] * shares[:, parent] for i, parent in enumerate(parents)]
     return torch.stack(columns, 1) if columns else shares
 
 

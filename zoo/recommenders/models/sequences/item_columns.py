@@ -40,16 +40,16 @@ class ItemColumns(nn.Module):
 
     def __init__(self, features: Features, key: Field, size: int) -> None:
         super().__init__()
-        fields = [each for each in features.fields if each.column.tower == "item" and each.table != key.table]
-        fields = [each for each in fields if not each.is_sequence]
-        own = [at for at, each in enumerate(features.numbers) if each.tower == "item"]
-        own += [len(features.numbers) + at for at, which in enumerate(features.indicators) if which in own]
-        self.chosen = [at for each in fields for at in range(each.start, each.start + each.width)]
-        self.means, self.own, self.key = [each.scale for each in fields if each.scale >= 0], own, key.start
+        fields = [field for field in features.fields if field.column.tower == "item" and field.table != key.table]
+        fields = [field for field in fields if not field.is_sequence]
+        own = [index for index, number in enumerate(features.numbers) if number.tower == "item"]
+        own += [len(features.numbers) + index for index, which in enumerate(features.indicators) if which in own]
+        self.chosen = [column for field in fields for column in range(field.start, field.start + field.width)]
+        self.means, self.own, self.key = [field.scale for field in fields if field.scale >= 0], own, key.start
         packed, start = [], 0
-        for each in fields:
-            packed.append(replace(each, start=start, scale=self.means.index(each.scale) if each.scale >= 0 else -1))
-            start += each.width
+        for old in fields:
+            packed.append(replace(old, start=start, scale=self.means.index(old.scale) if old.scale >= 0 else -1))
+            start += old.width
         self.embeddings = Embeddings(packed, size)
         self.linear = nn.Linear(len(own), size, bias=False) if own else None
         if self.linear is not None:
@@ -74,11 +74,11 @@ class ItemColumns(nn.Module):
         arrays = self.ids.numpy(), self.numbers.numpy(), self.scales.numpy(), self.known.numpy()
         for part in parts:
             items = part["ids"][:, self.key].numpy()
-            ids, numbers, scales, known = arrays
+            ids, numbers, scales, filled = arrays
             ids[items] = part["ids"][:, self.chosen].numpy()
             numbers[items] = part["numbers"][:, self.own].numpy()
             scales[items] = part["scales"][:, self.means].numpy()
-            known[items] = np.float32(1)
+            filled[items] = np.float32(1)
         self.known[:first] = 0
 
     def forward(self, items: torch.Tensor) -> torch.Tensor:

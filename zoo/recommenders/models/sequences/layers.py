@@ -30,17 +30,17 @@ def sequences_of(features: Features) -> list[tuple[Field, Field]]:
         RequestError: There is none, or a sequence shares no table.
     """
     fields = {field.name: field for field in features.fields}
-    found = [field for field in features.fields if field.is_sequence and not field.is_gaps]
-    if not found:
+    sequences = [field for field in features.fields if field.is_sequence and not field.is_gaps]
+    if not sequences:
         raise RequestError(
             'the schema has no sequence; give the list of the items clicked before "pooling": "none" and "shares": '
             '"item_id", the name of the item\'s column (zoo schema LOG --family din -o schema.json proposes it)'
         )
-    if alone := [field.name for field in found if field.column.shares not in fields]:
+    if alone := [field.name for field in sequences if field.column.shares not in fields]:
         raise RequestError(
             f'the sequence {alone[0]} shares no table; give it "shares": the name of the item\'s column in the schema'
         )
-    return [(field, fields[field.column.shares]) for field in found]
+    return [(field, fields[field.column.shares]) for field in sequences]
 
 
 def gaps_of(features: Features, sequence: Field) -> Field | None:

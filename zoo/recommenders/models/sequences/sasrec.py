@@ -201,8 +201,8 @@ class SASRec(LazyModule):
         import torch
         from torch.nn import functional
 
-        given, user, item, states = outputs
-        shift = (given - self.logit(self.dot(user, item)))[:, 0].detach()  # of a log of sampled negatives
+        logit, user, item, states = outputs
+        shift = (logit - self.logit(self.dot(user, item)))[:, 0].detach()  # of a log of sampled negatives
         cosine = self.dot(user.detach(), item.detach())
         logits = self.logit(cosine)[:, 0] + shift
         click = functional.binary_cross_entropy_with_logits(logits, label, reduction="none")
@@ -214,11 +214,11 @@ class SASRec(LazyModule):
             newest = torch.where(label[:, None] > 0, states[:, 0], self.dislike(states[:, 0]))
             states = torch.cat([newest[:, None], states[:, 1:]], 1)
         targets = torch.cat([targets, history[:, :-1]], 1) if self.past else targets
-        known = self._known(targets)
-        known[:, 1:] &= (self._known(history[:, 1:]) | (history[:, 1:] == 0))[:, : targets.shape[1] - 1]
+        valid = self._known(targets)
+        valid[:, 1:] &= (self._known(history[:, 1:]) | (history[:, 1:] == 0))[:, : targets.shape[1] - 1]
         weights = torch.full(targets.shape, self.past)
         weights[:, 0] = torch.where(label > 0, 1.0, self.config.disliked)
-        places = known.nonzero(as_tuple=True)
+        places = valid.nonzero(as_tuple=True)
         losses = torch.zeros(targets.shape)
         if len(places[0]):
             chosen = self._softmax(functional.normalize(states[places], dim=1), targets[places])
@@ -266,8 +266,8 @@ class SASRec(LazyModule):
             rows = part["label"] > 0
             ids = part["ids"][rows]
             targets = ids[:, self.key.start].long()
-            known = self._known(targets)
-            ids, targets = ids[known], targets[known]
+            valid = self._known(targets)
+            ids, targets = ids[valid], targets[valid]
             if not len(ids):
                 continue
             scores = self(ids, part["numbers"], part["scales"])[1] @ items.T

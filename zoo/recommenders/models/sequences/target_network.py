@@ -41,9 +41,9 @@ class TargetNetwork(LazyModule):
         self.queries = nn.ModuleList(FieldLookup(self.embeddings, target) for _, target in pairs)
         self.keys = nn.ModuleList(SequenceLookup(self.embeddings, field) for field, _ in pairs)
         self.masks = nn.ModuleList(SequenceMask(field) for field, _ in pairs)
-        gaps = {str(at): each for at, (field, _) in enumerate(pairs) if (each := gaps_of(features, field)) is not None}
-        self.gaps = nn.ModuleDict({at: SequenceLookup(self.embeddings, each) for at, each in gaps.items()})
-        interests = [self.attention(field, config, str(at) in gaps) for at, (field, _) in enumerate(pairs)]
+        gaps = {str(i): gap for i, (field, _) in enumerate(pairs) if (gap := gaps_of(features, field)) is not None}
+        self.gaps = nn.ModuleDict({i: SequenceLookup(self.embeddings, field) for i, field in gaps.items()})
+        interests = [self.attention(field, config, str(i) in gaps) for i, (field, _) in enumerate(pairs)]
         self.interests = nn.ModuleList(interests)
         inputs = self.embeddings.width + len(pairs) * size + self.numbers
         layers: list[nn.Module] = []
@@ -84,7 +84,7 @@ class TargetNetwork(LazyModule):
 
         flat = self.embeddings(ids, scales)
         parts = zip(self.queries, self.keys, self.masks, self.interests, strict=True)
-        for at, (query, key, mask, interest) in enumerate(parts):
-            gaps = [self.gaps[str(at)](ids)] if str(at) in self.gaps else []
+        for i, (query, key, mask, interest) in enumerate(parts):
+            gaps = [self.gaps[str(i)](ids)] if str(i) in self.gaps else []
             flat = concat_numbers(flat, interest(query(ids), key(ids), mask(ids), *gaps), 1)
         return self.deep(concat_numbers(flat, numbers, self.numbers)) + self.order2(flat)

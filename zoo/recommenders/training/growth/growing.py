@@ -82,7 +82,7 @@ def grown(build: Build, features: Features, config: Any, start: Path, data: Any)
     if not config.grow or not isinstance(build, type):
         return Grown(features, state, trained, counts)
     seen = survey(features, data, trained)
-    owners = {each.table: each for each in features.fields if each.table == each.name}
+    owners = {field.table: field for field in features.fields if field.table == field.name}
     plans = {name: _Plan(owners[name], table, trained[name], counts, config) for name, table in seen.items()}
     columns = tuple(
         plans[table].encoded(column) if (table := column.shares or column.name) in plans else column
@@ -95,8 +95,8 @@ def grown(build: Build, features: Features, config: Any, start: Path, data: Any)
     made.trained |= {name: plan.trained() for name, plan in plans.items()}
     new = {name: plan.new for name, plan in plans.items()} if config.new_ids == "similar" else {}
     similar = similar_ids(larger, data, new, made.trained)
-    for name, (_, ids, groups, known) in similar.items():
-        start_from_means(network_of_all, made.state, name, ids, groups, known)
+    for name, (_, ids, groups, old_groups) in similar.items():
+        start_from_means(network_of_all, made.state, name, ids, groups, old_groups)
     for name, plan in plans.items():
         counts.tables[name] = plan.counts()
         made.pending[name] = plan.pending
@@ -123,9 +123,9 @@ def new_row_rates(model: nn.Module, start: Grown) -> tuple[float, dict[int, torc
     for module in model.modules():
         if isinstance(module, Embeddings):
             rate = torch.ones(len(module.weight), 1)
-            for each, first in zip(module.fields, module.starts, strict=True):
-                old = torch.from_numpy(start.trained[each.table])
-                rate[first : first + each.rows][old] = FINETUNE_RATE
+            for field, first in zip(module.fields, module.starts, strict=True):
+                old = torch.from_numpy(start.trained[field.table])
+                rate[first : first + field.rows][old] = FINETUNE_RATE
             rates[id(module.weight)] = rate
     return 1 / FINETUNE_RATE, rates
 
@@ -176,7 +176,7 @@ class _Plan:
         if not self.admitted and gone[1:last].all():
             gone[1 + int(np.argmax(self.total[1:last]))] = False  # a vocabulary has a value
         kept = np.flatnonzero(~gone[1:last])
-        self.encoding["values"] = [*(values[at] for at in kept.tolist()), *self.admitted]
+        self.encoding["values"] = [*(values[place] for place in kept.tolist()), *self.admitted]
         added = np.full(len(self.admitted), UNKNOWN)
         self.rows = np.concatenate([[UNKNOWN], 1 + kept, added, [last]])
         self.new = np.zeros(len(self.rows), bool)
@@ -224,10 +224,10 @@ class _Plan:
         counts[self.new] = last[self.new] = 0
         if self.encoding["type"] == "vocabulary" and self.admitted:
             waiting = [self.before.pending.get(value, (0, 0)) for value in self.admitted]
-            at = slice(len(counts) - 1 - len(self.admitted), -1)
-            counts[at], last[at] = np.transpose(waiting)
+            fresh = slice(len(counts) - 1 - len(self.admitted), -1)
+            counts[fresh], last[fresh] = np.transpose(waiting)
         admitted = set(self.admitted)
-        return TableCounts(counts, last, {k: each for k, each in self.before.pending.items() if k not in admitted})
+        return TableCounts(counts, last, {k: count for k, count in self.before.pending.items() if k not in admitted})
 
     def report(self, column: str) -> dict[str, int]:
         """Counts the values of a column.
@@ -285,10 +285,10 @@ def _trained(network: nn.Module, state: Mapping[str, torch.Tensor]) -> Masks:
     masks: Masks = {}
     for path, module in network.named_modules():
         if isinstance(module, Embeddings):
-            for each, start in zip(module.fields, module.starts, strict=True):
-                table = state[f"{path}.weight"][start : start + each.rows]
+            for field, start in zip(module.fields, module.starts, strict=True):
+                table = state[f"{path}.weight"][start : start + field.rows]
                 mask = (table != table[UNKNOWN]).any(1).numpy()
-                masks[each.table] = masks[each.table] | mask if each.table in masks else mask
+                masks[field.table] = masks[field.table] | mask if field.table in masks else mask
     return masks
 
 
@@ -307,16 +307,14 @@ def _moved(
         rows: {table: old row of every new row}.
     """
     own = larger.state_dict()
-    moved = {name: each if each.shape == own[name].shape else own[name] for name, each in state.items()}
+    moved = {name: weight if weight.shape == own[name].shape else own[name] for name, weight in state.items()}
     for path, module in network.named_modules():
         if isinstance(module, Embeddings):
-            fields = {
-                module.owner(each): (each, start) for each, start in zip(module.fields, module.starts, strict=True)
-            }
+            fields = {module.owner(f): (f, start) for f, start in zip(module.fields, module.starts, strict=True)}
             parts = []
             for name in module.tables:
-                each, start = fields[name]
-                table = state[f"{path}.weight"][start : start + each.rows]
-                parts.append(table[torch.from_numpy(rows[each.table])] if each.table in rows else table)
+                field, start = fields[name]
+                table = state[f"{path}.weight"][start : start + field.rows]
+                parts.append(table[torch.from_numpy(rows[field.table])] if field.table in rows else table)
             moved[f"{path}.weight"] = torch.cat(parts)
     return moved

@@ -56,7 +56,7 @@ class IdCounts:
         Returns:
             The counts; of a model without them, such as one of version 0.2.0, -1 for every row after one training.
         """
-        heights = {each.table: each.rows for each in features.fields}
+        heights = {field.table: field.rows for field in features.fields}
         tables = {name: TableCounts(np.full(rows, -1), np.ones(rows, np.int64)) for name, rows in heights.items()}
         if not (folder / ID_COUNTS).is_file():
             return cls(1, tables)
@@ -82,12 +82,12 @@ class IdCounts:
             folder: Model folder.
             features: Features of the model, which name the values of the rows.
         """
-        values = {each.name: each.column.encoding.get("values") for each in features.fields}
+        values = {field.name: field.column.encoding.get("values") for field in features.fields}
         parts = []
         for name, table in self.tables.items():
             rows, waiting = len(table.counts), len(table.pending)
-            known = values.get(name)
-            texts = [None, *known, None] if known else [None] * rows
+            vocabulary = values.get(name)
+            texts = [None, *vocabulary, None] if vocabulary else [None] * rows
             pending = [*table.pending.items()]
             columns = {
                 "column": pa.array([name] * (rows + waiting), pa.string()),
@@ -120,15 +120,15 @@ def counted(
     """
     number = 1 if before is None else before.trainings + 1
     tables: dict[str, TableCounts] = {}
-    for each, count in zip(features.fields, counts, strict=True):
-        earlier = None if before is None else before.tables[each.table]
+    for feature, count in zip(features.fields, counts, strict=True):
+        earlier = None if before is None else before.tables[feature.table]
         total, last = count.copy(), np.where(count > 0, number, 0)
         waiting: dict[str, tuple[int, int]] = {}
         if earlier is not None:
             total = np.where(earlier.counts < 0, -1, earlier.counts + count)
             last = np.maximum(last, earlier.last)
             waiting = dict(earlier.pending)
-        for value, times in pending.get(each.table, {}).items():
+        for value, times in pending.get(feature.table, {}).items():
             waiting[value] = (waiting.get(value, (0, 0))[0] + times, number)
-        tables[each.table] = TableCounts(total, last, waiting)
+        tables[feature.table] = TableCounts(total, last, waiting)
     return IdCounts(number, tables)

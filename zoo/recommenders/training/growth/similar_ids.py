@@ -37,22 +37,22 @@ def similar_ids(
     """
     owners = {field.table: field for field in features.fields if field.table == field.name and not field.is_list}
     tables = {name: _Sides(owners[name], features) for name, mask in new.items() if name in owners and mask.any()}
-    tables = {name: each for name, each in tables.items() if each.columns}
+    tables = {name: sides for name, sides in tables.items() if sides.columns}
     try:
         for rows in features.read(data, on_error="skip") if tables else ():
-            for each in tables.values():
-                each.add(rows.ids)
+            for table in tables.values():
+                table.add(rows.ids)
     except NoRow:
         return {}
-    found = {}
-    for name, each in tables.items():
-        names, groups = each.groups()
+    similar = {}
+    for name, table in tables.items():
+        names, groups = table.groups()
         fresh = np.flatnonzero(new[name] & (groups >= 0))
-        known = np.where(trained[name] & ~new[name], groups, -1)
-        fresh = fresh[np.isin(groups[fresh], known)]
+        old_groups = np.where(trained[name] & ~new[name], groups, -1)
+        fresh = fresh[np.isin(groups[fresh], old_groups)]
         if names and len(fresh):
-            found[name] = names, fresh, groups[fresh], known
-    return found
+            similar[name] = names, fresh, groups[fresh], old_groups
+    return similar
 
 
 class _Sides:
@@ -64,34 +64,36 @@ class _Sides:
     """
 
     def __init__(self, key: Field, features: Features) -> None:
-        others = [each for each in features.fields if each.column.tower == key.column.tower and each.table != key.table]
-        self.key, self.columns = key, [each for each in others if each.column.tower and not each.is_sequence]
-        self.places = [np.arange(each.start, each.start + each.width) for each in self.columns]
-        self.first = [np.full((key.rows, each.width), -1, np.int32) for each in self.columns]
+        others = [
+            field for field in features.fields if field.column.tower == key.column.tower and field.table != key.table
+        ]
+        self.key, self.columns = key, [field for field in others if field.column.tower and not field.is_sequence]
+        self.places = [np.arange(field.start, field.start + field.width) for field in self.columns]
+        self.first = [np.full((key.rows, field.width), -1, np.int32) for field in self.columns]
         self.again, self.same = 0, np.zeros(len(self.columns), np.int64)
 
     def add(self, ids: NDArray[np.int32]) -> None:
         """Adds rows, int32 [n, columns]."""
         own = ids[:, self.key.start]
-        values, at = np.unique(own, return_index=True)
+        values, firsts = np.unique(own, return_index=True)
         repeated = np.ones(len(own), bool)
         if self.columns:
-            repeated[at[self.first[0][values, 0] < 0]] = False
+            repeated[firsts[self.first[0][values, 0] < 0]] = False
         self.again += int(repeated.sum())
         for number, (places, first) in enumerate(zip(self.places, self.first, strict=True)):
             begun = first[values, 0] < 0
-            first[values[begun]] = ids[at[begun]][:, places]
+            first[values[begun]] = ids[firsts[begun]][:, places]
             self.same[number] += int((ids[repeated][:, places] == first[own[repeated]]).all(axis=1).sum())
 
     def groups(self) -> tuple[list[str], NDArray[np.int64]]:
         """Returns the columns of the ids, and the group of ids with equal values of every id, -1 for absent ones."""
-        chosen = [at for at in range(len(self.columns)) if self.same[at] >= CONSTANT * self.again]
+        chosen = [column for column in range(len(self.columns)) if self.same[column] >= CONSTANT * self.again]
         groups = np.full(self.key.rows, -1, np.int64)
         seen = self.first[0][:, 0] >= 0
         if chosen and seen.any():
-            sides = np.concatenate([self.first[at][seen] for at in chosen], axis=1)
+            sides = np.concatenate([self.first[column][seen] for column in chosen], axis=1)
             groups[seen] = np.unique(sides, axis=0, return_inverse=True)[1].ravel()
-        return [self.columns[at].name for at in chosen], groups
+        return [self.columns[column].name for column in chosen], groups
 
 
 @torch.no_grad()
@@ -101,7 +103,7 @@ def start_from_means(
     table: str,
     new: NDArray[np.int64],
     groups: NDArray[np.int64],
-    known: NDArray[np.int64],
+    old_groups: NDArray[np.int64],
 ) -> None:
     """Sets rows of new ids to the means of the rows of their groups, in all tables of a column, in place.
 
@@ -111,17 +113,17 @@ def start_from_means(
         table: Column that the tables belong to.
         new: New ids, int64 [n].
         groups: Group of every new id, int64 [n].
-        known: Group of every trained id, int64 [rows]; -1 where it has none.
+        old_groups: Group of every trained id, int64 [rows]; -1 where it has none.
     """
-    rows = np.flatnonzero(known >= 0)
+    rows = np.flatnonzero(old_groups >= 0)
     distinct, places = np.unique(groups, return_inverse=True)
-    rows = rows[np.isin(known[rows], distinct)]
-    at = torch.from_numpy(np.searchsorted(distinct, known[rows]))
-    counts = torch.bincount(at, minlength=len(distinct))[:, None]
+    rows = rows[np.isin(old_groups[rows], distinct)]
+    group = torch.from_numpy(np.searchsorted(distinct, old_groups[rows]))
+    counts = torch.bincount(group, minlength=len(distinct))[:, None]
     for path, module in network.named_modules():
         if isinstance(module, Embeddings):
             for field, start in zip(module.fields, module.starts, strict=True):
                 if field.name == table:
                     weight = state[f"{path}.weight"]
-                    sums = torch.zeros(len(distinct), weight.shape[1]).index_add_(0, at, weight[rows + start])
+                    sums = torch.zeros(len(distinct), weight.shape[1]).index_add_(0, group, weight[rows + start])
                     weight[new + start] = (sums / counts)[places]

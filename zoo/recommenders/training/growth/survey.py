@@ -55,9 +55,9 @@ def growing(features: Features) -> list[Field]:
         features: Features of a model.
     """
     fields = [
-        each
-        for each in features.fields
-        if each.column.encoding["type"] in GROWING and "unknown" not in each.column.encoding
+        field
+        for field in features.fields
+        if field.column.encoding["type"] in GROWING and "unknown" not in field.column.encoding
     ]
     return fields if features.schema.header else []
 
@@ -79,34 +79,34 @@ def survey(features: Features, data: Any, trained: dict[str, NDArray[np.bool_]])
     logs = open_logs(data) if features.schema.header else []
     for log in logs:
         features.require(log, labelled=True)
-    fields = [each for each in growing(features) if each.table in trained]
-    tables: dict[str, Occurrences] = {each.table: Occurrences() for each in fields}
-    for each in fields:
-        tables[each.table].counts[each.name] = np.zeros(each.rows, np.int64)
-        tables[each.table].unknown[each.name] = Counter()
-    names = [each.name for each in fields]
+    fields = [field for field in growing(features) if field.table in trained]
+    tables: dict[str, Occurrences] = {field.table: Occurrences() for field in fields}
+    for feature in fields:
+        tables[feature.table].counts[feature.name] = np.zeros(feature.rows, np.int64)
+        tables[feature.table].unknown[feature.name] = Counter()
+    names = [field.name for field in fields]
     for log in logs if names else ():
         for batch in log.batches(names, lambda *_: None, features.schema.forms):
             columns = dict(zip(names, batch.columns, strict=True))
-            for each in fields:
-                _count(each, columns[each.name], tables[each.table], trained[each.table])
+            for feature in fields:
+                _count(feature, columns[feature.name], tables[feature.table], trained[feature.table])
     return tables
 
 
-def _count(each: Field, column: pa.Array, table: Occurrences, trained: NDArray[np.bool_]) -> None:
+def _count(field: Field, column: pa.Array, table: Occurrences, trained: NDArray[np.bool_]) -> None:
     """Counts the values of a column."""
     texts = column.drop_null()
-    if each.is_list:
-        texts, _ = each.split(texts)
+    if field.is_list:
+        texts, _ = field.split(texts)
         texts = texts.filter(pc.not_equal(texts, ""))
-    ids = each.ids(texts)
-    is_hash = each.column.encoding["type"] == "hash"
+    ids = field.ids(texts)
+    is_hash = field.column.encoding["type"] == "hash"
     new = ~trained[ids] if is_hash else ids == UNKNOWN
-    table.counts[each.name] += np.bincount(ids if is_hash else ids[~new], minlength=len(trained))
+    table.counts[field.name] += np.bincount(ids if is_hash else ids[~new], minlength=len(trained))
     values = texts.filter(pa.array(new)).value_counts()
     if not is_hash:
         pairs = zip(values.field(0).to_pylist(), values.field(1).to_pylist(), strict=True)
-        table.unknown[each.name].update(dict(pairs))
+        table.unknown[field.name].update(dict(pairs))
     elif len(values):
         strings = pa.array(values.field(0).to_pylist(), pa.large_string())
         _, offsets, data = strings.buffers()
@@ -125,5 +125,5 @@ def row_numbers(values: Sequence[str]) -> dict[str, int]:
         {text: row number}, below `MAX_IDS`.
     """
     numbers = parse_floats(pa.array(values, pa.string()))
-    known = (numbers >= 0) & (numbers < MAX_IDS) & (numbers == np.floor(numbers))
-    return {text: int(number) for text, number, chosen in zip(values, numbers, known, strict=True) if chosen}
+    valid = (numbers >= 0) & (numbers < MAX_IDS) & (numbers == np.floor(numbers))
+    return {text: int(number) for text, number, chosen in zip(values, numbers, valid, strict=True) if chosen}

@@ -66,7 +66,7 @@ def require_in_memory(build: Build, features: Features, config: Any, action: str
     with deferred_tables():
         tables = beyond_memory(build(features, config))
     if tables:
-        rows, size = sum(len(each.weight) for each in tables), sum(each.weight.numel() * 4 * COPIES for each in tables)
+        rows, size = sum(len(m.weight) for m in tables), sum(m.weight.numel() * 4 * COPIES for m in tables)
         raise RequestError(
             f"found tables of {rows:,} rows beyond the memory for tables; {action} keeps them in memory with the state "
             f"of their optimizer: set ZOO_TABLE_MEMORY={-(-size // 10**6)}MB where there is as much"
@@ -98,14 +98,14 @@ def tables_in_file(trainer: Trainer, categories: CategoryCounts, path: Path) -> 
                 module.weight, module.stored = nn.Parameter(weight), None
         yield
         with torch.no_grad():
-            for name, each in trainer.model.state_dict().items():
-                if tensors[name].data_ptr() != each.data_ptr():
-                    tensors[name].copy_(each)
+            for name, tensor in trainer.model.state_dict().items():
+                if tensors[name].data_ptr() != tensor.data_ptr():
+                    tensors[name].copy_(tensor)
 
 
 def _mapped(path: Path, model: nn.Module) -> dict[str, torch.Tensor]:
     """Creates a file with the weights of a model, all zero, and returns them as writable maps of the file."""
-    kinds = {name: (each.shape, each.dtype) for name, each in model.state_dict().items()}
+    kinds = {name: (tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items()}
     with FakeTensorMode():
         empty = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in kinds.items()}
     with path.open("wb") as stream:

@@ -199,6 +199,6 @@ class RowFile:
         return self.path.with_name(f"{self.path.name}.{number}")
 
     def _remove_journals(self, but: int = 0) -> None:
-        for each in self.path.parent.glob(f"{self.path.name}.*"):
-            if each != self._journal_path(but):
-                each.unlink()
+        for journal in self.path.parent.glob(f"{self.path.name}.*"):
+            if journal != self._journal_path(but):
+                journal.unlink()

@@ -119,7 +119,7 @@ class SparseAdam:
     def _read(self, rows: torch.Tensor, average: torch.Tensor) -> RowState:
         """Returns copies of these rows."""
         state = (self.weight.detach(), average, self.first, self.second, self.last_steps)
-        return RowState(*(each[rows] for each in state))
+        return RowState(*(tensor[rows] for tensor in state))
 
     def _write(self, rows: torch.Tensor, state: RowState, average: torch.Tensor) -> None:
         """Writes these rows."""
@@ -191,6 +191,6 @@ def _log_retained(step: NDArray[np.int64], ema: float) -> NDArray[np.float64]:
     """
     switch = max(math.ceil((10 * ema - 1) / (1 - ema)), 1) - 1  # up to there the second one is less
     early = np.minimum(step, switch).astype(np.float64)
-    retained = math.lgamma(11) - sum(np.log(early + each) for each in range(2, 11))
+    retained = math.lgamma(11) - sum(np.log(early + term) for term in range(2, 11))
     later: NDArray[np.float64] = np.maximum(step - switch, 0) * math.log(max(ema, 1e-9))
     return retained + later

@@ -29,8 +29,8 @@ def beyond_memory(model: torch.nn.Module) -> list[Embeddings]:
     Returns:
         Modules with a parameter on the device "meta".
     """
-    tables = [each for each in model.modules() if isinstance(each, Embeddings) and each.weight.is_meta]
-    size = sum(each.weight.numel() * each.weight.element_size() * COPIES for each in tables)
+    tables = [module for module in model.modules() if isinstance(module, Embeddings) and module.weight.is_meta]
+    size = sum(table.weight.numel() * table.weight.element_size() * COPIES for table in tables)
     return tables if size > machine.table_memory() else []
 
 
@@ -159,8 +159,8 @@ class StoredAdam(SparseAdam):
 
     def _read(self, rows: torch.Tensor, average: torch.Tensor) -> RowState:
         self._open()
-        known, records = self._file.read(rows.numpy())
-        state, new = _state(records), torch.from_numpy(np.flatnonzero(~known))
+        stored, records = self._file.read(rows.numpy())
+        state, new = _state(records), torch.from_numpy(np.flatnonzero(~stored))
         if len(new):
             weight = self.module.initial(rows[new])
             state.weight[new], state.average[new] = weight, weight
@@ -185,7 +185,7 @@ class StoredAdam(SparseAdam):
         parts = [(rows[gradient._indices()[0]], gradient._values()) for rows, gradient in gradients]
         if not parts:
             return None
-        rows, values = (torch.cat(each) for each in zip(*parts, strict=True))
+        rows, values = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         return torch.sparse_coo_tensor(rows[None], values, self.weight.shape, check_invariants=False)
 
 

@@ -234,8 +234,8 @@ class EmbeddingApi(TextApi):
         if input_type is None or input_type in OTHER_TYPES:
             return None
         if input_type not in ROLES:
-            known = ", ".join((*prompts.texts, *ROLES))
-            raise RequestError(f"found input_type {input_type[:40]!r}, expected one of {known}")
+            names = ", ".join((*prompts.texts, *ROLES))
+            raise RequestError(f"found input_type {input_type[:40]!r}, expected one of {names}")
         return prompts.role(ROLES[input_type])
 
 

@@ -56,10 +56,10 @@ class Embed(EmbeddingApi):
         self.require_model(fields.text("model", None))
         texts = fields.texts("texts")
         require_count(len(texts), MAX_TEXTS, "texts")
-        known = (*self.PRECISIONS, "base64")
+        precisions = (*self.PRECISIONS, "base64")
         types = fields.texts("embedding_types") if fields.has("embedding_types") else self.DEFAULT_TYPES
-        if unknown := next((name for name in types if name not in known), None):
-            raise RequestError(f"found the embedding type {unknown[:40]!r}, expected {', '.join(known)}")
+        if unknown := next((name for name in types if name not in precisions), None):
+            raise RequestError(f"found the embedding type {unknown[:40]!r}, expected {', '.join(precisions)}")
         truncation = fields.choice("truncate", TRUNCATIONS, "end")
         tokens = self.tokens(
             texts,

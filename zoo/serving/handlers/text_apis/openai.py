@@ -123,7 +123,7 @@ class Embeddings(EmbeddingApi):
         response: dict[str, Any] = {
             "object": "list",
             "data": [
-                {"object": "embedding", **each, "embedding": value} for each, value in zip(about, values, strict=True)
+                {"object": "embedding", **place, "embedding": value} for place, value in zip(about, values, strict=True)
             ],
             "model": self.name,
             "usage": {"prompt_tokens": context.token_count, "total_tokens": context.token_count},
@@ -155,8 +155,8 @@ def inputs(value: Any, name: str) -> list[Sample]:
             return [value]
         if all(isinstance(item, str) or _is_ids(item) for item in value):
             return value
-    found = "an empty list" if value == [] else "another value"
-    raise RequestError(f"found {found} as {name}, expected {EXPECTED}")
+    kind = "an empty list" if value == [] else "another value"
+    raise RequestError(f"found {kind} as {name}, expected {EXPECTED}")
 
 
 def base64_text(row: NDArray[Any]) -> str:

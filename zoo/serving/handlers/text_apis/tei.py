@@ -187,9 +187,9 @@ class Similarity(EmbeddingApi, TeiApi):
             fields: The fields.
             job: The job.
         """
-        given = Fields(fields.value("inputs"))
-        source = given.text("source_sentence", None)
-        sentences = given.texts("sentences")
+        inputs = Fields(fields.value("inputs"))
+        source = inputs.text("source_sentence", None)
+        sentences = inputs.texts("sentences")
         if source is None:
             raise RequestError("found no source_sentence, expected this field")
         if not sentences:

@@ -78,43 +78,43 @@ class LateInteraction(Head):
         """See `Head`: what `Roles` reads."""
         kinds = [kind for kind, _ in sentence_modules.read_modules(path)]
         if _is_stanford(path, config):
-            found = _stanford_features(network)
+            features = _stanford_features(network)
         elif MASK_MODULE in kinds:
-            found = _module_features(path)
+            features = _module_features(path)
         else:
-            found = _pylate_features(path)
+            features = _pylate_features(path)
         for role in ROLES:
-            if type(length := found["roles"][role]["length"]) is not int or length < SMALLEST_LENGTH:
+            if type(length := features["roles"][role]["length"]) is not int or length < SMALLEST_LENGTH:
                 raise RequestError(
                     f"its length of the role {role} is {length!r:.40}; expected {SMALLEST_LENGTH} tokens or more"
                 )
-        if found["expansion"] and not found["expansion"].get("token"):
+        if features["expansion"] and not features["expansion"].get("token"):
             token = special_token(network, "mask_token") or special_token(network, "eos_token")
             if not token:
                 raise RequestError("its tokenizer has no mask_token in tokenizer_config.json; copy it from the model")
-            found["expansion"]["token"] = token
-        return found
+            features["expansion"]["token"] = token
+        return features
 
-    def weights(self, found: HeadWeights, config: ModelConfig) -> None:
+    def weights(self, store: HeadWeights, config: ModelConfig) -> None:
         """See `Head`: "dense.N"; a residual is added to the weights.
 
         Args:
-            found: Where they are taken from, and gathered.
+            store: Where they are taken from, and gathered.
             config: Configuration of the network.
         """
         inputs = config.width
         for i, layer in enumerate(config.dense):
             name = f"dense.{i}"
-            original = "linear" if f"{name}.weight" not in found.tensors and "linear.weight" in found.tensors else name
-            found.take(f"{name}.weight", f"{original}.weight", layer.outputs, inputs)
+            original = "linear" if f"{name}.weight" not in store.tensors and "linear.weight" in store.tensors else name
+            store.take(f"{name}.weight", f"{original}.weight", layer.outputs, inputs)
             if layer.bias:
-                found.take(f"{name}.bias", f"{original}.bias", layer.outputs)
-            if layer.residual and f"{name}.weight" in found.weights:
+                store.take(f"{name}.bias", f"{original}.bias", layer.outputs)
+            if layer.residual and f"{name}.weight" in store.weights:
                 if inputs == layer.outputs:
-                    found.weights[f"{name}.residual.weight"] = np.eye(inputs, dtype=np.float32)
+                    store.weights[f"{name}.residual.weight"] = np.eye(inputs, dtype=np.float32)
                 else:
-                    found.take(f"{name}.residual.weight", f"{name}.residual.weight", layer.outputs, inputs)
-                found.weights[f"{name}.weight"] = found.weights[f"{name}.weight"] + found.weights.pop(
+                    store.take(f"{name}.residual.weight", f"{name}.residual.weight", layer.outputs, inputs)
+                store.weights[f"{name}.weight"] = store.weights[f"{name}.weight"] + store.weights.pop(
                     f"{name}.residual.weight", np.float32(0)
                 )
             inputs = layer.outputs
@@ -155,8 +155,8 @@ def _stanford_outputs(network: Path) -> int:
 
 
 def _metadata(network: Path) -> dict[str, Any]:
-    found = read_json(network / METADATA) if (network / METADATA).is_file() else {}
-    return found if isinstance(found, dict) else {}
+    metadata = read_json(network / METADATA) if (network / METADATA).is_file() else {}
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def _features(
@@ -168,14 +168,14 @@ def _features(
 
 
 def _stanford_features(network: Path) -> dict[str, Any]:
-    found = _metadata(network)
-    if (similarity := found.get("similarity")) not in (None, COSINE):
+    metadata = _metadata(network)
+    if (similarity := metadata.get("similarity")) not in (None, COSINE):
         raise RequestError(f"its similarity is {similarity!r:.40} ({METADATA}); expected {COSINE}")
     keys = {QUERY: "query_token_id", DOCUMENT: "doc_token_id"}
-    markers = {role: str(found.get(key) or MARKERS["stanford"][role]) for role, key in keys.items()}
-    lengths = {QUERY: found.get("query_maxlen") or LENGTHS[QUERY], DOCUMENT: found.get("doc_maxlen")}
-    expansion = {"length": lengths[QUERY], "attend": bool(found.get("attend_to_mask_tokens"))}
-    skipped = {DOCUMENT: PUNCTUATION if found.get("mask_punctuation", True) else []}
+    markers = {role: str(metadata.get(key) or MARKERS["stanford"][role]) for role, key in keys.items()}
+    lengths = {QUERY: metadata.get("query_maxlen") or LENGTHS[QUERY], DOCUMENT: metadata.get("doc_maxlen")}
+    expansion = {"length": lengths[QUERY], "attend": bool(metadata.get("attend_to_mask_tokens"))}
+    skipped = {DOCUMENT: PUNCTUATION if metadata.get("mask_punctuation", True) else []}
     return _features(markers, lengths, expansion, skipped)
 
 

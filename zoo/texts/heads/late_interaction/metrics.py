@@ -42,8 +42,8 @@ def evaluate(pipelines: Mapping[str, MultiVectorPipeline], data: Any, on_error: 
     }
 
     def versus_fp32(name: str) -> dict[str, float]:
-        exact, found = (np.concatenate(vectors[each][1]) for each in ("fp32", name))
-        cosine = float((exact * found).sum(axis=1).mean())
+        exact, other = (np.concatenate(vectors[precision][1]) for precision in ("fp32", name))
+        cosine = float((exact * other).sum(axis=1).mean())
         return {"rank_correlation": metrics.spearman(scores["fp32"], scores[name]), "cosine": cosine}
 
     return {

@@ -114,7 +114,7 @@ class MultiVectorPipeline(TaskPipeline):
         """See `TaskPipeline.decode`."""
         vectors = self.kept(outputs, tokens)
         if self.query is None:
-            return [{VECTORS: each} for each in vectors]
+            return [{VECTORS: vector} for vector in vectors]
         return [{"score": float(score)} for score in self.similarity(self.query, vectors)[0]]
 
     def kept(self, outputs: Floats, tokens: Tokens) -> list[Floats]:
@@ -168,12 +168,12 @@ class MultiVectorPipeline(TaskPipeline):
         texts = [inputs] if isinstance(inputs, str) else list(inputs)
         if other := {type(text).__name__ for text in texts if not isinstance(text, str)}:
             raise RequestError(f"found {min(other)} among the texts; expected str")
-        found: list[Floats] = []
+        vectors: list[Floats] = []
         window = SORT_WINDOW * self.batch_size
         for start in range(0, len(texts), window):
             tokens = configured.tokenize([(text,) for text in texts[start : start + window]])
-            found += configured.kept(configured.compute(tokens), tokens)
-        return found[0] if isinstance(inputs, str) else found
+            vectors += configured.kept(configured.compute(tokens), tokens)
+        return vectors[0] if isinstance(inputs, str) else vectors
 
     def similarity(self, queries: Any, documents: Any) -> Floats:
         """Computes MaxSim: of each vector of a query the largest product with a vector of the document, summed.
@@ -186,7 +186,7 @@ class MultiVectorPipeline(TaskPipeline):
             float32 [queries, documents]; of an index, and with int8, by vectors of 8 bits.
         """
         several, others = (
-            [each] if isinstance(each, np.ndarray) and each.ndim == 2 else each for each in (queries, documents)
+            [texts] if isinstance(texts, np.ndarray) and texts.ndim == 2 else texts for texts in (queries, documents)
         )
         if self.precision == "int8" and not isinstance(others, TokenVectors) and len(others):
             others = TokenVectors.of(others)

@@ -53,8 +53,8 @@ class Roles:
 
     def _numbers(self, words: Sequence[str]) -> NDArray[np.int64]:
         """Returns the ids of words; those that are no tokens are left out."""
-        found = (self._tokenizer.number(word) for word in words)
-        return np.array([number for number in found if number is not None], np.int64)
+        numbers = (self._tokenizer.number(word) for word in words)
+        return np.array([number for number in numbers if number is not None], np.int64)
 
     def _marker(self, text: str) -> tuple[int | None, str]:
         """Returns the id of a marker, or else the text that stands for it, as sentence-transformers does."""

@@ -13,8 +13,8 @@ HEADS = ("BartForSequenceClassification", "BartForQuestionAnswering")
 def _read(file: ConfigFile) -> ModelConfig:
     names = file.get("architectures", default=[])
     if not set(names) & set(HEADS):
-        found = ", ".join(map(str, names)) or "no architecture"
-        raise RequestError(f"found {found}, expected {' or '.join(HEADS)}; for text to text, add a language model head")
+        arch = ", ".join(map(str, names)) or "no architecture"
+        raise RequestError(f"found {arch}, expected {' or '.join(HEADS)}; for text to text, add a language model head")
     width, heads = file.get("d_model", default=1024), file.get("encoder_attention_heads", default=16)
     if (others := file.get("decoder_attention_heads", default=16)) != heads:
         raise RequestError(f"its decoder has {others!r:.60} attention heads, expected those of its encoder, {heads}")

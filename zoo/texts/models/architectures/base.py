@@ -72,8 +72,8 @@ class ConfigFile:
             *expected: Supported values.
         """
         if (value := self.values.get(key)) is not None and value not in expected:
-            known = " or ".join(dict.fromkeys(map(repr, expected or (None,))))
-            raise RequestError(f"its {key} is {value!r:.60}; expected {known}")
+            choices = " or ".join(dict.fromkeys(map(repr, expected or (None,))))
+            raise RequestError(f"its {key} is {value!r:.60}; expected {choices}")
 
     def adapter(self) -> Adapter | None:
         """Returns the low-rank adapter of the task that was chosen for the import; None for no task.
@@ -141,8 +141,8 @@ class ConfigFile:
 
 def _amplitude(parameters: ConfigFile, factor: float) -> float:
     """Returns the attention factor of YaRN (Peng et al. 2023, equation 22)."""
-    if (given := parameters.get("attention_factor")) is not None:
-        return float(given)
+    if (attention := parameters.get("attention_factor")) is not None:
+        return float(attention)
     scales = parameters.get("mscale") or 0, parameters.get("mscale_all_dim") or 0
 
     def amplitude(scale: float) -> float:
@@ -157,8 +157,8 @@ def _scaling(parameters: Mapping[str, Any]) -> str:
     if kind in ("default", "dynamic"):
         return ""
     if kind not in SCALINGS:
-        known = ", ".join(filter(None, (*SCALINGS, "dynamic")))
-        raise RequestError(f"its rotary positions are scaled by {kind}; known are {known}")
+        names = ", ".join(filter(None, (*SCALINGS, "dynamic")))
+        raise RequestError(f"its rotary positions are scaled by {kind}; known are {names}")
     return kind
 
 
@@ -183,8 +183,8 @@ def native_config(
         "adapters": bool(content.get("lora_adaptations")),
         "scaled positions": bool(rotary and rotary.scaling not in ("", "linear", "ntk")),
     }
-    if found := [name for name, lacks in lacking.items() if lacks]:
-        raise RequestError(f"a network {config.kind} with {found[0]} cannot be fine-tuned; expected that of {kind}")
+    if extra := [name for name, lacks in lacking.items() if lacks]:
+        raise RequestError(f"a network {config.kind} with {extra[0]} cannot be fine-tuned; expected that of {kind}")
     assert rotary is not None
     positions: dict[str, Any] = {"rope_type": "default", "rope_theta": rotary.theta}
     if rotary.scaling:

@@ -67,9 +67,9 @@ class Architecture:
             config: Configuration of the network.
         """
         module, _, kind = ours.rpartition(".")
-        side, _, rest = module.partition(".")
-        if side in SIDES and rest:
-            i, _, part = rest.partition(".")
+        side, _, inner = module.partition(".")
+        if side in SIDES and inner:
+            i, _, part = inner.partition(".")
             return f"{self.layer.format(side=side, i=i)}.{self.parts(config, side)[part]}.{kind}"
         return f"{self.modules[module]}.{kind}"
 

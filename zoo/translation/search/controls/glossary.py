@@ -33,15 +33,15 @@ class Glossary:
         return list(dict.fromkeys(self._found(_words(text))))
 
     def _found(self, words: tuple[str, ...]) -> Iterator[str]:
-        at = 0
-        while at < len(words):
-            for size in range(min(self._longest, len(words) - at), 0, -1):
-                if (translation := self._translations.get(words[at : at + size])) is not None:
+        start = 0
+        while start < len(words):
+            for size in range(min(self._longest, len(words) - start), 0, -1):
+                if (translation := self._translations.get(words[start : start + size])) is not None:
                     yield translation
-                    at += size
+                    start += size
                     break
             else:
-                at += 1
+                start += 1
 
 
 def _words(text: str) -> tuple[str, ...]:

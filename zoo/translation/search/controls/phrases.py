@@ -162,22 +162,22 @@ def constrained_candidates(
     Returns:
         At most `beam` that end, and at most `beam` that go on.
     """
-    found = []
+    candidates = []
     for origin, (row, tokens) in enumerate(zip(values, history.tolist(), strict=True)):
         before = PhraseState(phrases, tokens, marks)
         demanded = before.next_tokens | ({end} if before.is_open else set())
         count = min(2 * beam + len(demanded), len(row))
         likely = np.argpartition(-row, count - 1)[:count].tolist()
-        likely = sorted((each for each in likely if each not in demanded), key=lambda each: (-row[each], each))
+        likely = sorted((token for token in likely if token not in demanded), key=lambda token: (-row[token], token))
         for token in (*likely[: 2 * beam], *demanded):
             if row[token] > -np.inf and scores[origin] > -np.inf:
                 state = PhraseState(phrases, [*tokens, token], marks)
-                found.append((scores[origin] + row[token], origin, token, state))
-    found.sort(key=lambda one: (-one[0], one[1], one[2]))
-    ends = [one for one in found if one[2] == end]
-    whole = [one for one in found if one[3].complete]
+                candidates.append((scores[origin] + row[token], origin, token, state))
+    candidates.sort(key=lambda one: (-one[0], one[1], one[2]))
+    ends = [one for one in candidates if one[2] == end]
+    whole = [one for one in candidates if one[3].complete]
     ends = [one for one in ends if not one[3].complete or any(one is other for other in whole[:beam])][:beam]
-    others = [one for one in found if one[2] != end]
+    others = [one for one in candidates if one[2] != end]
     others = [others[place] for place in allocate([one[3].bank for one in others], beam)]
     columns = [*zip(*(one[:3] for one in (*ends, *others)), strict=True)] or [(), (), ()]
     running = next((one[0] for one in others if one[3].complete), -np.inf)

@@ -87,12 +87,12 @@ def search_variant(
     members = list(range(beam if rules.sample else rules.groups))
     live = {i: _Sentence([_Beam(0.0, [], -1, i)], members) for i in range(len(limits))}
     whole = dict(live)
-    keys = [sample_key(rules.seed, each) for each in sources]
+    keys = [sample_key(rules.seed, source) for source in sources]
     length = 0
     while live:
         length += 1
-        width = max(len(each.beams) for each in live.values())  # a step has as many rows of each sentence
-        rows = [(i, each.beams[min(k, len(each.beams) - 1)]) for i, each in live.items() for k in range(width)]
+        width = max(len(state.beams) for state in live.values())  # a step has as many rows of each sentence
+        rows = [(i, state.beams[min(k, len(state.beams) - 1)]) for i, state in live.items() for k in range(width)]
         tokens = np.array([one.tokens[-1] if one.tokens else start for _, one in rows])
         logits: NDArray[np.floating[Any]] = step(tokens, np.array([one.row for _, one in rows]))
         for row, (_, one) in enumerate(rows):
@@ -117,17 +117,19 @@ def search_variant(
             logs=beam > 1 and not rules.sample,
             sources=[sources[i] for i, _ in rows],
         )
-        for i, each in list(live.items()):
+        for i, sentence in list(live.items()):
             counted = length - len(demands[i].prefix)
-            turn = _Turn(values - norm, each, bool(limits[i] <= length), end, length, counted, length_penalty, rules)
+            turn = _Turn(
+                values - norm, sentence, bool(limits[i] <= length), end, length, counted, length_penalty, rules
+            )
             if rules.sample:
                 turn.sample(keys[i])
             else:
                 turn.extend_groups(beam // rules.groups, int(limits[i]) - length + counted)
-            if not each.beams:
+            if not sentence.beams:
                 del live[i]
-    found = [[one for each in whole[i].found.values() for one in each] for i in range(len(limits))]
-    return [sorted(each, key=lambda one: -one.score)[:best] for each in found]
+    finished = [[one for group in whole[i].found.values() for one in group] for i in range(len(limits))]
+    return [sorted(hypotheses, key=lambda one: -one.score)[:best] for hypotheses in finished]
 
 
 @dataclass
@@ -167,7 +169,7 @@ class _Turn:
         first = sentence.beams[0].member < 0
         chosen: Counter[int] = Counter()
         for group in list(sentence.members):
-            found = sentence.found.setdefault(group, [])
+            hypotheses = sentence.found.setdefault(group, [])
             penalty = np.zeros(self.scores.shape[1])
             for token, count in chosen.items():
                 penalty[token] = self.rules.diversity_penalty * count
@@ -179,15 +181,15 @@ class _Turn:
                     row = self.scores[one.row] - penalty
                     likely = np.lexsort((np.arange(len(row)), -row))[: 2 * size].tolist()
                     candidates += [(one.score + float(row[t]), slot, t) for t in likely if row[t] > -np.inf]
-            candidates = sorted(candidates, key=lambda each: (-each[0], each[1], each[2]))[: 2 * size]
+            candidates = sorted(candidates, key=lambda c: (-c[0], c[1], c[2]))[: 2 * size]
             if not candidates:
                 raise ZooError("every token of a sentence is banned")
             for score, slot, token in candidates[:size]:
                 if self.last or token == self.end:
                     self._add([], sentence.beams[slot], group, token, score)
-            running = [each for each in candidates if each[2] != self.end][:size]
-            if self.last or self._is_done(found, running, size, limit):
-                sentence.members = [each for each in sentence.members if each != group]
+            running = [candidate for candidate in candidates if candidate[2] != self.end][:size]
+            if self.last or self._is_done(hypotheses, running, size, limit):
+                sentence.members = [member for member in sentence.members if member != group]
                 continue
             for score, slot, token in running:
                 chosen[token] += 1
@@ -203,12 +205,14 @@ class _Turn:
         else:
             going.append(_Beam(score, [*one.tokens, token], member, one.row))
 
-    def _is_done(self, found: list[Hypothesis], running: list[tuple[float, int, int]], size: int, limit: int) -> bool:
+    def _is_done(
+        self, hypotheses: list[Hypothesis], running: list[tuple[float, int, int]], size: int, limit: int
+    ) -> bool:
         """Whether a group has its translations."""
         if self.rules.kind != "transformers" or not running:
-            return len(found) >= size
+            return len(hypotheses) >= size
         state = SearchState(
-            found=[found],
+            found=[hypotheses],
             active=np.zeros(1, np.int64),
             best_ended=np.zeros(1, bool),
             best_running=np.array([running[0][0]]),
