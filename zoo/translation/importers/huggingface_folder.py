@@ -169,7 +169,10 @@ class Folder(ModelReader):
         stopping = options.get("early_stopping", False)
         if stopping not in (True, False, "never"):
             self.faults.append(f"early_stopping is {stopping!r}, expected true, false or never")
-        most = number("max_new_tokens", 0) or max(number("max_length", 1) - 1, 0)
+        length, new = number("max_length", 2), number("max_new_tokens", 1)  # the start is a token of the length
+        if length < 2 or new < 1:
+            self.faults.append(f"max_length is {length} and max_new_tokens {new}, expected at least 2 and 1")
+        most = new if "max_new_tokens" in options else (length - 1 if "max_length" in options else 0)
         least = number("min_new_tokens", -1) + 1 or number("min_length", 0)
         repeated, copied = number("no_repeat_ngram_size", 0), number("encoder_no_repeat_ngram_size", 0)
         penalty = float(number("repetition_penalty", 1.0, (int, float)))

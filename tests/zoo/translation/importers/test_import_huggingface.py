@@ -781,6 +781,10 @@ FAULTS = {
     "sampling": (change("generation_config.json", do_sample=True), "do_sample with num_beams 4"),
     "typical": (change("generation_config.json", do_sample=True, num_beams=1, typical_p=0.5), "with typical_p 0.5"),
     "repetition": (change("generation_config.json", repetition_penalty=-1.2), "repetition_penalty is -1.2"),
+    "no length": (
+        change("generation_config.json", max_length=0),
+        "max_length is 0 and max_new_tokens 1, expected at least 2",
+    ),
     "groups": (change("generation_config.json", num_beam_groups=2), "num_beam_groups 2"),
     "something new": (change("generation_config.json", magic=3), "generation_config.json has magic"),
     "bad words": (change("generation_config.json", bad_words_ids=[[4, []]]), "bad_words_ids names tokens"),
