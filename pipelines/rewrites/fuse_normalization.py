@@ -32,7 +32,7 @@ class Normalization:
     Attributes:
         x: The value that is normalized.
         nodes: The operators, in order.
-        axis: Axis, 1 or the last.
+        axis: Axis: 1 of [n, C, H, W], or -1.
         centered: Whether the mean is subtracted.
         gain: float32 [channels].
         bias: float32 [channels].
@@ -147,7 +147,7 @@ def normalization(model: ir.Model, mean: ir.Node, sizes: Sequence[int | None] | 
         return None
     found = None
     for nodes in _regions(source, mean):
-        larger = _recognized(model, source, nodes, axis, rank, channels)
+        larger = _recognized(model, source, nodes, -1 if axis == rank - 1 else axis, rank, channels)
         if found is not None and larger is None:
             break
         found = larger

@@ -28,6 +28,14 @@ def test_layer_normalizations_in_all_forms(normal, text, opset):
     assert found.opset_imports[""] == 17
 
 
+@pytest.mark.parametrize("axes", ["[-1]", "[1]"])
+def test_rows_of_a_matrix(normal, axes):
+    text = (TORCH + AFFINE).replace("[-1]", axes)
+    found = model(f"(float[n,16] x) => (float[n,16] y) {{ {text} }}", 13, **constants(normal, 16))
+    rewritten(found, FuseNormalization(), x=normal(5, 16))
+    assert ops(found) == ["LayerNormalization"]
+
+
 def test_channels_of_pixels(normal):
     text = (TORCH + AFFINE).replace("axes=[-1]", "axes=[1]")
     found = model(f"(float[n,6,h,w] x) => (float[n,6,h,w] y) {{ {text} }}", **constants(normal, 6, 1, 1))
