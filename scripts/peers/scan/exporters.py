@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import logging
 import re
+import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 import zoo
 from pipelines.engines.native import images
@@ -25,6 +28,8 @@ PAGE = Path(__file__).parents[3] / "docs" / "own-model.md"
 BEGIN, END = "<!-- exporters -->", "<!-- end of exporters -->"
 SAMPLES = 4
 TORCH = ("TorchScript", "TorchScript, free batch", "dynamo", "dynamo, free batch")
+KERAS = "Keras, tf2onnx"
+EXPORTERS = (*TORCH, KERAS)
 OPSET = 17
 
 
@@ -39,6 +44,11 @@ def _resnet(t: Any) -> Any:
 def _convnext(t: Any) -> Any:
     sizes: dict[str, Any] = {"depths": [1, 1, 1, 1], "hidden_sizes": [48, 96, 192, 384]}
     return t.ConvNextForImageClassification(t.ConvNextConfig(num_labels=10, **sizes))
+
+
+def _convnext_v2(t: Any) -> Any:
+    sizes: dict[str, Any] = {"depths": [1, 1, 1, 1], "hidden_sizes": [48, 96, 192, 384]}
+    return t.ConvNextV2ForImageClassification(t.ConvNextV2Config(num_labels=10, **sizes))
 
 
 TRANSFORMER: dict[str, Any] = {
@@ -84,9 +94,11 @@ NETWORKS: dict[str, tuple[Callable[[Any], Any], int]] = {
     "MobileNetV2": (_mobilenet_v2, 96),
     "ResNet": (_resnet, 96),
     "ConvNeXt": (_convnext, 96),
+    "ConvNeXtV2": (_convnext_v2, 96),
     "RegNet": (_regnet, 96),
     "MobileNetV3": (_small("mobilenet_v3"), 96),
     "EfficientNet": (_small("efficientnet"), 96),
+    "MNASNet": (_small("mnasnet"), 96),
     "ShuffleNetV2": (_small("shufflenet_v2"), 96),
     "GhostNet": (_small("ghostnet"), 96),
     "DenseNet": (_small("densenet"), 96),
@@ -99,9 +111,37 @@ NETWORKS: dict[str, tuple[Callable[[Any], Any], int]] = {
     "EDSR": (_small("SuperResolution"), 48),
 }
 
+APPLICATIONS = {  # of Keras, for images of height and width 96
+    "MobileNetV2": "MobileNetV2",
+    "ResNet": "ResNet50",
+    "MobileNetV3": "MobileNetV3Small",
+    "EfficientNet": "EfficientNetB0",
+    "DenseNet": "DenseNet121",
+}
+
+
+def export_application(name: str, path: Path) -> None:
+    """Writes an application of Keras by tf2onnx.
+
+    Args:
+        name: Row of the table.
+        path: ONNX file to write.
+    """
+    import keras
+
+    keras.utils.set_random_seed(0)
+    network = getattr(keras.applications, APPLICATIONS[name])(weights=None, input_shape=(96, 96, 3), classes=10)
+    for layer in network.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.momentum = 0.0  # statistics of the example, see `_settle`
+    network(np.random.default_rng(0).uniform(0, 255, (4, 96, 96, 3)).astype(np.float32), training=True)
+    network.export(str(path.parent / "saved"), verbose=False)
+    command = [sys.executable, "-m", "tf2onnx.convert", "--saved-model", str(path.parent / "saved")]
+    subprocess.run([*command, "--opset", str(OPSET), "--output", str(path)], check=True, capture_output=True)
+
 
 def export(name: str, exporter: str, path: Path) -> int:
-    """Writes a network as an exporter does.
+    """Writes a network as an exporter of torch does.
 
     Args:
         name: Row of the table.
@@ -174,20 +214,25 @@ def cell(name: str, exporter: str, folder: Path) -> str:
 
     Returns:
         "whole"; "parts" with the types of the operators between native layers; or "no" with the first operator without
-        a native form. "not exported" where the exporter itself fails.
+        a native form. "not exported" where the exporter itself fails; empty for a network that Keras does not have.
     """
-    path, int8 = folder / "m.onnx", folder / "int8.onnx"
+    path, int8, shape = folder / "m.onnx", folder / "int8.onnx", (96, 96, 3)
+    if exporter == KERAS and name not in APPLICATIONS:
+        return ""
     try:
-        size = export(name, exporter, path)
+        if exporter == KERAS:
+            export_application(name, path)
+        else:
+            size = export(name, exporter, path)
+            shape = (3, size, size)
     except ImportError:
         raise
     except Exception as error:  # exporters raise their own kinds
         logger.info("%s does not write %s: %s", exporter, name, error)
         return "not exported"
-    count = SAMPLES if "free" in exporter else 1
-    samples = {"image": np.random.default_rng(0).normal(size=(count, 3, size, size)).astype(np.float32)}
-    data = folder / "samples.npz"
-    np.savez(data, **samples)  # type: ignore[arg-type]
+    count = SAMPLES if "free" in exporter or exporter == KERAS else 1
+    data, image = folder / "samples.npz", onnx.load(path, load_external_data=False).graph.input[0].name
+    np.savez(data, **{image: np.random.default_rng(0).normal(size=(count, *shape)).astype(np.float32)})  # type: ignore[arg-type]
     zoo.quantize(path, int8, calibration_data=data, effort="fast", correct=False, search=False)
     form = images.form(int8)
     if "steps" not in form:
@@ -209,7 +254,7 @@ def table(names: Iterable[str]) -> list[str]:
     found = []
     for name in names:
         cells = []
-        for exporter in TORCH:
+        for exporter in EXPORTERS:
             with tempfile.TemporaryDirectory() as folder:
                 cells.append(cell(name, exporter, Path(folder)))
         found.append(f"| {name} | {' | '.join(cells)} |")
@@ -234,7 +279,7 @@ def written(page: str, rows: Iterable[str]) -> str:
         rows: Lines of Markdown.
     """
     known = rows_of(page) | {row.split("|")[1].strip(): row for row in rows}
-    head = ["| network | " + " | ".join(TORCH) + " |", "|" + " --- |" * (len(TORCH) + 1)]
+    head = ["| network | " + " | ".join(EXPORTERS) + " |", "|" + " --- |" * (len(EXPORTERS) + 1)]
     lines = [BEGIN, *head, *(known[name] for name in NETWORKS if name in known)]
     return page[: page.index(BEGIN)] + "\n".join(lines) + "\n" + page[page.index(END) :]
 

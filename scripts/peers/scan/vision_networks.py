@@ -73,6 +73,12 @@ def efficientnet() -> nn.Module:
     return Classifier(Inverted(16, 3, "SiLU", "Sigmoid"), Inverted(16, 5, "SiLU", "Sigmoid"), width=16, act="SiLU")
 
 
+def mnasnet() -> nn.Module:
+    """MNASNet (Tan et al. 2019), whose separable stem has no activation."""
+    separable = nn.Sequential(convolution(16, 16, groups=16), convolution(16, 16, 1, act=""))
+    return Classifier(separable, Inverted(16, 3, "ReLU", ""), Inverted(16, 5, "ReLU", ""), width=16)
+
+
 class Shuffled(nn.Module):
     """Unit of ShuffleNetV2 (Ma et al. 2018)."""
 

@@ -20,7 +20,7 @@ def test_the_page_has_every_row() -> None:
 def test_networks_run_as_the_page_says(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    for package in ("transformers", "onnxscript"):
+    for package in ("transformers", "onnxscript", *(("keras", "tf2onnx") if name in exporters.APPLICATIONS else ())):
         pytest.importorskip(package)
     monkeypatch.setenv("ZOO_HOME", str(tmp_path_factory.getbasetemp()))
     assert exporters.table([name]) == [exporters.rows_of(PAGE)[name]]
