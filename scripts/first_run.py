@@ -24,10 +24,10 @@ def main() -> None:
     speeds = []
     with tempfile.TemporaryDirectory() as folder:
         for precision, output in (("fp32", Path(folder) / "fp32.csv"), ("int8", SCORES)):
-            found = zoo.run(MODEL, str(sample), output, precision=precision)  # type: ignore[attr-defined]
-            speeds.append(found["model_samples_per_second"])
-            whole, model = (f"{found[key]:,.0f}" for key in ("rows_per_second", "model_samples_per_second"))
-            table.add_row(precision, found["engine"], f"{found['rows']:,}", f"{found['clicks']:,}", whole, model)
+            summary = zoo.run(MODEL, str(sample), output, precision=precision)  # type: ignore[attr-defined]
+            speeds.append(summary["model_samples_per_second"])
+            whole, model = (f"{summary[key]:,.0f}" for key in ("rows_per_second", "model_samples_per_second"))
+            table.add_row(precision, summary["engine"], f"{summary['rows']:,}", f"{summary['clicks']:,}", whole, model)
     console = Console(highlight=False, width=120)
     console.print(f"{MODEL} on {sample.name} (synthetic rows), {machine.cpu()['name']}, one thread")
     console.print(table)

@@ -118,8 +118,8 @@ def overview() -> str:
         shown = list(dict.fromkeys(column for row in cells.values() for column in row if column not in cpus))
         rows = []
         for name, row in cells.items():
-            known = [row.get(column, "") for column in shown]
-            facts_of = [f"[{name}]", licence(SHIPPED.card(name).details["licence"]), *known]
+            figures = [row.get(column, "") for column in shown]
+            facts_of = [f"[{name}]", licence(SHIPPED.card(name).details["licence"]), *figures]
             speeds = [(cpu, row[cpu]) for cpu in sorted(cpus) if cpu in row]
             measured.update(cpu for cpu, _ in speeds)
             rows += [[*facts_of, *speed] for speed in speeds[:1] or [("", "")]]
@@ -162,7 +162,7 @@ def environments() -> str:
     """Returns the table of reports: machine, versions, commit."""
     rows = []
     for report in [
-        *(each for name in SHIPPED.names() for each in markdown.reports(zoo.SHIPPED / name / "reports", "")),
+        *(report for name in SHIPPED.names() for report in markdown.reports(zoo.SHIPPED / name / "reports", "")),
         *markdown.reports(PEERS, ""),
     ]:
         environment = report.content["environment"]
@@ -203,8 +203,8 @@ def own_models() -> str:
     """Returns the section of third-party ONNX models."""
     parts = []
     kinds = "own-models", "detectors", "exported"
-    for found, source in (each for kind in kinds for each in compared(kind)):
-        filled = [row + [""] * (len(peers.COLUMNS) - len(row)) for row in peers.rows(found)]
+    for report, source in (pair for kind in kinds for pair in compared(kind)):
+        filled = [row + [""] * (len(peers.COLUMNS) - len(row)) for row in peers.rows(report)]
         parts.append(OWN_MODELS.format(source=source) + markdown.table(peers.COLUMNS, filled))
     return section("Third-party ONNX models", parts)
 
@@ -212,10 +212,10 @@ def own_models() -> str:
 def scans() -> str:
     """Returns the section of the scans of all engines at many batch sizes."""
     parts = []
-    for found, source in compared("scan"):
-        engines = list(dict.fromkeys(row["engine"] for row in found["results"]))
+    for report, source in compared("scan"):
+        engines = list(dict.fromkeys(row["engine"] for row in report["results"]))
         rows: dict[tuple[str, str], dict[str, str]] = {}
-        for row in found["results"]:
+        for row in report["results"]:
             cell = (
                 f"{row['largest']:g} ({row['at']})"
                 if row["verdict"] == "ok"
@@ -230,15 +230,15 @@ def scans() -> str:
 
 def recommenders(page: Path) -> str:
     """Returns the families of recommenders on a custom log: quality, and speed compared with peers."""
-    parts = [clicks.trained(found, source) for found, source in compared("click-models", page)]
+    parts = [clicks.trained(report, source) for report, source in compared("click-models", page)]
     if page == BENCHMARKS:
-        parts += [clicks.new_ids(found, source) for found, source in compared("new-ids")]
-        parts += [clicks.reading(found, source) for found, source in compared("log-reading")]
-        parts += [tables.rendered(found, source) for found, source in compared("tables")]
-        parts += [beyond_memory.rendered(found, source) for found, source in compared("beyond-memory")]
-        parts += [dlrm_v2.rendered(found, source) for found, source in compared("dlrm-v2")]
-        parts += [clicks.ranking(found, source) for found, source in compared("ranking")]
-        parts += [clicks.retrieval(found, source) for found, source in compared("retrieval")]
+        parts += [clicks.new_ids(report, source) for report, source in compared("new-ids")]
+        parts += [clicks.reading(report, source) for report, source in compared("log-reading")]
+        parts += [tables.rendered(report, source) for report, source in compared("tables")]
+        parts += [beyond_memory.rendered(report, source) for report, source in compared("beyond-memory")]
+        parts += [dlrm_v2.rendered(report, source) for report, source in compared("dlrm-v2")]
+        parts += [clicks.ranking(report, source) for report, source in compared("ranking")]
+        parts += [clicks.retrieval(report, source) for report, source in compared("retrieval")]
     return section("Recommenders on a custom log", parts)
 
 
@@ -260,86 +260,86 @@ def serving() -> str:
     parts = []
     for report, source in compared("serving"):
         for part in report["parts"]:
-            found = part["found"]
+            facts = part["found"]
             if part["part"] == "workers":
-                each = ", ".join(f"{one['workers']}: {one['memory_mb']} MB" for one in found)
+                sizes = ", ".join(f"{one['workers']}: {one['memory_mb']} MB" for one in facts)
                 parts.append(
-                    f"Memory of all processes (PSS) serving wide-deep-criteo and multi30k-en-de, by workers: {each} ({source}).\n"
+                    f"Memory of all processes (PSS) serving wide-deep-criteo and multi30k-en-de, by workers: {sizes} ({source}).\n"
                 )
-            elif isinstance(found, list):
+            elif isinstance(facts, list):
                 title = LAYERS.format(source=source) if part["part"] == "layers" else f"One row per request ({source}):"
-                parts.append(f"{title}\n\n{_servers(found)}")
+                parts.append(f"{title}\n\n{_servers(facts)}")
             elif part["part"] == "rows":
                 parts.append(
-                    f"500 rows per request, TSV to CSV: {found['served_rows_per_second']['median']:,.0f} rows/s, "
-                    f"{found['share']:.2f} of `zoo run` in one process. p99 at 70% of that load: "
-                    f"{_tail(found['at_70_percent'])}; with Poisson arrivals {_tail(found['at_70_percent_poisson'])} "
+                    f"500 rows per request, TSV to CSV: {facts['served_rows_per_second']['median']:,.0f} rows/s, "
+                    f"{facts['share']:.2f} of `zoo run` in one process. p99 at 70% of that load: "
+                    f"{_tail(facts['at_70_percent'])}; with Poisson arrivals {_tail(facts['at_70_percent_poisson'])} "
                     f"({source}).\n"
                 )
             elif part["part"] == "lone":
                 texts = [
-                    f"{name} {each['served_ms']['median']:.2f} ms ({each['added_ms']:+.2f} ms)"
-                    for name, each in found.items()
+                    f"{name} {case['served_ms']['median']:.2f} ms ({case['added_ms']:+.2f} ms)"
+                    for name, case in facts.items()
                 ]
                 parts.append(f"Latency of a single request (overhead over the call): {'; '.join(texts)} ({source}).\n")
             else:
                 model, unit = TEXT_LOADS[part["part"]]
                 parts.append(
-                    f"{model}, {found['clients']} clients, one {unit} per request: "
-                    f"{found['served_per_second']['median']:,.0f} {unit}s/s, {found['share']:.2f} of one call with 512 "
-                    f"{unit}s, p99 {found['p99_ms']['median']:.0f} ms; overhead of a single {unit} "
-                    f"{found['lone_added_ms']:+.2f} ms ({source}).\n"
+                    f"{model}, {facts['clients']} clients, one {unit} per request: "
+                    f"{facts['served_per_second']['median']:,.0f} {unit}s/s, {facts['share']:.2f} of one call with 512 "
+                    f"{unit}s, p99 {facts['p99_ms']['median']:.0f} ms; overhead of a single {unit} "
+                    f"{facts['lone_added_ms']:+.2f} ms ({source}).\n"
                 )
-    for found, source in compared("soak-serving"):
-        counts, memory, descriptors = found["counts"], found["memory_mb"], found["descriptors"]
+    for facts, source in compared("soak-serving"):
+        counts, memory, descriptors = facts["counts"], facts["memory_mb"], facts["descriptors"]
         parts.append(
-            f"Soak test, `scripts/peers/serving/soak.py`, {found['minutes']:g} minutes, {found['rate']:,.0f} requests/s of "
-            f"a maximum of {found['greatest_rate']:,.0f}, {found['workers_killed']} workers killed, with slow, broken and "
+            f"Soak test, `scripts/peers/serving/soak.py`, {facts['minutes']:g} minutes, {facts['rate']:,.0f} requests/s of "
+            f"a maximum of {facts['greatest_rate']:,.0f}, {facts['workers_killed']} workers killed, with slow, broken and "
             f"oversized clients: {counts['200']:,} responses, {counts.get('wrong', 0)} wrong, {counts.get('lost', 0)} lost, "
             f"{counts.get('503', 0)} with status 503; memory {memory['first']:.0f} to {memory['last']:.0f} MB "
             f"({memory['slope_per_minute']:+.1f} MB/minute), {descriptors['least']} to {descriptors['most']} descriptors "
             f"({source}).\n"
         )
-    parts += [_deltas(found, source) for found, source in compared("deltas")]
+    parts += [_deltas(report, source) for report, source in compared("deltas")]
     return section("Serving", [SERVING + "\n".join(parts)] if parts else [])
 
 
 def clusters() -> str:
     """Returns the section of scoring and serving on several processes and on Ray, and of gradient exchange."""
     parts = []
-    for found, source in compared("cluster"):
+    for report, source in compared("cluster"):
         rows = []
-        for way, each in found["results"].items():
-            equal = {True: "same bytes as one process", False: "other bytes"}.get(each.get("equal"), "")
-            memory = [f"{each[key]:,}" if key in each else "" for key in ("memory_mb", "worker_mb")]
-            rate = f"{each['rows_per_second']:,}"
-            rows.append([way, f"{each['rows']:,}", f"{each['seconds']:.1f}", rate, *memory, equal])
+        for way, case in report["results"].items():
+            equal = {True: "same bytes as one process", False: "other bytes"}.get(case.get("equal"), "")
+            memory = [f"{case[key]:,}" if key in case else "" for key in ("memory_mb", "worker_mb")]
+            rate = f"{case['rows_per_second']:,}"
+            rows.append([way, f"{case['rows']:,}", f"{case['seconds']:.1f}", rate, *memory, equal])
         head = ["", "rows", "seconds", "rows/s", "MB, largest process", "MB, largest actor", "results"]
         parts.append(
-            f"{found['model']}, {found['rows']:,} rows in {found['files']} Parquet files, process start to "
-            f"end, by `scripts/peers/distributed/cluster.py` ({source}). {found.get('note', '')}\n\n"
+            f"{report['model']}, {report['rows']:,} rows in {report['files']} Parquet files, process start to "
+            f"end, by `scripts/peers/distributed/cluster.py` ({source}). {report.get('note', '')}\n\n"
             f"{markdown.table(head, rows)}"
         )
-    for found, source in compared("ray-serve"):
+    for report, source in compared("ray-serve"):
         rows = []
-        for each in found["results"]:
-            times = [f"{each[name]:,.1f}" for name in ("rate", "p50", "p99")]
-            rows.append([each["way"], f"{each['rows']}", *times])
+        for case in report["results"]:
+            times = [f"{case[name]:,.1f}" for name in ("rate", "p50", "p99")]
+            rows.append([case["way"], f"{case['rows']}", *times])
         head = ["", "rows per request", "requests/s", "p50, ms", "p99, ms"]
         parts.append(
-            f"{found['model']}, one worker and one replica, {found['clients']} clients, interleaved, by "
-            f"`scripts/peers/serving/ray_serve.py` ({source}). {found.get('note', '')}\n\n"
+            f"{report['model']}, one worker and one replica, {report['clients']} clients, interleaved, by "
+            f"`scripts/peers/serving/ray_serve.py` ({source}). {report.get('note', '')}\n\n"
             f"{markdown.table(head, rows)}"
         )
-    for found, source in compared("communication"):
+    for report, source in compared("communication"):
         rows = []
-        for model in found["models"]:
-            for each in model["links"]:
-                before, left = each["samples"] / each["seconds"], {at["machines"]: at for at in each["efficiency"]}
-                rates = [f"{before:.1f}", f"{before * each['speedup']:.1f} ({each['speedup']:.2f}x)"]
-                shares = [f"{share:.0%}" for share in each["share"]]
+        for model in report["models"]:
+            for case in model["links"]:
+                before, left = case["samples"] / case["seconds"], {row["machines"]: row for row in case["efficiency"]}
+                rates = [f"{before:.1f}", f"{before * case['speedup']:.1f} ({case['speedup']:.2f}x)"]
+                shares = [f"{share:.0%}" for share in case["share"]]
                 paper = [f"{left[count][way]:.0%}" for count in (8, 128) for way in ("default", "tuned")]
-                rows.append([model["model"], each["link"], *rates, *shares, *paper])
+                rows.append([model["model"], case["link"], *rates, *shares, *paper])
         head = ["", "link", "samples/s, default", "tuned", "exchange, share of step time", "tuned"]
         head += ["efficiency, 8 machines, default", "tuned", "128 machines, default", "tuned"]
         parts.append(
@@ -351,8 +351,8 @@ def clusters() -> str:
     return section("Distributed", parts)
 
 
-def _tail(found: Mapping[str, Any]) -> str:
-    return f"{found['p99']['median']:.1f} ms, {found['p99_by_median']['median']:.1f}x the median"
+def _tail(load: Mapping[str, Any]) -> str:
+    return f"{load['p99']['median']:.1f} ms, {load['p99_by_median']['median']:.1f}x the median"
 
 
 DELTAS = """Deltas of {changed_rows:,} changed rows of a table of {table_rows:,} rows, one a second, beside a reload of the
@@ -362,15 +362,15 @@ clients, turns with changes and without them alternate. p99 with changes over p9
 """
 
 
-def _deltas(found: Mapping[str, Any], source: str) -> str:
+def _deltas(report: Mapping[str, Any], source: str) -> str:
     rows = []
-    for each in found["ways"]:
-        numbers = [each.get(key, {}).get("median") for key in ("rate", "p50", "p99", "until_scored", "rows_per_second")]
+    for way in report["ways"]:
+        numbers = [way.get(key, {}).get("median") for key in ("rate", "p50", "p99", "until_scored", "rows_per_second")]
         formats = (",.0f", ".1f", ".1f", ".2f", ",.0f")
         cells = ["" if n is None else format(n, form) for n, form in zip(numbers, formats, strict=True)]
-        rows.append([each["way"], *cells])
-    bits = "The results have the same bits after both" if found["equal_bits"] else "The results differ"
-    title = DELTAS.format(**{**found, **found["p99_ratio"]}, bits=bits, source=source)
+        rows.append([way["way"], *cells])
+    bits = "The results have the same bits after both" if report["equal_bits"] else "The results differ"
+    title = DELTAS.format(**{**report, **report["p99_ratio"]}, bits=bits, source=source)
     columns = ["changes", "requests/s", "p50, ms", "p99, ms", "until a changed row is scored, s", "changed rows/s"]
     return title + "\n" + markdown.table(columns, rows)
 
@@ -381,21 +381,21 @@ def _ended(code: int | None) -> str:
     return f"exit {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
 
 
-def _servers(found: list[Mapping[str, Any]]) -> str:
+def _servers(servers: list[Mapping[str, Any]]) -> str:
     rows = []
-    for each in found:
-        if "left_out" in each:
-            rows.append([each["server"], each["left_out"], *[""] * 7])
+    for server in servers:
+        if "left_out" in server:
+            rows.append([server["server"], server["left_out"], *[""] * 7])
             continue
-        rate, stop = each["requests_per_second"], each["stop"]
+        rate, stop = server["requests_per_second"], server["stop"]
         rows.append(
             [
-                f"{each['server']} {each['version']}",
+                f"{server['server']} {server['version']}",
                 f"{rate['median']:,.0f} ({rate['spread'][0]:,.0f} to {rate['spread'][1]:,.0f})",
-                *(f"{each[key]['median']:.2f}" for key in ("p50_ms", "p99_ms", "lone_p50_ms", "ready_seconds")),
-                f"{each['memory_mb']['median']:.0f}",
+                *(f"{server[key]['median']:.2f}" for key in ("p50_ms", "p99_ms", "lone_p50_ms", "ready_seconds")),
+                f"{server['memory_mb']['median']:.0f}",
                 f"{_ended(stop['exit'])}, {stop['left']} left",
-                f"{each['package_mb']:.0f}",
+                f"{server['package_mb']:.0f}",
             ]
         )
     columns = ["server", "requests/s", "p50, ms", "p99, ms", "one connection, p50, ms", "start, s", "MB (PSS)", "stop"]
@@ -406,35 +406,35 @@ def smaller() -> str:
     """Returns the section of models before and after pruning, and of several contexts of a session."""
     parts = []
     for report, source in compared("smaller"):
-        for found in report["models"]:
-            before, after = found["quality"]
+        for model in report["models"]:
+            before, after = model["quality"]
             rows = [
-                [name, *(f"{each[key]['median']:.3f}" for key in ("before_ms", "after_ms")), f"{each['times']:.2f}x"]
-                for name, each in found["engines"].items()
+                [name, *(f"{row[key]['median']:.3f}" for key in ("before_ms", "after_ms")), f"{row['times']:.2f}x"]
+                for name, row in model["engines"].items()
             ]
             peers = "".join(
-                f"; {name}, pruned and trained for {each['epochs']} epochs, in {each['engine']}: "
-                f"{found['metric']} {each['quality'][0]:.4f} -> {each['quality'][1]:.4f}, "
-                f"{each['bytes'][0] / 1e6:.2f} -> {each['bytes'][1] / 1e6:.2f} MB"
-                for name, each in found.get("peers", {}).items()
+                f"; {name}, pruned and trained for {peer['epochs']} epochs, in {peer['engine']}: "
+                f"{model['metric']} {peer['quality'][0]:.4f} -> {peer['quality'][1]:.4f}, "
+                f"{peer['bytes'][0] / 1e6:.2f} -> {peer['bytes'][1] / 1e6:.2f} MB"
+                for name, peer in model.get("peers", {}).items()
             )
-            peers += "".join(f"; {name} excluded: {why}" for name, why in found.get("left_out", {}).items())
+            peers += "".join(f"; {name} excluded: {why}" for name, why in model.get("left_out", {}).items())
             parts.append(
-                f"{found['model']}, batches of {found['batch_size']}, int8: {found['metric']} {before:.4f} -> {after:.4f}, "
-                f"{found['bytes'][0] / 1e6:.2f} -> {found['bytes'][1] / 1e6:.2f} MB, by `scripts/peers/compression/compression.py` "
+                f"{model['model']}, batches of {model['batch_size']}, int8: {model['metric']} {before:.4f} -> {after:.4f}, "
+                f"{model['bytes'][0] / 1e6:.2f} -> {model['bytes'][1] / 1e6:.2f} MB, by `scripts/peers/compression/compression.py` "
                 f"({source}); peer: ONNX Runtime's quantizer{peers}.\n\n"
                 f"{markdown.table(['engine', 'before, ms', 'after, ms', 'speed-up'], rows)}"
             )
     for report, source in compared("contexts"):
         rows = [
             [
-                each["model"],
-                each["engine"],
-                str(each["batch_size"]),
-                f"{each['times']:.2f}x",
-                f"{each['megabytes']:+.1f}",
+                row["model"],
+                row["engine"],
+                str(row["batch_size"]),
+                f"{row['times']:.2f}x",
+                f"{row['megabytes']:+.1f}",
             ]
-            for each in report["models"]
+            for row in report["models"]
         ]
         parts.append(
             f"Two contexts of a session compared with one, by `scripts/peers/serving/contexts.py` "

@@ -31,15 +31,15 @@ SIZE = "MB"
 
 def page() -> str:
     """Returns the page: every model of every task, with the columns of all CPUs."""
-    found = []
+    models = []
     for name in render.SHIPPED.names():
         card, module = render.SHIPPED.card(name), render.sections_of(name)
         cells = render.rendered("overview", name) or {}
         task = card.description.partition(":")[0].partition(",")[0]
-        found.append((name, task, cells, getattr(module, "OVERVIEW", ""), render.licence(card.details["licence"])))
-    cpus = sorted({column for _, _, cells, _, _ in found for column in cells if CPU.fullmatch(column)})
+        models.append((name, task, cells, getattr(module, "OVERVIEW", ""), render.licence(card.details["licence"])))
+    cpus = sorted({column for _, _, cells, _, _ in models for column in cells if CPU.fullmatch(column)})
     rows = []
-    for name, task, cells, unit, licence in found:
+    for name, task, cells, unit, licence in models:
         quality = [f"{column} {cell}" for column, cell in cells.items() if column not in (*cpus, SIZE)]
         speeds = [cells.get(cpu, "") for cpu in cpus]
         link = f"[{name}](model-sections.md#{name.replace('.', '')})"

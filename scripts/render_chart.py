@@ -110,28 +110,28 @@ def serving() -> Iterator[Load]:
 
 def loads() -> list[Load]:
     """Returns the loads of all tasks."""
-    return [found for task in (clicks, translation, images, texts, serving) for found in task()]
+    return [load for task in (clicks, translation, images, texts, serving) for load in task()]
 
 
-def svg(found: list[Load]) -> str:
+def svg(loads: list[Load]) -> str:
     """Returns the chart: a part per CPU, in the order of their names; the bars of a row share a scale, by `times`."""
     parts, y = [], 0
-    for cpu in sorted({each.cpu for each in found}):
+    for cpu in sorted({load.cpu for load in loads}):
         parts.append(_text(LEFT, y + 22, f"{cpu}, one core: int8-zoo, fastest peer", "t"))
         y += HEAD
-        for each in (one for one in found if one.cpu == cpu):
-            parts.append(_text(LEFT, y + 13, each.task))
-            theirs = max(2, round(LONGEST / each.times)) if each.times >= 1 else LONGEST
-            ours = LONGEST if each.times >= 1 else max(2, round(LONGEST * each.times))
+        for row in (one for one in loads if one.cpu == cpu):
+            parts.append(_text(LEFT, y + 13, row.task))
+            theirs = max(2, round(LONGEST / row.times)) if row.times >= 1 else LONGEST
+            ours = LONGEST if row.times >= 1 else max(2, round(LONGEST * row.times))
             for kind, top, length, words in (
-                ("z", y + 20, ours, f"{each.times:.2f}x, {each.ours:,.0f} {each.unit}/s"),
-                ("o", y + 20 + BAR + 2, theirs, f"{each.peer}, {each.theirs:,.0f}"),
+                ("z", y + 20, ours, f"{row.times:.2f}x, {row.ours:,.0f} {row.unit}/s"),
+                ("o", y + 20 + BAR + 2, theirs, f"{row.peer}, {row.theirs:,.0f}"),
             ):
                 parts.append(f'<rect class="{kind}" x="{LEFT}" y="{top}" width="{length}" height="{BAR}" rx="2"/>')
                 parts.append(_text(LEFT + length + 6, top + BAR - 3, words, "t" if kind == "z" else "p"))
             y += ROW
     size = f'viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" height="{y}"'
-    words = "; ".join(f"{each.task}: {each.times:.2f} times {each.peer} ({each.cpu})" for each in found)
+    words = "; ".join(f"{load.task}: {load.times:.2f} times {load.peer} ({load.cpu})" for load in loads)
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">\n<title>{escape(words)}</title>\n'

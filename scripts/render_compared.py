@@ -83,13 +83,13 @@ def texts() -> Iterator[Ratio]:
     """Yields sentence encoders: a stream sorted by length, and single texts."""
     for report in markdown.reports(PEERS, "texts"):
         for load in report.content["loads"]:
-            found = load["results"]
-            rates = {way: figures["median"] for way, figures in found["sorted"].items()}
+            results = load["results"]
+            rates = {way: figures["median"] for way, figures in results["sorted"].items()}
             yield from _over(
                 report, "texts, sorted by length", {way: rates["zoo"] / rate for way, rate in rates.items()}
             )
-            times = {way: figures["median"] for way, figures in found["single"].items()}
-            yield from _over(report, "single texts", {way: each / times["zoo"] for way, each in times.items()})
+            times = {way: figures["median"] for way, figures in results["single"].items()}
+            yield from _over(report, "single texts", {way: time / times["zoo"] for way, time in times.items()})
 
 
 def tables() -> Iterator[Ratio]:
@@ -97,19 +97,19 @@ def tables() -> Iterator[Ratio]:
     for report in markdown.reports(PEERS, "tables"):
         for table in report.content["tables"]:
             for row in table["lookups"]:
-                rates = {engine: each["median"] for engine, each in row["million_per_second"].items()}
+                rates = {engine: figures["median"] for engine, figures in row["million_per_second"].items()}
                 group = f"{table['features']} tables of {table['bits']} bits"
                 yield from _over(report, group, {peer: rates["zoo"] / rate for peer, rate in rates.items()})
 
 
 def quantizers() -> Iterator[Ratio]:
     """Yields third-party ONNX models: each tool's int8 file in the same engine, and in its fastest engine."""
-    for report in (each for kind in ("own-models", "detectors", "exported") for each in markdown.reports(PEERS, kind)):
+    for report in (file for kind in ("own-models", "detectors", "exported") for file in markdown.reports(PEERS, kind)):
         for model in report.content["models"]:
             fastest: dict[str, float] = {}
-            for engine, found in model.get("milliseconds", {}).items():
-                times = {setting: each["median"] for setting, each in found.items() if setting != "fp32"}
-                fastest = {each: min(times.get(each, inf), fastest.get(each, inf)) for each in {**fastest, **times}}
+            for engine, settings in model.get("milliseconds", {}).items():
+                times = {setting: figures["median"] for setting, figures in settings.items() if setting != "fp32"}
+                fastest = {name: min(times.get(name, inf), fastest.get(name, inf)) for name in {**fastest, **times}}
                 yield from _files(report, f"in {engine}", times)
             yield from _files(report, "each in its fastest engine", fastest)
 
@@ -117,7 +117,7 @@ def quantizers() -> Iterator[Ratio]:
 def _files(report: Report, where: str, times: Mapping[str, float]) -> Iterator[Ratio]:
     """Yields the ratios of the int8 files of one model; `times` are milliseconds by setting."""
     if "zoo" in times:
-        over = {setting: each / times["zoo"] for setting, each in times.items()}
+        over = {setting: time / times["zoo"] for setting, time in times.items()}
         yield from _over(report, f"int8 files of third-party models, {where}", over)
 
 
@@ -139,13 +139,13 @@ def table(name: str) -> str:
         name: Name of the page, a key of `NAMED`.
     """
     groups: dict[tuple[str, str, Path], list[Ratio]] = {}
-    for each in (ratio for of_task in RATIOS for ratio in of_task()):
-        if each.peer.startswith(NAMED[name]):
-            groups.setdefault((each.group, each.peer, each.report.path), []).append(each)
+    for member in (ratio for of_task in RATIOS for ratio in of_task()):
+        if member.peer.startswith(NAMED[name]):
+            groups.setdefault((member.group, member.peer, member.report.path), []).append(member)
     rows = []
-    for (group, peer, path), members in sorted(groups.items(), key=lambda item: min(each.times for each in item[1])):
-        times = sorted(each.times for each in members)
-        cells = [f"{each:.2f}x" for each in (times[0], statistics.median(times), times[-1])]
+    for (group, peer, path), members in sorted(groups.items(), key=lambda item: min(ratio.times for ratio in item[1])):
+        times = sorted(ratio.times for ratio in members)
+        cells = [f"{factor:.2f}x" for factor in (times[0], statistics.median(times), times[-1])]
         link = markdown.link(path, PAGES / f"{name}.md")
         rows.append([group, peer, markdown.cpu(members[0].report), str(len(times)), *cells, link])
     return markdown.table(COLUMNS, rows)

@@ -25,18 +25,18 @@ def trained(report: Mapping[str, Any], source: str) -> str:
         Markdown.
     """
     models: Sequence[Model] = report["models"]
-    several = [each for each in models if "labels" in each["quality"]]
-    ranked = [each for each in models if "mrr" in each["quality"]["metrics"]["fp32"]]
-    one = [each for each in models if each not in several and each not in ranked]
+    several = [model for model in models if "labels" in model["quality"]]
+    ranked = [model for model in models if "mrr" in model["quality"]["metrics"]["fp32"]]
+    one = [model for model in models if model not in several and model not in ranked]
     deepctr: Mapping[str, Any] = report.get("deepctr", {})
-    peers = {name: found for name, found in deepctr.items() if "labels" not in found}
-    joint = {name: found["labels"] for name, found in deepctr.items() if "labels" in found}
-    said = ", ".join(f"{name} {each['auc']:.4f} / {each['logloss']:.4f}" for name, each in peers.items())
+    peers = {name: best for name, best in deepctr.items() if "labels" not in best}
+    joint = {name: best["labels"] for name, best in deepctr.items() if "labels" in best}
+    said = ", ".join(f"{name} {best['auc']:.4f} / {best['logloss']:.4f}" for name, best in peers.items())
     peer = f" DeepCTR-Torch on the same rows, best of four epochs: {said}." if said else ""
     earlier: dict[str, list[str]] = {}
-    for each in models:
-        if "commit" in each:
-            earlier.setdefault(each["commit"], []).append(each["model"])
+    for older in models:
+        if "commit" in older:
+            earlier.setdefault(older["commit"], []).append(older["model"])
     peer += "".join(f" Measured at commit {commit}: {', '.join(names)}." for commit, names in earlier.items())
     head = (
         "Trained with the default recipes on a log with user, item and list columns, evaluated on "
@@ -44,22 +44,22 @@ def trained(report: Mapping[str, Any], source: str) -> str:
     )
     sizes = _sizes(one)
     columns = ["family", "AUC / LogLoss", "AUC, int8 - fp32", "max probability error", *_speed_columns(sizes)]
-    parts = [head + markdown.table(columns, [[each["model"], *_clicks(each), *_speeds(each, sizes)] for each in one])]
+    parts = [head + markdown.table(columns, [[m["model"], *_clicks(m), *_speeds(m, sizes)] for m in one])]
     if several:
         sizes = _sizes(several)
         names = list(several[0]["quality"]["labels"])
         said = ", ".join(
-            f"{name} " + " / ".join(f"{found[label]['auc']:.4f}" for label in names) for name, found in joint.items()
+            f"{name} " + " / ".join(f"{labels[label]['auc']:.4f}" for label in names) for name, labels in joint.items()
         )
         peer = f" DeepCTR-Torch on the same rows, best of four epochs: {said}." if said else ""
         columns = ["family", f"AUC of {' / '.join(names)}", "AUC, int8 - fp32", "max probability error"]
-        rows = [[each["model"], *_labels(each, names), *_speeds(each, sizes)] for each in several]
+        rows = [[model["model"], *_labels(model, names), *_speeds(model, sizes)] for model in several]
         table = markdown.table([*columns, *_speed_columns(sizes)], rows)
         parts.append(f"Several labels, trained together on the same rows.{peer}\n\n{table}")
     if ranked:
         sizes = _sizes(ranked)
         columns = ["family", *RANKED.values(), "recall@10, int8 - fp32", "max probability error"]
-        rows = [[each["model"], *_next_items(each), *_speeds(each, sizes)] for each in ranked]
+        rows = [[model["model"], *_next_items(model), *_speeds(model, sizes)] for model in ranked]
         table = markdown.table([*columns, *_speed_columns(sizes)], rows)
         count = ranked[0]["quality"].get("next_items", 0)
         parts.append(
@@ -85,8 +85,8 @@ def _labels(model: Model, names: Sequence[str]) -> list[str]:
     moved = [native[name]["difference"] for name in names]
     return [
         " / ".join(f"{labels[name]['metrics']['fp32']['auc']:.4f}" for name in names),
-        " / ".join(f"{each['auc']:+.5f}" for each in moved),
-        f"{max(each['max_probability'] for each in moved):.4f}",
+        " / ".join(f"{change['auc']:+.5f}" for change in moved),
+        f"{max(change['max_probability'] for change in moved):.4f}",
     ]
 
 
@@ -102,7 +102,7 @@ def _next_items(model: Model) -> list[str]:
 
 def _sizes(models: Sequence[Model]) -> list[int]:
     """Batch sizes at which a model was timed, the largest first."""
-    return sorted({ratio["batch_size"] for each in models for ratio in each.get("ratios", ())}, reverse=True)
+    return sorted({ratio["batch_size"] for model in models for ratio in model.get("ratios", ())}, reverse=True)
 
 
 def _speed_columns(sizes: Sequence[int]) -> list[str]:
@@ -112,7 +112,7 @@ def _speed_columns(sizes: Sequence[int]) -> list[str]:
 def _speeds(model: Model, sizes: Sequence[int]) -> list[str]:
     """Speed-up over the best peer at every batch size, and that peer; "" where the model was not timed."""
     best = (_over_best(model, size) if model.get("ratios") else None for size in sizes)
-    return ["" if each is None else f"{each[0]:.2f}x {each[1]}" for each in best]
+    return ["" if pair is None else f"{pair[0]:.2f}x {pair[1]}" for pair in best]
 
 
 def reading(report: Mapping[str, Any], source: str) -> str:
@@ -126,12 +126,12 @@ def reading(report: Mapping[str, Any], source: str) -> str:
         Markdown.
     """
     rows = []
-    for each in report["shapes"]:
-        (other, ratio), quarter_and_all = next(iter(each["over"].items())), each["peak_memory_mb"]
+    for shape in report["shapes"]:
+        (other, ratio), quarter_and_all = next(iter(shape["over"].items())), shape["peak_memory_mb"]
         memory = " / ".join(f"{megabytes:,.0f}" for megabytes in quarter_and_all)
-        speeds = {found["way"]: f"{found['rows_per_second']:,}" for found in each["results"]}
+        speeds = {row["way"]: f"{row['rows_per_second']:,}" for row in shape["results"]}
         ours = next(speed for way, speed in speeds.items() if way != other)
-        rows.append([each["shape"], f"{each['megabytes']:,.0f}", other, speeds[other], ours, f"{ratio:.2f}x", memory])
+        rows.append([shape["shape"], f"{shape['megabytes']:,.0f}", other, speeds[other], ours, f"{ratio:.2f}x", memory])
     columns = ["log", "MB", "peer", "peer, rows/s", "zoo, rows/s", "speed-up", "peak MB, quarter / all rows"]
     return (
         f"Logs of {report['rows']:,} synthetic rows read to arrays by `scripts/peers/recommenders/log_reading.py` "
@@ -176,27 +176,27 @@ def ranking(report: Mapping[str, Any], source: str) -> str:
     ways = [way for way in WAYS if way in models[0]["http_cpu_ms"]]
     inside = [
         [
-            each["model"],
-            f"{each['user_columns']:.0%}",
-            *(f"{each['ms'][way]['median']:.3f}" for way in ("full rows", "rank rows", "rank ids")),
-            *(f"{each['ratios'][way]:.2f}x" for way in ("rank rows", "rank ids")),
+            model["model"],
+            f"{model['user_columns']:.0%}",
+            *(f"{model['ms'][way]['median']:.3f}" for way in ("full rows", "rank rows", "rank ids")),
+            *(f"{model['ratios'][way]:.2f}x" for way in ("rank rows", "rank ids")),
         ]
-        for each in models
+        for model in models
     ]
     computed = [
         [
-            each["model"],
-            f"{each['user_columns']:.0%}",
-            *(f"{each['ms'][way]['median']:.3f}" for way in ("model, full rows", "model, shared")),
-            *(f"{_layers(each['steps'], way):.0%}" for way in ("full rows", "shared")),
-            f"{each['ratios']['model']:.2f}x",
+            model["model"],
+            f"{model['user_columns']:.0%}",
+            *(f"{model['ms'][way]['median']:.3f}" for way in ("model, full rows", "model, shared")),
+            *(f"{_layers(model['steps'], way):.0%}" for way in ("full rows", "shared")),
+            f"{model['ratios']['model']:.2f}x",
         ]
-        for each in models
+        for model in models
     ]
     served = [
-        [each["model"], *(f"{each['http_cpu_ms'][way]['median']:.2f}" for way in ways)]
-        for each in models
-        if each["http_cpu_ms"]
+        [model["model"], *(f"{model['http_cpu_ms'][way]['median']:.2f}" for way in ways)]
+        for model in models
+        if model["http_cpu_ms"]
     ]
     columns = ["family", "user's columns", "full rows", "rank, rows", "rank, ids", "rows: speed-up", "ids: speed-up"]
     return (
@@ -223,13 +223,13 @@ def retrieval(report: Mapping[str, Any], source: str) -> str:
     """
     rows = [
         [
-            each["way"],
-            *(f"{each[clock][share]:.1f}" for clock in ("cpu_ms", "ms") for share in ("p50", "p99")),
-            f"{each['cpu_ratio']:.2f}x",
-            f"{each['candidates']:.1%}",
-            f"{each['best']:.1%}",
+            way["way"],
+            *(f"{way[clock][share]:.1f}" for clock in ("cpu_ms", "ms") for share in ("p50", "p99")),
+            f"{way['cpu_ratio']:.2f}x",
+            f"{way['candidates']:.1%}",
+            f"{way['best']:.1%}",
         ]
-        for each in report["ways"]
+        for way in report["ways"]
     ]
     columns = ["way", "CPU ms, p50", "CPU ms, p99", "wall ms, p50", "wall ms, p99", "CPU time over ours"]
     columns += ["candidates of exact float search", "best ten of all candidates"]
@@ -253,8 +253,8 @@ def new_ids(report: Mapping[str, Any], source: str) -> str:
     models: Sequence[Model] = report["models"]
     ways = list(models[0]["auc"])
     rows = [
-        [each["model"], what, *(f"{np.median(each[key][way]):.4f}" for way in ways)]
-        for each in models
+        [model["model"], what, *(f"{np.median(model[key][way]):.4f}" for way in ways)]
+        for model in models
         for what, key in (("all", "auc"), ("of new ids", "auc_new"))
     ]
     names = [f"day after day, `new_ids={way}`" if way in ("unknown", "similar") else way for way in ways]

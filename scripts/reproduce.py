@@ -91,7 +91,7 @@ def main() -> None:
         print(f"{part}: took {(time.perf_counter() - start) / 60:.1f} minutes", flush=True)
     subprocess.run([sys.executable, Path(__file__).with_name("render.py")], check=True)
     if left_out:
-        sys.exit("\n".join(f"reproduce: {each}" for each in left_out))
+        sys.exit("\n".join(f"reproduce: {reason}" for reason in left_out))
 
 
 if __name__ == "__main__":

@@ -53,21 +53,21 @@ def ship(trained: Path, name: str, into: Path | None = None) -> Card:
         model = io.load(source.ensure("fp32.onnx"))
         edit.compress_fp16(model)
         io.save(model, work / HALF)
-        for each in (SAMPLES, *source.entry.files):
-            if (source.path / each).is_file():
-                shutil.copy(source.path / each, work)
+        for file in (SAMPLES, *source.entry.files):
+            if (source.path / file).is_file():
+                shutil.copy(source.path / file, work)
         half = CardFile(HALF, None, None, None)
         files.write_json(work / CARD, replace(source.card, files=(half,)).to_json())
         folder = zoo.load(work)
         folder.ensure("int8.onnx")
-        for each in shipped:
-            if (work / each).is_file():
-                shutil.copy(work / each, target / each)
+        for file in shipped:
+            if (work / file).is_file():
+                shutil.copy(work / file, target / file)
         calibration = {**folder.recipe.to_json(), "samples": folder.record["calibration.json"]["samples"]}
-    for each in COMPRESSED:
-        if (target / each).is_file():
-            compress(target / each)
-    listed = [target / each for each in shipped if (target / each).is_file()]
+    for file in COMPRESSED:
+        if (target / file).is_file():
+            compress(target / file)
+    listed = [target / path for path in shipped if (target / path).is_file()]
     before = Card.read(target / CARD)
     details = {**before.details, **source.card.details, "calibration": calibration}
     if search := before.details.get("preprocessing", {}).get("search"):

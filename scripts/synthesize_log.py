@@ -52,7 +52,7 @@ def chunks(
     price = np.round(np.exp(random.normal(2.5, 1.0, items)), 2)
     age, country = random.integers(16, 80, users), random.integers(0, len(COUNTRIES), users)
     of_items = random.random((items, len(CATEGORIES))) < 0.25
-    texts = ["|".join(np.array(CATEGORIES)[each].tolist()) for each in of_items]
+    texts = ["|".join(np.array(CATEGORIES)[chosen].tolist()) for chosen in of_items]
     taste = random.normal(0, 0.6, (users, len(CATEGORIES)))
     popular = 1 / np.arange(1, items + 1) ** 0.8
     popular /= popular.sum()
@@ -73,7 +73,7 @@ def chunks(
             before_at.append("|".join(str(time) for _, time in history[user]))
             if click:
                 history[user].append((f"i{item}", time))
-        known = random.random(n) > 0.03
+        priced = random.random(n) > 0.03
         likely = 1 / (1 + np.exp(2 * (np.log(price[i]) - 2.5)))
         more = {"bought": (clicked == 1) & (buyers.random(n) < likely)} if bought else {}
         yield pa.table(
@@ -81,18 +81,18 @@ def chunks(
                 "clicked": clicked,
                 **{name: column.astype(np.int64) for name, column in more.items()},
                 "timestamp": times,
-                "user_id": pa.array([f"u{each}" for each in u.tolist()]),
-                "item_id": pa.array([f"i{each}" for each in i.tolist()]),
-                "price, EUR": pa.array(price[i], mask=~known),
+                "user_id": pa.array([f"u{user}" for user in u.tolist()]),
+                "item_id": pa.array([f"i{item}" for item in i.tolist()]),
+                "price, EUR": pa.array(price[i], mask=~priced),
                 "age": age[u],
                 "country": pa.array(np.array(COUNTRIES)[country[u]]),
                 "device": pa.array(np.array(DEVICES)[random.integers(0, 3, n)]),
-                "categories": pa.array([texts[each] for each in i.tolist()]),
+                "categories": pa.array([texts[item] for item in i.tolist()]),
                 "history": pa.array(before),
                 **({"history_times": pa.array(before_at)} if timed else {}),
                 **{
-                    f"user_segment_{at}": pa.array([f"s{each}" for each in values[u].tolist()])
-                    for at, values in enumerate(segments)
+                    f"user_segment_{index}": pa.array([f"s{segment}" for segment in values[u].tolist()])
+                    for index, values in enumerate(segments)
                 },
             }
         )
@@ -127,12 +127,12 @@ def main() -> None:
     parser.add_argument("--times", action="store_true", help="a column with the times of the history's clicks")
     parser.add_argument("--history", type=int, default=10, help="clicks of a history (default 10)")
     parser.add_argument("--user-columns", type=int, default=0, help="further columns of the user (default 0)")
-    given = parser.parse_args()
-    if min(given.rows, given.users, given.items, given.history) < 1:
+    arguments = parser.parse_args()
+    if min(arguments.rows, arguments.users, arguments.items, arguments.history) < 1:
         sys.exit("expected at least one row, one user, one item and one click of a history")
-    options = {"bought": given.bought, "timed": given.times}
-    options |= {"history_size": given.history, "user_columns": given.user_columns}
-    write(given.output, given.rows, given.seed, given.users, given.items, **options)
+    options = {"bought": arguments.bought, "timed": arguments.times}
+    options |= {"history_size": arguments.history, "user_columns": arguments.user_columns}
+    write(arguments.output, arguments.rows, arguments.seed, arguments.users, arguments.items, **options)
 
 
 if __name__ == "__main__":

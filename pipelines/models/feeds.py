@@ -31,9 +31,9 @@ def fixed_batch(model: ir.Model) -> int | None:
         Batch size; None if it is dynamic or differs between inputs.
     """
     sizes = {
-        (query.dimensions(each) or [None])[0]
-        for each in model.graph.inputs
-        if each.name not in model.graph.initializers
+        (query.dimensions(value) or [None])[0]
+        for value in model.graph.inputs
+        if value.name not in model.graph.initializers
     }
     return sizes.pop() if len(sizes) == 1 else None
 
@@ -49,7 +49,7 @@ def shares_sample_axis(model: ir.Model) -> bool:
 
 def _inputs(model: ir.Model) -> list[ir.Value]:
     """Returns the inputs of a graph without initializers."""
-    return [each for each in model.graph.inputs if each.name not in model.graph.initializers]
+    return [value for value in model.graph.inputs if value.name not in model.graph.initializers]
 
 
 def read_feeds(model: ir.Model, data: Any, label: bool = False) -> list[Batch]:
@@ -70,7 +70,7 @@ def read_feeds(model: ir.Model, data: Any, label: bool = False) -> list[Batch]:
         RequestError: A file does not fit the graph.
     """
     paths = npz_files(data)
-    dims = {str(each.name): query.dimensions(each) for each in _inputs(model)}
+    dims = {str(value.name): query.dimensions(value) for value in _inputs(model)}
     ports, batched, feeds, messages = input_ports(model), shares_sample_axis(model), list[Batch](), dict[str, None]()
     for path in paths:
         arrays = read_arrays(path)
@@ -109,8 +109,8 @@ def npz_files(data: Any) -> list[Path]:
         RequestError: There are no .npz files.
     """
     paths = []
-    for each in data if isinstance(data, list | tuple) else [data]:
-        path = Path(each)
+    for entry in data if isinstance(data, list | tuple) else [data]:
+        path = Path(entry)
         paths += sorted(path.glob("*.npz")) if path.is_dir() else [path]
     if not paths:
         raise RequestError(f"no .npz among {data}; give an .npz with one array per graph input, or a folder of them")
@@ -178,16 +178,16 @@ def input_ports(model: ir.Model) -> dict[str, Port]:
     """
     inputs = [value for value in model.graph.inputs if value.name not in model.graph.initializers]
     return {
-        str(each.name): Port(ir.DataType(each.dtype or 1).numpy(), tuple(query.dimensions(each) or ()))
-        for each in inputs
+        str(value.name): Port(ir.DataType(value.dtype or 1).numpy(), tuple(query.dimensions(value) or ()))
+        for value in inputs
     }
 
 
 def _misfit(ports: dict[str, Port], arrays: Batch, source: Any, label: bool = False) -> RequestError:
     """Returns the error for arrays of `source` that do not fit the inputs; `label`: whether labels are allowed."""
-    found = ", ".join(f"{name} {each.dtype} [{', '.join(map(str, each.shape))}]" for name, each in arrays.items())
+    actual = ", ".join(f"{name} {array.dtype} [{', '.join(map(str, array.shape))}]" for name, array in arrays.items())
     expected = ", ".join(
-        f"{name} {each.dtype} [{', '.join(str(size or 'n') for size in each.shape)}]" for name, each in ports.items()
+        f"{name} {port.dtype} [{', '.join(str(size or 'n') for size in port.shape)}]" for name, port in ports.items()
     )
     more = f", and {LABEL} if known" if label else ""
-    return RequestError(f"{source} holds {found or 'nothing'}; expected the graph's inputs, {expected}{more}")
+    return RequestError(f"{source} holds {actual or 'nothing'}; expected the graph's inputs, {expected}{more}")

@@ -250,10 +250,10 @@ class Hub:
         Args:
             name: The name, or the path of a file.
         """
-        known = self.names()
-        all_names = ", ".join(known) or "none"
+        names = self.names()
+        all_names = ", ".join(names) or "none"
         if not os.path.isfile(name):  # noqa: PTH113 (pathlib's raises for a name too long)
-            return RequestError(f"no model {name!r}; {nearest(name, known)}known: {all_names}")
+            return RequestError(f"no model {name!r}; {nearest(name, names)}known: {all_names}")
         commands = "; an ONNX file goes to zoo run, serve, quantize, tune, benchmark, plan, info"
         message = f"found the file {name}, expected a model folder, or one of: {all_names}"
         return RequestError(message + (commands if disk.is_onnx(name) else ""))
@@ -291,13 +291,13 @@ class Hub:
             ZooError: The network failed or sent another file, or the disk is full.
         """
         card = self.card(name)
-        known = {file.name: file for file in card.files}
-        selected = list(dict.fromkeys(known if files is None else files))
-        if strange := [file for file in selected if file not in known]:
-            raise RequestError(f"{name} has no file {strange[0]!r}; its card lists: {', '.join(known) or 'none'}")
+        by_name = {file.name: file for file in card.files}
+        selected = list(dict.fromkeys(by_name if files is None else files))
+        if strange := [file for file in selected if file not in by_name]:
+            raise RequestError(f"{name} has no file {strange[0]!r}; its card lists: {', '.join(by_name) or 'none'}")
         folder = self.folder(name)
         _ship(self.shipped(name) / CARD, folder / CARD)
-        for file in (known[key] for key in selected):
+        for file in (by_name[key] for key in selected):
             if file.name in later and not (folder / file.name).is_file() and not self._here(card, file):
                 continue
             ensure(folder / file.name, file.size, file.sha256, functools.partial(self._obtain, card, file))
@@ -317,7 +317,7 @@ class Hub:
         """Returns whether the package, its source tree or a local mirror has a file."""
         base = mirror()
         places = [*self._packaged(card, file), *(_mirrored(base, card, file) if base else [])]
-        return any(isinstance(each, Path) and each.is_file() and not file.fault(each) for each in places)
+        return any(isinstance(path, Path) and path.is_file() and not file.fault(path) for path in places)
 
     def _obtain(self, card: Card, file: CardFile, target: Path) -> None:
         """Copies or downloads a file from the first source that has a correct one."""

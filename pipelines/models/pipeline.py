@@ -157,7 +157,7 @@ class Pipeline(abc.ABC):
         Returns:
             Names, a subset of `ENGINES`.
         """
-        return [each for each in cls.ENGINES if each in stock.available() or (each == "native" and extension.isas())]
+        return [name for name in cls.ENGINES if name in stock.available() or (name == "native" and extension.isas())]
 
     @classmethod
     def quickest(cls, folder: ModelFolder, precision: str, batch: Batch, threads: int) -> str:
@@ -296,7 +296,7 @@ class Pipeline(abc.ABC):
             name: (dtype, tuple(d for d in shape[1:] if d is not None))
             for name, (dtype, shape) in self.input_ports.items()
         }
-        return {name: each for name, each in fixed.items() if len(each[1]) == len(self.input_ports[name][1]) - 1}
+        return {name: port for name, port in fixed.items() if len(port[1]) == len(self.input_ports[name][1]) - 1}
 
     def check(self, batch: Batch) -> int:
         """Checks a batch and returns the number of samples.
@@ -337,8 +337,8 @@ class Pipeline(abc.ABC):
                 or any(d is not None and d != n for d, n in zip(shape[1:], array.shape[1:], strict=True))
             ):
                 sizes = ", ".join(["n", *("any" if size is None else str(size) for size in shape[1:])])
-                found = "text" if array.dtype == object else array.dtype
-                raise RequestError(f"input {name} is {found} {list(array.shape)}; expected {dtype} [{sizes}]")
+                kind = "text" if array.dtype == object else array.dtype
+                raise RequestError(f"input {name} is {kind} {list(array.shape)}; expected {dtype} [{sizes}]")
         return next(iter(counts.values()))
 
     @property
@@ -402,7 +402,7 @@ class GraphPipeline(Pipeline):
         """See `Pipeline.predict`; the graph runs in batches of `batch_size`."""
         if self.check(batch) <= self.batch_size:
             return self._session.run(batch)
-        return joined([self._session.run(each) for each in cut(batch, self.batch_size)])
+        return joined([self._session.run(part) for part in cut(batch, self.batch_size)])
 
     def submit(self, batch: Batch) -> Future[dict[str, NDArray[Any]]]:
         """Runs `predict` in a context of its own, see `pipelines.engines.contexts.Asynchronous`.
@@ -482,7 +482,7 @@ def _options(folder: ModelFolder, precision: str, threads: int) -> tuple[str, di
     if precision == "int8" and extension.isas():
         try:
             native = catalog.native_options(graph_file(folder, precision, "native"), threads)
-            alone = machine.beyond_memory(path) and all(each.smallest <= 1 for each in native.values())
+            alone = machine.beyond_memory(path) and all(option.smallest <= 1 for option in native.values())
             options = native if alone else options | native
         except ZooError as error:
             level = logging.WARNING if isinstance(folder.entry, Lowerable) else logging.INFO

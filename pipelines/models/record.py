@@ -51,7 +51,7 @@ def _is_valid(stage: str, record: Any) -> bool:
         return False
     identities = record.get("files", {})  # see `files.identity`; missing in older records
     if not isinstance(identities, dict) or not all(
-        isinstance(each, dict) and {"bytes", "modified", "sha256"} <= each.keys() for each in identities.values()
+        isinstance(entry, dict) and {"bytes", "modified", "sha256"} <= entry.keys() for entry in identities.values()
     ):
         return False
     return {

@@ -133,8 +133,8 @@ def _spent(folder: ModelFolder, stage: str, until: str) -> bool:
         return False
     if not _same_inputs(folder, stage, record):
         return False
-    readers = [each for each in STAGES[: STAGES.index(until) + 1] if stage in _inputs(folder, each)]
-    return all(_fresh(folder, each) or (each != until and _spent(folder, each, until)) for each in readers)
+    readers = [reader for reader in STAGES[: STAGES.index(until) + 1] if stage in _inputs(folder, reader)]
+    return all(_fresh(folder, reader) or (reader != until and _spent(folder, reader, until)) for reader in readers)
 
 
 def remove_intermediate_files(folder: ModelFolder, kept: str = "") -> None:
@@ -261,12 +261,12 @@ def _note(folder: ModelFolder, reports: Mapping[str, dict[str, Any]]) -> None:
     noted = {}
     for stage, report in reports.items():
         names = [*_inputs(folder, stage), stage, *([files.mapped(Path(stage)).name] if stage == NATIVE else [])]
-        found = {name: files.identity(folder.path / name) for name in names}
-        inputs = {name: found[name]["sha256"] for name in _inputs(folder, stage)}
-        noted[stage] = {"inputs": inputs, "sha256": found[stage]["sha256"], "files": found, **report}
+        identities = {name: files.identity(folder.path / name) for name in names}
+        inputs = {name: identities[name]["sha256"] for name in _inputs(folder, stage)}
+        noted[stage] = {"inputs": inputs, "sha256": identities[stage]["sha256"], "files": identities, **report}
         before = folder.record.get(stage, {})
         if stage in folder.entry.transient and before.get("inputs") == inputs:  # made again, perhaps by another version
-            former = {*before.get("former", ()), before["sha256"]} - {found[stage]["sha256"]}
+            former = {*before.get("former", ()), before["sha256"]} - {identities[stage]["sha256"]}
             noted[stage] |= {"former": sorted(former)} if former else {}
     record = folder.record | noted
     files.write_json(folder.path / RECORD, {name: record[name] for name in STAGES if name in record})

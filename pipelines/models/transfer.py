@@ -137,10 +137,10 @@ def _receive(url: str, partial: _Partial, size: int | None, sha256: str | None) 
         answer = f"answered {status} {response.reason or ''}".rstrip()
         if status in (408, 429) or status >= 500:
             raise _Transient(answer)
-        given = response.headers.get("ETag")
+        tag = response.headers.get("ETag")
         if status == 206:
             span = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
-            fits = span is not None and int(span[1]) == start and (etag is None or given in (None, etag))
+            fits = span is not None and int(span[1]) == start and (etag is None or tag in (None, etag))
             length = span[2] if span else "*"
         else:
             fits = status == 200
@@ -158,15 +158,15 @@ def _receive(url: str, partial: _Partial, size: int | None, sha256: str | None) 
             progress(f"{partial.path.name[1:].removesuffix('.partial')} (MB)", total and total / 1e6) as advance,
         ):
             if not resumed:
-                partial.remember(url, given)  # the old bytes are truncated
+                partial.remember(url, tag)  # the old bytes are truncated
             advance(done / 1e6)
             # raw: the bytes of the file, whatever Content-Encoding the server adds
             for chunk in response.raw.stream(CHUNK, decode_content=False):
                 done += len(chunk)
                 if size is not None and done > size:
                     partial.drop()
-                    found = length if length.isdigit() else f"over {size}"
-                    raise ZooError(f"the file from {url} does not match and was deleted: size {found}, expected {size}")
+                    sent = length if length.isdigit() else f"over {size}"
+                    raise ZooError(f"the file from {url} does not match and was deleted: size {sent}, expected {size}")
                 file.write(chunk)
                 advance(len(chunk) / 1e6)
     if total is not None and done < total:
@@ -216,7 +216,7 @@ def fault_of(path: Path, size: int | None, sha256: str | None) -> str | None:
         checks.append(("size", path.stat().st_size, size))
     if sha256 is not None:
         checks.append(("sha256", disk.sha256(path)[: len(sha256)], sha256.lower()))
-    return "; ".join(f"{key} {found}, expected {value}" for key, found, value in checks if found != value) or None
+    return "; ".join(f"{key} {actual}, expected {value}" for key, actual, value in checks if actual != value) or None
 
 
 @contextlib.contextmanager

@@ -132,7 +132,7 @@ def _copied(path: Path) -> Path:
 def _free(path: Path) -> Path:
     """Returns NAME.found.SUFFIX, numbered if there is one already."""
     names = (f".found{number or ''}{path.suffix}" for number in itertools.count())
-    return next(found for name in names if not (found := path.with_suffix(name)).exists())
+    return next(candidate for name in names if not (candidate := path.with_suffix(name)).exists())
 
 
 @functools.lru_cache(maxsize=64)

@@ -372,8 +372,8 @@ def _equalization(model: ir.Model, statistics: dict[str, Channels], depthwise_on
 def _sound(model: ir.Model, factors: Factors, samples: list[Batch]) -> Factors:
     """Returns the factors that do not change the float outputs on `samples`: all, or those of single groups."""
 
-    def is_sound(some: Factors) -> bool:
-        return output_sqnr(model, equalized(model, some), samples, quick=True) > SOUND
+    def is_sound(subset: Factors) -> bool:
+        return output_sqnr(model, equalized(model, subset), samples, quick=True) > SOUND
 
     if not factors or is_sound(factors):
         return factors

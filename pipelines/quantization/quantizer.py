@@ -167,8 +167,8 @@ def _quantize(scaled: _Scaled, recipe: QuantRecipe, table: CalibrationTable) -> 
     reasons |= propagate_int8(result, recipe)
     if recipe.quantize_tables:
         notes |= embedding_tables.quantize_tables(inserter)
-    for found, more in zip((notes, reasons), weight_only.quantize_weights(inserter), strict=True):
-        found |= more
+    for collected, more in zip((notes, reasons), weight_only.quantize_weights(inserter), strict=True):
+        collected |= more
     quantize_outputs(inserter, notes, table.keep_float)
     work_around_engines(inserter)
     notes |= correct(graph, recipe, table, notes)

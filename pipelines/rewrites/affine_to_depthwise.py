@@ -22,10 +22,10 @@ class AffineToDepthwise(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """Turns every batch normalization and input normalization of the main graph."""
-        return sum(self._turn(model.graph, each) for each in list(model.graph) if each.graph is not None)
+        return sum(self._turn(model.graph, node) for node in list(model.graph) if node.graph is not None)
 
     def _turn(self, main: ir.Graph, first: ir.Node) -> int:
-        x = next((each for each in first.inputs if each is not None and query.constant(each) is None), None)
+        x = next((value for value in first.inputs if value is not None and query.constant(value) is None), None)
         norm = query.is_op(first, "BatchNormalization")
         if x is None or (norm and not query.is_float(x)):  # the weights are float32
             return 0
@@ -41,7 +41,7 @@ class AffineToDepthwise(Rewrite):
             return 0
         nodes, whole = self._chain(first, x, sides[1])
         last = nodes[-1].outputs[0] if nodes else x
-        if not nodes or not (norm or any(query.is_op(each, "Conv") for each in last.consumers())):
+        if not nodes or not (norm or any(query.is_op(reader, "Conv") for reader in last.consumers())):
             return 0
         name = str(last.name)
         weight = whole.scale.astype(np.float32).reshape(-1, 1, 1, 1)
@@ -54,13 +54,13 @@ class AffineToDepthwise(Rewrite):
     def _chain(self, node: ir.Node, x: ir.Value, channels: int) -> tuple[list[ir.Node], Affine]:
         """Returns the operators from `node` on that scale and shift x, and their combined scale and shift."""
         nodes: list[ir.Node] = []
-        whole, found = Affine(np.ones(channels), np.zeros(channels)), as_affine(node, x, channels, 4)
-        while found is not None:
+        whole, affine = Affine(np.ones(channels), np.zeros(channels)), as_affine(node, x, channels, 4)
+        while affine is not None:
             nodes.append(node)
-            whole = Affine(whole.scale * found.scale, whole.shift * found.scale + found.shift)
+            whole = Affine(whole.scale * affine.scale, whole.shift * affine.scale + affine.shift)
             x = node.outputs[0]
             after = query.sole_user(x)
             if after is None:
                 break
-            node, found = after, as_affine(after, x, channels, 4)
+            node, affine = after, as_affine(after, x, channels, 4)
         return nodes, whole

@@ -84,9 +84,9 @@ class CleanUp(Rewrite):
             common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         )(model)
         edit.expand_fp16(model)
-        for each in list(model.graph):
-            if query.is_op(each, "Identity"):
-                _drop_identity(each)
+        for node in list(model.graph):
+            if query.is_op(node, "Identity"):
+                _drop_identity(node)
         ir.passes.Sequential(common.CommonSubexpressionEliminationPass(), common.RemoveUnusedNodesPass())(model)
         infer_shapes(model)
         model.graph.sort()
@@ -123,7 +123,7 @@ class RewriteReport:
         Args:
             name: Name of a pass.
         """
-        return sum(count for each, count, _ in self.passes if each == name)
+        return sum(count for pass_name, count, _ in self.passes if pass_name == name)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report as plain JSON values."""
@@ -151,12 +151,12 @@ def rewrite(model: ir.Model, passes: Sequence[Rewrite]) -> RewriteReport:
     clean = CleanUp()
     clean(model)
     for _ in range(LIMIT):
-        if not any([each(model).modified for each in passes]):
+        if not any([pass_(model).modified for pass_ in passes]):
             break
         clean(model)
     else:
-        raise ZooError(f"rewrites do not settle after {LIMIT} rounds: {', '.join(each.name for each in passes)}")
+        raise ZooError(f"rewrites do not settle after {LIMIT} rounds: {', '.join(pass_.name for pass_ in passes)}")
     ran = (*passes, clean)
     return RewriteReport(
-        tuple((each.name, each.fired, dict(each.refused)) for each in ran), before, query.op_counts(model)
+        tuple((pass_.name, pass_.fired, dict(pass_.refused)) for pass_ in ran), before, query.op_counts(model)
     )

@@ -25,8 +25,8 @@ class DropNeutral(Rewrite):
 
     def _drop(self, node: ir.Node) -> int:
         result = node.outputs[0]
-        for at in (1, 0) if node.op_type in COMMUTES else (1,):
-            array, x = query.constant(node.inputs[at]), node.inputs[1 - at]
+        for index in (1, 0) if node.op_type in COMMUTES else (1,):
+            array, x = query.constant(node.inputs[index]), node.inputs[1 - index]
             if array is None or x is None or not array.size or not np.all(array == NEUTRAL[node.op_type]):
                 continue
             rank = query.rank(x)

@@ -81,9 +81,9 @@ def _factors(einsum: ir.Node) -> tuple[ir.Value, list[str], NDArray[np.float32],
     constants = [query.constant(value) for value in einsum.inputs]
     if not arrow or len(einsum.inputs) != 2 or len(labels) != 2 or (constants[0] is None) == (constants[1] is None):
         return None
-    at = 0 if constants[1] is not None else 1
-    x, weight = einsum.inputs[at], constants[1 - at]
-    own, others = labels[at], labels[1 - at]
+    index = 0 if constants[1] is not None else 1
+    x, weight = einsum.inputs[index], constants[1 - index]
+    own, others = labels[index], labels[1 - index]
     if x is None or weight is None or weight.dtype != np.float32 or weight.ndim != len(others) or ELLIPSIS in others:
         return None
     if any(len(set(part)) != len(part) for part in (own, others, list(right))):

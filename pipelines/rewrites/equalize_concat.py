@@ -43,7 +43,7 @@ class EqualizeConcat(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """Equalizes every Concat of table lookups that one linear layer reads."""
-        return sum(self._equalize(model.graph, each) for each in model.graph if each.op_type == "Concat")
+        return sum(self._equalize(model.graph, node) for node in model.graph if node.op_type == "Concat")
 
     def _equalize(self, main: ir.Graph, concat: ir.Node) -> int:
         """Scales the tables that `concat` joins and the weights that read it; 0 if refused."""

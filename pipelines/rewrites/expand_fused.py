@@ -39,7 +39,7 @@ class ExpandFused(Rewrite):
     def rewrite(self, model: ir.Model) -> int:
         """Expands every fused operator of the main graph."""
         count = 0
-        for node in [each for each in model.graph if each.domain == DOMAIN and each.op_type in RULES]:
+        for node in [node for node in model.graph if node.domain == DOMAIN and node.op_type in RULES]:
             expansion = _Expansion(model, node)
             try:
                 results = RULES[node.op_type](expansion, node)
@@ -66,24 +66,24 @@ class _Expansion:
         self.nodes: list[ir.Node] = []
         self.constants: list[ir.Value] = []
 
-    def input(self, at: int) -> ir.Value | None:
+    def input(self, position: int) -> ir.Value | None:
         """Returns an input of the operator, None if it is left out."""
-        return self.node.inputs[at] if at < len(self.node.inputs) else None
+        return self.node.inputs[position] if position < len(self.node.inputs) else None
 
-    def need(self, at: int) -> ir.Value:
+    def need(self, position: int) -> ir.Value:
         """Returns an input that must be there."""
-        if (value := self.input(at)) is None:
-            raise _Unsupported(f"input {at} is missing")
+        if (value := self.input(position)) is None:
+            raise _Unsupported(f"input {position} is missing")
         return value
 
     def refuse_inputs(self, *positions: int) -> None:
         """Raises `_Unsupported` if one of these inputs is there."""
-        if any(self.input(at) is not None for at in positions):
+        if any(self.input(position) is not None for position in positions):
             raise _Unsupported("it has a cache or a further input")
 
     def refuse_outputs(self, *positions: int) -> None:
         """Raises `_Unsupported` if one of these outputs is read."""
-        outputs = [self.node.outputs[at] for at in positions if at < len(self.node.outputs)]
+        outputs = [self.node.outputs[position] for position in positions if position < len(self.node.outputs)]
         if any(value.uses() or value.is_graph_output() for value in outputs):
             raise _Unsupported("an inner value of it is read")
 
@@ -134,21 +134,21 @@ def _matmul(e: _Expansion, node: ir.Node) -> list[ir.Value | None]:
     if e.whole("transBatchA") or e.whole("transBatchB"):
         raise _Unsupported("its batch axes are transposed")
     alpha, factors = e.number("alpha", 1.0), []
-    for at, key in enumerate(("transA", "transB")):
-        value = e.need(at)
+    for position, key in enumerate(("transA", "transB")):
+        value = e.need(position)
         array = query.constant(value)
         turned = bool(e.whole(key))
-        if array is not None and array.ndim > 1 and (turned or (at == 1 and alpha != 1)):
+        if array is not None and array.ndim > 1 and (turned or (position == 1 and alpha != 1)):
             array = array.swapaxes(-1, -2) if turned else array
-            if at == 1 and alpha != 1:
+            if position == 1 and alpha != 1:
                 array, alpha = (array * np.float32(alpha)).astype(array.dtype), 1.0
-            value = e.constant(f"factor{at}", np.ascontiguousarray(array))
+            value = e.constant(f"factor{position}", np.ascontiguousarray(array))
         elif turned:
             rank = query.rank(value)
             if rank is None:
                 raise _Unsupported("the rank of a factor is unknown")
             if rank > 1:
-                value = e.add("Transpose", [value], f"turned{at}", perm=[*range(rank - 2), rank - 1, rank - 2])
+                value = e.add("Transpose", [value], f"turned{position}", perm=[*range(rank - 2), rank - 1, rank - 2])
         factors.append(value)
     y = e.add("MatMul", [*factors], "product")
     return [y if alpha == 1 else e.add("Mul", [y, e.real("alpha", alpha)], "scaled")]
@@ -171,12 +171,12 @@ def _gemm(e: _Expansion, node: ir.Node) -> list[ir.Value | None]:
     keep = {key: node.attributes[key].value for key in ("alpha", "beta", "transA", "transB") if key in node.attributes}
     y = e.add("Gemm", [*node.inputs], "product", **keep)
     parameters = [e.number(f"activation_{key}", math.nan) for key in ("alpha", "beta", "gamma")]
-    given = [number for number in parameters if not math.isnan(number)]
-    return [_activated(e, y, node.attributes.get_string("activation", ""), given)]
+    numbers = [number for number in parameters if not math.isnan(number)]
+    return [_activated(e, y, node.attributes.get_string("activation", ""), numbers)]
 
 
 def _conv(e: _Expansion, node: ir.Node) -> list[ir.Value | None]:
-    keep = {key: each.value for key, each in node.attributes.items() if not key.startswith("activation")}
+    keep = {key: attribute.value for key, attribute in node.attributes.items() if not key.startswith("activation")}
     y = e.add("Conv", [*node.inputs[:3]], "product", **keep)
     if (other := e.input(3)) is not None:
         y = e.add("Add", [y, other], "sum")
@@ -230,7 +230,7 @@ def _normalized(e: _Expansion, x: ir.Value, scale: ir.Value, shift: ir.Value | N
 def _skip_norm(e: _Expansion, node: ir.Node) -> list[ir.Value | None]:
     simplified = node.op_type.startswith("SkipSimplified")
     e.refuse_outputs(1, 2)
-    x, skip, scale = (e.need(at) for at in range(3))
+    x, skip, scale = (e.need(position) for position in range(3))
     shift, bias = (None, e.input(3)) if simplified else (e.input(3), e.input(4))
     if bias is not None:
         x = e.add("Add", [x, bias], "biased")
@@ -260,7 +260,7 @@ def _embeddings(e: _Expansion, node: ir.Node) -> list[ir.Value | None]:
     index = e.input(8)
     if index is None:
         size = e.add("Shape", [ids], "shape", ir.DataType.INT64)
-        zero, one, two = (e.constant(f"at{at}", np.array([at])) for at in (0, 1, 2))
+        zero, one, two = (e.constant(f"at{number}", np.array([number])) for number in (0, 1, 2))
         length = e.add("Slice", [size, one, two], "length", ir.DataType.INT64)
         rows = e.add("Slice", [places, zero, length], "positions")
     else:
@@ -284,11 +284,11 @@ def _attention(e: _Expansion, node: ir.Node) -> list[ir.Value | None]:
     sizes = list(node.attributes.get_ints("qkv_hidden_sizes", ())) or [weights.shape[1] // 3] * 3
     ends = np.cumsum(sizes)[:2]
     parts: list[ir.Value] = []
-    for at, name in enumerate("qkv"):
-        weight = np.ascontiguousarray(np.split(weights, ends, axis=1)[at])
+    for index, name in enumerate("qkv"):
+        weight = np.ascontiguousarray(np.split(weights, ends, axis=1)[index])
         part = e.add("MatMul", [x, e.constant(f"{name}.weight", weight)], f"{name}.product")
         if bias is not None:
-            part = e.add("Add", [part, e.constant(f"{name}.bias", np.split(bias, ends)[at])], f"{name}.biased")
+            part = e.add("Add", [part, e.constant(f"{name}.bias", np.split(bias, ends)[index])], f"{name}.biased")
         parts.append(part)
     return [_heads(e, parts, sizes, e.input(3), e.input(5))]
 
@@ -296,7 +296,7 @@ def _attention(e: _Expansion, node: ir.Node) -> list[ir.Value | None]:
 def _multi_head(e: _Expansion, node: ir.Node) -> list[ir.Value | None]:
     e.refuse_inputs(6, 7, 8, 9)
     e.refuse_outputs(1, 2, 3)
-    parts = [e.need(at) for at in range(3)]
+    parts = [e.need(position) for position in range(3)]
     shapes = [query.dimensions(part) for part in parts]
     sizes = [shape[2] for shape in shapes if shape is not None and len(shape) == 3 and shape[2] is not None]
     if len(sizes) < 3:
@@ -337,9 +337,9 @@ def _heads(
     )
     scale = e.number("scale", 0.0) or 1 / math.sqrt(sizes[0] // heads)
     scores = e.add("Mul", [e.add("MatMul", [q, k], "scores"), e.real("scale", scale)], "scores.scaled")
-    for name, each in (("mask", _mask(e, mask, scores)), ("bias", bias), ("causal", _causal(e, scores))):
-        if each is not None:
-            scores = e.add("Add", [scores, each], f"scores.{name}")
+    for name, term in (("mask", _mask(e, mask, scores)), ("bias", bias), ("causal", _causal(e, scores))):
+        if term is not None:
+            scores = e.add("Add", [scores, term], f"scores.{name}")
     mixed = e.add("MatMul", [e.add("Softmax", [scores], "weights", axis=-1), v], "mixed")
     turned = e.add("Transpose", [mixed], "mixed.turned", perm=[0, 2, 1, 3])
     return e.add("Reshape", [turned, e.constant("shape", np.array([0, 0, sizes[2]]))], "joined")
@@ -355,7 +355,7 @@ def _mask(e: _Expansion, mask: ir.Value | None, scores: ir.Value) -> ir.Value | 
     if rank == 1:
         shape = e.add("Shape", [scores], "mask.shape", ir.DataType.INT64)
         size = e.add("Gather", [shape, e.constant("mask.last", np.int64(3))], "mask.size", ir.DataType.INT64)
-        bounds = [e.constant(f"mask.{at}", np.int64(at)) for at in (0, 1)]
+        bounds = [e.constant(f"mask.{bound}", np.int64(bound)) for bound in (0, 1)]
         places = e.add("Range", [bounds[0], size, bounds[1]], "mask.places", ir.DataType.INT64)
         wide = e.add("Unsqueeze", [mask, e.constant("mask.columns", np.array([1]))], "mask.column", mask.dtype)
         wide = e.add("Cast", [wide], "mask.tokens", ir.DataType.INT64, to=int(ir.DataType.INT64))
@@ -376,7 +376,7 @@ def _causal(e: _Expansion, scores: ir.Value) -> ir.Value | None:
         raise _Unsupported(f"it hides later tokens, which needs opset {TRILU}")
     lowest = ir.tensor(np.array([np.finfo(np.float32).min], np.float32))
     shape = e.add("Shape", [scores], "causal.shape", ir.DataType.INT64)
-    bounds = [e.constant(f"causal.{at}", np.array([at])) for at in (2, 4)]
+    bounds = [e.constant(f"causal.{bound}", np.array([bound])) for bound in (2, 4)]
     square = e.add("Slice", [shape, *bounds], "causal.square", ir.DataType.INT64)
     filled = e.add("ConstantOfShape", [square], "causal.filled", value=lowest)
     return e.add("Trilu", [filled, e.constant("causal.first", np.int64(1))], "causal", upper=1)

@@ -32,15 +32,15 @@ class FoldBatchNorm(Rewrite):
     def rewrite(self, model: ir.Model) -> int:
         """Folds operators after and before every layer with constant weights."""
         layers = [
-            each for each in model.graph if query.is_op(each, *LAYERS) and query.constant(each.inputs[1]) is not None
+            node for node in model.graph if query.is_op(node, *LAYERS) and query.constant(node.inputs[1]) is not None
         ]
         self._taken = query.used_names(model.graph)
         return sum(self._fold(layer) for layer in layers)
 
     def _fold(self, layer: ir.Node) -> int:
         count = 0
-        while (found := self._after(layer) or self._before(layer)) is not None:
-            layer, count = found, count + 1
+        while (folded := self._after(layer) or self._before(layer)) is not None:
+            layer, count = folded, count + 1
         return count
 
     def _after(self, layer: ir.Node) -> ir.Node | None:
@@ -49,8 +49,8 @@ class FoldBatchNorm(Rewrite):
         weight = _Weights.of(layer)
         if weight is None:
             return None
-        found = ((each, as_affine(each, result, weight.channels, weight.rank)) for each in result.consumers())
-        reader, affine = next((each for each in found if each[1] is not None), (layer, None))
+        affines = ((node, as_affine(node, result, weight.channels, weight.rank)) for node in result.consumers())
+        reader, affine = next((pair for pair in affines if pair[1] is not None), (layer, None))
         if affine is None:
             return None
         if query.sole_user(result) is None:
@@ -75,12 +75,12 @@ class FoldBatchNorm(Rewrite):
             or layer.attributes.get_int("transA", 0) != 0
         ):
             return None
-        source = next((each for each in before.inputs if each is not None and query.constant(each) is None), None)
+        source = next((value for value in before.inputs if value is not None and query.constant(value) is None), None)
         affine = as_affine(before, source, weight.inputs, weight.rank) if source is not None else None
         if affine is None or source is None or not _same_rank(source, x):
             return None
         constants = [] if query.is_op(before, "BatchNormalization") else map(query.constant, before.inputs)
-        if any(each is not None and each.size > 1 for each in constants):
+        if any(constant is not None and constant.size > 1 for constant in constants):
             sizes = query.dimensions(source) or []
             if sizes[-1 if weight.rank is None else 1] != weight.inputs:
                 self.refuse(before, "it may spread one channel over several")
@@ -89,7 +89,7 @@ class FoldBatchNorm(Rewrite):
             self.refuse(before, "its result has several readers")
             return None
         gate = source.producer()
-        if query.is_op(gate, "Mul") and gate is not None and all(query.constant(each) is None for each in gate.inputs):
+        if query.is_op(gate, "Mul") and gate is not None and all(query.constant(arg) is None for arg in gate.inputs):
             self.refuse(before, "it may end a Gelu, which engines fuse whole")
             return None
         if affine.shift.any() and (layer.op_type == "MatMul" or pads(layer)):
@@ -148,14 +148,14 @@ def as_affine(node: ir.Node, x: ir.Value | None, channels: int, rank: int | None
     """
     ones = np.ones(channels)
     if query.is_op(node, "BatchNormalization") and node.inputs[0] is x and rank is not None:
-        constants = [query.constant(each) for each in node.inputs[1:5]]
+        constants = [query.constant(value) for value in node.inputs[1:5]]
         if (
             node.attributes.get_int("training_mode", 0)
             or len(node.outputs) > 1
-            or any(each is None for each in constants)
+            or any(constant is None for constant in constants)
         ):
             return None
-        gamma, beta, mean, variance = (np.asarray(each, np.float64) for each in constants)
+        gamma, beta, mean, variance = (np.asarray(constant, np.float64) for constant in constants)
         scale = gamma / np.sqrt(variance + np.float32(node.attributes.get_float("epsilon", 1e-5)))
         return Affine(scale, beta - scale * mean)
     if not query.is_op(node, "Mul", "Div", "Add", "Sub") or len(set(node.inputs)) < 2:
@@ -207,9 +207,9 @@ class _Weights:
     def of(cls, layer: ir.Node) -> _Weights | None:
         """Reads the weights of a layer; None if they are not constant floats."""
         array = query.constant(layer.inputs[1])
-        given = layer.inputs[2] if len(layer.inputs) > 2 else None
-        bias = query.constant(given)
-        if array is None or array.dtype.kind != "f" or (given is not None and bias is None):
+        bias_input = layer.inputs[2] if len(layer.inputs) > 2 else None
+        bias = query.constant(bias_input)
+        if array is None or array.dtype.kind != "f" or (bias_input is not None and bias is None):
             return None
         group, w = layer.attributes.get_int("group", 1), array.astype(np.float64)
         rank: int | None = array.ndim

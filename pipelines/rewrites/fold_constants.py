@@ -51,12 +51,12 @@ class FoldConstants(Rewrite):
 
     def _computed(self, model: ir.Model, node: ir.Node) -> NDArray[Any] | None:
         feeds: dict[str, NDArray[Any]] = {}
-        for each in node.inputs:
-            if each is not None:
-                array = query.constant(each)
+        for value in node.inputs:
+            if value is not None:
+                array = query.constant(value)
                 if array is None:
                     return None
-                feeds[str(each.name)] = array
+                feeds[str(value.name)] = array
         if not feeds:
             return None
         try:
@@ -66,7 +66,7 @@ class FoldConstants(Rewrite):
             return None
         if not isinstance(array, np.ndarray) or array.dtype == object:
             return None
-        if array.nbytes > LIMIT and array.nbytes > sum(each.nbytes for each in feeds.values()):
+        if array.nbytes > LIMIT and array.nbytes > sum(feed.nbytes for feed in feeds.values()):
             self.refuse(node, f"its result of {array.nbytes >> 20} MiB is larger than what it is computed from")
             return None
         return array
@@ -84,8 +84,8 @@ def _shape_arithmetic(node: ir.Node) -> NDArray[np.int64] | None:
         or result.dtype != ir.DataType.INT64
     ):
         return None
-    found = query.shape_elements(result)
-    if found is None or not all(isinstance(each, int) for each in found):
+    elements = query.shape_elements(result)
+    if elements is None or not all(isinstance(element, int) for element in elements):
         return None
-    array = np.array(found, np.int64)
+    array = np.array(elements, np.int64)
     return array.reshape(()) if query.rank(result) == 0 else array

@@ -20,9 +20,9 @@ class FoldIndexWrap(Rewrite):
         """Lets every Gather read the index that its wrapped index was computed from."""
         count = 0
         for gather in model.graph:
-            if gather.op_type != "Gather" or (found := _selection(gather.inputs[1])) is None:
+            if gather.op_type != "Gather" or (selection := _selection(gather.inputs[1])) is None:
                 continue
-            index, length = found
+            index, length = selection
             table = gather.inputs[0]
             axis = gather.attributes.get_int("axis", 0)
             if table is None or table.shape is None or table.shape[axis] != length:
@@ -42,10 +42,10 @@ def _selection(value: ir.Value | None) -> tuple[ir.Value, int] | None:
         condition, wrapped, index = select.inputs
         negated = False
     elif select.op_type == "Add":
-        products = [_mask_times(each) for each in select.inputs]
+        products = [_mask_times(summand) for summand in select.inputs]
         if None in products:
             return None
-        products.sort(key=lambda each: each[2])  # type: ignore[index]  # the plain condition first, its negation second
+        products.sort(key=lambda term: term[2])  # type: ignore[index]  # the plain condition first, its negation second
         (condition, wrapped, negated), (other, index, complement) = products  # type: ignore[misc]
         if not complement or other is not condition:
             return None
@@ -56,7 +56,7 @@ def _selection(value: ir.Value | None) -> tuple[ir.Value, int] | None:
     add = wrapped.producer()
     if add is None or add.op_type != "Add" or index not in add.inputs:
         return None
-    length = query.constant(next((each for each in add.inputs if each is not index), None))
+    length = query.constant(next((summand for summand in add.inputs if summand is not index), None))
     return (index, int(length.item())) if length is not None and length.size == 1 else None
 
 

@@ -41,7 +41,7 @@ class FoldInputNormalization(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """Folds the normalization of every uint8 input that is cast to float."""
-        return sum(self._fold(model.graph, each) for each in list(model.graph) if _is_cast_of_uint8(each))
+        return sum(self._fold(model.graph, node) for node in list(model.graph) if _is_cast_of_uint8(node))
 
     def _fold(self, main: ir.Graph, cast: ir.Node) -> int:
         image = cast.inputs[0]
@@ -71,10 +71,10 @@ class FoldInputNormalization(Rewrite):
         assert image is not None
         stem, taken = f"{conv.outputs[0].name}", query.used_names(main)
         zero = normalized.middle()
-        folded, rest = normalized.absorbed(weight, zero)
+        folded, remainder = normalized.absorbed(weight, zero)
         if pads(conv):
-            level = _level(folded, rest, zero)
-            folded = np.concatenate([folded, rest[:, None] / level], axis=1)
+            level = _level(folded, remainder, zero)
+            folded = np.concatenate([folded, remainder[:, None] / level], axis=1)
             widths = edit.initializer(main, f"{stem}.image.widths", np.array([0, 0, 0, 0, 0, 1, 0, 0], np.int64), taken)
             inside = edit.initializer(main, f"{stem}.image.inside", np.array(zero + level, np.uint8), taken)
             pad = edit.node(
@@ -85,7 +85,7 @@ class FoldInputNormalization(Rewrite):
             main.insert_before(nodes[0], pad)
             image = pad.outputs[0]
         else:
-            bias = bias + rest.sum(axis=(1, 2))
+            bias = bias + remainder.sum(axis=(1, 2))
         scale = edit.initializer(main, f"{stem}.image.scale", np.array(1, np.float32), taken)
         point = edit.initializer(main, f"{stem}.image.zero_point", np.array(zero, np.uint8), taken)
         pixels = edit.node(
@@ -119,16 +119,16 @@ class _Normalized:
     def absorbed(self, weight: Floats, zero: int) -> tuple[Floats, Floats]:
         """Returns weights for pixels - zero [outputs, inputs, height, width], and the rest of every tap."""
         folded = np.zeros((len(weight), self.channels, *weight.shape[2:]))
-        rest = np.zeros((len(weight), *weight.shape[2:]))
+        remainder = np.zeros((len(weight), *weight.shape[2:]))
         for c, source in enumerate(self.order):
             folded[:, source] += weight[:, c] * self.scale[c]
-            rest += weight[:, c] * (self.shift[c] + zero * self.scale[c])
-        return folded, rest
+            remainder += weight[:, c] * (self.shift[c] + zero * self.scale[c])
+        return folded, remainder
 
 
-def _level(folded: Floats, rest: Floats, zero: int) -> int:
+def _level(folded: Floats, remainder: Floats, zero: int) -> int:
     """Returns the smallest k, negative if z + k exceeds 255, for which |rest / k| exceeds no weight maximum."""
-    reach, target = (np.abs(each).reshape(len(each), -1).max(axis=1) for each in (folded, rest))
+    reach, target = (np.abs(weights).reshape(len(weights), -1).max(axis=1) for weights in (folded, remainder))
     live = reach > 0
     least = math.ceil(
         float((target[live] / reach[live]).max(initial=0)) - 1e-3
@@ -144,18 +144,18 @@ def _is_cast_of_uint8(node: ir.Node) -> bool:
 
 def _follow(cast: ir.Node, channels: int) -> tuple[list[ir.Node], _Normalized]:
     """Returns `cast` and the normalizing operators after it, and the normalization that they compute."""
-    nodes, found = [cast], _Normalized(channels, np.arange(channels), np.ones(channels), np.zeros(channels))
+    nodes, norm = [cast], _Normalized(channels, np.arange(channels), np.ones(channels), np.zeros(channels))
     while (node := query.sole_user(value := nodes[-1].outputs[0])) is not None:
-        if (affine := as_affine(node, value, len(found.order), 4)) is not None:
-            found = _Normalized(
-                channels, found.order, affine.scale * found.scale, affine.scale * found.shift + affine.shift
+        if (affine := as_affine(node, value, len(norm.order), 4)) is not None:
+            norm = _Normalized(
+                channels, norm.order, affine.scale * norm.scale, affine.scale * norm.shift + affine.shift
             )
         elif query.is_op(node, "Gather") and node.inputs[0] is value and node.attributes.get_int("axis", 0) in (1, -3):
             picks = query.constant(node.inputs[1])
             if picks is None or picks.ndim != 1:
                 break
-            found = _Normalized(channels, found.order[picks], found.scale[picks], found.shift[picks])
+            norm = _Normalized(channels, norm.order[picks], norm.scale[picks], norm.shift[picks])
         else:
             break
         nodes.append(node)
-    return nodes, found
+    return nodes, norm

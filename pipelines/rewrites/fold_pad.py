@@ -23,7 +23,7 @@ class FoldPad(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """Folds every Pad that its reader can apply itself."""
-        return sum(self._fold(each) for each in list(model.graph) if query.is_op(each, "Pad"))
+        return sum(self._fold(node) for node in list(model.graph) if query.is_op(node, "Pad"))
 
     def _fold(self, pad: ir.Node) -> int:
         x, reader = pad.inputs[0], next(iter(pad.outputs[0].consumers()), None)
@@ -70,7 +70,7 @@ class FoldPad(Rewrite):
         if reader.op_type != "Conv" and any(a + b >= k for a, b, k in both):
             return f"{reader.op_type} {query.label(reader)} would have windows of padding alone"
         if reader.op_type == "MaxPool":
-            if any(each != 1 for each in reader.attributes.get_ints("dilations", ())) or len(reader.outputs) > 1:
+            if any(rate != 1 for rate in reader.attributes.get_ints("dilations", ())) or len(reader.outputs) > 1:
                 return f"MaxPool {query.label(reader)} has dilations or returns indices"
             if any(own):
                 return f"MaxPool {query.label(reader)} pads with its own value already"
@@ -90,15 +90,15 @@ class FoldPad(Rewrite):
 
 def _pads(pad: ir.Node, rank: int | None) -> list[int] | None:
     """Returns begin and end of every axis if they are constant."""
-    given = query.integers(pad, "pads", 1)
-    if rank is None or rank < 3 or given is None:
+    sizes = query.integers(pad, "pads", 1)
+    if rank is None or rank < 3 or sizes is None:
         return None
     axes = query.integers(pad, "axes", 3) if len(pad.inputs) > 3 and pad.inputs[3] is not None else list(range(rank))
     if axes is None:
         return None
     pads = [0] * (2 * rank)
     for index, axis in enumerate(axes):
-        pads[axis % rank], pads[rank + axis % rank] = given[index], given[len(axes) + index]
+        pads[axis % rank], pads[rank + axis % rank] = sizes[index], sizes[len(axes) + index]
     return pads
 
 

@@ -29,13 +29,13 @@ class FoldScale(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """Folds every Mul and Div of a product by a scalar."""
-        return sum(self._fold(model.graph, each) for each in list(model.graph) if query.is_op(each, "Mul", "Div"))
+        return sum(self._fold(model.graph, node) for node in list(model.graph) if query.is_op(node, "Mul", "Div"))
 
     def _fold(self, main: ir.Graph, scale: ir.Node) -> int:
         product, *others = (
             scale.inputs
             if scale.op_type == "Div"
-            else sorted(scale.inputs, key=lambda each: query.constant(each) is not None)
+            else sorted(scale.inputs, key=lambda operand: query.constant(operand) is not None)
         )
         factor = query.scalar(others[0])
         if factor is None or not factor or product is None or query.rank(others[0]):
@@ -43,12 +43,12 @@ class FoldScale(Rewrite):
         source = self._scaled(product, scale)
         if source is None:
             return 0
-        found = _layer(source)
-        if found is None:
+        parameters = _layer(source)
+        if parameters is None:
             self.refuse(scale, "its input is not the result of a linear layer with one reader")
             return 0
         times = np.float64(factor if scale.op_type == "Mul" else 1 / factor)
-        for node, index in found:
+        for node, index in parameters:
             value = node.inputs[index]
             array = query.constant(value)
             assert value is not None and array is not None
@@ -71,17 +71,17 @@ class FoldScale(Rewrite):
 
 def _layer(value: ir.Value | None) -> list[tuple[ir.Node, int]] | None:
     """Returns the layer (node, input) in whose weights and bias `value` is linear, or None."""
-    found: list[tuple[ir.Node, int]] = []
+    parameters: list[tuple[ir.Node, int]] = []
     while value is not None and (node := value.producer()) is not None and query.sole_user(value) is not None:
-        constants = [index for index, each in enumerate(node.inputs) if query.constant(each) is not None]
+        constants = [index for index, operand in enumerate(node.inputs) if query.constant(operand) is not None]
         if query.is_op(node, *MOVES):
             value = node.inputs[0]
-        elif query.is_op(node, "Add") and len(constants) == 1 and not found:
-            found, value = [(node, constants[0])], node.inputs[1 - constants[0]]
+        elif query.is_op(node, "Add") and len(constants) == 1 and not parameters:
+            parameters, value = [(node, constants[0])], node.inputs[1 - constants[0]]
         elif query.is_op(node, "MatMul") and constants == [1]:
-            return [*found, (node, 1)]
+            return [*parameters, (node, 1)]
         elif query.is_op(node, "Gemm") and constants == list(range(1, len(node.inputs))):
-            return [*found, *((node, index) for index in constants)]
+            return [*parameters, *((node, index) for index in constants)]
         else:
             return None
     return None

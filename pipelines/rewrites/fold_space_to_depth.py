@@ -27,10 +27,10 @@ class FoldSpaceToDepth(Rewrite):
 
     def _fold(self, conv: ir.Node) -> int:
         blocks = conv.inputs[0].producer() if conv.inputs[0] is not None else None
-        found = None if blocks is None else _blocks(blocks)
-        if blocks is None or found is None:
+        layout = None if blocks is None else _blocks(blocks)
+        if blocks is None or layout is None:
             return 0
-        x, size, phases = found
+        x, size, phases = layout
         weight = query.constant(conv.inputs[1])
         if weight is None or weight.ndim != 4 or weight.shape[1] % len(phases):
             self.refuse(conv, "its weights are not constant")
@@ -46,8 +46,8 @@ class FoldSpaceToDepth(Rewrite):
         outputs, inputs, height, width = weight.shape
         channels, (rows, columns) = inputs // len(phases), size
         larger = np.zeros((outputs, channels, height * rows, width * columns), weight.dtype)
-        for at, (row, column) in enumerate(phases):
-            larger[:, :, row::rows, column::columns] += weight[:, at * channels : (at + 1) * channels]
+        for group, (row, column) in enumerate(phases):
+            larger[:, :, row::rows, column::columns] += weight[:, group * channels : (group + 1) * channels]
         pads = conv.attributes.get_ints("pads", [0, 0, 0, 0])
         attributes = {
             "kernel_shape": list(larger.shape[2:]),
@@ -68,11 +68,11 @@ def _blocks(node: ir.Node) -> tuple[ir.Value, Phase, list[Phase]] | None:
     if not query.is_op(node, "Concat") or node.attributes.get_int("axis", 0) != 1:
         return None
     parts = [None if value is None else _phase(value) for value in node.inputs]
-    known = [part for part in parts if part is not None]
-    if len(known) != len(parts) or len({(x, size) for x, size, _ in known}) != 1:
+    matched = [part for part in parts if part is not None]
+    if len(matched) != len(parts) or len({(x, size) for x, size, _ in matched}) != 1:
         return None
-    x, size, _ = known[0]
-    phases = [phase for _, _, phase in known]
+    x, size, _ = matched[0]
+    phases = [phase for _, _, phase in matched]
     for axis, step in enumerate(size):  # of both ends of a block, so that blocks are whole
         if not {0, step - 1} <= {phase[axis] for phase in phases}:
             return None
@@ -84,11 +84,11 @@ def _phase(value: ir.Value) -> tuple[ir.Value, Phase, Phase] | None:
     steps, starts = [1, 1], [0, 0]
     while query.is_op(node := value.producer(), "Slice"):
         assert node is not None
-        bounds = [query.integers(node, key, at) for at, key in enumerate(("starts", "ends", "axes", "steps"), 1)]
-        if any(each is None for each in bounds) or node.inputs[0] is None:
+        bounds = [query.integers(node, key, index) for index, key in enumerate(("starts", "ends", "axes", "steps"), 1)]
+        if any(numbers is None for numbers in bounds) or node.inputs[0] is None:
             return None
         sizes = query.dimensions(node.inputs[0]) or []
-        for start, end, axis, step in zip(*(each or [] for each in bounds), strict=True):
+        for start, end, axis, step in zip(*(numbers or [] for numbers in bounds), strict=True):
             most = sizes[axis] if 0 <= axis < len(sizes) else None
             whole = end >= END or (most is not None and end >= most)
             if axis not in (2, 3) or not whole or not 0 <= start < step or steps[axis - 2] != 1:

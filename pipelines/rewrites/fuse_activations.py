@@ -30,20 +30,20 @@ class FuseActivations(Rewrite):
     def rewrite(self, model: ir.Model) -> int:
         """Fuses every float32 activation of the main graph."""
         opset = model.opset_imports.get("", io.OPSET)
-        nodes = [each for each in model.graph if each.outputs and query.is_float(each.outputs[0])]
-        fused = sum(self._clamp(each) or self._leaky(each) or self._hard_sigmoid(each) for each in nodes)
+        nodes = [node for node in model.graph if node.outputs and query.is_float(node.outputs[0])]
+        fused = sum(self._clamp(node) or self._leaky(node) or self._hard_sigmoid(node) for node in nodes)
         if opset < HARD_SWISH - 1:
             return fused
-        swishes = sum(self._hard_swish(each) for each in list(model.graph) if each.outputs)
+        swishes = sum(self._hard_swish(node) for node in list(model.graph) if node.outputs)
         if swishes and opset < HARD_SWISH:
             model.opset_imports[""] = HARD_SWISH
         return fused + swishes
 
     def _clamp(self, node: ir.Node) -> int:
-        found = _clamp(node)
-        if found is None:
+        clamp = _clamp(node)
+        if clamp is None:
             return 0
-        x, low, high = found
+        x, low, high = clamp
         nodes = [node]
         before = x.producer()
         inner = _clamp(before) if before is not None else None
@@ -52,7 +52,7 @@ class FuseActivations(Rewrite):
                 self.refuse(node, f"{before.op_type} {query.label(before)} before it has another reader")
             else:
                 x, nodes = inner[0], [before, node]
-                low, high = (min(max(each, low), high) for each in inner[1:])
+                low, high = (min(max(bound, low), high) for bound in inner[1:])
         op_type = "Relu" if low == 0 and high == math.inf else "Clip"
         if len(nodes) == 1 and node.op_type == op_type:
             return 0
@@ -78,7 +78,7 @@ class FuseActivations(Rewrite):
             product = scaled.producer() if scaled is not None else None
             if x is None or product is None or not query.is_op(product, "Mul") or x not in product.inputs:
                 continue
-            slope = query.scalar(next((each for each in product.inputs if each is not x), None))
+            slope = query.scalar(next((value for value in product.inputs if value is not x), None))
             if (
                 slope is None
                 or not 0 < slope < 1
@@ -99,7 +99,7 @@ class FuseActivations(Rewrite):
         inner, between = value.producer(), None
         if inner is not None and query.is_op(inner, "Mul"):  # x * clip / 6 = x * (clip / 6)
             between = inner
-            value = next((each for each in inner.inputs if each is not None and _six(each) is not None), value)
+            value = next((factor for factor in inner.inputs if factor is not None and _six(factor) is not None), value)
         clip = _six(value)
         if (
             clip is None
@@ -110,15 +110,15 @@ class FuseActivations(Rewrite):
         add = clip.inputs[0].producer() if clip.inputs[0] is not None else None
         if add is None or not query.is_op(add, "Add") or query.sole_user(add.outputs[0]) is not clip:
             return 0
-        x = next((each for each in add.inputs if query.scalar(each) is None), None)
-        three = next((query.scalar(each) for each in add.inputs if query.scalar(each) is not None), None)
+        x = next((value for value in add.inputs if query.scalar(value) is None), None)
+        three = next((query.scalar(value) for value in add.inputs if query.scalar(value) is not None), None)
         if x is None or three != 3 or not _same_shape(x, value):
             return 0
         sigmoid = ir.node("HardSigmoid", [x], {"alpha": 1 / 6, "beta": 0.5}, name=f"{node.outputs[0].name}.gate")
         if between is None:
             edit.substitute([add, clip, node], sigmoid)
             return 1
-        other = next((each for each in between.inputs if each is not value), None)
+        other = next((factor for factor in between.inputs if factor is not value), None)
         main = node.graph
         assert isinstance(main, ir.Graph) and other is not None
         gate = sigmoid.outputs[0]
@@ -167,8 +167,8 @@ def _clamp(node: ir.Node | None) -> tuple[ir.Value, float, float] | None:
             return None
         low, high = -math.inf if low is None else low, math.inf if high is None else high
     elif query.is_op(node, "Max", "Min") and len(node.inputs) == 2:
-        x = next((each for each in node.inputs if query.constant(each) is None), None)
-        other = next((each for each in node.inputs if each is not x), None)
+        x = next((value for value in node.inputs if query.constant(value) is None), None)
+        other = next((value for value in node.inputs if value is not x), None)
         bound = query.scalar(other)
         if x is None or bound is None or not _same_shape(x, node.outputs[0]):
             return None
@@ -182,8 +182,8 @@ def _clamp(node: ir.Node | None) -> tuple[ir.Value, float, float] | None:
 def _six(value: ir.Value) -> ir.Node | None:
     """Returns the Clip(.., 0, 6) that computes `value`."""
     node = value.producer()
-    found = _clamp(node)
-    return node if found is not None and found[1:] == (0.0, 6.0) else None
+    clamp = _clamp(node)
+    return node if clamp is not None and clamp[1:] == (0.0, 6.0) else None
 
 
 def _times(node: ir.Node) -> tuple[ir.Value, float] | None:

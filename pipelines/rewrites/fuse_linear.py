@@ -19,7 +19,7 @@ class FuseLinear(Rewrite):
     def rewrite(self, model: ir.Model) -> int:
         """Fuses every MatMul that an Add of a constant row follows."""
         count = 0
-        for matmul in [each for each in model.graph if each.op_type == "MatMul"]:
+        for matmul in [node for node in model.graph if node.op_type == "MatMul"]:
             x, weight = matmul.inputs
             w = query.constant(weight)
             if w is None or w.ndim != 2 or w.dtype.kind != "f":  # a Gemm of integers has no kernel

@@ -34,17 +34,17 @@ class HoistTransposes(Rewrite):
         assert x is not None
         made = [ir.node("Transpose", [x], {"perm": order}, name=node.name)]
         inverse = [order.index(axis) for axis in range(len(order))]
-        for each, at in chain:
-            inner = moved(each, inverse, main)
-            inner.replace_input_with(at, made[-1].outputs[0])
+        for operator, index in chain:
+            inner = moved(operator, inverse, main)
+            inner.replace_input_with(index, made[-1].outputs[0])
             made.append(inner)
         taken = query.used_names(main)
-        for value, new in zip([x, *(each.outputs[0] for each, _ in chain)], made, strict=True):
+        for value, new in zip([x, *(link.outputs[0] for link, _ in chain)], made, strict=True):
             new.outputs[0].name = edit.unique(f"{value.name}.transposed", taken)
             new.outputs[0].type = value.type
             if value.shape is not None:
                 new.outputs[0].shape = ir.Shape([value.shape[axis] for axis in order])
-        old = [node, *(each for each, _ in reversed(chain))]
+        old = [node, *(link for link, _ in reversed(chain))]
         ir.convenience.replace_nodes_and_values(main, node, old, made, node.outputs, made[-1].outputs)
         return 1
 
@@ -54,28 +54,28 @@ def _chain(value: ir.Value | None) -> list[tuple[ir.Node, int]] | None:
     chain: list[tuple[ir.Node, int]] = []
     while value is not None and not value.is_graph_input():
         node = value.producer()
-        at = None if node is None or query.sole_user(value) is None else _data(node)
-        if node is None or at is None:
+        index = None if node is None or query.sole_user(value) is None else _data(node)
+        if node is None or index is None:
             return None
-        chain.append((node, at))
-        value = node.inputs[at]
+        chain.append((node, index))
+        value = node.inputs[index]
     return None if value is None or value.is_initializer() else chain
 
 
 def _data(node: ir.Node) -> int | None:
     """The input of an operator that is not constant; None for an operator that no Transpose passes."""
-    places = [at for at, value in enumerate(node.inputs) if value is not None and query.constant(value) is None]
+    places = [i for i, value in enumerate(node.inputs) if value is not None and query.constant(value) is None]
     if len(places) != 1 or not query.is_op(node, *UNARY, *BINARY, "Pad") or len(node.outputs) != 1:
         return None
-    (at,) = places
-    x = node.inputs[at]
+    (index,) = places
+    x = node.inputs[index]
     if query.is_op(node, *BINARY):
         rank = query.rank(x)
-        fits = rank is not None and all((query.rank(each) or 0) <= rank for each in node.inputs)
-        return at if fits else None
+        fits = rank is not None and all((query.rank(value) or 0) <= rank for value in node.inputs)
+        return index if fits else None
     further = len(node.inputs) > 3 and node.inputs[3] is not None  # axes of a Pad
-    known = node.op_type != "Pad" or (query.integers(node, "pads", 1) is not None and not further)
-    return at if at == 0 and known else None
+    static = node.op_type != "Pad" or (query.integers(node, "pads", 1) is not None and not further)
+    return index if index == 0 and static else None
 
 
 def _moved_ones(node: ir.Node) -> list[int] | None:

@@ -40,7 +40,7 @@ class MergeSiblings(Rewrite):
         for node in model.graph:
             if (branch := _Branch.of(node)) is not None:
                 groups.setdefault((node.inputs[0], *branch.kind), []).append(branch)
-        return sum(self._merge(model.graph, each) for each in groups.values() if len(each) > 1)
+        return sum(self._merge(model.graph, branches) for branches in groups.values() if len(branches) > 1)
 
     def _merge(self, main: ir.Graph, branches: list[_Branch]) -> int:
         count = 0
@@ -48,9 +48,9 @@ class MergeSiblings(Rewrite):
             merged = _together(main, run)
             inputs = [*concat.inputs[:start], merged, *concat.inputs[start + len(run) :]]
             edit.substitute([concat], ir.node("Concat", inputs, concat.attributes, name=concat.name))
-            for each in run:
-                main.remove(list(each.nodes)[::-1], safe=True)
-                branches.remove(each)
+            for member in run:
+                main.remove(list(member.nodes)[::-1], safe=True)
+                branches.remove(member)
             count += 1
         if len(branches) < 2:
             return count
@@ -62,7 +62,7 @@ class MergeSiblings(Rewrite):
             )
             return count
         merged = _together(main, branches)
-        widths = edit.initializer(main, f"{merged.name}.widths", np.array([each.width for each in branches], np.int64))
+        widths = edit.initializer(main, f"{merged.name}.widths", np.array([b.width for b in branches], np.int64))
         split = ir.node(
             "Split",
             [merged, widths],
@@ -106,9 +106,9 @@ class _Branch:
         if not query.is_op(node, "Gemm", "MatMul", "Conv") or query.constant(node.inputs[0]) is not None:
             return None
         weight, nodes = query.constant(node.inputs[1]), [node]
-        given = node.inputs[2] if len(node.inputs) > 2 else None
-        bias = query.constant(given)
-        if weight is None or weight.dtype.kind != "f" or (given is not None and bias is None):
+        bias_value = node.inputs[2] if len(node.inputs) > 2 else None
+        bias = query.constant(bias_value)
+        if weight is None or weight.dtype.kind != "f" or (bias_value is not None and bias is None):
             return None
         axis = 0 if node.op_type == "Conv" or node.attributes.get_int("transB", 0) != 0 else 1
         if (
@@ -116,9 +116,9 @@ class _Branch:
             and (add := query.sole_user(node.outputs[0])) is not None
             and query.is_op(add, "Add")
         ):
-            found = next((array for each in add.inputs if (array := query.constant(each)) is not None), None)
-            if found is not None and found.ndim == 1:
-                bias, nodes = found, [node, add]
+            addend = next((array for value in add.inputs if (array := query.constant(value)) is not None), None)
+            if addend is not None and addend.ndim == 1:
+                bias, nodes = addend, [node, add]
         plain = node.op_type == "Conv" or (
             weight.ndim == 2
             and node.attributes.get_int("transA", 0) == 0
@@ -134,9 +134,9 @@ class _Branch:
         clamp: tuple[Hashable, ...] = ()
         following = query.sole_user(nodes[-1].outputs[0])
         if following is not None and query.is_op(following, "Relu", "Clip"):
-            bounds = [None if each is None else query.scalar(each) for each in following.inputs[1:]]
+            bounds = [None if value is None else query.scalar(value) for value in following.inputs[1:]]
             if None not in [
-                bound for each, bound in zip(following.inputs[1:], bounds, strict=True) if each is not None
+                bound for value, bound in zip(following.inputs[1:], bounds, strict=True) if value is not None
             ]:
                 nodes.append(following)
                 clamp = (following.op_type, *bounds)
@@ -154,10 +154,10 @@ class _Branch:
 
 def _joined(branches: list[_Branch]) -> list[tuple[ir.Node, int, list[_Branch]]]:
     """Returns (Concat, position, branches) of the longest run of adjacent inputs from `branches`, per Concat."""
-    found: list[tuple[ir.Node, int, list[_Branch]]] = []
-    by_result = {each.result: each for each in branches}
+    longest: list[tuple[ir.Node, int, list[_Branch]]] = []
+    by_result = {branch.result: branch for branch in branches}
     concats = dict.fromkeys(
-        reader for each in branches if query.is_op(reader := query.sole_user(each.result), "Concat")
+        reader for branch in branches if query.is_op(reader := query.sole_user(branch.result), "Concat")
     )
     for concat in concats:
         assert concat is not None
@@ -175,17 +175,17 @@ def _joined(branches: list[_Branch]) -> list[tuple[ir.Node, int, list[_Branch]]]
             elif run:
                 runs.append((concat, index - len(run), run))
                 run = []
-        found += [max(runs, key=lambda each: len(each[2]))] if runs else []  # one a round: positions change
-    return [each for each in found if len(each[2]) > 1]
+        longest += [max(runs, key=lambda entry: len(entry[2]))] if runs else []  # one a round: positions change
+    return [entry for entry in longest if len(entry[2]) > 1]
 
 
 def _together(main: ir.Graph, branches: list[_Branch]) -> ir.Value:
     """Inserts one layer that computes the results of all branches side by side."""
     first, taken = branches[0], query.used_names(main)
     layer, stem, dtype = first.nodes[0], f"{branches[0].result.name}.merged", branches[0].result.dtype
-    arrays = np.concatenate([each.weight for each in branches], axis=first.axis)
+    arrays = np.concatenate([branch.weight for branch in branches], axis=first.axis)
     inputs = [layer.inputs[0], edit.initializer(main, f"{stem}.weight", arrays, taken)]
-    biases = [each.bias for each in branches if each.bias is not None]
+    biases = [branch.bias for branch in branches if branch.bias is not None]
     bias = edit.initializer(main, f"{stem}.bias", np.concatenate(biases), taken) if biases else None
     if bias is not None and layer.op_type != "MatMul":
         inputs.append(bias)
@@ -198,11 +198,11 @@ def _together(main: ir.Graph, branches: list[_Branch]) -> ir.Value:
             ir.node(clamp.op_type, [made[-1].outputs[0], *clamp.inputs[1:]], name=edit.unique(f"{stem}.clamped", taken))
         )
     shape = first.result.shape
-    for each in made:
-        each.outputs[0].name, each.outputs[0].type = each.name, None if dtype is None else ir.TensorType(dtype)
+    for node in made:
+        node.outputs[0].name, node.outputs[0].type = node.name, None if dtype is None else ir.TensorType(dtype)
         if shape is not None:
             channel = 1 if layer.op_type == "Conv" else len(shape) - 1
             width = sum(branch.width for branch in branches)
-            each.outputs[0].shape = ir.Shape([width if index == channel else size for index, size in enumerate(shape)])
+            node.outputs[0].shape = ir.Shape([width if index == channel else size for index, size in enumerate(shape)])
     main.insert_before(layer, made)
     return made[-1].outputs[0]

@@ -43,7 +43,7 @@ class PushTransposes(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """Merges or pushes every Transpose of the main graph."""
-        count, pending = 0, [each for each in model.graph if query.is_op(each, "Transpose")]
+        count, pending = 0, [node for node in model.graph if query.is_op(node, "Transpose")]
         while pending:
             node = pending.pop(0)
             if node.graph is None:
@@ -70,7 +70,7 @@ class PushTransposes(Rewrite):
             _drop(before)
             if permutation(new) == sorted(perm):
                 edit.bypass(new, source)
-            return [each for each in (before, *source.consumers()) if permutation(each) is not None]
+            return [user for user in (before, *source.consumers()) if permutation(user) is not None]
         if perm == sorted(perm):
             edit.bypass(node, x)
             return []
@@ -80,7 +80,7 @@ class PushTransposes(Rewrite):
         """Swaps a Transpose with its reader if that pays; returns the next Transposes, None if nothing changed."""
         perm, reader = permutation(node), query.sole_user(node.outputs[0])
         if perm is None or reader is None:
-            if perm is not None and any(_after(each, perm) is not None for each in node.outputs[0].consumers()):
+            if perm is not None and any(_after(user, perm) is not None for user in node.outputs[0].consumers()):
                 self.refuse(node, "its result has several readers")
             return None
         after = _after(reader, perm)
@@ -90,8 +90,8 @@ class PushTransposes(Rewrite):
         assert isinstance(main, ir.Graph) and node.inputs[0] is not None
         transposes = [
             producer
-            for each in reader.inputs
-            if each is not None and (producer := each.producer()) is not None and permutation(producer)
+            for value in reader.inputs
+            if value is not None and (producer := value.producer()) is not None and permutation(producer)
         ]
         inner = moved(reader, perm, main)
         inner.outputs[0].type = result.type
@@ -101,9 +101,9 @@ class PushTransposes(Rewrite):
         last = ir.node("Transpose", [inner.outputs[0]], {"perm": after}, name=f"{result.name}.transposed")
         last.outputs[0].type, last.outputs[0].shape = result.type, result.shape
         ir.convenience.replace_nodes_and_values(main, reader, [reader], [inner, last], [result], last.outputs)
-        for each in transposes:
-            _drop(each)
-        return [last, *(each for each in last.outputs[0].consumers() if permutation(each) is not None)]
+        for transpose in transposes:
+            _drop(transpose)
+        return [last, *(user for user in last.outputs[0].consumers() if permutation(user) is not None)]
 
 
 def permutation(node: ir.Node | None) -> list[int] | None:
@@ -117,8 +117,8 @@ def permutation(node: ir.Node | None) -> list[int] | None:
     """
     if node is None or not query.is_op(node, "Transpose"):
         return None
-    given, rank = list(node.attributes.get_ints("perm", ())), query.rank(node.outputs[0]) or query.rank(node.inputs[0])
-    return given or (list(range(rank))[::-1] if rank else None)
+    perm, rank = list(node.attributes.get_ints("perm", ())), query.rank(node.outputs[0]) or query.rank(node.inputs[0])
+    return perm or (list(range(rank))[::-1] if rank else None)
 
 
 def _drop(node: ir.Node) -> None:
@@ -140,11 +140,11 @@ def _after(node: ir.Node, perm: list[int], coming: bool = False) -> list[int] | 
 
     coming: Whether Transposes count that will reach the node.
     """
-    values = [each for each in node.inputs if each is not None]
-    constants = [each for each in values if query.constant(each) is not None]
-    data = [each for each in values if each not in constants]
-    perms = [_coming(each) if coming else permutation(each.producer()) for each in data]
-    if not data or any(found != perm for found in perms) or len(node.outputs) != 1:
+    values = [value for value in node.inputs if value is not None]
+    constants = [value for value in values if query.constant(value) is not None]
+    data = [value for value in values if value not in constants]
+    perms = [_coming(value) if coming else permutation(value.producer()) for value in data]
+    if not data or any(other != perm for other in perms) or len(node.outputs) != 1:
         return None
     if query.is_op(node, *UNARY, "Pad", *REDUCE):
         if len(data) > 1 or data[0] is not node.inputs[0]:
@@ -154,7 +154,7 @@ def _after(node: ir.Node, perm: list[int], coming: bool = False) -> list[int] | 
         ):
             return None
     elif query.is_op(node, *BINARY):
-        if any((query.rank(each) or 0) > len(perm) for each in constants):
+        if any((query.rank(value) or 0) > len(perm) for value in constants):
             return None
     elif not query.is_op(node, "Concat") or constants:
         return None
@@ -175,15 +175,15 @@ def _pays(node: ir.Node, perm: list[int], depth: int = DEPTH) -> bool:
     after, result = _after(node, perm, coming=depth < DEPTH), node.outputs[0]
     if after is None or depth == 0:
         return False
-    if sum(_coming(each) is not None for each in set(node.inputs)) > 1 or after == sorted(after):
+    if sum(_coming(value) is not None for value in set(node.inputs)) > 1 or after == sorted(after):
         return True
     readers = result.consumers()
-    if any(permutation(each) is not None for each in readers):
+    if any(permutation(reader) is not None for reader in readers):
         return True
     return (
         bool(readers)
         and not result.is_graph_output()
-        and all(_pays_through(each, result, after, depth - 1) for each in readers)
+        and all(_pays_through(reader, result, after, depth - 1) for reader in readers)
     )
 
 
@@ -191,7 +191,7 @@ def _pays_through(node: ir.Node, x: ir.Value, perm: list[int], depth: int) -> bo
     """Returns `_pays` of a node with a transposed input `x`."""
     probe = ir.node("Transpose", [ir.Value(name="probe", shape=ir.Shape([None] * len(perm)))], {"perm": perm})
     probe.outputs[0].shape, probe.outputs[0].type = x.shape, x.type
-    index = next((position for position, each in enumerate(node.inputs) if each is x), None)
+    index = next((position for position, value in enumerate(node.inputs) if value is x), None)
     if index is None:  # a subgraph reads it
         return False
     node.replace_input_with(index, probe.outputs[0])

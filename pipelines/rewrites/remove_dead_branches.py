@@ -18,7 +18,7 @@ class RemoveDeadBranches(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """Inlines or removes every such operator of the main graph."""
-        return sum(self._remove(each) for each in list(model.graph))
+        return sum(self._remove(node) for node in list(model.graph))
 
     def _remove(self, node: ir.Node) -> int:
         if query.is_op(node, "If"):
@@ -34,7 +34,7 @@ class RemoveDeadBranches(Rewrite):
             return 1
         if query.is_op(node, "Dropout") and x is not None:
             training = query.constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else False
-            if training is None or training or any(each.uses() or each.is_graph_output() for each in node.outputs[1:]):
+            if training is None or training or any(mask.uses() or mask.is_graph_output() for mask in node.outputs[1:]):
                 self.refuse(
                     node, "it is in training mode, or may be" if training is None or training else "its mask is read"
                 )
@@ -62,9 +62,9 @@ class RemoveDeadBranches(Rewrite):
             del branch.initializers[name]
             value.name = edit.unique(name, taken)
             main.register_initializer(value)
-        for each in inner:
-            each.name = edit.unique(str(each.name or each.outputs[0].name), taken)
-            for value in each.outputs:
+        for operator in inner:
+            operator.name = edit.unique(str(operator.name or operator.outputs[0].name), taken)
+            for value in operator.outputs:
                 if value.name:
                     value.name = edit.unique(value.name, taken)
         main.insert_before(node, inner)

@@ -24,7 +24,7 @@ class ReshapeChains(Rewrite):
 
     def rewrite(self, model: ir.Model) -> int:
         """Shortens the chain before every Reshape, Flatten, Squeeze and Unsqueeze."""
-        return sum(self._shorten(each) for each in list(model.graph) if query.is_op(each, *RESHAPES))
+        return sum(self._shorten(node) for node in list(model.graph) if query.is_op(node, *RESHAPES))
 
     def _shorten(self, node: ir.Node) -> int:
         x, result = node.inputs[0], node.outputs[0]
@@ -59,43 +59,41 @@ class ReshapeChains(Rewrite):
 def _result(node: ir.Node) -> list[int | str | None] | None:
     """Returns the output shape of `node`, as `query.symbolic_shape`; None if a size may be 0 or the rank is unknown."""
     source, inferred = query.symbolic_shape(node.inputs[0]), query.symbolic_shape(node.outputs[0])
-    found = inferred
-    given = (
+    dims = inferred
+    target = (
         query.shape_elements(node.inputs[1])
         if node.op_type == "Reshape" and not node.attributes.get_int("allowzero", 0)
         else None
     )
-    if given is not None:
+    if target is not None:
         copied = [
-            source[i] if each == 0 and source is not None and i < len(source) else each for i, each in enumerate(given)
+            source[i] if dim == 0 and source is not None and i < len(source) else dim for i, dim in enumerate(target)
         ]
-        found = [None if each in (-1, 0) else each for each in copied]
-    if found is None or any(isinstance(each, int) and each <= 0 for each in found):
+        dims = [None if dim in (-1, 0) else dim for dim in copied]
+    if dims is None or any(isinstance(dim, int) and dim <= 0 for dim in dims):
         return None
-    if source is not None and found.count(None) == 1 and None not in source:
+    if source is not None and dims.count(None) == 1 and None not in source:
         # both have the same product, so the missing size is that of the source after all others are cancelled
-        (names, size), (others, other) = map(_factors, (source, found))
+        (names, size), (others, other) = map(_factors, (source, dims))
         if names == others:
-            found[found.index(None)] = size // other
+            dims[dims.index(None)] = size // other
         elif size == other and len(left := list((names - others).elements())) == 1 and not others - names:
-            found[found.index(None)] = left[0]
-    if inferred is not None and len(inferred) == len(found):
-        found = [a or b for a, b in zip(found, inferred, strict=True)]
-    return found
+            dims[dims.index(None)] = left[0]
+    if inferred is not None and len(inferred) == len(dims):
+        dims = [a or b for a, b in zip(dims, inferred, strict=True)]
+    return dims
 
 
 def _factors(dims: list[int | str | None]) -> tuple[Counter[str], int]:
     """Returns the count of every name, and the product of the numbers."""
-    return Counter(each for each in dims if isinstance(each, str)), math.prod(
-        each for each in dims if isinstance(each, int)
-    )
+    return Counter(dim for dim in dims if isinstance(dim, str)), math.prod(dim for dim in dims if isinstance(dim, int))
 
 
 def _written(dims: list[int | str | None], source: list[int | str | None]) -> list[int] | None:
     """Returns `dims` as the shape input of a Reshape of an input of dimensions `source`."""
-    if sum(not isinstance(each, int) for each in dims) > 1:
-        kept = [0 if isinstance(each, str) and source[i : i + 1] == [each] else each for i, each in enumerate(dims)]
+    if sum(not isinstance(dim, int) for dim in dims) > 1:
+        kept = [0 if isinstance(dim, str) and source[i : i + 1] == [dim] else dim for i, dim in enumerate(dims)]
     else:
         kept = dims
-    target = [each if isinstance(each, int) else -1 for each in kept]
+    target = [dim if isinstance(dim, int) else -1 for dim in kept]
     return target if target.count(-1) < 2 else None

@@ -19,7 +19,7 @@ class SimplifyConcat(Rewrite):
     def rewrite(self, model: ir.Model) -> int:
         """Simplifies every Concat and Split of the main graph."""
         return sum(
-            self._concat(each) if query.is_op(each, "Concat") else self._split(each) for each in list(model.graph)
+            self._concat(node) if query.is_op(node, "Concat") else self._split(node) for node in list(model.graph)
         )
 
     def _concat(self, node: ir.Node) -> int:
@@ -66,10 +66,10 @@ class SimplifyConcat(Rewrite):
         ):
             return 0
         axis = _axis(concat, joined)
-        shapes = [query.dimensions(each) for each in (*concat.inputs, *node.outputs)]
-        if axis is None or axis != _axis(node, joined, 0) or any(each is None or each[axis] is None for each in shapes):
+        shapes = [query.dimensions(value) for value in (*concat.inputs, *node.outputs)]
+        if axis is None or axis != _axis(node, joined, 0) or any(dims is None or dims[axis] is None for dims in shapes):
             return 0
-        widths = [each[axis] for each in shapes if each is not None]
+        widths = [dims[axis] for dims in shapes if dims is not None]
         if widths[: len(concat.inputs)] != widths[len(concat.inputs) :]:
             self.refuse(node, f"it cuts Concat {query.label(concat)} at other places than its seams")
             return 0

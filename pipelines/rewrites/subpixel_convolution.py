@@ -35,7 +35,7 @@ class SubpixelConvolution(Rewrite):
         return count + sum(self._sink(node) for node in list(model.graph) if query.is_op(node, "DepthToSpace"))
 
     def _replace(self, node: ir.Node) -> int:
-        weight, bias = (query.constant(node.inputs[at]) if at < len(node.inputs) else None for at in (1, 2))
+        weight, bias = (query.constant(node.inputs[index]) if index < len(node.inputs) else None for index in (1, 2))
         attributes, main = node.attributes, node.graph
         if weight is None or (len(node.inputs) > 2 and node.inputs[2] is not None and bias is None):
             self.refuse(node, "its weights are not constant")
@@ -80,8 +80,8 @@ class SubpixelConvolution(Rewrite):
                 "axes": [2, 3],
             }
             cut = [
-                edit.initializer(main, f"{name}.{key}", np.array(each, np.int64), self._taken)
-                for key, each in bounds.items()
+                edit.initializer(main, f"{name}.{key}", np.array(numbers, np.int64), self._taken)
+                for key, numbers in bounds.items()
             ]
             nodes.append(_made("Slice", [nodes[-1].outputs[0], *cut], f"{name}.cut", self._taken))
         nodes[-1].outputs[0].shape = node.outputs[0].shape
@@ -132,10 +132,10 @@ def _axis(size: int, stride: int, begin: int, end: int, added: int) -> tuple[NDA
         for index in range(-(-size // stride))
         if stride * index + (phase + begin) % stride < size
     ]
-    least, most = min(0, *(at for _, at, _ in taps)), max(0, *(at for _, at, _ in taps))
+    least, most = min(0, *(place for _, place, _ in taps)), max(0, *(place for _, place, _ in taps))
     chosen = np.zeros((stride, most - least + 1, size))
-    for phase, at, weight in taps:
-        chosen[phase, at - least, weight] = 1
+    for phase, pixel, weight in taps:
+        chosen[phase, pixel - least, weight] = 1
     grown = added + size - begin - end - stride  # pixels of the output beyond stride times those of the input
     windows = -(-grown // stride)
     return chosen, (-least, windows + most), windows * stride - grown

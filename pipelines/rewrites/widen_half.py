@@ -32,15 +32,15 @@ class WidenHalf(Rewrite):
         """Widens the whole graph: 1 if it holds float16 values and can be float32, else 0."""
         main = model.graph
         readers = [
-            each
-            for each in main
-            if not query.is_op(each, "Cast") and any(v is not None and v.dtype in HALVES for v in each.inputs)
+            node
+            for node in main
+            if not query.is_op(node, "Cast") and any(v is not None and v.dtype in HALVES for v in node.inputs)
         ]
         if not readers:
             return 0
         for node in main:
             halves = any(value is not None and value.dtype in HALVES for value in (*node.inputs, *node.outputs))
-            if any(each.type == ir.AttributeType.GRAPH for each in node.attributes.values()):
+            if any(attribute.type == ir.AttributeType.GRAPH for attribute in node.attributes.values()):
                 self.refuse(node, "it has subgraphs: the float16 graph stays float16")
             elif halves and (not query.is_op(node, node.op_type) or node.op_type in STUBBORN):
                 self.refuse(node, f"{node.op_type} may need float16: the graph stays float16")

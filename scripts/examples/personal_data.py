@@ -299,13 +299,13 @@ def joined(
 
 def read_templates() -> dict[str, list[str]]:
     """Returns the templates by language, those without personal data as "LANGUAGE negative"."""
-    found: dict[str, list[str]] = {}
+    templates: dict[str, list[str]] = {}
     for line in TEMPLATES.read_text().splitlines():
         if re.fullmatch(r"\[.*\]", line):
-            found[name := line[1:-1]] = []
+            templates[name := line[1:-1]] = []
         elif line and not line.startswith("#"):
-            found[name].append(line.replace("\\n", "\n"))
-    return found
+            templates[name].append(line.replace("\\n", "\n"))
+    return templates
 
 
 class Writer:
@@ -323,7 +323,7 @@ class Writer:
         faker.Faker.seed(seed)
         self.fakes = {name: faker.Faker(name) for names in locales.values() for name in names}
         self.templates = {
-            name: [each for i, each in enumerate(lines) if (i % HELD_OUT == HELD_OUT - 1) == held_out]
+            name: [line for i, line in enumerate(lines) if (i % HELD_OUT == HELD_OUT - 1) == held_out]
             for name, lines in read_templates().items()
         }
         self.words = {name: [word for line in lines[:5000] for word in line.split()] for name, lines in plain.items()}
@@ -396,13 +396,13 @@ def plain_sentences(path: Path, names: set[str]) -> list[str]:
         path: Texts, one a line.
         names: Names of people and places.
     """
-    found = set()
+    sentences = set()
     for line in path.read_text().splitlines():
         for sentence in re.split(r"(?<=[.!?]) ", line):
             odd = re.search(r"@|\d|Inc\.|Ltd|GmbH|[A-Z]\. [A-Z]|://|www\.", sentence)
             if 20 < len(sentence) < 200 and not odd and names.isdisjoint(re.findall(r"\w+", sentence)):
-                found.add(sentence)
-    shuffled = sorted(found)
+                sentences.add(sentence)
+    shuffled = sorted(sentences)
     random.Random(0).shuffle(shuffled)
     return shuffled
 
@@ -428,7 +428,7 @@ def main(output: Path, count: int, texts: list[tuple[str, Path]]) -> None:
     for language, path in texts:
         plain.setdefault(language, []).extend(plain_sentences(path, names))
     held = {language: sentences[::20] for language, sentences in plain.items()}
-    kept = {language: [each for i, each in enumerate(found) if i % 20] for language, found in plain.items()}
+    kept = {language: [line for i, line in enumerate(lines) if i % 20] for language, lines in plain.items()}
     writers = {
         "train": (count, Writer(LOCALES, False, kept, 1)),
         "test": (1500, Writer(LOCALES, True, held, 2)),
@@ -442,5 +442,5 @@ def main(output: Path, count: int, texts: list[tuple[str, Path]]) -> None:
 
 
 if __name__ == "__main__":
-    files = [each.split("=", 1) for each in sys.argv[3:]]
+    files = [argument.split("=", 1) for argument in sys.argv[3:]]
     main(Path(sys.argv[1]), int(sys.argv[2]), [(language, Path(name)) for language, name in files])

@@ -109,9 +109,9 @@ def main(output: Path, lists: Path = LISTS) -> None:
             if language == "en":
                 lines["sections.tsv"].append(f"{text}\t{section}\n")
     output.mkdir(parents=True, exist_ok=True)
-    for name, found in lines.items():
-        (output / name).write_text("".join(found))
-        print(f"{name}: {len(found):,} lines")
+    for name, examples in lines.items():
+        (output / name).write_text("".join(examples))
+        print(f"{name}: {len(examples):,} lines")
 
 
 if __name__ == "__main__":

@@ -100,4 +100,4 @@ if __name__ == "__main__":
     parser.add_argument("texts", type=Path, nargs="+")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=NUMBER", help=f"one of {', '.join(SIZES)}")
     given = parser.parse_args()
-    main(given.output, given.texts, {name: int(value) for name, value in (each.split("=") for each in given.set)})
+    main(given.output, given.texts, {name: int(value) for name, value in (setting.split("=") for setting in given.set)})

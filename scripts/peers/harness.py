@@ -36,14 +36,14 @@ Advance = Callable[[float], None]  # of a progress bar
 # ------------------------------------------------------------------------------------------------------------- options
 
 
-def require_known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+def require_known(kind: str, names: Iterable[str], allowed: Iterable[str]) -> None:
     """Raises RequestError that lists the names that are not known."""
-    known = list(known)
-    if unknown := [name for name in names if name not in known]:
-        raise RequestError(f"unknown {kind} {', '.join(unknown)}; choose among {', '.join(known)}")
+    allowed = list(allowed)
+    if unknown := [name for name in names if name not in allowed]:
+        raise RequestError(f"unknown {kind} {', '.join(unknown)}; choose among {', '.join(allowed)}")
 
 
-def split_names(kind: str, text: str, known: Iterable[str] | None = None) -> list[str]:
+def split_names(kind: str, text: str, allowed: Iterable[str] | None = None) -> list[str]:
     """Returns the comma-separated names of a text, without repetitions.
 
     Raises:
@@ -52,8 +52,8 @@ def split_names(kind: str, text: str, known: Iterable[str] | None = None) -> lis
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
         raise RequestError(f"found an empty list, expected at least one {kind}")
-    if known is not None:
-        require_known(kind, names, known)
+    if allowed is not None:
+        require_known(kind, names, allowed)
     return names
 
 
@@ -89,21 +89,21 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
         """See argparse."""
-        found = super().parse_args(*args, **kwargs)
+        parsed = super().parse_args(*args, **kwargs)
         for name, reader in self.readers.items():
-            setattr(found, name, reader(getattr(found, name)))
-        return found
+            setattr(parsed, name, reader(getattr(parsed, name)))
+        return parsed
 
     def _read(self, flag: str, default: str, text: str, reader: Callable[[str], Any]) -> None:
         optional: dict[str, Any] = {} if flag.startswith("-") else {"nargs": "?"}
         action = self.add_argument(flag, default=default, help=f"{text} (default {default})", **optional)
         self.readers[action.dest] = reader
 
-    def names(self, flag: str, kind: str, known: Iterable[str] | None, default: Iterable[str] | None = None) -> None:
-        """Adds an option of comma-separated names; None as `known` accepts all names."""
-        choices = list(known or default or ())
+    def names(self, flag: str, kind: str, allowed: Iterable[str] | None, default: Iterable[str] | None = None) -> None:
+        """Adds an option of comma-separated names; None as `allowed` accepts all names."""
+        choices = list(allowed or default or ())
         text = f"{kind}s, comma-separated, of {', '.join(choices)}".replace("%", "%%")
-        self._read(flag, ",".join(default or choices), text, lambda value: split_names(kind, value, known))
+        self._read(flag, ",".join(default or choices), text, lambda value: split_names(kind, value, allowed))
 
     def numbers(self, flag: str, default: str, text: str) -> None:
         """Adds an option of comma-separated whole numbers of 1 or more."""
@@ -196,11 +196,11 @@ def environment(*packages: str, rounds: int, **facts: Any) -> dict[str, Any]:
 
 def versions(*packages: str) -> dict[str, str]:
     """Returns the versions of the packages that are installed."""
-    found = {}
+    installed = {}
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
+            installed[package] = importlib.metadata.version(package)
+    return installed
 
 
 def median(values: Sequence[float], digits: int = 3) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def median(values: Sequence[float], digits: int = 3) -> dict[str, Any]:
 
 def medians(values: Mapping[str, Mapping[str, Sequence[float]]], digits: int = 3) -> dict[str, Any]:
     """Returns the `median` of every list in a mapping of mappings."""
-    return {key: {name: median(each, digits) for name, each in inner.items()} for key, inner in values.items()}
+    return {key: {name: median(numbers, digits) for name, numbers in inner.items()} for key, inner in values.items()}
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float], digits: int = 3) -> float:
@@ -270,9 +270,9 @@ def _cells(node: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 @contextlib.contextmanager
 def folder(path: str | None) -> Iterator[Path]:
     """The folder `path`, made where it is missing; without a path one that is deleted afterwards."""
-    with contextlib.nullcontext(path) if path else tempfile.TemporaryDirectory() as found:
-        Path(found).mkdir(parents=True, exist_ok=True)
-        yield Path(found)
+    with contextlib.nullcontext(path) if path else tempfile.TemporaryDirectory() as place:
+        Path(place).mkdir(parents=True, exist_ok=True)
+        yield Path(place)
 
 
 def development_data(name: str) -> Path:

@@ -157,13 +157,13 @@ def remove_limits(prefix: str) -> None:
 
 def session_members(session: int) -> list[int]:
     """Returns the live processes of a session."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             state, *fields = path.read_text().rpartition(") ")[2].split()
             if int(fields[2]) == session and state != "Z":
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 def cpu_seconds(session: int) -> float:

@@ -58,14 +58,14 @@ def quality() -> None:
         folder, held_out = Path(scratch) / "model", Path(scratch) / "held_out.tsv"
         held_out.write_bytes(b"".join(source.read_bytes().splitlines(keepends=True)[-HELD_OUT:]))
         zoo.train("wide-deep", str(source), folder, settings={"refit": "false", "held_out": str(HELD_OUT)})
-        found = evaluate(folder, held_out)
+        result = evaluate(folder, held_out)
         data = f"the last {HELD_OUT} rows of {source.name}, on which this run was stopped but not trained"
-        found |= {"model": MODEL, "data": data}
-        found["peers"] = {"onnxruntime quantize_static": stock_quantizer(folder, held_out)}
-    report("quality", found)
+        result |= {"model": MODEL, "data": data}
+        result["peers"] = {"onnxruntime quantize_static": stock_quantizer(folder, held_out)}
+    report("quality", result)
     note = "a run of the same recipe without these rows; the shipped weights were then trained on all rows"
     about = {"on": data, "by": note, "report": "reports/quality.json"}
-    card_metrics(MODEL, {**about, **found["metrics"], "difference": found["difference"]})
+    card_metrics(MODEL, {**about, **result["metrics"], "difference": result["difference"]})
 
 
 def stock_quantizer(folder: Path, held_out: Path) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def stock_quantizer(folder: Path, held_out: Path) -> dict[str, Any]:
     batch = opened.features.encode(rows)
     scores = [load(path, "onnxruntime").run(batch)["probability"].ravel() for path in (folder / "fp32.onnx", target)]
     assert rows.labels is not None
-    exact, metrics = (click_metrics(rows.labels, each) for each in scores)
+    exact, metrics = (click_metrics(rows.labels, values) for values in scores)
     difference = {key: metrics[key] - exact[key] for key in exact}
     return {
         "metrics": metrics,
@@ -91,9 +91,9 @@ def shop() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "log.csv"
         synthesize_log.write(log, 10_000, seed=1)
-        found = evaluate(name, log) | {"model": name, "data": about}
-        report("quality", found, name)
-        said = {"on": about, "report": "reports/quality.json", **found["metrics"], "difference": found["difference"]}
+        result = evaluate(name, log) | {"model": name, "data": about}
+        report("quality", result, name)
+        said = {"on": about, "report": "reports/quality.json", **result["metrics"], "difference": result["difference"]}
         card_metrics(name, said)
         options = ("--batch-size", "512,1", "--threads", 1, "--rounds", 15, "--data", log)
         speed = zoo_json("benchmark", name, *options)
@@ -126,7 +126,7 @@ def families() -> None:
             kept = {key: quality[key] for key in (*QUALITY, "labels", "next_items") if key in quality}
             timed = click_models.compare(folder, rounds=ROUNDS)
             models.append({**timed, "model": family, "quality": kept, "training_seconds": round(seconds, 1)})
-        found = {
+        figures = {
             "data": f"the last {len(lines) - cut:,} of {len(lines):,} rows of {source.parent.name}",
             "models": models,
             "deepctr": {
@@ -135,7 +135,7 @@ def families() -> None:
             },
             "environment": harness.environment(*click_models.PACKAGES, rounds=ROUNDS),
         }
-    written(peers_report("click-models"), found)
+    written(peers_report("click-models"), figures)
 
 
 DAYS, NEW_EACH_DAY, DAY_ROWS, JUDGED_ROWS = 4, (100, 75), 6000, 8000  # days; users and items new on each of them
@@ -154,7 +154,7 @@ def new_ids() -> None:
         judged = _day(work / "judged.csv", DAYS, JUDGED_ROWS, DAYS)
         table = pyarrow.csv.read_csv(judged)
         ids = [np.array([int(text[1:]) for text in table[name].to_pylist()]) for name in ("user_id", "item_id")]
-        new = np.any([each >= (DAYS - 1) * count for each, count in zip(ids, NEW_EACH_DAY, strict=True)], axis=0)
+        new = np.any([column >= (DAYS - 1) * count for column, count in zip(ids, NEW_EACH_DAY, strict=True)], axis=0)
         labels = table["clicked"].to_numpy().astype(np.float32)
         for family in ("deepfm", "dcn-v2"):
             auc: dict[str, list[float]] = {}
@@ -163,24 +163,24 @@ def new_ids() -> None:
                 folders = _daily_trainings(work / f"{family}-{seed}", family, days, {"seed": str(seed)})
                 for way, folder in folders.items():
                     rows = table.to_pylist()
-                    scores = np.array([each["probability"] for each in zoo.pipeline(folder, "fp32")(rows)])
+                    scores = np.array([result["probability"] for result in zoo.pipeline(folder, "fp32")(rows)])
                     auc.setdefault(way, []).append(click_metrics(labels, scores)["auc"])
                     auc_new.setdefault(way, []).append(click_metrics(labels[new], scores[new])["auc"])
             models.append({"model": family, "auc": auc, "auc_new": auc_new})
-    found = {"days": DAYS, "rows": DAY_ROWS, "users": NEW_EACH_DAY[0], "items": NEW_EACH_DAY[1], "models": models}
-    found |= {"judged": JUDGED_ROWS, "new": int(new.sum()), "environment": harness.environment("torch", rounds=SEEDS)}
-    written(peers_report("new-ids"), found)
+    figures = {"days": DAYS, "rows": DAY_ROWS, "users": NEW_EACH_DAY[0], "items": NEW_EACH_DAY[1], "models": models}
+    figures |= {"judged": JUDGED_ROWS, "new": int(new.sum()), "environment": harness.environment("torch", rounds=SEEDS)}
+    written(peers_report("new-ids"), figures)
 
 
 def _day(path: Path, days: int, count: int, seed: int) -> Path:
     """Writes a log of the users and items of so many days."""
-    users, items = (each * DAYS for each in NEW_EACH_DAY)
+    users, items = (added * DAYS for added in NEW_EACH_DAY)
     log = pa.concat_tables(synthesize_log.chunks(20 * count, seed, users, items))
-    known = [
-        pc.less(pc.utf8_slice_codeunits(log[name], 1).cast(pa.int64()), days * each)
-        for name, each in zip(("user_id", "item_id"), NEW_EACH_DAY, strict=True)
+    conditions = [
+        pc.less(pc.utf8_slice_codeunits(log[name], 1).cast(pa.int64()), days * added)
+        for name, added in zip(("user_id", "item_id"), NEW_EACH_DAY, strict=True)
     ]
-    log = log.filter(pc.and_(*known)).slice(0, count)
+    log = log.filter(pc.and_(*conditions)).slice(0, count)
     times = pc.add(log["timestamp"], seed * 10**6)  # a later day
     pyarrow.csv.write_csv(log.set_column(log.schema.get_field_index("timestamp"), "timestamp", times), path)
     return path
@@ -201,15 +201,15 @@ def _daily_trainings(work: Path, family: str, days: list[Path], settings: dict[s
 
 def speed() -> None:
     """Wide & Deep in batches of 512, 64 and 1 in all engines and precisions, in turn, one pinned thread."""
-    found = zoo_json("benchmark", MODEL, "--batch-size", "512,64,1", "--threads", 1, "--rounds", 21)
+    result = zoo_json("benchmark", MODEL, "--batch-size", "512,64,1", "--threads", 1, "--rounds", 21)
     opened: Any = zoo.pipeline(MODEL)
     batch = opened.preprocess(opened.example(512))
-    found["executed"] = {}
+    result["executed"] = {}
     for name in ENGINES:
         session = load(opened.folder.ensure(model_file("int8", name)), name)
-        found["executed"][name] = [f"{each.type} {each.precision}" for each in session.executed(batch)]
-    found["native"] = zoo.info(MODEL)["native"]
-    report(f"speed-{cpu_slug()}", found)
+        result["executed"][name] = [f"{operator.type} {operator.precision}" for operator in session.executed(batch)]
+    result["native"] = zoo.info(MODEL)["native"]
+    report(f"speed-{cpu_slug()}", result)
 
 
 def stream() -> None:
@@ -231,12 +231,12 @@ def training() -> None:
         recipe = ("--epochs", 1, "--batch-size", 4096, "--set", "refit=false")
         command = zoo_command("train", "wide-deep", "--data", source, "-o", folder, *recipe)
         _, measured = watched(command[3:], {"OMP_NUM_THREADS": "1"})  # not pinned
-        found = files.read_json(folder / "train.json")
+        record = files.read_json(folder / "train.json")
     environment = machine.environment(threads=1)
-    environment["versions"] |= found["versions"]
-    kept = {key: found[key] for key in ("rows", "metrics", "seed")}
-    kept |= {"trained_rows": found["epochs"] * found["rows"]["train"], "seconds": {"train": found["seconds"]}}
-    config = {key: found["config"][key] for key in ("hidden", "buckets", "embedding_size", "batch_size")}
+    environment["versions"] |= record["versions"]
+    kept = {key: record[key] for key in ("rows", "metrics", "seed")}
+    kept |= {"trained_rows": record["epochs"] * record["rows"]["train"], "seconds": {"train": record["seconds"]}}
+    config = {key: record["config"][key] for key in ("hidden", "buckets", "embedding_size", "batch_size")}
     measured |= {"load_average": os.getloadavg(), "memory": "VmHWM of the process, looked at 20 times a second"}
     about = {"data": f"scripts/synthesize_criteo.py -n {count} --seed 1", "environment": environment}
     report(f"training-{cpu_slug()}", {"model": MODEL, **kept, **config, **measured, **about})
@@ -244,8 +244,8 @@ def training() -> None:
 
 def instances() -> None:
     """Two pinned processes at once, one thread each, int8 in every engine: throughput together, memory (PSS)."""
-    found = zoo_json("benchmark", MODEL, "--precision", "int8", "--instances", 2, pinned=False)
-    report(f"instances-{cpu_slug()}", found)
+    result = zoo_json("benchmark", MODEL, "--precision", "int8", "--instances", 2, pinned=False)
+    report(f"instances-{cpu_slug()}", result)
 
 
 def peers() -> None:

@@ -56,9 +56,9 @@ def card_metrics(model: str, metrics: Mapping[str, Any]) -> None:
 
 def evaluate(model: str | Path, data: str | Path, *keys: str) -> dict[str, Any]:
     """Runs `zoo evaluate` in onnxruntime, with "native": {"metrics", "difference", *keys} of int8 in native code."""
-    found, native = (zoo.evaluate(model, str(data), engine=engine) for engine in ("onnxruntime", "native"))
-    found["native"] = {"metrics": native["metrics"]["int8"], **{key: native[key] for key in ("difference", *keys)}}
-    return found
+    result, native = (zoo.evaluate(model, str(data), engine=engine) for engine in ("onnxruntime", "native"))
+    result["native"] = {"metrics": native["metrics"]["int8"], **{key: native[key] for key in ("difference", *keys)}}
+    return result
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
@@ -84,11 +84,11 @@ def watched(command: list[str], environment: dict[str, str] | None = None) -> tu
     Raises:
         ZooError: It fails.
     """
-    found = processes.run(command, environment=environment)
-    return found.output, {
-        "process_seconds": round(found.seconds, 2),
-        "processor_seconds": round(found.processor_seconds, 2),
-        "peak_memory_mb": round(found.peak_mb, 1),
+    finished = processes.run(command, environment=environment)
+    return finished.output, {
+        "process_seconds": round(finished.seconds, 2),
+        "processor_seconds": round(finished.processor_seconds, 2),
+        "peak_memory_mb": round(finished.peak_mb, 1),
     }
 
 

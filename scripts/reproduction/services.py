@@ -36,12 +36,12 @@ def texts() -> None:
     if not CLONE.is_dir():
         raise RequestError(f"found no {CLONE}; set ZOO_SHARED to the folder with a clone of {ENCODER} under weights/")
     with tempfile.TemporaryDirectory() as scratch:
-        found: dict[str, None] = {}  # each once, in order
+        unique: dict[str, None] = {}  # each once, in order
         for path in sorted(source.glob("*.csv")):
             with path.open(encoding="utf-8", newline="") as file:
-                found.update({" ".join(text.split()): None for row in csv.reader(file) for text in row[:2]})
+                unique.update({" ".join(text.split()): None for row in csv.reader(file) for text in row[:2]})
         lines = Path(scratch) / "texts.txt"
-        lines.write_text("\n".join(found) + "\n", encoding="utf-8")
+        lines.write_text("\n".join(unique) + "\n", encoding="utf-8")
         ways = "zoo,zoo-two-threads,sentence-transformers,st-onnx-int8,st-openvino-int8"
         ways += ",onnxruntime-dynamic,onnxruntime-static,openvino-nncf,fastembed"
         measure_together("texts", CLONE, lines, "--ways", ways, more={"ZOO_MIRROR": str(CLONE)})

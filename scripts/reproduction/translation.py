@@ -82,13 +82,13 @@ def threads() -> None:
     for name in translators():
         opened = {count: zoo.pipeline(name, engine="native", threads=count) for count in (1, 2)}
         results, rates = in_turn(opened, texts, time.perf_counter)
-        found = {
+        speed = {
             "data": f"Multi30k test_2016_flickr ({len(texts):,} sentences), beam {opened[1].beam}",
-            "sentences_per_second": {str(count): median(each, 1) for count, each in rates.items()},
+            "sentences_per_second": {str(count): median(speeds, 1) for count, speeds in rates.items()},
             "times_as_fast": round(float(np.median(rates[2]) / np.median(rates[1])), 3),
             "same_translations": results[1] == results[2],
         }
-        report(f"threads-{cpu_slug()}", {**found, "environment": machine.environment(threads=2, rounds=ROUNDS)}, name)
+        report(f"threads-{cpu_slug()}", {**speed, "environment": machine.environment(threads=2, rounds=ROUNDS)}, name)
 
 
 def students() -> None:
@@ -97,24 +97,24 @@ def students() -> None:
     Multi30k's test set, from text to text.
     """
     source, target = test_set()
-    texts, references = (lines_of(each) for each in (source, target))
+    texts, references = (lines_of(path) for path in (source, target))
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     for name in translators():
         if not (teacher := teacher_of(name)):
             continue
-        opened: dict[str, Any] = {each: zoo.pipeline(each, engine="native") for each in (teacher, name)}
+        opened: dict[str, Any] = {model: zoo.pipeline(model, engine="native") for model in (teacher, name)}
         results, rates = in_turn(opened, texts, time.process_time)
-        said = {model: [each["translation"] for each in results[model]] for model in opened}
-        found = {
+        said = {model: [row["translation"] for row in results[model]] for model in opened}
+        speed = {
             "teacher": teacher,
             "data": f"Multi30k test_2016_flickr ({len(texts):,} sentences)",
-            "beams": {each: translate.beam for each, translate in opened.items()},
-            "metrics": {each: translation_metrics(said[each], references) for each in opened},
-            "sentences_per_second": {model: median(each, 1) for model, each in rates.items()},
+            "beams": {model: translate.beam for model, translate in opened.items()},
+            "metrics": {model: translation_metrics(said[model], references) for model in opened},
+            "sentences_per_second": {model: median(speeds, 1) for model, speeds in rates.items()},
             "times_as_fast": median(np.divide(rates[name], rates[teacher]).tolist()),
         }
         environment = machine.environment(threads=1, rounds=ROUNDS)
-        report(f"teacher-{cpu_slug()}", {**found, "environment": environment}, name)
+        report(f"teacher-{cpu_slug()}", {**speed, "environment": environment}, name)
 
 
 def steps() -> None:
@@ -132,12 +132,12 @@ def bleu() -> None:
     """
     source, target = test_set()
     for name in translators():
-        found = evaluate(name, f"{source},{target}", "interval")
-        about = f"Multi30k test_2016_flickr ({found['samples']:,} sentences), beam {found['beam']}"
-        report("bleu", found | {"data": about}, name)
+        result = evaluate(name, f"{source},{target}", "interval")
+        about = f"Multi30k test_2016_flickr ({result['samples']:,} sentences), beam {result['beam']}"
+        report("bleu", result | {"data": about}, name)
         metrics = {
-            kind: {key: round(value, 2) for key, value in each.items()}
-            for kind, each in (found["metrics"] | {"native": found["native"]["metrics"]}).items()
+            kind: {key: round(value, 2) for key, value in scores.items()}
+            for kind, scores in (result["metrics"] | {"native": result["native"]["metrics"]}).items()
         }
-        place = f"Multi30k test_2016_flickr, beam {found['beam']}, sacreBLEU {found['signatures']['bleu']}"
+        place = f"Multi30k test_2016_flickr, beam {result['beam']}, sacreBLEU {result['signatures']['bleu']}"
         card_metrics(name, {"on": place, "report": "reports/bleu.json", **metrics})

@@ -29,12 +29,12 @@ def images() -> None:
         photos, small = Path(scratch) / "photos", Path(scratch) / "cifar10"
         photos.mkdir()
         header, *lines = labels.read_text().splitlines(keepends=True)
-        rows = [line for at, line in enumerate(lines) if at % CALIBRATED]
+        rows = [line for index, line in enumerate(lines) if index % CALIBRATED]
         (photos / labels.name).write_text("".join([header, *rows]))
         for row in rows:
             (photos / row.split(",")[0]).symlink_to(labels.with_name(row.split(",")[0]))
         with tarfile.open(archive) as opened:
-            opened.extractall(small, [each for each in opened if each.name.startswith("test/")], filter="data")
+            opened.extractall(small, [member for member in opened if member.name.startswith("test/")], filter="data")
         about = (
             f"{len(rows)} photos of the development set of the NIPS 2017 adversarial competition, easier "
             "than ImageNet's own"
@@ -49,11 +49,11 @@ def images() -> None:
 def classify(name: str, folder: Path, data: str) -> None:
     """Measures one model: speed, quality, card."""
     options = ("--scenario", "single-stream", "--engine", "onnxruntime,openvino,native", "--count", 200)
-    found = zoo_json("benchmark", name, "--data", folder, *options)
+    result = zoo_json("benchmark", name, "--data", folder, *options)
     quality = zoo.evaluate(name, str(folder), engine="openvino")
     kept = {key: quality[key] for key in ("samples", "metrics", "difference", "interval")}
     target = f"images-{cpu_slug()}"
-    report(target, {**found, "data": data, "quality": kept}, name)
+    report(target, {**result, "data": data, "quality": kept}, name)
     card = files.read_json(zoo.SHIPPED / name / "card.json")
     if "metrics" in card:
         about = {"on": card["metrics"]["on"], "report": f"reports/{target}.json"}

@@ -83,14 +83,14 @@ def ceil_mode_pads(
         strides: Steps along height and width.
         pads: Padding at top, left, bottom and right.
     """
-    found = list(pads)
+    result = list(pads)
     for axis in range(2):
         covered = shape[axis] + pads[axis] + pads[axis + 2]
         count = -(-(covered - kernel[axis]) // strides[axis]) + 1
         if (count - 1) * strides[axis] >= shape[axis] + pads[axis]:
             count -= 1
-        found[axis + 2] += max((count - 1) * strides[axis] + kernel[axis] - covered, 0)
-    return tuple(found)
+        result[axis + 2] += max((count - 1) * strides[axis] + kernel[axis] - covered, 0)
+    return tuple(result)
 
 
 def same_pads(

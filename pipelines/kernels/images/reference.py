@@ -71,7 +71,7 @@ def run(program: ImageProgram, x: Array) -> Array:
     sample = Run(x, program.tensors)
     for step in program.steps:
         step.compute(sample)
-    places, values = (np.concatenate(each) for each in zip(*sample.results, strict=True))
-    found = np.empty(program.results, np.float32)
-    found[places] = values
-    return found
+    places, values = (np.concatenate(parts) for parts in zip(*sample.results, strict=True))
+    output = np.empty(program.results, np.float32)
+    output[places] = values
+    return output

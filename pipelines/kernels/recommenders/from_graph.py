@@ -55,7 +55,7 @@ def program_node(
         "slots": program.slots,
         "outputs": program.outputs,
         "rows": _written(program.rows, arrays),
-        "steps": [{"step": type(each).__name__} | _written(each, arrays) for each in program.steps],
+        "steps": [{"step": type(step).__name__} | _written(step, arrays) for step in program.steps],
     }
     written = {} if written is None else written
     for i, array in enumerate(arrays):
@@ -94,14 +94,14 @@ def click_program(node: ir.Node) -> ClickProgram:
     if (node.domain, node.op_type) != (DOMAIN, PROGRAM):
         raise RequestError(f"the operator {node.name or '?'} is {node.op_type}; expected {PROGRAM} of {DOMAIN}")
     try:
-        arrays = [query.constant(each) for each in node.inputs[3:]]
-        if any(each is None for each in arrays):
+        arrays = [query.constant(value) for value in node.inputs[3:]]
+        if any(array is None for array in arrays):
             raise RequestError(
                 f"the operator {node.name or '?'} has inputs that are no constants; build the model again"
             )
-        found = json.loads(node.attributes["program"].as_string())
-        steps = [STEPS[each.pop("step")](**_read(each, arrays)) for each in found.pop("steps")]
-        return ClickProgram(steps=tuple(steps), **_read(found, arrays))
+        content = json.loads(node.attributes["program"].as_string())
+        steps = [STEPS[step.pop("step")](**_read(step, arrays)) for step in content.pop("steps")]
+        return ClickProgram(steps=tuple(steps), **_read(content, arrays))
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise RequestError(
             f"the operator {node.name or '?'} holds no program ({error}); build the model again"
@@ -114,16 +114,16 @@ def _written(value: Any, arrays: list[NDArray[Any]]) -> Any:
         arrays.append(np.ascontiguousarray(value))
         return {"array": len(arrays) - 1}
     if type(value) in (*STEPS.values(), LinearLayer):
-        return {each.name: _written(getattr(value, each.name), arrays) for each in fields(value)}
+        return {field.name: _written(getattr(value, field.name), arrays) for field in fields(value)}
     return value
 
 
 def _read(value: dict[str, Any], arrays: Sequence[NDArray[Any] | None]) -> dict[str, Any]:
     """Reverses `_written` for the fields of one dataclass."""
-    found: dict[str, Any] = {}
-    for key, each in value.items():
-        if isinstance(each, dict):
-            found[key] = arrays[each["array"]] if "array" in each else LinearLayer(**_read(each, arrays))
+    kwargs: dict[str, Any] = {}
+    for key, raw in value.items():
+        if isinstance(raw, dict):
+            kwargs[key] = arrays[raw["array"]] if "array" in raw else LinearLayer(**_read(raw, arrays))
         else:
-            found[key] = tuple(tuple(i) if isinstance(i, list) else i for i in each) if isinstance(each, list) else each
-    return found
+            kwargs[key] = tuple(tuple(i) if isinstance(i, list) else i for i in raw) if isinstance(raw, list) else raw
+    return kwargs

@@ -39,8 +39,8 @@ def program_of(node: ir.Node) -> ClickProgram:
         RequestError: The node lacks an array, or the layers after it are not int8 layers down to one float.
     """
     name = node.name or "?"
-    found = dict(zip(INPUTS, map(query.constant, node.inputs[2:]), strict=False))
-    arrays = {key: np.ascontiguousarray(array) for key, array in found.items() if array is not None}
+    constants = dict(zip(INPUTS, map(query.constant, node.inputs[2:]), strict=False))
+    arrays = {key: np.ascontiguousarray(array) for key, array in constants.items() if array is not None}
     if missing := [key for key in INPUTS if key not in arrays and key != "wide"]:
         raise RequestError(f"the operator {name} has no constant {missing[0]}; build the model again")
     chain = _dense_layers(node)
@@ -103,9 +103,9 @@ def _dense_layers(first: ir.Node) -> tuple[Sequence[LinearLayer], bool] | None:
     value = first.outputs[0]
     layers: list[LinearLayer] = []
     while (dequantize := _only(value, "DequantizeLinear")) is not None:
-        if (found := _dense_layer(dequantize)) is None:
+        if (dense := _dense_layer(dequantize)) is None:
             return None
-        layer, value = found
+        layer, value = dense
         layers.append(layer)
         if layer.zero_point is None:
             break
@@ -126,9 +126,9 @@ def _dense_layers(first: ir.Node) -> tuple[Sequence[LinearLayer], bool] | None:
 def _dense_layer(dequantize: ir.Node) -> tuple[LinearLayer, ir.Value] | None:
     """The int8 layer that reads a DequantizeLinear, and its result: quantized, or float of the last layer."""
     dense = _only(dequantize.outputs[0], "Gemm") or _only(dequantize.outputs[0], "MatMul")
-    if dense is None or dense.inputs[0] is not dequantize.outputs[0] or (found := _sums(dequantize, dense)) is None:
+    if dense is None or dense.inputs[0] is not dequantize.outputs[0] or (sums := _sums(dequantize, dense)) is None:
         return None
-    weight, bias, scale = found
+    weight, bias, scale = sums
     relu = _only(dense.outputs[0], "Relu")
     last = _only((dense if relu is None else relu).outputs[0], "QuantizeLinear")
     try:
@@ -179,5 +179,5 @@ def _only(value: ir.Value, kind: str) -> ir.Node | None:
 
 def _symmetric(value: ir.Value | None) -> tuple[NDArray[Any], NDArray[Any]] | None:
     """(integers, scale) of a constant behind a DequantizeLinear with zero point 0."""
-    found = query.dequantized(value)
-    return None if found is None or (found[2] is not None and found[2].any()) else found[:2]
+    parts = query.dequantized(value)
+    return None if parts is None or (parts[2] is not None and parts[2].any()) else parts[:2]

@@ -64,7 +64,7 @@ class DraftProgram:
     words: DraftWords | None = None
 
     def __post_init__(self) -> None:
-        recurrent = sum(isinstance(each, Recurrence) for each in self.decoder.operations)
+        recurrent = sum(isinstance(operation, Recurrence) for operation in self.decoder.operations)
         cells = recurrent * self.decoder.embedding.table.shape[1]
         if self.state.outputs != cells:
             raise RequestError(f"a draft has cells of {cells} columns, and a state of {self.state.outputs}")
@@ -76,13 +76,13 @@ def quantize_arrays(arrays: Mapping[str, NDArray[np.float32]]) -> dict[str, Arra
     Args:
         arrays: The weights of `zoo.translation.models.draft.DraftNetwork`, float32.
     """
-    found: dict[str, Array] = {}
+    content: dict[str, Array] = {}
     for name, array in arrays.items():
         if array.ndim == 2 and name != "positions":
-            found[name], found[name + SCALE] = _quantized(array)
+            content[name], content[name + SCALE] = _quantized(array)
         else:
-            found[name] = array.astype(np.float32)
-    return found
+            content[name] = array.astype(np.float32)
+    return content
 
 
 def build_draft(arrays: Mapping[str, Array], decoder: DecoderProgram) -> DraftProgram:
@@ -121,35 +121,35 @@ def _build(arrays: Mapping[str, Array], decoder: DecoderProgram) -> DraftProgram
         bias = np.concatenate([arrays.get(f"{name}.bias", zeros) for name in names])
         return RowLinear(np.ascontiguousarray(weights), scale, bias, qparams)
 
-    def norm(name: str, at: int) -> int:
-        operations.append(LayerNorm(at, arrays[f"{name}.weight"], arrays[f"{name}.bias"], EPSILON, at + 1))
-        return at + 1
+    def norm(name: str, slot: int) -> int:
+        operations.append(LayerNorm(slot, arrays[f"{name}.weight"], arrays[f"{name}.bias"], EPSILON, slot + 1))
+        return slot + 1
 
     source, target = decoder.embedding, decoder.vocabulary.layer
     table = (source.table.astype(np.float32) * source.scale[:, None]) @ matrix("embed.weight").T
     positions = np.concatenate([np.zeros_like(arrays["positions"][:1]), arrays["positions"]]).astype(np.float32)
     operations: list[Operation] = [Embedding(*_quantized(table), positions, 0)]
-    at, layers = 0, 0
+    last, layers = 0, 0
     while f"layers.{layers}.forget.weight" in arrays:
-        path, x = f"layers.{layers}", at
-        at = norm(f"{path}.cell_norm", x)
-        operations.append(Linear(at, layer(f"{path}.forget", f"{path}.value"), at + 1))
-        operations.append(Recurrence(at + 1, at + 2, x))
-        x, at = at + 2, norm(f"{path}.cross_norm", at + 2)
-        operations.append(Linear(at, layer(f"{path}.query"), at + 1))
+        path, x = f"layers.{layers}", last
+        last = norm(f"{path}.cell_norm", x)
+        operations.append(Linear(last, layer(f"{path}.forget", f"{path}.value"), last + 1))
+        operations.append(Recurrence(last + 1, last + 2, x))
+        x, last = last + 2, norm(f"{path}.cross_norm", last + 2)
+        operations.append(Linear(last, layer(f"{path}.query"), last + 1))
         memory = layer(f"{path}.keys", f"{path}.values")
-        operations.append(CrossAttention(at + 1, memory, memory.outputs // 2 // HEAD, at + 2))
-        operations.append(Linear(at + 2, layer(f"{path}.output"), at + 3, residual=x))
-        x, at = at + 3, norm(f"{path}.feed_norm", at + 3)
-        operations.append(Linear(at, layer(f"{path}.inner"), at + 1, relu=True))
-        operations.append(Linear(at + 1, layer(f"{path}.outer"), at + 2, residual=x))
-        at, layers = at + 2, layers + 1
-    at = norm("norm", at)
+        operations.append(CrossAttention(last + 1, memory, memory.outputs // 2 // HEAD, last + 2))
+        operations.append(Linear(last + 2, layer(f"{path}.output"), last + 3, residual=x))
+        x, last = last + 3, norm(f"{path}.feed_norm", last + 3)
+        operations.append(Linear(last, layer(f"{path}.inner"), last + 1, relu=True))
+        operations.append(Linear(last + 1, layer(f"{path}.outer"), last + 2, residual=x))
+        last, layers = last + 2, layers + 1
+    last = norm("norm", last)
     weight = (target.weight.astype(np.float32) * target.scale).T @ matrix("project.weight")
     if "free.weight" in arrays:
         weight += matrix("free.weight")
     values, scale = _quantized(weight)
-    operations.append(Vocabulary(at, RowLinear(np.ascontiguousarray(values.T), scale, arrays["bias"], None)))
+    operations.append(Vocabulary(last, RowLinear(np.ascontiguousarray(values.T), scale, arrays["bias"], None)))
     words = None
     if "words.common" in arrays:
         common, targets = (arrays[f"words.{name}"].astype(np.int32) for name in ("common", "targets"))

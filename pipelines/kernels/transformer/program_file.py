@@ -17,7 +17,7 @@ from pipelines.kernels.transformer.text.program import HeadStep, TextProgram
 VERSION = 6
 SUFFIX = ".zoo"
 _PARTS = (EncoderProgram, DecoderProgram, TextProgram, RowLinear, StaticQParams, HeadNorm, Rotary, Disentangled)
-CLASSES = {each.__name__: each for each in (*_PARTS, *typing.get_args(Operation), *typing.get_args(HeadStep))}
+CLASSES = {cls.__name__: cls for cls in (*_PARTS, *typing.get_args(Operation), *typing.get_args(HeadStep))}
 
 
 def save(path: Path, programs: tuple[EncoderProgram, DecoderProgram] | tuple[TextProgram]) -> None:

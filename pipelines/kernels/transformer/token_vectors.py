@@ -85,7 +85,7 @@ class TokenVectors:
         Raises:
             RequestError: There are no documents, one has no vectors, or vectors differ in their components.
         """
-        if not documents or len({each.shape[1:] for each in documents}) > 1 or not all(map(len, documents)):
+        if not documents or len({document.shape[1:] for document in documents}) > 1 or not all(map(len, documents)):
             raise RequestError(f"found {len(documents)} documents; expected one or more, with vectors of one size")
         vectors = np.concatenate(documents)
         codes, scale = quantize(vectors)
@@ -148,8 +148,8 @@ class TokenVectors:
         if (module := extension.native()) is None:
             return reference(self, codes, scale, rows)
         arrays = (codes, scale, self.codes, self.scale, self.first)
-        found: Floats = module.max_sim(*arrays, rows, threads, isa)[:, 0]
-        return found
+        similarity: Floats = module.max_sim(*arrays, rows, threads, isa)[:, 0]
+        return similarity
 
     def save(self, path: str | Path) -> None:
         """Writes one file.
@@ -178,12 +178,12 @@ class TokenVectors:
             with np.load(Path(path), allow_pickle=False) as file:
                 codes = _mapped(Path(path), "codes")
                 codes = file["codes"] if codes is None else codes
-                found = cls(codes, file["scale"], file["first"], int(file["components"]))
+                vectors = cls(codes, file["scale"], file["first"], int(file["components"]))
                 is_known = int(file["version"]) == VERSION
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise RequestError(f"cannot read vectors of tokens in {path} ({one_line(error)})") from error
-        found._require(str(path), is_known)
-        return found
+        vectors._require(str(path), is_known)
+        return vectors
 
     def _require(self, path: str, is_known: bool) -> None:
         """Raises RequestError for arrays that do not fit each other."""

@@ -62,10 +62,10 @@ class Bias:
         """
         value = layer.inputs[2] if len(layer.inputs) > 2 else None
         if value is not None:
-            found = query.dequantized(value)
-            if found is None or found[0].dtype != np.int32 or query.sole_user(value) is not layer:
+            parts = query.dequantized(value)
+            if parts is None or parts[0].dtype != np.int32 or query.sole_user(value) is not layer:
                 return None
-            return cls(layer, found[1].astype(np.float64), found[0])
+            return cls(layer, parts[1].astype(np.float64), parts[0])
         weight, x = query.dequantized(layer.inputs[1]), layer.inputs[0]
         source = x.producer() if x is not None else None
         x_scale = None

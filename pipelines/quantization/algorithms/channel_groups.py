@@ -93,7 +93,7 @@ def find(start: ir.Node) -> ChannelGroup | str:
             )
             if reads or (node is producer and node.op_type in writing):
                 if node.graph is not start.graph or any(
-                    query.constant(each) is None for each in node.inputs[1:] if each is not None
+                    query.constant(value) is None for value in node.inputs[1:] if value is not None
                 ):
                     return f"weights of {node.name} are not constant"
                 if node.op_type in LINEAR and (why := why_not_linear(node)):
@@ -111,8 +111,8 @@ def find(start: ir.Node) -> ChannelGroup | str:
                 parts = node.inputs[: 2 if node.op_type == "Add" else 1]
                 if group.linear and node.op_type == "Add" and scaled_constants(node):
                     group.writers[node] = None
-                    parts = [each for each in parts if query.constant(each) is None]
-                todo += [each for each in (*node.outputs, *parts) if each is not None]
+                    parts = [part for part in parts if query.constant(part) is None]
+                todo += [value for value in (*node.outputs, *parts) if value is not None]
     if group.linear and len(group.channels) > 1:
         return f"its layers have {' and '.join(map(str, sorted(group.channels)))} channels"
     return group
@@ -128,12 +128,12 @@ def scaled_constants(node: ir.Node) -> dict[int, int]:
         Channel axis by input index.
     """
     if node.op_type == "Add":
-        axes = {at: -1 for at, value in enumerate(node.inputs) if query.constant(value) is not None}
+        axes = {index: -1 for index, value in enumerate(node.inputs) if query.constant(value) is not None}
     elif node.op_type == "Conv":
         axes = dict.fromkeys(range(1, len(node.inputs)), 0)
     else:
         axes = {1: 0 if node.attributes.get_int("transB", 0) else -1, 2: -1}
-    return {at: axis for at, axis in axes.items() if len(node.inputs) > at and node.inputs[at] is not None}
+    return {index: axis for index, axis in axes.items() if len(node.inputs) > index and node.inputs[index] is not None}
 
 
 def outputs_first(node: ir.Node, weight: NDArray[Any] | None = None) -> NDArray[Any]:

@@ -160,7 +160,7 @@ def correct_layers(
                     len(layers),
                 )
                 left = layers[len(corrections) :]
-                corrections += [Correction(str(each.name), each.op_type, reason=SPENT) for each in left]
+                corrections += [Correction(str(other.name), other.op_type, reason=SPENT) for other in left]
                 break
             float_layer = exact.nodes.get(str(layer.name))
             if float_layer is not None:
@@ -376,7 +376,7 @@ def _clip_range(node: ir.Node) -> tuple[float, float]:
     """Returns the range of a Relu or Clip; infinite if it is not constant."""
     if node.op_type == "Relu":
         return 0.0, np.inf
-    low, high = (query.constant(each) for each in (*node.inputs[1:], None, None)[:2])
+    low, high = (query.constant(bound) for bound in (*node.inputs[1:], None, None)[:2])
     return -np.inf if low is None else float(low.item()), np.inf if high is None else float(high.item())
 
 
@@ -390,7 +390,7 @@ def _hard_range(node: ir.Node) -> tuple[float, float]:
 
 def _quantized_range(node: ir.Node) -> tuple[float, float]:
     """Returns the smallest and largest value of a QuantizeLinear, s (q - z); infinite if per channel."""
-    scale, zero = (query.constant(each) for each in (*node.inputs[1:], None)[:2])
+    scale, zero = (query.constant(parameter) for parameter in (*node.inputs[1:], None)[:2])
     if scale is None or scale.size != 1:
         return -np.inf, np.inf
     zero = np.zeros((), np.uint8) if zero is None else zero

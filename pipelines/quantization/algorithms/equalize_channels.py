@@ -83,26 +83,26 @@ def channel_statistics(
         plain, last = _channels_read(copy.graph)
     else:
         values = (*copy.graph.inputs, *(value for node in copy.graph for value in node.outputs))
-        plain, last = [], {each: (each, linear[str(each.name)]) for each in values if each.name in linear}
+        plain, last = [], {value: (value, linear[str(value.name)]) for value in values if value.name in linear}
     names = [str(value.name) for value in dict.fromkeys((*plain, *last))]
     if not names:
         return {}
     _reduce_to_channels(copy.graph, dict.fromkeys((*plain, *last)), last)
-    found: dict[str, Channels] = {}
+    statistics: dict[str, Channels] = {}
     seen = dict.fromkeys(names, 0)
     session = reference_session.lean_session(copy, "its equalization needs", quick=True)
     with progress("observing channels") as advance:
         for batch in samples:
             results = [
-                each.reshape(*each.shape[:2]).astype(np.float64) for each in reference_session.run(session, batch)
+                array.reshape(*array.shape[:2]).astype(np.float64) for array in reference_session.run(session, batch)
             ]
             for name, high, low, square in zip(seen, results[::3], results[1::3], results[2::3], strict=True):
-                before = found.get(name) or Channels(*[np.zeros(high.shape[1])] * 3)
+                before = statistics.get(name) or Channels(*[np.zeros(high.shape[1])] * 3)
                 least, most = np.minimum(before.low, -low.max(axis=0)), np.maximum(before.high, high.max(axis=0))
-                found[name] = Channels(least, most, before.square + square.sum(axis=0))
+                statistics[name] = Channels(least, most, before.square + square.sum(axis=0))
                 seen[name] += len(square)
             advance(length(batch))
-    return {name: Channels(each.low, each.high, each.square / seen[name]) for name, each in found.items()}
+    return {name: Channels(stats.low, stats.high, stats.square / seen[name]) for name, stats in statistics.items()}
 
 
 Last = dict[ir.Value, tuple[ir.Value, int]]  # {value: (the same with its channels on the last axis, their number)}
@@ -113,7 +113,7 @@ def _channels_read(main: ir.Graph) -> tuple[list[ir.Value], Last]:
     convolutions = [node for node in main if node.op_type == "Conv"]
     read = [value for node in convolutions if (value := node.inputs[0]) is not None]
     summed = [
-        node.outputs[0] for node in convolutions if any(each.op_type == "Add" for each in node.outputs[0].consumers())
+        node.outputs[0] for node in convolutions if any(user.op_type == "Add" for user in node.outputs[0].consumers())
     ]
     last = {
         value: (channel_groups.gathered_from(value), group.channels.pop())
@@ -145,7 +145,7 @@ def _reduce_to_channels(main: ir.Graph, values: Iterable[ir.Value], last: Last) 
 
 def _not_empty(main: ir.Graph, value: ir.Value, taken: set[str]) -> ir.Value:
     """Computes `value` with one zero along each axis of size 0, which pools and Reshapes refuse."""
-    one, zero = (edit.initializer(main, f"{value.name}.{at}", np.array([at]), taken) for at in (1, 0))
+    one, zero = (edit.initializer(main, f"{value.name}.{number}", np.array([number]), taken) for number in (1, 0))
 
     def add(op: str, inputs: list[ir.Value | None], kind: str, dtype: ir.DataType, **attributes: int) -> ir.Value:
         main.append(edit.node(op, inputs, f"{value.name}.{kind}", dtype=dtype, taken=taken, **attributes))
@@ -256,18 +256,18 @@ class EqualizeChannels(Rewrite):
         if not readers or len(readers) < len(group.readers):
             self.refuse(first, "no layer reads it, or one of unknown range")
             return 0
-        if self.depthwise_only and not all(each.depthwise for each in readers):
+        if self.depthwise_only and not all(reader.depthwise for reader in readers):
             return 0
         if group.linear and first.outputs[0].name in self.factors:
             return 0  # another round would take from its `QUIET` channels what that leaves them
         limit = np.full(len(readers[0].channels.peak), np.inf)
         for clip in group.clips:
-            low, high = (query.constant(each) for each in (*clip.inputs[1:], None, None)[:2])
-            known = self.ranges.get(str(clip.outputs[0].name))
-            if low is None or high is None or low.item() != 0 or known is None:
+            low, high = (query.constant(bound) for bound in (*clip.inputs[1:], None, None)[:2])
+            channels = self.ranges.get(str(clip.outputs[0].name))
+            if low is None or high is None or low.item() != 0 or channels is None:
                 self.refuse(first, f"Clip {clip.name} does not cut at 0 and a constant right before a layer")
                 return 0
-            limit = np.minimum(limit, high.item() / np.maximum(HEADROOM * known.peak, LEAST))
+            limit = np.minimum(limit, high.item() / np.maximum(HEADROOM * channels.peak, LEAST))
         k = _search(readers, limit, self.MARGIN)
         if k is None:
             return 0
@@ -284,10 +284,10 @@ class EqualizeChannels(Rewrite):
         while todo:
             producer = todo.pop().producer()
             if producer is not None and producer not in group.writers:
-                new = [each for each in producer.inputs if each in group.values and each not in upstream]
-                upstream.update(dict.fromkeys(each for each in new if each is not None))
-                todo += [each for each in new if each is not None]
-        return [self.ranges[str(each.name)] for each in upstream if each.name in self.ranges]
+                new = [value for value in producer.inputs if value in group.values and value not in upstream]
+                upstream.update(dict.fromkeys(value for value in new if value is not None))
+                todo += [value for value in new if value is not None]
+        return [self.ranges[str(value.name)] for value in upstream if value.name in self.ranges]
 
 
 def scale_channels(model: ir.Model, factors: Mapping[str, Sequence[float] | Floats]) -> None:
@@ -303,31 +303,31 @@ def scale_channels(model: ir.Model, factors: Mapping[str, Sequence[float] | Floa
     nodes = {str(node.outputs[0].name): node for node in model.graph if node.op_type in channel_groups.WRITERS}
     if any(nodes[name].op_type != "Conv" for name in factors if name in nodes):
         infer_shapes(model)  # as `rewrite` does before it finds groups
-    for name, each in factors.items():
-        k, group = np.asarray(each, np.float64), channel_groups.find(nodes[name]) if name in nodes else ""
+    for name, factor in factors.items():
+        k, group = np.asarray(factor, np.float64), channel_groups.find(nodes[name]) if name in nodes else ""
         if isinstance(group, str) or group.channels != {len(k)} or not (k > 0).all():
             raise RequestError(
                 f"the equalization of {name} does not fit the graph; make the calibration table anew with: zoo "
                 "calibrate"
             )
-        _scale(model.graph, group, [Reader.of(each, []) for each in group.readers], k)
+        _scale(model.graph, group, [Reader.of(node, []) for node in group.readers], k)
 
 
 def _scale(main: ir.Graph, group: ChannelGroup, readers: Sequence[Reader], k: Floats) -> None:
     """Multiplies the channels of a group by `k`."""
     for node in group.writers:
-        for at, axis in channel_groups.scaled_constants(node).items():
-            array = np.asarray(query.constant(node.inputs[at]))
-            _replace(main, node, at, array * (k if axis else k.reshape(-1, *[1] * (array.ndim - 1))))
+        for index, axis in channel_groups.scaled_constants(node).items():
+            array = np.asarray(query.constant(node.inputs[index]))
+            _replace(main, node, index, array * (k if axis else k.reshape(-1, *[1] * (array.ndim - 1))))
     for reader in readers:
         weight = channel_groups.outputs_first(reader.node) / reader.spread(k)  # scaled by now where it is a writer, too
         _replace(main, reader.node, 1, channel_groups.outputs_first(reader.node, weight))
 
 
-def _replace(main: ir.Graph, node: ir.Node, at: int, array: Floats) -> None:
+def _replace(main: ir.Graph, node: ir.Node, index: int, array: Floats) -> None:
     """Gives a node its own weights, because others may share the old ones."""
     node.replace_input_with(
-        at, edit.initializer(main, f"{node.outputs[0].name}.equalized{at}", array.astype(np.float32, order="C"))
+        index, edit.initializer(main, f"{node.outputs[0].name}.equalized{index}", array.astype(np.float32, order="C"))
     )
 
 
@@ -361,8 +361,8 @@ class Reader:
         weight = channel_groups.outputs_first(node).astype(np.float64)
         if node.op_type in channel_groups.LINEAR:
             return cls(node, weight, rounded, np.arange(weight.shape[1])[None])
-        groups, (out, each) = node.attributes.get_int("group", 1), weight.shape[:2]
-        return cls(node, weight, rounded, np.arange(out)[:, None] // (out // groups) * each + np.arange(each))
+        groups, (out, width) = node.attributes.get_int("group", 1), weight.shape[:2]
+        return cls(node, weight, rounded, np.arange(out)[:, None] // (out // groups) * width + np.arange(width))
 
     @property
     def channels(self) -> Channels:
@@ -395,15 +395,15 @@ def _search(readers: list[Reader], limit: Floats, margin: float) -> Floats | Non
 
     At most `limit`, float64 [channels], and at least 1 where that is finite.
     """
-    peak = np.max([each.channels.peak for each in readers], axis=0)
+    peak = np.max([reader.channels.peak for reader in readers], axis=0)
     reach = np.zeros_like(peak)
-    for each in readers:
-        most = np.abs(each.weight).max(axis=tuple(range(2, each.weight.ndim)), initial=0)
-        np.maximum.at(reach, np.broadcast_to(each.index, most.shape), most)
+    for layer in readers:
+        most = np.abs(layer.weight).max(axis=tuple(range(2, layer.weight.ndim)), initial=0)
+        np.maximum.at(reach, np.broadcast_to(layer.index, most.shape), most)
     alive = (peak > LEAST) & (reach > LEAST)
     if not alive.any():
         return None
-    best, lowest = None, margin * sum(each.error(np.ones(len(peak))) for each in readers)
+    best, lowest = None, margin * sum(reader.error(np.ones(len(peak))) for reader in readers)
     bounded, linear = bool(np.isfinite(limit).all()), readers[0].node.op_type in channel_groups.LINEAR
     least = QUIET * peak.max() if linear else LEAST
     for b in (0.5, 0.75) if linear else (0.0, 0.25, 0.5, 0.75):
@@ -411,7 +411,7 @@ def _search(readers: list[Reader], limit: Floats, margin: float) -> Floats | Non
         shape = shape * peak.max() / (shape * peak)[alive].max()
         for a in np.geomspace(1, 2**8, 25) if bounded else (1.0,):
             k = np.where(alive, np.clip(a * shape, 1.0, np.maximum(limit, 1.0)) if bounded else shape, 1.0)
-            error = sum(each.error(k) for each in readers)
+            error = sum(reader.error(k) for reader in readers)
             if error < lowest:
                 best, lowest = k, error
     return best

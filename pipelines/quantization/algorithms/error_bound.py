@@ -55,7 +55,7 @@ def within_bound(
     if within(kept):
         return replace(table, keep_float=kept)
     report = quantize(model, recipe, replace(table, keep_float=kept))[1]
-    names = {each.name for each in report.operators if each.precision == "int8"}
+    names = {operator.name for operator in report.operators if operator.precision == "int8"}
     sizes = {str(node.name): _size(node) for node in _layers(named) if node.name in names}
     alone: dict[str, Array] = {}
     with progress("measuring layers in int8", len(sizes)) as advance:
@@ -63,11 +63,11 @@ def within_bound(
             alone[name] = error(kept | {other: "float" for other in sizes if other != name})
             advance(1)
     left: dict[str, str] = {}
-    for name in sorted(sizes, key=lambda each: -float((alone[each] ** 2).sum()) / sizes[each]):
+    for name in sorted(sizes, key=lambda layer: -float((alone[layer] ** 2).sum()) / sizes[layer]):
         left[name] = f"int8 alone moves a result by up to {np.abs(alone[name]).max():.1g} here"
         if within(kept | left):
             break
-    for name in sorted(left, key=lambda each: -sizes[each]):
+    for name in sorted(left, key=lambda layer: -sizes[layer]):
         others = {other: why for other, why in left.items() if other != name}
         left = others if within(kept | others) else left
     return replace(table, keep_float=kept | left)
@@ -85,20 +85,20 @@ def open_layers(model: ir.Model) -> dict[str, str]:
 def _results(model: ir.Model, samples: list[Batch]) -> Array:
     """Returns the first output, and those of its shape, for all samples."""
     opened = reference_session.session(model, "its evaluation needs")
-    names = {each.name for each in opened.get_inputs()}
+    names = {argument.name for argument in opened.get_inputs()}
     batches = ({name: x for name, x in batch.items() if name in names} for batch in samples)
     results = [reference_session.run(opened, batch) for batch in batches]
-    return np.concatenate([each.ravel() for first, *others in results for each in (first, *_alike(first, others))])
+    return np.concatenate([output.ravel() for first, *others in results for output in (first, *_alike(first, others))])
 
 
 def _alike(first: Array, others: Sequence[Array]) -> list[Array]:
-    return [each for each in others if each.shape == first.shape]
+    return [output for output in others if output.shape == first.shape]
 
 
 def _layers(model: ir.Model) -> list[ir.Node]:
     """Returns the layers with constant weights."""
     return [
-        each for each in model.graph if each.op_type in layers.LAYERS and query.constant(each.inputs[1]) is not None
+        node for node in model.graph if node.op_type in layers.LAYERS and query.constant(node.inputs[1]) is not None
     ]
 
 

@@ -45,11 +45,11 @@ def gptq(weights: Array, scale: Array, gram: Array, most: int = 127) -> NDArray[
     for start in range(0, w.shape[1], BLOCK):
         end = min(start + BLOCK, w.shape[1])
         carried = error[:, :start] @ factor[:start, start:end]
-        for at in range(start, end):
-            compensation = (carried[:, at - start] + error[:, start:at] @ factor[start:at, at]) / factor[at, at]
-            q = np.clip(np.rint((w[:, at] + compensation) / s), -most, most)
-            error[:, at] = w[:, at] - q * s
-            result[:, order[at]] = q
+        for j in range(start, end):
+            compensation = (carried[:, j - start] + error[:, start:j] @ factor[start:j, j]) / factor[j, j]
+            q = np.clip(np.rint((w[:, j] + compensation) / s), -most, most)
+            error[:, j] = w[:, j] - q * s
+            result[:, order[j]] = q
     return result
 
 
@@ -71,12 +71,12 @@ def gptq_groups(weights: Array, scale: Array, gram: Array, most: int = 127) -> N
     factor = np.linalg.cholesky(ordered)[:, ::-1, ::-1]  # upper
     w, s = np.take_along_axis(weights, order[:, None], 2).astype(np.float64), scale.astype(np.float64)
     error, result = np.zeros_like(w), np.empty(w.shape, np.int8)
-    for at in range(w.shape[2]):
-        column = factor[:, : at + 1, at]
-        compensation = np.einsum("gci,gi->gc", error[:, :, :at], column[:, :at]) / column[:, at : at + 1]
-        q = np.clip(np.rint((w[:, :, at] + compensation) / s), -most, most)
-        error[:, :, at] = w[:, :, at] - q * s
-        np.put_along_axis(result, np.broadcast_to(order[:, None, at : at + 1], (*w.shape[:2], 1)), q[:, :, None], 2)
+    for j in range(w.shape[2]):
+        column = factor[:, : j + 1, j]
+        compensation = np.einsum("gci,gi->gc", error[:, :, :j], column[:, :j]) / column[:, j : j + 1]
+        q = np.clip(np.rint((w[:, :, j] + compensation) / s), -most, most)
+        error[:, :, j] = w[:, :, j] - q * s
+        np.put_along_axis(result, np.broadcast_to(order[:, None, j : j + 1], (*w.shape[:2], 1)), q[:, :, None], 2)
     return result
 
 
@@ -148,7 +148,7 @@ def round_layer(
 def _grams(columns: Iterable[Array], groups: int, width: int, sections: Sequence[slice]) -> list[Array]:
     """Returns the sum of X^T X, float64 [groups, w, w], over X [groups, positions, width], per section of inputs."""
     widths = [len(range(width)[section]) for section in sections]
-    grams = [np.zeros((groups, each, each)) for each in widths]
+    grams = [np.zeros((groups, size, size)) for size in widths]
     held: list[Array] = []
 
     def add() -> None:
@@ -158,8 +158,8 @@ def _grams(columns: Iterable[Array], groups: int, width: int, sections: Sequence
             part = x[:, :, section]
             gram += part.swapaxes(1, 2) @ part
 
-    for each in columns:
-        held.append(each)
+    for block in columns:
+        held.append(block)
         if sum(x.shape[1] for x in held) >= widths[0]:  # the product of fewer positions costs less than the sum
             add()
     if held:

@@ -65,7 +65,7 @@ def _mean_inputs(model: ir.Model, layers: list[ir.Node], samples: Iterable[Batch
         return {}
     copy = model.clone()
     graph, taken = copy.graph, query.used_names(copy.graph)
-    values = {str(each.name): each for node in graph for each in node.inputs if each is not None}
+    values = {str(value.name): value for node in graph for value in node.inputs if value is not None}
     del graph.outputs[:]
     for name, kind in names.items():
         value, op = values[name], "GlobalAveragePool" if kind == "Conv" else "Identity"

@@ -29,14 +29,14 @@ def smoothable(graph: ir.Graph) -> dict[ir.Value, list[ir.Node]]:
     Returns:
         Linear layers by activation, in graph order.
     """
-    found: dict[ir.Value, list[ir.Node]] = {}
+    layers: dict[ir.Value, list[ir.Node]] = {}
     for node in graph:
         x = node.inputs[0] if node.op_type in LINEAR else None
         if x is not None and query.constant(x) is None and not why_not_linear(node):
-            found.setdefault(x, []).append(node)
+            layers.setdefault(x, []).append(node)
     return {
         x: nodes
-        for x, nodes in found.items()
+        for x, nodes in layers.items()
         if all(reader in nodes for node in nodes if node.inputs[1] is not None for reader in node.inputs[1].consumers())
     }
 
@@ -74,11 +74,11 @@ def find_smoothing(model: ir.Model, statistics: Mapping[str, Channels]) -> Facto
         if channels is None or channels.peak.max() <= LEAST:
             continue
         readers = [Reader.of(node, [channels]) for node in nodes]
-        lowest, best = MARGIN * sum(each.error(np.ones(len(channels.peak))) for each in readers), None
+        lowest, best = MARGIN * sum(reader.error(np.ones(len(channels.peak))) for reader in readers), None
         ordered = np.sort(channels.peak)[::-1]
         for rank in np.unique(np.geomspace(1, len(ordered) / 2, 24).astype(int)) if len(ordered) > 2 else ():
             k = np.minimum(1.0, max(ordered[rank], LEAST) / np.maximum(channels.peak, LEAST))
-            error = sum(each.error(k) for each in readers)
+            error = sum(reader.error(k) for reader in readers)
             if error < lowest:
                 lowest, best = error, k
         if best is not None:
@@ -101,8 +101,8 @@ def smooth_channels(model: ir.Model, factors: Mapping[str, Sequence[float] | Flo
     """
     made = set()
     values = {str(x.name): (x, nodes) for x, nodes in smoothable(model.graph).items()} if factors else {}
-    for name, each in factors.items():
-        k, (x, nodes) = np.asarray(each, np.float32), values.get(name, (None, []))
+    for name, scaling in factors.items():
+        k, (x, nodes) = np.asarray(scaling, np.float32), values.get(name, (None, []))
         if x is None or not (k > 0).all() or {outputs_first(node).shape[1] for node in nodes} != {len(k)}:
             raise RequestError(
                 f"the smoothing of {name} does not fit the graph; make the calibration table anew with: zoo calibrate"

@@ -100,7 +100,7 @@ def _greedy(weight: Floats, channels: Channels, k: Floats, most: int) -> list[tu
     """Returns the number of copies, the expected error and the channels after every `BLOCK` of copies, and of none."""
     scaled, power = np.abs(weight / k), float(weight.shape[0])
     copies, made, steps = np.ones(len(k)), list[int](), []
-    peak, at = scaled.max(axis=1), scaled.argmax(axis=1)
+    peak, largest = scaled.max(axis=1), scaled.argmax(axis=1)
     energy, noise = channels.square * k**2, channels.scale(k) ** 2
     while True:
         if len(made) % BLOCK == 0:
@@ -110,12 +110,12 @@ def _greedy(weight: Floats, channels: Channels, k: Floats, most: int) -> list[tu
             steps.append((len(made), error / power, tuple(sorted(made))))
         if len(made) == most:
             return steps
-        channel = int(at[np.argmax(peak)])
+        channel = int(largest[np.argmax(peak)])
         made.append(channel)
         copies[channel] += 1
-        rows = at == channel
+        rows = largest == channel
         shares = scaled[rows] / copies
-        peak[rows], at[rows] = shares.max(axis=1), shares.argmax(axis=1)
+        peak[rows], largest[rows] = shares.max(axis=1), shares.argmax(axis=1)
 
 
 def split_channels(model: ir.Model, splits: Mapping[str, Sequence[int]]) -> None:
@@ -138,12 +138,12 @@ def split_channels(model: ir.Model, splits: Mapping[str, Sequence[int]]) -> None
             )
         index = np.concatenate([np.arange(width), np.asarray(copies, np.int64)])
         for node in nodes:
-            for at, value in enumerate(node.inputs):
+            for position, value in enumerate(node.inputs):
                 array = query.constant(value) if value is not None else None
-                if array is None or (node.op_type in LINEAR and at == 1):
+                if array is None or (node.op_type in LINEAR and position == 1):
                     continue
                 if array.ndim and array.shape[-1] == width:
-                    _replace(model.graph, node, at, np.asarray(array)[..., index])
+                    _replace(model.graph, node, position, np.asarray(array)[..., index])
             if node.op_type in LINEAR:
                 _replace(model.graph, node, 1, outputs_first(node, outputs_first(node)[index]))
         count = np.bincount(index, minlength=width)
@@ -155,8 +155,8 @@ def split_channels(model: ir.Model, splits: Mapping[str, Sequence[int]]) -> None
                 value.shape = ir.Shape([*value.shape[:-1], len(index)])
 
 
-def _replace(graph: ir.Graph, node: ir.Node, at: int, array: np.ndarray) -> None:
+def _replace(graph: ir.Graph, node: ir.Node, position: int, array: np.ndarray) -> None:
     """Gives a node its own constant, because others may share the old one."""
     node.replace_input_with(
-        at, edit.initializer(graph, f"{node.outputs[0].name}.split{at}", np.ascontiguousarray(array))
+        position, edit.initializer(graph, f"{node.outputs[0].name}.split{position}", np.ascontiguousarray(array))
     )

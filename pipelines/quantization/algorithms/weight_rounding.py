@@ -132,13 +132,13 @@ class Weights:
             The weights, or None if the layer has none or shares their DequantizeLinear.
         """
         weight = layer.inputs[1] if len(layer.inputs) > 1 else None
-        found, producer = query.dequantized(weight), weight.producer() if weight is not None else None
+        parts, producer = query.dequantized(weight), weight.producer() if weight is not None else None
         initializer = producer.inputs[0] if producer is not None else None
-        if found is None or found[0].dtype != np.int8 or weight is None or initializer is None:
+        if parts is None or parts[0].dtype != np.int8 or weight is None or initializer is None:
             return None
         if query.sole_user(weight) is None:
             return None
-        return cls(found[0], found[1], initializer)
+        return cls(parts[0], parts[1], initializer)
 
     def replace(self, integers: NDArray[np.int8]) -> None:
         """Replaces the int8 weights in the graph.

@@ -133,8 +133,8 @@ def auto_calibrate(
     held_out, fitting = split_held_out(model, samples, observation.samples)
 
     corrects = recipe.correct and work.corrected != 0
-    rest = observation.samples - sum(map(length, held_out))
-    counted = drawn(model, fitting, rest, work.counted)
+    remaining = observation.samples - sum(map(length, held_out))
+    counted = drawn(model, fitting, remaining, work.counted)
 
     def tables_of(observation: Observation, **scaling: Any) -> list[Group]:
         groups = _tables(model, recipe, observation)
@@ -147,13 +147,13 @@ def auto_calibrate(
         same = {
             str(value.name) for node in scaled.graph for value in (*node.inputs, *node.outputs) if value is not None
         }
-        known = {
-            name: each if name in binned else each.without_bins()
-            for name, each in observation.histograms.items()
-            if name in same and (each.binned or name not in binned) and not (splitting and work.thorough)
+        unchanged = {
+            name: histogram if name in binned else histogram.without_bins()
+            for name, histogram in observation.histograms.items()
+            if name in same and (histogram.binned or name not in binned) and not (splitting and work.thorough)
         }
         quick = not work.thorough
-        observed = observe(scaled, samples, total, max_memory=max_memory, binned=binned, known=known, quick=quick)
+        observed = observe(scaled, samples, total, max_memory=max_memory, binned=binned, known=unchanged, quick=quick)
         observed.release()
         return tables_of(observed, splitting=splitting, smoothing=smoothing)
 
@@ -180,15 +180,15 @@ def auto_calibrate(
         best = evaluation.best_ranges(groups)
     if last:  # of convolutional networks with the best ranges alone
         smoothed = list(itertools.chain(*tables_with({}, smoothing)))
-        at = next(at for at, each in enumerate(tables) if each is best)
-        best = evaluation.best_ranges([[best], smoothed[at : at + 1]], SPLIT_GAIN)
+        position = next(index for index, table in enumerate(tables) if table is best)
+        best = evaluation.best_ranges([[best], smoothed[position : position + 1]], SPLIT_GAIN)
     if not corrects:
         return evaluation.with_mean_bias(best, counted) if recipe.correct else best
     fine = not work.thorough and can_be_cut(model)
     parts = [part for batch in held_out for part in cut(batch, PART)] if fine else held_out
     metric = OutputSqnr(model, parts, not work.thorough)
     corrected_samples = work.corrected and work.at_least(work.corrected, elements(observation))
-    fewer = drawn(model, fitting, rest, corrected_samples)
+    fewer = drawn(model, fitting, remaining, corrected_samples)
 
     def corrected(table: CalibrationTable) -> CalibrationTable:
         int8 = evaluation.int8_models.of(replace(table, bias={}, rounding={}))
@@ -240,14 +240,14 @@ def _tables(model: ir.Model, recipe: QuantRecipe, observation: Observation) -> l
     "auto" allows the means of the extremes of samples, too.
     """
     observers = OBSERVERS if recipe.observer == "auto" else (recipe.observer,)
-    tables = [observation.table(each, symmetric=recipe.symmetric) for each in observers]
+    tables = [observation.table(observer, symmetric=recipe.symmetric) for observer in observers]
     if recipe.observer == "auto":
         tables.append(observation.table_of_mean_extremes(symmetric=recipe.symmetric))
     graph, groups = io.digest(model), [[table] for table in tables]
     if recipe.observer == "auto" and not recipe.symmetric:
         clipped = [clip_to_functions(model, table) for table in tables]
         groups = [[a, b] if a.tensors != b.tensors else [a] for a, b in zip(tables, clipped, strict=True)]
-    return [[replace(each, observer=recipe.observer, graph=graph) for each in group] for group in groups]
+    return [[replace(table, observer=recipe.observer, graph=graph) for table in group] for group in groups]
 
 
 def _best(
@@ -274,11 +274,11 @@ def _best(
     sqnr = [its.sqnr if its.overall >= plain - BEHIND else -np.inf for its in errors]
     best = int(np.argmax(sqnr))
     best = best if sqnr[best] > sqnr[0] + chance else 0
-    close = [at for at in range(len(tables)) if at == best or sqnr[at] > sqnr[best] - CLOSE]
+    close = [i for i in range(len(tables)) if i == best or sqnr[i] > sqnr[best] - CLOSE]
     if lowest is not None and len(close) > 1:
-        worst = dict(zip(close, lowest([tables[at] for at in close]), strict=True))
-        value = {at: sqnr[at] + WORST * worst[at] for at in close}
-        logger.info("SQNR of candidates, and of their worst samples: %s", {at: (sqnr[at], worst[at]) for at in close})
+        worst = dict(zip(close, lowest([tables[i] for i in close]), strict=True))
+        value = {i: sqnr[i] + WORST * worst[i] for i in close}
+        logger.info("SQNR of candidates, and of their worst samples: %s", {i: (sqnr[i], worst[i]) for i in close})
         other = max(close, key=value.__getitem__)
         best = other if value[other] > value[best] + WORST_GAIN else best
     return tables[best], errors[best]
@@ -304,11 +304,11 @@ class _Candidate:
 
 def _close(candidates: list[_Candidate]) -> list[_Candidate]:
     """Removes candidates more than `CLOSE` below the best SQNR, except the first one and those near min-max ranges."""
-    least = max(each.errors.sqnr for each in candidates) - CLOSE
-    close = [each for each in candidates if each is candidates[0] or each.errors.sqnr > least]
-    together = min(each.errors.overall for each in close) - CLOSE
-    plain = [each for each in candidates if _is_plain(each.table) and each.errors.overall > together]
-    return [each for each in candidates if each in close or each in plain]
+    least = max(candidate.errors.sqnr for candidate in candidates) - CLOSE
+    close = [candidate for candidate in candidates if candidate is candidates[0] or candidate.errors.sqnr > least]
+    together = min(candidate.errors.overall for candidate in close) - CLOSE
+    plain = [trial for trial in candidates if _is_plain(trial.table) and trial.errors.overall > together]
+    return [candidate for candidate in candidates if candidate in close or candidate in plain]
 
 
 def _rest_of_best(groups: list[list[_Candidate]]) -> Iterator[_Candidate]:
@@ -336,8 +336,8 @@ class _Evaluation:
         evaluated = stride_of(model, samples, count, work.at_least(work.evaluated, elements(observation)))
         more = stride_of(model, samples, count, work.lowest_of(model, observation))
         batches: dict[bool, list[Batch]] = {True: [], False: []}
-        for at, chunk in enumerate(sample_chunks(model, samples)):
-            if (first := at % evaluated == evaluated // 2) or (work.lowest and at % more == more // 2):
+        for index, chunk in enumerate(sample_chunks(model, samples)):
+            if (first := index % evaluated == evaluated // 2) or (work.lowest and index % more == more // 2):
                 batches[first].append(chunk)
         self._evaluated, self._batches = len(batches[True]), [*batches[True], *batches[False]]
         self._metric = OutputSqnr(model, self._batches, not work.thorough)
@@ -353,7 +353,7 @@ class _Evaluation:
         """
         exact_weights = self._recipe.correct and self._work.corrected != 0
         size = query.weight_bytes(self.model)
-        waiting = [[_Candidate(each) for each in group] for group in groups if group]
+        waiting = [[_Candidate(table) for table in group] for group in groups if group]
         candidates = list(itertools.chain(*waiting))
         part = -(-self._evaluated // 4)
 
@@ -365,27 +365,27 @@ class _Evaluation:
 
         if not self._work.thorough and part < self._evaluated:
             held: list[_Candidate] = []  # of those evaluated so far, with their sessions, the best first
-            for each in itertools.chain((group[0] for group in waiting), _rest_of_best(waiting)):
-                each.run(self._metric, part, opened, True)
-                held = sorted([*held, each], key=lambda its: -its.errors.sqnr)
+            for trial in itertools.chain((group[0] for group in waiting), _rest_of_best(waiting)):
+                trial.run(self._metric, part, opened, True)
+                held = sorted([*held, trial], key=lambda its: -its.errors.sqnr)
                 while len(held) > 1 and (
                     held[-1].errors.sqnr <= held[0].errors.sqnr - CLOSE or len(held) * size > KEPT
                 ):
                     held.pop().session = None
-            candidates = _close([each for each in candidates if each.batches])
+            candidates = _close([candidate for candidate in candidates if candidate.batches])
         keep = len(candidates) * size < KEPT
         if len(candidates) == 1:
             return candidates[0].table
         with progress("evaluating", len(candidates)) as advance:
-            for each in candidates:
-                each.run(self._metric, self._evaluated, opened, keep)
+            for trial in candidates:
+                trial.run(self._metric, self._evaluated, opened, keep)
                 advance(1)
 
         def lowest(close: list[CalibrationTable]) -> list[float]:
-            chosen = [each for table in close for each in candidates if each.table is table]
+            chosen = [candidate for table in close for candidate in candidates if candidate.table is table]
             return self._worst(chosen, opened, keep)
 
-        tried, errors = [each.table for each in candidates], [each.errors for each in candidates]
+        tried, errors = [candidate.table for candidate in candidates], [candidate.errors for candidate in candidates]
         self._ranged = [] if exact_weights else candidates
         return _best(tried, errors, lowest if self._work.lowest else None, chance)[0]
 
@@ -399,10 +399,10 @@ class _Evaluation:
         if not bias:
             return table
         corrected = replace(table, bias=bias, recipe=self._recipe.to_json())
-        candidates = [_Candidate(corrected), *(each for each in self._ranged if each.table is table), _Candidate(table)]
-        for each in candidates[:2]:
-            each.run(self._metric, self._evaluated, self._open, False)
-        sqnr = [each.errors.sqnr for each in candidates[:2]]
+        candidates = [_Candidate(corrected), *(past for past in self._ranged if past.table is table), _Candidate(table)]
+        for trial in candidates[:2]:
+            trial.run(self._metric, self._evaluated, self._open, False)
+        sqnr = [candidate.errors.sqnr for candidate in candidates[:2]]
         logger.info("bias correction from mean inputs: %.1f dB of SQNR, without: %.1f dB", *sqnr)
         return candidates[int(np.argmax(sqnr))].table
 
@@ -417,7 +417,7 @@ class _Evaluation:
         """
 
         def lowest(tables: list[CalibrationTable]) -> list[float]:
-            return self._worst([_Candidate(each, sessions.get(id(each))) for each in tables], self._open, True)
+            return self._worst([_Candidate(table, sessions.get(id(table))) for table in tables], self._open, True)
 
         return lowest if self._work.lowest else None
 
@@ -435,24 +435,24 @@ class _Evaluation:
         if len(single) != len(samples) or candidate.errors.worst >= TAIL:
             return None
         order = np.argsort(single, kind="stable")[:HARDEST]
-        return OutputSqnr(self.model, [samples[at] for at in (*order[::2], *order[1::2])], not self._work.thorough)
+        return OutputSqnr(self.model, [samples[i] for i in (*order[::2], *order[1::2])], not self._work.thorough)
 
     def _worst(self, candidates: list[_Candidate], opened: Opened, keep: bool) -> list[float]:
         """Returns the SQNR of the worst samples of candidates in dB.
 
         If the work is not thorough, those that are behind by `FAR` on the evaluated samples get -inf.
         """
-        for each in candidates:
-            each.run(self._metric, self._evaluated, opened, keep)
-        value = [each.errors.sqnr + WORST * each.errors.worst for each in candidates]
+        for trial in candidates:
+            trial.run(self._metric, self._evaluated, opened, keep)
+        value = [candidate.errors.sqnr + WORST * candidate.errors.worst for candidate in candidates]
         least = -np.inf if self._work.thorough else max(value) - FAR
-        close = [each for each, its in zip(candidates, value, strict=True) if its > least]
+        close = [candidate for candidate, its in zip(candidates, value, strict=True) if its > least]
         if len(close) > 1:
             with progress("evaluating the worst samples", len(close)) as advance:
-                for each in close:
-                    each.run(self._metric, self._metric.batches, opened, keep)
+                for trial in close:
+                    trial.run(self._metric, self._metric.batches, opened, keep)
                     advance(1)
-        return [each.errors.worst if each in close else -np.inf for each in candidates]
+        return [candidate.errors.worst if candidate in close else -np.inf for candidate in candidates]
 
 
 def _retreat(
@@ -467,18 +467,18 @@ def _retreat(
         tried += [replace(corrected, bias={}), replace(corrected, rounding={})]
     if corrected.bias or corrected.rounding:
         tried.append(replace(corrected, bias={}, rounding={}))
-    plain = [each for each in tables if _is_plain(each)]
-    tried += [replace(each, recipe=corrected.recipe) for each in plain]
-    candidates = [_Candidate(each) for each in tried]
+    plain = [table for table in tables if _is_plain(table)]
+    tried += [replace(table, recipe=corrected.recipe) for table in plain]
+    candidates = [_Candidate(table) for table in tried]
     small = len(tried) * query.weight_bytes(evaluation.model) < KEPT
     with progress("evaluating", len(candidates)) as advance:
-        for each in candidates:
-            each.run(metric, metric.batches, lambda table: metric.open(evaluation.int8_models.of(table)), small)
+        for trial in candidates:
+            trial.run(metric, metric.batches, lambda table: metric.open(evaluation.int8_models.of(table)), small)
             advance(1)
-    sessions = {id(each.table): each.session for each in candidates if each.session is not None}
-    best, errors = _best(tried, [each.errors for each in candidates], evaluation.lowest(sessions))
+    sessions = {id(candidate.table): candidate.session for candidate in candidates if candidate.session is not None}
+    best, errors = _best(tried, [candidate.errors for candidate in candidates], evaluation.lowest(sessions))
     if best is not corrected:
-        kept = [name for name, each in (("GPTQ", best.rounding), ("bias correction", best.bias)) if each]
+        kept = [name for name, correction in (("GPTQ", best.rounding), ("bias correction", best.bias)) if correction]
         logger.info("on the held-out samples, the best choice is %s", f"only {kept[0]}" if kept else "no correction")
     return best, errors
 
@@ -487,4 +487,4 @@ def _is_plain(table: CalibrationTable) -> bool:
     """Whether every range is the observed one, without smoothing and corrections."""
     if table.smoothing or table.splitting or table.bias or table.rounding:
         return False
-    return all((each.low, each.high) == (each.minimum, each.maximum) for each in table.tensors.values())
+    return all((tensor.low, tensor.high) == (tensor.minimum, tensor.maximum) for tensor in table.tensors.values())

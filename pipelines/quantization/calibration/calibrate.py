@@ -72,7 +72,7 @@ class Observation:
         edit.expand_fp16(self._model)  # weights are no activations
         infer_shapes(self._model)  # an exporter may leave the types of inner values out
         self._tensors = [str(out.name) for node in self._model.graph for out in node.outputs if query.is_float(out)]
-        self._order = [*(str(each.name) for each in model.graph.inputs), *self._tensors]
+        self._order = [*(str(port.name) for port in model.graph.inputs), *self._tensors]
         self._tensors = [name for name in self._tensors if name not in known]
         if not self._tensors and not known:
             raise RequestError("the model has no float32 activation to quantize; export it in float32")
@@ -82,7 +82,7 @@ class Observation:
         self._shared_weights = reference_session.share_weights(self._model.graph)  # the engine does not keep it alive
         self._shape_session = _session(self._model, self._shared_weights, self._tensors, shapes=True)
         self._input_shapes: dict[str, Sequence[Any]] = {
-            each.name: each.shape for each in self._shape_session.get_inputs()
+            port.name: port.shape for port in self._shape_session.get_inputs()
         }
         firsts = {
             (shape[0] if isinstance(shape[0], int) else 0) if shape else -1 for shape in self._input_shapes.values()
@@ -90,9 +90,9 @@ class Observation:
         shared = len(firsts) == 1 and sample_axis.is_shared(model.graph)
         self._fixed_batch = firsts.pop() if shared else -1  # -1: no batch that all inputs share, so nothing is cut
         self._float_inputs = [
-            str(each.name) for each in model.graph.inputs if query.is_float(each) and each.name in self._input_shapes
+            str(port.name) for port in model.graph.inputs if query.is_float(port) and port.name in self._input_shapes
         ]
-        self._output_names = {str(each.name) for each in model.graph.outputs}
+        self._output_names = {str(output.name) for output in model.graph.outputs}
         self._leftover: Batch = {}
         self._plans: dict[Any, tuple[int, list[list[str]]]] = {}
         self._sessions: dict[tuple[str, ...], ort.InferenceSession] = {}
@@ -150,11 +150,11 @@ class Observation:
         self.require_samples()
         tensors = {}
         with progress("choosing ranges", len(self.histograms)) as advance:
-            for name in (each for each in self._order if each in self.histograms):
-                each = self.histograms[name]
-                if each.count and each.finite:
-                    method, low, high = choose(each, observer, symmetric)
-                    tensors[name] = TensorRange(each.low, each.high, low, high, each.count, method, each.summary())
+            for name in (tensor for tensor in self._order if tensor in self.histograms):
+                hist = self.histograms[name]
+                if hist.count and hist.finite:
+                    method, low, high = choose(hist, observer, symmetric)
+                    tensors[name] = TensorRange(hist.low, hist.high, low, high, hist.count, method, hist.summary())
                 advance(1)
         of_samples = hashlib.sha256(b"".join(sha.digest() for sha in self._input_digests.values())).hexdigest()
         return CalibrationTable(self._graph_digest, observer, self.samples, of_samples, tensors)
@@ -214,12 +214,12 @@ class Observation:
             size = max(min(self._activation_budget // max(sum(bytes_of.values()), 1) * count, most), count)
             groups: list[list[str]] = []
             room = 0
-            for name, each in bytes_of.items():
-                if not groups or each * size // count > room:
+            for name, nbytes in bytes_of.items():
+                if not groups or nbytes * size // count > room:
                     groups.append([])
                     room = self._activation_budget
                 groups[-1].append(name)
-                room -= each * size // count
+                room -= nbytes * size // count
             self._plans[key] = size, groups
         return self._plans[key]
 
@@ -359,7 +359,7 @@ def _session(
             for value in requested
         ]
         copy.graph.extend(nodes)
-        requested = [each.outputs[0] for each in nodes]
+        requested = [node.outputs[0] for node in nodes]
     copy.graph.outputs[:] = requested
     RemoveUnusedNodesPass()(copy)
     options = reference_session.options(quick, lean=True, prepack=quick)

@@ -35,8 +35,8 @@ class _BatchFiles:
         self.count += 1
 
     def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
-        for at in range(self.count):
-            with np.load(self.folder / f"{at}.npz") as arrays:
+        for index in range(self.count):
+            with np.load(self.folder / f"{index}.npz") as arrays:
                 yield dict(arrays)
 
 

@@ -75,12 +75,12 @@ class ComparedOutputs:
         kept: list[int] = []
         varying: list[int] = []
         sources: dict[str, ir.Value] = {}
-        for at, value in enumerate(graph.outputs):
+        for position, value in enumerate(graph.outputs):
             if value in computed:
                 if value in behind and _is_float(value):
-                    varying.append(at)
+                    varying.append(position)
             elif _is_float(value):
-                kept.append(at)
+                kept.append(position)
             elif not isinstance(value.type, ir.TensorType):
                 sources.update(_sources([value]))
         if any(value in computed for value in graph.outputs):
@@ -90,7 +90,7 @@ class ComparedOutputs:
             sources.update(_sources(graph.outputs))
             kept = [] if sources else list(range(len(graph.outputs)))
         positions = [*kept, *varying]
-        compared = {each for at in positions for each in (graph.outputs[at], _logits(graph.outputs[at]))}
+        compared = {tensor for index in positions for tensor in (graph.outputs[index], _logits(graph.outputs[index]))}
         inner = tuple(name for name in sorted(sources) if sources[name] not in compared)
         return cls(tuple(positions), inner, frozenset(range(len(kept), len(positions))))
 
@@ -105,17 +105,17 @@ class ComparedOutputs:
         """
         copy = model.clone()
         graph = copy.graph
-        found = [graph.outputs[at] for at in self.outputs]
-        for at, value in enumerate(found):
+        outputs = [graph.outputs[position] for position in self.outputs]
+        for index, value in enumerate(outputs):
             if (logits := _logits(value)) is not None:
-                found[at] = logits
+                outputs[index] = logits
                 logits.type, logits.shape = value.type, None
         if self.inner:
             infer_shapes(copy)
             values = {str(value.name): value for value in (*graph.inputs, *_results(graph))}
-            found += [_float_form(graph, values, name) for name in self.inner]
+            outputs += [_float_form(graph, values, name) for name in self.inner]
         unique: list[ir.Value] = []
-        for value in found:  # one tensor may be the logits of two outputs
+        for value in outputs:  # one tensor may be the logits of two outputs
             unique.append(_copied(graph, value) if value in unique else value)
         graph.outputs[:] = unique
         return copy
@@ -153,14 +153,14 @@ class Errors:
             other: Errors of the same int8 model.
         """
         for mine, more in ((self.noise, other.noise), (self.power, other.power)):
-            for at, value in more.items():
-                mine[at] = mine.get(at, 0.0) + value
+            for index, value in more.items():
+                mine[index] = mine.get(index, 0.0) + value
         self.single += other.single
 
     @property
     def relative(self) -> float:
         """Mean relative squared error of the tensors."""
-        shares = [self.noise[at] / self.power[at] for at in self.noise if self.power[at] > 0]
+        shares = [self.noise[index] / self.power[index] for index in self.noise if self.power[index] > 0]
         return float(np.nan_to_num(np.mean(shares or [0.0]), nan=np.inf))
 
     @property
@@ -276,11 +276,11 @@ class OutputSqnr:
         if missing:
             exact = self.session(self._float)
             self._exact += [self._run(exact, batch) for batch in missing]
-        for at in used:
-            pair = self._exact[at], self._run(session, self._samples[at])
+        for index in used:
+            pair = self._exact[index], self._run(session, self._samples[index])
             total.add(self._compared.errors([pair]))
             total.single += [
-                decibel(self._compared.errors([each]).relative) for each in per_sample(self._samples[at], *pair)
+                decibel(self._compared.errors([sample]).relative) for sample in per_sample(self._samples[index], *pair)
             ]
         return total
 
@@ -289,10 +289,10 @@ class OutputSqnr:
         if not 0 < self._at_once < length(batch):
             return self._results(session, batch)
         parts = list(cut(batch, self._at_once))
-        found = [self._results(session, part) for part in parts]
-        if any(x.shape[:1] != (length(part),) for part, each in zip(parts, found, strict=True) for x in each):
+        results = [self._results(session, part) for part in parts]
+        if any(x.shape[:1] != (length(part),) for part, outputs in zip(parts, results, strict=True) for x in outputs):
             return self._results(session, batch)  # an output without sample axis
-        return [np.concatenate(each) for each in zip(*found, strict=True)]
+        return [np.concatenate(pieces) for pieces in zip(*results, strict=True)]
 
     def _results(self, session: ort.InferenceSession, batch: Batch) -> list[Array]:
         return token_mask.without_padding(batch, reference_session.run(session, batch), self._mask)
@@ -304,8 +304,8 @@ def can_be_cut(model: ir.Model) -> bool:
     Args:
         model: Model.
     """
-    inputs = [each for each in model.graph.inputs if not each.is_initializer()]
-    return sample_axis.is_shared(model.graph) and all((query.dimensions(each) or [0])[0] is None for each in inputs)
+    inputs = [value for value in model.graph.inputs if not value.is_initializer()]
+    return sample_axis.is_shared(model.graph) and all((query.dimensions(value) or [0])[0] is None for value in inputs)
 
 
 def per_sample(batch: Batch, exact: list[Array], tested: list[Array]) -> list[tuple[list[Array], list[Array]]]:
@@ -323,7 +323,7 @@ def per_sample(batch: Batch, exact: list[Array], tested: list[Array]) -> list[tu
     count = length(batch)
     if any(x.shape[:1] != (count,) for x in (*exact, *tested)):
         return [(exact, tested)]
-    return [([x[at] for x in exact], [y[at] for y in tested]) for at in range(count)]
+    return [([x[index] for x in exact], [y[index] for y in tested]) for index in range(count)]
 
 
 def decibel(error: float) -> float:
@@ -352,13 +352,13 @@ def squared_errors(
     """
     noise, power = dict[int, float](), dict[int, float]()
     for exact, tested in results:
-        for at, (x, y) in enumerate(zip(exact, tested, strict=True)):
-            if x.dtype.kind != "f" or (at in varying and x.shape != y.shape):
+        for index, (x, y) in enumerate(zip(exact, tested, strict=True)):
+            if x.dtype.kind != "f" or (index in varying and x.shape != y.shape):
                 continue
             counted = np.isfinite(x) & (x > MASKED)
             x, y = x[counted], y[counted] if y.shape == x.shape else np.zeros(counted.sum(), np.float32)
-            noise[at] = noise.get(at, 0.0) + float(np.square(np.subtract(x, y, dtype=np.float64)).sum())
-            power[at] = power.get(at, 0.0) + float(np.square(x, dtype=np.float64).sum())
+            noise[index] = noise.get(index, 0.0) + float(np.square(np.subtract(x, y, dtype=np.float64)).sum())
+            power[index] = power.get(index, 0.0) + float(np.square(x, dtype=np.float64).sum())
     return Errors(noise, power)
 
 
@@ -387,7 +387,7 @@ def _logits(value: ir.Value) -> ir.Value | None:
 
 def _sources(values: Iterable[ir.Value]) -> dict[str, ir.Value]:
     """Returns the nearest float32 tensors upstream of some values, by name; the logits in place of probabilities."""
-    found: dict[str, ir.Value] = {}
+    sources: dict[str, ir.Value] = {}
     waiting = list(values)
     seen = set(waiting)
     while waiting:
@@ -396,12 +396,12 @@ def _sources(values: Iterable[ir.Value]) -> dict[str, ir.Value]:
         if producer is None:  # an input of the graph or a constant
             continue
         if query.is_float(value) and (logits := _logits(value) or value).producer() is not None:
-            found[str(logits.name)] = logits
+            sources[str(logits.name)] = logits
             continue
-        new = [each for each in query.values_read(producer) if each not in seen]
+        new = [operand for operand in query.values_read(producer) if operand not in seen]
         seen.update(new)
         waiting += new
-    return found
+    return sources
 
 
 def _float_form(graph: ir.Graph, values: dict[str, ir.Value], name: str) -> ir.Value:
@@ -409,8 +409,8 @@ def _float_form(graph: ir.Graph, values: dict[str, ir.Value], name: str) -> ir.V
     if name in values and query.is_float(values[name]):
         return values[name]
     forms = [value for other, value in values.items() if float_stem(other) == name]
-    if (found := next((value for value in forms if query.is_float(value)), None)) is not None:
-        return found
+    if (form := next((value for value in forms if query.is_float(value)), None)) is not None:
+        return form
     for value in forms:
         source = value.producer()
         while source is not None and source.op_type != "QuantizeLinear":  # data movement

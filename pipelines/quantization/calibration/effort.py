@@ -74,9 +74,9 @@ class Effort:
             observation: Observation of the model.
         """
         kept = 4 * sum(
-            observation.histograms[str(each.name)].count / observation.samples
-            for each in model.graph.outputs
-            if str(each.name) in observation.histograms
+            observation.histograms[str(output.name)].count / observation.samples
+            for output in model.graph.outputs
+            if str(output.name) in observation.histograms
         )
         computed = np.inf if self.thorough else COMPUTED / max(elements(observation), 1)
         return int(min(self.lowest, RESULTS / max(kept, 1), computed))
@@ -99,7 +99,7 @@ def elements(observation: Observation) -> float:
     Args:
         observation: Observation of the model.
     """
-    return sum(each.count for each in observation.histograms.values()) / observation.samples
+    return sum(histogram.count for histogram in observation.histograms.values()) / observation.samples
 
 
 def effort_of(name: str) -> Effort:
@@ -130,8 +130,8 @@ class _Fitting:
     def __iter__(self) -> Iterator[Batch]:
         return (
             chunk
-            for at, chunk in enumerate(sample_chunks(self.model, self.samples))
-            if at % self.stride != self.stride // 2
+            for index, chunk in enumerate(sample_chunks(self.model, self.samples))
+            if index % self.stride != self.stride // 2
         )
 
 
@@ -173,7 +173,7 @@ def stride_of(model: ir.Model, samples: Iterable[Batch], count: int, most: int) 
 
 def _drawn(model: ir.Model, samples: Iterable[Batch], stride: int) -> list[Batch]:
     """Returns one of every `stride` chunks of the samples."""
-    return [chunk for at, chunk in enumerate(sample_chunks(model, samples)) if at % stride == stride // 2]
+    return [chunk for index, chunk in enumerate(sample_chunks(model, samples)) if index % stride == stride // 2]
 
 
 def fitting_head(fitting: Iterable[Batch]) -> list[Batch]:

@@ -71,7 +71,7 @@ class FloatLayers:
         originals = _float_weights(float_model)
         layers = {str(node.name): node for node in self._model.graph if node.name in names}
         self._parts = _parts(self._model, {name: _float_inputs(node, originals) for name, node in layers.items()})
-        self._results = [str(each.name) for each in self._model.graph.outputs]
+        self._results = [str(output.name) for output in self._model.graph.outputs]
         self._known: dict[Hashable, list[Batch]] = {}  # inputs of the parts of the int8 model, by run
         self._room = HELD
 
@@ -85,24 +85,24 @@ class FloatLayers:
         Returns:
             SQNR in dB.
         """
-        changed = {at: part.among(kept) for at, part in enumerate(self._parts)}
+        changed = {index: part.among(kept) for index, part in enumerate(self._parts)}
         return self._metric.of(_Chain(self._run, changed, (batches.start, batches.stop)), batches)
 
     def _run(self, chain: _Chain, run: Hashable, feed: Batch) -> list[Array]:
         """Computes the compared tensors of one run of a chain."""
-        firsts = [at for at, kept in chain.kept.items() if kept]
-        known = self._known.get(run, [feed])
-        begin = min([*firsts, len(known) - 1])
-        values = known[begin]
-        for at, part in enumerate(self._parts[begin:], begin):
-            if at not in chain.sessions:
-                chain.sessions[at] = part.session(self._metric, self._model, values, chain.kept[at])
-            results = reference_session.run(chain.sessions[at], {str(x.name): values[str(x.name)] for x in part.inputs})
+        firsts = [first for first, kept in chain.kept.items() if kept]
+        cached = self._known.get(run, [feed])
+        begin = min([*firsts, len(cached) - 1])
+        values = cached[begin]
+        for i, part in enumerate(self._parts[begin:], begin):
+            if i not in chain.sessions:
+                chain.sessions[i] = part.session(self._metric, self._model, values, chain.kept[i])
+            results = reference_session.run(chain.sessions[i], {str(x.name): values[str(x.name)] for x in part.inputs})
             computed = zip([str(x.name) for x in part.outputs], results, strict=True)
             values = {name: array for name, array in {**values, **dict(computed)}.items() if name in part.alive}
             size = sum(array.nbytes for array in values.values())
-            if not firsts and at + 1 == len(known) < len(self._parts) and size <= self._room:
-                self._known[run] = known = [*known, values]
+            if not firsts and i + 1 == len(cached) < len(self._parts) and size <= self._room:
+                self._known[run] = cached = [*cached, values]
                 self._room -= size
         return [values[name] for name in self._results]
 
@@ -166,10 +166,10 @@ class _Part:
         proto = onnx.ModelProto()
         proto.CopyFrom(self.serialized.proto)
         for node in proto.graph.node:
-            for at, x in self.edits[node.name].items() if node.name in kept else ():
+            for index, x in self.edits[node.name].items() if node.name in kept else ():
                 if not isinstance(x, str):
                     proto.graph.initializer.append(onnx.numpy_helper.from_array(x, x := f"{node.output[0]}.exact"))
-                node.input[at] = x
+                node.input[index] = x
         return metric.session(reference_session.Serialized(proto, self.serialized.tables))
 
 
@@ -179,7 +179,7 @@ def _parts(model: ir.Model, edits: Mapping[str, Mapping[int, str | Array]]) -> l
     edits: float inputs by layer, which count as read.
     """
     nodes = list(model.graph)
-    inputs = [each for each in model.graph.inputs if not each.is_initializer()]
+    inputs = [value for value in model.graph.inputs if not value.is_initializer()]
     varying = {*inputs, *(value for node in query.downstream(model.graph, *inputs) for value in node.outputs)}
     names = {str(value.name): value for value in varying}
     alive = [set(model.graph.outputs)]  # before every node, and behind the last
@@ -188,15 +188,15 @@ def _parts(model: ir.Model, edits: Mapping[str, Mapping[int, str | Array]]) -> l
         floats = (names[x] for x in edits.get(str(node.name), {}).values() if isinstance(x, str))
         reads.insert(0, varying.intersection((*floats, *query.values_read(node))))
         alive.insert(0, alive[0].difference(node.outputs) | reads[0])
-    layers = [at for at, node in enumerate(nodes) if str(node.name) in edits]
+    layers = [index for index, node in enumerate(nodes) if str(node.name) in edits]
     half, bounds = LAYERS_OF_A_PART // 2, [0]
     for k in range(LAYERS_OF_A_PART, len(layers) - half, LAYERS_OF_A_PART):
         possible = [
-            at for at in range(layers[k - half] + 1, layers[k + half] + 1) if all(map(query.is_array, alive[at]))
+            cut for cut in range(layers[k - half] + 1, layers[k + half] + 1) if all(map(query.is_array, alive[cut]))
         ]
         if possible:  # engines fuse a layer with the QuantizeLinear behind it; its float result may be read, too
-            split = {at: nodes[at].op_type != "QuantizeLinear" for at in possible}
-            bounds.append(min(possible, key=lambda at: (len(alive[at]), split[at], abs(at - layers[k]))))
+            split = {cut: nodes[cut].op_type != "QuantizeLinear" for cut in possible}
+            bounds.append(min(possible, key=lambda cut: (len(alive[cut]), split[cut], abs(cut - layers[k]))))
     parts = []
     for begin, end in zip(bounds, [*bounds[1:], len(nodes)], strict=True):
         part, read = nodes[begin:end], set[ir.Value]().union(*reads[begin:end])
@@ -225,19 +225,19 @@ def _float_weights(float_model: ir.Model) -> dict[str, ir.Value | None]:
 
 def _float_inputs(node: ir.Node, originals: Mapping[str, ir.Value | None]) -> dict[int, str | Array]:
     """Returns the names of the float inputs of a layer of an int8 model, or its float weights, by position."""
-    found: dict[int, str | Array] = {}
-    for at, x in enumerate(node.inputs):
+    inputs: dict[int, str | Array] = {}
+    for index, x in enumerate(node.inputs):
         dequantize = x.producer() if x is not None else None
         quantized = (
             dequantize.inputs[0] if dequantize is not None and query.is_op(dequantize, "DequantizeLinear") else None
         )
         quantize = quantized.producer() if quantized is not None else None
         if quantize is not None and query.is_op(quantize, "QuantizeLinear") and quantize.inputs[0] is not None:
-            found[at] = str(quantize.inputs[0].name)
+            inputs[index] = str(quantize.inputs[0].name)
     weights, exact = Weights.of(node), query.constant(originals.get(str(node.name)))
     if weights is not None and exact is not None and exact.shape == weights.integers.shape:
-        found[1] = exact
-    return found
+        inputs[1] = exact
+    return inputs
 
 
 def multiplications(model: ir.Model, observation: Observation) -> dict[str, int]:
@@ -299,8 +299,8 @@ def leave_float(
     int8, report = quantizer.quantize(table)
     scaled = equalized(quantizer.model, table.equalization, table.smoothing, table.splitting)
     counted = multiplications(quantizer.model, observation)
-    names = [each.name for each in report.operators if each.precision == "int8" and each.name in counted]
-    total = sum(counted[each] for each in names)
+    names = [layer.name for layer in report.operators if layer.precision == "int8" and layer.name in counted]
+    total = sum(counted[name] for name in names)
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(_kind(name) if kinds else name, []).append(name)
@@ -316,16 +316,16 @@ def leave_float(
     kept: dict[str, str] = {}
     room = share * total
     before = trials.sqnr(kept, checked)
-    for group in sorted(groups, key=lambda each: -gains[each] / counted[each]):
+    for group in sorted(groups, key=lambda name: -gains[name] / counted[name]):
         least = max(SENSITIVE, GAIN * counted[group] / total)
         if gains[group] < least or counted[group] > room or sqnr >= goal:
             continue
         more = kept | dict.fromkeys(groups[group], f"int8 costs {gains[group]:.1f} dB of SQNR here")
         if not thorough and trials.sqnr(more, checked) < before + least:
             continue
-        found = metric(quantizer.quantize(replace(table, keep_float=more))[0])
-        if found > sqnr + least:
-            kept, sqnr, room = more, found, room - counted[group]
+        reached = metric(quantizer.quantize(replace(table, keep_float=more))[0])
+        if reached > sqnr + least:
+            kept, sqnr, room = more, reached, room - counted[group]
             before = trials.sqnr(kept, checked)
     return replace(table, keep_float=kept)
 
@@ -361,5 +361,5 @@ def with_float_layers(
     observation = observe(quantizer.model, batches, binned=(), quick=True)
     sqnr = metric(quantizer.quantize(table)[0])
     measured = max(len(batches) // 2, 1)
-    for each in kinds:
-        yield leave_float(quantizer, table, metric, observation, sqnr, goal, False, measured, kinds=each, share=share)
+    for merged in kinds:
+        yield leave_float(quantizer, table, metric, observation, sqnr, goal, False, measured, kinds=merged, share=share)

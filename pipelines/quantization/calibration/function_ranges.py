@@ -36,10 +36,10 @@ def clip_to_functions(model: ir.Model, table: CalibrationTable) -> CalibrationTa
     changed = dict(table.tensors)
     for node in model.graph:
         for x in node.outputs:
-            known, function = table.tensors.get(str(x.name)), read_by(x)
-            if known is not None and function is not None and known.low < known.high:
-                low, high = function_range(function, known.low, known.high)
-                changed[str(x.name)] = replace(known, low=low, high=high)
+            observed, function = table.tensors.get(str(x.name)), read_by(x)
+            if observed is not None and function is not None and observed.low < observed.high:
+                low, high = function_range(function, observed.low, observed.high)
+                changed[str(x.name)] = replace(observed, low=low, high=high)
     return replace(table, tensors=changed)
 
 
@@ -77,8 +77,8 @@ def read_by(x: ir.Value) -> Function | None:
     readers = list(x.consumers())
     if not readers or x.is_graph_output():
         return None
-    gates = [each for each in readers if query.is_op(each, *_FUNCTIONS)]
-    products = [each for each in readers if each not in gates]
+    gates = [reader for reader in readers if query.is_op(reader, *_FUNCTIONS)]
+    products = [reader for reader in readers if reader not in gates]
     if len(gates) != 1:
         return None
     function, gate = _FUNCTIONS[gates[0].op_type](gates[0]), gates[0].outputs[0]

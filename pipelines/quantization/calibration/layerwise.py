@@ -41,11 +41,11 @@ def chunk_size(model: ir.Model, sample: Batch, room: int = ROOM) -> int:
     values = [value for node in graph for value in node.outputs if query.is_float(value)]
     if not values:
         return CHUNK
-    sizes = [edit.node("Size", [each], f"{each.name}.size", dtype=ir.DataType.INT64, taken=taken) for each in values]
-    for value in (each for node in graph for each in node.outputs):
+    sizes = [edit.node("Size", [value], f"{value.name}.size", dtype=ir.DataType.INT64, taken=taken) for value in values]
+    for value in (output for node in graph for output in node.outputs):
         value.shape = None  # inference may have guessed
     graph.extend(sizes)
-    graph.outputs[:] = [each.outputs[0] for each in sizes]
+    graph.outputs[:] = [node.outputs[0] for node in sizes]
     session = reference_session.lean_session(copy, "its correction needs", prepack=False)
     one = {name: array[:1] for name, array in sample.items()}
     largest = 4 * max(int(size) for size in reference_session.run(session, one))
@@ -74,7 +74,7 @@ def sample_chunks(model: ir.Model, samples: Iterable[Batch], most: int = CHUNK, 
     sizes = {(query.dimensions(value) or [0])[0] for value in inputs}  # None: dynamic, 0: no axis
     shared = len(sizes) == 1 and 0 not in sizes and sample_axis.is_shared(model.graph)
     size = fixed = (sizes.pop() or -1) if shared else 0
-    rest: list[Batch] = []
+    leftover: list[Batch] = []
     for batch in samples:
         if set(batch) != expected:
             raise RequestError(f"the samples hold {', '.join(batch)}; the graph takes {', '.join(sorted(expected))}")
@@ -83,18 +83,18 @@ def sample_chunks(model: ir.Model, samples: Iterable[Batch], most: int = CHUNK, 
             continue
         if size < 0 and length(batch):
             size = most or chunk_size(model, batch, room)
-        if rest and any(rest[0][name].shape[1:] != array.shape[1:] for name, array in batch.items()):
+        if leftover and any(leftover[0][name].shape[1:] != array.shape[1:] for name, array in batch.items()):
             if fixed < 0:  # no batch has samples of two shapes
-                yield rest[0]
-            rest = []
-        for chunk in cut(joined([*rest, batch]) if rest else batch, size):
+                yield leftover[0]
+            leftover = []
+        for chunk in cut(joined([*leftover, batch]) if leftover else batch, size):
             if length(chunk) == size:
-                rest = []
+                leftover = []
                 yield chunk
             else:
-                rest = [chunk]
-    if rest and fixed < 0:
-        yield rest[0]
+                leftover = [chunk]
+    if leftover and fixed < 0:
+        yield leftover[0]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class DrawnSamples:
     stride: int
 
     def __iter__(self) -> Iterator[Batch]:
-        return (chunk for at, chunk in enumerate(sample_chunks(self.model, self.samples)) if at % self.stride == 0)
+        return (chunk for i, chunk in enumerate(sample_chunks(self.model, self.samples)) if i % self.stride == 0)
 
 
 def drawn(model: ir.Model, samples: Iterable[Batch], count: int | None, most: int | None) -> Iterable[Batch]:
@@ -193,7 +193,7 @@ class LayerwiseRun:
         self.nodes: dict[str, ir.Node] = {}
         for node in model.graph:  # as the quantizer names operators that have no name of their own
             self.nodes[str(node.name if node.name and node.name not in self.nodes else node.outputs[0].name)] = node
-        self.order = {node: at for at, node in enumerate(model.graph)}
+        self.order = {node: i for i, node in enumerate(model.graph)}
         self.waiting = {self.nodes[name]: None for name in layers if name in self.nodes}
         self.stored: dict[ir.Value, Path] = {}
         self._forms: dict[Path, tuple[np.dtype[Any], tuple[int, ...]]] = {}
@@ -284,8 +284,8 @@ class LayerwiseRun:
         inputs = dict.fromkeys(value for end in ends for value in self._cone(end, ahead=True)[0])
         computed = [value for value in dict.fromkeys(values) if value not in self.stored and value.producer()]
         for chunk, arrays in enumerate(self._run(list(inputs), computed)):
-            found = dict(zip(computed, arrays, strict=True))
-            yield [found[value] if value in found else self._read(value, chunk) for value in values]
+            results = dict(zip(computed, arrays, strict=True))
+            yield [results[value] if value in results else self._read(value, chunk) for value in values]
 
     def add(self, layer: ir.Node, shift: Array, axis: int) -> None:
         """Adds a shift per channel to the stored output of a layer.

@@ -61,15 +61,15 @@ class Summary:
             The summary of both sets of samples.
         """
         width = max(self.width, other.width)
-        offsets = [round(each.start / each.width) for each in (self, other)]
+        offsets = [round(summary.start / summary.width) for summary in (self, other)]
         parts = [
-            _coarsen(np.array(each.counts), first, each.width, width)
-            for each, first in zip((self, other), offsets, strict=True)
+            _coarsen(np.array(summary.counts), first, summary.width, width)
+            for summary, first in zip((self, other), offsets, strict=True)
         ]
         first = min(part[0] for part in parts)
-        counts = np.zeros(max(start + len(each) for start, each in parts) - first, np.int64)
-        for start, each in parts:
-            counts[start - first : start - first + len(each)] += each
+        counts = np.zeros(max(start + len(bins) for start, bins in parts) - first, np.int64)
+        for start, added in parts:
+            counts[start - first : start - first + len(added)] += added
         return _summary(counts, first, width, self.zeros + other.zeros)
 
     def density(self, low: float, high: float) -> tuple[Floats, Counts]:
@@ -242,7 +242,7 @@ class Histogram:
 def _stride(count: int, drawn: int | None) -> int:
     """Returns the distance of drawn values; it shares no factor with `count`, so that no row or column is left out."""
     stride = max(count // drawn, 1) if drawn else 1
-    return next(each for each in range(stride, stride + count) if np.gcd(each, count) == 1) if stride > 1 else 1
+    return next(step for step in range(stride, stride + count) if np.gcd(step, count) == 1) if stride > 1 else 1
 
 
 def _summary(counts: Counts, first: int, width: float, zeros: int) -> Summary:
@@ -445,11 +445,11 @@ def _least_error(density: tuple[Floats, Counts], total: int, low: Floats, high: 
         beyond = np.maximum(edges[:-1] - max(high[begin], 0) - step, min(low[begin], 0) - step - edges[1:])
         if np.square(np.maximum(beyond, 0)) @ counts > least * max(total, 1):
             break
-        found = quantization_errors(
+        errors = quantization_errors(
             edges, counts, total, low[begin : begin + TRIED], high[begin : begin + TRIED], symmetric
         )
-        if found.min() < least:
-            best, least = begin + int(found.argmin()), float(found.min())
+        if errors.min() < least:
+            best, least = begin + int(errors.argmin()), float(errors.min())
     return best
 
 

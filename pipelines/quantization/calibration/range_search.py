@@ -100,7 +100,7 @@ def quantized_tensors(model: ir.Model, recipe: QuantRecipe) -> set[str]:
     infer_shapes(copy)
     values = (*copy.graph.inputs, *(value for node in copy.graph for value in node.outputs))
     unit = TensorRange(0.0, 1.0, 0.0, 1.0, 1), TensorRange(-1.0, 1.0, -1.0, 1.0, 1)
-    ranges = _ReadRanges({str(each.name): unit[not _is_positive(each)] for each in values if query.is_float(each)})
+    ranges = _ReadRanges({str(value.name): unit[not _is_positive(value)] for value in values if query.is_float(value)})
     quantize(model, recipe, CalibrationTable(io.digest(model), recipe.observer, 1, "", ranges))
     return ranges.read
 
@@ -165,19 +165,19 @@ def _best_range(
     outputs = [output for output in model.graph.outputs if output in computed]
     if not outputs:
         return observed
-    read = dict.fromkeys(each for node in downstream for each in query.values_read(node) if each not in computed)
-    inputs = [value, *(each for each in read if each is not value)]
-    inputs = [each for each in inputs if each.is_graph_input() or each.producer() is not None]
+    read = dict.fromkeys(source for node in downstream for source in query.values_read(node) if source not in computed)
+    inputs = [value, *(source for source in read if source is not value)]
+    inputs = [source for source in inputs if source.is_graph_input() or source.producer() is not None]
     if not all(map(query.is_array, inputs)):  # a sequence cannot be fed
         return observed
-    graph_inputs = [each for each in model.graph.inputs if not each.is_initializer()]
+    graph_inputs = [source for source in model.graph.inputs if not source.is_initializer()]
     upstream = subgraph_session(model, graph_inputs, [*inputs, *outputs], quick=True)
     rows: list[list[Array]] = []  # of every batch: arrays of `inputs`, then of `outputs`
     for batch in samples:
         if sum(array.nbytes for row in rows for array in row) < MOST:
             rows.append(reference_session.run(upstream, batch))
     session = subgraph_session(model, inputs, outputs, rows[0], quick=True)
-    names = [str(each.name) for each in inputs]
+    names = [str(source.name) for source in inputs]
 
     def error(fraction: float) -> float:
         scale, zero = uint8_qparams(fraction * observed.low, fraction * observed.high, symmetric)

@@ -81,9 +81,9 @@ class TensorRange:
             self.method if self.method == other.method else "merge",
         )
         candidates = (
-            [both] if observer == "minmax" else [both, *((each.low, each.high, each.method) for each in (self, other))]
+            [both] if observer == "minmax" else [both, *((side.low, side.high, side.method) for side in (self, other))]
         )
-        lows, highs = np.array([each[:2] for each in candidates]).T
+        lows, highs = np.array([candidate[:2] for candidate in candidates]).T
         low, high, method = candidates[
             int(np.argmin(quantization_errors(*histogram.density(minimum, maximum), count, lows, highs)))
         ]
@@ -190,7 +190,7 @@ class CalibrationTable:
         ]  # the rest hold infinity, or nothing, in one of the two
         tensors = {name: self.tensors[name].merge(other.tensors[name], self.observer) for name in both}
         samples = self.samples + other.samples
-        more = max(self, other, key=lambda each: (each.samples, each.samples_digest))
+        more = max(self, other, key=lambda table: (table.samples, table.samples_digest))
         digest = hashlib.sha256("".join(sorted([self.samples_digest, other.samples_digest])).encode()).hexdigest()
         return replace(
             self, samples=samples, samples_digest=digest, tensors=tensors, bias=more.bias, rounding=more.rounding
@@ -205,11 +205,11 @@ class CalibrationTable:
         Returns:
             The path.
         """
-        value = vars(self) | {"tensors": {name: each.to_json() for name, each in self.tensors.items()}}
-        value = {key: each for key, each in value.items() if each or key not in ADJUSTMENTS}
+        value = vars(self) | {"tensors": {name: tensor.to_json() for name, tensor in self.tensors.items()}}
+        value = {key: entry for key, entry in value.items() if entry or key not in ADJUSTMENTS}
         text = json.dumps(value, indent=2, ensure_ascii=False)
         return write_text(
-            path, re.sub(r"\[\n[\d\s.,+eE-]*\]", lambda found: f"[{' '.join(found[0][1:-1].split())}]", text) + "\n"
+            path, re.sub(r"\[\n[\d\s.,+eE-]*\]", lambda match: f"[{' '.join(match[0][1:-1].split())}]", text) + "\n"
         )
 
     @classmethod
@@ -227,26 +227,26 @@ class CalibrationTable:
         """
         value = read_json(path)
         try:
-            tensors = {name: _range(**each) for name, each in value["tensors"].items()}
-            for name, each in tensors.items():
-                numbers = (each.minimum, each.maximum, each.low, each.high)
+            tensors = {name: _range(**fields) for name, fields in value["tensors"].items()}
+            for name, tensor in tensors.items():
+                numbers = (tensor.minimum, tensor.maximum, tensor.low, tensor.high)
                 if (
                     not all(isinstance(number, int | float) and np.isfinite(number) for number in numbers)
-                    or each.low > each.high
+                    or tensor.low > tensor.high
                 ):
                     raise RequestError(
-                        f"{path} gives tensor {name} the range {each.low!r} to {each.high!r} (observed "
-                        f"{each.minimum!r} to "
-                        f"{each.maximum!r}); expected finite numbers, low <= high; make another with: zoo calibrate"
+                        f"{path} gives tensor {name} the range {tensor.low!r} to {tensor.high!r} (observed "
+                        f"{tensor.minimum!r} to "
+                        f"{tensor.maximum!r}); expected finite numbers, low <= high; make another with: zoo calibrate"
                     )
             equalization, bias, smoothing = (
-                {name: tuple(map(float, each)) for name, each in value.get(key, {}).items()}
+                {name: tuple(map(float, values)) for name, values in value.get(key, {}).items()}
                 for key in ("equalization", "bias", "smoothing")
             )
             rounding, kept = (
-                {name: str(each) for name, each in value.get(key, {}).items()} for key in ("rounding", "keep_float")
+                {name: str(note) for name, note in value.get(key, {}).items()} for key in ("rounding", "keep_float")
             )
-            splitting = {name: tuple(map(int, each)) for name, each in value.get("splitting", {}).items()}
+            splitting = {name: tuple(map(int, channels)) for name, channels in value.get("splitting", {}).items()}
             names = value["graph"], value["observer"], value["samples"], value["samples_digest"]
             clip, recipe = value.get("clip") is True, dict(value.get("recipe", {}))
             return cls(*names, tensors, clip, equalization, bias, rounding, recipe, smoothing, kept, splitting)
@@ -269,4 +269,4 @@ def rounded_to_float32(values: NDArray[np.float64]) -> tuple[float, ...]:
     Returns:
         For each value the float of the fewest decimal digits that rounds to the same float32.
     """
-    return tuple(float(str(each)) for each in values.astype(np.float32))
+    return tuple(float(str(value)) for value in values.astype(np.float32))

@@ -70,16 +70,16 @@ def deselect(graph: ir.Graph, selected: set[ir.Node], only_faster: bool = False)
     """
     reasons: dict[ir.Node, str] = {}
     while True:
-        found: dict[ir.Node, str] = {}
+        removed: dict[ir.Node, str] = {}
         for node in graph:
             if node in selected and node.op_type in OPERATORS and (why := _not_between(node, selected)):
-                found[node] = why
+                removed[node] = why
             elif only_faster and node in selected and (kind := _small_and_isolated(node, selected)):
-                found[node] = f"{kind} between float operators is no faster in int8"
-        if not found:
+                removed[node] = f"{kind} between float operators is no faster in int8"
+        if not removed:
             return reasons
-        selected.difference_update(found)
-        reasons |= found
+        selected.difference_update(removed)
+        reasons |= removed
 
 
 def _not_between(node: ir.Node, selected: set[ir.Node]) -> str:
@@ -141,7 +141,7 @@ def _continues_function(node: ir.Node) -> bool:
     if node.op_type not in ("Add", "Mul") or len(indices := activation_inputs(node)) != 1:
         return False
     value = node.inputs[indices[0]]
-    numbers = (query.constant(each) for at, each in enumerate(node.inputs) if at not in indices)
+    numbers = (query.constant(operand) for index, operand in enumerate(node.inputs) if index not in indices)
     source = value.producer() if value is not None and query.sole_user(value) is node else None
     if source is None or not all(number is not None and number.size == 1 for number in numbers):
         return False
@@ -151,8 +151,8 @@ def _continues_function(node: ir.Node) -> bool:
 
 def _is_global_average_pool(mean: ir.Node) -> bool:
     """Whether a ReduceMean is over height and width of [n, c, h, w]."""
-    found = query.integers(mean, "axes", 1) or []
-    return query.rank(mean.inputs[0]) == 4 and sorted(axis % 4 for axis in found) == [2, 3]
+    axes = query.integers(mean, "axes", 1) or []
+    return query.rank(mean.inputs[0]) == 4 and sorted(axis % 4 for axis in axes) == [2, 3]
 
 
 def _counts_pixels_beyond(pool: ir.Node) -> bool:

@@ -341,7 +341,7 @@ def hide_sizes(graph: ir.Graph, taken: set[str]) -> set[str]:
         zero = zero or edit.initializer(graph, "hidden.zero", np.zeros(1, np.int64), taken)
         added += _hide(shape, zero, taken)
     if any(node.op_type in _FRONTEND_READS_SIZES for node in graph):
-        for value in [each for each in dynamic if not any(map(_to_own_shape, each.consumers()))]:
+        for value in [candidate for candidate in dynamic if not any(map(_to_own_shape, candidate.consumers()))]:
             added += _reshape_to_own_shape(graph, value, taken)
     return {str(node.name) for node in added}
 
@@ -378,7 +378,7 @@ def _hide(shape: ir.Node, zero: ir.Value, taken: set[str]) -> list[ir.Node]:
     if bounds != [0, np.iinfo(np.int64).max]:
         for key in ("start", "end"):
             shape.attributes.pop(key, None)
-        places = [edit.initializer(graph, f"{y.name}.bound", np.array([each], np.int64), taken) for each in bounds]
+        places = [edit.initializer(graph, f"{y.name}.bound", np.array([bound], np.int64), taken) for bound in bounds]
         name = f"{y.name}.part"
         added.append(edit.node("Slice", [hidden.outputs[0], *places], name, dtype=ir.DataType.INT64, taken=taken))
     else:
@@ -420,8 +420,8 @@ def pad_all_axes(pad: ir.Node, taken: set[str]) -> set[str]:
         return set()
     graph, count = _graph(pad), axes.size
     places = np.full(2 * rank, 2 * count)  # of every begin and end in the widths, behind which a 0 is appended
-    for at, axis in enumerate(axes.ravel()):
-        places[axis % rank], places[rank + axis % rank] = at, count + at
+    for position, axis in enumerate(axes.ravel()):
+        places[axis % rank], places[rank + axis % rank] = position, count + position
     widths, added, stem = query.constant(pad.inputs[1]), list[ir.Node](), f"{pad.outputs[0].name}.pads"
     if widths is not None:
         whole = edit.initializer(graph, stem, np.append(widths.ravel(), 0)[places].astype(np.int64), taken)
@@ -451,13 +451,13 @@ def cast_untyped_results(node: ir.Node, taken: set[str]) -> set[str]:
     kind, added = ir.DataType.FLOAT, set()
     for y in node.outputs if node.op_type in ("ConcatFromSequence", "Scan") else ():
         everywhere = node.op_type == "ConcatFromSequence"  # OpenVINO knows no type of what is computed from it, either
-        readers = [(reader, at) for reader, at in y.uses() if everywhere or reader.op_type == "QuantizeLinear"]
+        readers = [(reader, index) for reader, index in y.uses() if everywhere or reader.op_type == "QuantizeLinear"]
         if not query.is_float(y) or not readers:
             continue
         cast = edit.node("Cast", [y], f"{y.name}.typed", dtype=kind, taken=taken, to=int(kind))
         cast.outputs[0].shape = y.shape
-        for reader, at in readers:
-            reader.replace_input_with(at, cast.outputs[0])
+        for reader, position in readers:
+            reader.replace_input_with(position, cast.outputs[0])
         _graph(node).insert_after(node, cast)
         added.add(str(cast.name))
     return added

@@ -97,8 +97,8 @@ class QdqInserter:
         """
         x = node.inputs[index]
         assert x is not None and x.name is not None
-        if (known := dequantized_qparams(x)) is not None:
-            return known[0]
+        if (stored := dequantized_qparams(x)) is not None:
+            return stored[0]
         qparams = self.qparams(x)
         if x.name not in self._dequantized:
             q, dq = self._qdq_pair(x, *qparams)
@@ -261,14 +261,14 @@ class QdqInserter:
         Returns:
             Initializer by part.
         """
-        known = self._constants.setdefault(name, [])
-        for values in known:
+        cached = self._constants.setdefault(name, [])
+        for values in cached:
             arrays = {key: query.constant(value) for key, value in values.items()}
-            if arrays.keys() == parts.keys() and all(_equal(arrays[key], each) for key, each in parts.items()):
+            if arrays.keys() == parts.keys() and all(_equal(arrays[key], part) for key, part in parts.items()):
                 return values
         stem = f"{reader.outputs[0].name}/{name}"
-        new = {key: edit.initializer(self.graph, f"{stem}.{key}", each, self.taken) for key, each in parts.items()}
-        known.append(new)
+        new = {key: edit.initializer(self.graph, f"{stem}.{key}", part, self.taken) for key, part in parts.items()}
+        cached.append(new)
         return new
 
 

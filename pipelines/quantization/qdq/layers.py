@@ -75,7 +75,7 @@ def integer_layers(model: ir.Model) -> str:
         Count and type of its integer layers, such as "3 QLinearConv, 1 QGemm"; "" if it has none, or layers with float
         weights besides.
     """
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for node in model.graph:
         weight = node.inputs[1] if node.op_type in (*LAYERS, "ConvTranspose") and len(node.inputs) > 1 else None
         if query.constant(weight) is not None:
@@ -88,8 +88,8 @@ def integer_layers(model: ir.Model) -> str:
             kind = node.op_type
         else:
             continue
-        found[kind] = found.get(kind, 0) + 1
-    return ", ".join(f"{count} {kind}" for kind, count in found.items())
+        counts[kind] = counts.get(kind, 0) + 1
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items())
 
 
 def activation_inputs(node: ir.Node) -> list[int]:

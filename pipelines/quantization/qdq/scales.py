@@ -104,9 +104,9 @@ def quantization_errors(
     mean_squares = np.empty(scales.shape)
     for i, s in np.ndenumerate(scales.astype(np.float64)):  # one by one, for the cache's sake
         level = np.minimum(np.maximum(np.rint(edges / s), -zeros[i]), 255 - zeros[i])
-        rest = edges - level * s
-        integral = np.diff(level * (s**3 / 12) + rest * rest * rest / 3)
-        mean_squares[i] = (np.where(point, rest[1:] ** 2, integral) if points else integral) @ weight
+        residual = edges - level * s
+        integral = np.diff(level * (s**3 / 12) + residual * residual * residual / 3)
+        mean_squares[i] = (np.where(point, residual[1:] ** 2, integral) if points else integral) @ weight
     return mean_squares / max(total, 1)
 
 
@@ -161,17 +161,17 @@ def weight_qparams(
             "the model again"
         )
     top = 2 ** (bits - 1) - 1
-    found = None if axis is None else steps(weight, axis, top)
+    spacing = None if axis is None else steps(weight, axis, top)
     if axis == 0 and not clip and weight.nbytes > BLOCK:
         count = max(1, BLOCK * len(weight) // weight.nbytes)
         lower = np.broadcast_to(least, len(weight))
         scales, integers = np.empty(len(weight), np.float32), machine.large_zeros(weight.shape, np.int8)
         for begin in range(0, len(weight), count):
             part = slice(begin, begin + count)
-            step = None if found is None else found[part]
+            step = None if spacing is None else spacing[part]
             scales[part], integers[part] = _weight_qparams(weight[part], 0, top, lower[part], clip, step)
         return scales, integers
-    return _weight_qparams(weight, axis, top, least, clip, found)
+    return _weight_qparams(weight, axis, top, least, clip, spacing)
 
 
 class QuantizedWeights:
@@ -213,7 +213,7 @@ def _others(weight: Array, axis: int | None) -> tuple[int, ...] | None:
 
 
 def _weight_qparams(
-    weight: Array, axis: int | None, top: int, least: Array | float, clip: bool, found: Array | None
+    weight: Array, axis: int | None, top: int, least: Array | float, clip: bool, spacing: Array | None
 ) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
     """Computes `weight_qparams` with the steps of the channels, in several times the memory of the weight."""
     others = _others(weight, axis)
@@ -228,8 +228,8 @@ def _weight_qparams(
         return scale, np.clip(np.rint(weight / scale.reshape(shape)), -top, top)
 
     scale, whole = rounded(1.0)
-    if found is not None:
-        scale = np.where(found >= least, np.where(found > 0, found, scale), scale).astype(np.float32)
+    if spacing is not None:
+        scale = np.where(spacing >= least, np.where(spacing > 0, spacing, scale), scale).astype(np.float32)
         whole = np.clip(np.rint(weight / scale.reshape(shape)), -top, top)
     elif clip:
         squared_errors = []

@@ -59,7 +59,7 @@ def quantize_weights(inserter: QdqInserter) -> tuple[dict[str, str], dict[str, s
     stored: dict[tuple[int, int | None], ir.Value] = {}
     notes: dict[str, str] = {}
     reasons: dict[str, str] = {}
-    for node in [*(each for each in graph if query.is_op(each, *RECURRENT)), *inner]:
+    for node in [*(layer for layer in graph if query.is_op(layer, *RECURRENT)), *inner]:
         places = _weights(node)
         if not places:
             continue
@@ -67,10 +67,10 @@ def quantize_weights(inserter: QdqInserter) -> tuple[dict[str, str], dict[str, s
         if inserter.recipe.keeps_float(name):
             reasons[name] = "kept float by the recipe"
             continue
-        found = [(index, axis) for index, axis in places if _is_weight(node.inputs[index])]
-        for index, axis in found:
+        weights = [(index, axis) for index, axis in places if _is_weight(node.inputs[index])]
+        for index, axis in weights:
             _quantize(inserter, node, index, axis, stored)
-        if found:
+        if weights:
             notes[name] = NOTE
         else:
             reasons[name] = f"no constant float32 weights of {MIN_WEIGHTS} or more"
@@ -153,17 +153,17 @@ def _dequantized(inserter: QdqInserter, value: ir.Value, axis: int | None) -> ir
 
 def _block(columns: int) -> int:
     """The largest divisor of `columns` up to `BLOCK`; all columns where that is too small to pay for its scale."""
-    found = max(each for each in range(1, min(columns, BLOCK) + 1) if columns % each == 0)
-    return found if found >= BLOCK // 4 else columns
+    size = max(divisor for divisor in range(1, min(columns, BLOCK) + 1) if columns % divisor == 0)
+    return size if size >= BLOCK // 4 else columns
 
 
 def _drop_unread(graph: ir.Graph) -> None:
     """Remove float weights that nothing reads any more, from the main graph and the bodies."""
     bodies = {id(node.graph): node.graph for _, node in subgraph_nodes(graph)}
-    for each in (graph, *bodies.values()):
-        for name, value in list(each.initializers.items()):  # type: ignore[union-attr]
+    for scope in (graph, *bodies.values()):
+        for name, value in list(scope.initializers.items()):  # type: ignore[union-attr]
             if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
-                del each.initializers[name]  # type: ignore[union-attr]
-        for node in list(each):  # type: ignore[arg-type]
+                del scope.initializers[name]  # type: ignore[union-attr]
+        for node in list(scope):  # type: ignore[arg-type]
             if query.is_op(node, "Constant") and not node.outputs[0].uses() and not node.outputs[0].is_graph_output():
-                each.remove(node, safe=True)  # type: ignore[union-attr]
+                scope.remove(node, safe=True)  # type: ignore[union-attr]

@@ -234,9 +234,9 @@ def prepare(
             f"torch.fx cannot trace {type(module).__name__} ({one_line(error)}); prepare a part of it"
         ) from error
     traced.graph.eliminate_dead_code()
-    for each in traced.modules():
-        if getattr(each, "inplace", False):
-            setattr(each, "inplace", False)  # noqa: B010 a range stands before it
+    for submodule in traced.modules():
+        if getattr(submodule, "inplace", False):
+            setattr(submodule, "inplace", False)  # noqa: B010 a range stands before it
     with torch.no_grad():
         ShapeProp(traced.eval()).propagate(*_inputs(example))
     _wrap(traced, momentum, recipe)
@@ -252,10 +252,10 @@ def start_ranges(module: nn.Module, tensors: Mapping[str, TensorRange]) -> None:
         module: Prepared module; it is changed.
         tensors: Range by tensor name.
     """
-    for each in module.modules():
-        if isinstance(each, Range) and (known := tensors.get(each.tensor)) is not None and known.count:
-            each.ends.copy_(torch.tensor([known.low, known.high]))
-            each.count.fill_(known.count)
+    for submodule in module.modules():
+        if isinstance(submodule, Range) and (bounds := tensors.get(submodule.tensor)) is not None and bounds.count:
+            submodule.ends.copy_(torch.tensor([bounds.low, bounds.high]))
+            submodule.count.fill_(bounds.count)
 
 
 def freeze_ranges(module: nn.Module) -> None:
@@ -264,9 +264,9 @@ def freeze_ranges(module: nn.Module) -> None:
     Args:
         module: Prepared module; it is changed.
     """
-    for each in module.modules():
-        if isinstance(each, Range | Layer):
-            each.frozen = True
+    for submodule in module.modules():
+        if isinstance(submodule, Range | Layer):
+            submodule.frozen = True
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
@@ -278,11 +278,11 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
     Returns:
         Tensor by name.
     """
-    layers = {path: each for path, each in module.named_modules() if isinstance(each, Layer)}
+    layers = {path: layer for path, layer in module.named_modules() if isinstance(layer, Layer)}
     moved = {f"{path}.inner": path for path in layers} | {
-        f"{path}.norm": each.norm_path for path, each in layers.items()
+        f"{path}.norm": layer.norm_path for path, layer in layers.items()
     }
-    ranges = {path for path, each in module.named_modules() if isinstance(each, Range)}
+    ranges = {path for path, submodule in module.named_modules() if isinstance(submodule, Range)}
     state = {}
     for name, tensor in module.state_dict().items():
         path, dot, key = name.rpartition(".")
@@ -327,12 +327,12 @@ def table(module: nn.Module, example: Example) -> CalibrationTable:
     Raises:
         RequestError: The module was not prepared, or has seen no batch in training mode.
     """
-    ranges = [each for each in module.modules() if isinstance(each, Range)]
-    if not ranges or not all(int(each.count) for each in ranges):
+    ranges = [submodule for submodule in module.modules() if isinstance(submodule, Range)]
+    if not ranges or not all(int(span.count) for span in ranges):
         raise RequestError("the module has no trained ranges; call prepare, then feed it batches in training mode")
-    first = next((each for each in _inputs(example) if each.is_floating_point() and each.numel()), None)
+    first = next((tensor for tensor in _inputs(example) if tensor.is_floating_point() and tensor.numel()), None)
     samples = int(ranges[0].count) * len(first) // first.numel() if first is not None else 0
-    return CalibrationTable("", "minmax", samples, "", {each.tensor: each.range() for each in ranges if each.tensor})
+    return CalibrationTable("", "minmax", samples, "", {span.tensor: span.range() for span in ranges if span.tensor})
 
 
 def completed(trained: CalibrationTable, model: ir.Model, samples: Iterable[Batch]) -> CalibrationTable:
@@ -347,7 +347,7 @@ def completed(trained: CalibrationTable, model: ir.Model, samples: Iterable[Batc
         The calibration table of `model`.
     """
     seen = calibrate(model, samples, trained.observer)
-    tensors = {name: replace(each, histogram=None) for name, each in seen.tensors.items()}
+    tensors = {name: replace(tensor, histogram=None) for name, tensor in seen.tensors.items()}
     return replace(trained, samples=seen.samples, tensors=tensors | trained.tensors)
 
 
@@ -363,7 +363,7 @@ def distillation_loss(student_logits: Tensor, teacher_logits: Tensor, temperatur
         Scalar loss.
     """
     student, teacher = (
-        torch.log_softmax(each / temperature, dim=-1) for each in (student_logits, teacher_logits.detach())
+        torch.log_softmax(logits / temperature, dim=-1) for logits in (student_logits, teacher_logits.detach())
     )
     return nn.functional.kl_div(student, teacher, reduction="batchmean", log_target=True) * temperature**2
 
@@ -392,11 +392,11 @@ def _wrap(traced: fx.GraphModule, momentum: float, recipe: QuantRecipe) -> None:
             traced.set_submodule(str(node.target), fused)
     traced.delete_all_unused_submodules()
     floats = [
-        each
-        for each in traced.graph.nodes
-        if getattr(known := each.meta.get("tensor_meta"), "dtype", None) == torch.float32 and known.shape.numel()
+        node
+        for node in traced.graph.nodes
+        if getattr(meta := node.meta.get("tensor_meta"), "dtype", None) == torch.float32 and meta.shape.numel()
     ]
-    for index, node in enumerate(each for each in floats if each.op not in ("output", "get_attr")):
+    for index, node in enumerate(node for node in floats if node.op not in ("output", "get_attr")):
         traced.add_submodule(f"range_{index}", Range(index, momentum, recipe.symmetric))
         with traced.graph.inserting_after(node):
             ranged = traced.graph.call_module(f"range_{index}", (node,))
@@ -404,13 +404,13 @@ def _wrap(traced: fx.GraphModule, momentum: float, recipe: QuantRecipe) -> None:
     traced.recompile()
 
 
-def _activate(traced: fx.GraphModule, lowered: Lowered, recipe: QuantRecipe, known: Mapping[str, TensorRange]) -> None:
+def _activate(traced: fx.GraphModule, lowered: Lowered, recipe: QuantRecipe, start: Mapping[str, TensorRange]) -> None:
     """Activates the `Range`s and `Layer`s of the tensors and weights that the int8 model quantizes.
 
     The float graph is quantized with a distinct scale per tensor, which identifies the tensor in the int8 graph.
     """
     model, named = lowered
-    below = {name for name, each in known.items() if each.low < 0}
+    below = {name for name, tensor in start.items() if tensor.low < 0}
     widths = {name: (i + 1) * 2.0**-20 for name, i in named.items()}
     lows = {name: -width / 2 if name in below else 0.0 for name, width in widths.items()}
     tensors = {
@@ -419,7 +419,7 @@ def _activate(traced: fx.GraphModule, lowered: Lowered, recipe: QuantRecipe, kno
     }
     scales = {float(activation_qparams(tensors[name])[0]): i for name, i in named.items()}
     int8, report = quantize(model, recipe, CalibrationTable(graph.digest(model), "minmax", 1, "", tensors))
-    ranges = [each for each in traced.modules() if isinstance(each, Range)]
+    ranges = [submodule for submodule in traced.modules() if isinstance(submodule, Range)]
     for name, i in named.items():
         ranges[i].tensor = name
     floats: dict[int, set[str | None]] = {}  # range -> who reads its tensor unrounded
@@ -429,7 +429,7 @@ def _activate(traced: fx.GraphModule, lowered: Lowered, recipe: QuantRecipe, kno
             ranges[scales[scale]].active = True  # by DequantizeLinear alone, where tables of its bytes are looked up
         if x is not None and scale in scales and node.op_type == "QuantizeLinear":
             readers = floats.setdefault(scales[scale], set())
-            readers |= {each.name for each in x.consumers()} | ({None} if x.is_graph_output() else set())
+            readers |= {reader.name for reader in x.consumers()} | ({None} if x.is_graph_output() else set())
     int8_operators = {operator.name for operator in report.operators if operator.precision == "int8"}
     producers = {named[str(value.name)]: node for node in model.graph for value in node.outputs if value.name in named}
     modules = dict(traced.named_modules())
@@ -446,10 +446,10 @@ def _activate(traced: fx.GraphModule, lowered: Lowered, recipe: QuantRecipe, kno
         if isinstance(here, Layer):
             here.active = not int8_operators.isdisjoint(parts(node))
         if isinstance(here, Range) and here.active:
-            for user in [each for each in node.users if not floats.get(here.index, set()).isdisjoint(parts(each))]:
+            for user in [user for user in node.users if not floats.get(here.index, set()).isdisjoint(parts(user))]:
                 user.replace_input_with(node, node.args[0])
     traced.recompile()
-    if not any(each.active for each in ranges):
+    if not any(span.active for span in ranges):
         raise RequestError(
             "nothing in the module can be int8; it needs Conv or Linear layers that the recipe does not keep float"
         )
@@ -464,13 +464,13 @@ def _parts(node: ir.Node, named: dict[str, int]) -> set[str | None]:
 def _frozen(module: nn.Module, example: Example) -> Lowered:
     """Returns the float graph that torch exports, and {tensor: index of its `Range`}."""
     plain: Any = copy.deepcopy(module).eval()
-    for name, each in list(plain.named_modules()):
-        if isinstance(each, Layer):
-            parameters = (None if tensor is None else nn.Parameter(tensor.detach()) for tensor in each.folded())
-            each.inner.weight, each.inner.bias = parameters
-            plain.set_submodule(name, each.inner)
-        elif isinstance(each, Range):
-            each.marking = True
+    for name, submodule in list(plain.named_modules()):
+        if isinstance(submodule, Layer):
+            parameters = (None if tensor is None else nn.Parameter(tensor.detach()) for tensor in submodule.folded())
+            submodule.inner.weight, submodule.inner.bias = parameters
+            plain.set_submodule(name, submodule.inner)
+        elif isinstance(submodule, Range):
+            submodule.marking = True
     inputs = _inputs(example)
     names = [str(node.target) for node in plain.graph.nodes if node.op == "placeholder"][: len(inputs)]
     (results,) = next(node.args for node in plain.graph.nodes if node.op == "output")

@@ -49,7 +49,7 @@ def quantized_by_onnxruntime(folder: ModelFolder, samples: Path, path: Path) -> 
     """Quantizes the float network by onnxruntime on the model's own samples."""
     arrays = read_arrays(samples)
     count = min(CALIBRATED, len(next(iter(arrays.values()))))
-    batches = ({name: each[i : i + 1] for name, each in arrays.items()} for i in range(count))
+    batches = ({name: array[i : i + 1] for name, array in arrays.items()} for i in range(count))
     onnx_runtime.quantize_static(folder.ensure("rewritten.onnx"), path, batches, prepare=False)
     return path
 
@@ -70,15 +70,15 @@ class Peer:
             for i, session in enumerate(self.sessions):
                 (logits,) = session.run({name: x for name in self.batch}).values()
                 right[i] += (logits.argmax(1) == labels[begin : begin + AT_ONCE]).sum()
-        return [round(float(each), 4) for each in right / len(labels)]
+        return [round(float(share), 4) for share in right / len(labels)]
 
     def report(self, task: pruning.Task) -> dict[str, Any]:
         """Returns the peer's part of the report."""
         pixels, labels = task.data["held_out"]
         quality = self.judged(lambda part: task.normalize(pixels[part]).contiguous().numpy(), labels.numpy())
         paths = (self.made.before, self.made.after)
-        memory = [memory_mb(Configuration(self.made.engine, "int8", each), self.batch, 1) for each in paths]
-        about = {name: each for name, each in self.made.about.items() if name != "task"} | {"epochs": task.epochs}
+        memory = [memory_mb(Configuration(self.made.engine, "int8", path), self.batch, 1) for path in paths]
+        about = {name: fact for name, fact in self.made.about.items() if name != "task"} | {"epochs": task.epochs}
         about |= {"images_an_epoch": task.seen}
         return {"quality": quality, "bytes": self.made.sizes, "megabytes": memory, "engine": self.made.engine, **about}
 
@@ -102,34 +102,34 @@ def peers_of(
     Raises:
         RequestError: The folder `work` is of another task.
     """
-    found: dict[str, Peer] = {}
+    peers: dict[str, Peer] = {}
     left_out: dict[str, str] = {}
     for name in names if task else ():
         with harness.leave_out(name, left_out, fatal=(RequestError,)):
             assert task is not None
             made = pruning.make(name, task, work / name)
-            sessions = tuple(load(each, made.engine, 1) for each in (made.before, made.after))
+            sessions = tuple(load(path, made.engine, 1) for path in (made.before, made.after))
             x = task.normalize(task.data["held_out"][0][:size]).contiguous().numpy()
             batch = dict.fromkeys(sessions[0].inputs, x)
-            for each in sessions:
-                each.run(batch)
-            found[name] = Peer(made, sessions, batch)
-    return found, left_out
+            for session in sessions:
+                session.run(batch)
+            peers[name] = Peer(made, sessions, batch)
+    return peers, left_out
 
 
 def compare(
     models: list[str], size: int, rounds: int, data: str | None, scratch: Path, peers: Mapping[str, Peer]
 ) -> dict[str, Any]:
     """Times, bytes and megabytes of both models in each engine, times of the peers'."""
-    folders = [zoo.load(each) for each in models]
+    folders = [zoo.load(model) for model in models]
     kind = folders[0].entry.pipeline()
-    engines = [each for each in kind.engines(folders[0]) if each in kind.engines(folders[1])]
+    engines = [engine for engine in kind.engines(folders[0]) if engine in kind.engines(folders[1])]
     pipelines = {
-        (engine, i): kind(each, "int8", engine, 1, size) for engine in engines for i, each in enumerate(folders)
+        (engine, i): kind(folder, "int8", engine, 1, size) for engine in engines for i, folder in enumerate(folders)
     }
     raw = next(iter(pipelines.values())).example(size, data)
     batches = [pipelines[engines[0], i].preprocess(raw) for i in (0, 1)]  # vocabularies may differ
-    runs = {(engine, i): OwnBatch(Predictor(each), batches[i]) for (engine, i), each in pipelines.items()}
+    runs = {(engine, i): OwnBatch(Predictor(pipeline), batches[i]) for (engine, i), pipeline in pipelines.items()}
     left_out: dict[str, str] = {}
     quantized: dict[Any, Any] = {}
     with harness.leave_out("peer", left_out):
@@ -142,10 +142,10 @@ def compare(
             quantized["peer", i] = OwnBatch(load(made, "onnxruntime", 1), batches[i])
     runs |= quantized if len(quantized) == len(folders) else {}
     for name, peer in peers.items():
-        runs |= {(name, i): OwnBatch(each, peer.batch) for i, each in enumerate(peer.sessions)}
+        runs |= {(name, i): OwnBatch(session, peer.batch) for i, session in enumerate(peer.sessions)}
     times = np.array([time_in_turn(list(runs.values()), {}) for _ in range(rounds)])
     columns = dict(zip(runs, times.T, strict=True))
-    found = {
+    figures = {
         engine: {
             "before_ms": harness.median(columns[engine, 0], 4),
             "after_ms": harness.median(columns[engine, 1], 4),
@@ -155,12 +155,12 @@ def compare(
     }
     both = list(zip(folders, batches, strict=True))
     memory = {
-        engine: [memory_mb(configuration(each, "int8", engine), batch, 1) for each, batch in both]
+        engine: [memory_mb(configuration(folder, "int8", engine), batch, 1) for folder, batch in both]
         for engine in engines
         if engine != "native" or not isinstance(folders[0].entry, Lowerable)
     }
-    sizes = [each.ensure("int8.onnx").stat().st_size for each in folders]
-    return {"engines": found, "bytes": sizes, "megabytes": memory, "left_out": left_out}
+    sizes = [folder.ensure("int8.onnx").stat().st_size for folder in folders]
+    return {"engines": figures, "bytes": sizes, "megabytes": memory, "left_out": left_out}
 
 
 def options(parser: harness.Parser) -> None:
@@ -183,10 +183,10 @@ def options(parser: harness.Parser) -> None:
 def measure(args: Any) -> dict[str, Any]:
     """Returns {"models": [`compare` with "model", "batch_size", "metric", "quality", "peers", ...], "environment"}."""
     log = read_json(Path(args.log))
-    best = next(each for each in log["steps"] if each["step"] == log["best"])
-    quality = [each["metrics"][args.metric] for each in (log["base"], best)]
+    best = next(step for step in log["steps"] if step["step"] == log["best"])
+    quality = [step["metrics"][args.metric] for step in (log["base"], best)]
     if args.quality:
-        quality = [float(each) for each in args.quality.split(",")]
+        quality = [float(number) for number in args.quality.split(",")]
     facts = machine.environment(threads=1, rounds=args.rounds, power=Meter().fault or "read")
     facts["peers"] = harness.versions(*PACKAGES)
     name = zoo.load(args.models[0]).card.name
@@ -196,9 +196,9 @@ def measure(args: Any) -> dict[str, Any]:
     task = pruning.Task(*args.models, args.images, args.epochs, args.most) if chosen else None
     with tempfile.TemporaryDirectory() as scratch, harness.folder(args.work) as work:
         peers, left_out = peers_of(chosen, task, work, args.batch_size)
-        found = compare(args.models, args.batch_size, args.rounds, args.data, Path(scratch), peers)
-        found["peers"] = {name: each.report(task) for name, each in peers.items() if task}
-        found["left_out"] |= left_out
+        compared = compare(args.models, args.batch_size, args.rounds, args.data, Path(scratch), peers)
+        compared["peers"] = {name: peer.report(task) for name, peer in peers.items() if task}
+        compared["left_out"] |= left_out
     about = {"model": name, "batch_size": args.batch_size, "metric": args.metric, "quality": quality}
     history = {"strategy": log["strategy"], "steps": log["steps"], "note": args.note}
-    return {"models": [about | found | history], "environment": facts}
+    return {"models": [about | compared | history], "environment": facts}

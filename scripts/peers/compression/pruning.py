@@ -103,11 +103,11 @@ class Task:
         images = open_images(self.images, held_out=0.1, seed=0, on_error="raise")
         if images.train.pixels is None:
             raise RequestError(f"found large images in {self.images}, expected small ones such as CIFAR-10's")
-        found = {}
+        parts = {}
         for name, split in (("train", images.train), ("held_out", images.held_out)):
             pixels = np.stack([prepare(split.image(i), self.start[0]).transpose(2, 0, 1) for i in range(len(split))])
-            found[name] = torch.from_numpy(pixels), torch.from_numpy(split.labels)
-        return found
+            parts[name] = torch.from_numpy(pixels), torch.from_numpy(split.labels)
+        return parts
 
     def sample(self, count: int) -> tuple[Tensor, Tensor]:
         """Returns `count` normalized training images and their labels, always the same ones."""
@@ -161,8 +161,8 @@ def network(model: str) -> tuple[dict[str, Any], nn.Module]:
     folder = zoo.load(model)
     if folder.entry.task != "images":
         raise RequestError(f"found {model} of {folder.entry.name}, expected an image classifier")
-    about, found = network_of(folder)
-    return about["features"], found
+    about, module = network_of(folder)
+    return about["features"], module
 
 
 def make(peer: str, task: Task, place: Path) -> Made:
@@ -217,7 +217,7 @@ def batches(task: Task, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         chosen = order[begin : begin + BATCH]
         wide = functional.pad(pixels[chosen], [PADDING] * 4)
         top, left = torch.randint(2 * PADDING + 1, (2, BATCH, 1), generator=random)
-        rows, columns = (each + torch.arange(size) for each in (top, left))
+        rows, columns = (corner + torch.arange(size) for corner in (top, left))
         cut = wide[torch.arange(BATCH)[:, None, None], :, rows[:, :, None], columns[:, None]].permute(0, 3, 1, 2)
         mirrored = torch.rand(BATCH, generator=random) < 0.5
         cut = torch.where(mirrored[:, None, None, None], cut.flip(3), cut)
@@ -254,7 +254,7 @@ def train(
         student.load_state_dict(kept["student"])
         optimizer.load_state_dict(kept["optimizer"])
         done = kept["epoch"]
-    first, steps = [each["lr"] for each in optimizer.param_groups], task.seen // BATCH
+    first, steps = [group["lr"] for group in optimizer.param_groups], task.seen // BATCH
     for epoch in range(done, span[1]):
         before(epoch)
         student.train()
@@ -293,13 +293,13 @@ def by_torch_pruning(task: Task, place: Path) -> dict[str, Any]:
     from torch import nn
     from torch.nn import functional
 
-    def cost(each: nn.Module) -> tuple[float, float]:
-        found: tuple[float, float] = tp.utils.count_ops_and_params(each, task.example)
-        return found
+    def cost(module: nn.Module) -> tuple[float, float]:
+        counts: tuple[float, float] = tp.utils.count_ops_and_params(module, task.example)
+        return counts
 
     student, goal = task.fresh(), cost(network(task.after)[1])
     whole = cost(student)
-    head = [each for each in student.modules() if isinstance(each, nn.Linear)][-1]
+    head = [module for module in student.modules() if isinstance(module, nn.Linear)][-1]
     x, y = task.sample(SEEN)
     options = {"global_pruning": True, "round_to": TILE, "ignored_layers": [head], "iterative_steps": STEPS}
     importance = tp.importance.GroupTaylorImportance()
@@ -315,11 +315,11 @@ def by_torch_pruning(task: Task, place: Path) -> dict[str, Any]:
             pruner.step()
             advance(1)
     student.zero_grad()
-    for name, each in (("before", task.fresh()), ("after", student)):
+    for name, model in (("before", task.fresh()), ("after", student)):
         if name == "after":
-            sgd = torch.optim.SGD(each.parameters(), 0.01, 0.9, weight_decay=5e-4)
-            train(each, task, (0, task.epochs), place / STATE, sgd, rate=cosine)
-        _quantized(each, task, place / f"{name}.onnx")
+            sgd = torch.optim.SGD(model.parameters(), 0.01, 0.9, weight_decay=5e-4)
+            train(model, task, (0, task.epochs), place / STATE, sgd, rate=cosine)
+        _quantized(model, task, place / f"{name}.onnx")
     left = cost(student)
     return {"multiplications": [whole[0], left[0]], "weights": [whole[1], left[1]]}
 
@@ -338,7 +338,7 @@ def _quantized(student: nn.Module, task: Task, path: Path) -> None:
         axes = {"image": {0: "n"}, "logits": {0: "n"}}
         torch.onnx.export(student, (task.example,), str(fp32), dynamo=False, dynamic_axes=axes, **names)
         samples = task.sample(KEPT)[0].contiguous().numpy()
-        onnx_runtime.quantize_static(fp32, path, ({"image": each[None]} for each in samples))
+        onnx_runtime.quantize_static(fp32, path, ({"image": sample[None]} for sample in samples))
 
 
 # ---------------------------------------------------------------------------------------------------------------- NNCF
@@ -351,14 +351,14 @@ def by_nncf(task: Task, place: Path) -> dict[str, Any]:
     import torch
     from nncf.torch.function_hook.pruning.magnitude.schedulers import MultiStepMagnitudePruningScheduler
 
-    samples = nncf.Dataset([each[None] for each in task.sample(KEPT)[0]])
+    samples = nncf.Dataset([sample[None] for sample in task.sample(KEPT)[0]])
 
-    def quantized(each: nn.Module) -> nn.Module:
-        found: nn.Module = nncf.quantize(each.eval(), samples, subset_size=KEPT)
-        return found
+    def quantized(module: nn.Module) -> nn.Module:
+        result: nn.Module = nncf.quantize(module.eval(), samples, subset_size=KEPT)
+        return result
 
-    def parameters(each: nn.Module) -> int:
-        return sum(weight.numel() for weight in each.parameters())
+    def parameters(module: nn.Module) -> int:
+        return sum(weight.numel() for weight in module.parameters())
 
     _converted(quantized(task.fresh()), task, place / "before.xml")
     whole, left = parameters(task.start[1]), parameters(network(task.after)[1])

@@ -40,41 +40,41 @@ def prepare(folder: Path, count: int) -> list[str]:
     import pyarrow.csv
     import pyarrow.parquet
 
-    found = [folder / f"{count}-{i:02d}.parquet" for i in range(FILES)]
-    if not all(each.is_file() for each in found):
+    paths = [folder / f"{count}-{i:02d}.parquet" for i in range(FILES)]
+    if not all(path.is_file() for path in paths):
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / "log.csv"
         synthesize("log", log, count // FILES)
         table = pa.csv.read_csv(log)
-        for i, each in enumerate(found):
+        for i, target in enumerate(paths):
             order = np.random.default_rng(i).permutation(len(table))
-            with files.replacing(each) as temporary:
+            with files.replacing(target) as temporary:
                 pa.parquet.write_table(table.take(order), temporary, row_group_size=1 << 18)
         log.unlink()
-    return [str(each) for each in found]
+    return [str(path) for path in paths]
 
 
 def named(start: bytes) -> list[int]:
     """Returns the processes whose command line begins with `start`."""
-    found = []
+    pids = []
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if place.read_bytes().startswith(start):
-                found.append(int(place.parent.name))
+                pids.append(int(place.parent.name))
         except OSError:
             continue
-    return found
+    return pids
 
 
 def timed(*commands: Sequence[Any], watch: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Runs commands at once; returns {"seconds", "memory_mb": peak of the largest process started here}."""
-    found = processes.run(*commands, watch=watch)
-    return {"seconds": round(found.seconds, 2), "memory_mb": round(found.peak_mb)}
+    finished = processes.run(*commands, watch=watch)
+    return {"seconds": round(finished.seconds, 2), "memory_mb": round(finished.peak_mb)}
 
 
 def digests(folder: Path) -> list[str]:
     """Returns the digests of the results of all parts."""
-    return [files.sha256(each) for each in sorted(folder.glob("part-*.parquet"))]
+    return [files.sha256(path) for path in sorted(folder.glob("part-*.parquet"))]
 
 
 HELD = """
@@ -93,7 +93,7 @@ def cluster() -> Iterator[str]:
     command = [sys.executable, "-c", HELD, str(WORKERS)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as held:
         assert held.stdin is not None and held.stdout is not None
-        line = next((each for each in held.stdout if each.startswith(b"address ")), b"")
+        line = next((line for line in held.stdout if line.startswith(b"address ")), b"")
         if not line:
             raise ZooError("no cluster of Ray could be started here")
         yield line.decode().split()[1]
@@ -127,22 +127,22 @@ def on_ray(
         if time.monotonic() < looked + LOOK:
             return
         looked = time.monotonic()
-        found = named(b"ray::Scorer")
-        workers.update((pid, max(workers.get(pid, 0.0), processes.memory_mb("VmHWM", pid))) for pid in found)
+        scorers = named(b"ray::Scorer")
+        workers.update((pid, max(workers.get(pid, 0.0), processes.memory_mb("VmHWM", pid))) for pid in scorers)
         done = (
             len(list(out.glob("part-*.json"))) / max(len(json.loads((out / "plan.json").read_text())["parts"]), 1)
             if (out / "plan.json").is_file()
             else 0
         )
-        if waiting and done >= waiting[0] and found:
-            os.kill(found[0], signal.SIGKILL)
+        if waiting and done >= waiting[0] and scorers:
+            os.kill(scorers[0], signal.SIGKILL)
             waiting.pop(0)
 
     where = [] if address is None else ["--address", address]
-    found = timed([*run, *rows, "-o", out, "--on", "ray", "--workers", str(WORKERS), *where], watch=watch)
+    figures = timed([*run, *rows, "-o", out, "--on", "ray", "--workers", str(WORKERS), *where], watch=watch)
     if waiting:
         raise ZooError("the run ended before its actors were killed")
-    return {**found, "worker_mb": round(max(workers.values())), "killed": len(kills)}
+    return {**figures, "worker_mb": round(max(workers.values())), "killed": len(kills)}
 
 
 class PandasScorer:
@@ -155,8 +155,8 @@ class PandasScorer:
 
     def __call__(self, chunk: Any) -> Any:
         """Returns the probabilities of a chunk of rows."""
-        for each in self.form.columns:
-            chunk[each["name"]] = chunk[each["name"]].astype(float if each["kind"] == "number" else "string")
+        for column in self.form.columns:
+            chunk[column["name"]] = chunk[column["name"]].astype(float if column["kind"] == "number" else "string")
         chunk["probability"] = pandas_script.probabilities(self.session, self.form.encode(chunk))
         return chunk[["probability"]]
 
@@ -209,8 +209,8 @@ def compare(count: int, folder: Path) -> dict[str, Any]:
             ("ray, two actors killed", scratch / "killed"),
         ):
             results[way]["equal"] = bool(expected) and digests(place) == expected
-        for each in results.values():
-            each |= {"rows": count, "rows_per_second": round(count / each["seconds"])}
+        for result in results.values():
+            result |= {"rows": count, "rows_per_second": round(count / result["seconds"])}
     return {
         "model": MODEL,
         "rows": count,

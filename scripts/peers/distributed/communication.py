@@ -175,16 +175,16 @@ def work(name: str) -> None:
             wrapped.zero_grad(set_to_none=True)
 
         communication.SECONDS, start = SEARCH, Communication()
-        found = communication.tuned(model, group, step, start, about=name)
+        report = communication.tuned(model, group, step, start, about=name)
         gain, noise = communication.compared(model, group, step, start, Communication("powersgd"), communication.ROUNDS)
         powersgd = {"speedup": round(gain, 3), "noise": round(noise, 3)}
         wrapped, times = start.wrap(model, group), []
         for turn in range(communication.WARM + communication.FINAL):
             times += [communication.step_seconds(group, step, wrapped)] * (turn >= communication.WARM)
         if group.rank == 0:
-            weights = sum(each.numel() for each in model.parameters())
-            found |= {"weights": weights, "samples": samples * group.count, "powersgd": powersgd}
-            print(json.dumps(found | {"seconds": round(float(np.median(times)), 4)}), flush=True)
+            weights = sum(weight.numel() for weight in model.parameters())
+            report |= {"weights": weights, "samples": samples * group.count, "powersgd": powersgd}
+            print(json.dumps(report | {"seconds": round(float(np.median(times)), 4)}), flush=True)
 
 
 def pair(name: str, spaces: list[str], folder: Path) -> dict[str, Any]:
@@ -205,17 +205,17 @@ def pair(name: str, spaces: list[str], folder: Path) -> dict[str, Any]:
         said: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         processes.append(subprocess.Popen(command, env=os.environ | environment, **said))
     try:
-        results = [each.communicate(timeout=LIMIT) for each in processes]
+        results = [process.communicate(timeout=LIMIT) for process in processes]
     finally:
-        for each in processes:
-            each.kill()
-    if any(each.returncode for each in processes):
+        for child in processes:
+            child.kill()
+    if any(process.returncode for process in processes):
         said = [line for _, errors in results for line in errors.splitlines() if "Error" in line]
         raise RequestError(f"{name} failed: {said[0] if said else results[0][1].strip()[-300:]}")
     return dict(json.loads(results[0][0].splitlines()[-1]))
 
 
-def scaled(found: dict[str, Any]) -> list[dict[str, Any]]:
+def scaled(figures: dict[str, Any]) -> list[dict[str, Any]]:
     """Estimates the efficiency of more machines, each with the same batch.
 
     A machine's own step is the time without the exchange. In a ring of n machines, each sends and receives
@@ -225,7 +225,7 @@ def scaled(found: dict[str, Any]) -> list[dict[str, Any]]:
         [{"machines", "default", "tuned"}].
     """
     lines = []
-    ways = [(found["seconds"], found["share"][0]), (found["seconds"] / found["speedup"], found["share"][1])]
+    ways = [(figures["seconds"], figures["share"][0]), (figures["seconds"] / figures["speedup"], figures["share"][1])]
     for count in MACHINES:
         line: dict[str, Any] = {"machines": count}
         for name, (seconds, part) in zip(("default", "tuned"), ways, strict=True):
@@ -240,8 +240,8 @@ def compare(name: str) -> dict[str, Any]:
     results = []
     for title, (rate, delay) in LINKS.items():
         with link(rate, delay) as spaces, tempfile.TemporaryDirectory() as folder:
-            found = pair(name, spaces, Path(folder))
-        results.append({"link": title, "rate": rate, "delay": delay, **found, "efficiency": scaled(found)})
+            figures = pair(name, spaces, Path(folder))
+        results.append({"link": title, "rate": rate, "delay": delay, **figures, "efficiency": scaled(figures)})
     return {"model": name, "step": MODELS[name], "links": results}
 
 

@@ -73,19 +73,19 @@ def replace_embeddings(network: Any) -> Any:
         def forward(self, ids: Any, scales: Any) -> Any:
             """See `Embeddings.forward`."""
             count = len(ids)
-            indices = torch.cat([ids[:, each.start : each.start + each.width].reshape(-1) for each in self.fields])
+            indices = torch.cat([ids[:, field.start : field.start + field.width].reshape(-1) for field in self.fields])
             offsets = (self.starts[:-1, None] * count + self.starts.diff()[:, None] * torch.arange(count)).reshape(-1)
             offsets = torch.cat([offsets, self.starts[-1:] * count]).int()
             sums = self.bags(indices.int(), offsets).view(count, len(self.fields), -1)
-            for at, field in enumerate(self.fields):
+            for index, field in enumerate(self.fields):
                 if field.is_list and field.scale >= 0:
-                    sums[:, at] *= scales[:, field.scale, None]
+                    sums[:, index] *= scales[:, field.scale, None]
             return sums.view(count, -1)
 
-    found = [(name, each) for name, each in network.named_modules() if type(each) is Embeddings]
-    if not found:
+    sources = [(name, module) for name, module in network.named_modules() if type(module) is Embeddings]
+    if not sources:
         raise ZooError("the network has no embeddings that FBGEMM pools")
-    for name, source in found:
+    for name, source in sources:
         if any(field.is_sequence for field in source.fields):
             raise ZooError("FBGEMM's bags pool lists, and this network reads the items of a sequence")
         if any(field.is_list and field.column.pooling == "max" for field in source.fields):

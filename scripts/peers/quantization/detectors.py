@@ -41,10 +41,10 @@ class C2f(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns [n, outputs, h, w] of [n, inputs, h, w]."""
         parts = list(self.first(x).chunk(2, 1))
-        for each in self.inner:
-            parts.append(parts[-1] + each(parts[-1]) if self.shortcut else each(parts[-1]))
-        found: torch.Tensor = self.last(torch.cat(parts, 1))
-        return found
+        for layer in self.inner:
+            parts.append(parts[-1] + layer(parts[-1]) if self.shortcut else layer(parts[-1]))
+        result: torch.Tensor = self.last(torch.cat(parts, 1))
+        return result
 
 
 class SPPF(nn.Module):
@@ -63,8 +63,8 @@ class SPPF(nn.Module):
         parts = [self.first(x)]
         for _ in range(3):
             parts.append(self.pool(parts[-1]))
-        found: torch.Tensor = self.last(torch.cat(parts, 1))
-        return found
+        result: torch.Tensor = self.last(torch.cat(parts, 1))
+        return result
 
 
 class Detector(nn.Module):
@@ -81,11 +81,11 @@ class Detector(nn.Module):
         self.up, self.top = C2f(384, 128, shortcut=False), C2f(192, 64, shortcut=False)
         self.down = nn.ModuleList([conv(64, 64, 3, 2), conv(128, 128, 3, 2)])
         self.out = nn.ModuleList([C2f(192, 128, shortcut=False), C2f(384, 256, shortcut=False)])
-        self.boxes = nn.ModuleList(self._head(each, 64, 4 * BINS) for each in (64, 128, 256))
-        self.scores = nn.ModuleList(self._head(each, CLASSES, CLASSES) for each in (64, 128, 256))
+        self.boxes = nn.ModuleList(self._head(width, 64, 4 * BINS) for width in (64, 128, 256))
+        self.scores = nn.ModuleList(self._head(width, CLASSES, CLASSES) for width in (64, 128, 256))
         sides = [SIZE // stride for stride in (8, 16, 32)]
         centres = [torch.stack(torch.meshgrid(*[torch.arange(side) + 0.5] * 2, indexing="xy")) for side in sides]
-        self.register_buffer("anchors", torch.cat([each.flatten(1) for each in centres], 1))
+        self.register_buffer("anchors", torch.cat([centre.flatten(1) for centre in centres], 1))
         strides = torch.tensor([8.0, 16.0, 32.0]).repeat_interleave(torch.tensor([side**2 for side in sides]))
         self.register_buffer("strides", strides)
         self.register_buffer("bins", torch.arange(float(BINS)).view(1, BINS, 1, 1))
@@ -104,7 +104,7 @@ class Detector(nn.Module):
         lower = self.out[0](torch.cat([self.down[0](top), up], 1))
         lowest = self.out[1](torch.cat([self.down[1](lower), deep], 1))
         maps = zip(self.boxes, self.scores, (top, lower, lowest), strict=True)
-        flat = torch.cat([torch.cat([box(each), score(each)], 1).flatten(2) for box, score, each in maps], 2)
+        flat = torch.cat([torch.cat([box(level), score(level)], 1).flatten(2) for box, score, level in maps], 2)
         boxes, scores = flat.split((4 * BINS, CLASSES), 1)
         shares = boxes.view(len(x), 4, BINS, -1).transpose(1, 2).softmax(1)
         sides = (shares * self.bins).sum(1)
@@ -127,12 +127,12 @@ class Segmentation(nn.Module):
 
 def drawn(network: nn.Module) -> nn.Module:
     """Draws statistics and scales of the batch norms, so that none is at 0 and 1."""
-    for each in network.modules():
-        if isinstance(each, nn.BatchNorm2d):
-            assert each.running_mean is not None and each.running_var is not None
-            nn.init.normal_(each.running_mean, 0, 0.1)
-            nn.init.uniform_(each.running_var, 0.5, 1.5)
-            nn.init.uniform_(each.weight, 0.8, 1.6)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            assert module.running_mean is not None and module.running_var is not None
+            nn.init.normal_(module.running_mean, 0, 0.1)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+            nn.init.uniform_(module.weight, 0.8, 1.6)
     return network.eval()
 
 
@@ -145,7 +145,7 @@ def options(parser: harness.Parser) -> None:
 def measure(args: Any) -> None:
     """Writes the models and their samples."""
     photos = first_photos(args.photos, CALIBRATED + TESTED)
-    x = np.concatenate([obvious(each.read_bytes(), SPEC) for each in photos]) / np.float32(255)
+    x = np.concatenate([obvious(photo.read_bytes(), SPEC) for photo in photos]) / np.float32(255)
     networks: dict[str, Any] = {"yolov8n-shaped": Detector, "segmentation-shaped": Segmentation}
     args.folder.mkdir(parents=True, exist_ok=True)
     for name, network in networks.items():

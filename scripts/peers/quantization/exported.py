@@ -102,19 +102,19 @@ class Results(nn.Module):
 
     def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Returns what is found in float32 [n, 3, side, side]."""
-        found = self.network(pixel_values)
-        return (found.logits, found.pred_boxes) if hasattr(found, "pred_boxes") else (found.logits,)
+        outputs = self.network(pixel_values)
+        return (outputs.logits, outputs.pred_boxes) if hasattr(outputs, "pred_boxes") else (outputs.logits,)
 
 
 def drawn(network: nn.Module) -> nn.Module:
     """Draws all weights, so that signals keep their power through the layers and no norm is the identity."""
-    for name, each in network.named_parameters():
-        if each.ndim > 1 and "embed" not in name.rsplit(".", 1)[-1]:
-            nn.init.normal_(each, 0, each[0].numel() ** -0.5)
+    for name, parameter in network.named_parameters():
+        if parameter.ndim > 1 and "embed" not in name.rsplit(".", 1)[-1]:
+            nn.init.normal_(parameter, 0, parameter[0].numel() ** -0.5)
         elif name.endswith("weight"):
-            nn.init.uniform_(each, 0.8, 1.6)
+            nn.init.uniform_(parameter, 0.8, 1.6)
         else:
-            nn.init.normal_(each, 0, 0.1)
+            nn.init.normal_(parameter, 0, 0.1)
     for norm in network.modules():
         if isinstance(norm, nn.BatchNorm2d):
             assert norm.running_mean is not None and norm.running_var is not None
@@ -143,7 +143,7 @@ def measure(args: Any) -> None:
         names = {"input_names": ["pixel_values"], "output_names": ["logits", "boxes"][: len(results(x))]}
         torch.onnx.export(results, (x,), path, dynamo=False, **names)
         spec = Preprocess.from_json({"size": side, "resize": side, "mean": MEAN, "std": DEVIATION, "channels": "RGB"})
-        samples = np.concatenate([obvious(each.read_bytes(), spec) for each in photos])
+        samples = np.concatenate([obvious(photo.read_bytes(), spec) for photo in photos])
         np.savez(path.with_suffix(".calib.npz"), pixel_values=samples[:CALIBRATED])
         np.savez(path.with_suffix(".test.npz"), pixel_values=samples[CALIBRATED:])
         print(path)

@@ -40,7 +40,7 @@ PACKAGES = ("nncf", "onnx")
 
 def ranks(path: Path) -> dict[str, int]:
     """Returns the ranks of the graph's inputs, in order."""
-    return {str(each.name): len(each.shape or ()) for each in io.load(path).graph.inputs}
+    return {str(value.name): len(value.shape or ()) for value in io.load(path).graph.inputs}
 
 
 def feeds(path: Path, samples: Path) -> list[Feed]:
@@ -51,10 +51,10 @@ def feeds(path: Path, samples: Path) -> list[Feed]:
     count = min(map(len, columns.values()))
     return [
         {
-            name: np.asarray(array[at]) if array.ndim - 1 == axes[name] else array[at : at + 1]
+            name: np.asarray(array[index]) if array.ndim - 1 == axes[name] else array[index : index + 1]
             for name, array in columns.items()
         }
-        for at in range(count)
+        for index in range(count)
     ]
 
 
@@ -76,7 +76,7 @@ def modernize(path: Path, target: Path) -> None:
     import onnx
 
     proto = onnx.load(path)
-    version = next(each.version for each in proto.opset_import if each.domain in ("", "ai.onnx"))
+    version = next(opset.version for opset in proto.opset_import if opset.domain in ("", "ai.onnx"))
     onnx.save(proto if version >= OPSET else onnx.version_converter.convert_version(proto, OPSET), target)
 
 
@@ -114,15 +114,15 @@ def _make(setting: str, work: Work, target: Path) -> dict[str, Any]:
 # ----------------------------------------------------------------------------------------------------------- measuring
 
 
-def sqnr(expected: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]]) -> float:
+def sqnr(expected: Sequence[Sequence[Array]], results: Sequence[Sequence[Array]]) -> float:
     """Returns the SQNR in dB over all floating-point outputs and samples; each output is scaled to power 1."""
     noise = []
-    for at, output in enumerate(expected[0]):
+    for i, output in enumerate(expected[0]):
         if output.dtype.kind != "f":
             continue
-        signal = sum(float(np.square(each[at], dtype=np.float64).sum()) for each in expected)
+        signal = sum(float(np.square(sample[i], dtype=np.float64).sum()) for sample in expected)
         error = sum(
-            float(np.square(a[at].astype(np.float64) - b[at]).sum()) for a, b in zip(expected, found, strict=True)
+            float(np.square(a[i].astype(np.float64) - b[i]).sum()) for a, b in zip(expected, results, strict=True)
         )
         if signal:
             noise.append(error / signal)
@@ -130,7 +130,7 @@ def sqnr(expected: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]]) 
     return round(-10 * float(np.log10(max(mean, 1e-20))), 2)
 
 
-def agreement(expected: Sequence[Sequence[Array]], found: Sequence[Sequence[Array]]) -> dict[str, float]:
+def agreement(expected: Sequence[Sequence[Array]], results: Sequence[Sequence[Array]]) -> dict[str, float]:
     """Returns the agreement of the first output.
 
     Returns:
@@ -138,8 +138,8 @@ def agreement(expected: Sequence[Sequence[Array]], found: Sequence[Sequence[Arra
         largest one, or on the same side of .5 where there is one value; "cosine": the mean cosine of the last axis}.
     """
     same, cosines = [], []
-    for a, b in ((a[0], b[0]) for a, b in zip(expected, found, strict=True)):
-        a, b = (each.reshape(-1, each.shape[-1]).astype(np.float64) for each in (np.atleast_1d(a), np.atleast_1d(b)))
+    for a, b in ((a[0], b[0]) for a, b in zip(expected, results, strict=True)):
+        a, b = (array.reshape(-1, array.shape[-1]).astype(np.float64) for array in (np.atleast_1d(a), np.atleast_1d(b)))
         same.append(((a > 0.5) == (b > 0.5)).mean() if a.shape[1] == 1 else (a.argmax(1) == b.argmax(1)).mean())
         norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
         cosines.append(float(np.mean(((a * b).sum(1) + 1e-30) / (norms + 1e-30))))
@@ -150,8 +150,8 @@ def accuracy(path: Path, engine: str, samples: Sequence[Feed], expected: Sequenc
     """Returns SQNR and agreement in one engine; its error where it fails."""
     try:
         run = RUNS[engine](path, machine.cores())
-        found = [run(each) for each in samples]
-        return {"sqnr_db": sqnr(expected, found), **agreement(expected, found)}
+        results = [run(sample) for sample in samples]
+        return {"sqnr_db": sqnr(expected, results), **agreement(expected, results)}
     except Exception as error:  # any engine's own kinds
         return {"failed": harness.reason(error)}
 
@@ -160,7 +160,7 @@ def _prepare(original: Path, target: Path, samples: Path) -> tuple[list[Feed], l
     modernize(original, target)
     tested = feeds(target, samples)
     run = RUNS["onnxruntime"](original, machine.cores())
-    return tested, [run(each) for each in tested]
+    return tested, [run(sample) for sample in tested]
 
 
 def compare(
@@ -206,19 +206,19 @@ def rows(report: Mapping[str, Any]) -> list[list[str]]:
         Cells of `COLUMNS`: SQNR in onnxruntime and OpenVINO, agreement and cosine (in onnxruntime where it runs the
         file), milliseconds in all engines, seconds and MB of quantizing; settings that are left out come last.
     """
-    found = []
+    table = []
     for model in report["models"]:
         for row in model["results"]:
             judged = row.get("accuracy", {})
-            first: dict[str, Any] = next((each for each in judged.values() if "sqnr_db" in each), {})
+            first: dict[str, Any] = next((figures for figures in judged.values() if "sqnr_db" in figures), {})
             speed = [model["milliseconds"].get(e, {}).get(row["setting"], {}).get("median") for e in RUNS]
             values: list[Any] = [model["model"], row["setting"]]
             values += [judged.get(engine, {}).get("sqnr_db") for engine in ("onnxruntime", "openvino")]
             values += [first.get("agreement"), first.get("cosine"), round(row["bytes"] / 1e6, 2), *speed]
             values += [row.get("seconds"), row.get("peak_mb")]
-            found.append(["" if each is None else str(each) for each in values])
-        found += [[model["model"], setting, f"left out: {why}"] for setting, why in model["left_out"].items()]
-    return found
+            table.append(["" if cell is None else str(cell) for cell in values])
+        table += [[model["model"], setting, f"left out: {why}"] for setting, why in model["left_out"].items()]
+    return table
 
 
 def options(parser: harness.Parser) -> None:
@@ -232,12 +232,12 @@ def options(parser: harness.Parser) -> None:
 
 def measure(args: Any) -> dict[str, Any]:
     """Returns {"models": [`compare`], "environment"}."""
-    known = sorted(path.stem for path in args.folder.glob("*.onnx") if path.with_suffix(".calib.npz").is_file())
-    if not known:
+    choices = sorted(path.stem for path in args.folder.glob("*.onnx") if path.with_suffix(".calib.npz").is_file())
+    if not choices:
         raise RequestError(
             f"found no NAME.onnx beside a NAME.calib.npz in {args.folder}; name a folder that holds them"
         )
-    names = harness.split_names("model", args.models or ",".join(known), known)
+    names = harness.split_names("model", args.models or ",".join(choices), choices)
     facts = harness.environment(*PACKAGES, rounds=args.rounds)
     steps = len(names) * len(args.settings)
     with harness.folder(args.work) as folder, progress("comparing", steps) as advance:

@@ -152,7 +152,7 @@ def openvino_run(path: Path, threads: int, shapes: Any = None) -> Run:
 
     def run(batch: Batch) -> list[Array]:
         request.infer(batch, share_inputs=shapes is not None)
-        return [np.array(request.get_output_tensor(at).data) for at in range(count)]
+        return [np.array(request.get_output_tensor(index).data) for index in range(count)]
 
     return run
 
@@ -170,7 +170,7 @@ def time_files(
     paths: Mapping[str, Path], engines: Sequence[str], batch: Batch, rounds: int, shapes: Any = None
 ) -> dict[str, dict[str, list[float]]]:
     """Times files in turn on one thread: {engine: {setting: milliseconds, one number a round}}."""
-    found = {}
+    times = {}
     for engine in engines:
         calls: dict[str, Callable[[], Any]] = {}
         for name, path in paths.items():
@@ -182,5 +182,5 @@ def time_files(
             except Exception:  # the accuracy says why
                 continue
             calls[name] = lambda run=run: run(batch)  # type: ignore[misc]
-        found[engine] = harness.in_turn(calls, rounds)
-    return found
+        times[engine] = harness.in_turn(calls, rounds)
+    return times

@@ -64,7 +64,7 @@ def own(observer: str, *, correct: bool = True) -> settings.Quantize:
 
     def make(work: Work, target: Path) -> dict[str, Any]:
         model, samples = io.load(work.fp32), work.batches(CHUNK)
-        rewrite(model, [each() for each in PASSES])
+        rewrite(model, [pass_type() for pass_type in PASSES])
         recipe = QuantRecipe(observer=observer, search=correct, correct=correct)
         table = make_table(model, recipe, samples)
         int8, report = quantize(model, recipe, table)
@@ -102,20 +102,20 @@ def _make(setting: str, work: Work, target: Path) -> dict[str, Any]:
 def outputs(path: Path, engine: str, work: Work, pixels: Array) -> Array:
     """Returns the logits of every view, float32 [n, 5, 1000]; a class for background is left out."""
     run = settings.RUNS[engine](path, machine.cores(), [1, 3, work.spec.size, work.spec.size])
-    found = np.concatenate([run(work.batch(view[None]))[0] for photo in pixels for view in photo])
-    return found[:, -1000:].reshape(*pixels.shape[:2], -1)
+    logits = np.concatenate([run(work.batch(view[None]))[0] for photo in pixels for view in photo])
+    return logits[:, -1000:].reshape(*pixels.shape[:2], -1)
 
 
 def accuracy(views: Array, reference_views: Array, labels: Array) -> dict[str, float]:
     """Returns top-1, its drop and the agreement in percent, and the SQNR in dB."""
     y, reference = views[:, 0], reference_views[:, 0]
-    found, expected = y.argmax(axis=1), reference.argmax(axis=1)
-    top1, exact = (100 * float((each == labels).mean()) for each in (found, expected))
+    predicted, expected = y.argmax(axis=1), reference.argmax(axis=1)
+    top1, exact = (100 * float((classes == labels).mean()) for classes in (predicted, expected))
     sqnr = 10 * np.log10(np.square(reference).sum() / np.square(reference - y).sum())
     return {
         "top1": round(top1, 2),
         "drop": round(exact - top1, 2),
-        "agreement": round(100 * float((found == expected).mean()), 2),
+        "agreement": round(100 * float((predicted == expected).mean()), 2),
         "agreement_of_views": round(100 * float((views.argmax(axis=2) == reference_views.argmax(axis=2)).mean()), 2),
         "sqnr_db": round(float(sqnr), 2),
     }
@@ -147,9 +147,9 @@ def compare(
         timed = {"fp32": work.fp32} | files, ENGINES, x, rounds, [1, *pixels.shape[-1:], *pixels.shape[2:4]]
         times = processes.in_process(settings.time_files, *timed, cores={processes.last_core()})
     ratios = {
-        engine: {key: harness.ratio(each, found["zoo"]) for key, each in found.items() if key != "zoo"}
-        for engine, found in times.items()
-        if "zoo" in found
+        engine: {key: harness.ratio(taken, by_setting["zoo"]) for key, taken in by_setting.items() if key != "zoo"}
+        for engine, by_setting in times.items()
+        if "zoo" in by_setting
     }
     return {
         "model": name,
@@ -165,13 +165,13 @@ def compare(
 
 def _ahead(results: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Returns agreement and SQNR minus those of the best peer; the lower figure of this project's engines counts."""
-    found = {}
+    ahead = {}
     for key in ("agreement", "agreement_of_views", "sqnr_db"):
-        figures = {row["setting"]: [each[key] for each in row["accuracy"].values()] for row in results}
-        peers = [figure for name, each in figures.items() if not name.startswith("zoo") for figure in each]
+        figures = {row["setting"]: [scores[key] for scores in row["accuracy"].values()] for row in results}
+        peers = [figure for name, numbers in figures.items() if not name.startswith("zoo") for figure in numbers]
         if "zoo" in figures and peers:
-            found[key] = round(min(figures["zoo"]) - max(peers), 2)
-    return found
+            ahead[key] = round(min(figures["zoo"]) - max(peers), 2)
+    return ahead
 
 
 def options(parser: harness.Parser) -> None:

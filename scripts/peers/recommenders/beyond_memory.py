@@ -87,16 +87,16 @@ class Case:
         file = MappedFile.opened(self.folder / TABLES)
         file.madvise(mmap.MADV_RANDOM)
         return [
-            np.ndarray((self.table_bytes,), np.uint8, file, at * self.table_bytes)  # type: ignore[call-overload]
-            for at in range(self.features)
+            np.ndarray((self.table_bytes,), np.uint8, file, index * self.table_bytes)  # type: ignore[call-overload]
+            for index in range(self.features)
         ]
 
     def program(self) -> ClickProgram:
         """Returns lookups in all tables, and one weighted sum of their codes as result."""
         with unread_tables():
             gathers = [
-                QuantizedGather(0, at * self.width, table, self.rows, self.width, BITS, UNIT, UNIT, at)
-                for at, table in enumerate(self.mapped_rows())
+                QuantizedGather(0, index * self.width, table, self.rows, self.width, BITS, UNIT, UNIT, index)
+                for index, table in enumerate(self.mapped_rows())
             ]
             codes = self.features * self.width
             weights = np.random.default_rng(2).standard_normal(codes).astype(np.float32)
@@ -140,7 +140,7 @@ def write_database(case: Case) -> None:
 def _keys(number: int, rows: NDArray[Any]) -> list[bytes]:
     """Returns the keys of rows of a table, 8 bytes each."""
     data = (np.int64(number) << 32 | rows.astype(np.int64)).astype(">i8").tobytes()
-    return [data[at : at + 8] for at in range(0, len(data), 8)]
+    return [data[offset : offset + 8] for offset in range(0, len(data), 8)]
 
 
 def _drop_pages(folder: Path) -> None:
@@ -178,7 +178,7 @@ def lmdb_rows(case: Case, _: int) -> Look:
 
     def look(ids: NDArray[np.int32]) -> NDArray[np.uint8]:
         data = (numbers << 32 | ids).astype(">i8").tobytes()
-        rows = [transaction.get(data[at : at + 8]) for at in range(0, len(data), 8)]
+        rows = [transaction.get(data[offset : offset + 8]) for offset in range(0, len(data), 8)]
         return np.frombuffer(b"".join(rows), np.uint8).reshape(*ids.shape, case.stride)
 
     return look
@@ -212,9 +212,9 @@ class Engine:
         first = np.array(self.look(ids))
         if first.ndim == 3:  # rows of bytes
             tables = self.case.mapped_rows()
-            for at, table in enumerate(tables):
+            for index, table in enumerate(tables):
                 rows = table[: self.case.rows * self.case.stride].reshape(self.case.rows, -1)
-                if not np.array_equal(rows[ids[:8, at]], first[:8, at]):
+                if not np.array_equal(rows[ids[:8, index]], first[:8, index]):
                     raise ZooError("it returns other rows than the file has")
             first = np.zeros(0)
         end = time.perf_counter() + seconds
@@ -273,9 +273,9 @@ def compare(case: Case, engines: list[str], memory: int, rows_memory: int, warm:
     processes.remove_limits(str(os.getpid()))
     return {
         "ids": case.kind,
-        "lookups_per_second": {name: harness.median(each, 0) for name, each in rates.items()},
+        "lookups_per_second": {name: harness.median(rate, 0) for name, rate in rates.items()},
         "ratios": {
-            name: harness.ratio(rates[OURS], each) for name, each in rates.items() if OURS in rates and name != OURS
+            name: harness.ratio(rates[OURS], rate) for name, rate in rates.items() if OURS in rates and name != OURS
         },
         "peak_mb": peaks,
         "left_out": left_out,
@@ -290,11 +290,11 @@ def rendered(report: Mapping[str, Any], source: str) -> str:
         source: Machine and link of the report.
     """
     facts, rows = report["environment"], []
-    for found in report["lookups"]:
-        for name, rate in found["lookups_per_second"].items():
-            ratio = found["ratios"].get(name)
+    for lookups in report["lookups"]:
+        for name, rate in lookups["lookups_per_second"].items():
+            ratio = lookups["ratios"].get(name)
             over = "" if ratio is None else f"{ratio:.1f}x"
-            rows.append([found["ids"], name, f"{rate['median']:,.0f}", over, f"{found['peak_mb'][name]:,.0f}"])
+            rows.append([lookups["ids"], name, f"{rate['median']:,.0f}", over, f"{lookups['peak_mb'][name]:,.0f}"])
     return (
         f"Lookups in {facts['table_gb']} GB of int8 tables on disk by `scripts/peers/recommenders/beyond_memory.py` "
         f"({source}): {facts['tables']} tables, batch size {facts['batch_size']}, wall time; an engine and its page "
@@ -348,8 +348,8 @@ def measure(args: Any) -> dict[str, Any]:
         engines = [name for name in args.engines if name not in left_out]
 
         def one(kind: str) -> dict[str, Any]:
-            each = Case(folder, args.features, rows, args.width, args.batch_size, kind)
-            found = compare(each, engines, args.memory, args.rows_memory * 10**6, args.warm, args.rounds)
-            return {**found, "left_out": left_out | found["left_out"]}
+            variant = Case(folder, args.features, rows, args.width, args.batch_size, kind)
+            result = compare(variant, engines, args.memory, args.rows_memory * 10**6, args.warm, args.rounds)
+            return {**result, "left_out": left_out | result["left_out"]}
 
         return harness.gather("lookups", args.ids, one, args.output, facts)

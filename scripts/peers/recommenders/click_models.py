@@ -46,8 +46,8 @@ def compare(
         raise RequestError(f"{model} is a {folder.entry.name} model; expected one of {', '.join(KNOWN)}")
     with tempfile.TemporaryDirectory() as scratch:
         inputs = engines.Inputs(str(model), Path(scratch))
-        found = wide_deep.compare(inputs, peers, sizes, inputs.kinds, rounds)
-    return {"model": folder.card.name, "family": folder.entry.name, **found}
+        compared = wide_deep.compare(inputs, peers, sizes, inputs.kinds, rounds)
+    return {"model": folder.card.name, "family": folder.entry.name, **compared}
 
 
 def deepctr(first: Path, last: Path, labels: Sequence[str] = ("clicked",)) -> dict[str, Any]:
@@ -81,11 +81,11 @@ def deepctr(first: Path, last: Path, labels: Sequence[str] = ("clicked",)) -> di
     for field in features.fields:
         plain = SparseFeat(field.name, field.rows + 1, embedding_dim=16)  # id 0 is its padding
         columns.append(VarLenSparseFeat(plain, field.width, combiner="mean") if field.is_list else plain)
-    columns += [DenseFeat(f"number {at}", 1) for at in range(features.shape[1])]
+    columns += [DenseFeat(f"number {index}", 1) for index in range(features.shape[1])]
 
     def read(path: Path) -> tuple[dict[str, Any], Any]:
         rows = Rows.concatenate(list(features.read(path, labelled=True)))
-        inputs = {f"number {at}": rows.numbers[:, at] for at in range(features.shape[1])}
+        inputs = {f"number {index}": rows.numbers[:, index] for index in range(features.shape[1])}
         for field in features.fields:
             ids = rows.ids[:, field.start : field.start + field.width]
             inputs[field.name] = np.where(ids == field.last, 0, ids + 1) if field.is_list else ids[:, 0]
@@ -103,7 +103,7 @@ def deepctr(first: Path, last: Path, labels: Sequence[str] = ("clicked",)) -> di
             scores = model.predict(last_x, 4096).astype(np.float64).reshape(len(truth), len(labels))
             by_column = zip(labels, truth.reshape(scores.shape).T, scores.T, strict=True)
             epochs.append({label: click_metrics(*column) for label, *column in by_column})
-        best = max(epochs, key=lambda metrics: sum(each["auc"] for each in metrics.values()))
+        best = max(epochs, key=lambda metrics: sum(label["auc"] for label in metrics.values()))
         results[name] = {"labels": best} if len(labels) > 1 else best[labels[0]]
     return results
 

@@ -70,13 +70,13 @@ def measure(args: Any) -> dict[str, Any]:
                     for changes in (None, change) if number % 2 else (change, None):
                         turns["none" if changes is None else way] = _turn(port, requests, changes, args, STEPS[way])
                     pairs[way].append((turns[way]["p99"], turns["none"]["p99"]))
-                    for kind, found in turns.items():
-                        figures[kind].append(found)
+                    for kind, measured in turns.items():
+                        figures[kind].append(measured)
         equal = _equal_bits(work, models, deltas, requests[0])
         size = deltas[0].stat().st_size
     ways = [
-        {"way": way, **{key: harness.median([each[key] for each in found]) for key in found[0]}}
-        for way, found in figures.items()
+        {"way": way, **{key: harness.median([turn[key] for turn in series]) for key in series[0]}}
+        for way, series in figures.items()
     ]
     return {
         "clients": args.clients,
@@ -84,7 +84,7 @@ def measure(args: Any) -> dict[str, Any]:
         "changed_rows": args.rows,
         "delta_bytes": size,
         "ways": ways,
-        "p99_ratio": {way: harness.ratio(*zip(*found, strict=True)) for way, found in pairs.items()},
+        "p99_ratio": {way: harness.ratio(*zip(*p99s, strict=True)) for way, p99s in pairs.items()},
         "equal_bits": equal,
         "environment": harness.environment(rounds=args.rounds, data="synthetic log, simulated ids", priority=PRIORITY),
     }
@@ -200,15 +200,15 @@ def _turn(
     if change is not None:
         thread.start()
     try:
-        found = dict(processes.in_process(load.clients, port, requests, args.clients, float(args.seconds), CORES[-1]))
+        figures = dict(processes.in_process(load.clients, port, requests, args.clients, float(args.seconds), CORES[-1]))
     finally:
         seconds = time.perf_counter() - begin
         stop.set()
     if change is None:
-        return found
+        return figures
     thread.join()
     scored = float(np.median(waits)) if waits else float("inf")
-    return found | {"until_scored": scored, "rows_per_second": len(waits) * args.rows / seconds}
+    return figures | {"until_scored": scored, "rows_per_second": len(waits) * args.rows / seconds}
 
 
 def _until_changed(port: int, request: load.Request, change: Callable[[], None]) -> float:

@@ -65,16 +65,16 @@ def build(folder: Path, rows: int) -> Path:
     from zoo.recommenders.data.schema_inference import infer
 
     random, log = np.random.default_rng(0), folder / "log.csv"
-    lists = [f"list_{at}" for at in range(len(LISTS))]
+    lists = [f"list_{index}" for index in range(len(LISTS))]
     with log.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["click", *(f"number_{at}" for at in range(NUMBERS)), *lists])
+        writer.writerow(["click", *(f"number_{index}" for index in range(NUMBERS)), *lists])
         for _ in range(LOG_ROWS):
-            ids = ["|".join(f"v{each}" for each in random.integers(0, rows, size)) for size in LISTS]
+            ids = ["|".join(f"v{number}" for number in random.integers(0, rows, size)) for size in LISTS]
             writer.writerow([random.integers(2), *random.random(NUMBERS).round(4), *ids])
     schema = infer(open_logs(log)[0], None)
     columns = tuple(
-        _list(each, lists.index(each.name), rows) if each.name in lists else each for each in schema.columns
+        _list(column, lists.index(column.name), rows) if column.name in lists else column for column in schema.columns
     )
     replace(schema, columns=columns).save(folder / "schema.json")
     zoo.train("dlrm", str(log), model, settings=SETTINGS, schema=folder / "schema.json", label="click")
@@ -116,14 +116,14 @@ def pairs_a_second(model: Path, rounds: int) -> dict[str, Any]:
                 batch[name][:, list(places)] = batch[name][:1, list(places)]
         samples.append(batch)
     calls = {
-        "pairs": lambda: [pipeline.predict(each) for each in samples],
-        "rank": lambda: [pipeline.predict_shared(each, shared) for each in samples],
+        "pairs": lambda: [pipeline.predict(batch) for batch in samples],
+        "rank": lambda: [pipeline.predict_shared(batch, shared) for batch in samples],
     }
     times = harness.in_turn(calls, rounds)
     return {
         way: {
-            "pairs_per_second": harness.median([counts.sum() / each * 1e3 for each in taken], 0),
-            "samples_per_second": harness.median([SAMPLES / each * 1e3 for each in taken], 2),
+            "pairs_per_second": harness.median([counts.sum() / ms * 1e3 for ms in taken], 0),
+            "samples_per_second": harness.median([SAMPLES / ms * 1e3 for ms in taken], 2),
         }
         for way, taken in times.items()
     }
@@ -137,13 +137,13 @@ def rendered(report: Mapping[str, Any], source: str) -> str:
         source: Machine and link of the report.
     """
     rows = []
-    for found in report["engines"]:
-        over = {each["batch_size"]: each["over"] for each in found["ratios"] if each["engine"] == OURS}
-        for each in found["results"]:
-            size, name = each["batch_size"], each["engine"]
+    for compared in report["engines"]:
+        over = {ratio["batch_size"]: ratio["over"] for ratio in compared["ratios"] if ratio["engine"] == OURS}
+        for row in compared["results"]:
+            size, name = row["batch_size"], row["engine"]
             ratio = f"{over[size][name]:.2f}x" if name in over.get(size, {}) else ""
-            changed = f"{each['max_probability']:.4f}"
-            rows.append([name, f"{size}", f"{each['samples_per_second']:,.0f}", ratio, changed])
+            changed = f"{row['max_probability']:.4f}"
+            rows.append([name, f"{size}", f"{row['samples_per_second']:,.0f}", ratio, changed])
     ways, mlperf = report["native"], report["mlperf"]
     pairs, samples = ({way: ways[way][f"{what}_per_second"]["median"] for way in ways} for what in ("pairs", "samples"))
     return (

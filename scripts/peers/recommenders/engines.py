@@ -92,7 +92,7 @@ class Inputs:
         """Returns the pool of inputs in batches: `POOL_ROWS` rows or `POOL_BATCHES` batches, whichever is more."""
         rows = size * max(POOL_ROWS // size, POOL_BATCHES)
         pool = self.pool(kind, rows)
-        return [{name: column[at : at + size] for name, column in pool.items()} for at in range(0, rows, size)]
+        return [{name: column[start : start + size] for name, column in pool.items()} for start in range(0, rows, size)]
 
     def samples(self) -> list[Batch]:
         """Returns batches of calibration, of all kinds of ids."""
@@ -237,14 +237,14 @@ def save_weights(inputs: DrawnInputs) -> None:
     from torch import nn
 
     network = network_of(zoo.load(inputs.model))[1]
-    found = {
+    arrays = {
         "table": network.embeddings.weight,
         "wide": network.wide.weight,
         "offsets": network.embeddings.offsets.int(),
     }
-    for at, layer in enumerate(each for each in network.deep if isinstance(each, nn.Linear)):
-        found |= {f"kernel_{at}": layer.weight.T, f"bias_{at}": layer.bias}
-    np.savez(inputs.weights, **{name: np.ascontiguousarray(each.detach().numpy()) for name, each in found.items()})
+    for index, layer in enumerate(layer for layer in network.deep if isinstance(layer, nn.Linear)):
+        arrays |= {f"kernel_{index}": layer.weight.T, f"bias_{index}": layer.bias}
+    np.savez(inputs.weights, **{name: np.ascontiguousarray(array.detach().numpy()) for name, array in arrays.items()})
 
 
 def tensorflow_network(weights: Mapping[str, Array]) -> Any:
@@ -265,9 +265,9 @@ def tensorflow_network(weights: Mapping[str, Array]) -> Any:
         rows = ids + weights["offsets"]
         embeddings = tf.gather(tf.constant(weights["table"]), rows)
         x = tf.concat([tf.reshape(embeddings, [-1, embeddings.shape[1] * embeddings.shape[2]]), numbers], 1)
-        for at in range(last + 1):
-            x = tf.nn.bias_add(tf.matmul(x, weights[f"kernel_{at}"]), weights[f"bias_{at}"])
-            x = tf.nn.relu(x) if at < last else x
+        for index in range(last + 1):
+            x = tf.nn.bias_add(tf.matmul(x, weights[f"kernel_{index}"]), weights[f"bias_{index}"])
+            x = tf.nn.relu(x) if index < last else x
         return tf.sigmoid(x + tf.reduce_sum(tf.gather(tf.constant(weights["wide"]), rows), 1))
 
     return wide_deep

@@ -36,25 +36,25 @@ def with_pandas(log: Path, schema: Schema) -> Iterator[dict[str, Any]]:
     """Yields chunks of columns, hashed by pandas, lists split and hashed item by item, numbers scaled."""
     import pandas as pd  # type: ignore[import-untyped, unused-ignore]
 
-    numbers = {each.name: each for each in schema.of("number")}
+    numbers = {column.name: column for column in schema.of("number")}
     categories = list(schema.of("category", "categories"))
-    kinds = {**dict.fromkeys(numbers, np.float64), **dict.fromkeys((each.name for each in categories), str)}
+    kinds = {**dict.fromkeys(numbers, np.float64), **dict.fromkeys((column.name for column in categories), str)}
     for chunk in pd.read_csv(log, usecols=list(kinds), dtype=kinds, chunksize=CHUNK_ROWS):
         ids = []
-        for each in categories:
-            buckets = int(each.encoding.get("buckets", 0)) or len(each.encoding["values"])
-            texts = chunk[each.name].fillna("")
-            if each.kind == "categories":
-                items = texts.str.split(each.separator).str[-each.length :]
+        for category in categories:
+            buckets = int(category.encoding.get("buckets", 0)) or len(category.encoding["values"])
+            texts = chunk[category.name].fillna("")
+            if category.kind == "categories":
+                items = texts.str.split(category.separator).str[-category.length :]
                 lengths = items.str.len().to_numpy()
                 flat = pd.util.hash_array(np.concatenate(items.to_numpy()).astype(object)) % buckets
                 rows = np.repeat(np.arange(len(chunk)), lengths)
                 place = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-                found = np.zeros((len(chunk), each.length), np.int32)
-                found[rows, place] = 1 + flat
+                column_ids = np.zeros((len(chunk), category.length), np.int32)
+                column_ids[rows, place] = 1 + flat
             else:
-                found = (1 + pd.util.hash_array(texts.to_numpy(object)) % buckets).astype(np.int32)[:, None]
-            ids.append(found)
+                column_ids = (1 + pd.util.hash_array(texts.to_numpy(object)) % buckets).astype(np.int32)[:, None]
+            ids.append(column_ids)
         x = chunk[list(numbers)].to_numpy()
         low, high = np.nanmin(x, axis=0), np.nanmax(x, axis=0)
         scaled = np.nan_to_num((x - low) / np.maximum(high - low, 1e-9))
@@ -71,7 +71,7 @@ def readers(shape: str, log: Path, schema: Path) -> dict[str, Callable[[], int]]
     if shape == "criteo":
         lines = Features.from_json(zoo.load("wide-deep-criteo").preprocessing)
         return {"read_rows": lambda: sum(map(len, lines.read(str(log)))), **own}
-    return {"pandas": lambda: sum(len(each["ids"]) for each in with_pandas(log, features.schema)), **own}
+    return {"pandas": lambda: sum(len(chunk["ids"]) for chunk in with_pandas(log, features.schema)), **own}
 
 
 def prepare(shape: str, folder: Path, count: int) -> tuple[Path, Path]:
@@ -82,12 +82,12 @@ def prepare(shape: str, folder: Path, count: int) -> tuple[Path, Path]:
     else:
         log = folder / "own.csv"
         synthesize("log", log, count, "--users", 200_000, "--items", 50_000)
-    found = infer(open_log(log))
+    schema = infer(open_log(log))
     if shape == "criteo":
         hashed = {"type": "hash", "buckets": BUCKETS}
-        columns = (replace(each, encoding=hashed) if each.kind == "category" else each for each in found.columns)
-        found = replace(found, columns=tuple(columns))
-    return log, found.save(folder / f"{shape}.json")
+        columns = (replace(field, encoding=hashed) if field.kind == "category" else field for field in schema.columns)
+        schema = replace(schema, columns=tuple(columns))
+    return log, schema.save(folder / f"{shape}.json")
 
 
 def compare(shape: str, folder: Path, count: int, rounds: int, advance: harness.Advance) -> dict[str, Any]:
@@ -144,5 +144,5 @@ def measure(args: Any) -> dict[str, Any] | None:
         return None
     shapes, facts = ("criteo", "own"), harness.environment("pandas", rounds=args.rounds)
     with tempfile.TemporaryDirectory() as name, progress("runs", 4 * args.rounds) as advance:
-        found = [compare(shape, Path(name), args.rows, args.rounds, advance) for shape in shapes]
-    return {"rows": args.rows, "shapes": found, "environment": facts}
+        results = [compare(shape, Path(name), args.rows, args.rounds, advance) for shape in shapes]
+    return {"rows": args.rows, "shapes": results, "environment": facts}

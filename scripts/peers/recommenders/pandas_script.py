@@ -33,8 +33,8 @@ BATCH = 512
 def once_each(column: pd.Series, read: Callable[[pd.Series], Any]) -> Any:
     """Applies `read` to the distinct values alone."""
     codes, distinct = pd.factorize(column, use_na_sentinel=False)
-    found = read(pd.Series(distinct))
-    return tuple(part[codes] for part in found) if isinstance(found, tuple) else found[codes]
+    results = read(pd.Series(distinct))
+    return tuple(part[codes] for part in results) if isinstance(results, tuple) else results[codes]
 
 
 # -------------------------------------------------------------------------------------------------------- Criteo's rows
@@ -68,7 +68,7 @@ class CriteoRows:
         numbers = (numbers.clip(low, high) - low) / np.where(high > low, high - low, 1)
         categories = chunk[CATEGORIES].fillna("")
         columns = (categories[name] for name in CATEGORIES)
-        ids = [once_each(each, self.hashed) if self.factorize else self.hashed(each) for each in columns]
+        ids = [once_each(column, self.hashed) if self.factorize else self.hashed(column) for column in columns]
         return {
             "ids": np.stack(ids, axis=1),
             "numbers": np.where(np.isnan(numbers), fill, numbers).astype(np.float32),
@@ -80,17 +80,17 @@ class CriteoRows:
 
 def look_up(column: pd.Series, vocabulary: dict[str, int]) -> Array:
     """Returns the id of every value: from 1 in the vocabulary, 0 if unknown, len(vocabulary) + 1 if missing."""
-    found = column.map(vocabulary)
-    return np.asarray(found.mask(column.isna(), len(vocabulary) + 1).fillna(0), np.int32)
+    ids = column.map(vocabulary)
+    return np.asarray(ids.mask(column.isna(), len(vocabulary) + 1).fillna(0), np.int32)
 
 
 def look_up_lists(column: pd.Series, vocabulary: dict[str, int], length: int, separator: str) -> tuple[Array, Array]:
     """Returns ids of the last items of every list, [n, length], and 1 / items."""
     ids, scales = np.full((len(column), length), len(vocabulary) + 1, np.int32), np.zeros(len(column), np.float32)
-    for at, text in enumerate(column.fillna("")):
+    for row, text in enumerate(column.fillna("")):
         items = [vocabulary.get(item.strip(), 0) for item in text.split(separator) if item.strip()][-length:]
         if items:
-            ids[at, : len(items)], scales[at] = items, 1 / len(items)
+            ids[row, : len(items)], scales[row] = items, 1 / len(items)
     return ids, scales
 
 
@@ -111,17 +111,17 @@ class SchemaColumns:
 
     def __init__(self, preprocessing: dict[str, Any], factorize: bool) -> None:
         kinds = ("number", "category", "categories")
-        self.columns = [each for each in preprocessing["schema"]["columns"] if each["kind"] in kinds]
+        self.columns = [column for column in preprocessing["schema"]["columns"] if column["kind"] in kinds]
         self.factorize = factorize
 
     def chunks(self, log: str, rows: int | None) -> Iterator[pd.DataFrame]:
         """Yields chunks of the file."""
-        dtypes = {each["name"]: np.float64 if each["kind"] == "number" else str for each in self.columns}
+        dtypes = {column["name"]: np.float64 if column["kind"] == "number" else str for column in self.columns}
         return iter(pd.read_csv(log, usecols=list(dtypes), dtype=dtypes, chunksize=CHUNK_ROWS, nrows=rows))
 
     def reader(self, column: dict[str, Any]) -> Callable[[pd.Series], Any]:
         """Returns the function from a column's texts to ids."""
-        vocabulary = {value: at for at, value in enumerate(column["encoding"]["values"], 1)}
+        vocabulary = {value: index for index, value in enumerate(column["encoding"]["values"], 1)}
         if column["kind"] == "category":
             return lambda texts: look_up(texts, vocabulary)
         return lambda texts: look_up_lists(texts, vocabulary, column["length"], column["separator"])
@@ -137,12 +137,12 @@ class SchemaColumns:
                 missing += [np.isnan(x)] if column["missing"] else []
                 continue
             read = self.reader(column)
-            found = once_each(values, read) if self.factorize else read(values)
+            result = once_each(values, read) if self.factorize else read(values)
             if column["kind"] == "category":
-                ids.append(found[:, None])
+                ids.append(result[:, None])
             else:
-                ids.append(found[0])
-                scales += [found[1]] if column["pooling"] == "mean" else []
+                ids.append(result[0])
+                scales += [result[1]] if column["pooling"] == "mean" else []
         return {
             "ids": np.concatenate(ids, axis=1),
             "numbers": np.stack([*numbers, *missing], axis=1).astype(np.float32),
@@ -165,8 +165,8 @@ def open_session(graph: str | Path) -> ort.InferenceSession:
 
 def probabilities(session: ort.InferenceSession, inputs: dict[str, Array]) -> Array:
     """Returns the probabilities of a chunk of rows, in batches of `BATCH`."""
-    names, count = [each.name for each in session.get_inputs()], len(inputs["ids"])
-    batches = ({name: inputs[name][at : at + BATCH] for name in names} for at in range(0, count, BATCH))
+    names, count = [value.name for value in session.get_inputs()], len(inputs["ids"])
+    batches = ({name: inputs[name][start : start + BATCH] for name in names} for start in range(0, count, BATCH))
     return np.concatenate([session.run(["probability"], batch)[0].ravel() for batch in batches])
 
 
@@ -176,8 +176,8 @@ def score(log: str, output: str, folder: Path, graph: str, factorize: bool, rows
     form = (SchemaColumns if "schema" in preprocessing else CriteoRows)(preprocessing, factorize)
     session = open_session(graph)
     for number, chunk in enumerate(form.chunks(log, rows)):
-        found = pd.DataFrame({"row": chunk.index, "probability": probabilities(session, form.encode(chunk))})
-        found.to_csv(output, mode="a" if number else "w", header=not number, index=False)
+        scores = pd.DataFrame({"row": chunk.index, "probability": probabilities(session, form.encode(chunk))})
+        scores.to_csv(output, mode="a" if number else "w", header=not number, index=False)
 
 
 def main() -> None:

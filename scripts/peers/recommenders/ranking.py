@@ -65,10 +65,10 @@ def compare(model: str | Path, log: Path, count: int, rounds: int, served: bool)
     pipeline: Any = zoo.pipeline(model, engine="native")
     stock: Any = zoo.pipeline(model, "fp32", "onnxruntime")
     sides = pipeline.sides
-    names = {side: [each.name for each in getattr(sides, side).features.schema.columns] for side in ("user", "item")}
+    names = {side: [field.name for field in getattr(sides, side).features.schema.columns] for side in ("user", "item")}
     rows = pipeline.example(4 * count, log)
     items = list({row[sides.key]: {name: row[name] for name in names["item"]} for row in rows}.values())
-    items = [items[at % len(items)] for at in range(count)]
+    items = [items[index % len(items)] for index in range(count)]
     user = {name: rows[0][name] for name in names["user"]}
     full, ids = [item | user for item in items], [item[sides.key] for item in items]
     catalogue = pipeline.catalogue(items)
@@ -96,10 +96,10 @@ def compare(model: str | Path, log: Path, count: int, rounds: int, served: bool)
         "family": pipeline.folder.entry.name,
         "candidates": count,
         "user_columns": round(len(names["user"]) / (len(names["user"]) + len(names["item"])), 3),
-        "ms": {name: harness.median(each) for name, each in times.items()},
+        "ms": {name: harness.median(ms) for name, ms in times.items()},
         "steps": _steps(pipeline, batch, shared),
-        "http_ms": {name: harness.median(each) for name, each in http.items()},
-        "http_cpu_ms": {name: harness.median(each) for name, each in cpu.items()},
+        "http_ms": {name: harness.median(ms) for name, ms in http.items()},
+        "http_cpu_ms": {name: harness.median(ms) for name, ms in cpu.items()},
         "ratios": {name: harness.ratio(times[a], times[b]) for name, (a, b) in pairs.items()}
         | {
             f"http cpu {name} to {way}": harness.ratio(cpu[way], cpu[name])
@@ -133,21 +133,21 @@ def _steps(pipeline: Any, batch: Mapping[str, Any], shared: SharedInputs) -> lis
             start = time.thread_time_ns()
             call()
             times[key].append(time.thread_time_ns() - start)
-    until = {key: float(np.percentile(each, 25)) / 1e3 for key, each in times.items()}
+    until = {key: float(np.percentile(taken, 25)) / 1e3 for key, taken in times.items()}
     return [
         {"step": " ".join([type(step).__name__, *map(str, np.shape(getattr(step, "weight", None)))])}
-        | {way: round(max(until[way, at + 1] - until[way, at], 0.0), 1) for way in ways}
-        for at, step in enumerate(program.steps)
+        | {way: round(max(until[way, index + 1] - until[way, index], 0.0), 1) for way in ways}
+        for index, step in enumerate(program.steps)
     ]
 
 
 def _require_same(pipeline: Any, user: Mapping[str, Any], items: list[Any], batch: Mapping[str, Any]) -> None:
     """Raises ZooError unless `rank` gives the bits of full rows."""
     expected = pipeline.predict(batch)["probability"].reshape(-1)
-    found = np.empty(len(items), np.float32)
-    for each in pipeline.rank(user, items):
-        found[each["row"]] = each["probability"]
-    if found.tobytes() != expected.tobytes():
+    ranked = np.empty(len(items), np.float32)
+    for row in pipeline.rank(user, items):
+        ranked[row["row"]] = row["probability"]
+    if ranked.tobytes() != expected.tobytes():
         raise ZooError(f"{pipeline.folder.card.name}: rank gives other probabilities than full rows")
 
 
@@ -176,7 +176,7 @@ def _over_http(
         ways: dict[str, tuple[Running, Request]] = {}
         for key, server in servers.items():
             public = {
-                each: _public(each, f"{name}@fp32") if "fp32" in server.arguments[0] else each for each in (rows, text)
+                sent: _public(sent, f"{name}@fp32") if "fp32" in server.arguments[0] else sent for sent in (rows, text)
             }
             live = stack.enter_context(running(server, Path(sys.prefix).parent, public[rows]))
             ways |= {f"{key} run": (live, public[rows]), f"{key} run csv": (live, public[text])}

@@ -58,9 +58,9 @@ class Request:
         items = list({row[self.clicks.sides.key]: row for row in rows}.values())
         draw = np.random.default_rng(0)
         chosen = draw.integers(0, len(items), count)
-        self.names = np.array([f"item {at}" for at in range(count)])
+        self.names = np.array([f"item {index}" for index in range(count)])
         self.catalogue, self.tower_items = (
-            self._catalogue(each, items, chosen) for each in (self.clicks, self.nearest)
+            self._catalogue(pipeline, items, chosen) for pipeline in (self.clicks, self.nearest)
         )
         vectors = self.nearest.item_vectors(self.nearest.catalogue(items, distinct=False))[chosen]
         vectors = vectors + draw.normal(0, NOISE / vectors.shape[1] ** 0.5, vectors.shape)

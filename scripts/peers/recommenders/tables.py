@@ -140,10 +140,10 @@ def torch_bags(case: Case, content: Content) -> Look:
 
     def look(ids: Array) -> Any:
         size, _, pooling = ids.shape
-        indices = [torch.from_numpy(np.ascontiguousarray(ids[:, at]).reshape(-1)) for at in range(case.features)]
+        indices = [torch.from_numpy(np.ascontiguousarray(ids[:, index]).reshape(-1)) for index in range(case.features)]
         offsets = torch.arange(0, size * pooling + 1, pooling, dtype=torch.int32)
         pairs = list(zip(tables, indices, strict=True))
-        return lambda: [bag(table, each, offsets, include_last_offset=True) for table, each in pairs]
+        return lambda: [bag(table, rows, offsets, include_last_offset=True) for table, rows in pairs]
 
     return look
 
@@ -161,7 +161,7 @@ def zentorch(case: Case, content: Content) -> Look:
     def look(ids: Array) -> Any:
         size, _, pooling = ids.shape
         indices = [
-            torch.from_numpy(np.ascontiguousarray(ids[:, at]).reshape(-1).astype(np.int64)) for at in range(count)
+            torch.from_numpy(np.ascontiguousarray(ids[:, index]).reshape(-1).astype(np.int64)) for index in range(count)
         ]
         offsets = [torch.arange(0, size * pooling, pooling)] * count
         zeros, options = [0] * count, ([None] * count, [0] * count, [-1] * count)
@@ -181,7 +181,7 @@ def ours(case: Case, content: Content) -> Look:
             for _ in range(case.features if not tables else 0)
         ]
         tables.extend(copies)
-        bags = embedding_bags([Bag(each, ids.shape[2]) for each in tables])
+        bags = embedding_bags([Bag(table, ids.shape[2]) for table in tables])
         return lambda: bags(flat)
 
     tables: list[QuantizedRows] = []
@@ -233,7 +233,7 @@ def compare(case: Case, size: int, poolings: list[int], kinds: list[str], engine
                 _require_close(name, prepared[0](), expected, case, pooling)
                 calls[name] = _in_order(itertools.cycle(prepared))
         count, times = size * case.features * pooling, harness.in_turn(calls, rounds)
-        speeds = {name: harness.median([count / each / 1e3 for each in times[name]], 2) for name in times}
+        speeds = {name: harness.median([count / ms / 1e3 for ms in times[name]], 2) for name in times}
         row: dict[str, Any] = {"ids": kind, "pooling": pooling, "million_per_second": speeds}
         if OURS in times and len(times) > 1:
             best = max((name for name in times if name != OURS), key=lambda name: float(speeds[name]["median"]))
@@ -246,7 +246,7 @@ def compare(case: Case, size: int, poolings: list[int], kinds: list[str], engine
         "rows": case.rows,
         "width": case.width,
         "huge_pages": case.huge_pages,
-        "table_gb": {name: round(each, 2) for name, each in sizes.items()},
+        "table_gb": {name: round(size, 2) for name, size in sizes.items()},
         "left_out": left_out,
         "lookups": results,
     }
@@ -263,7 +263,7 @@ def _row_bytes(name: str, case: Case) -> int:
 def _require_close(name: str, result: Any, expected: Array, case: Case, pooling: int) -> None:
     """Raises ZooError unless the first samples of a result are the sums of floats, to the rounding of the scales."""
     joined = (
-        np.concatenate([np.asarray(each) for each in result], axis=1)
+        np.concatenate([np.asarray(part) for part in result], axis=1)
         if isinstance(result, list)
         else np.asarray(result)
     )
@@ -281,11 +281,11 @@ def rendered(report: Mapping[str, Any], source: str) -> str:
     """
     rows, names = [], [name for name in ENGINES if any(name in case["table_gb"] for case in report["tables"])]
     for case in report["tables"]:
-        for found in case["lookups"]:
-            speeds = found["million_per_second"]
+        for row in case["lookups"]:
+            speeds = row["million_per_second"]
             cells = [f"{speeds[name]['median']:.1f}" if name in speeds else "" for name in names]
-            ratio = f"{found['ratio']:.2f}x {found['best']}" if "ratio" in found else ""
-            rows.append([f"{case['features']}", f"{case['bits']}", found["ids"], f"{found['pooling']}", *cells, ratio])
+            ratio = f"{row['ratio']:.2f}x {row['best']}" if "ratio" in row else ""
+            rows.append([f"{case['features']}", f"{case['bits']}", row["ids"], f"{row['pooling']}", *cells, ratio])
     largest = max(size for case in report["tables"] for size in case["table_gb"].values())
     width = report["tables"][0]["width"]
     return (

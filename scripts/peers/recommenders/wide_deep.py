@@ -90,8 +90,8 @@ def compare(
             cache = str(inputs.scratch / "inductor")
             workers.open(name, partial(Engine, name, inputs), TORCHINDUCTOR_CACHE_DIR=cache)
         for size, kind in steps:
-            found = workers.ask_all("begin", kind, size)
-            turns: dict[str, list[Turn]] = {name: [] for name in found}
+            outputs = workers.ask_all("begin", kind, size)
+            turns: dict[str, list[Turn]] = {name: [] for name in outputs}
             for _ in range(rounds):
                 for name, turn in workers.ask_all("turn").items():
                     turns[name].append(turn)
@@ -100,10 +100,10 @@ def compare(
             reference = _reference(inputs, kind, size)
             case = {"ids": kind, "batch_size": size}
             for name in memory:
-                error = float(f"{np.abs(found[name] - reference).max():.2e}")
+                error = float(f"{np.abs(outputs[name] - reference).max():.2e}")
                 figures = {**summary(size, turns[name]), "max_probability": error, "memory_mb": memory[name]}
                 results.append({"engine": name, **case, **figures})
-            ratios += [{**case, **each} for each in speedups({name: turns[name] for name in memory})]
+            ratios += [{**case, **speedup} for speedup in speedups({name: turns[name] for name in memory})]
         if not results:
             raise ZooError("no engine could be opened")
         return {"results": results, "ratios": ratios, "left_out": workers.left_out}
@@ -129,7 +129,7 @@ def _rates(turns: Sequence[Turn]) -> Array:
 
 def speedups(turns: Mapping[str, Sequence[Turn]]) -> Iterator[dict[str, Any]]:
     """Yields the speed-ups of this project's engines over each peer; see `compare`."""
-    rates = {name: _rates(each) for name, each in turns.items()}
+    rates = {name: _rates(series) for name, series in turns.items()}
     peers = [name for name in rates if not name.startswith("zoo-")]
     for name in rates:
         if name not in peers:
@@ -152,5 +152,5 @@ def measure(args: Any) -> dict[str, Any]:
     facts = harness.environment(*PACKAGES, rounds=args.rounds, core=processes.last_core())
     with tempfile.TemporaryDirectory() as scratch:
         inputs = drawn_inputs(args.model, Path(scratch))
-        found = compare(inputs, args.peers, args.batch_size, args.ids, args.rounds)
-    return {"model": zoo.load(args.model).card.name, **found, "environment": facts}
+        compared = compare(inputs, args.peers, args.batch_size, args.ids, args.rounds)
+    return {"model": zoo.load(args.model).card.name, **compared, "environment": facts}

@@ -39,14 +39,14 @@ def exported(make: Callable[[], nn.Module], free: Mapping[str, Mapping[int, str]
     def write(path: Path, example: Arrays, axis: int) -> None:
         torch.manual_seed(0)
         module = make().eval()
-        given = tuple(map(torch.from_numpy, example.values()))
-        names = [f"y{i}" for i in range(len(_tuple(module(*given))))]
+        inputs = tuple(map(torch.from_numpy, example.values()))
+        names = [f"y{i}" for i in range(len(_tuple(module(*inputs))))]
         axes = {name: {axis: "batch", **(free or {}).get(name, {})} for name in [*example, *names]}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 module,
-                given,
+                inputs,
                 str(path),
                 input_names=list(example),
                 output_names=names,
@@ -58,8 +58,8 @@ def exported(make: Callable[[], nn.Module], free: Mapping[str, Mapping[int, str]
     return write
 
 
-def _tuple(found: Any) -> tuple[Any, ...]:
-    return found if isinstance(found, tuple) else (found,)
+def _tuple(result: Any) -> tuple[Any, ...]:
+    return result if isinstance(result, tuple) else (result,)
 
 
 def images(channels: int = 3, size: int = 32) -> Callable[[np.random.Generator, int], Arrays]:
@@ -328,10 +328,10 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns two probabilities a row."""
-        experts = torch.stack([each(x).relu() for each in self.experts], 1)
+        experts = torch.stack([expert(x).relu() for expert in self.experts], 1)
         pairs = zip(self.gates, self.towers, strict=True)
-        found = [tower((gate(x).softmax(1)[:, :, None] * experts).sum(1)) for gate, tower in pairs]
-        return torch.cat(found, 1).sigmoid()
+        outputs = [tower((gate(x).softmax(1)[:, :, None] * experts).sum(1)) for gate, tower in pairs]
+        return torch.cat(outputs, 1).sigmoid()
 
 
 class Set(nn.Module):

@@ -116,7 +116,7 @@ def zoo(*arguments: Any) -> None:
 # ------------------------------------------------------------------------------------------------------------ scanning
 
 
-def scan(given: Scan) -> dict[str, Any]:
+def scan(case: Scan) -> dict[str, Any]:
     """Compares an engine with ONNX Runtime at every batch size, and on shorter samples where another axis is dynamic.
 
     Returns:
@@ -124,36 +124,36 @@ def scan(given: Scan) -> dict[str, Any]:
         samples in a larger batch, by batch, "form": of OpenVINO where it is not the first, "noise": difference of int8
         from float}, or {"left_out": reason}.
     """
-    if given.unchecked:
+    if case.unchecked:
         forms.correct_form = lambda *_: forms.STATIC
     try:
-        if given.precision == "file":
-            run, reference, batch, axis, exact = _file(given)
+        if case.precision == "file":
+            run, reference, batch, axis, exact = _file(case)
         else:
-            run, reference, batch, exact = _pipelines(given)
+            run, reference, batch, exact = _pipelines(case)
             axis = 0
         shares: dict[str, float] = {}
         larger: dict[str, float] = {}
         before: list[int] = []
-        alone = Path(given.model).name.partition(".")[0] not in DEPENDENT
-        whole = reference(batch) if given.engine == "onnxruntime" and alone else {}
-        for name, example, size in _batches(batch, axis, given.sizes):
+        alone = Path(case.model).name.partition(".")[0] not in DEPENDENT
+        whole = reference(batch) if case.engine == "onnxruntime" and alone else {}
+        for name, example, size in _batches(batch, axis, case.sizes):
             expected = reference(example)
             if whole and name == str(size):
                 expected = {
                     key: _cut(array, size, next(iter(batch.values())).shape[axis], axis) for key, array in whole.items()
                 }
             outputs = run(example)
-            shares[name] = difference(given.engine, outputs, expected)
+            shares[name] = difference(case.engine, outputs, expected)
             if name != str(size):
                 continue
             for few in before:
                 parts = (
-                    {key: _cut(array, few, size, axis) for key, array in each.items()} for each in (outputs, expected)
+                    {key: _cut(array, few, size, axis) for key, array in side.items()} for side in (outputs, expected)
                 )
-                share = difference(given.engine, *parts)
+                share = difference(case.engine, *parts)
                 larger[str(few)] = min(share, larger.get(str(few), np.inf))
-            before = [each for each in (*before, size) if each < max(given.sizes)]
+            before = [count for count in (*before, size) if count < max(case.sizes)]
         noise = difference("int8", reference(batch), exact(batch)) if exact else None
     except ZooError as error:
         return {"left_out": harness.reason(error)}
@@ -161,13 +161,13 @@ def scan(given: Scan) -> dict[str, Any]:
     return {"shares": shares, "larger": larger, "form": forms_used[0] if forms_used else "", "noise": noise}
 
 
-def _file(given: Scan) -> tuple[Run, Run, dict[str, NDArray[Any]], int, Run | None]:
-    path = Path(given.model)
+def _file(case: Scan) -> tuple[Run, Run, dict[str, NDArray[Any]], int, Run | None]:
+    path = Path(case.model)
     name = path.stem.removesuffix(".int8")
     with np.load(path.with_name(f"{name}.test.npz")) as arrays:
         batch = {key: arrays[key] for key in arrays.files}
-    engine, _, opened = given.engine.partition("-")
-    session = catalog.load(path, engine, given.threads)
+    engine, _, opened = case.engine.partition("-")
+    session = catalog.load(path, engine, case.threads)
     run: Run | None = session.run
     if opened:
         run = session.as_opened()  # type: ignore[attr-defined]
@@ -176,20 +176,20 @@ def _file(given: Scan) -> tuple[Run, Run, dict[str, NDArray[Any]], int, Run | No
     own = path.with_name(f"{name}.onnx")
     exact = catalog.load(own, "onnxruntime").run if own != path and own.is_file() else None
     axis = int(name.endswith("time-first"))
-    return run, catalog.load(path, "onnxruntime", given.threads).run, batch, axis, exact
+    return run, catalog.load(path, "onnxruntime", case.threads).run, batch, axis, exact
 
 
-def _pipelines(given: Scan) -> tuple[Run, Run, dict[str, NDArray[Any]], Run | None]:
+def _pipelines(case: Scan) -> tuple[Run, Run, dict[str, NDArray[Any]], Run | None]:
     import zoo
 
-    def opened(engine: str, precision: str = given.precision) -> Any:
-        return zoo.pipeline(given.model, precision, engine, given.threads, max(given.sizes))
+    def opened(engine: str, precision: str = case.precision) -> Any:
+        return zoo.pipeline(case.model, precision, engine, case.threads, max(case.sizes))
 
-    pipeline, reference = opened(given.engine), opened("onnxruntime")
-    batch = reference.preprocess(reference.example(max(given.sizes), given.data))
+    pipeline, reference = opened(case.engine), opened("onnxruntime")
+    batch = reference.preprocess(reference.example(max(case.sizes), case.data))
     exact = None
     with contextlib.suppress(ZooError):  # float weights that are not here
-        exact = opened("onnxruntime", "fp32").predict if given.precision == "int8" else None
+        exact = opened("onnxruntime", "fp32").predict if case.precision == "int8" else None
     return pipeline.predict, reference.predict, dict(batch), exact
 
 
@@ -212,7 +212,7 @@ def _batches(batch: Batch, axis: int, sizes: Sequence[int]) -> Iterator[tuple[st
 
 def _cut(array: NDArray[Any], size: int, count: int, axis: int) -> NDArray[Any]:
     """Returns the first samples of an output, whose axis is that of the inputs, or the first."""
-    place = next((each for each in (axis, 0) if array.ndim > each and array.shape[each] == count), None)
+    place = next((dim for dim in (axis, 0) if array.ndim > dim and array.shape[dim] == count), None)
     return array if place is None else np.take(array, range(size), place)
 
 
@@ -220,11 +220,11 @@ def difference(engine: str, outputs: Batch, expected: Batch) -> float:
     """Returns the largest difference of the float outputs; infinite where shapes or too many tokens differ."""
     if "tokens" in expected:
         width = max(outputs["tokens"].shape[-1], expected["tokens"].shape[-1])
-        pads = [((0, 0), (0, 0), (0, width - each["tokens"].shape[-1])) for each in (outputs, expected)]
-        a, b = (np.pad(each["tokens"], pad) for each, pad in zip((outputs, expected), pads, strict=True))
+        pads = [((0, 0), (0, 0), (0, width - side["tokens"].shape[-1])) for side in (outputs, expected)]
+        a, b = (np.pad(side["tokens"], pad) for side, pad in zip((outputs, expected), pads, strict=True))
         if (same := (a == b).all(axis=(1, 2)).mean()) < TOKENS and len(a) > 1:
             print(f"{engine}: {same:.0%} of {len(a)} translations are the same", file=sys.stderr)
-        outputs, expected = ({"scores": each["scores"]} for each in (outputs, expected))
+        outputs, expected = ({"scores": side["scores"]} for side in (outputs, expected))
     if outputs.keys() != expected.keys():
         return float("inf")
     try:
@@ -233,22 +233,22 @@ def difference(engine: str, outputs: Batch, expected: Batch) -> float:
         return float("inf")
 
 
-def judged(given: Scan) -> dict[str, Any]:
+def judged(case: Scan) -> dict[str, Any]:
     """Scans in a process of its own and judges the result."""
-    row: dict[str, Any] = {"model": _name(given.model), "precision": given.precision, "engine": given.engine}
+    row: dict[str, Any] = {"model": _name(case.model), "precision": case.precision, "engine": case.engine}
     try:
-        result = processes.in_process(scan, given)
+        result = processes.in_process(scan, case)
     except Exception as error:  # a crash, or an error of any library
         return row | {"verdict": "FAILED", "reason": harness.reason(error)}
     if "left_out" in result:
-        folder = f"{Path(given.model).parent}/"
+        folder = f"{Path(case.model).parent}/"
         return row | {"verdict": "left out", "reason": result["left_out"].replace(folder, "")}
     shares, noise = result["shares"], result["noise"]
     worst, least = max(shares, key=shares.__getitem__), min(shares.values())
-    kind = "int8" if given.precision == "int8" or given.model.endswith(".int8.onnx") else "float"
-    larger = result["larger"] | {str(max(given.sizes)): (noise or 0.0) / UNEVEN}  # of all samples: the error of int8
+    kind = "int8" if case.precision == "int8" or case.model.endswith(".int8.onnx") else "float"
+    larger = result["larger"] | {str(max(case.sizes)): (noise or 0.0) / UNEVEN}  # of all samples: the error of int8
     faults = [batch for batch, share in shares.items() if share > _usual(kind, least, larger.get(batch, 0.0), noise)]
-    if str(max(given.sizes)) in faults:
+    if str(max(case.sizes)) in faults:
         faults = [batch for batch, share in shares.items() if share > _usual(kind, least, 0.0, noise)]
     worst = max(faults or [worst], key=shares.__getitem__)
     row |= {
@@ -312,8 +312,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         facts = harness.environment("torch", rounds=1)
         with progress("scanning", len(scans)) as advance:
 
-            def one(given: Scan) -> dict[str, Any]:
-                row = judged(given)
+            def one(case: Scan) -> dict[str, Any]:
+                row = judged(case)
                 advance(1)
                 print(" ".join(f"{value}" for value in row.values()), file=sys.stderr, flush=True)
                 return row

@@ -43,7 +43,7 @@ def compare(name: str, rounds: int) -> dict[str, Any]:
         pipeline.folder, "int8", "native" if "native" in type(pipeline).engines(pipeline.folder) else "auto"
     )
     session: Any = load(path, "native" if path.name == "native.onnx" else "auto", 1)
-    expected = [session.run(each) for each in batches]
+    expected = [session.run(batch) for batch in batches]
     engine, meter, rates, joules = session.engine, Meter(), {1: [], 2: []}, {1: [], 2: []}
     before = memory_mb("Pss")
     for number in range(rounds + 1):
@@ -54,8 +54,8 @@ def compare(name: str, rounds: int) -> dict[str, Any]:
             if number:  # the first turn warms up
                 rates[contexts].append(rate)
                 joules[contexts].append(0.0 if meter.fault else size * rate * SECONDS / (meter.joules() - used))
-    found = list(session.map(batches))
-    for one, other in zip(expected, found, strict=True):
+    results = list(session.map(batches))
+    for one, other in zip(expected, results, strict=True):
         assert all(np.array_equal(one[key], other[key]) for key in one), "contexts computed something else"
     power = (
         {"power": meter.fault}
@@ -66,7 +66,7 @@ def compare(name: str, rounds: int) -> dict[str, Any]:
         "model": name,
         "engine": engine,
         "batch_size": size,
-        "batches_per_second": {str(contexts): harness.median(each, 1) for contexts, each in rates.items()},
+        "batches_per_second": {str(contexts): harness.median(speeds, 1) for contexts, speeds in rates.items()},
         "times": harness.ratio(rates[2], rates[1]),
         "megabytes": round(memory_mb("Pss") - before, 1),
         **power,

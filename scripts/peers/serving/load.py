@@ -91,8 +91,8 @@ async def exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, r
     """Sends a request; returns status and body of the response."""
     writer.write(request)
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    at = head.index(b"content-length:") + 15
-    return int(head[9:12]), await reader.readexactly(int(head[at : head.index(b"\r\n", at)]))
+    start = head.index(b"content-length:") + 15
+    return int(head[9:12]), await reader.readexactly(int(head[start : head.index(b"\r\n", start)]))
 
 
 async def _request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> None:
@@ -126,23 +126,23 @@ def at_rate(
     count = int(rate * seconds)
     apart = np.full(count, 1 / rate) if even else np.random.default_rng(1).exponential(1 / rate, count)
     starts = np.cumsum(apart).tolist()
-    message, found = request.message(), []
+    message, latencies = request.message(), []
 
     async def client(queue: asyncio.Queue[float], begin: float) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        while (at := await queue.get()) >= 0:
+        while (due := await queue.get()) >= 0:
             await _request(reader, writer, message)
-            found.append(time.perf_counter() - begin - at)
+            latencies.append(time.perf_counter() - begin - due)
         writer.close()
 
     async def main() -> float:
         queue: asyncio.Queue[float] = asyncio.Queue()
         begin = time.perf_counter() + 0.1
         clients = [asyncio.create_task(client(queue, begin)) for _ in range(4 * connections)]
-        for at in starts:
-            if (wait := begin + at - time.perf_counter()) > 0:
+        for due in starts:
+            if (wait := begin + due - time.perf_counter()) > 0:
                 await asyncio.sleep(wait)
-            queue.put_nowait(at)
+            queue.put_nowait(due)
         for _ in clients:
             queue.put_nowait(-1.0)
         await asyncio.gather(*clients)
@@ -150,7 +150,7 @@ def at_rate(
 
     os.sched_setaffinity(0, {core})
     took = asyncio.run(main())
-    return _percentiles(found, took)
+    return _percentiles(latencies, took)
 
 
 def clients(port: int, requests: Sequence[Request], count: int, seconds: float, core: int) -> dict[str, float]:
@@ -166,31 +166,31 @@ def clients(port: int, requests: Sequence[Request], count: int, seconds: float, 
     Returns:
         {"rate", "p50", "p99"}: responses/s, and milliseconds.
     """
-    messages, found = [each.message() for each in requests], []
+    messages, latencies = [request.message() for request in requests], []
 
     async def client(first: int, end: float) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        at = first
+        index = first
         while (begin := time.perf_counter()) < end:
-            await _request(reader, writer, messages[at % len(messages)])
-            found.append(time.perf_counter() - begin)
-            at += count
+            await _request(reader, writer, messages[index % len(messages)])
+            latencies.append(time.perf_counter() - begin)
+            index += count
         writer.close()
 
     async def main() -> float:
         begin = time.perf_counter()
-        await asyncio.gather(*(client(each, begin + seconds) for each in range(count)))
+        await asyncio.gather(*(client(first, begin + seconds) for first in range(count)))
         return time.perf_counter() - begin
 
     os.sched_setaffinity(0, {core})
     took = asyncio.run(main())
-    return _percentiles(found, took)
+    return _percentiles(latencies, took)
 
 
 def alone(port: int, request: Request, seconds: float, core: int) -> float:
     """Returns the median milliseconds of requests one after the other on one connection."""
     os.sched_setaffinity(0, {core})
-    message, found, end = request.message(), [], time.perf_counter() + seconds
+    message, latencies, end = request.message(), [], time.perf_counter() + seconds
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while (begin := time.perf_counter()) < end:
@@ -198,8 +198,8 @@ def alone(port: int, request: Request, seconds: float, core: int) -> float:
             got = connection.recv(65536)
             while not _whole(got):
                 got += connection.recv(65536)
-            found.append(time.perf_counter() - begin)
-    return 1e3 * float(np.median(found))
+            latencies.append(time.perf_counter() - begin)
+    return 1e3 * float(np.median(latencies))
 
 
 def _whole(answer: bytes) -> bool:
@@ -228,12 +228,12 @@ def photo() -> bytes:
 def _median_ms(call: Any, count: int = 300) -> float:
     for _ in range(20):
         call()
-    found = []
+    latencies = []
     for _ in range(count):
         begin = time.perf_counter()
         call()
-        found.append(time.perf_counter() - begin)
-    return 1e3 * float(np.median(found))
+        latencies.append(time.perf_counter() - begin)
+    return 1e3 * float(np.median(latencies))
 
 
 def main() -> None:

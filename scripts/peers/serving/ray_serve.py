@@ -52,14 +52,14 @@ def measure(args: Any) -> dict[str, Any]:
             for rows, asked in requests.items():
                 for name, port in ports.items():
                     seconds = args.seconds if number else 1  # the first round warms up
-                    found = processes.in_process(load.clients, port, [asked], CLIENTS, seconds, machine.cores() - 1)
+                    measured = processes.in_process(load.clients, port, [asked], CLIENTS, seconds, machine.cores() - 1)
                     if number:
-                        figures.setdefault((name, rows), []).append(found)
+                        figures.setdefault((name, rows), []).append(measured)
     results = [
-        {"way": name, "rows": rows, **{key: float(np.median([each[key] for each in found])) for key in found[0]}}
-        for (name, rows), found in figures.items()
+        {"way": name, "rows": rows, **{key: float(np.median([turn[key] for turn in turns])) for key in turns[0]}}
+        for (name, rows), turns in figures.items()
     ]
-    rates = {(each["way"], each["rows"]): each["rate"] for each in results}
+    rates = {(result["way"], result["rows"]): result["rate"] for result in results}
     share = {str(rows): rates[SERVERS[1].name, rows] / rates[SERVERS[0].name, rows] for rows in ROWS}
     about = machine.environment(threads=1, rounds=args.rounds)
     return {"model": MODEL, "clients": CLIENTS, "results": results, "share": share, "environment": about}

@@ -107,13 +107,13 @@ def running(server: Server, environments: Path, request: Request, grace: float =
                     last = (output.read().decode(errors="replace").split("\n") or [""])[-2:]
                     raise ZooError(f"{server.name} does not answer: {' '.join(last)[:200]}")
                 time.sleep(0.005)
-            found = Running(port, round(time.perf_counter() - start, 2), process)
-            yield found
-            found.stop = _stop(process, grace)
+            live = Running(port, round(time.perf_counter() - start, 2), process)
+            yield live
+            live.stop = _stop(process, grace)
         finally:
-            for each in session_members(process.pid):
+            for pid in session_members(process.pid):
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(each, signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
             process.wait()
 
 
@@ -126,15 +126,15 @@ def _stop(process: subprocess.Popen[bytes], grace: float) -> dict[str, Any]:
         code = process.wait(grace)
     seconds = round(time.perf_counter() - start, 2)
     time.sleep(0.3)
-    left = [each for each in session_members(process.pid) if each != process.pid or code is None]
+    left = [pid for pid in session_members(process.pid) if pid != process.pid or code is None]
     return {"exit": code, "seconds": seconds, "left": len(left)}
 
 
 def free_port() -> int:
     """Returns a port that no process listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def wrk(port: int, request: Request, connections: int, seconds: float) -> dict[str, Any]:

@@ -94,8 +94,8 @@ def one_row() -> tuple[Request, float]:
     batch = model.preprocess(model.example(1))
     kinds = {"int32": "INT32", "float32": "FP32"}
     inputs = [
-        {"name": name, "shape": each.shape, "datatype": kinds[each.dtype.name], "data": each.ravel().tolist()}
-        for name, each in batch.items()
+        {"name": name, "shape": array.shape, "datatype": kinds[array.dtype.name], "data": array.ravel().tolist()}
+        for name, array in batch.items()
     ]
     body = json.dumps({"inputs": inputs}).encode()
     return Request(f"/v2/models/{CLICKS}/infer", JSON, body), float(model.predict(batch)["probability"][0, 0])
@@ -104,7 +104,7 @@ def one_row() -> tuple[Request, float]:
 def in_turn(servers: list[Server], environments: Path, rounds: int, seconds: float) -> list[dict[str, Any]]:
     """Measures one row a request on 64 connections, then on one; servers are restarted in every round."""
     request, expected = one_row()
-    found: dict[str, list[dict[str, Any]]] = {each.name: [] for each in servers}
+    turns: dict[str, list[dict[str, Any]]] = {server.name: [] for server in servers}
     faults: dict[str, str] = {}
     for _ in range(rounds):
         for server in servers:
@@ -117,9 +117,9 @@ def in_turn(servers: list[Server], environments: Path, rounds: int, seconds: flo
                     alone = wrk(live.port, request, 1, max(1.0, seconds / 4))
                     answer = json.loads(load.ask(live.port, request)[1])
                     memory = memory_of(live)
-                    tables = {each["name"]: each["data"] for each in answer["outputs"]}
+                    tables = {output["name"]: output["data"] for output in answer["outputs"]}
                     gap = abs(tables["probability"][0] - expected)
-                found[server.name].append(
+                turns[server.name].append(
                     {**many, "lone": alone["p50"], "memory": memory, "gap": gap, "ready": live.ready, **live.stop}
                 )
                 print(server.name, round(many["rate"]), file=sys.stderr)
@@ -127,10 +127,10 @@ def in_turn(servers: list[Server], environments: Path, rounds: int, seconds: flo
                 faults[server.name] = str(error)
                 print(error, file=sys.stderr)
     return [
-        {"server": each.name, "left_out": faults[each.name]}
-        if each.name in faults
-        else _summed(each, found[each.name], environments)
-        for each in servers
+        {"server": server.name, "left_out": faults[server.name]}
+        if server.name in faults
+        else _summed(server, turns[server.name], environments)
+        for server in servers
     ]
 
 
@@ -139,14 +139,14 @@ def _summed(server: Server, rounds: list[dict[str, Any]], environments: Path) ->
     return {
         "server": server.name,
         "version": _asked(server, environments)["version"],
-        "requests_per_second": median([each["rate"] for each in rounds], 0),
-        "p50_ms": median([each["p50"] for each in rounds]),
-        "p99_ms": median([each["p99"] for each in rounds]),
-        "failed": sum(each["failed"] for each in rounds),
-        "lone_p50_ms": median([each["lone"] for each in rounds]),
-        "max_difference": float(f"{max(each['gap'] for each in rounds):.1e}"),
-        "ready_seconds": median([each["ready"] for each in rounds], 2),
-        "memory_mb": median([each["memory"] for each in rounds], 0),
+        "requests_per_second": median([turn["rate"] for turn in rounds], 0),
+        "p50_ms": median([turn["p50"] for turn in rounds]),
+        "p99_ms": median([turn["p99"] for turn in rounds]),
+        "failed": sum(turn["failed"] for turn in rounds),
+        "lone_p50_ms": median([turn["lone"] for turn in rounds]),
+        "max_difference": float(f"{max(turn['gap'] for turn in rounds):.1e}"),
+        "ready_seconds": median([turn["ready"] for turn in rounds], 2),
+        "memory_mb": median([turn["memory"] for turn in rounds], 0),
         "stop": {key: last[key] for key in ("exit", "seconds", "left")},
         "package_mb": _asked(server, environments)["mb"],
     }
@@ -176,8 +176,8 @@ def _asked(server: Server, environments: Path) -> dict[str, Any]:
     """Version, and size with all that it needs, of a server's package."""
     python = environments / server.environment / "bin/python" if server.environment else Path(sys.executable)
     done = subprocess.run([str(python), "-c", ASK, server.package], capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
 
 
 def rows(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def rows(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
                 rate = 0.7 * served[-1]["rate"]
                 for even, tails in tail.items():
                     tails.append(load.at_rate(live.port, request, rate, 8, seconds, CORES[-1], even))
-    most = median([500 * each["rate"] for each in served], 0)
+    most = median([500 * turn["rate"] for turn in served], 0)
     return {
         "rows": 500,
         "in_process_rows_per_second": median(inside, 0),
@@ -211,8 +211,8 @@ def rows(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
         "share": round(most["median"] / median(inside, 0)["median"], 3),
         **{
             name: {
-                **{key: median([each[key] for each in tail[even]]) for key in ("p50", "p99")},
-                "p99_by_median": median([each["p99"] / each["p50"] for each in tail[even]], 2),
+                **{key: median([turn[key] for turn in tail[even]]) for key in ("p50", "p99")},
+                "p99_by_median": median([turn["p99"] / turn["p50"] for turn in tail[even]], 2),
             }
             for name, even in (("at_70_percent", True), ("at_70_percent_poisson", False))
         },
@@ -231,7 +231,7 @@ def a_row() -> bytes:
 
 def lone(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
     """Measures a single request beside the same call in a process: milliseconds of one row and of one photo."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     cases = {"row": (CLICKS, TSV, a_row()), "photo": (PHOTOS, "image/jpeg", load.photo())}
     with tempfile.TemporaryDirectory() as scratch:
         for name, (model, kind, body) in cases.items():
@@ -244,8 +244,8 @@ def lone(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
                 with running(server, environments, request) as live:
                     served.append(load.alone(live.port, request, seconds, CORES[-1]))
             added = round(median(served)["median"] - median(inside)["median"], 3)
-            found[name] = {"in_process_ms": median(inside), "served_ms": median(served), "added_ms": added}
-    return found
+            results[name] = {"in_process_ms": median(inside), "served_ms": median(served), "added_ms": added}
+    return results
 
 
 def sentences(environments: Path, rounds: int, seconds: float) -> dict[str, Any]:
@@ -300,7 +300,7 @@ def _texts(
 
 def workers(environments: Path, rounds: int, seconds: float) -> list[dict[str, Any]]:
     """Measures the memory (PSS) of processes that share one copy of two models, after requests to both."""
-    found = []
+    results = []
     row = run_request(CLICKS, TSV, a_row())
     text = run_request(TRANSLATION, TEXT, zoo.pipeline(TRANSLATION, engine="native").example(1)[0].encode())
     for count in (1, 2, 4):
@@ -310,8 +310,8 @@ def workers(environments: Path, rounds: int, seconds: float) -> list[dict[str, A
             wrk(live.port, text, 4 * count, 2)
             time.sleep(0.5)
             memory = round(memory_of(live))
-        found.append({"workers": count, "memory_mb": memory})
-    return found
+        results.append({"workers": count, "memory_mb": memory})
+    return results
 
 
 PARTS: dict[str, Callable[[Path, int, float], Any]] = {
@@ -330,7 +330,7 @@ def make(environments: Path, parts: Sequence[str]) -> None:
 
     Complete environments are kept; an environment that pip cannot install is left out.
     """
-    names = dict.fromkeys(each.environment for part in parts for each in SERVED.get(part, ()) if each.environment)
+    names = dict.fromkeys(server.environment for part in parts for server in SERVED.get(part, ()) if server.environment)
     free = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}  # they are not this project
     for name in names:
         place = environments / name

@@ -54,22 +54,22 @@ class Question(NamedTuple):
 
     def right(self, answer: bytes) -> bool:
         """Returns whether a response has the expected results."""
-        return [each[self.key] for each in json.loads(answer)["results"]] == self.expected
+        return [result[self.key] for result in json.loads(answer)["results"]] == self.expected
 
 
 def questions() -> tuple[list[Question], list[Question], Question]:
     """Returns requests of rows, requests of sentences, and a long text."""
     clicks, translation = (zoo.pipeline(name, engine="native", threads=1) for name in (CLICKS, TRANSLATION))
-    lines = [each.rstrip(b"\n") for each in clicks.example(400)]
+    lines = [line.rstrip(b"\n") for line in clicks.example(400)]
     rows = []
-    for at in range(0, 400, 4):
-        chunk = lines[at : at + 1 + at // 4 % 4]
-        found = clicks.predict(clicks.preprocess(chunk))["probability"].ravel()
-        expected = [float(str(each)) for each in found]
+    for start in range(0, 400, 4):
+        chunk = lines[start : start + 1 + start // 4 % 4]
+        scores = clicks.predict(clicks.preprocess(chunk))["probability"].ravel()
+        expected = [float(str(score)) for score in scores]
         rows.append(Question(CLICKS, b"\n".join(chunk) + b"\n", "probability", expected))
     texts = list(translation.example(200))
     sentences = [
-        Question(TRANSLATION, each.encode(), "translation", [translation(each)[0]["translation"]]) for each in texts
+        Question(TRANSLATION, text.encode(), "translation", [translation(text)[0]["translation"]]) for text in texts
     ]
     return rows, sentences, Question(TRANSLATION, "\n".join(texts[:40]).encode(), "translation", [])
 
@@ -102,7 +102,7 @@ class Soak:
             asked = self.random.choice(self.rows if self.random.randrange(ROWS_AMONG) else self.sentences)
             try:
                 async with asyncio.timeout(30):
-                    status, found = await exchange(reader, writer, asked.request.message())
+                    status, answer = await exchange(reader, writer, asked.request.message())
             except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
                 self.counts["lost"] += 1
                 self.faults.append(f"{begin:.3f} {error!r}")
@@ -112,8 +112,8 @@ class Soak:
             self.counts[str(status)] += 1
             if status == 200:
                 self.times[asked.model].append(time.monotonic() - begin)
-                self.counts["right" if asked.right(found) else "wrong"] += 1
-            elif status == 503 and not any(-0.1 <= begin - each <= 10 for each in self.killed):
+                self.counts["right" if asked.right(answer) else "wrong"] += 1
+            elif status == 503 and not any(-0.1 <= begin - moment <= 10 for moment in self.killed):
                 self.counts["503 without a killed worker"] += 1
         writer.close()
 
@@ -192,7 +192,7 @@ class Soak:
 
     @staticmethod
     def _children(pid: int) -> list[int]:
-        return [int(each) for path in Path(f"/proc/{pid}/task").glob("*/children") for each in path.read_text().split()]
+        return [int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split()]
 
     async def sampler(self) -> None:
         """Records memory and descriptors every `SAMPLE_EVERY` seconds."""
@@ -242,8 +242,8 @@ class Soak:
             "of_greatest": round(answered / greatest, 3),
             "never_asked": self.never_asked,
             "milliseconds": {
-                name: dict(zip(("p50", "p99"), (1e3 * np.percentile(each, [50, 99])).round(2).tolist(), strict=True))
-                for name, each in self.times.items()
+                name: dict(zip(("p50", "p99"), (1e3 * np.percentile(seconds, [50, 99])).round(2).tolist(), strict=True))
+                for name, seconds in self.times.items()
             },
             "counts": dict(sorted(self.counts.items())),
             "workers_killed": len(self.killed),
@@ -252,18 +252,18 @@ class Soak:
         }
 
     def _slopes(self) -> dict[str, Any]:
-        settled = [each for each in self.samples if each[0] >= min(SETTLE, self.samples[-1][0] / 2)]
-        at, memory, descriptors = np.array(settled).T
+        settled = [sample for sample in self.samples if sample[0] >= min(SETTLE, self.samples[-1][0] / 2)]
+        seconds, memory, descriptors = np.array(settled).T
         return {
             "memory_mb": {
                 "first": round(float(memory[0]), 1),
                 "last": round(float(memory[-1]), 1),
-                "slope_per_minute": round(60 * float(np.polyfit(at, memory, 1)[0]), 3),
+                "slope_per_minute": round(60 * float(np.polyfit(seconds, memory, 1)[0]), 3),
             },
             "descriptors": {
                 "least": int(descriptors.min()),
                 "most": int(descriptors.max()),
-                "slope_per_minute": round(60 * float(np.polyfit(at, descriptors, 1)[0]), 3),
+                "slope_per_minute": round(60 * float(np.polyfit(seconds, descriptors, 1)[0]), 3),
             },
         }
 
@@ -281,5 +281,5 @@ def measure(args: Any) -> dict[str, Any]:
     server, first = Server("zoo serve", "", words, "int8-zoo"), asked[0][0]
     os.sched_setaffinity(0, {CORES[-1]})
     with running(server, Path(), first.request, STOP_SECONDS) as live:
-        found = asyncio.run(Soak(live.port, live.process.pid, *asked).run(args.minutes))
-    return {**found, "exit": live.stop["exit"], "environment": environment(workers=args.workers)}
+        figures = asyncio.run(Soak(live.port, live.process.pid, *asked).run(args.minutes))
+    return {**figures, "exit": live.stop["exit"], "environment": environment(workers=args.workers)}

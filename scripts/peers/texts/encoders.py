@@ -53,10 +53,10 @@ class Way:
         """The tokenizer, which truncates and pads."""
         import tokenizers
 
-        found = tokenizers.Tokenizer.from_file(str(self.folder / "tokenizer.json"))
-        found.enable_truncation(self.longest)
-        found.enable_padding()
-        return found
+        tokenizer = tokenizers.Tokenizer.from_file(str(self.folder / "tokenizer.json"))
+        tokenizer.enable_truncation(self.longest)
+        tokenizer.enable_padding()
+        return tokenizer
 
     def build(self) -> None:
         """Writes the files that `opened` reads."""
@@ -73,14 +73,14 @@ class Way:
         """Returns a batch of texts."""
         if self.text_only:
             return list(texts)
-        found = self.tokenizer.encode_batch(list(texts))
-        ids, mask = ([getattr(each, key) for each in found] for key in ("ids", "attention_mask"))
+        encodings = self.tokenizer.encode_batch(list(texts))
+        ids, mask = ([getattr(encoding, key) for encoding in encodings] for key in ("ids", "attention_mask"))
         return {"input_ids": np.array(ids, np.int64), "attention_mask": np.array(mask, np.int64)}
 
     def time(self, texts: Sequence[str], size: int, sort: bool, tokenize: bool) -> list[float]:
         """Returns the seconds of each batch; the sorting is not timed."""
         ordered = sorted(texts, key=len) if sort else list(texts)
-        batches = [ordered[at : at + size] for at in range(0, len(texts), size)]
+        batches = [ordered[first : first + size] for first in range(0, len(texts), size)]
         made = [None if tokenize else self.encode(batch) for batch in batches]
         seconds = []
         for batch, ready in zip(batches, made, strict=True):
@@ -91,9 +91,9 @@ class Way:
 
     def vectors(self, texts: Sequence[str]) -> Any:
         """Returns L2-normalized embeddings, float32 [n, width]."""
-        batches = (texts[at : at + BATCH] for at in range(0, len(texts), BATCH))
-        found = np.concatenate([np.asarray(self.run(self.encode(batch))) for batch in batches])
-        return found / np.linalg.norm(found, axis=1, keepdims=True)
+        batches = (texts[first : first + BATCH] for first in range(0, len(texts), BATCH))
+        embeddings = np.concatenate([np.asarray(self.run(self.encode(batch))) for batch in batches])
+        return embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
 
     def memory(self) -> float:
         """Returns the resident memory in MB."""
@@ -220,7 +220,7 @@ class SentenceTransformers(Way):
             data = self.work / "st-texts"
             data.mkdir(exist_ok=True)
             with (data / "train.csv").open("w", newline="") as file:
-                csv.writer(file).writerows([["text"], *([each] for each in self.texts)])
+                csv.writer(file).writerows([["text"], *([text] for text in self.texts)])
             model, config = self.model(export=True), OVQuantizationConfig(num_samples=len(self.texts[:CALIBRATION]))
             dataset = {"dataset_name": str(data), "dataset_config_name": "default", "dataset_split": "train"}
             export_static_quantized_openvino_model(model, config, str(self.place), column_name="text", **dataset)
@@ -242,7 +242,7 @@ class SentenceTransformers(Way):
             if isinstance(batch, list):
                 return model.encode(batch, batch_size=BATCH)
             with torch.inference_mode():
-                return model.forward({key: each.clone() for key, each in batch.items()})["sentence_embedding"].numpy()
+                return model.forward({key: x.clone() for key, x in batch.items()})["sentence_embedding"].numpy()
 
         return run
 
@@ -262,8 +262,8 @@ class FastEmbed(Way):
         self.place.mkdir(exist_ok=True)
         part = edit.extract(io.load(self.work / "fp32.onnx"), ["input_ids", "attention_mask"], ["hidden"])
         io.save(part, self.place / "model.onnx")
-        for each in self.folder.glob("*.json"):
-            (self.place / each.name).write_bytes(each.read_bytes())
+        for path in self.folder.glob("*.json"):
+            (self.place / path.name).write_bytes(path.read_bytes())
 
     def opened(self) -> Callable[[Batch], Any]:
         """See `Way`."""

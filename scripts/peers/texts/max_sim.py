@@ -69,8 +69,8 @@ def measure(args: Any) -> dict[str, Any]:
     drawn = Drawn(args.documents, args.tokens, args.query, args.components)
     packed, ours = np.concatenate(drawn.documents), TokenVectors.of(drawn.documents)
     first = np.cumsum([0, *map(len, drawn.documents)])[:-1]
-    padded = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(each) for each in drawn.documents], batch_first=True)
-    mask = torch.arange(padded.shape[1]) < torch.tensor([len(each) for each in drawn.documents])[:, None]
+    padded = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(array) for array in drawn.documents], batch_first=True)
+    mask = torch.arange(padded.shape[1]) < torch.tensor([len(array) for array in drawn.documents])[:, None]
 
     def by_numpy(query: Floats) -> Floats:
         return np.asarray(np.maximum.reduceat(packed @ query.T, first, axis=0).sum(axis=1))
@@ -83,13 +83,13 @@ def measure(args: Any) -> dict[str, Any]:
     query = drawn.queries[0]
     ways: dict[str, Callable[[Floats], Floats]] = {OURS: ours.scores, "numpy": by_numpy, "torch": by_torch}
     times = harness.in_turn({name: (lambda way=way: way(query)) for name, way in ways.items()}, args.rounds)
-    exact, found = (np.stack([way(each) for each in drawn.queries]) for way in (by_numpy, ours.scores))
-    best = [np.argsort(-scores, axis=1, kind="stable")[:, :TOP] for scores in (exact, found)]
+    exact, approx = (np.stack([way(query) for query in drawn.queries]) for way in (by_numpy, ours.scores))
+    best = [np.argsort(-scores, axis=1, kind="stable")[:, :TOP] for scores in (exact, approx)]
     return {
         "ms": {name: harness.median(values) for name, values in times.items()},
         "ratio": {name: harness.ratio(times[name], times[OURS]) for name in ways if name != OURS},
         "top": float(np.mean([len(np.intersect1d(*rows)) / TOP for rows in zip(*best, strict=True)])),
-        "largest_change": float(np.abs(exact - found).max()),
+        "largest_change": float(np.abs(exact - approx).max()),
         "mean_score": float(exact.mean()),
         "bytes": {OURS: ours.codes.nbytes + ours.scale.nbytes, "float32": packed.nbytes},
         "environment": harness.environment("numpy", "torch", rounds=args.rounds, documents=args.documents),

@@ -59,8 +59,8 @@ class Zoo(encoders.Zoo):
         if not self.model.exists():
             zoo.import_model(self.folder, self.model)
             file = zoo.load(self.model).ensure("fp32.onnx")
-            for each in file.parent.glob("fp32.onnx*"):
-                (self.work / each.name).hardlink_to(each)
+            for path in file.parent.glob("fp32.onnx*"):
+                (self.work / path.name).hardlink_to(path)
             lines = self.work / "calibration.txt"
             lines.write_text("\n".join(self.texts))
             zoo.calibrate(self.model, lines, samples=ROWS)
@@ -140,14 +140,14 @@ def time_single(workers: Mapping[str, processes.Worker], texts: Sequence[str], r
 def time_stream(workers: Mapping[str, processes.Worker], texts: Sequence[str], rounds: int) -> dict[str, Any]:
     """Times a stream: {engine: texts/s in its quickest order, and which that is}."""
     orders = {name: WHOLE if name == "zoo" else STREAMS for name in workers}
-    cases = {(name, order): sizes for name, each in orders.items() for order, sizes in each.items()}
+    cases = {(name, order): sizes for name, streams in orders.items() for order, sizes in streams.items()}
     seconds = runs.in_turn(cases, rounds, lambda case: sum(workers[case[0]].ask("time", texts, *cases[case], True)))
-    found: dict[str, Any] = {}
-    for (name, order), each in seconds.items():
-        result = {**harness.median([len(texts) / x for x in each]), "order": order}
-        if name not in found or result["median"] > found[name]["median"]:
-            found[name] = result
-    return found
+    quickest: dict[str, Any] = {}
+    for (name, order), times in seconds.items():
+        result = {**harness.median([len(texts) / x for x in times]), "order": order}
+        if name not in quickest or result["median"] > quickest[name]["median"]:
+            quickest[name] = result
+    return quickest
 
 
 def time_long(workers: Mapping[str, processes.Worker], texts: Sequence[str], rounds: int, memory: int) -> Any:
@@ -155,22 +155,22 @@ def time_long(workers: Mapping[str, processes.Worker], texts: Sequence[str], rou
 
     Engines whose results are far from those of float32 are not timed.
     """
-    found: dict[str, Any] = {}
+    vectors: dict[str, Any] = {}
     reasons: dict[str, str] = {}
     for name, worker in workers.items():
         try:
             worker.ask("limit_memory", memory)
-            found[name] = worker.ask("vectors", texts)
+            vectors[name] = worker.ask("vectors", texts)
         except ZooError as error:
             reasons[name] = str(error)
-    reference = next((name for name in REFERENCES if name in found), None)
+    reference = next((name for name in REFERENCES if name in vectors), None)
     cosines = {
-        name: 1.0 if reference is None else float((x * found[reference]).sum(1).min()) for name, x in found.items()
+        name: 1.0 if reference is None else float((x * vectors[reference]).sum(1).min()) for name, x in vectors.items()
     }
     for name, cosine in cosines.items():
         if not cosine >= LEAST:
             reasons[name] = f"its result has the cosine {cosine:.3f} with that of {reference}; expected {LEAST} or more"
-    results = time_single({name: workers[name] for name in found if name not in reasons}, texts, rounds)
+    results = time_single({name: workers[name] for name in vectors if name not in reasons}, texts, rounds)
     if reference:
         results = {name: {**figures, "cosine": round(cosines[name], 5)} for name, figures in results.items()}
     return results, reasons
@@ -190,14 +190,14 @@ def measure_network(case: tuple[str, str, str], args: Any, work: Path, advance: 
         makers = {name: functools.partial(timed, name, folder, place, texts[:CALIBRATED]) for name in names}
         engines = runs.open_ways(makers, texts[CALIBRATED:], place, workers)
         loads: list[dict[str, Any]] = []
-        for name, given in text_loads().items():
+        for name, inputs in text_loads().items():
             unable: dict[str, str] = {}
             if name == "stream":
-                results = time_stream(workers.live, given, args.rounds)
-            elif len(given) > 1:
-                results = time_single(workers.live, given, args.rounds)
+                results = time_stream(workers.live, inputs, args.rounds)
+            elif len(inputs) > 1:
+                results = time_single(workers.live, inputs, args.rounds)
             elif args.memory:
-                results, unable = time_long(workers.live, given, args.long_rounds, args.memory)
+                results, unable = time_long(workers.live, inputs, args.long_rounds, args.memory)
             else:
                 continue
             loads.append({"load": name, "results": results, "unable": unable})
@@ -229,7 +229,7 @@ def options(parser: harness.Parser) -> None:
 
 def read_packages(value: str) -> dict[str, str]:
     """Returns folders of packages by engine, of the option --packages."""
-    pairs = [each.partition("=") for each in value.split(",") if each]
+    pairs = [package.partition("=") for package in value.split(",") if package]
     harness.require_known("engine", [name for name, *_ in pairs], ENCODERS)
     if missing := [folder for *_, folder in pairs if not Path(folder).is_dir()]:
         raise RequestError(f"found no folder {missing[0] or '(empty)'}; expected --packages ENGINE=FOLDER,...")

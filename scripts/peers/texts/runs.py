@@ -40,12 +40,12 @@ def open_ways(
         if name in workers.left_out:
             continue
         workers.open(name, make)
-        found = workers.ask(name, "vectors", texts) if name in workers.live else None
-        if found is not None:
-            vectors[name] = found
+        embeddings = workers.ask(name, "vectors", texts) if name in workers.live else None
+        if embeddings is not None:
+            vectors[name] = embeddings
     ways: dict[str, dict[str, Any]] = {}
-    for name, found in vectors.items() if EXACT in vectors else ():
-        cosines = (found * vectors[EXACT]).sum(axis=1)
+    for name, embeddings in vectors.items() if EXACT in vectors else ():
+        cosines = (embeddings * vectors[EXACT]).sum(axis=1)
         ways[name] = {"cosine": round(float(cosines.mean()), 5), **lowest(cosines)}
     return ways
 
@@ -63,11 +63,11 @@ def in_turn(keys: Iterable[Key], rounds: int, take: Callable[[Key], float]) -> d
     """
     times: dict[Key, list[float]] = {key: [] for key in keys}
     for number in range(rounds + 1):
-        quickest = min((each[0] for each in times.values() if each), default=0.0)
-        for key, each in times.items():
-            if len(each) >= FEW and min(each) > SLOW * quickest:
+        quickest = min((seconds[0] for seconds in times.values() if seconds), default=0.0)
+        for key, series in times.items():
+            if len(series) >= FEW and min(series) > SLOW * quickest:
                 continue
             taken = take(key)
             if number:
-                each.append(taken)
+                series.append(taken)
     return times

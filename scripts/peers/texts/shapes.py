@@ -67,8 +67,8 @@ def config(shape: str, size: str, layers: int) -> dict[str, Any]:
 
 def words() -> list[str]:
     """Returns the words of the texts that ship, in small Latin letters."""
-    found = {word.lower() for text in calibration_texts() for word in text.split()}
-    return sorted(word for word in found if word.isascii() and word.isalpha())
+    vocabulary = {word.lower() for text in calibration_texts() for word in text.split()}
+    return sorted(word for word in vocabulary if word.isascii() and word.isalpha())
 
 
 def text(rng: np.random.Generator, tokens: int) -> str:
@@ -85,8 +85,8 @@ def tokenizer() -> Any:
     """Returns a tokenizer of words, which frames texts as BERT's does."""
     import tokenizers
 
-    known = (*SPECIAL, *words())
-    ids = {word: i for i, word in enumerate((*known, *(f"[unused{i}]" for i in range(len(known), ROWS))))}
+    tokens = (*SPECIAL, *words())
+    ids = {word: i for i, word in enumerate((*tokens, *(f"[unused{i}]" for i in range(len(tokens), ROWS))))}
     made = tokenizers.Tokenizer(tokenizers.models.WordPiece(ids, unk_token="[UNK]"))
     made.normalizer = tokenizers.normalizers.BertNormalizer()
     made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()

@@ -78,8 +78,8 @@ def time_load(
 
             seconds = runs.in_turn(able, rounds, take)
             results[f"{order}{'' if tokenize else ', tokens given'}"] = {
-                key: harness.median([1e3 * x if order == "single" else len(chosen) / x for x in each])
-                for key, each in seconds.items()
+                key: harness.median([1e3 * x if order == "single" else len(chosen) / x for x in times])
+                for key, times in seconds.items()
             }
             advance(1)
     return {"load": name, "texts": len(texts), "characters": int(np.mean([*map(len, texts)])), "results": results}

@@ -50,18 +50,18 @@ def made_up(size: int, marian: bool = False) -> bytes:
     """
     from sentencepiece import sentencepiece_model_pb2 as proto
 
-    found = proto.ModelProto()
+    model = proto.ModelProto()
     kinds = proto.ModelProto.SentencePiece
     names = ["</s>", "<unk>"] if marian else ["<pad>", "<unk>", "<s>", "</s>"]
     for name in names:
-        found.pieces.add(piece=name, score=0, type=kinds.UNKNOWN if name == "<unk>" else kinds.CONTROL)
-    for index in range(len(found.pieces), size):
-        found.pieces.add(piece=f"▁w{index}", score=-float(index), type=kinds.NORMAL)
-    spec = found.trainer_spec
+        model.pieces.add(piece=name, score=0, type=kinds.UNKNOWN if name == "<unk>" else kinds.CONTROL)
+    for index in range(len(model.pieces), size):
+        model.pieces.add(piece=f"▁w{index}", score=-float(index), type=kinds.NORMAL)
+    spec = model.trainer_spec
     spec.model_type, spec.vocab_size = spec.UNIGRAM, size
     spec.unk_id, spec.eos_id = 1, names.index("</s>")
     spec.pad_id, spec.bos_id = (-1, -1) if marian else (PAD, START)
-    return bytes(found.SerializeToString())
+    return bytes(model.SerializeToString())
 
 
 def untrained(arch: str, pieces: int, folder: Path) -> None:
@@ -77,9 +77,9 @@ def untrained(arch: str, pieces: int, folder: Path) -> None:
     model = Transformer.of(arch, pieces)
     with torch.no_grad():
         model.embedding.weight[PAD] = 0
-        for each in model.modules():
-            if isinstance(each, torch.nn.Linear):
-                each.bias.normal_(std=0.02)  # a layer without bias would be quicker than any that was trained
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.bias.normal_(std=0.02)  # a layer without bias would be quicker than any that was trained
     folder.mkdir(parents=True)
     torch.save({"state_dict": model.state_dict()}, folder / "model.pt")
     (folder / VOCABULARY).write_bytes(made_up(pieces))
@@ -88,7 +88,7 @@ def untrained(arch: str, pieces: int, folder: Path) -> None:
     card = Card(f"random-{arch}", "transformer-mt", "random weights", (), {"preprocessing": features})
     files.write_json(folder / CARD, card.to_json())
     sources = drawn(pieces, CALIBRATION)
-    np.savez(folder / "calibration.npz", source=pad(sources), target=pad([[START, *each[:-1]] for each in sources]))
+    np.savez(folder / "calibration.npz", source=pad(sources), target=pad([[START, *tokens[:-1]] for tokens in sources]))
 
 
 def imported(steps: int, folder: Path) -> None:
@@ -105,7 +105,7 @@ def imported(steps: int, folder: Path) -> None:
     vocabulary = Work(folder).vocabulary
     text = folder.parent / "calibration.txt"
     sources = drawn(len(vocabulary), CALIBRATION, (FIREFOX_LENGTH, FIREFOX_LENGTH))
-    text.write_text("".join(f"{line}\n" for line in vocabulary.decode([each[:-1].tolist() for each in sources])))
+    text.write_text("".join(f"{line}\n" for line in vocabulary.decode([tokens[:-1].tolist() for tokens in sources])))
     zoo.calibrate(folder, data=text)
 
 
@@ -140,19 +140,19 @@ def copied(model: str, folder: Path, steps: int) -> None:
     elif model == FIREFOX:
         imported(steps, folder)
     else:
-        found = zoo.load(model)
-        if found.card.entry != "transformer-mt":
+        source = zoo.load(model)
+        if source.card.entry != "transformer-mt":
             raise RequestError(
-                f"{model} is a {found.card.entry} model, expected transformer-mt, {', '.join(RANDOM)} or {FIREFOX}"
+                f"{model} is a {source.card.entry} model, expected transformer-mt, {', '.join(RANDOM)} or {FIREFOX}"
             )
-        shutil.copytree(found.path, folder, ignore=shutil.ignore_patterns("checkpoint", "reports", ".build.lock"))
+        shutil.copytree(source.path, folder, ignore=shutil.ignore_patterns("checkpoint", "reports", ".build.lock"))
     zoo.build(folder)
 
 
 def listed(pieces: int) -> Shortlist:
     """Returns a shortlist for random weights, see `LISTED`; words are drawn by Zipf's law."""
-    first, each = LISTED
+    first, count = LISTED
     random = np.random.default_rng(1)
     order = np.concatenate([[END], random.permutation(np.delete(np.arange(pieces), END))])
-    words = order[(pieces ** random.random((pieces, each))).astype(np.int64) - 1]
-    return Shortlist(first, order, np.arange(pieces + 1) * each, words.ravel(), shared=True)
+    words = order[(pieces ** random.random((pieces, count))).astype(np.int64) - 1]
+    return Shortlist(first, order, np.arange(pieces + 1) * count, words.ravel(), shared=True)

@@ -76,7 +76,7 @@ class Row(NamedTuple):
 def gather_nd(model: IncrementalModel) -> None:
     """Reorders the caches by GatherND."""
     for node in [
-        each for each in model.step.graph if each.op_type == "Gather" and str(each.inputs[1].name) == step_graph.PARENTS
+        node for node in model.step.graph if node.op_type == "Gather" and str(node.inputs[1].name) == step_graph.PARENTS
     ]:  # type: ignore[union-attr]
         index = edit.node(
             "Unsqueeze", [node.inputs[1], _axes(model)], f"{node.outputs[0].name}.index", dtype=ir.DataType.INT64
@@ -91,7 +91,7 @@ def _axes(model: IncrementalModel) -> ir.Value:
 
 def copied_source(model: IncrementalModel) -> None:
     """Copies keys and values of the source for every beam."""
-    main, inputs = model.step.graph, {str(each.name): each for each in model.step.graph.inputs}
+    main, inputs = model.step.graph, {str(value.name): value for value in model.step.graph.inputs}
     taken, first = query.used_names(main), next(iter(main))
 
     def add(op: str, values: list[ir.Value | None], dtype: ir.DataType, **attributes: Any) -> ir.Value:
@@ -100,16 +100,16 @@ def copied_source(model: IncrementalModel) -> None:
         return node.outputs[0]
 
     integer = ir.DataType.INT64
-    zero, one = (edit.initializer(main, "copied/constant", np.array(each), taken) for each in (0, 1))
+    zero, one = (edit.initializer(main, "copied/constant", np.array(number), taken) for number in (0, 1))
     rows = add("Shape", [inputs[step_graph.TOKENS]], integer, start=0, end=1)
     sentences = add("Shape", [inputs[model.encoder_outputs[0]]], integer, start=0, end=1)
     owners = add("Range", [zero, add("Squeeze", [rows], integer), one], integer)
     owners = add("Div", [owners, add("Div", [rows, sentences], integer)], integer)
     for name in model.encoder_outputs:
         users = [use for use in inputs[name].uses() if not str(use.node.name).startswith("copied/")]
-        found = add("Gather", [inputs[name], owners], inputs[name].dtype or ir.DataType.FLOAT, axis=0)
+        copied = add("Gather", [inputs[name], owners], inputs[name].dtype or ir.DataType.FLOAT, axis=0)
         for user, index in users:
-            user.replace_input_with(index, found)
+            user.replace_input_with(index, copied)
 
 
 def skip_normalization(model: IncrementalModel) -> None:
@@ -119,12 +119,12 @@ def skip_normalization(model: IncrementalModel) -> None:
     """
     main = model.step.graph
     main.opset_imports["com.microsoft"] = 1
-    for norm in [each for each in main if each.op_type == "LayerNormalization"]:
+    for norm in [node for node in main if node.op_type == "LayerNormalization"]:
         total = norm.inputs[0].producer() if norm.inputs[0] is not None else None
         if (
             total is None
             or total.op_type != "Add"
-            or any(getattr(each.producer(), "op_type", "Gather") == "Gather" for each in total.inputs)
+            or any(getattr(value.producer(), "op_type", "Gather") == "Gather" for value in total.inputs)
         ):
             continue  # a position is one row
         epsilon = norm.attributes.get_float("epsilon", 1e-5)
@@ -142,7 +142,7 @@ def skip_normalization(model: IncrementalModel) -> None:
 
 def all_normalized(model: IncrementalModel) -> None:
     """Normalizes the logits of all words before top-k."""
-    (logits,) = (each for each in model.step.graph.outputs if each.name == step_graph.LOGITS)
+    (logits,) = (output for output in model.step.graph.outputs if output.name == step_graph.LOGITS)
     node = edit.node("LogSoftmax", [logits], "log_probabilities", dtype=ir.DataType.FLOAT, axis=-1)
     model.step.graph.append(node)
     model.step.graph.outputs[list(model.step.graph.outputs).index(logits)] = node.outputs[0]
@@ -153,17 +153,17 @@ def unmerged(model: IncrementalModel) -> None:
     """Splits the merged layers into one for each of Q, K and V, and for keys and values of the source."""
     for main in (model.step.graph, model.encoder.graph):
         taken = query.used_names(main)
-        for split in [each for each in main if each.op_type == "Split"]:
+        for split in [node for node in main if node.op_type == "Split"]:
             added = split.inputs[0].producer() if split.inputs[0] is not None else None
             layer = added.inputs[0].producer() if added is not None and added.op_type == "Add" else added
             if added is None or layer is None or layer.op_type not in ("Gemm", "MatMul"):
                 continue
-            at = 0
+            start = 0
             for value, size in zip(split.outputs, query.integers(split, "split", 1) or [], strict=True):
                 copied: dict[ir.Value | None, ir.Value] = {layer.inputs[0]: layer.inputs[0]}  # type: ignore[dict-item]
-                part = _columns(main, split, added, slice(at, at + size), copied, taken)
+                part = _columns(main, split, added, slice(start, start + size), copied, taken)
                 value.replace_all_uses_with(part)
-                at += size
+                start += size
             main.remove(split, safe=True)
 
 
@@ -201,8 +201,8 @@ def _columns(
 def scaled_scores(model: IncrementalModel) -> None:
     """Scales and masks the scores of self-attention in every step."""
     main, taken = model.step.graph, query.used_names(model.step.graph)
-    one, zero = (edit.initializer(main, "scaled/constant", np.float32(each), taken) for each in (1, 0))
-    for softmax in [each for each in main if each.op_type == "Softmax"]:
+    one, zero = (edit.initializer(main, "scaled/constant", np.float32(number), taken) for number in (1, 0))
+    for softmax in [node for node in main if node.op_type == "Softmax"]:
         scores = softmax.inputs[0]
         masked = scores is not None and query.is_op(scores.producer(), "Add")
         for op, constant in [("Div", one)] if masked else [("Div", one), ("Add", zero)]:
@@ -270,7 +270,7 @@ class Forms:
     def drawn(self, lengths: Sequence[int]) -> Array:
         """Returns sentences of random words, padded."""
         random = np.random.default_rng(0)
-        return pad([np.array([*random.integers(END + 1, self.words, each - 1), END]) for each in lengths])
+        return pad([np.array([*random.integers(END + 1, self.words, length - 1), END]) for length in lengths])
 
     def session(self, change: Callable[[IncrementalModel], None] = unchanged) -> Session:
         """Opens the whole search in one graph."""
@@ -311,7 +311,7 @@ class Forms:
         def run(count: int, beam: int) -> float:
             source = self.drawn([SOURCE] * count)
             inputs = {"source": source, **encoder.run({"source": source})}
-            batch = {name: np.repeat(each, beam, axis=0) for name, each in inputs.items() if name in session.inputs}
+            batch = {name: np.repeat(array, beam, axis=0) for name, array in inputs.items() if name in session.inputs}
             batch["target"] = np.full((count * beam, STEPS // 2), START)
             start = time.perf_counter()
             session.run(batch)
@@ -323,7 +323,7 @@ class Forms:
 def mixed(count: int) -> list[int]:
     """Returns lengths in a random order."""
     lengths = np.linspace(*MIXED, count).round().astype(int)
-    return [int(each) for each in np.random.default_rng(1).permutation(lengths)]
+    return [int(length) for length in np.random.default_rng(1).permutation(lengths)]
 
 
 def rows(forms: Forms) -> Iterator[Row]:
@@ -363,9 +363,9 @@ def rows(forms: Forms) -> Iterator[Row]:
 
     def of_mixed(session: Session, lengths: Callable[[int], list[int]], batches: int = 1) -> Run:
         def run(count: int, beam: int) -> float:
-            found = lengths(count * batches)
-            parts = [forms.drawn(found[at : at + count]) for at in range(0, len(found), count)]
-            return sum(forms.timed(session, each, beam, (1, 0)) for each in parts) * count / sum(found)
+            sizes = lengths(count * batches)
+            parts = [forms.drawn(sizes[start : start + count]) for start in range(0, len(sizes), count)]
+            return sum(forms.timed(session, source, beam, (1, 0)) for source in parts) * count / sum(sizes)
 
         return run
 
@@ -416,7 +416,7 @@ def compare(
         [{"rewrite", "cases": [{"batch_size", "beam", "on", "off" (median ms a step), "times" (median of off / on of a
         pair)}]}].
     """
-    found = []
+    compared = []
     for row in rows(forms):
         results = []
         for count, beam in cases:
@@ -429,9 +429,9 @@ def compare(
             on, off = zip(*pairs[1:], strict=True)  # the first pair warms up
             figures = {"on": harness.median(on, 4)["median"], "off": harness.median(off, 4)["median"]}
             results.append({"batch_size": count, "beam": beam, **figures, "times": harness.ratio(off, on)})
-        found.append({"rewrite": row.name, "cases": results})
+        compared.append({"rewrite": row.name, "cases": results})
         advance(1)
-    return found
+    return compared
 
 
 def options(parser: harness.Parser) -> None:
@@ -449,7 +449,7 @@ def measure(args: Any) -> dict[str, Any]:
     names = [*RANDOM, *zoo.names()]
     harness.require_known("model", [name for name in args.models if not Path(name).is_dir()], names)
     cases, pairs = (
-        list(itertools.product(*each)) for each in ((args.batch_size, args.beam), (args.models, args.precision))
+        list(itertools.product(*choices)) for choices in ((args.batch_size, args.beam), (args.models, args.precision))
     )
     with harness.folder(args.work) as scratch, progress("timing rewrites", 15 * len(pairs)) as advance:
 

@@ -45,7 +45,7 @@ class Case(NamedTuple):
 
     def limits(self, sentences: Sequence[Tokens]) -> Array:
         """Returns the greatest number of tokens of each translation, int64 [n]."""
-        return np.array([self.steps or limit(len(each), POSITIONS) for each in sentences])
+        return np.array([self.steps or limit(len(sentence), POSITIONS) for sentence in sentences])
 
 
 def make_ctranslate2(work: Work, quantization: str) -> None:
@@ -79,7 +79,7 @@ def make_openvino(work: Work) -> None:
     class Encoder(torch.nn.Module):
         def forward(self, source: Any) -> Any:
             memory, mask = model.encode(source)
-            return mask, *(each for layer in model.decoder for each in layer.cross.keys_values(memory))
+            return mask, *(tensor for layer in model.decoder for tensor in layer.cross.keys_values(memory))
 
     class Decoder(torch.nn.Module):
         def forward(self, tokens: Any, parents: Any, position: Any, mask: Any, *states: Any) -> Any:
@@ -134,9 +134,9 @@ def make_openvino(work: Work) -> None:
             shape = ops.concat([rows, *(ops.constant(np.array([n], np.int64)) for n in (heads, 0, width))], 0)
             node.set_arguments([ops.broadcast(ops.constant(np.float32(0)), shape)])
     decoder.validate_nodes_and_infer_types()
-    for name, each in (("encoder", encoder), ("decoder", decoder)):
+    for name, part in (("encoder", encoder), ("decoder", decoder)):
         ov.save_model(
-            nncf.compress_weights(each, mode=nncf.CompressWeightsMode.INT8_SYM),
+            nncf.compress_weights(part, mode=nncf.CompressWeightsMode.INT8_SYM),
             work.made(f"openvino-{name}.xml"),
             compress_to_fp16=False,
         )
@@ -206,7 +206,7 @@ def open_zoo(precision: str, engine: str, shortlist: bool = False) -> Callable[[
             opened.preprocess,
             opened.predict,
             lambda out: [row[0][row[0] != PAD].tolist() for row in out["tokens"]],
-            lambda out: [each["translation"] for each in opened.postprocess(out)],
+            lambda out: [result["translation"] for result in opened.postprocess(out)],
         )
 
     return open_pipeline
@@ -241,11 +241,11 @@ def open_ctranslate2(precision: str, batched: bool = True) -> Callable[[Work, Ca
         names = work.vocabulary.pieces
         ids = {name: index for index, name in enumerate(names)}
         return System(
-            lambda sentences: [[names[token] for token in each[:-1]] for each in sentences],
+            lambda sentences: [[names[token] for token in sentence[:-1]] for sentence in sentences],
             lambda texts: text.encode(texts, out_type=str),
             lambda batch: translator.translate_batch(batch, **options),
-            lambda found: [[ids[each] for each in one.hypotheses[0]] for one in found],
-            lambda found: text.decode([one.hypotheses[0] for one in found]),
+            lambda results: [[ids[piece] for piece in one.hypotheses[0]] for one in results],
+            lambda results: text.decode([one.hypotheses[0] for one in results]),
         )
 
     return open_translator
@@ -272,10 +272,10 @@ def open_marian(file: str) -> Callable[[Work, Case], System]:
             quiet_translation="true",
         )
         return System(
-            lambda sentences: "\n".join(vocabulary.decode([each[:-1].tolist() for each in sentences])),
+            lambda sentences: "\n".join(vocabulary.decode([tokens[:-1].tolist() for tokens in sentences])),
             "\n".join,
             translator.translate,
-            lambda text: [each[:-1].tolist() for each in vocabulary.encode(text.splitlines())],
+            lambda text: [tokens[:-1].tolist() for tokens in vocabulary.encode(text.splitlines())],
             str.splitlines,
         )
 
@@ -293,15 +293,15 @@ def stepping(begin: Callable[[Array], Step], work: Work, case: Case) -> System:
     vocabulary = work.vocabulary
 
     def search(sentences: Sequence[Tokens]) -> list[list[int]]:
-        found: list[list[int]] = [[] for _ in sentences]
+        translated: list[list[int]] = [[] for _ in sentences]
         order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))
         for a, b in batch_by_tokens([len(sentences[i]) for i in order], AVERAGE * case.batch_size, case.batch_size):
             chosen = [sentences[i] for i in order[a:b]]
             end = NO_TOKEN if case.steps else END
             best = beam_search(begin(pad(chosen)), case.limits(chosen), start=START, end=end, beam=case.beam)
-            for i, each in zip(order[a:b], best, strict=True):
-                found[i] = each[0].tokens
-        return found
+            for i, hypotheses in zip(order[a:b], best, strict=True):
+                translated[i] = hypotheses[0].tokens
+        return translated
 
     return System(list, vocabulary.encode, search, list, vocabulary.decode)
 
@@ -354,7 +354,7 @@ def open_openvino(work: Work, case: Case) -> System:
     )
 
     def begin(source: Array) -> Step:
-        encoded = [np.array(each) for each in encoder.infer([source]).values()]
+        encoded = [np.array(array) for array in encoder.infer([source]).values()]
         decoder.reset_state()
         sentences, rows, position = np.arange(len(source)), encoded, 0
 
@@ -362,8 +362,8 @@ def open_openvino(work: Work, case: Case) -> System:
             nonlocal sentences, rows, position
             before, sentences = sentences, sentences[parents]
             if not np.array_equal(before, sentences):
-                rows = [each[sentences] for each in encoded]
-            memory = {f"memory.{i}": each for i, each in enumerate(rows[1:])}
+                rows = [array[sentences] for array in encoded]
+            memory = {f"memory.{i}": array for i, array in enumerate(rows[1:])}
             batch = {"tokens": tokens, "parents": parents, "position": np.array([position]), "mask": rows[0], **memory}
             position += 1
             logits: Array = decoder.infer(batch, share_inputs=True)["logits"]

@@ -88,15 +88,15 @@ class Engine:
             ZooError: A translation of task steps has another number of tokens.
         """
         self.system = PEERS[self.name].open(self.work, self.case)
-        self.inputs = [self.system.prepare(each) for each in inputs] if self.case.steps else list(inputs)
+        self.inputs = [self.system.prepare(batch) for batch in inputs] if self.case.steps else list(inputs)
         first = self.inputs[0] if self.case.steps else self.system.read(self.inputs[: self.case.batch_size])
-        found = self.system.search(first)
-        if self.case.steps and (wrong := {len(each) for each in self.system.tokens(found)} - {self.case.steps}):
+        result = self.system.search(first)
+        if self.case.steps and (wrong := {len(tokens) for tokens in self.system.tokens(result)} - {self.case.steps}):
             raise ZooError(
                 f"found translations of {', '.join(map(str, sorted(wrong)))} tokens, expected {self.case.steps}"
             )
         processes.reset_peak()
-        return [] if self.case.steps else self.system.write(found)
+        return [] if self.case.steps else self.system.write(result)
 
     def turn(self, chosen: Sequence[int]) -> dict[str, Any]:
         """Translates the inputs with these indices.
@@ -107,11 +107,11 @@ class Engine:
         steps, clock, begin = self.case.steps, time.perf_counter(), time.process_time()
         ready = [self.inputs[i] for i in chosen] if steps else [self.system.read([self.inputs[i] for i in chosen])]
         read = time.process_time()
-        found = [self.system.search(each) for each in ready]
+        results = [self.system.search(batch) for batch in ready]
         searched = time.process_time()
-        texts = [] if steps else self.system.write(found[0])
+        texts = [] if steps else self.system.write(results[0])
         spent, lasted = time.process_time() - begin, time.perf_counter() - clock
-        tokens = sum(len(each) for part in found for each in self.system.tokens(part))
+        tokens = sum(len(sentence) for part in results for sentence in self.system.tokens(part))
         return {"whole": spent, "search": searched - read, "clock": lasted, "tokens": tokens, "texts": texts}
 
     def memory(self) -> dict[str, float]:
@@ -132,11 +132,11 @@ def inputs_of(case: Case, work: Work, texts: Sequence[str]) -> list[Any]:
     vocabulary = work.vocabulary
     lengths = (FIREFOX_LENGTH, FIREFOX_LENGTH) if case.model == FIREFOX else LENGTHS
     sentences = vocabulary.encode(texts) if texts else drawn(len(vocabulary), POOL, lengths)
-    fit = [each for each in sentences if LENGTHS[0] <= len(each) <= LENGTHS[1]]
+    fit = [sentence for sentence in sentences if LENGTHS[0] <= len(sentence) <= LENGTHS[1]]
     order = np.random.default_rng(0).permutation(len(fit))[: max(POOL, case.batch_size)].tolist()
     return [
-        [fit[i] for i in order[at : at + case.batch_size]]
-        for at in range(0, len(order) - case.batch_size + 1, case.batch_size)
+        [fit[i] for i in order[start : start + case.batch_size]]
+        for start in range(0, len(order) - case.batch_size + 1, case.batch_size)
     ]
 
 
@@ -174,15 +174,15 @@ def compare(
             advance(1)
         for turn in range(rounds):
             chosen = [i % len(inputs) for i in range(turn * size, (turn + 1) * size)]
-            for name, found in workers.ask_all("turn", chosen).items():
-                turns.setdefault(name, []).append(found)
+            for name, measured in workers.ask_all("turn", chosen).items():
+                turns.setdefault(name, []).append(measured)
             advance(1)
         memory = workers.ask_all("memory")
-    turns = {name: found for name, found in turns.items() if name in memory}
+    turns = {name: series for name, series in turns.items() if name in memory}
     count = size * (case.batch_size if case.steps else 1)
     results = [
-        {"engine": name, **summary(case, found, count, text[1]), "memory_mb": memory[name]}
-        for name, found in turns.items()
+        {"engine": name, **summary(case, series, count, text[1]), "memory_mb": memory[name]}
+        for name, series in turns.items()
     ]
     figures = {"sentences": count, "results": results, "ratios": ratios(turns), "left_out": workers.left_out}
     return case._asdict() | figures
@@ -192,22 +192,22 @@ def summary(
     case: Case, turns: Sequence[Mapping[str, Any]], sentences: int, references: Sequence[str]
 ) -> dict[str, Any]:
     """See `compare`."""
-    whole = [each["whole"] for each in turns]
-    found: dict[str, Any] = {
-        "sentences_per_second": harness.median([sentences / each for each in whole]),
-        "tokens_per_second": harness.median([each["tokens"] / each["whole"] for each in turns], 1),
-        "core_share": harness.ratio(whole, [each["clock"] for each in turns]),
+    whole = [turn["whole"] for turn in turns]
+    rates: dict[str, Any] = {
+        "sentences_per_second": harness.median([sentences / seconds for seconds in whole]),
+        "tokens_per_second": harness.median([turn["tokens"] / turn["whole"] for turn in turns], 1),
+        "core_share": harness.ratio(whole, [turn["clock"] for turn in turns]),
     }
     if case.steps:
         batches = sentences // case.batch_size
-        return {**found, "ms_a_step": harness.median([1e3 * each / batches / case.steps for each in whole], 4)}
+        return {**rates, "ms_a_step": harness.median([1e3 * seconds / batches / case.steps for seconds in whole], 4)}
     quality = {key: round(value, 2) for key, value in translation_metrics(turns[0]["texts"], references).items()}
-    return {**found, "search_per_second": harness.median([sentences / each["search"] for each in turns]), **quality}
+    return {**rates, "search_per_second": harness.median([sentences / turn["search"] for turn in turns]), **quality}
 
 
 def ratios(turns: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, float]]:
     """See `compare`."""
-    seconds = {name: [each["whole"] for each in found] for name, found in turns.items()}
+    seconds = {name: [turn["whole"] for turn in series] for name, series in turns.items()}
     ours = [name for name in seconds if name.startswith("zoo-")]
     peers = [name for name in seconds if name not in ours]
     return {name: {peer: harness.ratio(seconds[peer], seconds[name]) for peer in peers} for name in ours}
@@ -215,7 +215,7 @@ def ratios(turns: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[s
 
 def fitting(model: str, peers: Sequence[str]) -> list[str]:
     """Returns the engines that read the format of a model."""
-    return [each for each in peers if each.startswith("zoo-") or PEERS[each].marian == (model == FIREFOX)]
+    return [peer for peer in peers if peer.startswith("zoo-") or PEERS[peer].marian == (model == FIREFOX)]
 
 
 def prepare(model: str, task: str, peers: Sequence[str], scratch: Path, steps: int) -> tuple[Work, dict[str, str]]:
@@ -258,7 +258,7 @@ def options(parser: harness.Parser) -> None:
 def measure(args: Any) -> dict[str, Any]:
     """Returns {"cases": [`compare`], "environment"}."""
     models, peers = args.models, args.peers
-    harness.require_known("model", [each for each in models if not Path(each).is_dir()], [*WITHOUT_TEXT, *zoo.names()])
+    harness.require_known("model", [name for name in models if not Path(name).is_dir()], [*WITHOUT_TEXT, *zoo.names()])
     chosen = list(cases(models, args.tasks, args.batch_size, args.beam, args.steps))
     if not chosen:
         raise RequestError("found nothing to do: random weights have only the task steps")
@@ -278,7 +278,7 @@ def measure(args: Any) -> dict[str, Any]:
             able = [name for name in fitting(case.model, peers) if name not in left_out]
             able = [name for name in able if not (case.steps and PEERS[name].texts)]
             pairs = ([], []) if case.model in WITHOUT_TEXT else text
-            found = compare(case, work, able, args.rounds, pairs, advance)
-            return {**found, "left_out": left_out | found["left_out"]}
+            result = compare(case, work, able, args.rounds, pairs, advance)
+            return {**result, "left_out": left_out | result["left_out"]}
 
         return harness.gather("cases", chosen, one, args.output, facts)

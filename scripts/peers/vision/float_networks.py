@@ -41,7 +41,7 @@ def first_photos(folder: str, count: int) -> list[Path]:
     Raises:
         RequestError: It has fewer.
     """
-    photos = [Path(each) for each in listed(folder)][:count]
+    photos = [Path(name) for name in listed(folder)][:count]
     if len(photos) < count:
         raise RequestError(f"found {len(photos)} photos in {folder}, expected {count}")
     return photos
@@ -67,7 +67,7 @@ def normalize(pixels: Any, spec: Preprocess) -> Array:
 
     It takes as few steps as this project's own preprocessing.
     """
-    mean, deviation = (255 * np.array(each, np.float32) for each in (spec.mean, spec.std))
+    mean, deviation = (255 * np.array(numbers, np.float32) for numbers in (spec.mean, spec.std))
     x = np.asarray(pixels, np.float32) - mean
     if not np.allclose(deviation, 1):
         x /= deviation
@@ -108,7 +108,7 @@ class Work:
     def batches(self, size: int = 1) -> list[dict[str, Array]]:
         """Returns the calibration samples in batches of `size`."""
         pixels = np.load(self.pixels)
-        return [self.batch(pixels[at : at + size]) for at in range(0, len(pixels), size)]
+        return [self.batch(pixels[start : start + size]) for start in range(0, len(pixels), size)]
 
 
 def prepare(name: str, folder: Path, photos: Sequence[Path]) -> Work:
@@ -143,7 +143,7 @@ def network(fp32: Path, work: Work) -> None:
 
     onnx.utils.extract_model(fp32, work.fp32, [NORMALIZED], ["logits"])
     folded = graph.load(work.fp32)
-    rewrite(folded, [each() for each in PASSES])
+    rewrite(folded, [pass_type() for pass_type in PASSES])
     graph.save(folded, work.folded)
 
 
@@ -156,7 +156,7 @@ def tensorflow_network(path: Path) -> Callable[[Any], Any]:
         if not any(pads):
             return x, "VALID"
         needed = [max((-(-n // s) - 1) * s + k - n, 0) for n, s, k in zip(x.shape[1:3], strides, kernel, strict=True)]
-        if list(pads) == [*(each // 2 for each in needed), *(each - each // 2 for each in needed)]:
+        if list(pads) == [*(total // 2 for total in needed), *(total - total // 2 for total in needed)]:
             return x, "SAME"
         return tf.pad(x, [[0, 0], [pads[0], pads[2]], [pads[1], pads[3]], [0, 0]]), "VALID"
 
@@ -173,10 +173,10 @@ def tensorflow_network(path: Path) -> Callable[[Any], Any]:
     ) -> Any:
         x, padding = pad(x, kernel_shape, strides, pads)
         if group > 1:
-            found = tf.nn.depthwise_conv2d(x, kernel.transpose(2, 3, 0, 1), [1, *strides, 1], padding)
+            y = tf.nn.depthwise_conv2d(x, kernel.transpose(2, 3, 0, 1), [1, *strides, 1], padding)
         else:
-            found = tf.nn.conv2d(x, kernel.transpose(2, 3, 1, 0), strides, padding)
-        return tf.nn.bias_add(found, bias)
+            y = tf.nn.conv2d(x, kernel.transpose(2, 3, 1, 0), strides, padding)
+        return tf.nn.bias_add(y, bias)
 
     def pool(x: Any, *, kernel_shape: list[int], strides: list[int], pads: list[int], **_: Any) -> Any:
         x, padding = pad(x, kernel_shape, strides, pads)  # zeros are the least there is after a ReLU
@@ -193,12 +193,12 @@ def tensorflow_network(path: Path) -> Callable[[Any], Any]:
         "Gemm": lambda x, kernel, bias, **_: tf.nn.bias_add(tf.matmul(x, kernel.T), bias),
     }
     model = onnx.load(path).graph
-    constants = {each.name: onnx.numpy_helper.to_array(each) for each in model.initializer}
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.initializer}
 
     def evaluate(x: Any) -> Any:
         values = {**constants, model.input[0].name: x}
         for node in model.node:
-            options = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+            options = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
             values[node.output[0]] = operators[node.op_type](*[values[name] for name in node.input], **options)
         return values[model.output[0].name]
 

@@ -98,10 +98,10 @@ def in_turn(
     calls: Mapping[str, Call], rounds: int, images_a_call: int, clock: Callable[[], float] = time.process_time
 ) -> dict[str, Any]:
     """{name: {"ms": an image, median and spread, "native_is": times as fast, the median over the rounds}}."""
-    times = {name: np.divide(each, images_a_call) for name, each in harness.in_turn(calls, rounds, clock).items()}
+    times = {name: np.divide(taken, images_a_call) for name, taken in harness.in_turn(calls, rounds, clock).items()}
     return {
-        name: {"ms": harness.median(each), "native_is": harness.ratio(each, times["native"])}
-        for name, each in times.items()
+        name: {"ms": harness.median(taken), "native_is": harness.ratio(taken, times["native"])}
+        for name, taken in times.items()
     }
 
 
@@ -109,31 +109,31 @@ def calls(work: Work, threads: int, batch: int) -> dict[str, Call]:
     """Returns every system's call on one batch; the peers' files take one image."""
     int8 = zoo.load(work.model).ensure("int8.onnx")
     x = np.random.default_rng(0).integers(0, 256, (batch, 3, work.spec.size, work.spec.size), dtype=np.uint8)
-    found: dict[str, Call] = {}
+    systems: dict[str, Call] = {}
     for engine in OURS:
         session = load(int8, engine, threads)
-        found[engine] = functools.partial(session.run, {next(iter(session.inputs)): x})
+        systems[engine] = functools.partial(session.run, {next(iter(session.inputs)): x})
     if batch == 1:
         normalized = np.ascontiguousarray(normalize(x.transpose(0, 2, 3, 1), work.spec).transpose(0, 3, 1, 2))
         path = images.target_of(work, "openvino-int8")
         if path.is_file():
-            found["openvino-nncf"] = functools.partial(
+            systems["openvino-nncf"] = functools.partial(
                 images.openvino_session(path, threads, work.spec.size), normalized
             )
         path = images.target_of(work, "litert-int8")
         if path.is_file() and threads == 1:
             last = np.ascontiguousarray(normalized.transpose(0, 2, 3, 1))
-            found["litert"] = functools.partial(images.open_litert(work, path).run, last)
-    return found
+            systems["litert"] = functools.partial(images.open_litert(work, path).run, last)
+    return systems
 
 
 def alone(work: Work, rounds: int) -> dict[str, Any]:
     """Measures one thread: {"limit", "products" (1e6 an image), "share", "layers", "batch_1", "batch_16"}."""
     program = image_program(io.load(zoo.load(work.model).ensure("int8.onnx")))
     limit, counts = product_limit(), products(program)
-    found = {f"batch_{batch}": in_turn(calls(work, 1, batch), rounds, batch) for batch in (1, BATCH)}
+    measured = {f"batch_{batch}": in_turn(calls(work, 1, batch), rounds, batch) for batch in (1, BATCH)}
     limit = max(limit, product_limit())
-    rate = sum(counts) / found["batch_1"]["native"]["ms"]["median"] / 1e6
+    rate = sum(counts) / measured["batch_1"]["native"]["ms"]["median"] / 1e6
     size = (1, *program.shape)
     x = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
     seconds = pack(program).open().time_steps(x=x, seconds=2.0)
@@ -155,14 +155,14 @@ def alone(work: Work, rounds: int) -> dict[str, Any]:
         "products": round(sum(counts) / 1e6, 1),
         "gmac_per_second": round(rate, 1),
         "share": round(rate / limit, 3),
-        **found,
+        **measured,
         "layers": layers,
     }
 
 
 def limited_to_avx2(work: Work, rounds: int) -> dict[str, Any]:
     """Measures AVX2 alone on the same files: {"avx2": weights of 7 bits, "avx2_8_bits"}."""
-    found = {}
+    measured = {}
     for name, path in {"avx2": seven_bits(work), "avx2_8_bits": zoo.load(work.model).ensure("int8.onnx")}.items():
         program, session = image_program(io.load(path)), load(path, "openvino", 1)
         x = np.random.default_rng(0).integers(0, 256, (1, *program.shape), dtype=np.uint8)
@@ -170,8 +170,8 @@ def limited_to_avx2(work: Work, rounds: int) -> dict[str, Any]:
             "native": functools.partial(pack(program, "avx2").open(), x, 1),
             "openvino": functools.partial(session.run, {next(iter(session.inputs)): x}),
         }
-        found[name] = in_turn(both, rounds, 1)
-    return found
+        measured[name] = in_turn(both, rounds, 1)
+    return measured
 
 
 def seven_bits(work: Work) -> Path:
@@ -195,18 +195,18 @@ def labels(work: Work, photos: Sequence[Path]) -> dict[str, int]:
     spec, equal = Preprocess.from_json(model.preprocessing), 0
     for photo in photos:
         x = prepare(decode(photo), spec)[None]
-        first, second = (next(iter(each.run({next(iter(each.inputs)): x}).values())) for each in sessions)
+        first, second = (next(iter(session.run({next(iter(session.inputs)): x}).values())) for session in sessions)
         equal += int(first.argmax() == second.argmax())
     return {"photos": len(photos), "equal": equal}
 
 
 def two_threads(work: Work, rounds: int) -> dict[str, Any]:
     """Measures two threads, by the clock, and one of this project's beside them."""
-    found = {}
+    measured = {}
     for batch in (1, BATCH):
         one = {"native-one-thread": calls(work, 1, batch)["native"]}
-        found[f"batch_{batch}"] = in_turn(calls(work, 2, batch) | one, rounds, batch, time.perf_counter)
-    return found
+        measured[f"batch_{batch}"] = in_turn(calls(work, 2, batch) | one, rounds, batch, time.perf_counter)
+    return measured
 
 
 def first_calls(work: Work) -> dict[str, Any]:
@@ -219,15 +219,15 @@ def first_calls(work: Work) -> dict[str, Any]:
     kept = {
         name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
     }  # pip's packages are compiled
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     for _ in range(FIRST_CALLS):
         for name, way in ways.items():
             command = ["taskset", "-c", core, sys.executable, "-c", FIRST, *way, str(work.spec.size)]
             done = subprocess.run(command, check=True, capture_output=True, env=kept | processes.ONE_THREAD)
-            found[name].append(json.loads(done.stdout))
+            results[name].append(json.loads(done.stdout))
     return {
-        name: {key: harness.median([each[key] for each in runs], 1) for key in ("ms", "process_ms", "megabytes")}
-        for name, runs in found.items()
+        name: {key: harness.median([run[key] for run in runs], 1) for key in ("ms", "process_ms", "megabytes")}
+        for name, runs in results.items()
     }
 
 
@@ -237,15 +237,15 @@ def compare(name: str, photos: Sequence[Path], rounds: int, scratch: Path, advan
     work, _, left_out = images.built(name, PEERS, photos[:CALIBRATED], scratch, advance)
     log = work.fp32.with_name("networks.log")
     limited = processes.ONE_THREAD | AVX2
-    found = {"model": name, **processes.on_one_core(alone, work, rounds, cores=core, log=log)}
+    measured = {"model": name, **processes.on_one_core(alone, work, rounds, cores=core, log=log)}
     advance(1)
-    found |= processes.in_process(limited_to_avx2, work, rounds, cores=core, log=log, environment=limited)
-    found["labels"] = processes.on_one_core(labels, work, photos, cores=core, log=log)
-    found["first_call"] = first_calls(work)
+    measured |= processes.in_process(limited_to_avx2, work, rounds, cores=core, log=log, environment=limited)
+    measured["labels"] = processes.on_one_core(labels, work, photos, cores=core, log=log)
+    measured["first_call"] = first_calls(work)
     if len(cores) > 1:
-        found["two_threads"] = processes.in_process(two_threads, work, rounds, cores=cores, log=log)
+        measured["two_threads"] = processes.in_process(two_threads, work, rounds, cores=cores, log=log)
     advance(1)
-    return found | {"left_out": left_out}
+    return measured | {"left_out": left_out}
 
 
 def options(parser: harness.Parser) -> None:

@@ -138,12 +138,12 @@ def open_litert(work: Work, path: Path) -> System:
 
     interpreter = tf.lite.Interpreter(str(path), num_threads=1)
     interpreter.allocate_tensors()
-    (source,), (found,) = interpreter.get_input_details(), interpreter.get_output_details()
+    (source,), (target,) = interpreter.get_input_details(), interpreter.get_output_details()
 
     def run(x: Array) -> Array:
         interpreter.set_tensor(source["index"], x)
         interpreter.invoke()
-        logits: Array = interpreter.get_tensor(found["index"])
+        logits: Array = interpreter.get_tensor(target["index"])
         return logits
 
     return _peer(run, work.spec, last=True)
@@ -215,26 +215,26 @@ def time_systems(work: Work, names: Sequence[str], photos: Sequence[Path], round
     gc.collect()
     gc.disable()
     for turn in range(rounds):
-        for at in range(0, len(photos), BLOCK):
-            block = [path.read_bytes() for path in photos[at : at + BLOCK]]
+        for start in range(0, len(photos), BLOCK):
+            block = [path.read_bytes() for path in photos[start : start + BLOCK]]
             for name, system in opened.items():
                 system.label(system.run(system.prepare(block[-1])))  # caches warm again after the others' turns
-                found, clock = [], time.perf_counter()
+                predicted, clock = [], time.perf_counter()
                 for data in block:
                     begin = time.process_time()
                     x = system.prepare(data)
                     prepared = time.process_time()
                     out = system.run(x)
                     computed = time.process_time()
-                    found.append(system.label(out))
+                    predicted.append(system.label(out))
                     spent[name][turn, :3] += time.process_time() - begin, prepared - begin, computed - prepared
                 spent[name][turn, 3] += time.perf_counter() - clock
                 if turn == 0:
-                    labels[name] += found
+                    labels[name] += predicted
         gc.collect()
     gc.enable()
     times = {
-        key: {name: list(each[:, i] / len(photos) * 1e3) for name, each in spent.items()}
+        key: {name: list(taken[:, i] / len(photos) * 1e3) for name, taken in spent.items()}
         for i, key in enumerate(COLUMNS)
     }
     inputs = {name: system.prepare(photo) for name, system in opened.items()}
@@ -242,7 +242,7 @@ def time_systems(work: Work, names: Sequence[str], photos: Sequence[Path], round
     times["model_only"] = harness.in_turn(again, rounds)
     return {
         "left_out": left_out,
-        "engine": {name: each.engine for name, each in opened.items()},
+        "engine": {name: system.engine for name, system in opened.items()},
         "labels": labels,
         **times,
     }
@@ -263,16 +263,16 @@ def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
     best = min(peers, key=lambda name: float(np.median(whole[name]))) if peers else None
     results = []
     for name in whole:
-        found: dict[str, Any] = {"system": name, "engine": measured["engine"][name]}
-        found["ms"] = {key: harness.median(measured[key][name]) for key in ("whole", "prepare", "model", "model_only")}
-        found["images_per_second"] = round(1e3 / float(np.median(whole[name])), 1)
+        row: dict[str, Any] = {"system": name, "engine": measured["engine"][name]}
+        row["ms"] = {key: harness.median(measured[key][name]) for key in ("whole", "prepare", "model", "model_only")}
+        row["images_per_second"] = round(1e3 / float(np.median(whole[name])), 1)
         if best is not None:
-            found["times_as_fast_as_best"] = harness.ratio(whole[best], whole[name])
+            row["times_as_fast_as_best"] = harness.ratio(whole[best], whole[name])
         for key, other in (("labels_as_best", best), ("labels_as_fp32", FLOAT)):
             if other in labels:
-                found[key] = round(float(np.mean(np.equal(labels[name], labels[other]))), 4)
-        found["core_share"] = harness.ratio(whole[name], measured["clock"][name])
-        results.append(found)
+                row[key] = round(float(np.mean(np.equal(labels[name], labels[other]))), 4)
+        row["core_share"] = harness.ratio(whole[name], measured["clock"][name])
+        results.append(row)
     ours = {
         name: {
             "times_as_fast": harness.ratio(whole[name], whole[OURS]),

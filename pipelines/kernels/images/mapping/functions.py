@@ -45,18 +45,18 @@ class Functions(Layouts):
 
     def _clip(self, node: ir.Node) -> None:
         low, high = (query.scalar(input_at(node, position)) for position in (1, 2))
-        if any(input_at(node, at) is not None and bound is None for at, bound in ((1, low), (2, high))):
+        if any(input_at(node, position) is not None and bound is None for position, bound in ((1, low), (2, high))):
             raise refused(node, "has bounds that are not constant")
         self._bounded(node, -np.inf if low is None else low, np.inf if high is None else high)
 
     def _bounded(self, node: ir.Node, low: float, high: float) -> None:
-        found = self.values.get(data_input(node))
-        if not isinstance(found, Pending):
+        mapped = self.values.get(data_input(node))
+        if not isinstance(mapped, Pending):
             self._function(node)
             return
-        clipped = (min(max(bound, low), high) for bound in (found.low, found.high))
+        clipped = (min(max(bound, low), high) for bound in (mapped.low, mapped.high))
         least, most = clipped
-        self.values[node.outputs[0]] = replace(found, low=least, high=most)
+        self.values[node.outputs[0]] = replace(mapped, low=least, high=most)
 
     def _mul(self, node: ir.Node) -> None:
         """Maps a product: a table where both factors are functions of one tensor, such as x sigmoid(x).
@@ -72,7 +72,7 @@ class Functions(Layouts):
         a, b = self._read(node, 0), self._read(node, 1)
         if self.tensors[a.tensor][:2] == (1, 1):
             a, b = b, a
-        (base, of_a), (other, of_b) = (self._function_of(each.tensor) for each in (a, b))
+        (base, of_a), (other, of_b) = (self._function_of(factor.tensor) for factor in (a, b))
         same = base == other and layout_of(a) == layout_of(b)
         alike = self.tensors[a.tensor] == self.tensors[b.tensor] and layout_of(a) == layout_of(b)
         gated = not (a.flat or b.flat) and self.tensors[b.tensor] == (1, 1, self.tensors[a.tensor][2])
@@ -109,34 +109,34 @@ class Functions(Layouts):
         if node.op_type not in ("Add", "Mul") or is_integer(node):
             return False
         inputs = [None if value is None else self.values.get(value) for value in node.inputs]
-        return any(each is None or (isinstance(each, Pending) and bool(each.curve or each.trace)) for each in inputs)
+        return any(arg is None or (isinstance(arg, Pending) and bool(arg.curve or arg.trace)) for arg in inputs)
 
     def _curve(self, node: ir.Node, value: ir.Value) -> tuple[int, Array, Bytes | Pending]:
         """(the tensor that determines a value byte by byte, the float32 of each byte, the value)."""
-        found = self.values[value]
-        if isinstance(found, Pending) and found.curve is not None:
-            base, values = found.curve
-            return base, np.clip(values, np.float32(found.low), np.float32(found.high)), found
-        if not isinstance(found, Bytes) or not found.real or found.scale is None:
+        mapped = self.values[value]
+        if isinstance(mapped, Pending) and mapped.curve is not None:
+            base, values = mapped.curve
+            return base, np.clip(values, np.float32(mapped.low), np.float32(mapped.high)), mapped
+        if not isinstance(mapped, Bytes) or not mapped.real or mapped.scale is None:
             raise refused(node, "reads a float value")
-        base, table = self._function_of(found.tensor)
-        return base, (table.astype(np.float32) - np.float32(found.zero)) * found.scale, found
+        base, table = self._function_of(mapped.tensor)
+        return base, (table.astype(np.float32) - np.float32(mapped.zero)) * mapped.scale, mapped
 
     def _function(self, node: ir.Node) -> None:
         """Maps a function of single values between two quantizations to a table, which onnxruntime computes."""
         curves = [self._curve(node, value) for value in node.inputs if value is not None and value in self.values]
-        (base, _, found), shapes = curves[0], {(each[0], *layout_of(each[2])) for each in curves}
+        (base, _, mapped), shapes = curves[0], {(curve[0], *layout_of(curve[2])) for curve in curves}
         if len(shapes) != 1:
             raise refused(node, "is a function of several tensors")
-        varying = iter([each[1] for each in curves])
+        varying = iter([curve[1] for curve in curves])
         arguments = [next(varying) if value is not None and value in self.values else value for value in node.inputs]
-        axis = channel_axis(found)
+        axis = channel_axis(mapped)
         values = evaluated(self.model, node, arguments, self.tensors[base][2], axis)
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
             return self._lookup(base, np.clip(quantized(values, scale, zero), low, high).astype(np.uint8))
 
-        layout: dict[str, Any] = {"last": found.last, "flat": found.flat, "tokens": found.tokens}
+        layout: dict[str, Any] = {"last": mapped.last, "flat": mapped.flat, "tokens": mapped.tokens}
         shape = self.tensors[base]
         if values.ndim != 1:
             self.values[node.outputs[0]] = Pending(emit, shape, **layout)
@@ -152,7 +152,7 @@ class Functions(Layouts):
 
     def _by_constant(self, node: ir.Node) -> bool:
         """Maps a sum or product with a constant of 8 bits to a table; False without one."""
-        position = next((at for at, value in enumerate(node.inputs) if query.dequantized(value) is not None), None)
+        position = next((i for i, value in enumerate(node.inputs) if query.dequantized(value) is not None), None)
         if position is None:
             return False
         a = self._read(node, 1 - position)

@@ -57,8 +57,8 @@ def split_sizes(node: ir.Node, size: int) -> list[int]:
     """
     count, sizes = len(node.outputs), query.integers(node, "split", 1)
     if sizes is None:
-        each = -(-size // count)
-        sizes = [*[each] * (count - 1), size - each * (count - 1)]
+        chunk = -(-size // count)
+        sizes = [*[chunk] * (count - 1), size - chunk * (count - 1)]
     if sum(sizes) != size or min(sizes) < 1:
         raise refused(node, f"splits {size} elements into {sizes}")
     return sizes
@@ -79,7 +79,7 @@ def slices(node: ir.Node) -> list[tuple[int, slice]]:
     starts, ends = query.integers(node, "starts", 1), query.integers(node, "ends", 2)
     axes, steps = query.integers(node, "axes", 3), query.integers(node, "steps", 4)
     computed_ones = [
-        at for at, constant in ((3, axes), (4, steps)) if constant is None and input_at(node, at) is not None
+        index for index, constant in ((3, axes), (4, steps)) if constant is None and input_at(node, index) is not None
     ]
     if starts is None or ends is None or computed_ones:
         raise refused(node, "has bounds that are not constant")
@@ -138,10 +138,10 @@ def int8_weight(node: ir.Node, axis: int) -> tuple[Array, Array]:
         RequestError: The weights are not symmetric int8 with scales per output.
     """
     weight = input_at(node, 1)
-    found = query.dequantized(weight)
-    if weight is None or found is None or found[0].dtype != np.int8 or (found[2] is not None and found[2].any()):
+    parts = query.dequantized(weight)
+    if weight is None or parts is None or parts[0].dtype != np.int8 or (parts[2] is not None and parts[2].any()):
         raise refused(node, "has weights that are not symmetric int8")
-    integers, scale, _ = found
+    integers, scale, _ = parts
     dequantize = weight.producer()
     assert dequantize is not None
     along = dequantize.attributes.get_int("axis", 1)
@@ -167,10 +167,10 @@ def int32_bias(node: ir.Node, bias: ir.Value | None, scales: Array, outputs: int
     """
     if bias is None:
         return np.zeros(outputs, np.int64)
-    found = query.dequantized(bias)
-    if found is not None and found[0].dtype == np.int32 and not (found[2] is not None and found[2].any()):
-        same = np.allclose(np.broadcast_to(found[1].ravel(), outputs), scales, rtol=1e-4, atol=0)
-        biases = found[0] if same else found[0] * (found[1].ravel().astype(np.float64) / scales)
+    parts = query.dequantized(bias)
+    if parts is not None and parts[0].dtype == np.int32 and not (parts[2] is not None and parts[2].any()):
+        same = np.allclose(np.broadcast_to(parts[1].ravel(), outputs), scales, rtol=1e-4, atol=0)
+        biases = parts[0] if same else parts[0] * (parts[1].ravel().astype(np.float64) / scales)
     else:
         constant = query.constant(bias)
         if constant is None or constant.dtype != np.float32:
@@ -196,10 +196,10 @@ def per_channel(node: ir.Node, position: int, channels: int, axis: int) -> tuple
     Raises:
         RequestError: The input is no such constant, or has several scales.
     """
-    found = query.dequantized(input_at(node, position))
-    if found is None or found[1].size != 1 or found[0].dtype not in (np.uint8, np.int8):
+    parts = query.dequantized(input_at(node, position))
+    if parts is None or parts[1].size != 1 or parts[0].dtype not in (np.uint8, np.int8):
         raise refused(node, "has no constant of 8 bits with a single scale")
-    integers, scale, zero = found
+    integers, scale, zero = parts
     if integers.size != 1 and not integers.size == channels == _length(integers, axis):
         raise refused(node, "has a constant with neither one value nor one per channel")
     shift = 128 if integers.dtype == np.int8 else 0
@@ -214,9 +214,9 @@ def is_integer(node: ir.Node) -> bool:
         node: Operator.
     """
     dequantize = [None if value is None else value.producer() for value in node.inputs]
-    if any(each is None or each.op_type != "DequantizeLinear" for each in dequantize):
+    if any(producer is None or producer.op_type != "DequantizeLinear" for producer in dequantize):
         return False
-    zeros = [query.constant(input_at(each, 2)) for each in dequantize if each is not None]
+    zeros = [query.constant(input_at(producer, 2)) for producer in dequantize if producer is not None]
     return len({np.dtype(np.uint8) if zero is None else zero.dtype for zero in zeros}) == 1
 
 
@@ -244,34 +244,34 @@ def evaluated(
     """
     inputs: list[ir.Value | None] = []
     constants, feeds = [], {}
-    own = any(_size(each) > 1 for each in arguments if isinstance(each, ir.Value))
-    for at, each in enumerate(arguments):
-        if isinstance(each, ir.Value):
-            constant = real_constant(each)
+    own = any(_size(value) > 1 for value in arguments if isinstance(value, ir.Value))
+    for i, argument in enumerate(arguments):
+        if isinstance(argument, ir.Value):
+            constant = real_constant(argument)
             single = constant is not None and constant.size == 1
             if constant is None or not (single or (constant.size == channels == _length(constant, axis))):
                 raise refused(node, "has an argument that is neither constant nor one value per channel")
             constant = constant.reshape(() if single else (-1, 1))
-            value = ir.Value(name=f"c{at}", const_value=ir.tensor(constant, name=f"c{at}"))
+            value = ir.Value(name=f"c{i}", const_value=ir.tensor(constant, name=f"c{i}"))
             constants.append(value)
             inputs.append(value)
-        elif each is None:
+        elif argument is None:
             inputs.append(None)
         else:
-            feeds[f"x{at}"] = np.broadcast_to(each, (channels, 256)).copy() if own else each
-            shape = ir.Shape(feeds[f"x{at}"].shape)
-            inputs.append(ir.Value(name=f"x{at}", type=ir.TensorType(ir.DataType.FLOAT), shape=shape))
+            feeds[f"x{i}"] = np.broadcast_to(argument, (channels, 256)).copy() if own else argument
+            shape = ir.Shape(feeds[f"x{i}"].shape)
+            inputs.append(ir.Value(name=f"x{i}", type=ir.TensorType(ir.DataType.FLOAT), shape=shape))
     return _computed(model, node, inputs, constants, feeds)
 
 
-def computed(model: ir.Model, node: ir.Node, x: Array, known: Mapping[int, Array] | None = None) -> Array:
+def computed(model: ir.Model, node: ir.Node, x: Array, others: Mapping[int, Array] | None = None) -> Array:
     """Evaluates a node in onnxruntime for an array; other arguments are constants.
 
     Args:
         model: Model of the node.
         node: Operator.
         x: float32 of any shape, the first input.
-        known: Values of further inputs, by position.
+        others: Values of further inputs, by position.
 
     Returns:
         float32, the first output.
@@ -282,11 +282,11 @@ def computed(model: ir.Model, node: ir.Node, x: Array, known: Mapping[int, Array
     x_value = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(x.shape))
     inputs: list[ir.Value | None] = [x_value]
     constants = []
-    for at, each in enumerate(node.inputs[1:]):
-        constant = (known or {}).get(at + 1, query.constant(each))
-        if each is not None and constant is None:
+    for i, argument in enumerate(node.inputs[1:]):
+        constant = (others or {}).get(i + 1, query.constant(argument))
+        if argument is not None and constant is None:
             raise refused(node, "has an argument that is not constant")
-        value = None if constant is None else ir.Value(name=f"c{at}", const_value=ir.tensor(constant, name=f"c{at}"))
+        value = None if constant is None else ir.Value(name=f"c{i}", const_value=ir.tensor(constant, name=f"c{i}"))
         constants += [] if value is None else [value]
         inputs.append(value)
     return _computed(model, node, inputs, constants, {"x": np.ascontiguousarray(x, np.float32)})
@@ -327,9 +327,9 @@ def real_constant(value: ir.Value) -> Array | None:
     Args:
         value: Value of the graph.
     """
-    if (found := query.dequantized(value)) is None:
+    if (parts := query.dequantized(value)) is None:
         return query.constant(value)
-    integers, scale, zero = found
+    integers, scale, zero = parts
     if scale.size != 1:
         return None
     whole = integers.astype(np.float32) - np.float32(0 if zero is None else zero.item())

@@ -92,7 +92,7 @@ class Rest:
             `computed` values that the remainder reads, then graph outputs outside the remainder, each once.
         """
         read = [value for node in self._nodes for value in node.inputs if value is not None and value in computed]
-        return list(dict.fromkeys(each for each in (*read, *self._model.graph.outputs) if each not in self._made))
+        return list(dict.fromkeys(value for value in (*read, *self._model.graph.outputs) if value not in self._made))
 
     def model(self, parts: tuple[tuple[str, tuple[int, ...]], ...]) -> bytes:
         """Serializes the remainder as an ONNX model from `parts` to the graph outputs that it computes.
@@ -103,15 +103,15 @@ class Rest:
         Returns:
             Bytes of the model; empty if it computes no graph output.
         """
-        outputs = [str(each.name) for each in self._model.graph.outputs if each in self._made]
+        outputs = [str(output.name) for output in self._model.graph.outputs if output in self._made]
         if not outputs:
             return b""
-        found = edit.extract(self._model, [name for name, _ in parts], outputs)
-        for value, (_, shape) in zip(found.graph.inputs, parts, strict=True):
+        remainder = edit.extract(self._model, [name for name, _ in parts], outputs)
+        for value, (_, shape) in zip(remainder.graph.inputs, parts, strict=True):
             value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([self._batch(), *shape])
-        return io.serialized(found)
+        return io.serialized(remainder)
 
     def _batch(self) -> int | str:
         """The number of samples that the graph fixes, or a name for any."""
-        found = query.dimensions(self._model.graph.inputs[0])
-        return (found[0] if found else None) or "n"
+        dimensions = query.dimensions(self._model.graph.inputs[0])
+        return (dimensions[0] if dimensions else None) or "n"

@@ -97,18 +97,18 @@ class Views(FloatValues):
 
     def _dimensions(self, value: ir.Value | None) -> tuple[int, ...] | None:
         """The shape of a value for one sample; None for a value that is not known."""
-        found = self.views.get(value) or self.values.get(value) if value is not None else None
-        if isinstance(found, View):
-            return found.index.shape
-        if isinstance(found, Scores):
-            return found.shape
-        if isinstance(found, Bytes | Pending):
-            height, width, channels = self._shape(found)
-            if found.flat:
+        mapped = self.views.get(value) or self.values.get(value) if value is not None else None
+        if isinstance(mapped, View):
+            return mapped.index.shape
+        if isinstance(mapped, Scores):
+            return mapped.shape
+        if isinstance(mapped, Bytes | Pending):
+            height, width, channels = self._shape(mapped)
+            if mapped.flat:
                 return 1, height * width * channels
-            pixels = (height * width,) if found.tokens else (height, width)
-            return (1, *pixels, channels) if found.last else (1, channels, *pixels)
-        return (1, *self.shape) if isinstance(found, Input) and found.stored == found.last else None
+            pixels = (height * width,) if mapped.tokens else (height, width)
+            return (1, *pixels, channels) if mapped.last else (1, channels, *pixels)
+        return (1, *self.shape) if isinstance(mapped, Input) and mapped.stored == mapped.last else None
 
     def _is_view(self, node: ir.Node) -> bool:
         """Whether a node reads a view."""
@@ -116,16 +116,16 @@ class Views(FloatValues):
 
     def _viewed(self, node: ir.Node, reason: RequestError | None = None) -> None:
         """Maps a node that reads a view, or rearranges a value in a way that has no other form, for this reason."""
-        found = self._views_of(node)
-        first = found[0] if found else None
+        views = self._views_of(node)
+        first = views[0] if views else None
         if node.op_type in ORDERS:
             self._rearrange(node, reason)
         elif node.op_type in ("QuantizeLinear", "DequantizeLinear") and first is not None:
             self._requantize_view(node, first)
         elif node.op_type in ("Mul", "Div") and self._is_scaled(node):
-            self._scale_view(node, found)
-        elif node.op_type == "Concat" and all(isinstance(each, View) for each in found):
-            self._join_views(node, [each for each in found if isinstance(each, View)])
+            self._scale_view(node, views)
+        elif node.op_type == "Concat" and all(isinstance(view, View) for view in views):
+            self._join_views(node, [view for view in views if isinstance(view, View)])
         elif self._gather(node):
             self._by_rule(node)
         else:
@@ -137,9 +137,9 @@ class Views(FloatValues):
 
     def _join_views(self, node: ir.Node, views: list[View]) -> None:
         first = views[0]
-        if len({(each.source, each.factor, each.qparams, each.real) for each in views}) != 1:
+        if len({(view.source, view.factor, view.qparams, view.real) for view in views}) != 1:
             raise refused(node, "joins values in another order")
-        index = np.concatenate([each.index for each in views], node.attributes.get_int("axis", 0))
+        index = np.concatenate([view.index for view in views], node.attributes.get_int("axis", 0))
         self._settle(node.outputs[0], replace(first, index=index))
 
     def _commute(self, node: ir.Node) -> None:
@@ -181,16 +181,16 @@ class Views(FloatValues):
     def _token_concat(self, node: ir.Node) -> None:
         """Maps tokens behind or before constant ones, such as that of the class."""
         parts = [(value, None if value is None else self.values.get(value)) for value in node.inputs]
-        values = [each for _, each in parts if each is not None]
-        found = values[0] if len(values) == 1 else None
-        if not isinstance(found, Bytes | Pending) or layout_of(found) != (True, False, True):
+        values = [value for _, value in parts if value is not None]
+        tokens = values[0] if len(values) == 1 else None
+        if not isinstance(tokens, Bytes | Pending) or layout_of(tokens) != (True, False, True):
             raise refused(node, "concatenates a float value")
-        x, channels, places, added = self._operand_of(node, found), self._shape(found)[2], [], []
-        for value, each in parts:
-            constant = None if value is None or each is not None else self.constants.real(value, 1)
-            if each is None and (constant is None or constant.size % channels or constant.shape[-1] != channels):
+        x, channels, places, added = self._operand_of(node, tokens), self._shape(tokens)[2], [], []
+        for value, mapped in parts:
+            constant = None if value is None or mapped is not None else self.constants.real(value, 1)
+            if mapped is None and (constant is None or constant.size % channels or constant.shape[-1] != channels):
                 raise refused(node, "concatenates a float value")
-            count = self._shape(found)[0] * self._shape(found)[1] if constant is None else constant.size // channels
+            count = self._shape(tokens)[0] * self._shape(tokens)[1] if constant is None else constant.size // channels
             places.append(np.arange(count) if constant is None else np.full(count, -1))
             rows = np.zeros((count, channels)) if constant is None else constant.reshape(count, channels)
             added.append(rows.astype(np.float32))
@@ -198,14 +198,14 @@ class Views(FloatValues):
             raise refused(node, "does not concatenate tokens")
         whole, rows = np.concatenate(places)[:, None], np.concatenate(added)
         shape = (len(whole), 1, channels)
-        self._float_value(node, shape, lambda to: Gathering(x, to, whole, rows), found)
+        self._float_value(node, shape, lambda to: Gathering(x, to, whole, rows), tokens)
 
     def _rearrange(self, node: ir.Node, reason: RequestError | None) -> None:
         value = data_input(node)
-        known = value in self.views
+        is_view = value in self.views
         view = self._view_of(node, value)
         assert isinstance(view, View)
-        view = view if known else replace(view, reason=reason)
+        view = view if is_view else replace(view, reason=reason)
         for output, index in zip(node.outputs, self._rearranged(node, view.index), strict=True):
             if not index.size:
                 raise refused(node, "has an empty result")
@@ -243,8 +243,8 @@ class Views(FloatValues):
             channels_first = replace(view, index=np.moveaxis(view.index, 1, -1))
             last = rank == 2 or self._places(view) is not None
             if not last and self._places(channels_first) is None:
-                others = [self.values[each] for each in node.inputs if each is not None and each in self.values]
-                orders = {each.last for each in others if isinstance(each, Bytes | Pending)}
+                others = [self.values[other] for other in node.inputs if other is not None and other in self.values]
+                orders = {other.last for other in others if isinstance(other, Bytes | Pending)}
                 last = orders == {True} if orders else node.op_type not in SPATIAL and self._is_last(view)
             self._gather_view(node, value, view, last)
         return True
@@ -298,23 +298,23 @@ class Views(FloatValues):
 
     def _gathered(self, node: ir.Node, view: View, grid: tuple[int, ...]) -> View:
         """The same elements as a tensor of pixels of this height and width, whose channels are the last axis."""
-        found, (height, width, own) = self._whole(view, True, False, False), self._shape(view.source)
+        mapped, (height, width, own) = self._whole(view, True, False, False), self._shape(view.source)
         channels, part = view.index.shape[-1], _part(view.index, own)
         order = np.arange(view.index.size).reshape(view.index.shape)
         if grid == (height, width) and np.array_equal(order.ravel(), view.index.ravel()):
-            return View(found, order)
+            return View(mapped, order)
         whole = channels == part == own
         places = view.index.reshape(-1, channels // part, part)[..., 0] // part
         places = np.ascontiguousarray(places.reshape(*grid, *(() if whole else (-1,))))
         shape, size = (*grid, channels), 0 if whole else part
-        if isinstance(found, Bytes):
+        if isinstance(mapped, Bytes):
             out = self._new(shape)
-            x, to = (Operand(each, float(found.scale or 0), found.zero) for each in (found.tensor, out))
+            x, to = (Operand(tensor, float(mapped.scale or 0), mapped.zero) for tensor in (mapped.tensor, out))
             self.steps.append(Gathering(x, to, places, part=size))
-            return View(replace(found, tensor=out), order)
+            return View(replace(mapped, tensor=out), order)
 
         def add(to: Operand) -> Step:
-            return Gathering(self._operand_of(node, found), to, places, part=size)
+            return Gathering(self._operand_of(node, mapped), to, places, part=size)
 
         return View(self._float_pending(shape, add, shared=True), order)
 
@@ -332,18 +332,18 @@ class Views(FloatValues):
             return Bytes(tensor, scale, zero, real=view.real, **layout)
         return replace(source, **layout) if isinstance(source, Bytes) else replace(source, result=None, **layout)
 
-    def _requantize_view(self, node: ir.Node, found: View | Scores) -> None:
+    def _requantize_view(self, node: ir.Node, view: View | Scores) -> None:
         """Quantizes a view; scores and weights of attention have codes of their kernel's own."""
-        if isinstance(found, Scores):
-            self.views[node.outputs[0]] = found
+        if isinstance(view, Scores):
+            self.views[node.outputs[0]] = view
             return
         scale, zero = qparams(node)
         if node.op_type == "DequantizeLinear":
-            if found.qparams != (scale, zero) or found.real:
+            if view.qparams != (scale, zero) or view.real:
                 raise refused(node, "dequantizes a float value, or with other qparams")
-            self.views[node.outputs[0]] = replace(found, real=True)
+            self.views[node.outputs[0]] = replace(view, real=True)
             return
-        self.views[node.outputs[0]] = replace(found, qparams=(scale, zero), real=False)
+        self.views[node.outputs[0]] = replace(view, qparams=(scale, zero), real=False)
 
     def _is_scaled(self, node: ir.Node) -> bool:
         """Whether a node multiplies a view by a single constant."""
@@ -351,9 +351,9 @@ class Views(FloatValues):
         constants = [self.constants.real(value) for value in others]
         return len(others) == 1 and constants[0] is not None and constants[0].size == 1
 
-    def _scale_view(self, node: ir.Node, found: list[View | Scores | None]) -> None:
-        position = 0 if found[0] is not None else 1
-        view, other = found[position], input_at(node, 1 - position)
+    def _scale_view(self, node: ir.Node, views: list[View | Scores | None]) -> None:
+        position = 0 if views[0] is not None else 1
+        view, other = views[position], input_at(node, 1 - position)
         constant = None if other is None else self.constants.real(other)
         divides = node.op_type == "Div"
         if view is None or constant is None or constant.size != 1 or (divides and position == 1) or not constant.all():
@@ -398,8 +398,8 @@ def _rearranged(node: ir.Node, x: NDArray[np.int64], constants: Constants) -> li
         case "Flatten":
             return [x.reshape(int(np.prod(x.shape[:axis])), -1)]
         case "Reshape":
-            known = constants.sizes(node)
-            return [x.reshape([x.shape[at] if size == 0 else size for at, size in enumerate(known)])]
+            sizes = constants.sizes(node)
+            return [x.reshape([x.shape[index] if size == 0 else size for index, size in enumerate(sizes)])]
         case "DepthToSpace" | "SpaceToDepth":
             return [_blocks(node, x, attributes.get_int("blocksize", 1))]
         case "Squeeze" | "Unsqueeze":
@@ -412,6 +412,6 @@ def _rearranged(node: ir.Node, x: NDArray[np.int64], constants: Constants) -> li
         case "Split":
             return np.split(x, np.cumsum(split_sizes(node, x.shape[axis]))[:-1].tolist(), axis)
     cuts = [slice(None)] * x.ndim
-    for each, cut in slices(node):
-        cuts[each] = cut
+    for dimension, cut in slices(node):
+        cuts[dimension] = cut
     return [x[tuple(cuts)]]

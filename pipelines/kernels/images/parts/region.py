@@ -48,7 +48,7 @@ class Region(ImageMapping):
         self._shapes, self._offset, self._stored = shapes, 0, stored
         self._entered: list[tuple[str, tuple[int, ...]]] = []
         self._varying = set(self.main.inputs)
-        for value in sorted(self.main.inputs, key=lambda each: each.name != image):
+        for value in sorted(self.main.inputs, key=lambda value: value.name != image):
             if value.name == image:
                 self._enter_image(value)
             else:
@@ -137,11 +137,11 @@ class Region(ImageMapping):
                 failed[str(producer.outputs[0].name if producer else value.name)] = error
         if failed:
             raise FailedError(failed)
-        found = [self.values[value] for value in self.main.outputs]
+        values = [self.values[value] for value in self.main.outputs]
         parts = tuple(
-            (name, self._shape(each) if name in self._stored else self._elements(each).shape[1:])
-            for (name, _), each in zip(results, found, strict=True)
-            if isinstance(each, Bytes | Pending)
+            (name, self._shape(value) if name in self._stored else self._elements(value).shape[1:])
+            for (name, _), value in zip(results, values, strict=True)
+            if isinstance(value, Bytes | Pending)
         )
         self.steps += [step for _, steps in results for step in steps]
         tensors, steps, floats = fused(self.tensors, self.steps, self.floats)

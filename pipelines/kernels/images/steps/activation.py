@@ -102,8 +102,8 @@ def native_table(factor: int, zero: int, shift: int, starts: Array) -> _native.A
         ValueError: A value is out of bounds.
         RequestError: The kernels are missing.
     """
-    found: _native.ActivationTable = required().ActivationTable(factor=factor, zero=zero, shift=shift, starts=starts)
-    return found
+    table: _native.ActivationTable = required().ActivationTable(factor=factor, zero=zero, shift=shift, starts=starts)
+    return table
 
 
 def exact(kind: str, x: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -75,27 +75,27 @@ class Convolution(Step):
         fits(self, self.groups >= 1 and self.weight.size > 0 and outputs % self.groups == 0)
         fits(self, inputs * self.groups == shape[2] and min(*self.strides, *self.dilations) >= 1)
         fits(self, min(self.pads) >= 0 and max(*self.pads, *kernel, *self.strides, *self.dilations) <= LARGEST)
-        found = (*windows(shape, kernel, self.strides, self.pads, self.dilations), outputs)
-        fits(self, min(found) >= 1)
+        sizes = (*windows(shape, kernel, self.strides, self.pads, self.dilations), outputs)
+        fits(self, min(sizes) >= 1)
         bytes_fit(self, self.fill, self.zero, self.low, self.high)
         if self.out < 0:
             fits(
                 self,
-                self.sum is None and program.steps[-1] is self and program.results == found[0] * found[1] * outputs,
+                self.sum is None and program.steps[-1] is self and program.results == sizes[0] * sizes[1] * outputs,
             )
             fits(self, self.activation is None)
         else:
             if self.sum is not None:
                 self.sum.check(self)
-                fits(self, program.read(self, self.other, written) == found)
+                fits(self, program.read(self, self.other, written) == sizes)
             depthwise = inputs == 1 < self.groups
             if self.activation is not None:
                 self.activation.check(self)
             ends = (self.floats, self.sum is not None, self.activation is not None)
             fits(self, sum(ends) <= 1 and not (depthwise and (self.floats or self.activation)))
             if self.residual >= 0:
-                fits(self, self.floats and program.read(self, self.residual, written, floats=True) == found)
-            fits(self, program.write(self, self.out, written, self.floats) == found)
+                fits(self, self.floats and program.read(self, self.residual, written, floats=True) == sizes)
+            fits(self, program.write(self, self.out, written, self.floats) == sizes)
         results = np.abs(self.scale.astype(np.float64)) * self.largest_sums
         rounds = self.out >= 0 and not self.floats
         if self.largest_sums.max() >= 2**31 or not (results.max() < ROUNDED if rounds else np.isfinite(results).all()):
@@ -222,13 +222,13 @@ def _convolved(step: Convolution, x: Array) -> NDArray[np.int64]:
     )
     padded[sides[0][0] : sides[0][0] + x.shape[0], sides[1][0] : sides[1][0] + x.shape[1]] = x
     total = np.broadcast_to(step.bias.astype(np.int64), (rows, columns, outputs)).copy()
-    each = outputs // step.groups
+    size = outputs // step.groups
     for i in range(kernel[0]):
         for j in range(kernel[1]):
             top, left = i * step.dilations[0], j * step.dilations[1]
             taps = padded[top :: step.strides[0], left :: step.strides[1]][:rows, :columns]
             for group in range(step.groups):
-                outs = slice(group * each, (group + 1) * each)
+                outs = slice(group * size, (group + 1) * size)
                 part = taps[..., group * inputs : (group + 1) * inputs]
                 total[..., outs] += part @ step.weight[outs, i, j].astype(np.int64).T
     return total

@@ -108,8 +108,8 @@ def byte_sum(a_ratio: float, b_ratio: float, fixed: float, low: int, high: int) 
     Raises:
         RequestError: The kernels are missing.
     """
-    found: ByteSum = required().ByteSum(a_ratio=a_ratio, b_ratio=b_ratio, fixed=fixed, low=low, high=high)
-    return found
+    native: ByteSum = required().ByteSum(a_ratio=a_ratio, b_ratio=b_ratio, fixed=fixed, low=low, high=high)
+    return native
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,8 @@ class Pixels(Step):
         floats = run.x.dtype == np.float32 and self.scale == 0
         height, width, channels = run.shapes[self.out]
         channels -= len(self.fills)
-        given = run.x.reshape(-1)[self.offset :][: height * width * channels]
-        pixels = given.reshape((height, width, channels) if self.last else (channels, height, width))
+        flat = run.x.reshape(-1)[self.offset :][: height * width * channels]
+        pixels = flat.reshape((height, width, channels) if self.last else (channels, height, width))
         pixels = pixels if self.last else pixels.transpose(1, 2, 0)
         if run.x.dtype == np.float32 and not floats:
             pixels = quantized_pixels(pixels, self.scale, self.zero)
@@ -252,9 +252,9 @@ class Dequantize(Step):
         floats = self.x in program.floats
         shape = program.read(self, self.x, written, floats)
         behind = program.steps[program.steps.index(self) :]
-        fits(self, all(isinstance(each, Dequantize) for each in behind) and bool(np.isfinite(self.scale)))
+        fits(self, all(isinstance(step, Dequantize) for step in behind) and bool(np.isfinite(self.scale)))
         if self is program.steps[-1]:
-            shapes = [program.tensors[each.x] for each in program.steps if isinstance(each, Dequantize)]
+            shapes = [program.tensors[step.x] for step in program.steps if isinstance(step, Dequantize)]
             fits(self, program.results == sum(int(np.prod(shape)) for shape in shapes))
         bytes_fit(self, self.zero)
         if self.table is not None:

@@ -189,8 +189,8 @@ def _pool(
     """Raises RequestError if windows do not fit the tensors, or one lies outside."""
     fits(step, min(*kernel, *strides) >= 1 and min(pads) >= 0)
     fits(step, all(max(pads[axis], pads[axis + 2]) < kernel[axis] for axis in range(2)))
-    found = (*windows(shape, kernel, strides, pads), shape[2])
-    fits(step, min(found) >= 1 and program.write(step, step.out, written) == found)
+    sizes = (*windows(shape, kernel, strides, pads), shape[2])
+    fits(step, min(sizes) >= 1 and program.write(step, step.out, written) == sizes)
 
 
 def _taps(step: MaxPool | AveragePool, x: Array) -> Iterator[tuple[Array, NDArray[np.bool_]]]:

@@ -84,8 +84,8 @@ def _weighted(x: NDArray[np.float32], places: Array, weights: Array) -> NDArray[
     """Weighted sums of the first axis."""
     taps = (x[places[:, t]] * weights[:, t, None, None] for t in range(places.shape[1]))
     total: NDArray[np.float32] = next(taps)
-    for each in taps:
-        total = total + each
+    for tap in taps:
+        total = total + tap
     return total
 
 

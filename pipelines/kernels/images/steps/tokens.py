@@ -147,14 +147,14 @@ class Attention(Step):
         apart = None
         if self.keys >= 0:
             apart = run.tensors[self.keys].reshape(self.windows, -1, self.heads, 2 * self.room)
-        found = np.empty((self.windows, heads.shape[1], self.heads, self.size), np.float32)
+        attended = np.empty((self.windows, heads.shape[1], self.heads, self.size), np.float32)
         for window in range(self.windows):
             for head in range(self.heads):
                 bias = None if self.bias is None else self.bias[window % len(self.bias), head : head + 1]
                 one = QuantizedAttention(0, 1, 0, bias=bias)
                 keys = None if apart is None else apart[window, :, head]
-                found[window, :, head] = quantized_attention(heads[window, :, head], one, keys=keys)[:, : self.size]
-        self.to.store(run, found.reshape(*x.shape[:2], -1))
+                attended[window, :, head] = quantized_attention(heads[window, :, head], one, keys=keys)[:, : self.size]
+        self.to.store(run, attended.reshape(*x.shape[:2], -1))
 
     def packed(self, packing: Packing) -> tuple[Any, ...]:
         """See `Step`."""

@@ -196,7 +196,7 @@ def require_finite(step: object, *values: float | Array) -> None:
     Raises:
         RequestError: A value is not finite.
     """
-    if not all(np.isfinite(each).all() for each in values):
+    if not all(np.isfinite(array).all() for array in values):
         raise RequestError(f"{type(step).__name__} has values that are not finite")
 
 
@@ -322,8 +322,8 @@ def to_bytes(values: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 def _rounded(values: NDArray[np.float32], least: int, most: int) -> NDArray[np.float32]:
     """Rounds floats to whole numbers of a range, NaN to the lowest."""
-    known = np.where(np.isnan(values), np.float32(least), values)
-    return np.asarray(np.rint(np.clip(known, least, most)), np.float32)
+    filled = np.where(np.isnan(values), np.float32(least), values)
+    return np.asarray(np.rint(np.clip(filled, least, most)), np.float32)
 
 
 def vectors(x: NDArray[np.int16], positions: NDArray[Any], width: int) -> NDArray[np.int32]:

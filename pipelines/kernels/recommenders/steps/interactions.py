@@ -49,7 +49,7 @@ class Factorization(Step):
     def compute(self, run: Run) -> None:
         """See `Step`."""
         k = vectors(run.buffers[self.x], self.positions, self.width)
-        total, squares = (each.sum(axis=1).astype(np.float32) for each in (k, k * k))
+        total, squares = (terms.sum(axis=1).astype(np.float32) for terms in (k, k * k))
         run.buffers[self.out][:, 0] = lane_sum(total * total - squares) * np.float32(self.scale)
 
     def add_to(self, program: NativeProgram) -> None:
@@ -110,7 +110,7 @@ class Cross(Step):
 
     def add_to(self, program: NativeProgram) -> None:
         """See `Step`."""
-        weight, factors = (None if each is None else contiguous(each) for each in (self.weight, self.factors))
+        weight, factors = (None if array is None else contiguous(array) for array in (self.weight, self.factors))
         program.cross(
             self.x, self.u, self.g, self.first, self.factor, self.out, self.total, weight, self.bytes, factors
         )

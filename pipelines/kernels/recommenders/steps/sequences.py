@@ -156,7 +156,7 @@ class TargetAttention(Step):
     def check(self, program: ClickProgram, slots: Slots) -> None:
         """See `Step`."""
         width = slots.write(self, self.out, "f4")
-        require_fit(self, all(each.ndim == 2 for each in (self.items, self.codes, self.keys, self.hidden)))
+        require_fit(self, all(array.ndim == 2 for array in (self.items, self.codes, self.keys, self.hidden)))
         (rows, size), depth, first = self.items.shape, self.codes.shape[1], self.keys.shape[1]
         units, second = self.hidden.shape
         kinds: dict[str, tuple[type, tuple[int, ...]]] = {
@@ -326,13 +326,13 @@ def _weighted_items(step: TargetAttention | ScoredAttention, run: Run, width: in
         gaps = run.ids[:, step.gap_begin : step.gap_begin + step.count]
         items, scores = items + step.gap_items[gaps, :width], scores + step.gap_scores[gaps]
     out = np.zeros((len(ids), width), np.float32)
-    for row, (known, score) in enumerate(zip(ids != step.padding, scores, strict=True)):
-        if step.softmax and known.any():
-            exponents = exponential(score[known] - score[known].max())
+    for row, (present, score) in enumerate(zip(ids != step.padding, scores, strict=True)):
+        if step.softmax and present.any():
+            exponents = exponential(score[present] - score[present].max())
             weights = exponents * (np.float32(1) / lane_sum(exponents[None]))
         else:
-            weights = score[known] if step.raw else sigmoid(score[known])
-        for item, weight in zip(items[row, known], weights, strict=True):
+            weights = score[present] if step.raw else sigmoid(score[present])
+        for item, weight in zip(items[row, present], weights, strict=True):
             out[row] += item * weight
     return out
 

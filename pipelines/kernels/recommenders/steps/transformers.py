@@ -159,8 +159,8 @@ class TargetTransformer(Step):
         attended = np.zeros_like(x)
         for row, (target, items) in enumerate(zip(targets, ids, strict=True)):
             places = np.concatenate([[0], 1 + np.flatnonzero(items != self.padding)])
-            known = np.concatenate([[target], items[items != self.padding]])
-            both = self.keys_values[known] + self.places[places]
+            sequence = np.concatenate([[target], items[items != self.padding]])
+            both = self.keys_values[sequence] + self.places[places]
             if self.gap_begin >= 0:
                 both[1:] += self.gap_keys_values[run.ids[row, self.gap_begin + places[1:] - 1]]
             keys, values = both[:, :width], both[:, room : room + width]
@@ -317,11 +317,11 @@ class SequenceEncoder(Step):
     def _state(self, row: Array) -> Array:
         """Encodes the sequence of a sample: float32 [1, d]."""
         ids = row[self.begin : self.begin + self.count]
-        known = ids != self.padding
-        known[0] = True
-        x = self.items[ids[known]] + self.positions[known]
+        present = ids != self.padding
+        present[0] = True
+        x = self.items[ids[present]] + self.positions[present]
         if self.gap_begin >= 0:
-            x = x + self.gap_items[row[self.gap_begin : self.gap_begin + self.count][known]]
+            x = x + self.gap_items[row[self.gap_begin : self.gap_begin + self.count][present]]
         exact = self.exact_weights()
         for block in range(len(self.query)):
 

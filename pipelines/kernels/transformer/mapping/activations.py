@@ -49,10 +49,10 @@ class GraphActivations(GraphScans):
         points = np.linspace(-8, 8, width, dtype=np.float32)
         real = [node.outputs[0] for node in x.consumers() if query.is_op(node, "DequantizeLinear")]  # of bytes
         row = points.reshape([1] * ((query.rank(x) or 1) - 1) + [width])
-        feed = {str(each.name): row for each in real or [x]}
-        found = self._run(self._float_part([*feed], value), feed)
+        feed = {str(tensor.name): row for tensor in real or [x]}
+        results = self._run(self._float_part([*feed], value), feed)
         kinds = ACTIVATIONS if self.for_kernels else GRAPH_ACTIVATIONS
-        errors = {kind: np.abs(found.ravel() - reference.activate(kind, points)).max() for kind in kinds}
+        errors = {kind: np.abs(results.ravel() - reference.activate(kind, points)).max() for kind in kinds}
         kind = min(errors, key=errors.__getitem__)
         if not errors[kind] < ALIKE:
             self.refuse(value, f"it is neither {' nor '.join(kinds)}")

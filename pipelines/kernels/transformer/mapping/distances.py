@@ -86,7 +86,7 @@ class GraphDistances(GraphActivations):
         tables = [(rows + 1) // 2 for rows in self._rows_of([mask], 1) if rows % 2 and rows > 1]
         length = min([longest, *tables])
         part = edit.extract(
-            self.model, [*self.names, *(str(each.name) for each in distances)], [str(self.skip_qdq(mask).name)]
+            self.model, [*self.names, *(str(distance.name) for distance in distances)], [str(self.skip_qdq(mask).name)]
         )
         ahead = np.arange(1 - length, length)
         feed = {name: self._probe(name, len(ahead), 0) for name in self.names}
@@ -94,10 +94,10 @@ class GraphDistances(GraphActivations):
             shape = [1] * ((query.rank(distance) or 2) - 1) + [-1]
             kind = ir.DataType(distance.dtype or ir.DataType.INT64).numpy()
             feed[str(distance.name)] = (sign * ahead).reshape(shape).astype(kind)
-        for given in part.graph.inputs:
-            given.shape = None
-        found = self._run(part, {str(one.name): feed[str(one.name)] for one in part.graph.inputs})
-        row = found.reshape(-1, len(ahead))
+        for graph_input in part.graph.inputs:
+            graph_input.shape = None
+        result = self._run(part, {str(one.name): feed[str(one.name)] for one in part.graph.inputs})
+        row = result.reshape(-1, len(ahead))
         few = min(length, CHECKED)
         square = self._evaluate(value, mask, few).reshape(-1, few, few)
         if not np.array_equal(row[:, np.arange(few) - np.arange(few)[:, None] + length - 1], square):
@@ -115,9 +115,9 @@ class GraphDistances(GraphActivations):
                 continue
             seen.add(part)
             if query.is_op(node, "Sub"):
-                found = np.squeeze(self._evaluate(value, part))
+                result = np.squeeze(self._evaluate(value, part))
                 for sign in (1, -1):
-                    if np.array_equal(sign * found, expected):
+                    if np.array_equal(sign * result, expected):
                         yield part, sign
                         break
                 else:

@@ -147,7 +147,7 @@ class RowMapper(GraphDistances):
             axes, last = query.integers(mean, "axes", 1), (query.rank(x) or 0) - 1
             if square is None or axes not in ([-1], [last]):
                 continue
-            bases = [self.skip_qdq(each) for each in square.inputs]
+            bases = [self.skip_qdq(base) for base in square.inputs]
             if (query.is_op(square, "Mul") and bases == [x, x]) or (
                 query.is_op(square, "Pow") and bases[0] is x and self.scalar(bases[1]) == 2
             ):
@@ -180,7 +180,7 @@ class RowMapper(GraphDistances):
         before = self._register(x)
         operation = self.operations[before]
         if isinstance(operation, LayerNorm):
-            scale, bias = (each * factors for each in (operation.scale, operation.bias))
+            scale, bias = (array * factors for array in (operation.scale, operation.bias))
             return self._append(LayerNorm, operation.input, scale, bias, operation.epsilon)
         if isinstance(operation, RMSNorm):
             return self._append(RMSNorm, operation.input, operation.scale * factors, operation.epsilon)

@@ -46,7 +46,7 @@ class GraphScans(GraphValues):
         ]
         if len(orders) != 1:
             self.refuse(value, expected)
-        keep, added = (self.skip_qdq(scan.inputs[1 + at]) for at in orders[0])
+        keep, added = (self.skip_qdq(scan.inputs[1 + index]) for index in orders[0])
         return keep, added
 
     def _recurrence_parts(self, value: ir.Value) -> tuple[LinearLayer, LinearLayer] | None:
@@ -70,9 +70,9 @@ class GraphScans(GraphValues):
         if sigmoid is None or mul is None or not query.is_op(sigmoid, "Sigmoid") or not query.is_op(mul, "Mul"):
             self.refuse(value, RECURRENCE)
         forget = self._linear_layer(self.skip_qdq(sigmoid.inputs[0]))
-        for taken, given in (mul.inputs, mul.inputs[::-1]):
+        for taken, update in (mul.inputs, mul.inputs[::-1]):
             sub = self.skip_qdq(taken).producer()
-            layer = self._linear_layer(self.skip_qdq(given))
+            layer = self._linear_layer(self.skip_qdq(update))
             if sub is None or not query.is_op(sub, "Sub") or layer is None or forget is None:
                 continue
             if self.scalar(sub.inputs[0]) == 1 and self.skip_qdq(sub.inputs[1]) is keep and layer.x is forget.x:
@@ -141,6 +141,6 @@ def _is_sum_of_product(value: ir.Value, a: ir.Value, b: ir.Value, c: ir.Value) -
     total = value.producer()
     if total is None or not query.is_op(total, "Add") or c not in total.inputs:
         return False
-    (other,) = [each for each in total.inputs if each is not c] or [None]
+    (other,) = [summand for summand in total.inputs if summand is not c] or [None]
     product = None if other is None else other.producer()
     return product is not None and query.is_op(product, "Mul") and {*product.inputs} == {a, b}

@@ -170,8 +170,8 @@ class GraphValues:
         if query.is_op(node, "Split"):
             return self._split_columns(value, node)
         if query.is_op(node, "Add"):
-            for at, other in ((0, 1), (1, 0)):
-                added, layer = self.constant(node.inputs[at]), self._linear_layer(self.skip_qdq(node.inputs[other]))
+            for index, other in ((0, 1), (1, 0)):
+                added, layer = self.constant(node.inputs[index]), self._linear_layer(self.skip_qdq(node.inputs[other]))
                 if added is not None and layer is not None and added.size in (1, len(layer.scale)):
                     return replace(layer, bias=layer.bias + added.astype(np.float32).ravel())
             return None
@@ -221,12 +221,12 @@ class GraphValues:
         whole = self._linear_layer(self.skip_qdq(node.inputs[0]))
         if whole is None:
             return None
-        count, at = len(node.outputs), list(node.outputs).index(value)
+        count, index = len(node.outputs), list(node.outputs).index(value)
         sizes = query.integers(node, "split", 1) or [len(whole.scale) // count] * count
         axis = node.attributes.get_int("axis", 0)
         if sum(sizes) != len(whole.scale) or axis not in (-1, (query.rank(node.inputs[0]) or 0) - 1):
             self.refuse(value, "it splits a linear layer otherwise than by columns")
-        return whole.columns(sum(sizes[:at]), sum(sizes[: at + 1]))
+        return whole.columns(sum(sizes[:index]), sum(sizes[: index + 1]))
 
     def _depends_on_tokens_alone(self, value: ir.Value) -> bool:
         """Returns whether `_evaluate` can compute `value`."""
@@ -290,11 +290,11 @@ class GraphValues:
             factor = self.scalar(node.inputs[1])
             if node.op_type == "Add":
                 producers = [self.skip_qdq(x).producer() for x in node.inputs]
-                at = next((i for i, x in enumerate(producers) if x is not None and self._computes_scores(x)), None)
-                if at is None:
+                index = next((i for i, x in enumerate(producers) if x is not None and self._computes_scores(x)), None)
+                if index is None:
                     self.refuse(value, "a sum in attention of which no part is the products")
-                masks.append(node.inputs[1 - at])
-                value = self.skip_qdq(node.inputs[at])
+                masks.append(node.inputs[1 - index])
+                value = self.skip_qdq(node.inputs[index])
                 continue
             if not factor:
                 self.refuse(value, "products of attention scaled by more than one number")
@@ -373,5 +373,5 @@ class GraphValues:
 
 def _has_int8_weights(node: ir.Node) -> bool:
     """Returns whether an operator is a linear layer whose constant weights are int8."""
-    found = query.dequantized(node.inputs[1]) if query.is_op(node, "MatMul", "Gemm") else None
-    return found is not None and found[0].dtype == np.int8
+    parts = query.dequantized(node.inputs[1]) if query.is_op(node, "MatMul", "Gemm") else None
+    return parts is not None and parts[0].dtype == np.int8

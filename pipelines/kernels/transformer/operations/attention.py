@@ -21,8 +21,8 @@ from pipelines.kernels.transformer.operations.base import (
 
 def _attention_width(where: str, heads: int, width: int, merged: int) -> int:
     """Columns of the result. merged: 3 where the input is [query | key | value]."""
-    result, rest = divmod(width, merged)
-    if rest or heads < 1 or result < heads or result % (LANES * heads):
+    result, remainder = divmod(width, merged)
+    if remainder or heads < 1 or result < heads or result % (LANES * heads):
         raise RequestError(f"{where} has {heads} heads on {width} columns; a head has a multiple of {LANES}")
     return result
 
@@ -215,8 +215,8 @@ class QuantizedAttention(Checked):
             raise RequestError(
                 f"{where} attends to {self.before} keys before and {self.after} after; expected 0 or more"
             )
-        size, rest = divmod(widths[self.input], self.heads + 2 * key_heads)
-        if rest:
+        size, remainder = divmod(widths[self.input], self.heads + 2 * key_heads)
+        if remainder:
             raise RequestError(f"{where} has {self.heads} + 2 x {key_heads} heads on {widths[self.input]} columns")
         for part in (self.norm, self.rotary):
             if part is not None:

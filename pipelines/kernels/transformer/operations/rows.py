@@ -183,8 +183,8 @@ class GatedActivation(Checked):
         """See `Checked`."""
         if self.kind not in ACTIVATIONS:
             raise RequestError(f"{where} computes {self.kind!r}; expected {' or '.join(ACTIVATIONS)}")
-        width, rest = divmod(widths[self.input], 2)
-        if rest or width % LANES:
+        width, remainder = divmod(widths[self.input], 2)
+        if remainder or width % LANES:
             raise RequestError(
                 f"{where} has gates of {widths[self.input]} columns; expected twice a multiple of {LANES}"
             )
@@ -229,8 +229,8 @@ class Recurrence(Checked):
 
     def check(self, where: str, widths: Mapping[int, int]) -> int:
         """See `Checked`."""
-        width, rest = divmod(widths[self.input], 2)
-        if rest or width % LANES:
+        width, remainder = divmod(widths[self.input], 2)
+        if remainder or width % LANES:
             raise RequestError(
                 f"{where} has gates of {widths[self.input]} columns; expected twice a multiple of {LANES}"
             )

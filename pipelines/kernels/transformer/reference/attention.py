@@ -80,9 +80,9 @@ def quantized_attention(
     """
     n, heads = len(x), operation.heads
     key_heads = operation.key_heads or heads
-    queries, rest = np.split(x.reshape(n, heads + (2 * key_heads if keys is None else 0), -1), [heads], axis=1)
-    rest = rest if keys is None else keys.reshape(len(keys), 2 * key_heads, -1)
-    keys, values = np.split(rest, 2, axis=1)
+    queries, keys_values = np.split(x.reshape(n, heads + (2 * key_heads if keys is None else 0), -1), [heads], axis=1)
+    keys_values = keys_values if keys is None else keys.reshape(len(keys), 2 * key_heads, -1)
+    keys, values = np.split(keys_values, 2, axis=1)
     count = len(values) if attended is None else attended
     values = values[:count]
     queries = positioned(queries, operation, None if operation.norm is None else operation.norm.query)
@@ -112,9 +112,9 @@ def quantized_attention(
     codes = _weight_codes(scores - scores.max(axis=2, keepdims=True))
     totals = np.einsum("hit,thd->ihd", codes, value_codes, dtype=np.float64).astype(np.float32)
     share = np.float32(1) / codes.sum(axis=2, dtype=np.float64).astype(np.float32)
-    found: Floats = ((totals * share.T[:, :, None]) * value_scale).reshape(n, -1)
-    found[~within.any(axis=1)] = 0
-    return found
+    output: Floats = ((totals * share.T[:, :, None]) * value_scale).reshape(n, -1)
+    output[~within.any(axis=1)] = 0
+    return output
 
 
 def _position_scores(
@@ -156,8 +156,8 @@ def positioned(x: Floats, operation: QuantizedAttention, scale: Floats | None) -
         return x
     cos, sin = (table[: len(x), None] for table in (operation.rotary.cos, operation.rotary.sin))
     turned = cos.shape[-1]
-    low, high, rest = np.split(x, [turned, 2 * turned], axis=2)
-    return np.concatenate([low * cos - high * sin, high * cos + low * sin, rest], axis=2)
+    low, high, tail = np.split(x, [turned, 2 * turned], axis=2)
+    return np.concatenate([low * cos - high * sin, high * cos + low * sin, tail], axis=2)
 
 
 def _code_scales(x: Floats, axis: int) -> tuple[Floats, Floats]:
@@ -174,8 +174,8 @@ def _weight_codes(x: Floats) -> Floats:
     n = np.rint(x)
     f = x - n
     p = np.full_like(f, 14.027278)
-    for each in (61.763796, 176.78715, 255):
-        p = p * f + np.float32(each)
+    for coefficient in (61.763796, 176.78715, 255):
+        p = p * f + np.float32(coefficient)
     codes: Floats = np.rint(np.ldexp(p, n.astype(np.int32)))
     return codes
 

@@ -123,10 +123,10 @@ class Decoding:
             memories: The encoder's result of each sentence, float32 [source, memory_width].
         """
         self.program = program
-        projections = [each.layer for each in program.operations if isinstance(each, CrossAttention)]
+        projections = [operation.layer for operation in program.operations if isinstance(operation, CrossAttention)]
         # of every sentence: the keys and values of each cross-attention
         self.cross_kv = [
-            [np.split(to_float16(linear(each, memory)), 2, axis=1) for each in projections] for memory in memories
+            [np.split(to_float16(linear(layer, memory)), 2, axis=1) for layer in projections] for memory in memories
         ]
         self.sentences = np.arange(len(memories))
         self.position = 0

@@ -74,8 +74,8 @@ def exponential(x: Floats) -> Floats:
         n = shifted - ROUND_TO_INT
         r = (x - n * np.float32(0.693359375)) - n * np.float32(-2.12194440e-4)
         p = r * np.float32(1.9875691500e-4) + np.float32(1.3981999507e-3)
-        for each in (8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
-            p = p * r + np.float32(each)
+        for coefficient in (8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+            p = p * r + np.float32(coefficient)
         y = (p * (r * r) + r) + np.float32(1)
         scaled = (y.view(np.int32) + (shifted.view(np.int32) << np.int32(23))).view(np.float32)
     return np.where(x >= np.float32(-87), scaled, np.float32(0))
@@ -173,8 +173,8 @@ def activate(kind: str, x: Floats) -> Floats:
     t = np.clip(x, np.float32(-4.2), np.float32(4.2))
     z = t * t
     p = np.full_like(z, GELU[0])
-    for each in GELU[1:]:
-        p = p * z + np.float32(each)
+    for coefficient in GELU[1:]:
+        p = p * z + np.float32(coefficient)
     return np.asarray((x * np.float32(0.5)) * (p * t + np.float32(1)))
 
 
@@ -190,8 +190,8 @@ def recurrence(gates: Floats, cells: Floats) -> Floats:
     """
     forget, value = np.split(gates, 2, axis=1)
     keep = sigmoid(forget)
-    found: Floats = cells * keep + (np.float32(1) - keep) * value
-    return found
+    updated: Floats = cells * keep + (np.float32(1) - keep) * value
+    return updated
 
 
 def layer_norm(x: Floats, scale: Floats, bias: Floats, epsilon: float) -> Floats:

@@ -162,17 +162,17 @@ class AttentionMapper(GraphMapper):
         tables: dict[bool, tuple[Array, Array]] = {}
         rows: Array | None = None
         for part in parts:
-            found = self._rows_by_distance(value, part.index, longest)
+            own_rows = self._rows_by_distance(value, part.index, longest)
             if not part.by_query:  # by the distance of the key from the query
-                found = np.ascontiguousarray(found[::-1])
+                own_rows = np.ascontiguousarray(own_rows[::-1])
             if self._source(part.content) != contents[not part.by_query] or part.by_query in tables:
                 self.refuse(value, "its scores of positions read other values than its queries and keys")
             if part.table.shape != parts[0].table.shape:
                 self.refuse(value, "its scores of positions have tables of different shapes")
-            rows = found if rows is None else rows
+            rows = own_rows if rows is None else rows
             order = np.arange(part.table.shape[2])  # row of this table in the place of each row
-            order[rows] = found
-            if not np.array_equal(order[rows], found):
+            order[rows] = own_rows
+            if not np.array_equal(order[rows], own_rows):
                 self.refuse(value, "its scores of positions share other rows for queries than for keys")
             columns = part.table.transpose(0, 2, 1)[:, order]  # [heads, rows, size]
             columns = columns / np.float32(factor if part.by_query else 1)
@@ -182,7 +182,7 @@ class AttentionMapper(GraphMapper):
             tables[part.by_query] = np.rint(columns / scale[:, None]).astype(np.int8), scale
         assert rows is not None
         # distances whose rows have the same codes share the first of them: beyond some distance, all do
-        codes = np.concatenate([each for each, _ in tables.values()]).swapaxes(0, 1)
+        codes = np.concatenate([table for table, _ in tables.values()]).swapaxes(0, 1)
         _, first, same = np.unique(codes.reshape(len(codes), -1), axis=0, return_index=True, return_inverse=True)
         rows = first[same.ravel()].astype(np.int32)[rows]
         return Disentangled(rows, *tables.get(True, (None, None)), *tables.get(False, (None, None)))
@@ -270,14 +270,14 @@ class AttentionMapper(GraphMapper):
         if value not in self._by_tokens:
             node = value.producer()
             if self.constant(value) is not None or node is None:
-                found = node is not None or value.name in self.names or self.constant(value) is not None
+                by_tokens = node is not None or value.name in self.names or self.constant(value) is not None
             elif query.is_op(node, "Gather") and self._gathered_table(value) is not None:
-                found = False
+                by_tokens = False
             else:
-                found = not query.is_op(node, "MatMul", "Gemm") and all(
+                by_tokens = not query.is_op(node, "MatMul", "Gemm") and all(
                     self._of_tokens(x) for x in node.inputs if x is not None
                 )
-            self._by_tokens[value] = found
+            self._by_tokens[value] = by_tokens
         return self._by_tokens[value]
 
     def _rotated(self, value: ir.Value) -> tuple[ir.Value, Rotary] | None:
@@ -303,10 +303,10 @@ class AttentionMapper(GraphMapper):
         if len(sources) != 1 or not tables or size is None:
             return None
         (x,) = sources
-        key = tuple(sorted(tables, key=lambda each: str(each.name)))
+        key = tuple(sorted(tables, key=lambda table: str(table.name)))
         model = self._float_part([*self.names, str(x.name)], value)
-        for given in model.graph.inputs:
-            given.shape = None
+        for graph_input in model.graph.inputs:
+            graph_input.shape = None
 
         def rotated(rows: Array, length: int) -> Array:
             feed = {name: self._probe(name, length, 0) for name in self.names}
@@ -322,11 +322,11 @@ class AttentionMapper(GraphMapper):
             table = rotated((columns < turned) * 1.0, length)[:, : 2 * turned]
             rotary = Rotary(*(np.ascontiguousarray(half, np.float32) for half in np.split(table, 2, axis=1)))
         random = np.random.default_rng(0).standard_normal((PROBE, size)).astype(np.float32)
-        low, high, rest = np.split(random, [turned, 2 * turned], axis=1)
+        low, high, tail = np.split(random, [turned, 2 * turned], axis=1)
         cos, sin = rotary.cos[:PROBE], rotary.sin[:PROBE]
         if cos.shape[1] != turned or not np.allclose(
             rotated(random, PROBE),
-            np.concatenate([low * cos - high * sin, high * cos + low * sin, rest], axis=1),
+            np.concatenate([low * cos - high * sin, high * cos + low * sin, tail], axis=1),
             rtol=0,
             atol=ALIKE * max(1.0, float(np.abs(cos).max())),
         ):

@@ -59,10 +59,10 @@ class _TextMapper(AttentionMapper):
     """Maps the values of a text encoder."""
 
     def __init__(self, model: ir.Model) -> None:
-        given = {value.name for value in model.graph.inputs}
-        if not {IDS, MASK} <= given:
-            raise RequestError(f"the graph takes {', '.join(map(str, given))}; expected {IDS} and {MASK}")
-        super().__init__(model, tuple(name for name in (MASK, TYPES, IDS) if name in given), "")
+        names = {value.name for value in model.graph.inputs}
+        if not {IDS, MASK} <= names:
+            raise RequestError(f"the graph takes {', '.join(map(str, names))}; expected {IDS} and {MASK}")
+        super().__init__(model, tuple(name for name in (MASK, TYPES, IDS) if name in names), "")
         self.types, self.type = 1, 0  # how many, and the one that is probed
 
     def with_vocabulary(self, logits: ir.Value) -> tuple[EncoderProgram, RowLinear]:
@@ -106,9 +106,9 @@ class _TextMapper(AttentionMapper):
             before = one.producer()
             nested = [self.skip_qdq(x) for x in before.inputs] if query.is_op(before, "Add") and before else []
             orders = (nested, nested[::-1]) if nested else ()
-            for first, rest in ((one, [other]), *((x, [y, other]) for x, y in orders)):
+            for first, others in ((one, [other]), *((x, [y, other]) for x, y in orders)):
                 table = self._embedding_table(first)
-                parts = [row for x in rest if table is not None for row in self._summed(x)]
+                parts = [row for x in others if table is not None for row in self._summed(x)]
                 if table is not None and all(self._rows_of_table(x, table.weight.shape[1]) is not None for x in parts):
                     return self._embedding_of(value, table, parts)
         return None
@@ -143,10 +143,10 @@ class _TextMapper(AttentionMapper):
             self.type = kind
             rows = np.zeros((longest or PROBE, width), np.float32)
             for part in parts:
-                found = [self._evaluate(value, part, len(rows), token) for token in (0, 1)]
-                if found[0].size not in (rows.size, width) or not np.array_equal(found[0], found[1]):
+                results = [self._evaluate(value, part, len(rows), token) for token in (0, 1)]
+                if results[0].size not in (rows.size, width) or not np.array_equal(results[0], results[1]):
                     self.refuse(value, "what is added to the embeddings is more than the rows of its position and type")
-                rows = rows + found[0].reshape(-1, width)
+                rows = rows + results[0].reshape(-1, width)
             tables.append(rows if longest else rows[:1])
         self.type = 0
         rows = np.ascontiguousarray(np.concatenate(tables), np.float32)

@@ -53,8 +53,8 @@ class OutputMapper:
         self.rows = mapper.value(HIDDEN)
         value = mapper.skip_qdq(result)
         by_token = (query.rank(result) or 2) == 3
-        while value is not self.rows and (found := self._step(value, by_token)) is not None:
-            step, value = found
+        while value is not self.rows and (pair := self._step(value, by_token)) is not None:
+            step, value = pair
             self.head.insert(0, step)
         self.pooling, self.logits = TOKENS, self._logits(value)
         if by_token:
@@ -73,7 +73,7 @@ class OutputMapper:
         if query.is_op(node, "Slice"):
             return self._truncation(node)
         if query.is_op(node, "LayerNormalization"):
-            parts = [self.mapper.constant(each) for each in node.inputs[1:]]
+            parts = [self.mapper.constant(parameter) for parameter in node.inputs[1:]]
             if any(part is None or part.ndim != 1 for part in parts):
                 return None
             scale, bias = (np.asarray(part, np.float32) for part in (*parts, np.zeros_like(parts[0]))[:2])
@@ -146,8 +146,8 @@ class OutputMapper:
             node = value.producer()
             if node is None or not query.is_op(node, kind):
                 return None
-            constants = [self.mapper.constant(each) for each in node.inputs]
-            one = next((each for each in constants if each is not None), None)
+            constants = [self.mapper.constant(operand) for operand in node.inputs]
+            one = next((constant for constant in constants if constant is not None), None)
             if kind == "Add" and (one is None or one.size != 1 or one.item() != 1):
                 return None
             if kind == "ReduceMax" and (one is None or one.tolist() not in ([1], [-2]) or _keeps(node)):
@@ -156,8 +156,8 @@ class OutputMapper:
         node = value.producer()
         if node is None or not query.is_op(node, "Add"):
             return None
-        summands = [self.mapper.skip_qdq(each) for each in node.inputs]
-        masks = [self._reads_mask(each) for each in summands]
+        summands = [self.mapper.skip_qdq(summand) for summand in node.inputs]
+        masks = [self._reads_mask(summand) for summand in summands]
         return summands[masks.index(False)] if sorted(masks) == [False, True] else None
 
     def _pooling(self, pooled: ir.Value) -> str:
@@ -171,15 +171,15 @@ class OutputMapper:
         part = edit.extract(self.mapper.model, inputs, [str(pooled.name)])
         feed: dict[str, Any] = {HIDDEN: rows, MASK: np.ones((1, 7), np.int64)}
         session = reference_session.session(part, "mapping it needs")
-        (found,) = reference_session.run(session, {str(x.name): feed[str(x.name)] for x in part.graph.inputs})
-        if found.ndim != 2 or len(found) != 1 or found.shape[1] % width:
+        (output,) = reference_session.run(session, {str(x.name): feed[str(x.name)] for x in part.graph.inputs})
+        if output.ndim != 2 or len(output) != 1 or output.shape[1] % width:
             self.mapper.refuse(
-                pooled, f"it has the shape {list(found.shape)}, expected [1, {width}]: a row of those before it"
+                pooled, f"it has the shape {list(output.shape)}, expected [1, {width}]: a row of those before it"
             )
         kinds = {kind: reference.pool(kind, rows[0]) for kind in POOLINGS}
         chosen: list[str] = []
-        for row in found.reshape(-1, width):
-            errors = {kind: float(np.abs(row - each).max() / np.abs(each).max()) for kind, each in kinds.items()}
+        for row in output.reshape(-1, width):
+            errors = {kind: float(np.abs(row - pool).max() / np.abs(pool).max()) for kind, pool in kinds.items()}
             best = min(errors, key=errors.__getitem__)
             if not errors[best] < ALIKE:
                 self.mapper.refuse(pooled, f"it is neither of {', '.join(POOLINGS)} of the rows before it")
@@ -197,7 +197,7 @@ class OutputMapper:
             if value.name == MASK:
                 return True
             if (node := value.producer()) is not None:
-                waiting += [each for each in node.inputs if each is not None]
+                waiting += [operand for operand in node.inputs if operand is not None]
         return False
 
 

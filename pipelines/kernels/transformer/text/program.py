@@ -135,8 +135,8 @@ class TextProgram:
 
     def __post_init__(self) -> None:
         rows = len(self.encoder.embedding.positions)
-        known = self.pooling == TOKENS or set(self.poolings) <= set(POOLINGS)
-        if not known or self.types < 1 or rows % self.types:
+        is_known = self.pooling == TOKENS or set(self.poolings) <= set(POOLINGS)
+        if not is_known or self.types < 1 or rows % self.types:
             raise RequestError(
                 f"texts are pooled by {self.pooling!r}, with {rows} positions of {self.types} types; "
                 f"expected {', '.join(POOLINGS)} or {TOKENS}, and as many positions for each type"

@@ -28,8 +28,8 @@ def tanh(x: Floats) -> Floats:
         float32 of the same shape.
     """
     e = exponential(np.abs(x) * np.float32(-2))
-    found = (np.float32(1) - e) / (np.float32(1) + e)
-    return np.copysign(found, x)
+    magnitude = (np.float32(1) - e) / (np.float32(1) + e)
+    return np.copysign(magnitude, x)
 
 
 def dense(layer: Dense, x: Floats) -> Floats:

@@ -16,9 +16,9 @@ class Served(Model):
         self.ready = True
 
     def predict(self, payload: InferRequest, headers=None, response_headers=None):
-        found = stock()({each.name: each.as_numpy() for each in payload.inputs})
-        output = InferOutput("probability", list(found.shape), "FP32")
-        output.set_data_from_numpy(found, binary_data=False)
+        scores = stock()({tensor.name: tensor.as_numpy() for tensor in payload.inputs})
+        output = InferOutput("probability", list(scores.shape), "FP32")
+        output.set_data_from_numpy(scores, binary_data=False)
         return InferResponse(payload.id or "", NAME, [output])
 
 

@@ -36,11 +36,11 @@ async def asgi(scope: dict[str, Any], receive: Callable[..., Awaitable[Any]], se
         message = await receive()
         body += message.get("body", b"")
         more = message.get("more_body", False)
-    found = answer(body)
-    length = str(len(found)).encode()
+    reply = answer(body)
+    length = str(len(reply)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", length)]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": found})
+    await send({"type": "http.response.body", "body": reply})
 
 
 async def rsgi(scope: Any, protocol: Any) -> None:

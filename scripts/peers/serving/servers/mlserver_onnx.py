@@ -23,8 +23,8 @@ class Served(MLModel):
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
-        found = stock()({each.name: NumpyCodec.decode_input(each) for each in payload.inputs})
-        return InferenceResponse(model_name=NAME, outputs=[NumpyCodec.encode_output("probability", found)])
+        scores = stock()({tensor.name: NumpyCodec.decode_input(tensor) for tensor in payload.inputs})
+        return InferenceResponse(model_name=NAME, outputs=[NumpyCodec.encode_output("probability", scores)])
 
 
 if __name__ == "__main__":

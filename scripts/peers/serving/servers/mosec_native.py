@@ -22,7 +22,7 @@ class Model(Worker):
         return data
 
     def forward(self, data: list[bytes]) -> list[bytes]:
-        return [answer(each) for each in data]
+        return [answer(body) for body in data]
 
 
 if __name__ == "__main__":

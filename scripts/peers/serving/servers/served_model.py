@@ -43,14 +43,14 @@ def stock() -> Run:
 def arrays(request: dict[str, Any]) -> dict[str, Any]:
     """Returns the tensors of a request."""
     return {
-        each["name"]: np.array(each["data"], DTYPES[each["datatype"]]).reshape(each["shape"])
-        for each in request["inputs"]
+        tensor["name"]: np.array(tensor["data"], DTYPES[tensor["datatype"]]).reshape(tensor["shape"])
+        for tensor in request["inputs"]
     }
 
 
-def response(found: Any) -> dict[str, Any]:
+def response(scores: Any) -> dict[str, Any]:
     """Returns the response with the probabilities of a request."""
-    output = {"name": "probability", "datatype": "FP32", "shape": list(found.shape), "data": found.ravel().tolist()}
+    output = {"name": "probability", "datatype": "FP32", "shape": list(scores.shape), "data": scores.ravel().tolist()}
     return {"model_name": NAME, "outputs": [output]}
 
 
@@ -61,10 +61,10 @@ def answered(request: dict[str, Any], run: Run) -> dict[str, Any]:
 
 def answers(requests: list[dict[str, Any]], run: Run) -> list[dict[str, Any]]:
     """Returns the responses to several requests, computed together."""
-    batches = [arrays(each) for each in requests]
-    found = run({name: np.concatenate([each[name] for each in batches]) for name in batches[0]})
-    ends = np.cumsum([len(next(iter(each.values()))) for each in batches])
-    return [response(each) for each in np.split(found, ends[:-1])]
+    batches = [arrays(request) for request in requests]
+    scores = run({name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]})
+    ends = np.cumsum([len(next(iter(batch.values()))) for batch in batches])
+    return [response(part) for part in np.split(scores, ends[:-1])]
 
 
 def answer(body: bytes) -> bytes:

@@ -37,8 +37,8 @@ class NncfSession:
 
     def run(self, batch: Any) -> dict[str, Any]:
         """Computes the outputs of a batch."""
-        found = self.request(len(next(iter(batch.values())))).infer(dict(batch), share_inputs=True)
-        return {output.any_name: array for output, array in found.items()}
+        results = self.request(len(next(iter(batch.values())))).infer(dict(batch), share_inputs=True)
+        return {output.any_name: array for output, array in results.items()}
 
 
 def pipeline(*arguments: Any, **options: Any) -> Any:
