@@ -67,3 +67,42 @@ def patches(g: Graph) -> str:
     x = g.layer("Conv", g.quantize("image", 0.02, 120), (CHANNELS, 3, 4, 4), 0.02, strides=[4, 4])
     x = g.add("Reshape", [g.quantize(x, 0.03, 120), g.constant(np.array([0, CHANNELS, 16]))])
     return g.add("Transpose", [x], perm=[0, 2, 1])
+
+
+def deformable_attention(g: Graph, values: str, queries: str, sides: tuple[int, ...], points: int = 2) -> str:
+    """Attention to sampled places of levels of these sides (Zhu et al. 2020), as transformers exports RT-DETR.
+
+    values: tokens [n, all places, C] of all levels; queries: tokens [n, 16, C]. Returns tokens [n, 16, C].
+    """
+    count, total = len(sides), sum(side * side for side in sides)
+
+    def shaped(x: str, *shape: int) -> str:
+        return g.add("Reshape", [x, g.constant(np.array(shape))])
+
+    def constant(*shape: int) -> str:
+        return g.constant(g.rng.uniform(0.2, 0.6, shape).astype(np.float32))
+
+    heads = shaped(linear(g, values, (CHANNELS, CHANNELS)), -1, total, HEADS, SIZE)
+    offsets = shaped(linear(g, queries, (CHANNELS, HEADS * count * points * 2)), -1, 16, HEADS, count, points, 2)
+    weights = shaped(linear(g, queries, (CHANNELS, HEADS * count * points)), -1, 16, HEADS, count * points)
+    weights = shaped(g.add("Softmax", [weights], axis=-1), -1, 16, HEADS, count, points)
+    boxes = shaped(g.add("Sigmoid", [linear(g, queries, (CHANNELS, 4))]), -1, 16, 1, 1, 1, 4)
+    ends = [g.constant(np.array([each])) for each in (0, 2, 4, 5)]
+    centre, size = (g.add("Slice", [boxes, ends[at], ends[at + 1], ends[3]]) for at in (0, 1))
+    moved = g.add("Mul", [g.add("Div", [offsets, constant(1, 1, 1, count, 1, 2)]), size])
+    places = g.add("Add", [centre, g.add("Mul", [moved, g.constant(np.float32(0.5))])])
+    grid = g.add("Sub", [g.add("Mul", [places, g.constant(np.float32(2))]), g.constant(np.float32(1))])
+    sampled, first = [], 0
+    for level, side in enumerate(sides):
+        bounds = [g.constant(np.array([each])) for each in (first, first + side * side, 1)]
+        own = shaped(g.add("Slice", [heads, *bounds]), -1, side * side, CHANNELS)
+        own = shaped(g.add("Transpose", [own], perm=[0, 2, 1]), -1, SIZE, side, side)
+        at = g.add("Gather", [grid, g.constant(np.array(level))], axis=3)
+        at = shaped(g.add("Transpose", [at], perm=[0, 2, 1, 3, 4]), -1, 16, points, 2)
+        found = g.add("GridSample", [own, at], mode="bilinear", padding_mode="zeros", align_corners=0)
+        sampled.append(g.add("Unsqueeze", [found, g.constant(np.array([-2]))]))
+        first += side * side
+    joined = shaped(g.add("Concat", sampled, axis=-2), -1, SIZE, 16, count * points)
+    shares = shaped(g.add("Transpose", [weights], perm=[0, 2, 1, 3, 4]), -1, 1, 16, count * points)
+    y = g.add("ReduceSum", [g.add("Mul", [joined, shares]), g.constant(np.array([-1]))], keepdims=0)
+    return g.add("Transpose", [shaped(y, -1, CHANNELS, 16)], perm=[0, 2, 1])

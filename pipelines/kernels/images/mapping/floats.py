@@ -390,16 +390,7 @@ class FloatValues(Functions):
         value = self.values[node.inputs[position]]  # type: ignore[index]
         assert isinstance(value, Bytes | Pending)
         shape = self._shape(value)
-        constant = self._per_element(node, 1 - position, value)
-        ones, zeros = np.ones_like(constant), np.zeros_like(constant)
-        if node.op_type == "Mul" or (node.op_type == "Div" and position == 0):
-            gain, bias = (constant if node.op_type == "Mul" else 1 / constant), zeros
-        elif node.op_type == "Div":
-            raise refused(node, "divides by a float value")
-        else:
-            minus = node.op_type == "Sub"
-            gain, bias = -ones if minus and position == 1 else ones, -constant if minus and position == 0 else constant
-        gain, bias = (np.ascontiguousarray(each, np.float32) for each in (gain, bias))
+        gain, bias = self._gain_and_bias(node, position, self._per_element(node, 1 - position, value))
         if isinstance(value, Pending) and len(gain) == 1:
             single = len(node.inputs[position].uses()) == 1  # type: ignore[union-attr]
             layer = value.layer if value.unbounded and single else None
@@ -411,6 +402,21 @@ class FloatValues(Functions):
                 return
         x, _ = self._operand(node, position)
         self._float_value(node, shape, lambda to: ChannelScale(x, to, gain, bias), value)
+
+    @staticmethod
+    def _gain_and_bias(
+        node: ir.Node, position: int, constant: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Factor of, and summand to, an input of a sum or product with a constant."""
+        ones, zeros = np.ones_like(constant), np.zeros_like(constant)
+        if node.op_type == "Mul" or (node.op_type == "Div" and position == 0):
+            gain, bias = (constant if node.op_type == "Mul" else 1 / constant), zeros
+        elif node.op_type == "Div":
+            raise refused(node, "divides by a float value")
+        else:
+            minus = node.op_type == "Sub"
+            gain, bias = -ones if minus and position == 1 else ones, -constant if minus and position == 0 else constant
+        return np.ascontiguousarray(gain, np.float32), np.ascontiguousarray(bias, np.float32)
 
     def _per_element(self, node: ir.Node, position: int, found: Bytes | Pending) -> NDArray[np.float32]:
         """float32 [pixels, channels] of a constant, [1, channels] where it is the same for all pixels."""

@@ -19,9 +19,9 @@ from pipelines.graph import query
 from pipelines.kernels.images.mapping.functions import FUNCTIONS
 from pipelines.kernels.images.mapping.fuse import fused
 from pipelines.kernels.images.mapping.layers import Layers
+from pipelines.kernels.images.mapping.orders.views import ORDERS, View
 from pipelines.kernels.images.mapping.qdq import data_input, refused
 from pipelines.kernels.images.mapping.rest import Rest
-from pipelines.kernels.images.mapping.views import ORDERS, View
 from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending
 from pipelines.kernels.images.program import ENDINGS, ImageProgram
 from pipelines.kernels.images.steps import Convolution, Dequantize, Shape
@@ -281,6 +281,7 @@ RULES: dict[str, Callable[[ImageMapping, ir.Node], None]] = {
     "Flatten": ImageMapping._flatten,
     "Gemm": ImageMapping._gemm,
     "GlobalAveragePool": ImageMapping._globalaveragepool,
+    "GridSample": ImageMapping._gridsample,
     "GroupNormalization": ImageMapping._groupnormalization,
     "Identity": ImageMapping._identity,
     "InstanceNormalization": ImageMapping._groupnormalization,

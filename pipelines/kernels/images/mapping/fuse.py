@@ -20,7 +20,7 @@ from pipelines.kernels.images.steps import (
 )
 
 # fields of steps that hold numbers of tensors
-NUMBERED = ("x", "a", "b", "gate", "keys", "out", "to", "other", "residual")
+NUMBERED = ("x", "a", "b", "gate", "grid", "keys", "out", "to", "other", "residual")
 
 
 def fused(

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from pipelines.graph import query
 from pipelines.kernels.arrays import Array
-from pipelines.kernels.images.mapping.attention import Attentions
+from pipelines.kernels.images.mapping.orders.attention import Attentions
 from pipelines.kernels.images.mapping.qdq import data_input, input_at, int8_weight, int32_bias, refused
 from pipelines.kernels.images.mapping.walk import Bytes, Input, Layer, Pending, is_over_pixels, layout_of
 from pipelines.kernels.images.operators import ceil_mode_pads, windows

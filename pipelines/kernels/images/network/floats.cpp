@@ -228,10 +228,14 @@ void Network::group_norm(Operand x, Operand out, const float *gain, const float 
 }
 
 void Network::float_product(Operand a, Operand b, Operand out) {
-    for (const Operand &x : {a, b})
-        require(read(x).channels == written(out).channels, "a product");
+    const bool one = read(b).channels == 1;  // factor of all channels
+    require(read(a).channels == written(out).channels && (one || at(b.tensor).channels == at(a.tensor).channels), "a product");
     const int64_t pixel = round_up(at(out.tensor).channels, 16);
-    float_step({a, b}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) { isa_.images->multiply_floats(xs[0], xs[1], n * pixel, to); });
+    float_step({a, b}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) {
+        if (!one) return isa_.images->multiply_floats(xs[0], xs[1], n * pixel, to);
+        for (int64_t i = 0; i < n; ++i)
+            for (int64_t c = 0; c < pixel; ++c) to[i * pixel + c] = xs[0][i * pixel + c] * xs[1][i * 16];
+    });
 }
 
 void Network::interpolation(Operand x, Operand out, const Taps &rows, const Taps &columns) {

@@ -112,6 +112,10 @@ class Network {
     void attention(int64_t x, int64_t keys, Operand out, int64_t heads, int64_t size, int64_t windows, const float *bias, int64_t biased);
     void float_mean(Operand x, Operand out);  // out: floats
     void response_gate(Operand x, Operand out, float epsilon);  // out: floats
+    // Of floats: pixels of x at coordinates from -1 to 1, `grid` [height, width, 2]; rows of x, grid and out are in so many groups
+    void sampling(int64_t x, int64_t grid, int64_t out, int64_t groups, bool linear, bool border, bool align);
+    // Of floats: places: as many of each pixel of out
+    void pixel_sums(int64_t x, int64_t out, const std::vector<int64_t> &places);
     // weight [rows, columns, channels]
     void float_depthwise(int64_t x, int64_t out, const float *weight, const float *bias, Pair kernel, int64_t channels, Pair strides, Sides pads,
                          Pair dilations);

@@ -18,6 +18,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from pipelines.core.errors import RequestError, ZooError
 from pipelines.graph import edit, io, query, reference_session
 from pipelines.graph.infer import infer_shapes
+from pipelines.kernels.images.mapping.orders.views import ORDERS
 from pipelines.kernels.images.mapping.qdq import data_input
 from pipelines.kernels.images.parts.program import Part, Partition
 from pipelines.kernels.images.parts.region import FailedError, Region, Shapes, is_data
@@ -138,6 +139,12 @@ class _Division:
                     below = ranks[producer]
                     least = max(least, below + ((below % 2 == 1) != odd))
             ranks[node] = least
+        for node in reversed(self._nodes):  # values pass borders before they are rearranged
+            readers = [use.node for value in node.outputs for use in value.uses()]
+            moves = node.op_type in ORDERS and node not in self._foreign and node.outputs[0].dtype == ir.DataType.FLOAT
+            ends = any(value.is_graph_output() for value in node.outputs)
+            if moves and readers and not ends and not any(each in self._foreign for each in readers):
+                ranks[node] = min(ranks[each] for each in readers)
         return ranks
 
     def _natives(self, ranks: Mapping[ir.Node, int]) -> list[set[ir.Node]]:

@@ -21,6 +21,7 @@ from pipelines.kernels.images.steps.floats import (
 from pipelines.kernels.images.steps.groups import GroupLinear, Softmax
 from pipelines.kernels.images.steps.layouts import Concatenation, Dequantize, Pixels, Resampling, Selection, Stacking
 from pipelines.kernels.images.steps.pools import AveragePool, GlobalAverage, MaxPool
+from pipelines.kernels.images.steps.sampling import PixelSums, Sampling
 from pipelines.kernels.images.steps.spatial import GroupNormalization, Interpolation, ResponseGate
 from pipelines.kernels.images.steps.tokens import Attention, Gathering
 
@@ -61,11 +62,13 @@ __all__ = [
     "Normalization",
     "Operand",
     "Packing",
+    "PixelSums",
     "Pixels",
     "Product",
     "Resampling",
     "ResponseGate",
     "Run",
+    "Sampling",
     "Selection",
     "Shape",
     "Softmax",

@@ -397,13 +397,13 @@ class FloatDifference(FloatSum):
 
 @dataclass(frozen=True)
 class FloatProduct(FloatSum):
-    """a b, tensors of the shape of `to`; b may be one pixel for all."""
+    """a b, tensors of the shape of `to`; b may be one pixel for all, or one channel."""
 
     method: ClassVar[str] = "float_product"
 
     def check_shapes(self, a: Shape, b: Shape, to: Shape) -> None:
         """See `FloatSum`."""
-        fits(self, a == to and b in (to, (1, 1, to[2])))
+        fits(self, a == to and b in (to, (1, 1, to[2]), (*to[:2], 1)))
 
     def compute(self, run: Run) -> None:
         """See `Step`."""

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from helpers.qdq_graphs import Graph, linear
+from helpers.token_graphs import deformable_attention
 
 from pipelines.core.errors import RequestError
 from pipelines.engines import catalog
@@ -104,6 +105,24 @@ def test_heads_of_an_attention_pass_a_border(tmp_path: Path) -> None:
     form = images.form(path)
     assert [each.split(":")[0] for each in form["parts"]] == ["native", "onnxruntime", "native"]
     assert set(form["rest"]) <= {"Sin", "QuantizeLinear", "DequantizeLinear"}
+
+
+def test_samples_of_earlier_values_pass_a_border(tmp_path: Path) -> None:
+    """Heads that are samples of their own, as of deformable attention: the tokens pass, and are cut behind the border."""
+    g = Graph()
+    x = layer(g, layer(g, g.quantize("image", 0.02, 120), 3, scale=0.02), 32)
+    x = g.quantize(g.layer("Conv", x, (32, 32, 3, 4), 0.1, strides=[3, 4]), 0.1, 120)
+    tokens = g.add("Transpose", [g.add("Reshape", [x, g.constant(np.array([0, 32, 16]))])], perm=[0, 2, 1])
+    odd = g.quantize(g.add("Sin", [tokens]), 0.01, 128)
+    y = g.quantize(deformable_attention(g, tokens, odd, (4,)), 0.05, 128)
+    y = g.quantize(linear(g, g.quantize(linear(g, y, (32, 900)), 0.05, 128), (900, 32)), 0.05, 128)
+    g.ranks[y] = 3
+    path = g.save(tmp_path / "m.onnx", SHAPE, y)
+    found, wanted = (catalog.load(path, engine).run(batch_of())[y] for engine in ("native", "onnxruntime"))
+    assert np.square(found - wanted).sum() < 0.01 * np.square(wanted).sum()
+    form = images.form(path)
+    assert [each.split(":")[0] for each in form["parts"]] == ["native", "onnxruntime", "native"]
+    assert form["steps"]["Sampling"] == 1 and set(form["rest"]) <= {"Sin", "QuantizeLinear", "DequantizeLinear"}
 
 
 def test_bytes_are_joined_over_a_border(tmp_path: Path) -> None:

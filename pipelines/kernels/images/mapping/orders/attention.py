@@ -11,10 +11,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
-from pipelines.graph import query
 from pipelines.kernels.arrays import Array
-from pipelines.kernels.images.mapping.qdq import data_input, input_at, refused
-from pipelines.kernels.images.mapping.views import ORDERS, Scores, View, Views
+from pipelines.kernels.images.mapping.orders.runs import Runs
+from pipelines.kernels.images.mapping.orders.views import ORDERS, Scores, View
+from pipelines.kernels.images.mapping.qdq import input_at, refused
 from pipelines.kernels.images.mapping.walk import Bytes, Layer, Pending
 from pipelines.kernels.images.steps import (
     Attention,
@@ -22,25 +22,22 @@ from pipelines.kernels.images.steps import (
     Concatenation,
     Convolution,
     Gathering,
-    GroupLinear,
     Operand,
-    Softmax,
     Step,
 )
 from pipelines.kernels.transformer.operations.base import LANES
 
-FEW = 1024  # weights of a layer of floats, which is computed run by run
 MASKED = np.float32(-1e9)  # score of a key that is masked
 
 
-class Attentions(Views):
+class Attentions(Runs):
     """A walk that knows attention."""
 
     def _viewed(self, node: ir.Node, reason: RequestError | None = None) -> None:
         """Maps a node of an attention; see `Views` for other nodes that read a view."""
         views = self._views_of(node)
         if node.op_type == "MatMul":
-            views = [view or self._whole_view(node, value) for view, value in zip(views, node.inputs, strict=True)]
+            views = [self._whole_view(node, value) for value in node.inputs]
         first, second = [*views, None, None][:2]
         if node.op_type in ORDERS and isinstance(first, Scores):
             self._regroup(node, first)
@@ -55,12 +52,6 @@ class Attentions(Views):
             if first.turned or node.attributes.get_int("axis", -1) % len(first.shape) != len(first.shape) - 1:
                 raise refused(node, "is not over the keys")
             self.views[node.outputs[0]] = replace(first, weights=True)
-        elif node.op_type == "Softmax" and isinstance(first, View):
-            self._softmax(node)
-        elif node.op_type in ("Conv", "MatMul") and isinstance(first, View) and self._few_weights(node) is not None:
-            self._group_linear(node)
-        elif node.op_type == "ReduceSum" and isinstance(first, View):
-            self._reducesum(node)
         elif node.op_type == "Attention":
             self._whole_attention(node)
         elif node.op_type == "InstanceNormalization" and isinstance(first, View):
@@ -71,111 +62,6 @@ class Attentions(Views):
             self._biased(node, views)
         else:
             super()._viewed(node, reason)
-
-    def _whole_view(self, node: ir.Node, value: ir.Value | None) -> View | Scores | None:
-        """The elements of a value that is no view, in their order; None for a constant."""
-        is_computed = value is not None and isinstance(self.values.get(value), Bytes | Pending)
-        return self._view_of(node, value) if is_computed and value is not None else None
-
-    def _softmax(self, node: ir.Node) -> None:
-        """Maps a softmax over an axis of a value."""
-        value = data_input(node)
-        view = self._view_of(node, value)
-        if not isinstance(view, View):
-            raise refused(node, "is not over the keys")
-        axis = node.attributes.get_int("axis", -1) % view.index.ndim
-        if self.model.opset_imports.get("", 0) < 13 and axis != view.index.ndim - 1:
-            raise refused(node, "is over several axes")
-        x, source, runs, moved = self._runs(node, view, axis)
-        height, width, channels = self._shape(source)
-        size, starts = moved.shape[-1], np.unique(runs % channels)
-        count = size * len(starts)
-        places = runs // channels * count + runs % channels - starts[0]
-        index = places.reshape(*moved.shape[:-1], 1) + np.arange(size)
-        made = self._float_pending(
-            (height, width, count), lambda to: Softmax(x, to, int(starts[0]), size), shared=True, last=True
-        )
-        self._settle(node.outputs[0], View(made, np.moveaxis(index, -1, axis)))
-
-    def _few_weights(self, node: ir.Node) -> NDArray[np.float32] | None:
-        """float32 [outputs, inputs] of a layer of few float weights over an axis, see `FEW`; None for another node."""
-        weight = query.constant(input_at(node, 1))
-        if weight is None or weight.dtype != np.float32 or not 1 <= weight.size <= FEW:
-            return None
-        if node.op_type == "MatMul":
-            return np.ascontiguousarray(weight.reshape(len(weight), -1).T) if weight.ndim <= 2 else None
-        attributes = node.attributes
-        ones = [*attributes.get_ints("strides", [1, 1]), *attributes.get_ints("dilations", [1, 1])]
-        plain = weight.ndim == 4 and weight.shape[2:] == (1, 1) and attributes.get_int("group", 1) == 1
-        pads = attributes.get_string("auto_pad", "NOTSET") == "NOTSET" and any(attributes.get_ints("pads", [0]))
-        return weight[:, :, 0, 0] if plain and not pads and set(ones) == {1} else None
-
-    def _group_linear(self, node: ir.Node) -> None:
-        """Maps a layer of few float weights over an axis of a value: a Conv of single pixels, or a MatMul."""
-        weight = self._few_weights(node)
-        view = self._view_of(node, data_input(node))
-        if weight is None or not isinstance(view, View):
-            raise refused(node, "has weights that are neither int8 nor few")
-        bias = self._per_channel(node, 2, len(weight), -1)
-        axis = 1 if node.op_type == "Conv" else view.index.ndim - 1
-        index, made = self._linear_view(node, view, axis, np.ascontiguousarray(weight), bias)
-        constant = query.constant(input_at(node, 1))
-        index = index[..., 0] if constant is not None and constant.ndim == 1 else index
-        self._settle(node.outputs[0], View(made, index))
-
-    def _reducesum(self, node: ir.Node) -> None:
-        """Maps sums over an axis of a value."""
-        view, axes = self._view_of(node, data_input(node)), query.integers(node, "axes", 1)
-        if not isinstance(view, View) or axes is None or len(axes) != 1 or axes[0] % view.index.ndim == 0:
-            raise refused(node, "is not over one axis")
-        axis = axes[0] % view.index.ndim
-        ones = np.ones((1, view.index.shape[axis]), np.float32)
-        index, made = self._linear_view(node, view, axis, ones, np.zeros(1, np.float32))
-        keeps = node.attributes.get_int("keepdims", 1) != 0
-        self._settle(node.outputs[0], View(made, index if keeps else index.squeeze(axis)))
-
-    def _linear_view(
-        self, node: ir.Node, view: View, axis: int, weight: NDArray[np.float32], bias: NDArray[np.float32]
-    ) -> tuple[NDArray[np.int64], Pending]:
-        """(elements of the results, the value) of a linear layer over an axis of a view."""
-        if view.index.shape[axis] != weight.shape[1]:
-            raise refused(node, f"reads {view.index.shape[axis]} inputs with {weight.shape[1]} weights")
-        x, source, runs, moved = self._runs(node, view, axis, whole=True)
-        height, width, channels = self._shape(source)
-        outputs, inputs = weight.shape
-        places = runs // inputs * outputs
-        index = places.reshape(*moved.shape[:-1], 1) + np.arange(outputs)
-        shape = (height, width, channels // inputs * outputs)
-        made = self._float_pending(shape, lambda to: GroupLinear(x, to, weight, bias), shared=True, last=True)
-        return np.moveaxis(index, -1, axis), made
-
-    def _runs(
-        self, node: ir.Node, view: View, axis: int, whole: bool = False
-    ) -> tuple[Operand, Bytes | Pending, NDArray[np.int64], NDArray[np.int64]]:
-        """The elements along an axis of a view as runs of channels that follow each other, gathered where they do not.
-
-        whole: Whether the runs are all channels of the value.
-
-        Returns:
-            The operand, its value, the first element of each run, and the view's elements with the axis last.
-        """
-        if view.factor != 1:
-            raise refused(node, "reads a scaled value in another order")
-        source, moved = self._whole(view, True, False, False), np.moveaxis(view.index, axis, -1)
-        size, channels = moved.shape[-1], self._shape(source)[2]
-        runs = moved.reshape(-1, size)
-        starts = np.unique(runs[:, 0] % channels)
-        follows = (runs == runs[:, :1] + np.arange(size)).all() and starts[-1] + size <= channels
-        follows &= np.array_equal(starts, starts[0] + size * np.arange(len(starts)))
-        pixels = math.prod(self._shape(source)[:2])
-        follows &= len(runs) == len(np.unique(runs[:, 0])) == pixels * len(starts)
-        if not follows or (whole and len(starts) * size != channels):
-            grid = (math.prod(moved.shape[:-2]), moved.shape[-2])
-            source = self._whole(
-                self._gathered(node, replace(view, index=moved.reshape(1, *grid, size)), grid), True, False, False
-            )
-            runs = np.arange(moved.size).reshape(-1, size)
-        return self._operand_of(node, source), source, runs[:, 0], moved
 
     def _scores(self, node: ir.Node, queries: View, keys: View) -> None:
         shape, (*outer, size, count) = queries.index.shape, keys.index.shape

@@ -1,0 +1,1 @@
+"""Elements of values in other orders: views, arithmetic on them, runs of elements along an axis, attention."""

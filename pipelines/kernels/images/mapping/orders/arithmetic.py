@@ -1,0 +1,142 @@
+"""Sums and products of values in other orders: broadcast, with constants, and joined."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+from pipelines.kernels.images.mapping.orders.views import Scores, View, Views
+from pipelines.kernels.images.mapping.qdq import input_at, refused
+from pipelines.kernels.images.mapping.walk import Bytes, Pending
+from pipelines.kernels.images.steps import ChannelScale, FloatDifference, FloatProduct, FloatSum
+
+SUMS: dict[str, type[FloatSum]] = {"Add": FloatSum, "Sub": FloatDifference, "Mul": FloatProduct}
+
+
+class Arithmetic(Views):
+    """A walk that knows sums and products of single elements in any order."""
+
+    def _viewed(self, node: ir.Node, reason: RequestError | None = None) -> None:
+        """Maps sums and products that no layout of values has; see `Views` for other nodes that read a view."""
+        if not self._stacked(node) and not self._by_elements(node):
+            super()._viewed(node, reason)
+
+    def _whole_view(self, node: ir.Node, value: ir.Value | None) -> View | Scores | None:
+        """The elements of a value in their order; None for a constant."""
+        known = value in self.views or (value is not None and isinstance(self.values.get(value), Bytes | Pending))
+        return self._view_of(node, value) if known and value is not None else None
+
+    def _any_view(self, node: ir.Node, value: ir.Value | None) -> View:
+        """The elements of a real value."""
+        view = self._whole_view(node, value)
+        if not isinstance(view, View) or not view.real:
+            raise refused(node, "reads a value that has no native float form")
+        return view
+
+    def _plain(self, node: ir.Node, view: View) -> View:
+        """A view without a factor."""
+        if view.factor == 1:
+            return view
+        found = self._whole(view, True, False, False)
+        gain = np.full((1, self._shape(found)[2]), view.factor, np.float32)
+        return View(self._scaled(node, found, gain, np.zeros_like(gain)), view.index)
+
+    def _scaled(
+        self, node: ir.Node, found: Bytes | Pending, gain: NDArray[np.float32], bias: NDArray[np.float32]
+    ) -> Pending:
+        """The elements of a value times a gain, plus a bias."""
+        x = self._operand_of(node, found)
+        return self._float_pending(
+            self._shape(found), lambda to: ChannelScale(x, to, gain, bias), shared=True, last=True
+        )
+
+    def _owned(self, node: ir.Node, view: View) -> View:
+        """A view without a factor of each element of its source once."""
+        view = self._plain(node, view)
+        if view.index.size == math.prod(self._shape(view.source)) and np.bincount(view.index.ravel()).max() == 1:
+            return view
+        shape = (1, 1, *view.index.shape)
+        grid = (math.prod(shape[:-2]), shape[-2])
+        found = self._gathered(node, replace(view, index=view.index.reshape(1, *grid, -1)), grid)
+        return replace(found, index=found.index.reshape(view.index.shape))
+
+    def _by_elements(self, node: ir.Node) -> bool:
+        """Maps a sum or product of values that are broadcast, or that have more axes than values; False for others."""
+        known = [at for at, value in enumerate(node.inputs) if value in self.views or value in self.values]
+        if node.op_type not in (*SUMS, "Div") or len(node.inputs) != 2 or not known:
+            return False
+        views = [self._whole_view(node, node.inputs[at]) for at in known]
+        shapes = {view.index.shape for view in views if isinstance(view, View) and view.real}
+        if any(isinstance(view, Scores) or not view.real for view in views if view is not None) or None in views:
+            return False
+        plain = all(len(shape) <= 4 for shape in shapes)
+        if len(known) == 1:
+            scaled = node.op_type in ("Mul", "Div") and self._is_scaled(node)
+            return not (plain or scaled) and self._with_constant(node, known[0])
+        if node.op_type == "Div" or (len(shapes) == 1 and plain):
+            return False
+        self._of_two(node)
+        return True
+
+    def _with_constant(self, node: ir.Node, position: int) -> bool:
+        """Maps a sum or product with a constant."""
+        other = input_at(node, 1 - position)
+        constant = None if other is None else self.constants.real(other)
+        view = self._owned(node, self._any_view(node, node.inputs[position]))
+        if constant is None or np.broadcast_shapes(constant.shape, view.index.shape) != view.index.shape:
+            return False
+        rows = np.empty(view.index.size, np.float32)
+        rows[view.index.ravel()] = np.broadcast_to(constant, view.index.shape).ravel()
+        found = self._whole(view, True, False, False)
+        values = rows.reshape(-1, self._shape(found)[2])
+        gain, bias = self._gain_and_bias(node, position, values[:1] if (values == values[:1]).all() else values)
+        self._settle(node.outputs[0], View(self._scaled(node, found, gain, bias), view.index))
+        return True
+
+    def _of_two(self, node: ir.Node) -> None:
+        """Maps a sum, difference or product of two values."""
+        views = [self._any_view(node, value) for value in node.inputs]
+        try:
+            shape = np.broadcast_shapes(*(view.index.shape for view in views))
+        except ValueError as error:
+            raise refused(node, "has values of shapes that do not fit") from error
+        large = 0 if views[0].index.shape == shape else 1
+        first = views[large]
+        if first.index.shape != shape:
+            first = replace(first, index=np.broadcast_to(first.index, shape))
+        first, second = self._owned(node, first), self._plain(node, views[1 - large])
+        found, grid = self._whole(first, True, False, False), self._shape(first.source)
+        order = np.empty(math.prod(grid), np.int64)
+        order[first.index.ravel()] = np.broadcast_to(second.index, shape).ravel()
+        places = order.reshape(grid)
+        if node.op_type == "Mul" and (places == places[..., :1]).all():
+            places = places[..., :1]
+        other = self._gathered(node, replace(second, index=places[None]), grid[:2])
+        a, b = self._operand_of(node, found), self._operand_of(node, self._whole(other, True, False, False))
+        if large and node.op_type == "Sub":
+            a, b = b, a
+        make = SUMS[node.op_type]
+        made = self._float_pending(grid, lambda to: make(a, b, to), shared=True, last=True)
+        self._settle(node.outputs[0], View(made, first.index))
+
+    def _stacked(self, node: ir.Node) -> bool:
+        """Maps a Concat of values of as many channels in other orders, below each other; False for another node."""
+        views = self._views_of(node)
+        sources = {id(view.source) for view in views if isinstance(view, View)}
+        if node.op_type != "Concat" or len(sources) < 2 or any(view is None for view in views):
+            return False
+        found = [self._owned(node, self._any_view(node, value)) for value in node.inputs]
+        if len({self._shape(view.source)[2] for view in found}) > 1:
+            return False
+        parts = [self._whole(view, True, False, True) for view in found]
+        offsets = np.cumsum([0, *(view.index.size for view in found)])
+        index = [view.index + offset for view, offset in zip(found, offsets, strict=False)]
+        made = self._joined(node, parts, True)
+        whole = np.concatenate(index, node.attributes.get_int("axis", 0))
+        self._settle(node.outputs[0], View(made, whole))
+        return True

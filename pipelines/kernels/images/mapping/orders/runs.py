@@ -1,0 +1,188 @@
+"""Operators along an axis of a value in a walk: softmax, sums and layers of few weights; and sampling by a grid."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from pipelines.core.errors import RequestError
+from pipelines.graph import query
+from pipelines.kernels.images.mapping.orders.arithmetic import Arithmetic
+from pipelines.kernels.images.mapping.orders.views import View
+from pipelines.kernels.images.mapping.qdq import data_input, input_at, refused
+from pipelines.kernels.images.mapping.walk import Bytes, Pending
+from pipelines.kernels.images.steps import GroupLinear, Operand, PixelSums, Sampling, Softmax, Step
+
+FEW = 1024  # weights of a layer of floats, which is computed run by run
+
+
+class Runs(Arithmetic):
+    """A walk that knows operators along an axis of a value in any order."""
+
+    def _viewed(self, node: ir.Node, reason: RequestError | None = None) -> None:
+        """Maps a node along an axis of a view; see `Views` for other nodes that read a view."""
+        view = self._views_of(node)[0]
+        if node.op_type == "Softmax" and isinstance(view, View):
+            self._softmax(node)
+        elif node.op_type in ("Conv", "MatMul") and isinstance(view, View) and self._few_weights(node) is not None:
+            self._group_linear(node)
+        elif node.op_type == "ReduceSum" and isinstance(view, View):
+            self._reducesum(node)
+        elif node.op_type == "GridSample":
+            self._gridsample(node)
+        else:
+            super()._viewed(node, reason)
+
+    def _gridsample(self, node: ir.Node) -> None:
+        """Maps pixels at the places of a grid; the first axis may have several groups a sample."""
+        kind = node.attributes.get_string("mode", "linear")
+        outside = node.attributes.get_string("padding_mode", "zeros")
+        if kind not in ("linear", "bilinear", "nearest") or outside not in ("zeros", "border"):
+            raise refused(node, f"samples by {kind} functions with {outside} outside")
+        x, grid = (self._plain(node, self._any_view(node, value)) for value in node.inputs)
+        if x.index.ndim != 4 or grid.index.ndim != 4 or len(x.index) != len(grid.index):
+            raise refused(node, "does not sample [n, C, H, W]")
+        groups, channels = x.index.shape[:2]
+        tensors = []
+        for view in (replace(x, index=np.moveaxis(x.index, 1, -1)), grid):
+            rows = view.index.reshape(1, -1, *view.index.shape[2:])
+            found = self._gathered(node, replace(view, index=rows), rows.shape[1:3])
+            tensors.append(self._whole(found, True, False, False))
+        shape = (groups * grid.index.shape[1], grid.index.shape[2], channels)
+        align = node.attributes.get_int("align_corners", 0) != 0
+
+        def add(to: Operand) -> Step:
+            first, second = (self._float_tensor(node, each) for each in tensors)
+            return Sampling(first, second, to.tensor, groups, kind != "nearest", outside == "border", align)
+
+        made = self._float_pending(shape, add, shared=True, last=True)
+        index = np.arange(math.prod(shape)).reshape(groups, -1, *shape[1:])
+        self._settle(node.outputs[0], View(made, np.moveaxis(index, -1, 1)))
+
+    def _softmax(self, node: ir.Node) -> None:
+        """Maps a softmax over an axis of a value."""
+        value = data_input(node)
+        view = self._view_of(node, value)
+        if not isinstance(view, View):
+            raise refused(node, "is not over the keys")
+        axis = node.attributes.get_int("axis", -1) % view.index.ndim
+        if self.model.opset_imports.get("", 0) < 13 and axis != view.index.ndim - 1:
+            raise refused(node, "is over several axes")
+        x, found, runs, moved = self._runs(node, view, axis)
+        height, width, channels = self._shape(found)
+        size, starts = moved.shape[-1], np.unique(runs % channels)
+        count = size * len(starts)
+        places = runs // channels * count + runs % channels - starts[0]
+        index = places.reshape(*moved.shape[:-1], 1) + np.arange(size)
+        made = self._float_pending(
+            (height, width, count), lambda to: Softmax(x, to, int(starts[0]), size), shared=True, last=True
+        )
+        self._settle(node.outputs[0], View(made, np.moveaxis(index, -1, axis)))
+
+    def _few_weights(self, node: ir.Node) -> NDArray[np.float32] | None:
+        """float32 [outputs, inputs] of a layer of few float weights over an axis, see `FEW`; None for another node."""
+        weight = query.constant(input_at(node, 1))
+        if weight is None or weight.dtype != np.float32 or not 1 <= weight.size <= FEW:
+            return None
+        if node.op_type == "MatMul":
+            return np.ascontiguousarray(weight.reshape(len(weight), -1).T) if weight.ndim <= 2 else None
+        attributes = node.attributes
+        ones = [*attributes.get_ints("strides", [1, 1]), *attributes.get_ints("dilations", [1, 1])]
+        plain = weight.ndim == 4 and weight.shape[2:] == (1, 1) and attributes.get_int("group", 1) == 1
+        pads = attributes.get_string("auto_pad", "NOTSET") == "NOTSET" and any(attributes.get_ints("pads", [0]))
+        return weight[:, :, 0, 0] if plain and not pads and set(ones) == {1} else None
+
+    def _group_linear(self, node: ir.Node) -> None:
+        """Maps a layer of few float weights over an axis of a value: a Conv of single pixels, or a MatMul."""
+        weight = self._few_weights(node)
+        view = self._view_of(node, data_input(node))
+        if weight is None or not isinstance(view, View):
+            raise refused(node, "has weights that are neither int8 nor few")
+        bias = self._per_channel(node, 2, len(weight), -1)
+        axis = 1 if node.op_type == "Conv" else view.index.ndim - 1
+        index, made = self._linear_view(node, view, axis, np.ascontiguousarray(weight), bias)
+        constant = query.constant(input_at(node, 1))
+        index = index[..., 0] if constant is not None and constant.ndim == 1 else index
+        self._settle(node.outputs[0], View(made, index))
+
+    def _reducesum(self, node: ir.Node) -> None:
+        """Maps sums over an axis of a value."""
+        view, axes = self._view_of(node, data_input(node)), query.integers(node, "axes", 1)
+        rank = view.index.ndim if isinstance(view, View) else 0
+        if not isinstance(view, View) or axes is None or len(axes) != 1 or axes[0] % rank == 0:
+            raise refused(node, "is not over one axis")
+        axis = axes[0] % rank
+        summed = self._pixel_sums(node, view, axis)
+        if summed is None:
+            ones = np.ones((1, view.index.shape[axis]), np.float32)
+            summed = self._linear_view(node, view, axis, ones, np.zeros(1, np.float32))
+        index, made = summed
+        keeps = node.attributes.get_int("keepdims", 1) != 0
+        self._settle(node.outputs[0], View(made, index if keeps else index.squeeze(axis)))
+
+    def _pixel_sums(self, node: ir.Node, view: View, axis: int) -> tuple[NDArray[np.int64], Pending] | None:
+        """`_linear_view` of sums over whole pixels; None where an axis is another."""
+        view = self._plain(node, view)
+        found, moved = self._whole(view, True, False, False), np.moveaxis(view.index, axis, -1)
+        channels = self._shape(found)[2]
+        pixels, columns = np.divmod(moved.reshape(-1, moved.shape[-1]), channels)
+        _, first, number = np.unique(pixels[:, 0], return_index=True, return_inverse=True)
+        places = np.ascontiguousarray(pixels[first])
+        index = number * channels + columns[:, 0]
+        same = (columns == columns[:, :1]).all() and (pixels == places[number]).all()
+        if not same or len(index) != len(first) * channels or np.bincount(index).max() != 1:
+            return None
+        shape = (*self._grid(len(first)), channels)
+
+        def add(to: Operand) -> Step:
+            return PixelSums(self._float_tensor(node, found), to.tensor, places)
+
+        made = self._float_pending(shape, add, shared=True, last=True)
+        return np.moveaxis(index.reshape(*moved.shape[:-1], 1), -1, axis), made
+
+    def _linear_view(
+        self, node: ir.Node, view: View, axis: int, weight: NDArray[np.float32], bias: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int64], Pending]:
+        """(elements of the results, the value) of a linear layer over an axis of a view."""
+        if view.index.shape[axis] != weight.shape[1]:
+            raise refused(node, f"reads {view.index.shape[axis]} inputs with {weight.shape[1]} weights")
+        x, found, runs, moved = self._runs(node, view, axis, whole=True)
+        height, width, channels = self._shape(found)
+        outputs, inputs = weight.shape
+        places = runs // inputs * outputs
+        index = places.reshape(*moved.shape[:-1], 1) + np.arange(outputs)
+        shape = (height, width, channels // inputs * outputs)
+        made = self._float_pending(shape, lambda to: GroupLinear(x, to, weight, bias), shared=True, last=True)
+        return np.moveaxis(index, -1, axis), made
+
+    def _runs(
+        self, node: ir.Node, view: View, axis: int, whole: bool = False
+    ) -> tuple[Operand, Bytes | Pending, NDArray[np.int64], NDArray[np.int64]]:
+        """The elements along an axis of a view as runs of channels that follow each other, gathered where they do not.
+
+        whole: Whether the runs are all channels of the value.
+
+        Returns:
+            The operand, its value, the first element of each run, and the view's elements with the axis last.
+        """
+        if view.factor != 1:
+            raise refused(node, "reads a scaled value in another order")
+        found, moved = self._whole(view, True, False, False), np.moveaxis(view.index, axis, -1)
+        size, channels = moved.shape[-1], self._shape(found)[2]
+        runs = moved.reshape(-1, size)
+        starts = np.unique(runs[:, 0] % channels)
+        follows = (runs == runs[:, :1] + np.arange(size)).all() and starts[-1] + size <= channels
+        follows &= np.array_equal(starts, starts[0] + size * np.arange(len(starts)))
+        pixels = math.prod(self._shape(found)[:2])
+        follows &= len(runs) == len(np.unique(runs[:, 0])) == pixels * len(starts)
+        if not follows or (whole and len(starts) * size != channels):
+            grid = (math.prod(moved.shape[:-2]), moved.shape[-2])
+            found = self._whole(
+                self._gathered(node, replace(view, index=moved.reshape(1, *grid, size)), grid), True, False, False
+            )
+            runs = np.arange(moved.size).reshape(-1, size)
+        return self._operand_of(node, found), found, runs[:, 0], moved
