@@ -281,6 +281,8 @@ def _refuse(inserter: QdqInserter, node: ir.Node) -> str:
             return f"no calibrated range for its input {x.name if x is not None else '?'}"
     if inserter.recipe.only_faster and layers.small_product(node, inserter.ranges):
         return "so small a product of activations is no faster in int8"
+    if inserter.recipe.only_faster and elementwise.gates_rows(node):
+        return "gates of single rows are no faster in int8"
     return ""
 
 

@@ -40,8 +40,9 @@ class QuantRecipe:
             it. `auto_calibrate` decides this automatically.
 
         only_faster: Keep operators float32 that int8 does not make faster: small products of two activations, such as
-            attention over few positions (`pipelines.quantization.qdq.layers.small_product`), and depthwise convolutions
-            between float32 operators (`pipelines.quantization.qdq.elementwise.deselect`).
+            attention over few positions (`pipelines.quantization.qdq.layers.small_product`), gates of rows (LSTM) and
+            depthwise convolutions between float32 operators (`gates_rows` and `deselect` in
+            `pipelines.quantization.qdq.elementwise`).
         tie_tables: Store a table that a Gather reads and a layer multiplies by (tied embeddings) as one int8 matrix.
 
     Raises:

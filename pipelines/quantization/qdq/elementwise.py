@@ -19,6 +19,8 @@ OPERATORS = ("Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "Reduce
 # without an int8 kernel in onnxruntime, which reads and writes int8 tensors around them all the same
 FUNCTIONS = ("Relu", "Clip", "HardSwish", "HardSigmoid", "Tanh", "Elu", "Gelu", "PRelu", "Mish", "Softplus", "Erf")
 
+GATES = ("Sigmoid", "HardSigmoid", "Tanh")
+
 
 def activation_inputs(node: ir.Node) -> list[int]:
     """Returns the indices of the inputs that are activations, not constants.
@@ -53,6 +55,24 @@ def refuse(node: ir.Node) -> str:
         if _continues_function(node):
             return "it is one function with the operator before it"
     return "" if activation_inputs(node) else "it is constant"
+
+
+def gates_rows(node: ir.Node) -> bool:
+    """Returns whether an operator gates the values of a row, as cells of LSTM and GRU do.
+
+    Layers before it return float values at no cost, and conversions of single rows cost as much as the products: an
+    LSTM of two directions and 20 steps takes 0.75 of the time of int8 gates, with 4 dB more (captcha-whisperer).
+
+    Args:
+        node: Operator.
+    """
+    indices = activation_inputs(node) if node.op_type == "Mul" and query.rank(node.outputs[0]) == 2 else []
+    factors = [node.inputs[index] for index in indices]
+    for gate, other in (factors, factors[::-1]) if len(factors) == 2 else ():
+        source = gate.producer() if gate is not None else None
+        if source is not None and source.op_type in GATES and source.inputs[0] is not other:  # x sigmoid(x) is SiLU
+            return True
+    return False
 
 
 def deselect(graph: ir.Graph, selected: set[ir.Node], only_faster: bool = False) -> dict[ir.Node, str]:

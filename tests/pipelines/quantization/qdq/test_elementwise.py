@@ -368,6 +368,22 @@ def test_layers_of_few_products_between_float_operators_stay_float(normal, text,
         assert next(each for each in report.operators if each.name == "d").precision == precision
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a = Gemm(x, w) b = Gemm(x, v) s = Sigmoid(a) t = Tanh(b) d = Mul(s, t) y = Gemm(d, w)", "float"),
+        ("a = Gemm(x, w) s = Sigmoid(a) d = Mul(a, s) y = Gemm(d, w)", "int8"),
+        ("a = Gemm(x, w) b = Gemm(x, v) d = Mul(a, b) y = Gemm(d, w)", "int8"),
+    ],
+)
+def test_gates_of_rows_stay_float(normal, text, expected):
+    """As in cells of an LSTM that an exporter unrolled; SiLU is no gate."""
+    found = model(f"(float[n,8] x) => (float[n,8] y) {{ {text} }}", w=normal(8, 8), v=normal(8, 8))
+    for recipe, precision in ((QuantRecipe(), "int8"), (QuantRecipe(only_faster=True), expected)):
+        _, report = quantized(found, recipe, x=normal(16, 8))
+        assert next(each for each in report.operators if each.name == "d").precision == precision
+
+
 @pytest.mark.parametrize(("attributes", "int8"), [("", True), (", pads=[1,1,1,1]", False)])
 def test_pools_in_ceil_mode_count_the_pixels_of_the_tensor(normal, attributes, int8):
     """transformers' EfficientNet ends with a window larger than its maps; onnxruntime divides by all of it in int8."""
