@@ -50,6 +50,16 @@ def zoo_home(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture(autouse=True, scope="session")
+def one_child():
+    """The process in which OpenVINO may crash stays for all tests: a new one loads its libraries anew."""
+    from pipelines.engines.openvino import child
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(child, "IDLE", 3600.0)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def models_home(tmp_path_factory):
     """ZOO_HOME of all fixtures of a file: files of shipped models are made once, by the process that needs them first."""
     base = tmp_path_factory.getbasetemp()

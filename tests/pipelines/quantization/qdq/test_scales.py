@@ -103,8 +103,8 @@ TINY = (0.0, 1e-45, 1e-40, 1e-38, 1e-30, 1e-24, 1e-20, 1e-12, 1e-6)
 
 
 @pytest.mark.parametrize("weight", TINY)
-@pytest.mark.parametrize("bias", (0.0, 1e-45, 1e-38, 1e-30, 1e-20, 1.0))
-@pytest.mark.parametrize("reach", (0.0, 1e-40, 1e-13, 1e-11, 1.0, 1e6))
+@pytest.mark.parametrize("bias", (0.0, 1e-45, 1e-20, 1.0))
+@pytest.mark.parametrize("reach", (0.0, 1e-40, 1e-11, 1e6))
 def test_no_scale_is_zero_or_makes_undefined_integers(weight, bias, reach):
     """Channels, biases and ranges down to the least float32: nothing is divided by 0, no integer is made of NaN."""
     found = model(

@@ -1,5 +1,6 @@
 """Networks of every architecture compute what transformers does, at any length and with padding on either side."""
 
+import functools
 import json
 from dataclasses import fields
 
@@ -22,21 +23,33 @@ from zoo.texts.export.positions import distance_bias, rotary_angles  # noqa: E40
 from zoo.texts.models.config import Attention, Dense, ModelConfig, Norm, Rotary  # noqa: E402
 
 
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """imported(kind): the network of transformers and the folder of the imported model, made once."""
+
+    @functools.cache
+    def get(kind):
+        folder = tmp_path_factory.mktemp("model")
+        network = text_networks.write(folder / "theirs", CONFIGS[kind])
+        zoo.import_model(folder / "theirs", folder / "ours")
+        return network, folder / "ours"
+
+    return get
+
+
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_embeddings_are_those_of_transformers(tmp_path, kind):
-    network = text_networks.write(tmp_path / "theirs", CONFIGS[kind])
-    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
-    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
+def test_embeddings_are_those_of_transformers(imported, kind):
+    network, ours = imported(kind)
+    found = zoo.pipeline(ours, "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
     expected = [text_networks.hidden(network, text).mean(axis=0) for text in TEXTS]
     assert np.abs(found - text_networks.unit(np.stack(expected))).max() < 1e-5
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_padding_on_either_side_changes_nothing(tmp_path, kind):
-    text_networks.write(tmp_path / "theirs", CONFIGS[kind])
-    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
-    freeze(tmp_path / "ours")
-    session = onnxruntime.InferenceSession(tmp_path / "ours/fp32.onnx")
+def test_padding_on_either_side_changes_nothing(imported, kind):
+    _, ours = imported(kind)
+    freeze(ours)
+    session = onnxruntime.InferenceSession(ours / "fp32.onnx")
     for text in (TEXTS[2], LONG):
         ids = np.array([text_models.tokenizer().encode(text).ids])
         alone = session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})[0]
@@ -51,18 +64,17 @@ def test_padding_on_either_side_changes_nothing(tmp_path, kind):
 @pytest.mark.parametrize(
     "kind", [pytest.param(each, marks=[pytest.mark.slow] if i % 3 else []) for i, each in enumerate(CONFIGS)]
 )
-def test_int8_is_near_fp32(tmp_path, kind):
-    text_networks.write(tmp_path / "theirs", CONFIGS[kind])
-    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+def test_int8_is_near_fp32(imported, tmp_path, kind):
+    _, ours = imported(kind)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS * 10))
-    zoo.calibrate(tmp_path / "ours", str(tmp_path / "texts.txt"), samples=32)
+    zoo.calibrate(ours, str(tmp_path / "texts.txt"), samples=16)
     exact, found = (
-        zoo.pipeline(tmp_path / "ours", precision, "onnxruntime").compute_texts([(text,) for text in TEXTS])
+        zoo.pipeline(ours, precision, "onnxruntime").compute_texts([(text,) for text in TEXTS])
         for precision in ("fp32", "int8")
     )
     assert (exact * found).sum(axis=1).mean() > 0.95  # of random weights
     if extension.isas():
-        assert zoo.pipeline(tmp_path / "ours", engine="native").engine == "native"
+        assert zoo.pipeline(ours, engine="native").engine == "native"
 
 
 def test_the_description_of_a_card_reads_back():

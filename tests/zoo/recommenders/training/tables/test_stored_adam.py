@@ -94,10 +94,12 @@ def whole(log, tmp_path_factory):
     return folder
 
 
-MORE = [pytest.param(*each, marks=pytest.mark.slow) for each in (("step", 43), ("state", 4), ("step", 120))]
+MORE = [
+    pytest.param(*each, marks=pytest.mark.slow) for each in (("catch_up", 5), ("step", 43), ("state", 4), ("step", 120))
+]
 
 
-@pytest.mark.parametrize(("where", "at"), [("journal", 45), ("catch_up", 5), ("step", 195), *MORE])
+@pytest.mark.parametrize(("where", "at"), [("journal", 45), ("step", 195), *MORE])
 def test_a_killed_training_goes_on_where_it_was(log, tmp_path, small, whole, where, at):
     """Killed within a batch, between batches, at an evaluation and at a checkpoint, in every phase."""
     small.setenv("ZOO_TABLE_MEMORY", "1KB")
