@@ -104,6 +104,10 @@ def open_session(
     if not Path(path).is_file():
         raise RequestError(f"no model file at {path}")
     require_precision(precision, engine)
+    if engine == OpenVinoSession.engine and model is None and Path(path).is_symlink():  # as in the cache of a hub
+        from pipelines.graph import tensor_sizes  # which imports onnx
+
+        model = tensor_sizes.without_links(Path(path))
     if precision == BF16:
         return OpenVinoSession(Path(path), threads, model, precision)
     return STOCK[engine](Path(path), threads, model)

@@ -22,7 +22,6 @@ PRODUCER = "int8-zoo"
 PAGE, MAPPED = 4096, 1 << 20  # bytes; initializers above `MAPPED` lie on pages of their own
 OPSET = 13  # the first with per-channel DequantizeLinear
 RESIZED = 11  # the first in which a Resize says which pixels it reads
-WHOLE = 2**31 - 2**20  # bytes of weights that one protobuf file holds
 
 OTHER_KINDS = {  # (offset, bytes) at the start of files that hold no ONNX model
     (0, b"version https://git-lfs"): "a pointer of Git LFS; run git lfs pull in its repository",
@@ -96,7 +95,7 @@ def load(path: str | Path) -> ir.Model:
         elif not arrays and opset >= OPSET:
             arrays = large_weights.take_external(proto, path.parent)
         onnx.load_external_data_for_model(proto, str(path.parent))
-        if repaired and not arrays and proto.ByteSize() < WHOLE:
+        if repaired and not arrays and proto.ByteSize() < tensor_sizes.WHOLE:
             onnx.checker.check_model(repairs.with_ranks(proto))
         repairs.make_dense(proto.graph)
         repairs.name_nodes_apart(proto.graph)
@@ -232,7 +231,7 @@ def save(model: ir.Model, path: str | Path) -> Path:
     Returns:
         The path.
     """
-    if query.weight_bytes(model) > WHOLE:
+    if query.weight_bytes(model) > tensor_sizes.WHOLE:
         return save_mapped(model, path)
     model.producer_name = PRODUCER
     model.producer_version = None

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from pipelines.graph import repairs
 
+WHOLE = 2**31 - 2**20  # bytes of weights that one protobuf file holds
 MAX_DENSE = 1 << 34  # bytes of a sparse tensor that is made dense
 
 
@@ -68,6 +69,22 @@ def is_linked(model: onnx.ModelProto, folder: Path) -> bool:
     return linked
 
 
+def without_links(path: Path) -> bytes | None:
+    """Serializes a model with the external data of files that are linked, which OpenVINO refuses.
+
+    Args:
+        path: ONNX file.
+
+    Returns:
+        The model with its data; None where this is not linked, damaged, or too large.
+    """
+    model = onnx.load(path, load_external_data=False)
+    if not is_linked(model, path.parent) or fault(model, path.parent) or _bytes(model, path.parent) > WHOLE:
+        return None
+    embed(model, path.parent)
+    return bytes(model.SerializeToString())
+
+
 def embed(model: onnx.ModelProto, folder: Path) -> None:
     """Reads the external data of a model into it.
 
@@ -82,6 +99,10 @@ def embed(model: onnx.ModelProto, folder: Path) -> None:
             tensor.raw_data = file.read(info.length if info.length is not None else -1)
         tensor.ClearField("external_data")
         tensor.ClearField("data_location")
+
+
+def _bytes(model: onnx.ModelProto, folder: Path) -> int:
+    return sum((folder / name).stat().st_size for name in _locations(model))
 
 
 def _locations(model: onnx.ModelProto) -> list[str]:

@@ -15,7 +15,7 @@ from helpers.rewriting import BRANCH, mlp, model, ops, run
 
 from pipelines.core.errors import RequestError
 from pipelines.core.files import mapped
-from pipelines.graph import io, query
+from pipelines.graph import io, query, tensor_sizes
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.shared import SHARED
 
@@ -340,7 +340,7 @@ def test_weights_outside_the_folder_are_refused(outside):
 
 
 def test_a_model_too_large_for_one_file_keeps_its_weights_beside_it(rng, tmp_path, monkeypatch):
-    monkeypatch.setattr(io, "WHOLE", 1000)
+    monkeypatch.setattr(tensor_sizes, "WHOLE", 1000)
     found = model(
         "(float[n,512] x) => (float[n,520] y) { y = MatMul(x, w) }",
         w=rng.standard_normal((512, 520)).astype(np.float32),

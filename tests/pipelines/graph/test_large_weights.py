@@ -12,6 +12,7 @@ import pytest
 
 from pipelines.core import files
 from pipelines.core.errors import RequestError
+from pipelines.engines import stock
 from pipelines.graph import io, large_weights, reference_session
 from pipelines.quantization.qdq import scales
 
@@ -160,6 +161,10 @@ def test_weights_in_a_file_with_several_links_are_read(tmp_path, monkeypatch, li
         link(blobs / name, snapshot / name)
     model = io.load(snapshot / "m.onnx")
     assert np.array_equal(model.graph.initializers["W"].const_value.numpy(), weight)
+    x = np.ones((2, 3), np.float32)
+    for engine in stock.available():
+        (found,) = stock.open_session(snapshot / "m.onnx", engine).run({"x": x}).values()
+        assert np.array_equal(found, x @ weight)
     (blobs / "m.onnx_data").write_bytes(b"short")
     with pytest.raises(RequestError, match="which has 5 bytes, expected 48 bytes there"):
         io.load(snapshot / "m.onnx")

@@ -11,7 +11,7 @@ import pytest
 import zoo
 from pipelines.core import machine
 from pipelines.core.files import DiskFull
-from pipelines.graph import io, large_weights
+from pipelines.graph import io, large_weights, tensor_sizes
 
 pytest.importorskip("torch", reason="needs the train extra")
 layers = importlib.import_module("zoo.recommenders.models.layers")
@@ -34,7 +34,7 @@ def test_built_from_files_as_in_memory(tmp_path, monkeypatch):
         folder = tmp_path / name
         if name == "files":
             monkeypatch.setenv("ZOO_TABLE_MEMORY", "16KB")
-            monkeypatch.setattr(io, "WHOLE", 2**14)
+            monkeypatch.setattr(tensor_sizes, "WHOLE", 2**14)
             monkeypatch.setattr(large_weights, "LEAST", 2**12)
         zoo.train("deepfm", str(log), folder, settings=SETTINGS)
         zoo.build(folder)
