@@ -24,7 +24,7 @@ from pipelines.core.plain import from_plain, to_plain
 from pipelines.models.npz import write_npz
 from zoo.recommenders import criteo
 from zoo.recommenders.data import sources
-from zoo.recommenders.data.columns.kinds import AS_NUMBERS
+from zoo.recommenders.data.columns.kinds import AS_NUMBERS, AS_TEXTS
 from zoo.recommenders.data.features import Features
 from zoo.recommenders.data.logs import open_logs
 from zoo.recommenders.data.schema import Column, Schema
@@ -269,8 +269,10 @@ def _schema(
         ignored = ", ".join(f"{column.name} ({column.why})" for column in log_schema.of("ignored"))
         held = ", ".join(column.name for column in log_schema.of("timestamp")) or "their order"
         kinds = ", ".join(f"{len(log_schema.of(kind))} {kind}" for kind in ("number", "category", "categories"))
-        mixed = ", ".join(column.name for column in log_schema.of("category") if AS_NUMBERS in column.why)
-        kinds += f" (numbers with placeholders: {mixed}; zoo schema says more)" if mixed else ""
+        mixed = ", ".join(
+            column.name for column in log_schema.of("category") if AS_NUMBERS in column.why or AS_TEXTS in column.why
+        )
+        kinds += f" (numbers with other texts: {mixed}; zoo schema says more)" if mixed else ""
         kinds += f"; ignored: {ignored}" if ignored else ""
         print_line(
             f"schema inferred from {log_schema.rows:,} rows: predicts {', '.join(log_schema.labels)} from {kinds}; the "

@@ -19,6 +19,7 @@ QUANTILES = 33
 MOST_BUCKETS = 2**22
 OWN = 0.9  # values a row, beyond which a category says nothing of other rows
 FEWEST = 30  # rows that show it
+AS_TEXTS = "numbers written as"  # in the reason of a column of numbers with other characters
 AS_NUMBERS = "missing with --number"  # in the reason of a column that may be one of numbers with placeholders
 MOSTLY = 0.8  # of the values that are numbers, in such a column
 LONG_RUN = 1000  # consecutive numbers that are row numbers of one of several files
@@ -135,7 +136,11 @@ def _inferred(seen: ColumnStatistics, common: dict[str, Any]) -> Column:
 
 def _placeholders(seen: ColumnStatistics) -> str:
     """Returns what to do if a column of texts is one of numbers with placeholders; "" for other columns."""
-    if seen.numeric or seen.parsed < MOSTLY * seen.present or names.is_identity(seen.name):
+    if seen.numeric or names.is_identity(seen.name):
+        return ""
+    if seen.decorated >= MOSTLY * seen.present and seen.parsed < MOSTLY * seen.present:
+        return f"; {AS_TEXTS} {seen.strays[0][:20]!r}: to use them as numbers, write the digits alone"
+    if seen.parsed < MOSTLY * seen.present:
         return ""
     strays = ", ".join(repr(stray[:20]) for stray in seen.strays)
     return f"; {seen.parsed / seen.present:.0%} are numbers, others such as {strays}: {AS_NUMBERS} {seen.name}"

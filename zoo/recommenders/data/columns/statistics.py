@@ -21,6 +21,7 @@ EXAMPLES = 1000  # items of a list that are kept
 STRAYS = 3  # values that are no numbers and are kept
 SEPARATORS = (LIST, ";", ",", " ")
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+_DECORATED = r"^\s*([$€£¥]\s*)?[+-]?(\d+\.?\d*|\.\d+)\s*%?\s*$"  # of blanks, a currency or a percent sign
 INFINITY = r"^[+-]?(?i:inf|infinity)$"
 _COMMA = r"^[+-]?\d+,\d+$"  # a number as much of Europe writes it
 _DAY = r"(\d{4}[./-]\d{1,2}[./-]\d{1,2}|\d{1,2}[./-]\d{1,2}[./-]\d{4})"
@@ -90,6 +91,7 @@ class ColumnStatistics:
         unparsed: Number of values that are neither.
         strays: The first of these values, up to `STRAYS` distinct ones.
         commas: Number of values with a decimal comma.
+        decorated: Number of values that are numbers with blanks, a currency or a percent sign around them.
         weighted: Number of values that are items with weights, such as t1:0.53|t2:0.10.
         zeros: Number of values that are 0.
         ones: Number of values that are 1.
@@ -108,7 +110,8 @@ class ColumnStatistics:
         self.distinct = Distinct()
         self.whole = self.dated = self.date = self.counting = True
         self.strays: list[str] = []
-        self.parsed = self.infinite = self.unparsed = self.commas = self.padded = self.weighted = 0
+        self.parsed = self.infinite = self.unparsed = self.commas = self.padded = 0
+        self.decorated = self.weighted = 0
         self.zeros = self.ones = 0
         self.runs = 1
         self.numbers = np.empty(0)
@@ -156,6 +159,7 @@ class ColumnStatistics:
         self.date = self.date and bool(pc.all(pc.match_substring_regex(texts, _DATE)).as_py())
         if not self.numeric:
             self.commas += pc.sum(pc.match_substring_regex(texts, _COMMA)).as_py()
+            self.decorated += pc.sum(pc.match_substring_regex(texts, _DECORATED)).as_py()
             self.weighted += pc.sum(pc.match_substring_regex(texts, _WEIGHTED)).as_py()
             for item in list(self.items):
                 self._add_items(texts, item)
