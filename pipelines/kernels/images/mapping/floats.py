@@ -80,16 +80,21 @@ class FloatValues(Functions):
 
     def _operand_of(self, node: ir.Node, found: Bytes | Pending) -> Operand:
         if isinstance(found, Bytes) and found.real and found.scale is not None:
-            if (
-                self.tensors[found.tensor][2] <= 4
-                and isinstance(self.steps[0], Pixels)
-                and self.steps[0].out == found.tensor
-            ):
-                raise refused(node, "reads the pixels of the input as floats")
-            return Operand(found.tensor, float(found.scale), found.zero)
+            return Operand(self._wide(found.tensor), float(found.scale), found.zero)
         if isinstance(found, Pending) and found.real is not None and found.unbounded:
             return Operand(found.real())
         raise refused(node, "reads a value that has no native float form")
+
+    def _wide(self, tensor: int) -> int:
+        """The tensor of the same bytes whose pixels are 16 bytes apart; those of an image of few channels are 4."""
+        shape, first, key = self.tensors[tensor], self.steps[0], ("wide", tensor)
+        if shape[2] > 4 or not isinstance(first, Pixels) or first.out != tensor:
+            return tensor
+        if key not in self._tensors_of:
+            self._tensors_of[key] = out = self._new(shape)
+            places = np.arange(shape[0] * shape[1]).reshape(shape[:2])
+            self.steps.append(Gathering(Operand(tensor, 1.0), Operand(out, 1.0), places))
+        return self._tensors_of[key]
 
     def _float_tensor(self, node: ir.Node, found: Bytes | Pending, grid: Sequence[int] | None = None) -> int:
         """The tensor of floats of a real value, for a node that reads it; its tokens in rows of another grid."""
@@ -108,7 +113,7 @@ class FloatValues(Functions):
         """Maps weighted sums of pixels; those of bytes are bytes with the same qparams."""
         if isinstance(found, Bytes) and not found.real:
             out = self._new(shape)
-            x, to = (Operand(each, float(found.scale or 1), found.zero) for each in (found.tensor, out))
+            x, to = (Operand(each, float(found.scale or 1), found.zero) for each in (self._wide(found.tensor), out))
             self.steps.append(Interpolation(x, to, *rows, *columns))
             self.values[node.outputs[0]] = replace(found, tensor=out)
             return

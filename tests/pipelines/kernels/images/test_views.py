@@ -77,6 +77,26 @@ def test_blocks_of_the_input_as_channels(tmp_path: Path) -> None:
     assert np.abs(np.stack([reference.run(made, each) for each in samples]).reshape(wanted.shape) - wanted).max() < 0.06
 
 
+@pytest.mark.parametrize("form", ["bytes", "floats", "norm"])
+def test_float_steps_on_the_pixels_of_the_input(form: str, tmp_path: Path) -> None:
+    """A network that resizes its images first, in bytes or floats, or normalizes each."""
+    g = Graph()
+    qparams = [g.constant(np.float32(0.02)), g.constant(np.uint8(128))]
+    x = g.add("QuantizeLinear", ["image", *qparams])
+    x = x if form == "bytes" else g.add("DequantizeLinear", [x, *qparams])
+    if form == "norm":
+        x = g.add("InstanceNormalization", [x, weights(g, 3), weights(g, 3)])
+    else:
+        x = g.add("Resize", [x, "", g.constant(np.array([1, 1, 2, 1.5], np.float32))], mode="linear")
+    x = g.add("DequantizeLinear", [x, *qparams]) if form == "bytes" else g.quantize(x, 0.02, 128)
+    y = g.quantize(g.layer("Conv", x, (8, 3, 3, 3), 0.02, pads=[1, 1, 1, 1]), 0.05, 120)
+    path = g.save(tmp_path / "n.onnx", [3, 8, 6], y)
+    made, samples = image_program(io.load(path)), g.rng.normal(0, 1, (2, 3, 8, 6)).astype(np.float32)
+    same_bits(made, samples)
+    wanted = results(path, samples)
+    assert np.abs(np.stack([reference.run(made, each) for each in samples]).reshape(wanted.shape) - wanted).max() < 0.16
+
+
 @pytest.mark.parametrize(("count", "biased"), [(3, 0), (17, 1), (60, 2)])
 def test_attention_to_other_tokens(count: int, biased: int) -> None:
     """Fewer keys than queries, or more, in windows; the keys of few are shared by blocks of queries."""
