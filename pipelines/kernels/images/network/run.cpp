@@ -38,7 +38,9 @@ void Network::borders(const Sample &s, const Tensor &t, int64_t begin, int64_t e
 void Network::compute(const Step &step, const Sample *samples, int64_t n, int64_t begin, int64_t end) const {
     if (begin >= end) return;
     step.compute(samples, n, begin, end);
-    for (int64_t i = 0; i < n && step.out >= 0; ++i) borders(samples[i], at(step.out), begin, end);
+    for (int64_t i = 0; i < n && step.out >= 0; ++i)
+        if (step.rows < at(step.out).height) borders(samples[i], at(step.out), 0, at(step.out).height);  // of the whole tensor at once
+        else borders(samples[i], at(step.out), begin, end);
 }
 
 void Network::compute(const std::vector<Sample> &samples) const {
