@@ -12,7 +12,7 @@ import onnx_ir as ir
 from pipelines.graph import query
 from pipelines.kernels.arrays import Array
 from pipelines.kernels.images.mapping.orders.attention import Attentions
-from pipelines.kernels.images.mapping.qdq import data_input, input_at, int8_weight, int32_bias, refused
+from pipelines.kernels.images.mapping.qdq import data_input, input_at, int8_weight, int32_bias, qparams, refused
 from pipelines.kernels.images.mapping.walk import Bytes, Input, Layer, Pending, is_over_pixels, layout_of
 from pipelines.kernels.images.operators import ceil_mode_pads, windows
 from pipelines.kernels.images.steps import (
@@ -161,6 +161,9 @@ class Layers(Attentions):
         assert a.scale is not None
         assert b.scale is not None
         scales = a.scale, b.scale
+        readers = [use.node for use in node.outputs[0].uses() if use.node.op_type == "QuantizeLinear"]
+        if not all(quantized_sum(scales, (a.zero, b.zero), *qparams(each)).in_bounds for each in readers):
+            raise refused(node, "adds values of so different scales that onnxruntime's sums are not exact")
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
             out = self._new(self.tensors[a.tensor])

@@ -44,9 +44,14 @@ class Sum:
         Raises:
             RequestError: A value is out of bounds.
         """
-        values = np.array([self.a_ratio, self.b_ratio, self.fixed])
-        fits(step, bool(np.isfinite(values).all() and np.abs(values).max() < 2**20))
+        fits(step, self.in_bounds)
         bytes_fit(step, self.low, self.high)
+
+    @property
+    def in_bounds(self) -> bool:
+        """Whether sums are exact: no factor is too large."""
+        values = np.array([self.a_ratio, self.b_ratio, self.fixed])
+        return bool(np.isfinite(values).all() and np.abs(values).max() < 2**20)
 
     def of(self, a: Array, b: Array) -> NDArray[np.uint8]:
         """Computes the sum; products are exact in long doubles, which are rounded to float32 once.

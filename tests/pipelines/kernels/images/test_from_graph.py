@@ -260,6 +260,11 @@ def test_a_sum_joins_the_later_convolution() -> None:
     assert sum(isinstance(step, Convolution) and step.sum is not None for step in program.steps) == 8
 
 
+def _sum_of_scales(g: Graph, x: str) -> str:
+    large, small = (g.quantize(g.layer("Conv", x, (16, 3, 1, 1), 0.02), scale, 120) for scale in (3e5, 0.01))
+    return g.add("Add", [large, small])
+
+
 def _tanh_of_sums(g: Graph, x: str) -> str:
     return g.add("Tanh", [g.layer("Conv", x, (4, 3, 1, 1), 0.02)])
 
@@ -304,6 +309,7 @@ def _empty(g: Graph, x: str) -> str:
     [
         (_read_twice, "Einsum"),
         (_empty, "empty result|unforeseen form"),
+        (_sum_of_scales, "so different scales"),
         (_tanh_of_sums, "function of float values"),
         (_float_layer, "weights that are not symmetric int8"),
         (_unknown, "LRN.*has no native form"),
