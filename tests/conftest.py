@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import sys
+import types
 from pathlib import Path
 
 # As many processes run tests as there are cores: further threads of numpy and torch would wait for each other.
@@ -47,6 +48,19 @@ def zoo_home(tmp_path_factory, monkeypatch):
     home.parent.mkdir(parents=True)
     monkeypatch.setenv("ZOO_HOME", str(home))
     return home
+
+
+@pytest.fixture(autouse=True, scope="session")
+def young_garbage():
+    """Where the program gives back memory, it looks at young objects alone: not at all that tests have imported."""
+    from pipelines.core import machine
+    from pipelines.graph import reference_session
+
+    young = types.SimpleNamespace(collect=lambda: gc.collect(1))
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (machine, reference_session):
+            patch.setattr(module, "gc", young)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
