@@ -31,6 +31,10 @@ class Layouts(Walk):
     def _float_tensor(self, node: ir.Node, mapped: Bytes | Pending, grid: Sequence[int] | None = None) -> int:
         """The tensor of floats of a real value, for a node that reads it; its tokens in rows of another grid."""
 
+    @abstractmethod
+    def _padded(self, node: ir.Node, mapped: Bytes | Pending, pads: Sequence[int] | None) -> None:
+        """Maps a Pad of height and width."""
+
     def _concat(self, node: ir.Node) -> None:
         parts = [self.values.get(value) if value is not None else None for value in node.inputs]
         joined = [part for part in parts if isinstance(part, Bytes | Pending)]
@@ -96,8 +100,11 @@ class Layouts(Walk):
         if pads is not None and not any(pads):
             self._identity(node)
             return
+        if not isinstance(mapped, Input):
+            self._padded(node, mapped, pads)
+            return
         fill = query.scalar(input_at(node, 2)) if input_at(node, 2) is not None else 0.0
-        if not isinstance(mapped, Input) or mapped.fills or self.reals or fill is None:
+        if mapped.fills or self.reals or fill is None:
             raise refused(node, "pads more than the channels of the input")
         channel = 3 if mapped.last else 1
         if (

@@ -97,6 +97,23 @@ def test_float_steps_on_the_pixels_of_the_input(form: str, tmp_path: Path) -> No
     assert np.abs(np.stack([reference.run(made, each) for each in samples]).reshape(wanted.shape) - wanted).max() < 0.16
 
 
+@pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
+@pytest.mark.parametrize("form", ["bytes", "real", "floats"])
+def test_padded_values(form: str, mode: str, tmp_path: Path) -> None:
+    """Zeros or pixels around a value, quantized, dequantized, or the float result of a layer."""
+    g = Graph(7)
+    qparams = [g.constant(np.float32(0.03)), g.constant(np.uint8(120))]
+    x = g.layer("Conv", g.quantize("image", 0.02, 120), (8, 3, 3, 3), 0.02, strides=[2, 2])
+    x = x if form == "floats" else g.add("QuantizeLinear", [x, *qparams])
+    x = g.add("DequantizeLinear", [x, *qparams]) if form == "real" else x
+    fills = [g.constant(np.uint8(120))] if form == "bytes" else []
+    widths = g.constant(np.array([0, 0, 1, 2, 0, 0, 3, 0], np.int64))
+    x = g.add("Pad", [x, widths, *fills], mode=mode)
+    x = g.add("DequantizeLinear", [x, *qparams]) if form == "bytes" else g.quantize(x, 0.03, 120)
+    y = g.quantize(g.layer("Conv", x, (8, 8, 3, 3), 0.03), 0.05, 120)
+    assert Gathering in check(g, g.save(tmp_path / "n.onnx", [3, 16, 16], y))
+
+
 @pytest.mark.parametrize(("count", "biased"), [(3, 0), (17, 1), (60, 2)])
 def test_attention_to_other_tokens(count: int, biased: int) -> None:
     """Fewer keys than queries, or more, in windows; the keys of few are shared by blocks of queries."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -199,6 +200,30 @@ class Views(FloatValues):
         whole, rows = np.concatenate(places)[:, None], np.concatenate(added)
         shape = (len(whole), 1, channels)
         self._float_value(node, shape, lambda to: Gathering(x, to, whole, rows), tokens)
+
+    def _padded(self, node: ir.Node, mapped: Bytes | Pending, pads: Sequence[int] | None) -> None:
+        """Maps a Pad of height and width by zeros, or by pixels of the value."""
+        mode, value = node.attributes.get_string("mode", "constant"), input_at(node, 2)
+        fill = 0.0 if value is None else query.scalar(value)
+        zero = mapped.zero if isinstance(mapped, Bytes) and not mapped.real else 0.0
+        widths = np.zeros((2, 4), int) if pads is None or len(pads) != 8 else np.reshape(pads, (2, 4))
+        rows, columns = widths.T[[1, 2] if mapped.last else [2, 3]]
+        others = widths.T[[0, 3] if mapped.last else [0, 1]]
+        if mode not in ("constant", "reflect", "edge") or (mode == "constant" and fill != zero):
+            raise refused(node, "pads with other values than zeros and pixels of its input")
+        if mapped.flat or mapped.tokens or widths.min() < 0 or others.any() or not widths.any() or input_at(node, 3):
+            raise refused(node, "pads other axes than height and width, or cuts")
+        (height, width, channels), ends = self._shape(mapped), [tuple(map(int, each)) for each in (rows, columns)]
+        fills: dict[str, Any] = {"constant_values": -1} if mode == "constant" else {}
+        places = np.pad(np.arange(height * width).reshape(height, width), ends, mode, **fills)  # type: ignore[call-overload]
+        shape = (*places.shape, channels)
+        if isinstance(mapped, Pending):
+            self._float_value(node, shape, lambda to: Gathering(self._operand_of(node, mapped), to, places), mapped)
+            return
+        out = self._new(shape)
+        x, to = (Operand(each, float(mapped.scale or 1), mapped.zero) for each in (mapped.tensor, out))
+        self.steps.append(Gathering(x, to, places))
+        self.values[node.outputs[0]] = replace(mapped, tensor=out)
 
     def _rearrange(self, node: ir.Node, reason: RequestError | None) -> None:
         value = data_input(node)
