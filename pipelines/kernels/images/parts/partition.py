@@ -139,13 +139,29 @@ class _Division:
                     below = ranks[producer]
                     least = max(least, below + ((below % 2 == 1) != odd))
             ranks[node] = least
-        for node in reversed(self._nodes):  # values pass borders before they are rearranged
+        earliest = dict(ranks)
+        for node in reversed(self._nodes):
             readers = [use.node for value in node.outputs for use in value.uses()]
-            moves = node.op_type in ORDERS and node not in self._foreign and node.outputs[0].dtype == ir.DataType.FLOAT
-            ends = any(value.is_graph_output() for value in node.outputs)
-            if moves and readers and not ends and not any(each in self._foreign for each in readers):
+            if readers and self._passes_before(node) and not any(each in self._foreign for each in readers):
                 ranks[node] = min(ranks[each] for each in readers)
+        for node in self._nodes:  # arithmetic moves with the layer before it, which reads bytes
+            if node.op_type not in ORDERS and ranks[node] != earliest[node]:
+                made = [self._made[value] for value in node.inputs if value in self._made and is_data(value)]
+                if not all(each.op_type == "DequantizeLinear" or ranks[each] == ranks[node] for each in made):
+                    ranks[node] = earliest[node]
         return ranks
+
+    def _passes_before(self, node: ir.Node) -> bool:
+        """Whether what a native operator reads passes a border rather than its results, which only later regions read.
+
+        The results are other orders of the same elements, or not fewer: layers of one value in several regions.
+        """
+        ends = any(value.is_graph_output() or value.dtype != ir.DataType.FLOAT for value in node.outputs)
+        if node in self._foreign or ends or node.op_type in ORDERS:
+            return node not in self._foreign and not ends
+        read = [value for value in node.inputs if value in self._made and is_data(value)]
+        sizes = [math.prod(self._shape(value)) for value in (*read, *node.outputs) if value is not None]
+        return 0 < sum(sizes[: len(read)]) <= sum(sizes[len(read) :])
 
     def _natives(self, ranks: Mapping[ir.Node, int]) -> list[set[ir.Node]]:
         """The native operators in regions, by rank."""

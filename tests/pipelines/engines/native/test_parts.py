@@ -108,11 +108,12 @@ def test_heads_of_an_attention_pass_a_border(tmp_path: Path) -> None:
 
 
 def test_samples_of_earlier_values_pass_a_border(tmp_path: Path) -> None:
-    """Heads that are samples of their own, as of deformable attention: the tokens pass, and are cut behind the border."""
+    """Heads that are samples of their own, as of deformable attention: the tokens pass, and what only a later region reads is computed there."""
     g = Graph()
     x = layer(g, layer(g, g.quantize("image", 0.02, 120), 3, scale=0.02), 32)
     x = g.quantize(g.layer("Conv", x, (32, 32, 3, 4), 0.1, strides=[3, 4]), 0.1, 120)
     tokens = g.add("Transpose", [g.add("Reshape", [x, g.constant(np.array([0, 32, 16]))])], perm=[0, 2, 1])
+    tokens = g.quantize(tokens, 0.1, 120)
     odd = g.quantize(g.add("Sin", [tokens]), 0.01, 128)
     y = g.quantize(deformable_attention(g, tokens, odd, (4,)), 0.05, 128)
     y = g.quantize(linear(g, g.quantize(linear(g, y, (32, 900)), 0.05, 128), (900, 32)), 0.05, 128)
@@ -123,6 +124,8 @@ def test_samples_of_earlier_values_pass_a_border(tmp_path: Path) -> None:
     form = images.form(path)
     assert [each.split(":")[0] for each in form["parts"]] == ["native", "onnxruntime", "native"]
     assert form["steps"]["Sampling"] == 1 and set(form["rest"]) <= {"Sin", "QuantizeLinear", "DequantizeLinear"}
+    handed = [len(part.program.parts) for part in images.packed(path).parts if part.program is not None]
+    assert handed == [1, 1]  # tokens alone: the layer of values is behind the border
 
 
 def test_bytes_are_joined_over_a_border(tmp_path: Path) -> None:
