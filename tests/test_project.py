@@ -49,7 +49,9 @@ def test_actions_are_pinned_by_version_and_targets_exist(path: Path) -> None:
 
 
 def test_wheels_and_tests_are_of_the_versions_that_the_project_names() -> None:
-    named = [each.rsplit(" ", 1)[1] for each in PROJECT["project"]["classifiers"] if "Python :: 3." in each]
+    named = [
+        classifier.rsplit(" ", 1)[1] for classifier in PROJECT["project"]["classifiers"] if "Python :: 3." in classifier
+    ]
     built = PROJECT["tool"]["cibuildwheel"]["build"]
     assert built == [f"cp{version.replace('.', '')}-manylinux*" for version in named]
     jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
@@ -72,8 +74,8 @@ def test_the_notes_of_a_release_are_its_section_of_the_changelog(tmp_path: Path)
 def test_the_package_of_weights_has_what_the_main_wheel_leaves_out() -> None:
     weights = tomllib.loads((ROOT / "deploy/weights/pyproject.toml").read_text())
     included = weights["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    excluded = [each for each in PROJECT["tool"]["scikit-build"]["wheel"]["exclude"] if each.endswith(".onnx")]
-    assert {f"../../{each}": each.replace("zoo/weights", "int8_zoo_weights") for each in excluded} == included
+    excluded = [pattern for pattern in PROJECT["tool"]["scikit-build"]["wheel"]["exclude"] if pattern.endswith(".onnx")]
+    assert {f"../../{pattern}": pattern.replace("zoo/weights", "int8_zoo_weights") for pattern in excluded} == included
     version = PROJECT["project"]["version"]
     assert weights["project"]["version"] == version
     assert PROJECT["project"]["optional-dependencies"]["weights"] == [f"{weights['project']['name']}=={version}"]

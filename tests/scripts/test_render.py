@@ -40,17 +40,17 @@ def test_the_chart_tells_where_a_peer_is_quicker() -> None:
     behind = chart.Load("B 3/4", "Task b", "rows", 100, "y", 400, 0.25)
     drawn = chart.svg([behind, ahead])
     root = ElementTree.fromstring(drawn)
-    widths = [int(each.get("width", "")) for each in root.iter("{http://www.w3.org/2000/svg}rect")][1:]
+    widths = [int(rect.get("width", "")) for rect in root.iter("{http://www.w3.org/2000/svg}rect")][1:]
     assert widths == [chart.LONGEST, chart.LONGEST // 2, chart.LONGEST // 4, chart.LONGEST]
-    words = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert words[1:4] == ["Task <a>", "2.00x, 300 rows/s", "x, 150"] and words[6:] == ["0.25x, 100 rows/s", "y, 400"]
     assert chart.best({"x": 2.0, "y": 0.25}) == "y"
 
 
 def test_the_chart_has_five_tasks_of_a_cpu() -> None:
     of_cpus: dict[str, set[str]] = {}
-    for each in chart.loads():
-        of_cpus.setdefault(each.cpu, set()).add(each.task)
+    for load in chart.loads():
+        of_cpus.setdefault(load.cpu, set()).add(load.task)
     assert max(map(len, of_cpus.values())) == 5
 
 
@@ -79,8 +79,8 @@ def test_every_report_file_is_linked_above_and_in_the_table_of_reports() -> None
     listed = {(render.BENCHMARKS.parent / link).resolve() for link in LINK.findall(table)}
     assert files == listed
     assert files <= linked
-    for each in files:
-        json.loads(each.read_text(), parse_constant=pytest.fail)  # NaN is no JSON
+    for path in files:
+        json.loads(path.read_text(), parse_constant=pytest.fail)  # NaN is no JSON
 
 
 def test_a_peer_that_was_never_timed_is_not_the_best() -> None:
@@ -134,7 +134,7 @@ def test_the_overview_fits_into_a_terminal_of_120_columns() -> None:
     overview = render.MODELS.read_text().split("\n## ")[0].splitlines()
     assert max(map(len, overview)) <= 120
     columns = [[i for i, character in enumerate(line) if character == "|"] for line in overview if line[:1] == "|"]
-    assert len({tuple(each) for each in columns}) == 6  # tables, whose columns are aligned
+    assert len({tuple(positions) for positions in columns}) == 6  # tables, whose columns are aligned
 
 
 def test_the_readme_has_one_table_of_five_tasks_with_the_smaller_ratios() -> None:
@@ -142,7 +142,7 @@ def test_the_readme_has_one_table_of_five_tasks_with_the_smaller_ratios() -> Non
     rows = [line.split("|") for line in table.splitlines() if line.startswith("|")][2:]
     ratios = {task.strip(): ratio.strip() for _, task, _, _, ratio, *_ in rows}
     loads = chart.loads()
-    assert ratios == {each.task: f"{min(one.times for one in loads if one.task == each.task):.2f}x" for each in loads}
+    assert ratios == {load.task: f"{min(one.times for one in loads if one.task == load.task):.2f}x" for load in loads}
     assert len(rows) == 5 and max(map(len, table.splitlines())) <= 120
 
 
@@ -161,8 +161,8 @@ def test_families_of_several_labels_and_next_items():
     joint["native"] = {"difference": moved, "labels": labels(clicked=0.72, loved=0.73)}
     following = {"metrics": {"fp32": ranked}, "native": {"difference": moved}, "next_items": 11000}
     models = [
-        {"model": name, "quality": each, "ratios": ratios}
-        for name, each in {"deepfm": quality, "mmoe": joint, "sasrec": following}.items()
+        {"model": name, "quality": metrics, "ratios": ratios}
+        for name, metrics in {"deepfm": quality, "mmoe": joint, "sasrec": following}.items()
     ]
     models[0]["commit"] = "0123abc"
     deepctr = {"dcn": clicks, "ple": {"labels": {"clicked": {"auc": 0.705}, "loved": {"auc": 0.715}}}}

@@ -125,7 +125,7 @@ def logistic_regression(train, test, epochs=3):
         return weights[fields, inputs["ids"]].sum(axis=1) + numbers @ slopes, numbers
 
     features = Features(criteo.schema(train))
-    train, test = (Rows.concatenate(list(features.read(each))) for each in (train, test))
+    train, test = (Rows.concatenate(list(features.read(path))) for path in (train, test))
     inputs = features.encode(train)
     for begin in list(range(0, len(train), 256)) * epochs:
         part = {name: array[begin : begin + 256] for name, array in inputs.items()}

@@ -62,7 +62,7 @@ class Language:
     def pairs(self, count: int, seed: int = 0) -> list[tuple[str, str]]:
         random, words = np.random.default_rng(seed), np.array(list(self.words))
         chosen = [words[random.integers(len(words), size=random.integers(2, 9))].tolist() for _ in range(count)]
-        return [(" ".join(each), " ".join(self.words[word] for word in each)) for each in chosen]
+        return [(" ".join(sentence), " ".join(self.words[word] for word in sentence)) for sentence in chosen]
 
     def write(self, path: Path, count: int, seed: int = 0) -> Path:
         path.write_text("".join(f"{a}\t{b}\n" for a, b in self.pairs(count, seed)))

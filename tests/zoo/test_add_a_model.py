@@ -70,9 +70,9 @@ def test_a_family_of_another_package_does_all_that_one_of_the_tree_does(site, ca
     # train, build, evaluate
     call("train", "toy-sums", "--data", rows, "-o", "model", "--set", "hidden=256")
     assert "made" in call("build", "model")[0]
-    found = json.loads(call("evaluate", "model", "--data", held_out, "--engine", "onnxruntime", "--json")[0])
-    assert found["samples"] == 500 and found["metrics"]["fp32"]["r2"] > 0.9
-    assert found["difference"]["r2"] == found["metrics"]["int8"]["r2"] - found["metrics"]["fp32"]["r2"] != 0
+    report = json.loads(call("evaluate", "model", "--data", held_out, "--engine", "onnxruntime", "--json")[0])
+    assert report["samples"] == 500 and report["metrics"]["fp32"]["r2"] > 0.9
+    assert report["difference"]["r2"] == report["metrics"]["int8"]["r2"] - report["metrics"]["fp32"]["r2"] != 0
     assert "r2" in call("evaluate", "model", "--data", held_out)[0]
 
     # run: an option and a summary line of its own
@@ -89,9 +89,12 @@ def test_a_family_of_another_package_does_all_that_one_of_the_tree_does(site, ca
     # benchmark, quantize, tune, plan
     options = ["--batch-size", 16, "--rounds", 2, "--json"]
     timed = json.loads(call("benchmark", "model", "--data", held_out, *options)[0])["results"]
-    assert {(each["engine"], each["precision"]) for each in timed} >= {("onnxruntime", "fp32"), ("onnxruntime", "int8")}
+    assert {(timing["engine"], timing["precision"]) for timing in timed} >= {
+        ("onnxruntime", "fp32"),
+        ("onnxruntime", "int8"),
+    }
     operators = json.loads(call("quantize", "model", "-o", "other.onnx", "--keep-float", "sum", "--json")[0])
-    assert {each["name"]: each["precision"] for each in operators["operators"]}["sum"] == "float"
+    assert {operator["name"]: operator["precision"] for operator in operators["operators"]}["sum"] == "float"
     options = ["--engine", "onnxruntime", "--max-drop", "50%", "--time-budget", "5s", "--json"]
     tuned = json.loads(call("tune", "model", "--evaluation-data", held_out, "-o", "tuned.onnx", *options)[0])
     assert tuned["metric"] == "r2" and tuned["met"]
@@ -112,8 +115,8 @@ def test_a_family_of_another_package_does_all_that_one_of_the_tree_does(site, ca
 
 
 def test_no_file_of_the_tree_knows_the_family_and_contributing_names_its_files() -> None:
-    known = [path for part in ("zoo", "pipelines", "scripts") for path in (ROOT / part).rglob("*.py")]
-    assert known and not [path for path in known if re.search(r"toy.sums", path.read_text())]
+    sources = [path for part in ("zoo", "pipelines", "scripts") for path in (ROOT / part).rglob("*.py")]
+    assert sources and not [path for path in sources if re.search(r"toy.sums", path.read_text())]
     text = (ROOT / "CONTRIBUTING.md").read_text()
     section = text[text.index("## Add a model") :].split("\n## ")[0]
     for path in TOY.glob("*.py"):

@@ -58,9 +58,9 @@ def test_a_ranker_is_not_trained_here(tmp_path: Path) -> None:
 def test_the_run_options_of_an_entry_are_those_of_its_pipeline(name: str) -> None:
     entry = zoo.entry(name)
     arguments = inspect.signature(entry.pipeline().run).parameters
-    own = {key: each.default for key, each in arguments.items() if each.kind is each.KEYWORD_ONLY}
+    own = {key: param.default for key, param in arguments.items() if param.kind is param.KEYWORD_ONLY}
     declared = {option.name: option.default for option in entry.run_options}
-    if any(each.kind is each.VAR_KEYWORD for each in arguments.values()):  # options of translation by their table
+    if any(param.kind is param.VAR_KEYWORD for param in arguments.values()):  # options of translation by their table
         own = {"draft": None, **{name: declared[name] for name in OPTIONS}, **own}
     assert declared == own
 
@@ -90,12 +90,12 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 def test_a_shipped_model_is_complete_and_its_files_match_the_card(name: str) -> None:
     card = Hub(zoo.SHIPPED).card(name)
     assert {"data", "licence", "preprocessing", "metrics", "calibration"} <= set(card.details)
-    told = card.details["metrics"]
-    found = files.read_json(zoo.SHIPPED / name / told["report"])
+    metrics = card.details["metrics"]
+    report = files.read_json(zoo.SHIPPED / name / metrics["report"])
     for precision in ("fp32", "int8"):
-        measured = found.get("quality", found)["metrics"][precision]
-        assert told[precision] == pytest.approx(
-            {key: measured[key] for key in told[precision]}, abs=0.005
+        measured = report.get("quality", report)["metrics"][precision]
+        assert metrics[precision] == pytest.approx(
+            {key: measured[key] for key in metrics[precision]}, abs=0.005
         )  # BLEU is told to two places
     for file in card.files:
         path = zoo.SHIPPED / name / file.name
@@ -107,8 +107,8 @@ def test_a_shipped_model_is_complete_and_its_files_match_the_card(name: str) -> 
 def test_the_graphs_of_a_shipped_model_are_stock_onnx_with_the_same_inputs_and_a_dynamic_batch(name: str) -> None:
     folder = zoo.load(name)
     signatures = []
-    for each in ("fp32.onnx", "rewritten.onnx", "int8.onnx"):
-        model = onnx.load(folder.ensure(each))
+    for graph in ("fp32.onnx", "rewritten.onnx", "int8.onnx"):
+        model = onnx.load(folder.ensure(graph))
         onnx.checker.check_model(model, full_check=True)
         assert {domain.domain for domain in model.opset_import} == {""}
         assert all(value.type.tensor_type.shape.dim[0].dim_param for value in model.graph.input)

@@ -43,17 +43,17 @@ def columns(frame: Any) -> dict[str, list[Any]]:
 def test_results_are_columns_of_a_frame_of_the_same_kind(form: str) -> None:
     frame = FORMS[form](TEXTS)
     model = pipeline([{"translation": "eins", "score": 0.5}, {"translation": "zwei", "score": 0.25, "unmet": ["x"]}])
-    found = zoo.annotate(model, frame, "text", prefix="de_")
-    assert type(found) is type(frame) and model.seen == ["one", "two"]
+    annotated = zoo.annotate(model, frame, "text", prefix="de_")
+    assert type(annotated) is type(frame) and model.seen == ["one", "two"]
     made = {"de_translation": ["eins", "zwei"], "de_score": [0.5, 0.25]}
-    assert {name: cells for name, cells in columns(found).items() if name != "de_unmet"} == TEXTS | made
-    assert columns(found)["de_unmet"][1] == ["x"] and list(columns(frame)) == ["id", "text"]
+    assert {name: cells for name, cells in columns(annotated).items() if name != "de_unmet"} == TEXTS | made
+    assert columns(annotated)["de_unmet"][1] == ["x"] and list(columns(frame)) == ["id", "text"]
 
 
 def test_the_index_of_pandas_stays() -> None:
     frame = pd.DataFrame({"text": ["one", "two"]}, index=[5, 3])
-    found = zoo.annotate(pipeline([{"score": 1.0}, {"score": 2.0}]), frame)
-    assert found.index.tolist() == [5, 3] and found["score"].tolist() == [1.0, 2.0]
+    annotated = zoo.annotate(pipeline([{"score": 1.0}, {"score": 2.0}]), frame)
+    assert annotated.index.tolist() == [5, 3] and annotated["score"].tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -62,8 +62,8 @@ def test_lists_vectors_and_ranked_labels_are_columns(form: str) -> None:
     entities = [[{"word": "one", "start": 0}], []]
     assert columns(zoo.annotate(pipeline(entities), frame))["results"] == entities
     vectors = [{"embedding": np.arange(3, dtype=np.float32) + i} for i in range(2)]
-    found = columns(zoo.annotate(pipeline(vectors), frame))["embedding"]
-    np.testing.assert_array_equal(np.stack(found), np.stack([each["embedding"] for each in vectors]))
+    embeddings = columns(zoo.annotate(pipeline(vectors), frame))["embedding"]
+    np.testing.assert_array_equal(np.stack(embeddings), np.stack([result["embedding"] for result in vectors]))
     top = [{"top5": [("cat", 0.75), ("dog", 0.25)]}] * 2
     assert columns(zoo.annotate(pipeline(top), frame))["top5"][0][1] == {"label": "dog", "probability": 0.25}
 
@@ -106,6 +106,6 @@ def test_a_ranker_takes_frames(form: str) -> None:
     ranker = zoo.pipeline("shop-clicks", engine="onnxruntime")
     rows = ranker.example(4)
     frame = FORMS[form]({name: [row[name] for row in rows] for name in rows[0]})
-    found = columns(zoo.annotate(ranker, frame))
-    assert found["probability"] == [each["probability"] for each in ranker(rows)]
-    assert found["click"] == [each >= 0.5 for each in found["probability"]]
+    annotated = columns(zoo.annotate(ranker, frame))
+    assert annotated["probability"] == [result["probability"] for result in ranker(rows)]
+    assert annotated["click"] == [probability >= 0.5 for probability in annotated["probability"]]

@@ -102,7 +102,7 @@ def test_models_have_the_defaults_of_the_form_of_their_rows():
         assert (family.recipe.bound, type(config), config.held_out) == expected, name
         assert family.for_model(preprocessing) == family and family.name == "wide-deep"
         if name in ("headerless", "unscaled", "with a header"):
-            passes[name] = [type(each).__name__ for each in family.passes(preprocessing)]
+            passes[name] = [type(rewrite).__name__ for rewrite in family.passes(preprocessing)]
     assert "EqualizeConcat" in passes["headerless"] and "SplitNumbers" not in passes["headerless"]
     assert passes["unscaled"] == passes["with a header"] != passes["headerless"]
     shipped = zoo.load("wide-deep-criteo")

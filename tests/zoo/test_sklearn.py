@@ -61,8 +61,8 @@ def test_pickles_and_folders_are_the_model(tmp_path: Path, frame: pd.DataFrame, 
     expected = fitted.predict_proba(rows)
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(fitted)).predict_proba(rows), expected)
     folder = fitted.save(tmp_path / "model")
-    found = zoo.annotate(zoo.pipeline(folder, precision="fp32", engine="onnxruntime"), rows)
-    np.testing.assert_allclose(found["probability"], expected[:, 1])
+    annotated = zoo.annotate(zoo.pipeline(folder, precision="fp32", engine="onnxruntime"), rows)
+    np.testing.assert_allclose(annotated["probability"], expected[:, 1])
     with pytest.raises(RequestError, match="model"):
         fitted.save(folder)
 

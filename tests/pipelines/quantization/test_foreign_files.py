@@ -38,17 +38,17 @@ def half(text, **arrays):
 
 
 def int8_layers(found, **feeds):
-    rewrite(found, [each() for each in SHARED])
+    rewrite(found, [pass_() for pass_ in SHARED])
     int8, report = quantize(found, QuantRecipe(), calibrate(found, [feeds], "minmax"))
-    return int8, [each.precision for each in report.operators if each.type in ("Conv", "Gemm", "MatMul")]
+    return int8, [op.precision for op in report.operators if op.type in ("Conv", "Gemm", "MatMul")]
 
 
 def test_bfloat16_weights_behind_a_cast():
     normal = normals(1)
-    found = half(CAST, K=normal(8, 3, 3, 3) / 5, B=normal(8), W=normal(8, 5))
+    net = half(CAST, K=normal(8, 3, 3, 3) / 5, B=normal(8), W=normal(8, 5))
     x = normal(16, 3, 8, 8)
-    before = run(found, x=x)["y"]
-    int8, layers = int8_layers(found, x=x)
+    before = run(net, x=x)["y"]
+    int8, layers = int8_layers(net, x=x)
     assert layers == ["int8"] * 2  # "its weights are not constant" before
     assert not any(node.op_type == "Cast" for node in int8.graph)
     after = run(int8, x=x)["y"]
@@ -59,9 +59,9 @@ def test_a_bfloat16_graph():
     """ONNX Runtime has no bfloat16 MatMul on CPUs, so it runs as float32."""
     normal = normals(2)
     weights = {"K": normal(16, 32) / 4, "W": normal(32, 4) / 6}
-    found = half(WHOLE, **weights)
+    net = half(WHOLE, **weights)
     x = normal(64, 16)
-    int8, layers = int8_layers(found, x=x)
+    int8, layers = int8_layers(net, x=x)
     assert layers == ["int8"] * 2
     expected = np.maximum(x @ weights["K"], 0) @ weights["W"]
     assert np.square(run(int8, x=x)["y"] - expected).sum() < 0.001 * np.square(expected).sum()
@@ -77,13 +77,13 @@ def test_a_pad_of_some_axes_runs(computed, tmp_path):
     weights = {"K": normal(4, 3, 3, 3) / 5, "L": normal(4, 4, 3, 3) / 6}
     widths = np.array([1, 2, 1, 0])
     text = PAD.format(more=", int64[4] widths" if computed else "", widths="widths")
-    found = model(text, opset=18, **weights, **({} if computed else {"widths": widths}))
+    net = model(text, opset=18, **weights, **({} if computed else {"widths": widths}))
     feeds = {"x": normal(4, 3, 8, 8), **({"widths": widths} if computed else {})}
-    int8, _ = quantize(found, QuantRecipe(), calibrate(found, [feeds], "minmax"))
+    int8, _ = quantize(net, QuantRecipe(), calibrate(net, [feeds], "minmax"))
     pad = next(node for node in int8.graph if node.op_type == "Pad")
     assert len(pad.inputs) == 3  # no axes any more; the value is the zero point
     session = ort.InferenceSession(io.save(int8, tmp_path / "int8.onnx"), providers=["CPUExecutionProvider"])
-    before, after = run(found, **feeds)["y"], session.run(None, feeds)[0]  # "indices element out of data bounds" before
+    before, after = run(net, **feeds)["y"], session.run(None, feeds)[0]  # "indices element out of data bounds" before
     assert after.shape == (4, 4, 8, 8)
     assert np.square(after - before).sum() < 0.01 * np.square(before).sum()
     assert not any(pad_all_axes(node, set()) for node in int8.graph)
@@ -91,7 +91,7 @@ def test_a_pad_of_some_axes_runs(computed, tmp_path):
 
 class Reader(CalibrationDataReader):
     def __init__(self, x):
-        self.left = [{"x": each[None]} for each in x]
+        self.left = [{"x": sample[None]} for sample in x]
 
     def get_next(self):
         return self.left.pop() if self.left else None
@@ -105,11 +105,11 @@ NETWORK = """(float[n,3,8,8] x) => (float[n,5] y) {
 def network(folder):
     normal = normals(4)
     weights = {"K": normal(8, 3, 3, 3) / 5, "L": normal(8, 8, 3, 3) / 8, "W": normal(8, 5)}
-    found = model(NETWORK, **weights)
-    for at, node in enumerate(found.graph):
-        node.name = f"node{at}"
+    net = model(NETWORK, **weights)
+    for index, node in enumerate(net.graph):
+        node.name = f"node{index}"
     np.savez(folder / "x.npz", x=normals(5)(16, 3, 8, 8))
-    return io.save(found, folder / "float.onnx"), normals(5)(16, 3, 8, 8)
+    return io.save(net, folder / "float.onnx"), normals(5)(16, 3, 8, 8)
 
 
 @pytest.mark.parametrize("form", ["QOperator", "QDQ", "dynamic"])
@@ -130,18 +130,18 @@ def test_layers_that_are_int8_already_count_as_such(tmp_path):
     path, x = network(tmp_path)
     quantize_static(path, tmp_path / "a.onnx", Reader(x), quant_format=QuantFormat.QDQ, nodes_to_exclude=["node2"])
     result = zoo.quantize(tmp_path / "a.onnx", tmp_path / "b.onnx", calibration_data=tmp_path / "x.npz")
-    layers = [each for each in result["operators"] if each["type"] in ("Conv", "Gemm")]
-    assert [each["precision"] for each in layers] == ["int8"] * 3
-    assert sum(each["reason"] == "its weights are int8 already" for each in layers) == 2
+    layers = [op for op in result["operators"] if op["type"] in ("Conv", "Gemm")]
+    assert [layer["precision"] for layer in layers] == ["int8"] * 3
+    assert sum(layer["reason"] == "its weights are int8 already" for layer in layers) == 2
     assert result["summary"]["int8_layers"] == result["summary"]["layers"] == 3
 
 
 @pytest.mark.parametrize("place", [0, 5, 63, 64, 99])
 def test_the_sample_that_holds_nan_is_named(place):
-    found, x = model("(float[n,4] x) => (float[n,2] y) { y = Gemm(x, W) }", W=normals(6)(4, 2)), normals(7)(100, 4)
+    net, x = model("(float[n,4] x) => (float[n,2] y) { y = Gemm(x, W) }", W=normals(6)(4, 2)), normals(7)(100, 4)
     x[place, 2] = np.nan
     with pytest.raises(RequestError, match=re.escape(f"calibration sample {place} (the first is 0) holds NaN in x")):
-        calibrate(found, [{"x": x[:64]}, {"x": x[64:]}])
+        calibrate(net, [{"x": x[:64]}, {"x": x[64:]}])
     x[place] = 3e38
     with pytest.raises(RequestError, match=f"NaN or infinity on calibration sample {place} "):
-        calibrate(found, [{"x": x[:64]}, {"x": x[64:]}])
+        calibrate(net, [{"x": x[:64]}, {"x": x[64:]}])

@@ -33,12 +33,12 @@ from pipelines.quantization.recipe import QuantRecipe
 
 def weights_of(result):
     """{float weight: (int8 weight, scales)} of the operators' second inputs."""
-    found = {}
+    weights = {}
     for node in result.graph:
         if node.op_type in ("Gemm", "MatMul", "Conv"):
             q, s, _ = node.inputs[1].producer().inputs
-            found[q.name.removesuffix(".quantized").split("/", 1)[1]] = (query.constant(q), query.constant(s))
-    return found
+            weights[q.name.removesuffix(".quantized").split("/", 1)[1]] = (query.constant(q), query.constant(s))
+    return weights
 
 
 MATMULS = TWO.format("MatMul(x, w)", "y = MatMul(r, v)")
@@ -58,10 +58,10 @@ def test_two_layers_against_integers(normal, text, signed, optimized):
         b, c = np.zeros_like(b), np.zeros_like(c)
     result, report = checked(model(text, **weights), x=x)
     kind = text.split("h = ")[1][:4]
-    assert [(each[:4], how) for each, how in precisions(report)] == [(kind, "int8"), ("Relu", "int8"), (kind, "int8")]
+    assert [(label[:4], how) for label, how in precisions(report)] == [(kind, "int8"), ("Relu", "int8"), (kind, "int8")]
     between = next(value for node in result.graph for value in node.outputs if value.name == "r.quantized")
     result.graph.outputs.append(between)
-    found = run(result, optimized, x=x)
+    outputs = run(result, optimized, x=x)
 
     x_scale, zero = input_qparams(x)
     assert (zero > 0) == signed
@@ -70,11 +70,11 @@ def test_two_layers_against_integers(normal, text, signed, optimized):
     r_q = np.clip(np.rint(sums * step / r_scale), 0, 255).astype(
         np.int64
     )  # requantized: half to even; the clip at 0 is the ReLU
-    off = np.abs(found["r.quantized"].astype(np.int64) - r_q)
+    off = np.abs(outputs["r.quantized"].astype(np.int64) - r_q)
     assert off.max() <= 1 and (off > 0).mean() < 0.01
-    sums, step = layer(found["r.quantized"].astype(np.int64), 0, r_scale, v, c)
-    np.testing.assert_allclose(found["y"], sums * step, rtol=1e-5, atol=float(step.max()))
-    np.testing.assert_allclose(found["y"], np.maximum(x @ w + b, 0) @ v + c, atol=0.03 * np.abs(found["y"]).max())
+    sums, step = layer(outputs["r.quantized"].astype(np.int64), 0, r_scale, v, c)
+    np.testing.assert_allclose(outputs["y"], sums * step, rtol=1e-5, atol=float(step.max()))
+    np.testing.assert_allclose(outputs["y"], np.maximum(x @ w + b, 0) @ v + c, atol=0.03 * np.abs(outputs["y"]).max())
 
 
 def conv(x, w, strides=1, pad=1, groups=1):
@@ -97,8 +97,8 @@ def test_convolution_against_integers(normal, tmp_path, groups, bias, signed):
     x = normal(3, 4, 9, 9) if signed else np.abs(normal(3, 4, 9, 9))
     text = f"""(float[n,4,9,9] x) => (float[n,8,a,b] y) {{
         y = Conv<group={groups}, pads=[1,1,1,1], strides=[2,2]>(x, w{", bias" if bias else ""}) }}"""
-    found = model(text, w=w, **({"bias": b} if bias else {}))
-    result, report = checked(found, x=x)
+    net = model(text, w=w, **({"bias": b} if bias else {}))
+    result, report = checked(net, x=x)
     assert precisions(report) == [("Conv", "int8")]
     scale, zero = input_qparams(x)
     w_scale = (np.abs(w).reshape(8, -1).max(axis=1) / 127).astype(np.float32)
@@ -109,7 +109,7 @@ def test_convolution_against_integers(normal, tmp_path, groups, bias, signed):
     if bias:
         sums = sums + np.rint(b / step.ravel()).astype(np.int64)[:, None, None]
     exact = sums * step
-    y_scale, y_zero = input_qparams(np.asarray(run(found, x=x)["y"]))
+    y_scale, y_zero = input_qparams(np.asarray(run(net, x=x)["y"]))
     path = io.save(result, tmp_path / "int8.onnx")
     for output in (run(result, x=x)["y"], *(load(path, engine).run({"x": x})["y"] for engine in EXACT)):
         off = np.abs(np.rint(output / y_scale) + y_zero - to_uint8(exact, y_scale, y_zero))
@@ -130,10 +130,10 @@ class Reader(oracle.CalibrationDataReader):
 
 def test_parameters_are_those_of_onnxruntimes_quantizer(normal, tmp_path):
     """quantize_static with MinMax, per-channel symmetric int8 weights and asymmetric uint8 activations."""
-    found = model(GEMMS, w=normal(24, 40), b=normal(40), v=normal(40, 5), c=normal(5))
+    net = model(GEMMS, w=normal(24, 40), b=normal(40), v=normal(40, 5), c=normal(5))
     x = normal(500, 24)
-    result, _ = checked(found, x=x)
-    source = io.save(found, tmp_path / "m.onnx")
+    result, _ = checked(net, x=x)
+    source = io.save(net, tmp_path / "m.onnx")
     oracle.quantize_static(
         str(source),
         str(tmp_path / "q.onnx"),
@@ -145,7 +145,9 @@ def test_parameters_are_those_of_onnxruntimes_quantizer(normal, tmp_path):
         calibrate_method=oracle.CalibrationMethod.MinMax,
         extra_options={"ActivationSymmetric": False, "WeightSymmetric": True},
     )
-    theirs = {each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(tmp_path / "q.onnx").graph.initializer}
+    theirs = {
+        tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in onnx.load(tmp_path / "q.onnx").graph.initializer
+    }
     ours = {name: query.constant(value) for name, value in result.graph.initializers.items()}
     for name, owner in (("w", "h"), ("v", "y")):
         # onnxruntime widens the range by a hair in float32, so a value that lies between two steps may fall on the
@@ -169,31 +171,33 @@ def mlp(normal):
 
 
 def test_same_inputs_same_bytes(normal, tmp_path):
-    found, x = mlp(normal), normal(64, 24)
-    table = calibrate(found, [{"x": x}])
+    net, x = mlp(normal), normal(64, 24)
+    table = calibrate(net, [{"x": x}])
     first, second = (
-        io.save(quantize(each, QuantRecipe(), table)[0], tmp_path / f"{number}.onnx").read_bytes()
-        for number, each in enumerate((found, found.clone()))
+        io.save(quantize(copy, QuantRecipe(), table)[0], tmp_path / f"{number}.onnx").read_bytes()
+        for number, copy in enumerate((net, net.clone()))
     )
-    again = io.load(io.save(found, tmp_path / "float.onnx"))
+    again = io.load(io.save(net, tmp_path / "float.onnx"))
     third = io.save(quantize(again, QuantRecipe(), calibrate(again, [{"x": x}]))[0], tmp_path / "2.onnx").read_bytes()
     assert first == second == third
 
 
 def test_one_quantizer_makes_the_models_of_single_ones(normal, monkeypatch):
     """Candidates of a calibration share the clean-up; narrow ranges raise the scales of weights, by their biases."""
-    found, batches = mlp(normal), [{"x": normal(64, 24)}]
-    table = calibrate(found, batches)
-    narrow = {name: replace(each, low=1e-9 * each.low, high=1e-9 * each.high) for name, each in table.tensors.items()}
-    first = next(str(node.outputs[0].name) for node in found.graph if node.op_type == "Gemm")
+    net, batches = mlp(normal), [{"x": normal(64, 24)}]
+    table = calibrate(net, batches)
+    narrow = {
+        name: replace(tensor, low=1e-9 * tensor.low, high=1e-9 * tensor.high) for name, tensor in table.tensors.items()
+    }
+    first = next(str(node.outputs[0].name) for node in net.graph if node.op_type == "Gemm")
     scaled = replace(table, equalization={first: tuple(np.linspace(0.5, 2, 40).tolist())})
-    quantizer, cleaned = Quantizer(found, QuantRecipe()), []
+    quantizer, cleaned = Quantizer(net, QuantRecipe()), []
     clean_up = module.clean_up
-    for each in (table, replace(table, tensors=narrow), table, scaled, scaled):
-        expected, report = quantize(found, QuantRecipe(), each)
+    for candidate in (table, replace(table, tensors=narrow), table, scaled, scaled):
+        expected, report = quantize(net, QuantRecipe(), candidate)
         with monkeypatch.context() as patch:
             patch.setattr(module, "clean_up", lambda model: (cleaned.append(1), clean_up(model)))
-            int8, same = quantizer.quantize(each)
+            int8, same = quantizer.quantize(candidate)
         assert io.digest(int8) == io.digest(expected) and same == report
     assert len(cleaned) == 2
     with pytest.raises(RequestError, match="made for the graph"):
@@ -201,24 +205,24 @@ def test_one_quantizer_makes_the_models_of_single_ones(normal, monkeypatch):
 
 
 def test_a_table_of_another_graph_is_refused(normal):
-    found, other = mlp(normal), mlp(normal)
+    net, other = mlp(normal), mlp(normal)
     with pytest.raises(RequestError, match="the calibration table was made for the graph"):
-        quantize(found, QuantRecipe(), calibrate(other, [{"x": normal(4, 24)}]))
+        quantize(net, QuantRecipe(), calibrate(other, [{"x": normal(4, 24)}]))
 
 
 def test_an_old_opset_is_refused(normal):
-    found = model("(float[n,3] x) => (float[n,3] y) { y = MatMul(x, w) }", opset=12, w=normal(3, 3))
-    table = CalibrationTable(io.digest(found), "minmax", 1, "", {"x": TensorRange(-1, 1, -1, 1, 3)})
-    for refuse in (lambda: quantize(found, QuantRecipe(), table), lambda: calibrate(found, iter([{"never": "run"}]))):
+    net = model("(float[n,3] x) => (float[n,3] y) { y = MatMul(x, w) }", opset=12, w=normal(3, 3))
+    table = CalibrationTable(io.digest(net), "minmax", 1, "", {"x": TensorRange(-1, 1, -1, 1, 3)})
+    for refuse in (lambda: quantize(net, QuantRecipe(), table), lambda: calibrate(net, iter([{"never": "run"}]))):
         with pytest.raises(RequestError, match="the model has opset 12, int8 per channel needs 13 or newer"):
             refuse()
 
 
 def test_the_report(normal):
-    found, x = mlp(normal), normal(64, 24)
+    net, x = mlp(normal), normal(64, 24)
     recipe = QuantRecipe(observer="kl")
-    _, report = checked(found, recipe, observer="kl", x=x)
-    assert report.counts() == {"int8": 3} and report.graph == io.digest(found)
+    _, report = checked(net, recipe, observer="kl", x=x)
+    assert report.counts() == {"int8": 3} and report.graph == io.digest(net)
     assert report.to_json() == {
         "graph": report.graph,
         "recipe": recipe.to_json(),
@@ -241,11 +245,11 @@ def test_the_report_names_the_observer_that_chose_the_ranges(normal):
 
 
 def test_operators_without_a_name_are_told_apart(normal):
-    found = mlp(normal)
-    assert not found.graph[0].name
-    found.graph[1].name = "h"  # what the first one would be called
-    _, report = checked(found, QuantRecipe(keep_float=("y",)), x=normal(64, 24))
-    assert [(each.type, each.precision) for each in report.operators] == [
+    net = mlp(normal)
+    assert not net.graph[0].name
+    net.graph[1].name = "h"  # what the first one would be called
+    _, report = checked(net, QuantRecipe(keep_float=("y",)), x=normal(64, 24))
+    assert [(op.type, op.precision) for op in report.operators] == [
         ("Gemm", "int8"),
         ("Relu", "int8"),
         ("Gemm", "float"),
@@ -254,24 +258,24 @@ def test_operators_without_a_name_are_told_apart(normal):
 
 def test_keep_float_keeps_layers_and_what_moves(normal):
     text = "(float[n,4] a, float[n,4] b) => (float[n,5] y) { x = Concat<axis=1>(a, b) h = Gemm(x, w) y = Gemm(h, v) }"
-    found = model(text, w=normal(8, 6), v=normal(6, 5))
+    net = model(text, w=normal(8, 6), v=normal(6, 5))
     feeds = {"a": normal(32, 4), "b": normal(32, 4)}
-    _, report = checked(found, QuantRecipe(keep_float=("h",)), **feeds)
+    _, report = checked(net, QuantRecipe(keep_float=("h",)), **feeds)
     assert precisions(report) == [("Concat", "float"), ("Gemm", "float"), ("Gemm", "int8")]
     assert report.operators[1].reason == "kept float by the recipe"
-    result, report = checked(found, QuantRecipe(keep_float=("x",)), **feeds)
+    result, report = checked(net, QuantRecipe(keep_float=("x",)), **feeds)
     assert precisions(report) == [("Concat", "float"), ("Gemm", "int8"), ("Gemm", "int8")]
     assert report.operators[0].reason == "kept float by the recipe"
     assert ops(result)[:2] == ["Concat", "QuantizeLinear"]
-    _, report = checked(found, QuantRecipe(keep_float=(".*",)), **feeds)
+    _, report = checked(net, QuantRecipe(keep_float=(".*",)), **feeds)
     assert report.counts() == {"float": 3}
-    _, report = checked(found, **feeds)
+    _, report = checked(net, **feeds)
     assert report.counts() == {"int8": 3}
 
 
 def test_reduced_range_stays_within_seven_bits(normal):
-    found, x = mlp(normal), normal(64, 24)
-    full, reduced = (weights_of(checked(found, QuantRecipe(reduced_range=each), x=x)[0]) for each in (False, True))
+    net, x = mlp(normal), normal(64, 24)
+    full, reduced = (weights_of(checked(net, QuantRecipe(reduced_range=flag), x=x)[0]) for flag in (False, True))
     for name, (q, scale) in reduced.items():
         assert np.abs(q.astype(int)).max() == 63 and np.abs(full[name][0].astype(int)).max() == 127
         np.testing.assert_allclose(scale / full[name][1], 127 / 63, rtol=1e-6)
@@ -282,22 +286,22 @@ LOOKED_UP = "(int64[n] i, float[n,3] x) => (float[n,5] y) { e = Gather(T, i) c =
 
 @pytest.mark.parametrize("tables", [True, False])
 def test_tables(rng, normal, tables):
-    found = model(LOOKED_UP, T=normal(50, 4), w=normal(7, 5))
+    net = model(LOOKED_UP, T=normal(50, 4), w=normal(7, 5))
     feeds = {"i": rng.integers(0, 50, 64), "x": normal(64, 3)}
-    result, report = checked(found, QuantRecipe(quantize_tables=tables), **feeds)
+    result, report = checked(net, QuantRecipe(quantize_tables=tables), **feeds)
     stored = {value.dtype for value in result.graph.initializers.values() if value.shape == (50, 4)}
     assert stored == {ir.DataType.UINT8 if tables else ir.DataType.FLOAT}
     assert precisions(report) == [("Gather", "int8" if tables else "float"), ("Concat", "int8"), ("Gemm", "int8")]
     assert tables or report.operators[0].reason == "the recipe keeps tables float"
-    expected = run(found, **feeds)["y"]
+    expected = run(net, **feeds)["y"]
     np.testing.assert_allclose(run(result, **feeds)["y"], expected, atol=0.03 * np.abs(expected).max())
 
 
 def test_both_forms_of_a_table_compute_the_same_bits(rng, normal):
-    found = model(LOOKED_UP, T=normal(50, 4), w=normal(7, 5))
+    net = model(LOOKED_UP, T=normal(50, 4), w=normal(7, 5))
     feeds = {"i": rng.integers(0, 50, 64), "x": normal(64, 3)}
     stored, looked_up = (
-        run(checked(found, QuantRecipe(quantize_tables=each), **feeds)[0], **feeds)["y"] for each in (True, False)
+        run(checked(net, QuantRecipe(quantize_tables=flag), **feeds)[0], **feeds)["y"] for flag in (True, False)
     )
     np.testing.assert_array_equal(stored, looked_up)
 
@@ -319,20 +323,20 @@ def test_both_forms_of_a_table_compute_the_same_bits(rng, normal):
     ],
 )
 def test_why_an_operator_stays_float(normal, text, weights, reason):
-    found = model(
+    net = model(
         f"(float[n,8] x, float[8,4] v, float[n,4] c) => (float y) {{ {text} }}",
         **{"w": normal(8, 4), "b": normal(4), "k": normal(7, 8)} | weights,
     )
-    found.graph.outputs[0].shape = None
+    net.graph.outputs[0].shape = None
     feeds = {"x": normal(7, 8), "v": normal(8, 4), "c": normal(7, 4)}
-    result, report = checked(found, **feeds)
+    result, report = checked(net, **feeds)
     assert report.operators[-1].precision == "float" and report.operators[-1].reason == reason
-    np.testing.assert_array_equal(run(result, **feeds)["y"], run(found, **feeds)["y"])
+    np.testing.assert_array_equal(run(result, **feeds)["y"], run(net, **feeds)["y"])
 
 
 def test_a_convolution_whose_weights_are_an_input_stays_float(normal):
-    found = model("(float[n,2,5,5] x, float[3,2,3,3] w) => (float[n,3,3,3] y) { y = Conv(x, w) }")
-    _, report = checked(found, x=normal(2, 2, 5, 5), w=normal(3, 2, 3, 3))
+    net = model("(float[n,2,5,5] x, float[3,2,3,3] w) => (float[n,3,3,3] y) { y = Conv(x, w) }")
+    _, report = checked(net, x=normal(2, 2, 5, 5), w=normal(3, 2, 3, 3))
     assert report.operators[0].reason == "its weights or bias are not constant"
 
 
@@ -344,8 +348,8 @@ def test_a_relu_after_a_float_operator_is_not_called_int8(normal):
 
 def test_index_arithmetic_is_called_integer(rng, normal):
     text = "(int64[n] i) => (float[n,5] y) { j = Add(i, one) e = Gather(T, j) y = Gemm(e, w) }"
-    found = model(text, T=normal(9, 4), w=normal(4, 5), one=np.int64(1))
-    _, report = checked(found, i=rng.integers(0, 8, 16))
+    net = model(text, T=normal(9, 4), w=normal(4, 5), one=np.int64(1))
+    _, report = checked(net, i=rng.integers(0, 8, 16))
     assert precisions(report) == [("Add", "integer"), ("Gather", "int8"), ("Gemm", "int8")]
 
 
@@ -353,19 +357,19 @@ def test_an_export_without_names_types_and_with_constant_nodes(normal):
     """Straight from an exporter, not rewritten first."""
     text = """(float[n,3] x) => (float[n,2] y) {
         w = Constant<value = float[3,2] {1, -2, 3, 4, -5, 6}>() i = Identity(x) h = MatMul(i, w) r = Relu(h) y = MatMul(r, v) }"""
-    found, x = model(text, v=normal(2, 2)), normal(64, 3)
-    result, report = checked(found, x=x)
+    net, x = model(text, v=normal(2, 2)), normal(64, 3)
+    result, report = checked(net, x=x)
     assert precisions(report) == [("MatMul", "int8"), ("Relu", "int8"), ("MatMul", "int8")]
-    assert [each.name for each in report.operators] == ["h", "r", "y"]
-    expected = run(found, x=x)["y"]
+    assert [op.name for op in report.operators] == ["h", "r", "y"]
+    expected = run(net, x=x)["y"]
     np.testing.assert_allclose(run(result, x=x)["y"], expected, atol=0.03 * np.abs(expected).max())
 
 
 def test_an_old_file_that_lists_its_weights_as_inputs(normal):
-    found, x = (
+    net, x = (
         model("(float[n,3] x, float[3,2] w) => (float[n,2] y) { y = MatMul(x, w) }", w=normal(3, 2)),
         normal(64, 3),
     )
-    result, report = checked(found, x=x)
-    assert report.counts() == {"int8": 1} and [each.name for each in result.graph.inputs] == ["x"]
-    np.testing.assert_allclose(run(result, x=x)["y"], run(found, x=x)["y"], atol=0.03)
+    result, report = checked(net, x=x)
+    assert report.counts() == {"int8": 1} and [value.name for value in result.graph.inputs] == ["x"]
+    np.testing.assert_allclose(run(result, x=x)["y"], run(net, x=x)["y"], atol=0.03)

@@ -93,8 +93,8 @@ def test_a_residual_convolutional_net_runs_as_reported(normal, tmp_path):
 def test_int8_layers_run_in_int8(normal, tmp_path, body, steps):
     weights = {"w": normal(16, 16, scale=0.3), "b": normal(16), "d": normal(32, 16, scale=0.2)}
     weights |= {"zero": np.float32(0), "six": np.float32(6), "half": np.float32(0.5)}
-    found = model(f"(float[n,16] x) => (float[n,16] y) {{ {body} }}", **weights)
-    result, _ = check_runs_as_reported(found, tmp_path, x=normal(64, 16))
+    net = model(f"(float[n,16] x) => (float[n,16] y) {{ {body} }}", **weights)
+    result, _ = check_runs_as_reported(net, tmp_path, x=normal(64, 16))
     assert sum(node.op_type == "QuantizeLinear" for node in result.graph) == steps
 
 
@@ -113,26 +113,26 @@ def test_an_operator_of_another_domain_stays_and_its_bytes_feed_the_next_layer(n
     proto.graph.initializer.extend(
         onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()
     )
-    found = ir.from_proto(proto)
-    found.graph[0].outputs[0].type, found.graph[0].outputs[0].shape = (
+    net = ir.from_proto(proto)
+    net.graph[0].outputs[0].type, net.graph[0].outputs[0].shape = (
         ir.TensorType(ir.DataType.UINT8),
         ir.Shape(["n", 24]),
     )
     x = TensorRange(0, 25.5, 0, 25.5, 1)
-    table = CalibrationTable(io.digest(found), "minmax", 1, "", {"x": x})
-    result, report = quantize(found, QuantRecipe(), table)
-    assert [(each.type, each.precision) for each in report.operators] == [("Lookup", "int8"), ("Gemm", "int8")]
+    table = CalibrationTable(io.digest(net), "minmax", 1, "", {"x": x})
+    result, report = quantize(net, QuantRecipe(), table)
+    assert [(op.type, op.precision) for op in report.operators] == [("Lookup", "int8"), ("Gemm", "int8")]
     assert "QuantizeLinear" not in ops(result) and len(result.graph[0].outputs) == 1 + wide
     loaded = io.load(io.save(result, tmp_path / "m.onnx"))
     assert io.digest(loaded) == io.digest(result) and loaded.opset_imports == {"": 17, "other": 1}
 
 
 def test_a_relu_kept_float(normal, tmp_path):
-    found, x = (
+    net, x = (
         model("(float[n,16] x) => (float[n,16] y) { h = Gemm(x, w) r = Relu(h) y = Neg(r) }", w=normal(16, 16)),
         normal(64, 16),
     )
-    result, report = checked(found, QuantRecipe(keep_float=("r",)), x=x)
+    result, report = checked(net, QuantRecipe(keep_float=("r",)), x=x)
     assert precisions(report) == [("Gemm", "int8"), ("Relu", "float"), ("Neg", "float")]
     check_executed(result, report, tmp_path, x=x)
 
@@ -150,14 +150,14 @@ def test_a_bias_of_one_row(normal, text):
 
 
 def test_weights_stored_as_float16(normal):
-    found, x = model(GEMMS, w=normal(24, 40), b=normal(40), v=normal(40, 5), c=normal(5)), normal(64, 24)
-    edit.compress_fp16(found, minimum=1)
-    for name in list(found.graph.initializers):  # as another exporter may call them
-        found.graph.initializers[name].name = name.replace(".fp16", "_half")
-    found = ir.from_proto(ir.to_proto(found))
-    result, report = checked(found, x=x)
+    net, x = model(GEMMS, w=normal(24, 40), b=normal(40), v=normal(40, 5), c=normal(5)), normal(64, 24)
+    edit.compress_fp16(net, minimum=1)
+    for name in list(net.graph.initializers):  # as another exporter may call them
+        net.graph.initializers[name].name = name.replace(".fp16", "_half")
+    net = ir.from_proto(ir.to_proto(net))
+    result, report = checked(net, x=x)
     assert precisions(report) == [("Gemm", "int8"), ("Relu", "int8"), ("Gemm", "int8")]
-    expected = run(found, x=x)["y"]
+    expected = run(net, x=x)["y"]
     np.testing.assert_allclose(run(result, x=x)["y"], expected, atol=0.03 * np.abs(expected).max())
 
 
@@ -165,17 +165,17 @@ def test_operators_in_subgraphs_are_listed_as_float(normal):
     text = """(float[n,8] x, bool c) => (float[n,4] y) {
         h = Gemm(x, w) y = If(c) <then_branch = t () => (float[n,4] a) { a = Relu(h) },
                                   else_branch = e () => (float[n,4] b) { b = MatMul(x, w) }> }"""
-    found, x = model(text, w=normal(8, 4)), normal(32, 8)
-    result, report = quantize(found, QuantRecipe(), calibrate(found, [{"x": x, "c": np.array(True)}]))
-    assert [(each.name, each.type, each.precision) for each in report.operators] == [
+    net, x = model(text, w=normal(8, 4)), normal(32, 8)
+    result, report = quantize(net, QuantRecipe(), calibrate(net, [{"x": x, "c": np.array(True)}]))
+    assert [(op.name, op.type, op.precision) for op in report.operators] == [
         ("h", "Gemm", "int8"),
         ("y", "If", "float"),
         ("a", "Relu", "float"),
         ("b", "MatMul", "float"),
     ]
     reasons = ["inside a subgraph of y", "no constant float32 weights of 1024 or more"]
-    assert [each.reason for each in report.operators[2:]] == reasons
-    expected = run(found, x=x, c=np.array(True))["y"]
+    assert [op.reason for op in report.operators[2:]] == reasons
+    expected = run(net, x=x, c=np.array(True))["y"]
     np.testing.assert_allclose(run(result, x=x, c=np.array(True))["y"], expected, atol=0.03 * np.abs(expected).max())
 
 
@@ -222,25 +222,25 @@ def networks(draw):
     used = {
         name: array for name, array in weights.items() if f"{name})" in " ".join(body) or f"{name}," in " ".join(body)
     }
-    found = model(f"({inputs}) => (float[n,{k}] y) {{ {' '.join(body)} }}", **used)
+    net = model(f"({inputs}) => (float[n,{k}] y) {{ {' '.join(body)} }}", **used)
     values = rng.normal(0, 1, (256, numbers)) if signed else rng.uniform(0, 1, (256, numbers))
     feeds = {"numbers": values.astype(np.float32)}
     if fields:
         feeds["ids"] = rng.integers(0, 11, (256, fields)).astype(ids)
-    return found, feeds
+    return net, feeds
 
 
 @given(networks(), st.booleans(), st.booleans())
 @settings(max_examples=8)
 def test_random_networks(tmp_path_factory, case, fuse, tables):
-    found, feeds = case
+    net, feeds = case
     if fuse:
-        rewrite(found, [FuseLinear()])
-    result, report = checked(found, QuantRecipe(quantize_tables=tables), **feeds)
-    layers = [each for each in report.operators if each.type in ("Gemm", "MatMul")]
-    assert layers and all(each.precision == "int8" for each in layers)
+        rewrite(net, [FuseLinear()])
+    result, report = checked(net, QuantRecipe(quantize_tables=tables), **feeds)
+    layers = [op for op in report.operators if op.type in ("Gemm", "MatMul")]
+    assert layers and all(layer.precision == "int8" for layer in layers)
     path = io.save(result, tmp_path_factory.mktemp("random") / "int8.onnx")
-    expected = run(found, **feeds)["y"].astype(np.float64)
+    expected = run(net, **feeds)["y"].astype(np.float64)
     check_executed(result, report, path.parent, **feeds)
     outputs = {engine: load(path, engine).run(feeds)["y"] for engine in EXACT}
     for engine, output in outputs.items():

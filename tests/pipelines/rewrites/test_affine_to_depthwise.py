@@ -20,17 +20,17 @@ def graph(body, out="float[n,8,5,5] y", **weights):
 
 @pytest.mark.parametrize("after", ["y = Relu(n)", "h = Mul(n, two) y = Relu(h)"])
 def test_batch_norm_after_a_concat(after):
-    found = graph(f"c = Concat<axis=1>(x, x) {NORM} {after}", two=np.float32(2), **BN)
-    fires(found, AffineToDepthwise(), "Concat Conv Relu", **IMAGE)
-    (conv,) = (each for each in found.graph if each.op_type == "Conv")
+    net = graph(f"c = Concat<axis=1>(x, x) {NORM} {after}", two=np.float32(2), **BN)
+    fires(net, AffineToDepthwise(), "Concat Conv Relu", **IMAGE)
+    (conv,) = (node for node in net.graph if node.op_type == "Conv")
     assert conv.attributes.get_int("group", 1) == 8
 
 
 def test_what_normalizes_an_input_before_a_conv_that_pads(normal):
     body = "a = Div(x, white) s = Sub(a, mean) z = Div(s, sd) y = Conv<pads=[1,1,1,1]>(z, W)"
     weights = {"white": np.float32(255), "mean": normal(4, 1, 1), "sd": np.abs(normal(1, 4, 1, 1)) + 0.5}
-    found = graph(body, "float[n,2,5,5] y", **weights, W=normal(2, 4, 3, 3))
-    fires(found, AffineToDepthwise(), "Conv Conv", x=IMAGE["x"] * 100)
+    net = graph(body, "float[n,2,5,5] y", **weights, W=normal(2, 4, 3, 3))
+    fires(net, AffineToDepthwise(), "Conv Conv", x=IMAGE["x"] * 100)
 
 
 @pytest.mark.parametrize(
@@ -43,17 +43,17 @@ def test_what_normalizes_an_input_before_a_conv_that_pads(normal):
 )
 def test_other_arithmetic_stays(normal, body, out):
     norm = {"g": normal(100), "be": normal(100), "m": normal(100), "v": np.abs(normal(100)) + 0.5}
-    found = graph(body, out, k=np.float32(0.5), W=normal(2, 4, 3, 3), **norm)
-    assert rewrite(found, [AffineToDepthwise()]).fired("AffineToDepthwise") == 0
+    net = graph(body, out, k=np.float32(0.5), W=normal(2, 4, 3, 3), **norm)
+    assert rewrite(net, [AffineToDepthwise()]).fired("AffineToDepthwise") == 0
 
 
 def test_a_layer_beside_it_takes_it_first(normal):
-    found = graph(f"c = Conv(x, W) {NORM} y = Relu(n)", "float[n,8,3,3] y", W=normal(8, 4, 3, 3), **BN)
-    rewrite(found, [FoldBatchNorm(), AffineToDepthwise()])
-    assert ops(found) == ["Conv", "Relu"]
+    net = graph(f"c = Conv(x, W) {NORM} y = Relu(n)", "float[n,8,3,3] y", W=normal(8, 4, 3, 3), **BN)
+    rewrite(net, [FoldBatchNorm(), AffineToDepthwise()])
+    assert ops(net) == ["Conv", "Relu"]
 
 
 def test_a_batch_norm_of_doubles_stays(normal):
     text = "(double[n,8,5,5] c) => (double[n,8,5,5] y) { n = BatchNormalization(c, g, be, m, v) y = Relu(n) }"
-    found = model(text, **{name: each.astype(np.float64) for name, each in BN.items()})
-    fires(found, AffineToDepthwise(), "BatchNormalization Relu", c=normal(2, 8, 5, 5).astype(np.float64))
+    net = model(text, **{name: array.astype(np.float64) for name, array in BN.items()})
+    fires(net, AffineToDepthwise(), "BatchNormalization Relu", c=normal(2, 8, 5, 5).astype(np.float64))

@@ -21,9 +21,9 @@ ZERO, ONE = np.float32(0), np.float32(1)
     ],
 )
 def test_operators_that_change_nothing_are_removed(normal, text, constant):
-    found = model(f"(float[n,t,4] x) => (float[n,t,4] y) {{ {text} }}", c=constant)
-    rewritten(found, DropNeutral(), exact=True, x=normal(2, 3, 4))
-    assert ops(found) == ["Relu"]
+    net = model(f"(float[n,t,4] x) => (float[n,t,4] y) {{ {text} }}", c=constant)
+    rewritten(net, DropNeutral(), exact=True, x=normal(2, 3, 4))
+    assert ops(net) == ["Relu"]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_operators_that_change_nothing_are_removed(normal, text, constant):
     ],
 )
 def test_near_misses(normal, text, constant):
-    found = model(f"(float[n,t,4] x) => (float[n,t,4] y) {{ {text} }}", c=constant)
-    before = ops(found)
-    rewritten(found, DropNeutral(), exact=True, x=np.abs(normal(1, 1, 4)) + 1)
-    assert ops(found) == before
+    net = model(f"(float[n,t,4] x) => (float[n,t,4] y) {{ {text} }}", c=constant)
+    before = ops(net)
+    rewritten(net, DropNeutral(), exact=True, x=np.abs(normal(1, 1, 4)) + 1)
+    assert ops(net) == before

@@ -20,9 +20,9 @@ def einsum(normal, equation, first="x"):
     sizes = ",".join(["n", *map(str, shapes["x"][1:])])
     second = "w" if first == "x" else "x"
     text = f'(float[{sizes}] x) => (float y) {{ y = Einsum<equation="{equation}">({first}, {second}) }}'
-    found = model(text, w=normal(*shapes["w"]))
-    found.graph.outputs[0].shape = None
-    return found, {"x": normal(*shapes["x"])}
+    net = model(text, w=normal(*shapes["w"]))
+    net.graph.outputs[0].shape = None
+    return net, {"x": normal(*shapes["x"])}
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def einsum(normal, equation, first="x"):
     ],
 )
 def test_a_product_with_a_matrix_is_a_matmul(normal, equation, first, expected):
-    found, feeds = einsum(normal, equation, first)
-    fires(found, EinsumToMatMul(), expected, **feeds)
+    net, feeds = einsum(normal, equation, first)
+    fires(net, EinsumToMatMul(), expected, **feeds)
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,12 @@ def test_a_product_with_a_matrix_is_a_matmul(normal, equation, first, expected):
     ["bid,id->bid", "bid,bdo->bio", "bdi,do->bio", "bid,d->bi", "bid,o->bido", "...d,dhe->...he", "bid,do->bo"],
 )
 def test_other_products_are_left_alone(normal, equation):
-    found, feeds = einsum(normal, equation)
-    report = rewritten(found, EinsumToMatMul(), **feeds)
+    net, feeds = einsum(normal, equation)
+    report = rewritten(net, EinsumToMatMul(), **feeds)
     assert report.fired("EinsumToMatMul") == 0 and "y" in reasons(report, "EinsumToMatMul")
 
 
 def test_a_product_of_activations_is_left_alone():
-    found = model('(float[n,3,8] x) => (float[n,3,3] y) { y = Einsum<equation="bid,bjd->bij">(x, x) }')
-    report = rewritten(found, EinsumToMatMul(), x=np.ones((2, 3, 8), np.float32))
+    net = model('(float[n,3,8] x) => (float[n,3,3] y) { y = Einsum<equation="bid,bjd->bij">(x, x) }')
+    report = rewritten(net, EinsumToMatMul(), x=np.ones((2, 3, 8), np.float32))
     assert report.fired("EinsumToMatMul") == 0

@@ -47,28 +47,28 @@ def rows(rng, count=64):
     ],
 )
 def test_equalize_concat_changes_no_bit_of_the_output(rng, normal, text):
-    found = embedded(
+    net = embedded(
         normal,
         text,
         **({"b": normal(6)} if "Gemm" in text else {}),
         **({"w": normal(6, 15, scale=0.3)} if "transB" in text else {}),
         **({"shape": integers(-1, 8)} if "Reshape" in text else {}),
     )
-    kept, before = ops(found), {name: query.constant(found.graph.initializers[name]) for name in ("T", "U", "w")}
+    kept, before = ops(net), {name: query.constant(net.graph.initializers[name]) for name in ("T", "U", "w")}
     feeds = rows(rng)
     if "Reshape" in text:
         feeds["i"] = feeds["i"][:, None]
-    report = rewritten(found, EqualizeConcat(RANGES), exact=True, **feeds)
-    assert report.fired("EqualizeConcat") == 1 and ops(found) == kept
+    report = rewritten(net, EqualizeConcat(RANGES), exact=True, **feeds)
+    assert report.fired("EqualizeConcat") == 1 and ops(net) == kept
     factors = []
     for name in ("T", "U"):
-        k = np.abs(query.constant(found.graph.initializers[name])).max(axis=0) / np.abs(before[name]).max(axis=0)
+        k = np.abs(query.constant(net.graph.initializers[name])).max(axis=0) / np.abs(before[name]).max(axis=0)
         assert (np.log2(k) % 1 == 0).all() and (k > 2).any()
         factors.append(k)
-    scaled = query.constant(found.graph.initializers["y.equalized"])
-    scaled, weight = (each.T if "transB" in text else each for each in (scaled, before["w"]))
+    scaled = query.constant(net.graph.initializers["y.equalized"])
+    scaled, weight = (matrix.T if "transB" in text else matrix for matrix in (scaled, before["w"]))
     np.testing.assert_array_equal(scaled * np.concatenate([factors[0], np.ones(3), factors[1]])[:, None], weight)
-    assert "w" not in found.graph.initializers
+    assert "w" not in net.graph.initializers
 
 
 @pytest.mark.parametrize(
@@ -128,28 +128,28 @@ def test_equalize_concat_changes_no_bit_of_the_output(rng, normal, text):
     ],
 )
 def test_equalize_concat_refuses(rng, normal, text, changes, ranges, reason):
-    found = embedded(normal, text, **changes)
-    before = {name: query.constant(value).tobytes() for name, value in found.graph.initializers.items()}
+    net = embedded(normal, text, **changes)
+    before = {name: query.constant(value).tobytes() for name, value in net.graph.initializers.items()}
     feeds = rows(rng) | ({"w": normal(15, 6)} if changes.get("w", 1) is None else {})
-    report = rewritten(found, EqualizeConcat(ranges), exact=True, **feeds)
+    report = rewritten(net, EqualizeConcat(ranges), exact=True, **feeds)
     assert report.fired("EqualizeConcat") == 0
     assert list(reasons(report, "EqualizeConcat").values()) == [reason]
-    after = {name: query.constant(value).tobytes() for name, value in found.graph.initializers.items()}
+    after = {name: query.constant(value).tobytes() for name, value in net.graph.initializers.items()}
     assert {name: before[name] for name in after} == after
 
 
 def test_equalize_concat_leaves_an_embedding_that_leaves_the_graph_alone(rng, normal):
     w = normal(15, 6, scale=0.3) * np.where(np.arange(15) < 11, 1, 3).astype(np.float32)[:, None]  # U counts
-    found = embedded(normal, EMBEDDED.replace("(float[n,6] y)", "(float[n,6] y, float[n,8] e)"), w=w)
-    report = rewritten(found, EqualizeConcat(RANGES | {"e": (-1, 1)}), exact=True, **rows(rng))  # compares e, too
+    net = embedded(normal, EMBEDDED.replace("(float[n,6] y)", "(float[n,6] y, float[n,8] e)"), w=w)
+    report = rewritten(net, EqualizeConcat(RANGES | {"e": (-1, 1)}), exact=True, **rows(rng))  # compares e, too
     assert report.fired("EqualizeConcat") == 1  # for the columns of the other table
 
 
 def test_equalize_concat_of_another_axis_is_left_alone(rng, normal):
     text = "(int64[n] i, int64[n] j) => (float[m,6] y) { e = Gather(T, i) f = Gather(U, j) x = Concat<axis=0>(e, f) y = MatMul(x, w) }"
-    found = embedded(normal, text, U=normal(70, 8, scale=3.0), w=normal(8, 6))
+    net = embedded(normal, text, U=normal(70, 8, scale=3.0), w=normal(8, 6))
     feeds = rows(rng)
-    report = rewritten(found, EqualizeConcat({}), exact=True, i=feeds["i"], j=feeds["j"])
+    report = rewritten(net, EqualizeConcat({}), exact=True, i=feeds["i"], j=feeds["j"])
     assert report.fired("EqualizeConcat") == 0 and list(reasons(report, "EqualizeConcat").values()) == [
         "it does not join columns"
     ]
@@ -161,9 +161,9 @@ def test_equalize_concat_needs_a_clear_gain(rng, normal):
         "T": rng.uniform(-1, 1, (500, 8)).astype(np.float32),
         "U": rng.uniform(-1, 1, (500, 4)).astype(np.float32),
     }
-    found = embedded(normal, text, **tables, w=rng.uniform(-1, 1, (12, 6)).astype(np.float32))
+    net = embedded(normal, text, **tables, w=rng.uniform(-1, 1, (12, 6)).astype(np.float32))
     feeds = rows(rng)
-    assert rewritten(found, EqualizeConcat({}), exact=True, i=feeds["i"], j=feeds["j"]).fired("EqualizeConcat") == 0
+    assert rewritten(net, EqualizeConcat({}), exact=True, i=feeds["i"], j=feeds["j"]).fired("EqualizeConcat") == 0
 
 
 def test_equalize_concat_passes_a_gain_of_three_percent_by():
@@ -179,8 +179,8 @@ def test_equalize_concat_passes_a_gain_of_three_percent_by():
 def test_equalize_concat_settles(normal, seed):
     rng = np.random.default_rng(seed)
     spread = lambda *shape: (rng.standard_normal(shape) * np.exp(rng.normal(0, 1.5, shape[-1]))).astype(np.float32)  # noqa: E731
-    found = embedded(normal, T=spread(50, 8), U=spread(70, 4), w=spread(6, 15).T.copy())
-    rewritten(found, EqualizeConcat(RANGES), exact=True, **rows(rng))
+    net = embedded(normal, T=spread(50, 8), U=spread(70, 4), w=spread(6, 15).T.copy())
+    rewritten(net, EqualizeConcat(RANGES), exact=True, **rows(rng))
 
 
 def simulated_error(x, w):
@@ -209,9 +209,9 @@ def test_equalize_concat_saves_small_embeddings_beside_numbers(rng, normal):
         plain = embedded(normal)
         equal = plain.clone()
         rewrite(equal, [EqualizeConcat(RANGES)])
-        for each in (plain, equal):
-            rewrite(each, [])
-            quantized, _ = quantize(each, QuantRecipe(), calibrate(each, [feeds]))
-            errors.append(np.sqrt(((run(quantized, **feeds)["y"] - run(each, **feeds)["y"]) ** 2).mean()))
+        for variant in (plain, equal):
+            rewrite(variant, [])
+            quantized, _ = quantize(variant, QuantRecipe(), calibrate(variant, [feeds]))
+            errors.append(np.sqrt(((run(quantized, **feeds)["y"] - run(variant, **feeds)["y"]) ** 2).mean()))
         ratios.append(errors[1] / errors[0])
     assert max(ratios) < 0.9 and np.mean(ratios) < 0.75

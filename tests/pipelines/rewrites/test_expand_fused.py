@@ -73,11 +73,11 @@ def fused(op, feeds, weights, order, attributes, opset=17, outputs=("y",)):
             [node],
             "g",
             [
-                onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(each.dtype), each.shape)
-                for name, each in feeds.items()
+                onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+                for name, array in feeds.items()
             ],
             [onnx.helper.make_tensor_value_info("y", float_, None)],
-            [onnx.numpy_helper.from_array(each, name) for name, each in weights.items()],
+            [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()],
         ),
         opset_imports=[onnx.helper.make_opsetid("", opset), onnx.helper.make_opsetid("com.microsoft", 1)],
         ir_version=10,
@@ -89,16 +89,16 @@ def fused(op, feeds, weights, order, attributes, opset=17, outputs=("y",)):
 @pytest.mark.parametrize("name", CASES)
 def test_it_computes_the_same(name, opset):
     op, feeds, *more = CASES[name]
-    feeds = {key: np.ascontiguousarray(each) for key, each in feeds.items()}
+    feeds = {key: np.ascontiguousarray(array) for key, array in feeds.items()}
     outputs = ("y", "mask_index") if op == "EmbedLayerNormalization" else ("y",)
-    found = fused(op, feeds, *more, opset=opset, outputs=outputs)
-    before = run(found, **feeds)["y"]
+    net = fused(op, feeds, *more, opset=opset, outputs=outputs)
+    before = run(net, **feeds)["y"]
     expand = ExpandFused()
-    rewrite(found, [expand])
+    rewrite(net, [expand])
     assert expand.fired == 1 and not expand.refused
-    assert {node.domain for node in found.graph} == {""}
-    np.testing.assert_allclose(run(found, **feeds)["y"], before, atol=3e-6)
-    assert not ExpandFused()(found).modified
+    assert {node.domain for node in net.graph} == {""}
+    np.testing.assert_allclose(run(net, **feeds)["y"], before, atol=3e-6)
+    assert not ExpandFused()(net).modified
 
 
 @pytest.mark.parametrize(
@@ -111,11 +111,11 @@ def test_it_computes_the_same(name, opset):
 )
 def test_near_misses_stay_and_say_why(order, more, attributes, why):
     outputs = ("y", "present") if "p" in more else ("y",)
-    found = fused("Attention", {"x": X, **more}, QKV, order, {"num_heads": 2, **attributes}, outputs=outputs)
+    net = fused("Attention", {"x": X, **more}, QKV, order, {"num_heads": 2, **attributes}, outputs=outputs)
     expand = ExpandFused()
-    before = len(found.graph.initializers)
-    assert not expand(found).modified and why in expand.refused["n"]
-    assert len(found.graph.initializers) == before
+    before = len(net.graph.initializers)
+    assert not expand(net).modified and why in expand.refused["n"]
+    assert len(net.graph.initializers) == before
 
 
 BERT = """<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> g (float[b,6,16] x, int32[b,6] mask) => (float[b,6,4] y)
@@ -137,27 +137,27 @@ def bert(text=BERT):
         "Y": draw(16, 4) / 4,
     }
     proto = onnx.parser.parse_model(text)
-    proto.graph.initializer.extend(onnx.numpy_helper.from_array(each, name) for name, each in arrays.items())
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
     return proto
 
 
 def test_all_layers_of_an_optimized_transformer_are_int8():
-    found = ir.from_proto(bert())
+    net = ir.from_proto(bert())
     feeds = {"x": normals(8)(32, 6, 16), "mask": np.ones((32, 6), np.int32)}
-    before = run(found, **feeds)["y"]
-    rewrite(found, [each() for each in SHARED])
-    np.testing.assert_allclose(run(found, **feeds)["y"], before, atol=1e-5)
-    int8, report = quantize(found, QuantRecipe(), calibrate(found, [feeds], "minmax"))
-    layers = [each for each in report.operators if each.type in ("MatMul", "Gemm")]
-    assert len(layers) == 9 and all(each.precision == "int8" for each in layers)  # 2 of 4 with a type before
+    before = run(net, **feeds)["y"]
+    rewrite(net, [pass_() for pass_ in SHARED])
+    np.testing.assert_allclose(run(net, **feeds)["y"], before, atol=1e-5)
+    int8, report = quantize(net, QuantRecipe(), calibrate(net, [feeds], "minmax"))
+    layers = [op for op in report.operators if op.type in ("MatMul", "Gemm")]
+    assert len(layers) == 9 and all(layer.precision == "int8" for layer in layers)  # 2 of 4 with a type before
     after = run(int8, **feeds)["y"]
     assert np.square(after - before).sum() < 0.01 * np.square(before).sum()
 
 
 def test_values_behind_unknown_operators_get_their_types_from_onnxruntime():
-    found = ir.from_proto(bert())
-    infer_shapes(found)
-    values = {value.name: value for node in found.graph for value in node.outputs}
+    net = ir.from_proto(bert())
+    infer_shapes(net)
+    values = {value.name: value for node in net.graph for value in node.outputs}
     assert all(value.dtype == ir.DataType.FLOAT for value in values.values())
     assert [str(values[name].shape) for name in "anu"] == ["[b,6,16]", "[b,6,16]", "[b,6,64]"]
 
@@ -185,11 +185,11 @@ def test_files_that_onnxruntime_wrote_are_read(opset, tmp_path):
     options.optimized_model_filepath = str(tmp_path / "a.onnx")
     session = ort.InferenceSession(proto.SerializeToString(), options)
     assert "LayerNormalization" in {node.op_type for node in onnx.load(tmp_path / "a.onnx").graph.node}
-    found = io.load(tmp_path / "a.onnx")
-    rewrite(found, [each() for each in SHARED])
+    net = io.load(tmp_path / "a.onnx")
+    rewrite(net, [pass_() for pass_ in SHARED])
     x = draw(3, 6, 16)
-    np.testing.assert_allclose(run(found, x=x)["y"], session.run(None, {"x": x})[0], atol=2e-4)
-    onnx.checker.check_model(io.save(found, tmp_path / "b.onnx"))
+    np.testing.assert_allclose(run(net, x=x)["y"], session.run(None, {"x": x})[0], atol=2e-4)
+    onnx.checker.check_model(io.save(net, tmp_path / "b.onnx"))
 
 
 def test_a_file_for_one_machine_is_refused_by_name(tmp_path):

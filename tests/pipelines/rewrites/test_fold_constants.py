@@ -12,20 +12,20 @@ from pipelines.rewrites.shared import SHARED
 
 
 def test_constants_are_computed_once(normal):
-    found = model(
+    net = model(
         "(float[n,3] x) => (float[n,3] y) "
         "{ a = Mul(k, k) b = Transpose(a) c = ReduceSum<keepdims=0>(b) y = Mul(x, c) }",
         k=normal(3, 3),
     )
-    assert fires(found, FoldConstants(), "Mul", exact=True, x=normal(2, 3)).fired("FoldConstants") == 3
+    assert fires(net, FoldConstants(), "Mul", exact=True, x=normal(2, 3)).fired("FoldConstants") == 3
 
 
 def test_shapes_of_static_dimensions_are_constants(normal):
     text = """(float[n,4,6] x) => (int64[1] a, int64 b, int64[2] c, int64[3] d, int64 e) {
         s = Shape(x) a = Gather(s, two) b = Gather(s, one) c = Slice(s, start, end) d = Shape(x) e = Size(k) }"""
-    found = model(text, two=integers(2), one=np.int64(-1), start=integers(1), end=integers(9), k=normal(2, 3))
-    report = rewritten(found, FoldConstants(), exact=True, x=normal(2, 4, 6))
-    assert report.fired("FoldConstants") == 4 and ops(found).count("Shape") == 1  # d holds the batch
+    net = model(text, two=integers(2), one=np.int64(-1), start=integers(1), end=integers(9), k=normal(2, 3))
+    report = rewritten(net, FoldConstants(), exact=True, x=normal(2, 4, 6))
+    assert report.fired("FoldConstants") == 4 and ops(net).count("Shape") == 1  # d holds the batch
 
 
 @pytest.mark.parametrize(
@@ -38,31 +38,31 @@ def test_shapes_of_static_dimensions_are_constants(normal):
     ],
 )
 def test_what_is_not_constant_stays(normal, body):
-    found = model(
+    net = model(
         f"(float[n,3] x) => (float[n,3] y) {{ {body} }}",
         w=normal(3),
         q=np.ones(3, np.int8),
         s=np.float32(2),
         zero=np.int64(0),
     )
-    before = len(found.graph)
-    assert not rewrite(found, [FoldConstants()]).fired("FoldConstants") and len(found.graph) == before
+    before = len(net.graph)
+    assert not rewrite(net, [FoldConstants()]).fired("FoldConstants") and len(net.graph) == before
 
 
 def test_constants_that_would_blow_up_the_file_stay(normal):
-    found = model(
+    net = model(
         "(float[n,3] x) => (float[n,3] y) { k = Expand(one, big) m = ReduceMax<keepdims=0>(k) y = Mul(x, m) }",
         one=np.float32(1),
         big=integers(5000, 1000),
     )
-    report = rewritten(found, FoldConstants(), x=normal(2, 3))
-    assert ops(found) == ["Expand", "ReduceMax", "Mul"] and "19 MiB" in reasons(report, "FoldConstants").popitem()[1]
+    report = rewritten(net, FoldConstants(), x=normal(2, 3))
+    assert ops(net) == ["Expand", "ReduceMax", "Mul"] and "19 MiB" in reasons(report, "FoldConstants").popitem()[1]
 
 
 def test_a_constant_of_a_custom_domain_stays(normal):
     text = '<ir_version: 9, opset_import: ["": 17, "my": 1]> g (float[n] x) => (float[n] y) { k = my.Twice(w) y = Mul(x, k) }'
     proto = onnx.parser.parse_model(text)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(normal(1), "w"))
-    found = ir.from_proto(proto)
-    rewrite(found, [each() for each in SHARED])
-    assert ops(found) == ["Twice", "Mul"]
+    net = ir.from_proto(proto)
+    rewrite(net, [pass_() for pass_ in SHARED])
+    assert ops(net) == ["Twice", "Mul"]

@@ -33,15 +33,15 @@ def wrapped(normal, body, zero=0, length=5, axis=0, shape=(5, 4), ids=(-5, -1, 0
 def test_fold_index_wrap_reads_the_index_itself(normal, body):
     if "fzero = Cast" in body:  # a constant of the float type, as exporters write it
         body = body.replace("fzero = Cast<to=1>(zero)", "fzero = Constant<value_float=0.0>()")
-    found, feeds = wrapped(normal, body)
-    report = rewritten(found, FoldIndexWrap(), exact=True, **feeds)
+    net, feeds = wrapped(normal, body)
+    report = rewritten(net, FoldIndexWrap(), exact=True, **feeds)
     assert report.fired("FoldIndexWrap") == 1
-    assert ops(found) == ["Gather"] and found.graph[0].inputs[1].name == "i"
+    assert ops(net) == ["Gather"] and net.graph[0].inputs[1].name == "i"
 
 
 def test_fold_index_wrap_on_another_axis(normal):
-    found, feeds = wrapped(normal, WHERE, axis=1, shape=(3, 5))
-    assert rewritten(found, FoldIndexWrap(), exact=True, **feeds).fired("FoldIndexWrap") == 1
+    net, feeds = wrapped(normal, WHERE, axis=1, shape=(3, 5))
+    assert rewritten(net, FoldIndexWrap(), exact=True, **feeds).fired("FoldIndexWrap") == 1
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,14 @@ def test_fold_index_wrap_on_another_axis(normal):
     ],
 )
 def test_fold_index_wrap_leaves_another_selection_alone(normal, body, changes):
-    found, feeds = wrapped(normal, body, **changes)
-    report = rewritten(found, FoldIndexWrap(), exact=True, **feeds)
-    assert report.fired("FoldIndexWrap") == 0 and found.graph[-1].inputs[1].name == "s"
+    net, feeds = wrapped(normal, body, **changes)
+    report = rewritten(net, FoldIndexWrap(), exact=True, **feeds)
+    assert report.fired("FoldIndexWrap") == 0 and net.graph[-1].inputs[1].name == "s"
 
 
 @pytest.mark.parametrize("body", [WHERE, PRODUCTS.format("a, b")])
 def test_fold_index_wrap_refuses_another_length(normal, body):
-    found, feeds = wrapped(normal, body, length=4, ids=(-4, -1, 0, 3))
-    report = rewritten(found, FoldIndexWrap(), exact=True, **feeds)
+    net, feeds = wrapped(normal, body, length=4, ids=(-4, -1, 0, 3))
+    report = rewritten(net, FoldIndexWrap(), exact=True, **feeds)
     assert report.fired("FoldIndexWrap") == 0
     assert list(reasons(report, "FoldIndexWrap").values()) == ["indices wrap at 4, the table's length is another"]

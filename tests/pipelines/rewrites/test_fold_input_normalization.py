@@ -13,7 +13,7 @@ from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.fold_input_normalization import FoldInputNormalization
 from pipelines.rewrites.fold_pad import FoldPad
 
-MEAN, STD = [np.array(each, np.float32).reshape(1, 3, 1, 1) for each in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
+MEAN, STD = [np.array(rgb, np.float32).reshape(1, 3, 1, 1) for rgb in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
 HEAD = "(uint8[n,3,9,10] x) => (float[n,k,h,w] y) { f = Cast<to = 1>(x)"
 CONV = "y = Conv<kernel_shape = [3, 3], strides = [2, 2], pads = [0, 1, 1, 2]>(z, w, b) }"
 USUAL = "s = Div(f, white) c = Sub(s, mean) z = Div(c, std)"
@@ -64,17 +64,17 @@ def made(chain, weights, head=HEAD, conv=CONV):
 
 @pytest.mark.parametrize("chain", CHAINS, ids=CHAINS.values())
 def test_with_padding_a_channel_that_says_where_the_image_is_makes_it_exact(rng, chain, weights):
-    found = made(chain, weights)
-    rewritten(found, FoldInputNormalization(), x=photo(rng))
-    assert ops(found) == ["Pad", "DequantizeLinear", "Conv"]
-    assert query.constant(found.graph[2].inputs[1]).shape == (5, 4, 3, 3)
+    net = made(chain, weights)
+    rewritten(net, FoldInputNormalization(), x=photo(rng))
+    assert ops(net) == ["Pad", "DequantizeLinear", "Conv"]
+    assert query.constant(net.graph[2].inputs[1]).shape == (5, 4, 3, 3)
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=CHAINS.values())
 def test_without_padding_the_bias_takes_it_all(rng, chain, weights):
-    found = made(chain, weights, conv="y = Conv<kernel_shape = [3, 3], strides = [2, 2]>(z, w) }")
-    rewritten(found, FoldInputNormalization(), x=photo(rng))
-    assert ops(found) == ["DequantizeLinear", "Conv"]
+    net = made(chain, weights, conv="y = Conv<kernel_shape = [3, 3], strides = [2, 2]>(z, w) }")
+    rewritten(net, FoldInputNormalization(), x=photo(rng))
+    assert ops(net) == ["DequantizeLinear", "Conv"]
 
 
 @pytest.mark.parametrize(
@@ -92,27 +92,27 @@ def test_the_zero_point_is_the_mean_and_the_level_the_least_that_widens_no_weigh
 ):
     weights["w"] = np.zeros((5, 3, 3, 3), np.float32)
     weights["w"][:3, 0, 0, 0] = 0.01, -0.02, 0.03  # what is left at a tap is one mean's part; two outputs are dead
-    found = made(f"{text} z = Div(c, white)", weights | {"half": np.float32(constant)})
-    rewritten(found, FoldInputNormalization(), x=photo(rng))
-    inside, point = (int(query.scalar(node.inputs[2])) for node in list(found.graph)[:2])
+    net = made(f"{text} z = Div(c, white)", weights | {"half": np.float32(constant)})
+    rewritten(net, FoldInputNormalization(), x=photo(rng))
+    inside, point = (int(query.scalar(node.inputs[2])) for node in list(net.graph)[:2])
     assert (point, inside - point) == (zero, level)
-    weight = np.abs(query.constant(found.graph[2].inputs[1]))
+    weight = np.abs(query.constant(net.graph[2].inputs[1]))
     assert constant == 5000 or (weight[:, 3] <= weight[:, :3].max(axis=1) * (1 + 1e-6)).all()
 
 
 def test_a_pad_between_goes_into_the_convolution_first(rng, weights):
-    found = made(
+    net = made(
         f"{USUAL} p = Pad(z, widths)", weights | {"widths": np.array([0, 0, 0, 0, 0, 0, 1, 1])},
         conv="y = Conv<kernel_shape = [3, 3], strides = [2, 2]>(p, w, b) }",
     )  # fmt: skip
-    rewritten(found, FoldInputNormalization(), FoldPad(), x=photo(rng))
-    assert ops(found) == ["Pad", "DequantizeLinear", "Conv"]
+    rewritten(net, FoldInputNormalization(), FoldPad(), x=photo(rng))
+    assert ops(net) == ["Pad", "DequantizeLinear", "Conv"]
 
 
 def test_auto_pad_counts_as_padding(rng, weights):
-    found = made(USUAL, weights, conv='y = Conv<kernel_shape = [3, 3], auto_pad = "SAME_UPPER">(z, w, b) }')
-    rewritten(found, FoldInputNormalization(), x=photo(rng))
-    assert ops(found) == ["Pad", "DequantizeLinear", "Conv"]
+    net = made(USUAL, weights, conv='y = Conv<kernel_shape = [3, 3], auto_pad = "SAME_UPPER">(z, w, b) }')
+    rewritten(net, FoldInputNormalization(), x=photo(rng))
+    assert ops(net) == ["Pad", "DequantizeLinear", "Conv"]
 
 
 NEAR = {
@@ -134,35 +134,35 @@ def test_near_misses_are_left_alone(rng, head, chain, conv, why, weights):
         "plane": np.ones((1, 3, 9, 10), np.float32),
         "same": np.ones((3, 3, 3, 3), np.float32),
     }
-    found = made(chain, weights | more, head, conv)
-    before = ops(found)
-    report = rewritten(found, FoldInputNormalization(), x=photo(rng))
-    assert ops(found) == before and report.fired("FoldInputNormalization") == 0
-    assert any(why in each for each in reasons(report, "FoldInputNormalization").values())
+    net = made(chain, weights | more, head, conv)
+    before = ops(net)
+    report = rewritten(net, FoldInputNormalization(), x=photo(rng))
+    assert ops(net) == before and report.fired("FoldInputNormalization") == 0
+    assert any(why in reason for reason in reasons(report, "FoldInputNormalization").values())
 
 
 @pytest.mark.parametrize("kind", ["float", "int8", "int32"])
 def test_other_inputs_than_bytes_are_not_looked_at(kind, weights):
-    found = made(USUAL, weights, head=HEAD.replace("uint8", kind))
-    report = rewrite(found, [FoldInputNormalization()])
+    net = made(USUAL, weights, head=HEAD.replace("uint8", kind))
+    report = rewrite(net, [FoldInputNormalization()])
     assert report.fired("FoldInputNormalization") == 0 and reasons(report, "FoldInputNormalization") == {}
 
 
 @pytest.mark.parametrize("chain", [USUAL, "c = Sub(f, half) z = Mul(c, gain)"], ids=["channel", "zero point"])
 def test_the_quantizer_takes_the_pixels_as_they_are(rng, chain, weights, tmp_path):
     tail = CONV.replace("y = Conv", "v = Conv").replace(" }", " r = Relu(v) y = Conv<kernel_shape = [1, 1]>(r, last) }")
-    found = made(chain, weights | {"last": rng.standard_normal((5, 5, 1, 1)).astype(np.float32)}, conv=tail)
-    rewrite(found, [FoldInputNormalization()])
+    net = made(chain, weights | {"last": rng.standard_normal((5, 5, 1, 1)).astype(np.float32)}, conv=tail)
+    rewrite(net, [FoldInputNormalization()])
     samples = photo(rng, 32)
-    made_int8, report = quantize(found, QuantRecipe(observer="minmax"), calibrate(found, [{"x": samples}]))
-    assert {each.precision for each in report.operators} == {"int8"}
+    made_int8, report = quantize(net, QuantRecipe(observer="minmax"), calibrate(net, [{"x": samples}]))
+    assert {op.precision for op in report.operators} == {"int8"}
     first = next(node for node in made_int8.graph if node.op_type == "QuantizeLinear")
     assert query.label(first) == "r.quantized", "no step is left before the first convolution"
     path = io.save(made_int8, tmp_path / "int8.onnx")
     for name in EXACT:
         session = catalog.load(path, name)
-        kinds = {each.type: each.precision for each in session.executed({"x": samples[:1]})}
+        kinds = {op.type: op.precision for op in session.executed({"x": samples[:1]})}
         assert kinds.get("QLinearConv" if name == "onnxruntime" else "Convolution") == "u8", kinds
         assert "QuantizeLinear" not in kinds
-        expected, actual = run(found, x=samples)["y"], session.run({"x": samples})["y"]
+        expected, actual = run(net, x=samples)["y"], session.run({"x": samples})["y"]
         assert np.square(expected - actual).sum() < 1e-3 * np.square(expected).sum()

@@ -35,10 +35,10 @@ def test_pads_go_into_the_operator(body, left):
 
 
 def test_pads_with_axes():
-    found = model(
+    net = model(
         PAD.format("a = Pad(x, q, , ax) y = Conv(a, W)"), 18, q=integers(1, 0, 0, 2), ax=integers(-1, 2), **PADS
     )
-    fires(found, FoldPad(), "Conv", **PICTURE)
+    fires(net, FoldPad(), "Conv", **PICTURE)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,6 @@ def test_pads_with_axes():
     ],
 )
 def test_fold_pad_near_misses(body, reason):
-    found = model(
-        PAD.format(body), batch=integers(1, 0, 0, 0, 0, 0, 0, 0), cut=integers(0, 0, -1, 0, 0, 0, 0, 0), **PADS
-    )
-    report = rewritten(found, FoldPad(), exact=True, **PICTURE)
-    assert "Pad" in ops(found) and reason in reasons(report, "FoldPad").popitem()[1]
+    net = model(PAD.format(body), batch=integers(1, 0, 0, 0, 0, 0, 0, 0), cut=integers(0, 0, -1, 0, 0, 0, 0, 0), **PADS)
+    report = rewritten(net, FoldPad(), exact=True, **PICTURE)
+    assert "Pad" in ops(net) and reason in reasons(report, "FoldPad").popitem()[1]

@@ -23,8 +23,8 @@ SCALARS = {
 @pytest.mark.parametrize("pads", [[1, 1, 1, 1], [0, 2, 1, 0]])
 def test_slices_of_every_other_pixel_are_a_stride(normal, pads):
     text = FOCUS.format(last="q", attributes=f"pads={pads}")
-    found = model(text, W=normal(5, 12, 3, 3), b=normal(5), **SCALARS)
-    fires(found, FoldSpaceToDepth(), "Conv", x=normal(2, 3, 8, 6))
+    net = model(text, W=normal(5, 12, 3, 3), b=normal(5), **SCALARS)
+    fires(net, FoldSpaceToDepth(), "Conv", x=normal(2, 3, 8, 6))
 
 
 def test_blocks_of_an_operator(normal):
@@ -45,17 +45,15 @@ def test_blocks_of_an_operator(normal):
     ],
 )
 def test_near_misses(normal, last, attributes, changed, reason):
-    found = model(
-        FOCUS.format(last=last, attributes=attributes), W=normal(5, 12, 3, 3), b=normal(5), **SCALARS | changed
-    )
-    report = rewritten(found, FoldSpaceToDepth(), exact=True, x=normal(2, 3, 8, 8))
-    assert "Concat" in ops(found)
+    net = model(FOCUS.format(last=last, attributes=attributes), W=normal(5, 12, 3, 3), b=normal(5), **SCALARS | changed)
+    report = rewritten(net, FoldSpaceToDepth(), exact=True, x=normal(2, 3, 8, 8))
+    assert "Concat" in ops(net)
     assert list(reasons(report, "FoldSpaceToDepth").values()) == reason
 
 
 def test_blocks_that_others_read_stay(normal):
     text = """(float[n,3,h,w] x) => (float[n,5,r,c] y, float[n,12,r,c] z) {
         z = SpaceToDepth<blocksize=2>(x) y = Conv(z, W) }"""
-    found = model(text, W=normal(5, 12, 1, 1).astype(np.float32))
-    report = rewritten(found, FoldSpaceToDepth(), exact=True, x=normal(1, 3, 4, 4))
+    net = model(text, W=normal(5, 12, 1, 1).astype(np.float32))
+    report = rewritten(net, FoldSpaceToDepth(), exact=True, x=normal(1, 3, 4, 4))
     assert list(reasons(report, "FoldSpaceToDepth").values()) == ["its input has several readers"]

@@ -47,9 +47,9 @@ def test_activations(body, left):
 )
 def test_a_graph_of_opset_13_with_a_hard_swish_becomes_one_of_14(opset, after, left):
     body = "a = Add(x, three) b = Clip(a, zero, six) c = Div(b, six) y = Mul(c, x)"
-    found = model(ACT.format(body), opset, **NUMBERS)
-    fires(found, FuseActivations(), left, **WIDE)
-    assert found.opset_imports[""] == after
+    net = model(ACT.format(body), opset, **NUMBERS)
+    fires(net, FuseActivations(), left, **WIDE)
+    assert net.opset_imports[""] == after
 
 
 @pytest.mark.parametrize(
@@ -76,10 +76,10 @@ def test_a_graph_of_opset_13_with_a_hard_swish_becomes_one_of_14(opset, after, l
     ],
 )
 def test_activations_that_only_look_alike(normal, body, left, reason):
-    found = model(ACT.format(body), row=normal(3), cube=np.float32([[[0]]]), **NUMBERS)
-    found.graph.outputs[0].shape = None
-    report = rewritten(found, FuseActivations(), **WIDE)
-    assert ops(found) == left.split()
+    net = model(ACT.format(body), row=normal(3), cube=np.float32([[[0]]]), **NUMBERS)
+    net.graph.outputs[0].shape = None
+    report = rewritten(net, FuseActivations(), **WIDE)
+    assert ops(net) == left.split()
     assert (
         reason in " ".join(reasons(report, "FuseActivations").values())
         if reason

@@ -14,24 +14,24 @@ LINEAR = "(float[n,3] x) => (float[n,2] y) { h = MatMul(x, w) y = Add(h, b) }"
 @pytest.mark.parametrize("text", [LINEAR, LINEAR.replace("Add(h, b)", "Add(b, h)")])
 @pytest.mark.parametrize("shape", [(2,), (1, 2)])
 def test_fuse_linear(normal, text, shape):
-    found = model(text, w=normal(3, 2), b=normal(*shape))
-    report = rewritten(found, FuseLinear(), x=normal(4, 3))
-    assert report.fired("FuseLinear") == 1 and ops(found) == ["Gemm"]
-    assert found.graph[0].name == "y" and query.constant(found.graph[0].inputs[2]).shape == (2,)
+    net = model(text, w=normal(3, 2), b=normal(*shape))
+    report = rewritten(net, FuseLinear(), x=normal(4, 3))
+    assert report.fired("FuseLinear") == 1 and ops(net) == ["Gemm"]
+    assert net.graph[0].name == "y" and query.constant(net.graph[0].inputs[2]).shape == (2,)
 
 
 def test_fuse_linear_of_layers_that_share_weights_and_bias(normal):
     text = (
         "(float[n,3] x) => (float[n,3] y) { h = MatMul(x, w) a = Add(h, b) r = Relu(a) k = MatMul(r, w) y = Add(k, b) }"
     )
-    found = model(text, w=normal(3, 3), b=normal(1, 3))
-    assert rewritten(found, FuseLinear(), x=normal(4, 3)).fired("FuseLinear") == 2
-    assert ops(found) == ["Gemm", "Relu", "Gemm"]
+    net = model(text, w=normal(3, 3), b=normal(1, 3))
+    assert rewritten(net, FuseLinear(), x=normal(4, 3)).fired("FuseLinear") == 2
+    assert ops(net) == ["Gemm", "Relu", "Gemm"]
 
 
 def test_fuse_linear_of_one_column(normal):
-    found = model(LINEAR.replace("float[n,2]", "float[n,1]"), w=normal(3, 1), b=normal(1))
-    assert rewritten(found, FuseLinear(), x=normal(4, 3)).fired("FuseLinear") == 1
+    net = model(LINEAR.replace("float[n,2]", "float[n,1]"), w=normal(3, 1), b=normal(1))
+    assert rewritten(net, FuseLinear(), x=normal(4, 3)).fired("FuseLinear") == 1
 
 
 ROW = "the addend is not a constant with one value per output"
@@ -74,8 +74,8 @@ def test_fuse_linear_near_misses(normal, text, weights, feeds, reason):
     values = {
         name: array for name, array in ({"w": normal(3, 2), "b": normal(2)} | weights).items() if array is not None
     }
-    found = model(text, **values)
-    kept = ops(found)
-    report = rewritten(found, FuseLinear(), exact=True, **({"x": normal(4, 3)} | feeds))
-    assert ops(found) == kept and report.fired("FuseLinear") == 0
+    net = model(text, **values)
+    kept = ops(net)
+    report = rewritten(net, FuseLinear(), exact=True, **({"x": normal(4, 3)} | feeds))
+    assert ops(net) == kept and report.fired("FuseLinear") == 0
     assert list(reasons(report, "FuseLinear").values()) == ([] if reason is None else [reason])

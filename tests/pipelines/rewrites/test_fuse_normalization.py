@@ -22,32 +22,32 @@ def constants(normal, *shape):
 @pytest.mark.parametrize("opset", [13, 17])
 @pytest.mark.parametrize("text", [TORCH + AFFINE, SQUARE + AFFINE, MOMENTS + AFFINE, KERAS, TORCH + " y = Mul(n, g)"])
 def test_layer_normalizations_in_all_forms(normal, text, opset):
-    found = model(f"(float[n,t,16] x) => (float[n,t,16] y) {{ {text} }}", opset, **constants(normal, 16))
-    rewritten(found, FuseNormalization(), x=normal(2, 5, 16))
-    assert ops(found) == ["LayerNormalization"]
-    assert found.opset_imports[""] == 17
+    net = model(f"(float[n,t,16] x) => (float[n,t,16] y) {{ {text} }}", opset, **constants(normal, 16))
+    rewritten(net, FuseNormalization(), x=normal(2, 5, 16))
+    assert ops(net) == ["LayerNormalization"]
+    assert net.opset_imports[""] == 17
 
 
 @pytest.mark.parametrize("axes", ["[-1]", "[1]"])
 def test_rows_of_a_matrix(normal, axes):
     text = (TORCH + AFFINE).replace("[-1]", axes)
-    found = model(f"(float[n,16] x) => (float[n,16] y) {{ {text} }}", 13, **constants(normal, 16))
-    rewritten(found, FuseNormalization(), x=normal(5, 16))
-    assert ops(found) == ["LayerNormalization"]
+    net = model(f"(float[n,16] x) => (float[n,16] y) {{ {text} }}", 13, **constants(normal, 16))
+    rewritten(net, FuseNormalization(), x=normal(5, 16))
+    assert ops(net) == ["LayerNormalization"]
 
 
 def test_channels_of_pixels(normal):
     text = (TORCH + AFFINE).replace("axes=[-1]", "axes=[1]")
-    found = model(f"(float[n,6,h,w] x) => (float[n,6,h,w] y) {{ {text} }}", **constants(normal, 6, 1, 1))
-    rewritten(found, FuseNormalization(), x=normal(2, 6, 4, 5))
-    assert ops(found) == ["Transpose", "LayerNormalization", "Transpose"]
+    net = model(f"(float[n,6,h,w] x) => (float[n,6,h,w] y) {{ {text} }}", **constants(normal, 6, 1, 1))
+    rewritten(net, FuseNormalization(), x=normal(2, 6, 4, 5))
+    assert ops(net) == ["Transpose", "LayerNormalization", "Transpose"]
 
 
 def test_the_value_is_also_a_summand(normal):
     text = f"(float[n,t,16] x) => (float[n,t,16] z) {{ {TORCH}{AFFINE} z = Add(x, y) }}"
-    found = model(text, **constants(normal, 16))
-    rewritten(found, FuseNormalization(), x=normal(2, 5, 16))
-    assert ops(found) == ["LayerNormalization", "Add"]
+    net = model(text, **constants(normal, 16))
+    rewritten(net, FuseNormalization(), x=normal(2, 5, 16))
+    assert ops(net) == ["LayerNormalization", "Add"]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_the_value_is_also_a_summand(normal):
     ],
 )
 def test_near_misses(normal, text, outputs):
-    found = model(f"(float[n,t,16] x) => ({outputs}) {{ {text} }}", **constants(normal, 16))
-    before = ops(found)
-    rewritten(found, FuseNormalization(), exact=True, x=normal(2, 5, 16))
-    assert ops(found) == before
+    net = model(f"(float[n,t,16] x) => ({outputs}) {{ {text} }}", **constants(normal, 16))
+    before = ops(net)
+    rewritten(net, FuseNormalization(), exact=True, x=normal(2, 5, 16))
+    assert ops(net) == before

@@ -33,8 +33,8 @@ def test_a_reshape_of_one_channel(normal, shape):
     text = (
         f"(float[n,{shape[0]},{shape[1]},1] x) => (float[n,5,r,c] y) {{ a = Relu(x) b = Reshape(a, s) y = Conv(b, W) }}"
     )
-    found = model(text, s=integers(-1, 1, *shape[:2]), W=normal(5, 1, 3, 1))
-    fires(found, HoistTransposes(), "Transpose Relu Conv", x=normal(2, *shape))
+    net = model(text, s=integers(-1, 1, *shape[:2]), W=normal(5, 1, 3, 1))
+    fires(net, HoistTransposes(), "Transpose Relu Conv", x=normal(2, *shape))
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_a_reshape_of_one_channel(normal, shape):
     ],
 )
 def test_near_misses(normal, text):
-    found = model(
+    net = model(
         f"(float[n,6,8,3] x) => (float[n,5,r,c] y) {{ {text} }}",
         W=normal(5, 3, 2, 2),
         two=np.float32(2),
         s=integers(-1, 3, 6, 8),
     )
-    before = ops(found)
-    rewritten(found, HoistTransposes(), exact=True, x=normal(2, 6, 8, 3))
-    assert ops(found) == before
+    before = ops(net)
+    rewritten(net, HoistTransposes(), exact=True, x=normal(2, 6, 8, 3))
+    assert ops(net) == before

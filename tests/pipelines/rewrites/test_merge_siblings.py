@@ -20,31 +20,31 @@ def heads(count, layer="h{i} = Gemm(x, w{i}, b{i}) r{i} = Relu(h{i}) s{i} = Neg(
 
 
 def test_siblings_become_one_layer_and_a_split_where_asked_for(normal):
-    found = model(SIB.format(heads(3)), **LAYERS)
-    assert rewritten(found, MergeSiblings(split=True), x=normal(3, 4)).fired("MergeSiblings") == 1
-    assert ops(found) == ["Gemm", "Relu", "Split", "Neg", "Neg", "Neg", "Concat"]
-    found = model("(float[n,2,5,5] x) => (float[n,3,3,3] y, float[n,2,3,3] z) { y = Conv(x, W, p) z = Conv(x, V, q) }",
+    net = model(SIB.format(heads(3)), **LAYERS)
+    assert rewritten(net, MergeSiblings(split=True), x=normal(3, 4)).fired("MergeSiblings") == 1
+    assert ops(net) == ["Gemm", "Relu", "Split", "Neg", "Neg", "Neg", "Concat"]
+    net = model("(float[n,2,5,5] x) => (float[n,3,3,3] y, float[n,2,3,3] z) { y = Conv(x, W, p) z = Conv(x, V, q) }",
                   W=normal(3, 2, 3, 3), V=normal(2, 2, 3, 3), p=normal(3), q=normal(2))  # fmt: skip
-    fires(found, MergeSiblings(split=True), "Conv Split", **PICTURE)
+    fires(net, MergeSiblings(split=True), "Conv Split", **PICTURE)
 
 
 @pytest.mark.parametrize(
     "layer", ["a{i} = MatMul(x, w{i}) s{i} = Add(a{i}, b{i})", "s{i} = MatMul(x, w{i})", "s{i} = Gemm(x, w{i}, b{i})"]
 )
 def test_siblings_that_are_joined_become_one_layer(normal, layer):
-    found = model(SIB.format(heads(3, layer)), **LAYERS)
+    net = model(SIB.format(heads(3, layer)), **LAYERS)
     left = ["MatMul", "Add"] if "Add" in layer else [layer.split("(")[0].split()[-1]]
     passes = [MergeSiblings(), SimplifyConcat()]
-    rewritten(found, *passes, x=normal(3, 4))
-    assert ops(found) == left and found.graph.outputs[0].name == "y"
+    rewritten(net, *passes, x=normal(3, 4))
+    assert ops(net) == left and net.graph.outputs[0].name == "y"
 
 
 def test_joined_convs_become_one(normal):
     text = """(float[n,2,5,5] x) => (float[n,7,5,5] y) {
         a = Conv<pads=[1,1,1,1]>(x, W, p) b = Relu(a) c = Conv<pads=[1,1,1,1]>(x, V, q) d = Relu(c)
         y = Concat<axis=1>(x, b, d) }"""
-    found = model(text, W=normal(3, 2, 3, 3), V=normal(2, 2, 3, 3), p=normal(3), q=normal(2))
-    fires(found, MergeSiblings(), "Conv Relu Concat", **PICTURE)
+    net = model(text, W=normal(3, 2, 3, 3), V=normal(2, 2, 3, 3), p=normal(3), q=normal(2))
+    fires(net, MergeSiblings(), "Conv Relu Concat", **PICTURE)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,6 @@ def test_joined_convs_become_one(normal):
 )
 def test_siblings_that_stay(normal, body, refused):
     one = MergeSiblings()
-    found = model(SIB.format(body), v3=normal(4, 4), **LAYERS)
-    assert rewritten(found, one, x=normal(3, 4)).fired("MergeSiblings") == 0
+    net = model(SIB.format(body), v3=normal(4, 4), **LAYERS)
+    assert rewritten(net, one, x=normal(3, 4)).fired("MergeSiblings") == 0
     assert bool(one.refused) == refused

@@ -43,10 +43,10 @@ def test_transposes_cancel(normal, body, left):
         "pads": integers(0, 1, 2, 0, 0, 0, 1, 0),
         "ends": integers(1, 2),
     }
-    found = model(T4D.format(body), 13, ends2=integers(1, 2), **weights)
-    found.graph.outputs[0].shape = None
-    report = rewritten(found, PushTransposes(), exact="Reduce" not in body, **X4D)
-    assert sorted(ops(found)) == sorted(left.split()) or (left == "" and ops(found) == ["Identity"]), report
+    net = model(T4D.format(body), 13, ends2=integers(1, 2), **weights)
+    net.graph.outputs[0].shape = None
+    report = rewritten(net, PushTransposes(), exact="Reduce" not in body, **X4D)
+    assert sorted(ops(net)) == sorted(left.split()) or (left == "" and ops(net) == ["Identity"]), report
 
 
 @pytest.mark.parametrize(
@@ -63,12 +63,11 @@ def test_transposes_cancel(normal, body, left):
     ],
 )
 def test_transposes_that_are_needed_stay(normal, body):
-    found = model(T4D.format(body), 13, flat=integers(-1), back=integers(-1, 5, 6, 4), w5=normal(1, 1, 1, 1, 4))
-    found.graph.outputs[0].shape = None
-    before = sorted(ops(found))
+    net = model(T4D.format(body), 13, flat=integers(-1), back=integers(-1, 5, 6, 4), w5=normal(1, 1, 1, 1, 4))
+    net.graph.outputs[0].shape = None
+    before = sorted(ops(net))
     assert (
-        rewritten(found, PushTransposes(), exact=True, **X4D).fired("PushTransposes") == 0
-        and sorted(ops(found)) == before
+        rewritten(net, PushTransposes(), exact=True, **X4D).fired("PushTransposes") == 0 and sorted(ops(net)) == before
     )
 
 
@@ -78,15 +77,15 @@ def test_squeeze_and_excitation_of_tensorflow_keeps_no_transpose(normal):
         a = Conv(x, w) t = Transpose<perm=[0,2,3,1]>(a) h = HardSwish(t) m = ReduceMean<axes=[1,2]>(h)
         u = Transpose<perm=[0,3,1,2]>(m) b = Conv(u, w) c = Transpose<perm=[0,2,3,1]>(b) g = HardSigmoid(c)
         p = Mul(h, g) q = Transpose<perm=[0,3,1,2]>(p) y = Conv(q, v) }"""
-    found = model(text, w=normal(4, 4, 1, 1), v=normal(2, 4, 1, 1))
-    rewritten(found, PushTransposes(), x=normal(2, 4, 5, 6))
-    assert "Transpose" not in ops(found)
+    net = model(text, w=normal(4, 4, 1, 1), v=normal(2, 4, 1, 1))
+    rewritten(net, PushTransposes(), x=normal(2, 4, 5, 6))
+    assert "Transpose" not in ops(net)
 
 
 def test_a_function_with_a_reader_that_keeps_the_transpose_is_not_passed(normal):
     text = """(float[n,4,5,6] x) => (float[n,4,5,6] y, float[n,5,6,4] z) {
         t = Transpose<perm=[0,2,3,1]>(x) h = Relu(t) z = Softmax(h) m = Exp(h) k = Softmax(m)
         y = Transpose<perm=[0,3,1,2]>(k) }"""
-    found = model(text)
-    rewritten(found, PushTransposes(), exact=True, x=normal(2, 4, 5, 6))
-    assert ops(found)[:2] == ["Transpose", "Relu"]
+    net = model(text)
+    rewritten(net, PushTransposes(), exact=True, x=normal(2, 4, 5, 6))
+    assert ops(net)[:2] == ["Transpose", "Relu"]

@@ -45,6 +45,6 @@ def test_reshapes_become_one(normal, body, left):
     ],
 )
 def test_reshapes_that_stay(normal, body, left):
-    found = model(RES.format(body), one=integers(1), first=integers(0), t=integers(*range(9)), rest=integers(-1))
-    report = rewritten(found, ReshapeChains(), exact=True, x=normal(3, 4, 6))
+    net = model(RES.format(body), one=integers(1), first=integers(0), t=integers(*range(9)), rest=integers(-1))
+    report = rewritten(net, ReshapeChains(), exact=True, x=normal(3, 4, 6))
     assert left is None or left in " ".join(reasons(report, "ReshapeChains").values())

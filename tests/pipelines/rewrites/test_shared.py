@@ -36,9 +36,9 @@ SIDE = side()
 
 @pytest.mark.parametrize("opset", [13, 17])
 def test_the_shared_passes_on_a_small_net(normal, opset, tmp_path):
-    found = model(NET, opset, **SIDE)
-    rewritten(found, *[each() for each in SHARED], image=normal(2, 16, 16, 3))
-    assert ops(found) == [
+    net = model(NET, opset, **SIDE)
+    rewritten(net, *[pass_() for pass_ in SHARED], image=normal(2, 16, 16, 3))
+    assert ops(net) == [
         "Transpose",
         "Conv",
         "Clip",
@@ -51,12 +51,12 @@ def test_the_shared_passes_on_a_small_net(normal, opset, tmp_path):
         "Reshape",
         "Gemm",
     ]
-    once = io.save(found, tmp_path / "once.onnx").read_bytes()
+    once = io.save(net, tmp_path / "once.onnx").read_bytes()
     again = model(NET, opset, **SIDE)
-    rewrite(again, [each() for each in SHARED])
+    rewrite(again, [pass_() for pass_ in SHARED])
     assert io.save(again, tmp_path / "again.onnx").read_bytes() == once
     loaded = io.load(tmp_path / "once.onnx")
-    rewrite(loaded, [each() for each in SHARED])
+    rewrite(loaded, [pass_() for pass_ in SHARED])
     assert io.save(loaded, tmp_path / "loaded.onnx").read_bytes() == once
 
 
@@ -120,14 +120,14 @@ def random_net(seed):
 
 @pytest.mark.parametrize("seed", range(25))
 def test_the_shared_passes_on_random_nets(seed):
-    found, x = random_net(seed), np.random.default_rng(seed).standard_normal((2, 4, 6, 6)).astype(np.float32)
-    before = run(found, x=x)
-    rewrite(found, [each() for each in SHARED])
-    once = ir.to_proto(found).SerializeToString(deterministic=True)
-    for name, value in run(found, x=x).items():
+    net, x = random_net(seed), np.random.default_rng(seed).standard_normal((2, 4, 6, 6)).astype(np.float32)
+    before = run(net, x=x)
+    rewrite(net, [pass_() for pass_ in SHARED])
+    once = ir.to_proto(net).SerializeToString(deterministic=True)
+    for name, value in run(net, x=x).items():
         np.testing.assert_allclose(value, before[name], rtol=1e-3, atol=1e-4 * np.abs(before[name]).max() + 1e-6)
-    rewrite(found, [each() for each in SHARED])
-    assert ir.to_proto(found).SerializeToString(deterministic=True) == once
+    rewrite(net, [pass_() for pass_ in SHARED])
+    assert ir.to_proto(net).SerializeToString(deterministic=True) == once
 
 
 LOOP = """(float[n,4] x, int64 trips, bool go) => (float[n,4] y, float[n,4] z) {
@@ -139,10 +139,10 @@ LOOP = """(float[n,4] x, int64 trips, bool go) => (float[n,4] y, float[n,4] z) {
 
 @pytest.mark.parametrize("go", [True, False])
 def test_values_that_loops_and_branches_read_survive(normal, go):
-    found = model(LOOP, w=normal(4, 4), b=normal(4), zero=np.float32(0), six=np.float32(6))
-    rewritten(found, *[each() for each in SHARED], x=normal(3, 4), trips=np.array(2), go=np.array(go))
-    inner = [node.op_type for node in ir.traversal.RecursiveGraphIterator(found.graph) if node.graph is not found.graph]
-    assert ops(found)[-2:] == ["Loop", "If"] and inner.count("Add") == 4 and "Mul" in inner
+    net = model(LOOP, w=normal(4, 4), b=normal(4), zero=np.float32(0), six=np.float32(6))
+    rewritten(net, *[pass_() for pass_ in SHARED], x=normal(3, 4), trips=np.array(2), go=np.array(go))
+    inner = [node.op_type for node in ir.traversal.RecursiveGraphIterator(net.graph) if node.graph is not net.graph]
+    assert ops(net)[-2:] == ["Loop", "If"] and inner.count("Add") == 4 and "Mul" in inner
 
 
 @pytest.mark.data
@@ -153,13 +153,13 @@ def test_shared_keeps_what_mobilenet_computes(rng, shared):
     import tf2onnx
 
     proto, _ = tf2onnx.convert.from_tflite(str(file), opset=17)
-    found = ir.from_proto(proto)
+    net = ir.from_proto(proto)
     x = rng.uniform(-1, 1, (1, 224, 224, 3)).astype(np.float32)
-    before = run(found, input=x)
-    rewrite(found, [each() for each in SHARED])
-    for name, value in run(found, input=x).items():
+    before = run(net, input=x)
+    rewrite(net, [pass_() for pass_ in SHARED])
+    for name, value in run(net, input=x).items():
         np.testing.assert_allclose(value, before[name], atol=1e-4)
-    assert query.op_counts(found) == {
+    assert query.op_counts(net) == {
         "Conv": 28,
         "Clip": 27,
         "AveragePool": 1,
@@ -173,7 +173,7 @@ def test_the_shared_passes_bring_a_keras_export_to_gemms(normal):
     text = """(int64[n] i) => (float[n,2] y) {
         c = Less(i, zero) w = Add(i, length) s = Where(c, w, i) e = Gather(T, s) h = MatMul(e, u) a = Add(h, b) r = Relu(a) k = MatMul(r, v) y = Add(d, k) }"""
     weights = {"T": normal(5, 4), "u": normal(4, 3), "b": normal(3), "v": normal(3, 2), "d": normal(1, 2)}
-    found = model(text, **weights, zero=np.int64(0), length=np.int64(5))
-    report = rewritten(found, *[each() for each in SHARED], i=integers(-5, 4, 0))
-    assert ops(found) == ["Gather", "Gemm", "Relu", "Gemm"]
+    net = model(text, **weights, zero=np.int64(0), length=np.int64(5))
+    report = rewritten(net, *[pass_() for pass_ in SHARED], i=integers(-5, 4, 0))
+    assert ops(net) == ["Gather", "Gemm", "Relu", "Gemm"]
     assert report.to_json()["nodes"] == {"before": 9, "after": 4}

@@ -48,9 +48,9 @@ def test_concats_that_need_not_copy(normal, body, left):
     ],
 )
 def test_concats_that_are_needed_stay(normal, body, reason):
-    found = model(CAT.format(body))
-    before = len(found.graph)
-    report = rewritten(found, SimplifyConcat(), exact=True, x=normal(3, 4), z=normal(3, 2))
-    assert len(found.graph) == before and (
+    net = model(CAT.format(body))
+    before = len(net.graph)
+    report = rewritten(net, SimplifyConcat(), exact=True, x=normal(3, 4), z=normal(3, 2))
+    assert len(net.graph) == before and (
         reason is None or reason in " ".join(reasons(report, "SimplifyConcat").values())
     )

@@ -24,17 +24,17 @@ TEXT = "(float[n,3,h,w] x) => (float[n,5,r,c] y) {{ y = ConvTranspose<{}>(x, W, 
     ],
 )
 def test_transposed_convolutions_are_convolutions(normal, kernel, attributes, operators):
-    found = model(TEXT.format(attributes), W=normal(3, 5, *kernel), b=normal(5))
-    rewritten(found, SubpixelConvolution(), x=normal(2, 3, 6, 7))
-    assert ops(found) == operators
+    net = model(TEXT.format(attributes), W=normal(3, 5, *kernel), b=normal(5))
+    rewritten(net, SubpixelConvolution(), x=normal(2, 3, 6, 7))
+    assert ops(net) == operators
 
 
 def test_functions_of_single_values_follow_their_layer(normal):
     text = """(float[n,3,h,w] x) => (float[n,5,r,c] y) {
         a = ConvTranspose<strides=[2,2]>(x, W) b = Relu(a) c = Clip(b, , most) y = Conv(c, V) }"""
-    found = model(text, W=normal(3, 5, 2, 2), V=normal(5, 5, 1, 1), most=np.float32(1))
-    rewritten(found, SubpixelConvolution(), x=normal(2, 3, 4, 5))
-    assert ops(found) == ["Conv", "Relu", "Clip", "DepthToSpace", "Conv"]
+    net = model(text, W=normal(3, 5, 2, 2), V=normal(5, 5, 1, 1), most=np.float32(1))
+    rewritten(net, SubpixelConvolution(), x=normal(2, 3, 4, 5))
+    assert ops(net) == ["Conv", "Relu", "Clip", "DepthToSpace", "Conv"]
 
 
 @pytest.mark.parametrize(
@@ -48,15 +48,15 @@ def test_functions_of_single_values_follow_their_layer(normal):
     ],
 )
 def test_near_misses(normal, attributes, reason):
-    found = model(TEXT.format(attributes), W=normal(3, 5, 2, 2), b=normal(5))
-    report = rewritten(found, SubpixelConvolution(), exact=True, x=normal(2, 3, 6, 7))
-    assert ops(found) == ["ConvTranspose"]
+    net = model(TEXT.format(attributes), W=normal(3, 5, 2, 2), b=normal(5))
+    report = rewritten(net, SubpixelConvolution(), exact=True, x=normal(2, 3, 6, 7))
+    assert ops(net) == ["ConvTranspose"]
     assert list(reasons(report, "SubpixelConvolution").values()) == [reason]
 
 
 def test_a_size_that_others_read_stays(normal):
     text = """(float[n,3,4,4] x) => (float[n,5,8,8] y, float[n,5,8,8] z) {
         y = ConvTranspose<strides=[2,2]>(x, W) z = Relu(y) }"""
-    found = model(text, W=normal(3, 5, 2, 2), one=integers(1))
-    rewritten(found, SubpixelConvolution(), x=normal(2, 3, 4, 4))
-    assert ops(found) == ["Conv", "DepthToSpace", "Relu"]
+    net = model(text, W=normal(3, 5, 2, 2), one=integers(1))
+    rewritten(net, SubpixelConvolution(), x=normal(2, 3, 4, 4))
+    assert ops(net) == ["Conv", "DepthToSpace", "Relu"]

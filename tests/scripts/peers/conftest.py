@@ -31,10 +31,10 @@ def require_fields():
     def require(report: Any, published: str, names: Iterable[str] = (), missing: Iterable[str] = ()) -> None:
         paths = sorted(ROOT.glob(published))
         assert paths, published
-        found = set(fields(report, names))
+        actual = set(fields(report, names))
         for path in paths:
             expected = set(fields(json.loads(path.read_text()), names)) - set(missing)
-            assert found >= expected, (path.name, sorted(expected - found))
-            assert found <= expected | set(missing), (path.name, sorted(found - expected))
+            assert actual >= expected, (path.name, sorted(expected - actual))
+            assert actual <= expected | set(missing), (path.name, sorted(actual - expected))
 
     return require

@@ -10,9 +10,9 @@ PAGE = exporters.PAGE.read_text()
 
 
 def test_the_page_has_every_row() -> None:
-    found = exporters.rows_of(PAGE)
-    assert list(found) == list(exporters.NETWORKS)
-    assert exporters.written(PAGE, found.values()) == PAGE
+    rows = exporters.rows_of(PAGE)
+    assert list(rows) == list(exporters.NETWORKS)
+    assert exporters.written(PAGE, rows.values()) == PAGE
 
 
 @pytest.mark.slow

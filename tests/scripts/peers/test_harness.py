@@ -62,8 +62,8 @@ def test_wrong_values_are_refused(arguments: list[str], message: str) -> None:
     parser.names("--peers", "peer", ["a", "b"])
     parser.numbers("--sizes", "1,32", "sizes")
     parser.count("--rounds", 9, "turns")
-    found = parser.parse_args([])
-    assert (found.peers, found.sizes, found.rounds) == (["a", "b"], [1, 32], 9)
+    options = parser.parse_args([])
+    assert (options.peers, options.sizes, options.rounds) == (["a", "b"], [1, 32], 9)
     with pytest.raises(RequestError) as raised:
         parser.parse_args(arguments)
     assert str(raised.value) == message
@@ -108,7 +108,7 @@ def test_calls_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     times = harness.in_turn({name: partial(order.append, name) for name in "ab"}, 2)
     assert order == ["a", "b", *(["a"] * 3 + ["b"] * 3) * 2]
-    assert {name: len(each) for name, each in times.items()} == {"a": 2, "b": 2}
+    assert {name: len(seconds) for name, seconds in times.items()} == {"a": 2, "b": 2}
     assert harness.ratio([2.0, 9.0, 4.0], [1.0, 3.0, 4.0]) == 2.0
 
 
@@ -119,8 +119,8 @@ def affinity() -> tuple[set[int], str, int]:
 
 def test_a_process_of_its_own_is_pinned_and_quiet(tmp_path: Path) -> None:
     core = {processes.last_core()}
-    found = processes.on_one_core(affinity, cores=core, log=tmp_path / "log")
-    assert found[:2] == (core, "1") and found[2] != os.getpid()
+    state = processes.on_one_core(affinity, cores=core, log=tmp_path / "log")
+    assert state[:2] == (core, "1") and state[2] != os.getpid()
     assert (tmp_path / "log").read_text() == "something\n"
 
 
@@ -179,7 +179,7 @@ def test_memory_is_that_of_the_process() -> None:
         (["log-reading", "--rows", "2000", "--rounds", "1"], "scripts/peers/reports/log-reading-*.json"),
         (["contexts", "mobilenet-v1-cifar10", "--rounds", "1"], "scripts/peers/reports/contexts-*.json"),
     ],
-    ids=lambda each: each[0] + each[1] if isinstance(each, list) else "",
+    ids=lambda parameter: parameter[0] + parameter[1] if isinstance(parameter, list) else "",
 )
 def test_a_new_report_has_the_fields_of_those_in_the_repository(
     arguments: list[str], published: str, tmp_path: Path, require_fields

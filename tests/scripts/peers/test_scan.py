@@ -59,11 +59,11 @@ def test_a_wrong_result_is_seen(tmp_path, monkeypatch, unchecked):
         path = io.save(graph, tmp_path / f"{name}.onnx")
         shape = [64, *(int(size) for size in graph.graph.inputs[0].shape[1:])]
         x = np.linspace(0.1, 2, np.prod(shape), dtype=np.float32).reshape(shape)
-        np.savez(tmp_path / f"{name}.test.npz", **{each: np.sin(x) for each in inputs})
-        found = scan.scan(scan.Scan(str(path), "file", "openvino", (1, 2, 3, 9, 64), 1, unchecked, None))
-        assert "shares" in found, found
-        assert (max(found["shares"].values()) > scan.ROUNDING["int8"]) is unchecked
-        assert bool(found["form"]) is not unchecked
+        np.savez(tmp_path / f"{name}.test.npz", **{key: np.sin(x) for key in inputs})
+        report = scan.scan(scan.Scan(str(path), "file", "openvino", (1, 2, 3, 9, 64), 1, unchecked, None))
+        assert "shares" in report, report
+        assert (max(report["shares"].values()) > scan.ROUNDING["int8"]) is unchecked
+        assert bool(report["form"]) is not unchecked
 
 
 @pytest.mark.parametrize(

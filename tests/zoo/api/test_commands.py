@@ -67,10 +67,10 @@ def test_files_of_ones_own_are_timed_in_turn(here: Path, capsys: pytest.CaptureF
     cli.call(["benchmark", "mlp.onnx", "half.onnx", *arguments, "--json"])
     report = json.loads(capsys.readouterr().out)
     rows = report["results"]
-    assert [(each["precision"], each["batch_size"]) for each in rows] == [
+    assert [(row["precision"], row["batch_size"]) for row in rows] == [
         ("mlp.onnx", 1), ("half.onnx", 1), ("mlp.onnx", 4), ("half.onnx", 4),
     ]  # fmt: skip
-    assert [each["bytes"] for each in rows[:2]] == [(here / name).stat().st_size for name in ("mlp.onnx", "half.onnx")]
+    assert [row["bytes"] for row in rows[:2]] == [(here / name).stat().st_size for name in ("mlp.onnx", "half.onnx")]
     for first, second in (rows[:2], rows[2:]):
         assert first["speedup"] == 1.0
         ratio = second["samples_per_second"] / first["samples_per_second"]
@@ -104,7 +104,7 @@ def test_files_that_cannot_be_timed_get_one_line(
 @pytest.mark.parametrize("name", ["mlp.onnx", "half.onnx"])
 def test_an_onnx_file_is_rewritten_before_it_is_quantized(here: Path, name: str) -> None:
     report = api.quantize(name, "int8.onnx", calibration_data="s.npz", correct=False)
-    assert [(each["type"], each["precision"]) for each in report["operators"] if each["type"] != "Relu"] == [
+    assert [(op["type"], op["precision"]) for op in report["operators"] if op["type"] != "Relu"] == [
         ("Gemm", "int8"),
         ("MatMul", "int8"),
     ]
@@ -118,7 +118,7 @@ def test_biases_are_corrected_on_samples_or_by_a_table_and_the_report_says_so(
 ) -> None:
     monkeypatch.setattr(effort, "CHEAP", 0)  # on more samples, no correction is better
     report = api.quantize("mlp.onnx", "int8.onnx", calibration_data="s.npz")
-    assert "bias corrected in" in " ".join(each["reason"] for each in report["operators"])
+    assert "bias corrected in" in " ".join(op["reason"] for op in report["operators"])
     api.calibrate("mlp.onnx", "s.npz", "table.json")
     assert api.quantize("mlp.onnx", "by_table.onnx", table="table.json")["operators"] == report["operators"]
     assert Path("by_table.onnx").read_bytes() == Path("int8.onnx").read_bytes()
@@ -193,9 +193,9 @@ def test_calibrating_without_samples_says_what_to_give(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("samples", [0, -5])
 def test_calibration_needs_a_sample(here: Path, samples: int) -> None:
-    for each, data in (("mlp.onnx", "s.npz"), (NAMES[0], str(zoo.SHIPPED / NAMES[0] / "sample.tsv.gz"))):
+    for source, data in (("mlp.onnx", "s.npz"), (NAMES[0], str(zoo.SHIPPED / NAMES[0] / "sample.tsv.gz"))):
         with pytest.raises(RequestError, match=f"samples is {samples}; calibration needs at least 1"):
-            zoo.calibrate(each, data, "table.json", samples=samples)
+            zoo.calibrate(source, data, "table.json", samples=samples)
     assert not Path("table.json").exists()
 
 
@@ -224,7 +224,7 @@ def test_a_typing_error_leaves_a_folder_as_it_was(copied: Path, rows: Path) -> N
     assert set(zoo.build(copied)["stages"].values()) == {"kept"}
 
 
-SLOW_RECORDS = [pytest.param(each, marks=pytest.mark.slow) for each in ("null", "[1]")]
+SLOW_RECORDS = [pytest.param(record, marks=pytest.mark.slow) for record in ("null", "[1]")]
 
 
 @pytest.mark.parametrize("record", ['{"int8.onnx": 3}', '{"int8.on', *SLOW_RECORDS])
@@ -256,13 +256,13 @@ def test_bf16_is_a_precision_like_others(tmp_path: Path) -> None:
     lines = gzip.decompress(sample.read_bytes()).splitlines()[:2000]
     (tmp_path / "rows.tsv").write_bytes(b"\n".join(lines) + b"\n")
     rows = str(tmp_path / "rows.tsv")
-    found = zoo.evaluate(NAMES[0], rows, precisions=("fp32", "int8", "bf16"), engine="openvino")
-    assert list(found["metrics"]) == ["fp32", "int8", "bf16"] and list(found["others"]) == ["bf16"]
-    assert 0 < found["others"]["bf16"]["difference"]["max_probability"] < 0.02
-    assert found["difference"]["auc"] == found["metrics"]["int8"]["auc"] - found["metrics"]["fp32"]["auc"]
+    report = zoo.evaluate(NAMES[0], rows, precisions=("fp32", "int8", "bf16"), engine="openvino")
+    assert list(report["metrics"]) == ["fp32", "int8", "bf16"] and list(report["others"]) == ["bf16"]
+    assert 0 < report["others"]["bf16"]["difference"]["max_probability"] < 0.02
+    assert report["difference"]["auc"] == report["metrics"]["int8"]["auc"] - report["metrics"]["fp32"]["auc"]
     two = zoo.evaluate(NAMES[0], rows, engine="openvino")
     assert "others" not in two and {key: two[key] for key in ("difference", "interval")} == {
-        key: found[key] for key in ("difference", "interval")
+        key: report[key] for key in ("difference", "interval")
     }
     said = zoo.run(NAMES[0], rows, tmp_path / "scores.csv", precision="bf16", threads=2)
     assert (said["engine"], said["precision"], said["rows"]) == ("openvino", "bf16", 2000)
@@ -280,9 +280,9 @@ def test_bf16_is_refused_where_it_cannot_be(
         ("benchmark", "--batch-size", "8"): "native",
         ("evaluate", "--data", sample): "onnxruntime",
     }
-    for (verb, *rest), name in requests.items():
+    for (verb, *arguments), name in requests.items():
         with pytest.raises(SystemExit, match="2"):
-            cli.call([verb, NAMES[0], *rest, "--precision", "bf16", "--engine", name])
+            cli.call([verb, NAMES[0], *arguments, "--precision", "bf16", "--engine", name])
         assert (
             f"the engine {name} does not compute in bf16; choose openvino, or fp32 or int8" in capsys.readouterr().err
         )
@@ -310,7 +310,7 @@ def test_the_folder_of_a_shipped_model_holds_its_graphs(name: str, monkeypatch: 
     assert held <= set(contents(path))
     monkeypatch.setattr(driver.Rewrite, "call", lambda *_: pytest.fail("made twice"))
     assert zoo.load(name).path == path
-    assert [zoo.build(name)["stages"][each] for each in FLOAT] == ["kept", "kept"]
+    assert [zoo.build(name)["stages"][stage] for stage in FLOAT] == ["kept", "kept"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -329,8 +329,8 @@ def test_a_cache_that_cannot_be_written_does_not_stop_a_run(
 
     monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
     monkeypatch.setattr(io, "save", refuse)
-    found = zoo.run(NAMES[0], str(path / "sample.tsv.gz"), tmp_path / "scores.csv", engine="onnxruntime")
-    assert found["rows"] == 10_000 and not (path / "fp32.onnx").exists()
+    report = zoo.run(NAMES[0], str(path / "sample.tsv.gz"), tmp_path / "scores.csv", engine="onnxruntime")
+    assert report["rows"] == 10_000 and not (path / "fp32.onnx").exists()
     with pytest.raises(RequestError, match="cannot write"):
         zoo.pipeline(NAMES[0], "fp32")
 
@@ -373,10 +373,10 @@ def test_a_translator_is_tuned_by_bleu_and_misses_what_cannot_be_met(
     translator: Path, pairs: Path, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"calibration_data": str(pairs), "engine": "onnxruntime", "seconds": 0.0}
-    found = zoo.tune(translator, str(pairs), tmp_path / "int8.onnx", max_drop=0.2, **options)
-    assert found["metric"] == "bleu" and found["met"] and found["best"]["metrics"]["fp32"] > 50
-    found = zoo.tune(translator, str(pairs), tmp_path / "int8.onnx", max_drop=-1.0, **options)
-    assert not found["met"] and found["missed_by"] == pytest.approx(found["best"]["drop"] + 1)
+    report = zoo.tune(translator, str(pairs), tmp_path / "int8.onnx", max_drop=0.2, **options)
+    assert report["metric"] == "bleu" and report["met"] and report["best"]["metrics"]["fp32"] > 50
+    report = zoo.tune(translator, str(pairs), tmp_path / "int8.onnx", max_drop=-1.0, **options)
+    assert not report["met"] and report["missed_by"] == pytest.approx(report["best"]["drop"] + 1)
 
 
 def test_evaluation_data_that_cannot_be_read_end_the_search(translator: Path, pairs: Path, tmp_path: Path) -> None:
@@ -390,8 +390,8 @@ def test_evaluation_data_that_cannot_be_read_end_the_search(translator: Path, pa
 
 @pytest.mark.usefixtures("shared_home")
 def test_a_model_is_evaluated_on_the_sample_that_ships_with_it(translator: Path) -> None:
-    found = zoo.evaluate("shop-clicks", engine="onnxruntime")
-    assert found["data"] == ["sample.csv.gz"] and found["samples"] == 2000
+    report = zoo.evaluate("shop-clicks", engine="onnxruntime")
+    assert report["data"] == ["sample.csv.gz"] and report["samples"] == 2000
     with pytest.raises(RequestError, match=r"ships no labelled sample; pass labelled data \(--data FILE\)"):
         zoo.evaluate(translator)
 
@@ -418,14 +418,14 @@ def cnn(here: Path) -> Path:
 
 @pytest.mark.skipif(not extension.isas(), reason="there are no kernels")
 def test_the_native_kernels_are_timed_where_they_compute_a_file(cnn: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = zoo.benchmark("cnn.onnx", ["int8.onnx"], rounds=2)
-    native = [each["precision"] for each in found["results"] if each["engine"] == "native"]
-    assert native == ["int8.onnx"] and [each["speedup"] > 0 for each in found["results"]]
-    (failed,) = found["failed"]
+    timed = zoo.benchmark("cnn.onnx", ["int8.onnx"], rounds=2)
+    native = [result["precision"] for result in timed["results"] if result["engine"] == "native"]
+    assert native == ["int8.onnx"] and [result["speedup"] > 0 for result in timed["results"]]
+    (failed,) = timed["failed"]
     assert failed.startswith("cnn.onnx: native: the operator") and "is not quantized" in failed
     for name, there in (("cnn.onnx", False), ("int8.onnx", True)):
         report = zoo.plan(name)
-        assert ("native" in {each["engine"] for each in report["timings"]}) == there
+        assert ("native" in {timing["engine"] for timing in report["timings"]}) == there
         assert bool(report["failed"]) != there
         assert ("steps" in zoo.info(name)["native"]) == there
     cli.call(["plan", "int8.onnx"])

@@ -56,11 +56,11 @@ def test_triton_reads_the_config_and_its_tensors_are_the_graphs(tmp_path: Path, 
     config = config_of(Path(report["config"]).read_text())
     file = tmp_path / name / "1" / config.default_model_filename
     session = ort.InferenceSession(file, providers=["CPUExecutionProvider"])
-    for ports, found in ((session.get_inputs(), config.input), (session.get_outputs(), config.output)):
-        assert [each.name for each in found] == [each.name for each in ports]
-        for each, port in zip(found, ports, strict=True):
-            assert list(each.dims) == [size if isinstance(size, int) else -1 for size in port.shape[1:]]
-            assert each.data_type == KINDS[port.type]
+    for ports, tensors in ((session.get_inputs(), config.input), (session.get_outputs(), config.output)):
+        assert [tensor.name for tensor in tensors] == [port.name for port in ports]
+        for declared, port in zip(tensors, ports, strict=True):
+            assert list(declared.dims) == [size if isinstance(size, int) else -1 for size in port.shape[1:]]
+            assert declared.data_type == KINDS[port.type]
     assert config.name == name == file.parents[1].name  # Triton refuses another name than the folder's
     assert config.max_batch_size > 1
     assert config.parameters["intra_op_thread_count"].string_value == "3"
@@ -73,13 +73,13 @@ def test_ovms_reads_the_config(tmp_path: Path, name: str) -> None:
     )
     api.export(name, "ovms", tmp_path)
     api.export(name, "ovms", tmp_path)  # again: nothing is named twice
-    found = json.loads((tmp_path / "config.json").read_text())
-    configs = [each["config"] for each in found["model_config_list"]]
-    assert [each["name"] for each in configs] == ["other", name]
-    assert all(each.keys() <= OVMS_OPTIONS for each in configs)
+    document = json.loads((tmp_path / "config.json").read_text())
+    configs = [entry["config"] for entry in document["model_config_list"]]
+    assert [config["name"] for config in configs] == ["other", name]
+    assert all(config.keys() <= OVMS_OPTIONS for config in configs)
     folder = tmp_path / configs[1]["base_path"]  # relative to config.json
-    assert [each.name for each in folder.iterdir()] == ["1"]
-    assert [each.suffix for each in (folder / "1").iterdir()] == [".onnx"]
+    assert [path.name for path in folder.iterdir()] == ["1"]
+    assert [path.suffix for path in (folder / "1").iterdir()] == [".onnx"]
 
 
 def test_another_file_is_another_version(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(RequestError, match="model_config_list"):
         api.export(NAME, "ovms", tmp_path)
-    assert [each.name for each in tmp_path.iterdir()] == ["config.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 def test_an_onnx_file_is_exported_as_it_is(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_folder_of_images_calibrates_like_its_arrays(photos: Path, capsys: pyt
     )
     tables = [zoo.calibrate("net.onnx", data, f"{i}.json", preprocess=spec) for i, (data, spec) in
               enumerate((("photos", "spec.json"), ("photos.npz", None)))]  # fmt: skip
-    assert [each["samples"] for each in tables] == [20, 20] and Path("0.json").read_bytes() == Path(
+    assert [table["samples"] for table in tables] == [20, 20] and Path("0.json").read_bytes() == Path(
         "1.json"
     ).read_bytes()
 
@@ -84,7 +84,7 @@ def test_images_are_prepared_as_they_run(file: str, photos: Path) -> None:
         )
         expected = ImageTransform((16, 16))
     pixels = [expected.apply(images.as_pixels(path))[0] for path in images.listed("photos")]
-    np.savez("photos.npz", images=np.stack([expected.values(each, np.dtype(np.float32)) for each in pixels]))
+    np.savez("photos.npz", images=np.stack([expected.values(image, np.dtype(np.float32)) for image in pixels]))
     zoo.calibrate("yolo.onnx", "photos", "0.json")
     zoo.calibrate("yolo.onnx", "photos.npz", "1.json")
     assert Path("0.json").read_bytes() == Path("1.json").read_bytes()
@@ -109,7 +109,7 @@ def test_images_are_what_open_sizes_are_timed_with(photos: Path, capsys: pytest.
     with pytest.raises(RequestError, match="cut.plan is not a plan of this version"):
         zoo.info("cut.plan")
     code, out, _ = call(capsys, "benchmark", "open.onnx", *images_of, "--rounds", "1", "--json")
-    assert code == 0 and {each["batch_size"] for each in json.loads(out)["results"]} == {1}
+    assert code == 0 and {result["batch_size"] for result in json.loads(out)["results"]} == {1}
 
 
 @pytest.mark.parametrize("verb", ["calibrate", "quantize", "plan", "report"])
@@ -136,8 +136,8 @@ def test_a_broken_image_is_named_or_left_out(
         code, _, err = call(capsys, verb, *options, "a.onnx")
         assert code == 2 and "all/broken.png is no image" in err and err.count("\n") == 1
         assert call(capsys, verb, *options, "a.onnx", "--on-error", "skip")[0] == 0
-    said = [each.getMessage() for each in caplog.records if "left out" in each.getMessage()]
-    assert len(said) == 2 and all("broken.png" in each for each in said)
+    said = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert len(said) == 2 and all("broken.png" in message for message in said)
 
 
 def test_tune_on_folders_of_images(photos: Path) -> None:

@@ -100,11 +100,11 @@ def test_a_damaged_folder_is_one_line_and_leaves_nothing(tmp_path, source, capfd
 def test_a_failed_import_keeps_the_model_that_was_there(tmp_path, source):
     text_models.write(source)
     zoo.import_model(source, tmp_path / "ours")
-    before = {each.name: each.read_bytes() for each in (tmp_path / "ours").iterdir()}
+    before = {path.name: path.read_bytes() for path in (tmp_path / "ours").iterdir()}
     overrun(source)
     with pytest.raises(RequestError, match="damaged|cannot"):
         zoo.import_model(source, tmp_path / "ours", force=True)
-    assert {each.name: each.read_bytes() for each in (tmp_path / "ours").iterdir()} == before
+    assert {path.name: path.read_bytes() for path in (tmp_path / "ours").iterdir()} == before
     assert json.loads(before["card.json"])["name"] == "ours"
 
 
@@ -114,18 +114,18 @@ def test_an_import_with_force_replaces_no_folder_of_other_files(tmp_path, source
     (tmp_path / "ours" / "thesis.txt").write_text("mine")
     with pytest.raises(RequestError, match="in use"):
         zoo.import_model(source, tmp_path / "ours", force=True)
-    assert [each.name for each in (tmp_path / "ours").iterdir()] == ["thesis.txt"]
+    assert [path.name for path in (tmp_path / "ours").iterdir()] == ["thesis.txt"]
 
 
 def test_an_import_replaces_a_model_and_what_was_built_of_it(tmp_path, source):
     text_models.write(source)
     zoo.import_model(source, tmp_path / "ours")
     zoo.rewrite(tmp_path / "ours")
-    for each in source.rglob("*.json"):
-        each.unlink()
-    for each in ("1_Pooling", "2_Normalize"):
-        if (source / each).is_dir():
-            (source / each).rmdir()
+    for path in source.rglob("*.json"):
+        path.unlink()
+    for path in ("1_Pooling", "2_Normalize"):
+        if (source / path).is_dir():
+            (source / path).rmdir()
     text_models.write(source, seed=1)
     with pytest.raises(RequestError, match="ours in use, expected a new or empty folder.*--force"):
         zoo.import_model(source, tmp_path / "ours")
@@ -137,8 +137,8 @@ def test_an_import_replaces_a_model_and_what_was_built_of_it(tmp_path, source):
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    with fake_hub(monkeypatch, tmp_path / "hub-cache") as found:
-        yield found
+    with fake_hub(monkeypatch, tmp_path / "hub-cache") as fake:
+        yield fake
 
 
 def test_a_repository_of_transformers_is_imported_once(hub, source, caplog):

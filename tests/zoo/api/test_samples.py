@@ -37,13 +37,13 @@ def test_tune_an_onnx_file_with_labels(here: Path, capsys: pytest.CaptureFixture
     )
     code, out, err = call(capsys, "tune", "mlp.onnx", *options, "--json", "--report", "r.json")
     assert (code, err) == (0, "")
-    found = json.loads(out)
-    assert found["met"] and found["metric"] == "top1" and found["best"]["metrics"]["fp32"] == 1.0
+    report = json.loads(out)
+    assert report["met"] and report["metric"] == "top1" and report["best"]["metrics"]["fp32"] == 1.0
     assert (
-        files.sha256("int8.onnx") == found["best"]["sha256"]
+        files.sha256("int8.onnx") == report["best"]["sha256"]
         and len(Path("int8.trials.jsonl").read_text().splitlines()) > 5
     )
-    assert json.loads(Path("r.json").read_text())["trials"] == found["trials"]
+    assert json.loads(Path("r.json").read_text())["trials"] == report["trials"]
 
 
 def test_a_missed_goal_is_an_exit_code_and_one_line(
@@ -71,11 +71,11 @@ def test_a_missed_goal_is_an_exit_code_and_one_line(
 
 
 def test_without_calibration_data_every_fifth_sample_calibrates(here: Path, caplog: pytest.LogCaptureFixture) -> None:
-    judge, given = samples.quality_metric_of(io.load("mlp.onnx"), "e.npz", None, 1)
+    judge, batches = samples.quality_metric_of(io.load("mlp.onnx"), "e.npz", None, 1)
     x = np.load("e.npz")["x"]
     for _ in range(2):
-        np.testing.assert_array_equal(np.concatenate([each["x"] for each in given]), x[::5])
-    assert given.total == 40 and "every fifth" in caplog.text
+        np.testing.assert_array_equal(np.concatenate([batch["x"] for batch in batches]), x[::5])
+    assert batches.total == 40 and "every fifth" in caplog.text
     assert isinstance(judge, OutputMetric) and len(judge._arrays["x"]) == 160
 
 
@@ -104,20 +104,20 @@ def test_a_wrong_input_name(here: Path) -> None:
 
 
 def test_tune_a_zoo_model_by_its_own_metric(trained: Path, rows: Path, tmp_path: Path) -> None:
-    found = zoo.tune(
+    report = zoo.tune(
         trained, str(rows), tmp_path / "int8.onnx", max_drop=0.02, engine="onnxruntime", seconds=0.0, batch_size=64
     )
-    assert found["metric"] == "auc" and found["met"] and len(found["trials"]) == 1
+    assert report["metric"] == "auc" and report["met"] and len(report["trials"]) == 1
     exact = zoo.evaluate(trained, str(rows), engine="onnxruntime")["metrics"]["fp32"]["auc"]
-    assert found["best"]["metrics"]["fp32"] == pytest.approx(exact, abs=1e-6)
+    assert report["best"]["metrics"]["fp32"] == pytest.approx(exact, abs=1e-6)
     assert (trained / "int8.onnx").read_bytes() != b""
 
 
 def test_plan_an_onnx_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = call(capsys, "plan", "mlp.onnx", "--batch-size", "1,8", "--threads", "1", "--json")
     assert (code, err) == (0, "")
-    found = json.loads(out)
-    assert [each["batch_size"] for each in found["profiles"]] == [1, 8] and found["path"] == "mlp.plan"
+    report = json.loads(out)
+    assert [profile["batch_size"] for profile in report["profiles"]] == [1, 8] and report["path"] == "mlp.plan"
     x = np.load("c.npz")["x"]
     np.testing.assert_allclose(
         open_plan("mlp.plan").run({"x": x})["y"], run(io.load("mlp.onnx"), x=x)["y"], rtol=1e-4, atol=1e-5
@@ -151,7 +151,7 @@ def test_an_open_shape_asks_for_an_example(here: Path) -> None:
 
 
 def test_plan_a_zoo_model(trained: Path, rows: Path, tmp_path: Path) -> None:
-    found = zoo.plan(
+    report = zoo.plan(
         trained,
         tmp_path / "m.plan",
         data=rows,
@@ -159,7 +159,7 @@ def test_plan_a_zoo_model(trained: Path, rows: Path, tmp_path: Path) -> None:
         engines=("onnxruntime",),
         precisions=("int8", "fp32"),
     )
-    assert {each["precision"] for each in found["timings"]} == {"int8", "fp32"}
+    assert {timing["precision"] for timing in report["timings"]} == {"int8", "fp32"}
     opened = zoo.pipeline(trained, engine="onnxruntime")
     batch = opened.preprocess(opened.example(16, rows))  # type: ignore[attr-defined]
     assert zoo.open_plan(tmp_path / "m.plan").run(batch).keys() == opened.predict(batch).keys()
@@ -188,11 +188,11 @@ def test_quantize_with_a_report(here: Path, capsys: pytest.CaptureFixture[str]) 
         capsys, "quantize", "mlp.onnx", "--calibration-data", "c.npz", "-o", "int8.onnx", "--report", "r.json", "--json"
     )
     assert (code, err) == (0, "")
-    found, said = json.loads(Path("r.json").read_text()), json.loads(out)
-    assert [each["name"] for each in found["operators"]] == [each["name"] for each in said["operators"]] and found[
+    report, said = json.loads(Path("r.json").read_text()), json.loads(out)
+    assert [op["name"] for op in report["operators"]] == [op["name"] for op in said["operators"]] and report[
         "samples"
     ] == 64
-    assert found["outputs"]["y"]["sqnr_db"] > 20
+    assert report["outputs"]["y"]["sqnr_db"] > 20
     code, _, err = call(
         capsys, "quantize", "mlp.onnx", "--calibration-data", "c.npz", "-o", "int8.onnx", "--report", "r.pdf"
     )
@@ -218,8 +218,8 @@ def test_a_graph_that_computes_only_some_batch_size(here: Path, caplog: pytest.L
     assert f"fixed.onnx: the graph computes only batches of {size} (Reshape" in caplog.text
     assert report["recipe"]["search"] and json.loads(Path("r.json").read_text())["samples"] == 64
     zoo.calibrate("fixed.onnx", "c.npz", "t.json")
-    found = zoo.tune("fixed.onnx", "e.npz", "tuned.onnx", calibration_data="c.npz", seconds=0.0, max_drop=1.0)
-    assert found["met"] and found["environment"]["batch_size"] == size
+    tuned = zoo.tune("fixed.onnx", "e.npz", "tuned.onnx", calibration_data="c.npz", seconds=0.0, max_drop=1.0)
+    assert tuned["met"] and tuned["environment"]["batch_size"] == size
 
 
 @pytest.mark.parametrize(("count", "rows"), [(3, [0, 2, 4]), (7, range(7)), (70, range(7)), (None, range(7))])
@@ -227,11 +227,11 @@ def test_some_samples_of_a_file_are_spread_over_it(tmp_path: Path, count: int | 
     array = np.arange(14, dtype=np.float32).reshape(7, 2)
     np.savez(tmp_path / "x.npz", x=array)
     net = model("(float[n,2] x) => (float[n,2] y) { y = Relu(x) }")
-    found = samples.samples_of(net, tmp_path / "x.npz", count=count)
-    assert found.total == len(rows)
-    np.testing.assert_array_equal(joined(list(found))["x"], array[list(rows)])
+    batches = samples.samples_of(net, tmp_path / "x.npz", count=count)
+    assert batches.total == len(rows)
+    np.testing.assert_array_equal(joined(list(batches))["x"], array[list(rows)])
     fixed = model("(float[2,2] x) => (float[2,2] y) { y = Relu(x) }")
-    assert [length(each) for each in samples.samples_of(fixed, tmp_path / "x.npz", count=5)] == [2, 2]
+    assert [length(batch) for batch in samples.samples_of(fixed, tmp_path / "x.npz", count=5)] == [2, 2]
 
 
 def test_max_memory_reaches_the_calibration(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,30 +251,30 @@ def test_an_output_may_lie_in_a_model_folder_but_replaces_nothing_there(trained:
         assert zoo.tune(trained, str(rows), output, max_drop=0.02, engine="onnxruntime", seconds=0.0)["path"] == str(
             output
         )
-    for each in (output, output.with_suffix(".trials.jsonl")):
-        each.unlink()
+    for path in (output, output.with_suffix(".trials.jsonl")):
+        path.unlink()
 
 
 STATEFUL = """(float[batch,t] x, float[2,batch,3] state, int64 rate) => (float[batch,t] y) { y = Relu(x) }"""
 
 
 def stateful() -> ir.Model:
-    found = model(STATEFUL)
-    found.graph.inputs[1].shape = ir.Shape([2, None, 3])
-    found.graph.inputs[2].shape = ir.Shape([])
-    return found
+    net = model(STATEFUL)
+    net.graph.inputs[1].shape = ir.Shape([2, None, 3])
+    net.graph.inputs[2].shape = ir.Shape([])
+    return net
 
 
 @pytest.mark.parametrize("state", [(5, 2, 1, 3), (5, 2, 3)])
 def test_stacked_feeds_are_cut_into_their_own_shapes(tmp_path: Path, state: tuple[int, ...]) -> None:
     arrays = {"x": np.ones((5, 1, 7), np.float32), "state": np.ones(state, np.float32), "rate": np.arange(5)}
     np.savez(tmp_path / "s.npz", **arrays)
-    found = samples.samples_of(stateful(), tmp_path / "s.npz")
-    assert found.total == 5
-    assert [{name: each.shape for name, each in feed.items()} for feed in found] == [
+    feeds = samples.samples_of(stateful(), tmp_path / "s.npz")
+    assert feeds.total == 5
+    assert [{name: array.shape for name, array in feed.items()} for feed in feeds] == [
         {"x": (1, 7), "state": (2, 1, 3), "rate": ()}
     ] * 5
-    assert [int(feed["rate"]) for feed in found] == [0, 1, 2, 3, 4]
+    assert [int(feed["rate"]) for feed in feeds] == [0, 1, 2, 3, 4]
     assert [int(feed["rate"]) for feed in samples.samples_of(stateful(), tmp_path / "s.npz", count=2)] == [0, 2]
 
 
@@ -284,8 +284,8 @@ def test_a_folder_of_npz_is_a_feed_a_file(tmp_path: Path) -> None:
         np.savez(tmp_path / f"{i}.npz", **feed)
     both = [tmp_path / "0.npz", tmp_path / "1.npz"]
     for data in (tmp_path, both):
-        found = list(samples.samples_of(stateful(), data))
-        assert [feed["x"].shape for feed in found] == [(1, 7), (3, 9)] and found[1]["state"].shape == (2, 3, 3)
+        feeds = list(samples.samples_of(stateful(), data))
+        assert [feed["x"].shape for feed in feeds] == [(1, 7), (3, 9)] and feeds[1]["state"].shape == (2, 3, 3)
 
 
 def test_files_of_one_shape_are_joined_and_of_others_kept_apart(tmp_path: Path) -> None:
@@ -293,12 +293,12 @@ def test_files_of_one_shape_are_joined_and_of_others_kept_apart(tmp_path: Path) 
     for i, shape in enumerate([(2, 4), (3, 4), (2, 5)]):
         np.savez(tmp_path / f"{i}.npz", x=np.ones(shape, np.float32))
     paths = [tmp_path / f"{i}.npz" for i in range(3)]
-    assert [each["x"].shape for each in samples.samples_of(net, paths[:2])] == [(5, 4)]
-    assert [each["x"].shape for each in samples.samples_of(net, paths)] == [(2, 4), (3, 4), (2, 5)]
+    assert [batch["x"].shape for batch in samples.samples_of(net, paths[:2])] == [(5, 4)]
+    assert [batch["x"].shape for batch in samples.samples_of(net, paths)] == [(2, 4), (3, 4), (2, 5)]
     judge, calibrating = samples.quality_metric_of(net, paths, None, 1)
-    assert [each["x"].shape for each in calibrating] == [(2, 4)]
+    assert [batch["x"].shape for batch in calibrating] == [(2, 4)]
     assert judge.example["x"].shape == (3, 4) and judge(Twice(1), Twice(1.5)).drop == pytest.approx(0.5)
-    assert [each["x"].shape for each in samples.examples_of(net, paths, [1, 3])] == [(1, 4), (3, 4)]
+    assert [batch["x"].shape for batch in samples.examples_of(net, paths, [1, 3])] == [(1, 4), (3, 4)]
     np.savez(tmp_path / "2.npz", x=np.ones((2, 5), np.float32), label=np.zeros(2))
     with pytest.raises(RequestError, match="cannot be cut into batches, .* such samples are evaluated without label"):
         samples.quality_metric_of(net, paths, None, 1)
@@ -324,12 +324,12 @@ def test_stateful_graphs_are_judged_and_timed_feed_by_feed(tmp_path: Path) -> No
             rate=np.array(16000),
         )
     judge, calibrating = samples.quality_metric_of(stateful(), tmp_path, None, 1)
-    assert [each["x"].shape for each in calibrating] == [(1, 7)] and judge.example["x"].shape == (3, 9)
+    assert [batch["x"].shape for batch in calibrating] == [(1, 7)] and judge.example["x"].shape == (3, 9)
     verdict = judge(Twice(1), Twice(1.1))
     assert verdict.drop == pytest.approx(0.1) and verdict.sqnr_db == pytest.approx(20, abs=0.1)
     judge, calibrating = samples.quality_metric_of(stateful(), tmp_path, tmp_path / "1.npz", 1)
-    assert [each["x"].shape for each in calibrating] == [(3, 9)] and judge.example["x"].shape == (1, 7)
-    assert [each["state"].shape for each in samples.examples_of(stateful(), tmp_path, [1, 4])] == [(2, 1, 3)]
+    assert [batch["x"].shape for batch in calibrating] == [(3, 9)] and judge.example["x"].shape == (1, 7)
+    assert [batch["state"].shape for batch in samples.examples_of(stateful(), tmp_path, [1, 4])] == [(2, 1, 3)]
     with pytest.raises(RequestError, match="found one sample"):
         samples.quality_metric_of(stateful(), tmp_path / "1.npz", None, 1)
 
@@ -373,7 +373,7 @@ def test_padding_behind_texts_is_cut_from_the_samples_of_a_calibration(tmp_path:
     np.savez(tmp_path / "texts.npz", input_ids=rng.integers(1, 9, mask.shape) * mask, attention_mask=mask)
     opened = samples.Calibration(tmp_path / "texts.npz").samples(network)
     batches = list(opened)
-    assert opened.total == sum(map(length, batches)) == 40 and all(each["attention_mask"].all() for each in batches)
+    assert opened.total == sum(map(length, batches)) == 40 and all(batch["attention_mask"].all() for batch in batches)
     io.save(network, tmp_path / "text.onnx")
     options: dict[str, Any] = {"calibration_data": tmp_path / "texts.npz", "effort": "fast"}
     summary = zoo.quantize(str(tmp_path / "text.onnx"), str(tmp_path / "int8.onnx"), **options)["summary"]

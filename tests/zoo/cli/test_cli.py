@@ -162,7 +162,7 @@ def test_a_wrong_request_gets_one_line_exit_code_2_and_leaves_nothing(
     monkeypatch.chdir(empty)
     (empty / "calibration.npz").write_bytes((tmp_path / "calibration.npz").read_bytes())
     names = {"SAMPLE": str(sample), "MLP": str(mlp), "UNLABELLED": str(unlabelled)}
-    code, out, err = call(capsys, *(names.get(each, each) for each in arguments))
+    code, out, err = call(capsys, *(names.get(argument, argument) for argument in arguments))
     assert code == 2
     assert out == ""
     assert len(err.strip().splitlines()) == 1, err
@@ -181,7 +181,7 @@ def test_a_wrong_setting_is_refused_before_the_work(
 def test_a_warning_comes_once() -> None:
     once = cli.UniqueMessages()
     records = [logging.makeLogRecord({"msg": "line %d", "args": (number,)}) for number in (1, 2, 1)]
-    assert [once.filter(each) for each in records] == [True, True, False]
+    assert [once.filter(record) for record in records] == [True, True, False]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -201,7 +201,7 @@ def test_any_onnx_model_is_quantized_from_the_command_line(
     code, out, _ = call(capsys, "quantize", mlp, "--calibration-data", samples, "-o", target, "--json")
     assert code == 0
     report = json.loads(out)
-    assert {each["name"]: each["precision"] for each in report["operators"]} == {
+    assert {op["name"]: op["precision"] for op in report["operators"]} == {
         "first": "int8",
         "relu": "int8",
         "second": "int8",
@@ -272,7 +272,9 @@ def test_a_spent_time_budget_is_said_in_one_line(
 
     def spent() -> list[str]:  # another line may say that so small a model is no quicker in int8
         return [
-            each.getMessage() for each in caplog.records if each.name == "pipelines.quantization.algorithms.correction"
+            record.getMessage()
+            for record in caplog.records
+            if record.name == "pipelines.quantization.algorithms.correction"
         ]
 
     assert spent() == [
@@ -298,12 +300,12 @@ def test_an_instruction_set_caps_the_kernels(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ZOO_ISA", raising=False)
-    found = json.loads(call(capsys, "doctor", "--isa", "portable", "--json")[1])
-    assert (found["kernels"], found["settings"]["ZOO_ISA"]) == ("ok: portable", "portable")
-    assert found["instruction_sets"]["portable"].startswith("used, the fastest")
+    report = json.loads(call(capsys, "doctor", "--isa", "portable", "--json")[1])
+    assert (report["kernels"], report["settings"]["ZOO_ISA"]) == ("ok: portable", "portable")
+    assert report["instruction_sets"]["portable"].startswith("used, the fastest")
     others = [name for name in extension.isas() if name != "portable"]  # the option lasts for its command
-    assert all(found["instruction_sets"][name].startswith("excluded by ZOO_ISA=portable") for name in others)
-    assert found["advice"] != machine.VNNI
+    assert all(report["instruction_sets"][name].startswith("excluded by ZOO_ISA=portable") for name in others)
+    assert report["advice"] != machine.VNNI
     code, _, err = call(capsys, "doctor", "--isa", "avx10")
     assert code == 2 and "found ZOO_ISA=avx10, expected an instruction set of this CPU" in err
     assert "ZOO_ISA" not in os.environ

@@ -56,36 +56,36 @@ def small(monkeypatch):
 
 
 def union(found):
-    return pa.concat_tables(pq.read_table(each) for each in found["files"])
+    return pa.concat_tables(pq.read_table(path) for path in found["files"])
 
 
 def test_shards_together_write_what_one_process_writes(log, small, tmp_path):
     inputs = [str(log / "*.csv"), str(log / "b.csv.gz"), str(log / "c.parquet")]
     whole = zoo.run(CLICKS, [str(log / name) for name in ("a.csv", "b.csv.gz", "c.parquet")], tmp_path / "one.parquet")
     for i in (2, 1, 3):
-        found = run_shard(CLICKS, inputs, tmp_path / "out", f"{i}/3")
-        assert found["parts"] > 1 and not found["kept"]
-    found = check(tmp_path / "out")
-    assert union(found).equals(pq.read_table(tmp_path / "one.parquet"))
-    assert {name: found[name] for name in ("rows", "clicks", "skipped")} == {
+        stats = run_shard(CLICKS, inputs, tmp_path / "out", f"{i}/3")
+        assert stats["parts"] > 1 and not stats["kept"]
+    stats = check(tmp_path / "out")
+    assert union(stats).equals(pq.read_table(tmp_path / "one.parquet"))
+    assert {name: stats[name] for name in ("rows", "clicks", "skipped")} == {
         name: whole[name] for name in ("rows", "clicks", "skipped")
     }
-    assert found["expected_clicks"] == pytest.approx(whole["expected_clicks"], abs=0.01 * found["parts"])
+    assert stats["expected_clicks"] == pytest.approx(whole["expected_clicks"], abs=0.01 * stats["parts"])
 
 
 @pytest.mark.parametrize("end", ["\n", "\n\n"], ids=["", "blank"])
 def test_parts_of_json_lines_have_the_columns_of_the_first(log, small, tmp_path, end):
     """Objects may leave out what is null, and blank lines may lie where a part begins."""
     rows = pq.read_table(log / "c.parquet").to_pylist()[:400]
-    some = [
-        row if at < 5 else {key: each for key, each in row.items() if each and key != "age"}
-        for at, row in enumerate(rows)
+    sparse = [
+        row if index < 5 else {key: value for key, value in row.items() if value and key != "age"}
+        for index, row in enumerate(rows)
     ]
-    (tmp_path / "log.jsonl").write_text("".join(json.dumps(each) + end for each in some))
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + end for row in sparse))
     run_shard(CLICKS, [str(tmp_path / "log.jsonl")], tmp_path / "out")
     zoo.run(CLICKS, [str(tmp_path / "log.jsonl")], tmp_path / "one.parquet")
-    found = check(tmp_path / "out")
-    assert found["parts"] > 2 and union(found).equals(pq.read_table(tmp_path / "one.parquet"))
+    stats = check(tmp_path / "out")
+    assert stats["parts"] > 2 and union(stats).equals(pq.read_table(tmp_path / "one.parquet"))
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
@@ -93,10 +93,10 @@ def test_parts_of_partitions_have_the_columns_of_their_path(log, small, tmp_path
     """The files are read in natural order, as by a single process."""
     table = pq.read_table(log / "c.parquet")
     stored = table.drop_columns(["country"])
-    for at, country in enumerate(["DE", "FR2", "FR10", "__HIVE_DEFAULT_PARTITION__"]):
+    for index, country in enumerate(["DE", "FR2", "FR10", "__HIVE_DEFAULT_PARTITION__"]):
         place = tmp_path / "hive" / f"country={country}"
         place.mkdir(parents=True)
-        part = stored.slice(at * 300, 300)
+        part = stored.slice(index * 300, 300)
         if suffix == ".parquet":
             pq.write_table(part, place / "a.parquet", row_group_size=100)
         elif suffix == ".csv":
@@ -107,8 +107,8 @@ def test_parts_of_partitions_have_the_columns_of_their_path(log, small, tmp_path
         output = tmp_path / "out" / name.replace("/", "-").replace("*", "-")
         run_shard(CLICKS, [str(tmp_path / name)], output)
         zoo.run(CLICKS, [str(tmp_path / name)], tmp_path / "one.parquet")
-        found = check(output)
-        assert found["parts"] > 1 and union(found).equals(pq.read_table(tmp_path / "one.parquet"))
+        stats = check(output)
+        assert stats["parts"] > 1 and union(stats).equals(pq.read_table(tmp_path / "one.parquet"))
 
 
 def test_a_column_that_the_first_line_of_json_lacks(log, small, tmp_path):
@@ -117,8 +117,8 @@ def test_a_column_that_the_first_line_of_json_lacks(log, small, tmp_path):
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run_shard(CLICKS, [str(tmp_path / "log.jsonl")], tmp_path / "out")
     zoo.run(CLICKS, [str(tmp_path / "log.jsonl")], tmp_path / "one.parquet")
-    found = check(tmp_path / "out")
-    assert found["parts"] > 2 and union(found).equals(pq.read_table(tmp_path / "one.parquet"))
+    stats = check(tmp_path / "out")
+    assert stats["parts"] > 2 and union(stats).equals(pq.read_table(tmp_path / "one.parquet"))
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv"])
@@ -130,12 +130,12 @@ def test_a_part_without_a_good_row_is_an_empty_one(log, tmp_path, suffix):
     inputs = [str(tmp_path / name) for name in ("a.csv", "b.csv", "c.csv")]
     run_shard(CLICKS, inputs, tmp_path / "out", format=suffix, on_error="skip")
     whole = zoo.run(CLICKS, inputs, tmp_path / f"one{suffix}", on_error="skip")
-    found = check(tmp_path / "out")
-    assert found["parts"] == 3 and found["skipped"] == whole["skipped"] == 8 and found["rows"] == whole["rows"] == 23
+    stats = check(tmp_path / "out")
+    assert stats["parts"] == 3 and stats["skipped"] == whole["skipped"] == 8 and stats["rows"] == whole["rows"] == 23
     if suffix == ".parquet":
-        assert union(found).equals(pq.read_table(tmp_path / "one.parquet"))
+        assert union(stats).equals(pq.read_table(tmp_path / "one.parquet"))
     else:
-        lines = [line for each in found["files"] for line in Path(each).read_text().splitlines()[1:]]
+        lines = [line for path in stats["files"] for line in Path(path).read_text().splitlines()[1:]]
         assert lines == (tmp_path / "one.csv").read_text().splitlines()[1:]
     with pytest.raises(RequestError, match="part 1 .*b.csv"):
         run_shard(CLICKS, inputs, tmp_path / "strict")
@@ -147,8 +147,8 @@ def test_files_that_hold_only_a_header_are_no_parts(log, tmp_path):
     (tmp_path / "b.csv").write_text(header)
     run_shard(CLICKS, [str(tmp_path / "*.csv")], tmp_path / "out")
     zoo.run(CLICKS, [tmp_path / "a.csv", tmp_path / "b.csv"], tmp_path / "one.parquet")
-    found = check(tmp_path / "out")
-    assert found["parts"] == 1 and union(found).equals(pq.read_table(tmp_path / "one.parquet"))
+    stats = check(tmp_path / "out")
+    assert stats["parts"] == 1 and union(stats).equals(pq.read_table(tmp_path / "one.parquet"))
     with pytest.raises(RequestError, match="found no row in .*b.csv"):
         run_shard(CLICKS, [str(tmp_path / "b.csv")], tmp_path / "other")
 
@@ -161,15 +161,15 @@ def test_results_never_replace_the_input(log, tmp_path, name, place):
     kept = (tmp_path / name).write_bytes((log / "c.parquet").read_bytes())
     with pytest.raises(RequestError, match=f"the output .*{name} would replace the input "):
         run_shard(CLICKS, [place.format(tmp_path)], tmp_path)
-    assert [(each.name, each.stat().st_size) for each in tmp_path.iterdir()] == [(name, kept)]
+    assert [(path.name, path.stat().st_size) for path in tmp_path.iterdir()] == [(name, kept)]
 
 
 def test_what_is_done_is_kept_and_what_is_damaged_done_again(log, small, tmp_path):
     inputs, out = [str(log / "a.csv")], tmp_path / "out"
     first = run_shard(CLICKS, inputs, out)
-    before = {each.name: each.stat().st_mtime_ns for each in out.iterdir()}
+    before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
     assert run_shard(CLICKS, inputs, out)["kept"] == first["parts"]
-    assert before == {each.name: each.stat().st_mtime_ns for each in out.iterdir()}
+    assert before == {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
     (out / "part-00001.parquet").write_bytes(b"PAR1")
     with pytest.raises(ZooError, match=r"lacks 1 of \d+ parts \(1\)"):
         check(out)
@@ -223,7 +223,7 @@ def test_shards_at_once_write_what_one_process_writes(log, small, tmp_path):
         )
         for i in range(3)
     ]
-    assert [each.wait() for each in running] == [0, 0, 0]
+    assert [process.wait() for process in running] == [0, 0, 0]
     engine = json.loads((tmp_path / "out" / "plan.json").read_text())["engine"]
     zoo.run(CLICKS, log / "a.csv", tmp_path / "one.parquet", engine=engine)
     assert union(check(tmp_path / "out")).equals(pq.read_table(tmp_path / "one.parquet"))
@@ -245,7 +245,7 @@ def test_shards_run_the_form_of_the_plan_whatever_they_would_choose(log, small, 
     monkeypatch.setattr(shards, "split_inputs", meanwhile)
     monkeypatch.setattr(catalog, "chosen_form", lambda _: other)
     run += [ShardedRun(*arguments), ShardedRun(*arguments, engine="native")]
-    assert [each.plan["engine"] for each in run] == [each.pipeline.requested for each in run] == [first] * 3
+    assert [shard.plan["engine"] for shard in run] == [shard.pipeline.requested for shard in run] == [first] * 3
     with pytest.raises(RequestError, match="holds a run with another engine"):
         ShardedRun(*arguments, engine=other)
 
@@ -270,7 +270,7 @@ def test_rows_of_criteo(small, tmp_path):
     zoo.run("wide-deep-criteo", [str(tmp_path / "rows.tsv")], tmp_path / "one.csv")
     files = check(tmp_path / "out")["files"]
     assert len(files) > 2
-    lines = [line for each in files for line in Path(each).read_text().splitlines()[1:]]
+    lines = [line for path in files for line in Path(path).read_text().splitlines()[1:]]
     assert lines == (tmp_path / "one.csv").read_text().splitlines()[1:]
 
 
@@ -287,14 +287,14 @@ def test_the_first_row_of_all_says_whether_rows_of_criteo_have_a_label(small, tm
 
     write()
     begin = parts.split_inputs(zoo.pipeline("wide-deep-criteo"), inputs, {})[1].begin
-    for at in (200, (tmp_path / "a.tsv").read_bytes()[:begin].count(b"\n") - 1):  # a file and a part begin there
-        lines[at] = others[at]
+    for index in (200, (tmp_path / "a.tsv").read_bytes()[:begin].count(b"\n") - 1):  # a file and a part begin there
+        lines[index] = others[index]
     write()
     run_shard("wide-deep-criteo", inputs, tmp_path / "out", on_error="skip")
     whole = zoo.run("wide-deep-criteo", inputs, tmp_path / "one.parquet", on_error="skip")
-    found = check(tmp_path / "out")
-    assert found["skipped"] == whole["skipped"] == 3
-    assert union(found)["row"].to_pylist() == pq.read_table(tmp_path / "one.parquet")["row"].to_pylist()
+    stats = check(tmp_path / "out")
+    assert stats["skipped"] == whole["skipped"] == 3
+    assert union(stats)["row"].to_pylist() == pq.read_table(tmp_path / "one.parquet")["row"].to_pylist()
 
 
 def test_parts_of_rows_without_a_header_have_the_columns_of_the_first(small, tmp_path):
@@ -304,9 +304,9 @@ def test_parts_of_rows_without_a_header_have_the_columns_of_the_first(small, tmp
     rows = [b"\t".join(line.split(b"\t")[-39:]) for line in text.splitlines()[:400]]
     (tmp_path / "rows.tsv").write_bytes(b"\n".join([b"1\t" + rows[0], *rows]))
     pipeline = zoo.pipeline(CLICKS)
-    found = parts.split_inputs(pipeline, [str(tmp_path / "rows.tsv")], {})
-    assert len(found) > 2
-    for part in found:
+    log_parts = parts.split_inputs(pipeline, [str(tmp_path / "rows.tsv")], {})
+    assert len(log_parts) > 2
+    for part in log_parts:
         with parts.open_part(pipeline, part) as log:
             assert open_log(log).columns == CRITEO and not open_log(log).header
 
@@ -324,7 +324,7 @@ def test_sentences(tmp_path, monkeypatch):
     zoo.run("multi30k-en-de", [str(tmp_path / "text.txt")], tmp_path / "one.txt")
     files = check(tmp_path / "out")["files"]
     assert len(files) == 2
-    assert "".join(Path(each).read_text() for each in files) == (tmp_path / "one.txt").read_text()
+    assert "".join(Path(path).read_text() for path in files) == (tmp_path / "one.txt").read_text()
 
 
 def test_lines_count_through_the_whole_input(tmp_path, monkeypatch):
@@ -336,9 +336,9 @@ def test_lines_count_through_the_whole_input(tmp_path, monkeypatch):
     inputs = [str(tmp_path / name) for name in ("a.txt", "b.txt.gz", "c.txt")]
     run_shard("multi30k-en-de", inputs, tmp_path / "out", format=".parquet")
     zoo.run("multi30k-en-de", inputs, tmp_path / "one.parquet")
-    found = check(tmp_path / "out")
-    assert found["parts"] == 4 and union(found).equals(pq.read_table(tmp_path / "one.parquet"))
-    assert union(found)["line"].to_pylist() == [1, 2, 3, 4, 5, 6, 7]
+    stats = check(tmp_path / "out")
+    assert stats["parts"] == 4 and union(stats).equals(pq.read_table(tmp_path / "one.parquet"))
+    assert union(stats)["line"].to_pylist() == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_a_part_that_cannot_be_translated_ends_no_run(tmp_path):
@@ -347,10 +347,10 @@ def test_a_part_that_cannot_be_translated_ends_no_run(tmp_path):
     (tmp_path / "b.txt").write_bytes(b"\xfe\n")
     inputs = [str(tmp_path / name), str(tmp_path / "b.txt")]
     run_shard("multi30k-en-de", inputs, tmp_path / "out")
-    zoo.run("multi30k-en-de", [Path(each) for each in inputs], tmp_path / "one.txt")
-    found = check(tmp_path / "out")
-    assert found["skipped"] == 1
-    assert "".join(Path(each).read_text() for each in found["files"]) == (tmp_path / "one.txt").read_text()
+    zoo.run("multi30k-en-de", [Path(path) for path in inputs], tmp_path / "one.txt")
+    stats = check(tmp_path / "out")
+    assert stats["skipped"] == 1
+    assert "".join(Path(path).read_text() for path in stats["files"]) == (tmp_path / "one.txt").read_text()
 
 
 @pytest.mark.parametrize("labels", [0, 1], ids=["encoder", "reranker"])
@@ -369,9 +369,9 @@ def test_texts_count_through_the_whole_input(tmp_path, labels):
     options = {"precision": "fp32", "engine": "onnxruntime", "column": "one,two" if labels else "one"}
     run_shard(tmp_path / "ours", inputs, tmp_path / "out", **options)
     zoo.run(tmp_path / "ours", inputs, tmp_path / "one.parquet", **options)
-    found = check(tmp_path / "out")
-    assert found["parts"] == 3 and found["skipped"] == 1
-    assert union(found)["row"].to_pylist() == pq.read_table(tmp_path / "one.parquet")["row"].to_pylist() == [1, 2, 3, 4]
+    stats = check(tmp_path / "out")
+    assert stats["parts"] == 3 and stats["skipped"] == 1
+    assert union(stats)["row"].to_pylist() == pq.read_table(tmp_path / "one.parquet")["row"].to_pylist() == [1, 2, 3, 4]
     with pytest.raises(RequestError, match=r"found no row in .*b\.csv"):
         run_shard(tmp_path / "ours", inputs[1:2], tmp_path / "other", **options)
 
@@ -386,7 +386,7 @@ def test_sentences_of_urls(tmp_path, monkeypatch):
     zoo.run("multi30k-en-de", [str(tmp_path / "text.txt")], tmp_path / "one.txt")
     files = check(tmp_path / "out")["files"]
     assert len(files) == 3
-    assert "".join(Path(each).read_text() for each in files) == (tmp_path / "one.txt").read_text()
+    assert "".join(Path(path).read_text() for path in files) == (tmp_path / "one.txt").read_text()
 
 
 def pictures(folder, *names):
@@ -407,12 +407,12 @@ def test_images_of_urls(small, tmp_path):
     fsspec.filesystem("memory").pipe("/empty/notes.txt", b"no image")
     run_shard(IMAGES, ["memory://photos/"], tmp_path / "out")
     zoo.run(IMAGES, [str(tmp_path / f"{i}.png") for i in range(4)], tmp_path / "one.parquet")
-    found = check(tmp_path / "out")
-    assert found["images"] == 4 and found["skipped"] == 1
-    scored, one = union(found).to_pylist(), pq.read_table(tmp_path / "one.parquet").to_pylist()
-    assert [each["file"] for each in scored] == [f"memory:///photos/{name}.png" for name in ("0", "1", "1b", "2", "3")]
+    stats = check(tmp_path / "out")
+    assert stats["images"] == 4 and stats["skipped"] == 1
+    scored, one = union(stats).to_pylist(), pq.read_table(tmp_path / "one.parquet").to_pylist()
+    assert [row["file"] for row in scored] == [f"memory:///photos/{name}.png" for name in ("0", "1", "1b", "2", "3")]
     assert "is no image" in scored.pop(2)["error"]
-    assert [each | {"file": ""} for each in scored] == [each | {"file": ""} for each in one]
+    assert [row | {"file": ""} for row in scored] == [row | {"file": ""} for row in one]
     with pytest.raises(RequestError, match="found no images in memory://empty/"):
         run_shard(IMAGES, ["memory://empty/"], tmp_path / "other")
 
@@ -423,9 +423,9 @@ def test_images(small, tmp_path):
         (tmp_path / f"{i}.png").write_bytes(b"no image")
     run_shard(IMAGES, [str(tmp_path)], tmp_path / "out", engine="onnxruntime", batch_size=1)
     zoo.run(IMAGES, [str(tmp_path)], tmp_path / "one.parquet", engine="onnxruntime", batch_size=1)
-    found = check(tmp_path / "out")
-    assert found["parts"] == 3 and found["images"] == 3 and found["skipped"] == 2
-    assert union(found).equals(pq.read_table(tmp_path / "one.parquet"))
+    stats = check(tmp_path / "out")
+    assert stats["parts"] == 3 and stats["images"] == 3 and stats["skipped"] == 2
+    assert union(stats).equals(pq.read_table(tmp_path / "one.parquet"))
 
 
 def test_names_of_images_mean_what_they_meant_where_the_plan_was_made(small, tmp_path, monkeypatch):
@@ -440,9 +440,9 @@ def test_names_of_images_mean_what_they_meant_where_the_plan_was_made(small, tmp
     run_shard(IMAGES, [str(tmp_path / "photos/*.png")], tmp_path / "out", "2/2", **options)
     monkeypatch.chdir(tmp_path)
     zoo.run(IMAGES, [photos / name for name in names], tmp_path / "one.parquet", **options)
-    found = check("out")
-    assert found["parts"] == 2 and found["images"] == 3
-    assert union(found).equals(pq.read_table(tmp_path / "one.parquet"))
+    stats = check("out")
+    assert stats["parts"] == 2 and stats["images"] == 3
+    assert union(stats).equals(pq.read_table(tmp_path / "one.parquet"))
     monkeypatch.chdir("/")
     with pytest.raises(RequestError, match="holds a run with another inputs"):
         run_shard(IMAGES, ["photos/*.png"], tmp_path / "out", "2/2", **options)
@@ -485,8 +485,8 @@ def test_wrong_requests(inputs, options, told, tmp_path):
 def test_damaged_files_are_named(log, tmp_path):
     (tmp_path / "cut.csv.gz").write_bytes((log / "b.csv.gz").read_bytes()[:400])
     (tmp_path / "empty.csv").touch()
-    for name, told in (("cut.csv.gz", "cannot be read"), ("empty.csv", "is empty")):
-        with pytest.raises(RequestError, match=rf"{name}.*{told}"):
+    for name, problem in (("cut.csv.gz", "cannot be read"), ("empty.csv", "is empty")):
+        with pytest.raises(RequestError, match=rf"{name}.*{problem}"):
             run_shard(CLICKS, [str(tmp_path / name)], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -505,5 +505,5 @@ def test_arrow_batches_get_a_probability(log):
     assert scored.drop_columns("probability").equals(table)
     batches = list(scorer(iter(table.to_batches(max_chunksize=64))))
     assert pa.Table.from_batches(batches)["probability"].combine_chunks().equals(scored["probability"].combine_chunks())
-    expected = [each["probability"] for each in zoo.pipeline(CLICKS)(table)]
+    expected = [row["probability"] for row in zoo.pipeline(CLICKS)(table)]
     assert scored["probability"].to_pylist() == expected

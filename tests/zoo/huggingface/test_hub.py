@@ -39,8 +39,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    with fake_hub(monkeypatch, tmp_path / "hub-cache") as found:
-        yield found
+    with fake_hub(monkeypatch, tmp_path / "hub-cache") as fake:
+        yield fake
 
 
 @pytest.fixture
@@ -74,8 +74,8 @@ def test_a_pushed_model_runs_at_once_and_nothing_is_rebuilt(hub, folder, tmp_pat
 
 def test_a_server_names_a_model_of_the_hub_by_its_card(pushed):
     served, _ = model_loader.parse_options([ADDRESS, f"{ADDRESS}@fp32"])
-    assert [each.name for each in served] == ["colors", "colors@fp32"]
-    assert {each.model for each in served} == {str(zoo.load(ADDRESS).path)}
+    assert [model.name for model in served] == ["colors", "colors@fp32"]
+    assert {model.model for model in served} == {str(zoo.load(ADDRESS).path)}
 
 
 def test_files_of_the_cache_do_not_change_with_the_model(pushed, folder):
@@ -106,7 +106,7 @@ def test_the_model_card_says_what_the_reports_say(pushed):
     assert about["license"] == "mit" and about["pipeline_tag"] == "image-classification"
     assert about["library_name"] == "int8-zoo" and {"int8", "onnx", "mobilenet-v1"} <= {*about["tags"]}
     results = about["model-index"][0]["results"]
-    metrics = {metric["name"]: metric for each in results for metric in each["metrics"]}
+    metrics = {metric["name"]: metric for result in results for metric in result["metrics"]}
     assert metrics["top1 (int8)"]["type"] == "accuracy" and metrics["top1 (int8)"]["value"] == 1.0
     assert f"zoo run {ADDRESS}" in body and "| input" in body and "| output" in body
     assert "## Quality" in body and "top1" in body and "MIT (of a test)" in body

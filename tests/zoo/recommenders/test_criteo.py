@@ -57,14 +57,14 @@ def test_numbers_are_fitted_and_scaled():
         f"{math.e**2 - 1!r}\t{math.e**3 - 1!r}\t\t\ta\tb",
     ]
     features = of_rows(lines, numeric=4, categorical=2, buckets=50)
-    bounds = [[each.encoding[key] for each in features.numbers] for key in ("low", "high", "fill")]
+    bounds = [[column.encoding[key] for column in features.numbers] for key in ("low", "high", "fill")]
     assert bounds[0] == pytest.approx([0, 0, 0, math.log(8)])
     assert bounds[1] == pytest.approx([2, 3, 0, math.log(8)])
     assert bounds[2] == [0, 0, 0, 0]
-    found = whole(
+    rows = whole(
         features, [f"{E1!r}\t{E1!r}\t4\t7\ta\tb", "\t\t\t\ta\tb", "-3\t1e30\t1e30\t1e30\ta\tb", "1e9\t0\t0\t0\ta\tb"]
     )
-    values = found.numbers
+    values = rows.numbers
     assert values.tolist() == [pytest.approx([1 / 2, 1 / 3, 0, 0]), [0, 0, 0, 0], [0, 1, 0, 0], [1, 0, 0, 0]]
     assert values.dtype == np.float32
     assert values.flags.c_contiguous
@@ -107,8 +107,8 @@ def test_no_rows_have_no_schema(tmp_path):
 
 
 def test_the_built_in_schema_is_one_that_a_file_may_hold(synthetic, tmp_path):
-    found = criteo.schema(synthetic)
-    assert Schema.load(found.save(tmp_path / "schema.json")) == found
+    schema = criteo.schema(synthetic)
+    assert Schema.load(schema.save(tmp_path / "schema.json")) == schema
 
 
 # ----------------------------------------------------------------------------------------------- models of version 0.2.0
@@ -136,7 +136,7 @@ def test_rows_of_a_graph_are_encoded_as_by_0_2_0(native, monkeypatch):
     if not native:
         monkeypatch.setattr(extension, "native", lambda: None)
     features = Features.from_json(json.loads(json.dumps(MAPPED)))
-    assert [each.name for each in features.numbers] == ["u", "w", "w.2"]
+    assert [column.name for column in features.numbers] == ["u", "w", "w.2"]
     assert (features.shape, features.last_ids.tolist()) == ((2, 3, 0), [3, 4])
     assert Features.from_json({"schema": features.schema.to_json()}) == features
     lines = ["1\t9\t3\tx\ty", "\t\t\t\t", "0.25\t7\t-4\t\tz"]
@@ -186,8 +186,8 @@ def test_broken_features_are_refused(change):
         {"fill": ["x"]},
         {"fill": [float("nan"), 0.0, 0.0]},
         *(
-            {"numbers": [{**MAPPED["numbers"][0], **each}]}
-            for each in ({"column": 3}, {"lo": 4.0}, {"steps": [["cube"]]})
+            {"numbers": [{**MAPPED["numbers"][0], **change}]}
+            for change in ({"column": 3}, {"lo": 4.0}, {"steps": [["cube"]]})
         ),
         {"numbers": [{**MAPPED["numbers"][0], "steps": [["divide"]]}]},
     ],

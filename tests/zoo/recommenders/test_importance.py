@@ -33,14 +33,14 @@ def test_columns_are_sorted_by_the_drop_of_the_auc(tmp_path, capsys):
     zoo.train("deepfm", log, tmp_path / "model", settings=SETTINGS, label="click")
     cli.call(["evaluate", str(tmp_path / "model"), "--data", str(log), "--importance", "--repeats", "3", "--json"])
     report = json.loads(capsys.readouterr().out)
-    found = report["importance"]
-    assert (found["precision"], found["repeats"], found["rows"]) == ("int8", 3, 1500)
-    columns = {each["column"]: each for each in found["columns"]}
+    importance = report["importance"]
+    assert (importance["precision"], importance["repeats"], importance["rows"]) == ("int8", 3, 1500)
+    columns = {column["column"]: column for column in importance["columns"]}
     assert columns.keys() == {"user_id", "noise", "history", "price"}
-    assert found["columns"][0]["column"] == "user_id" and columns["user_id"]["auc_drop"] > 0.2
+    assert importance["columns"][0]["column"] == "user_id" and columns["user_id"]["auc_drop"] > 0.2
     assert columns["user_id"]["logloss_rise"] > 0.2 and columns["user_id"]["auc_drop_std"] > 0
     assert all(abs(columns[name]["auc_drop"]) < 0.05 for name in ("noise", "history", "price"))
-    drops = [each["auc_drop"] for each in found["columns"]]
+    drops = [column["auc_drop"] for column in importance["columns"]]
     assert drops == sorted(drops, reverse=True)
     cli.call(["evaluate", str(tmp_path / "model"), "--data", str(log), "--importance"])
     assert "user_id" in capsys.readouterr().out
@@ -53,12 +53,12 @@ def test_every_label_has_its_own(tmp_path, capsys):
     log = write(tmp_path / "log.csv", 1500, bought=True)
     settings = {name: value for name, value in SETTINGS.items() if name != "hidden"}
     zoo.train("mmoe", log, tmp_path / "model", settings=settings, label=["click", "bought"])
-    found = zoo.evaluate(tmp_path / "model", log, importance=2)["importance"]
-    assert {label: columns[0]["column"] for label, columns in found["labels"].items()} == {
+    importance = zoo.evaluate(tmp_path / "model", log, importance=2)["importance"]
+    assert {label: columns[0]["column"] for label, columns in importance["labels"].items()} == {
         "click": "user_id",
         "bought": "history",
     }
-    assert found["columns"] == found["labels"]["click"]
+    assert importance["columns"] == importance["labels"]["click"]
 
 
 def test_other_tasks_have_none(tmp_path):

@@ -53,12 +53,12 @@ def test_the_whole_road_leaves_a_file_at_every_station(trained: Path) -> None:
     ):
         assert (trained / name).is_file(), name
     report = json.loads((trained / "quantization.json").read_text())
-    linear = [each for each in report["operators"] if each["type"] in ("Gemm", "MatMul")]
-    assert [each["precision"] for each in linear] == ["int8"] * 3
-    assert all(each["reason"] for each in report["operators"] if each["precision"] == "float")
+    linear = [op for op in report["operators"] if op["type"] in ("Gemm", "MatMul")]
+    assert [op["precision"] for op in linear] == ["int8"] * 3
+    assert all(op["reason"] for op in report["operators"] if op["precision"] == "float")
     fired = {
-        each["name"]: each["fired"]
-        for each in json.loads((trained / "build.json").read_text())["rewritten.onnx"]["passes"]
+        graph_pass["name"]: graph_pass["fired"]
+        for graph_pass in json.loads((trained / "build.json").read_text())["rewritten.onnx"]["passes"]
     }
     assert fired["FuseParallelEmbedding"] == fired["FuseParallelSum"] == fired["EqualizeConcat"] == 1
     assert fired["FuseLinear"] == 0
@@ -70,12 +70,12 @@ def test_the_int8_graph_runs_without_float_gemm_or_requantization_in_float(
 ) -> None:
     opened = zoo.pipeline(trained, engine=engine)
     executed = load(trained / "int8.onnx", engine).executed(opened.preprocess(opened.example(512, rows)))
-    gemms = [each for each in executed if any(word in each.type for word in ("Gemm", "MatMul", "FullyConnected"))]
+    gemms = [node for node in executed if any(word in node.type for word in ("Gemm", "MatMul", "FullyConnected"))]
     assert len(gemms) == 3
-    assert {each.precision for each in gemms} == {"u8"}
+    assert {node.precision for node in gemms} == {"u8"}
     if engine == "onnxruntime":  # the only quantize step left is that of the 13 numbers
-        assert [each.type for each in executed].count("QuantizeLinear") == 1
-        assert "DequantizeLinear" not in [each.type for each in executed]
+        assert [node.type for node in executed].count("QuantizeLinear") == 1
+        assert "DequantizeLinear" not in [node.type for node in executed]
 
 
 def test_both_engines_and_precisions_agree(trained: Path, rows: Path) -> None:
@@ -84,21 +84,21 @@ def test_both_engines_and_precisions_agree(trained: Path, rows: Path) -> None:
     reference = opened.predict(batch)["probability"]
     for precision, tolerance in (("fp32", 1e-5), ("int8", 0.01)):
         for engine in STOCK:
-            found = zoo.pipeline(trained, precision=precision, engine=engine, batch_size=128).predict(batch)[
+            scores = zoo.pipeline(trained, precision=precision, engine=engine, batch_size=128).predict(batch)[
                 "probability"
             ]
-            assert found.shape == (300, 1)
-            assert np.abs(found - reference).max() < tolerance
+            assert scores.shape == (300, 1)
+            assert np.abs(scores - reference).max() < tolerance
 
 
 def test_run_keeps_the_row_order_and_equals_the_call(trained: Path, rows: Path, tmp_path: Path) -> None:
     lines = rows.read_bytes().splitlines()
-    found = zoo.run(trained, str(rows), tmp_path / "scores.csv", engine="onnxruntime", batch_size=100)
-    assert found["rows"] == len(lines)
+    report = zoo.run(trained, str(rows), tmp_path / "scores.csv", engine="onnxruntime", batch_size=100)
+    assert report["rows"] == len(lines)
     scores = read_scores(tmp_path / "scores.csv")
     assert scores[:, 0].tolist() == list(range(len(lines)))
     called = zoo.pipeline(trained, engine="onnxruntime")(lines)
-    assert np.allclose(scores[:, 1], [each["probability"] for each in called], atol=1e-6)
+    assert np.allclose(scores[:, 1], [result["probability"] for result in called], atol=1e-6)
 
 
 def test_only_a_path_names_a_file_to_the_pipeline(trained: Path, rows: Path) -> None:
@@ -135,24 +135,24 @@ def test_skipped_rows_are_counted_and_the_others_keep_their_position(trained: Pa
     with pytest.raises(RequestError, match=r"rows\.tsv:4"):
         zoo.run(trained, str(tmp_path / "rows.tsv"), tmp_path / "scores.csv")
     assert not (tmp_path / "scores.csv").exists()
-    found = zoo.run(trained, str(tmp_path / "rows.tsv"), tmp_path / "scores.csv", on_error="skip")
-    assert (found["rows"], found["skipped"]) == (8, 2)
+    report = zoo.run(trained, str(tmp_path / "rows.tsv"), tmp_path / "scores.csv", on_error="skip")
+    assert (report["rows"], report["skipped"]) == (8, 2)
     assert read_scores(tmp_path / "scores.csv")[:, 0].tolist() == [0, 1, 2, 4, 5, 6, 8, 9]
 
 
 def test_evaluate_gives_the_keys_that_the_house_promises(trained: Path, rows: Path) -> None:
-    found = zoo.evaluate(trained, str(rows), engine="onnxruntime")
-    assert {"model", "data", "samples", "metrics", "difference", "environment"} <= set(found)
+    report = zoo.evaluate(trained, str(rows), engine="onnxruntime")
+    assert {"model", "data", "samples", "metrics", "difference", "environment"} <= set(report)
     assert (
-        set(found["metrics"]["fp32"])
-        == set(found["metrics"]["int8"])
+        set(report["metrics"]["fp32"])
+        == set(report["metrics"]["int8"])
         == {"auc", "logloss", "accuracy", "calibration_error"}
     )
-    assert {"auc", "logloss", "accuracy", "max_probability"} <= set(found["difference"])
-    assert found["samples"] == 1500
-    assert found["difference"]["max_probability"] < 0.01
-    assert found["difference"]["auc"] == pytest.approx(
-        found["metrics"]["int8"]["auc"] - found["metrics"]["fp32"]["auc"]
+    assert {"auc", "logloss", "accuracy", "max_probability"} <= set(report["difference"])
+    assert report["samples"] == 1500
+    assert report["difference"]["max_probability"] < 0.01
+    assert report["difference"]["auc"] == pytest.approx(
+        report["metrics"]["int8"]["auc"] - report["metrics"]["fp32"]["auc"]
     )
 
 
@@ -202,7 +202,7 @@ def test_a_stage_is_made_again_when_what_it_was_made_from_changed(trained: Path,
     }  # fmt: skip
     zoo.quantize(folder, keep_float=[r"deep\.6.*"])
     precisions = {
-        each["name"]: each["precision"] for each in json.loads((folder / "quantization.json").read_text())["operators"]
+        op["name"]: op["precision"] for op in json.loads((folder / "quantization.json").read_text())["operators"]
     }
     assert [precision for name, precision in precisions.items() if name.startswith("deep.6")] == ["float"]
     (folder / "rewritten.onnx").unlink()
@@ -242,13 +242,13 @@ def test_a_remembered_engine_that_cannot_be_opened_now_gives_way(
 
 
 def test_benchmark_gives_the_keys_that_the_house_promises(trained: Path, rows: Path) -> None:
-    found = zoo.benchmark(trained, data=rows, batch_sizes=[8], rounds=2)
-    assert {"model", "results", "environment"} <= set(found)
+    report = zoo.benchmark(trained, data=rows, batch_sizes=[8], rounds=2)
+    assert {"model", "results", "environment"} <= set(report)
     both = {(engine, precision) for engine in STOCK for precision in ("fp32", "int8")}
-    assert {(each["engine"], each["precision"]) for each in found["results"]} == both | (
+    assert {(timing["engine"], timing["precision"]) for timing in report["results"]} == both | (
         {("native", "int8")} if extension.isas() else set()
     )
-    for each in found["results"]:
+    for result in report["results"]:
         assert {
             "batch_size",
             "threads",
@@ -257,10 +257,10 @@ def test_benchmark_gives_the_keys_that_the_house_promises(trained: Path, rows: P
             "latency_ms",
             "split_ms",
             "memory_mb",
-        } <= set(each)
-        assert set(each["latency_ms"]) == {"p50", "p95", "p99"}
-        assert set(each["split_ms"]) == {"preprocess", "model", "postprocess"}
-        assert 20 < each["memory_mb"] < 2000
+        } <= set(result)
+        assert set(result["latency_ms"]) == {"p50", "p95", "p99"}
+        assert set(result["split_ms"]) == {"preprocess", "model", "postprocess"}
+        assert 20 < result["memory_mb"] < 2000
 
 
 def test_running_int8_loads_neither_tensorflow_nor_torch(trained: Path, rows: Path) -> None:
@@ -315,7 +315,7 @@ def test_interrupting_a_run_leaves_nothing(trained: Path, rows: Path, tmp_path: 
 @pytest.mark.parametrize("engine", STOCK)
 def test_several_threads_write_the_same_file(trained: Path, rows: Path, tmp_path: Path, engine: str) -> None:
     (tmp_path / "rows.tsv").write_bytes(rows.read_bytes() * 9)  # some pieces of work
-    found = [
+    reports = [
         zoo.run(
             trained,
             str(tmp_path / "rows.tsv"),
@@ -328,11 +328,11 @@ def test_several_threads_write_the_same_file(trained: Path, rows: Path, tmp_path
     ]
     assert (tmp_path / "1.csv").read_bytes() == (tmp_path / "2.csv").read_bytes() == (tmp_path / "5.csv").read_bytes()
     for key in ("rows", "clicks", "expected_clicks", "engine"):
-        assert len({each[key] for each in found}) == 1
-    for each in found:
-        assert list(each["split_us"]) == ["read", "parse", "model", "write", "wall"]
-        assert all(value >= 0 for value in each["split_us"].values())
-        assert each["split_us"]["wall"] == pytest.approx(1e6 / each["rows_per_second"], rel=0.01, abs=0.001)
+        assert len({summary[key] for summary in reports}) == 1
+    for report in reports:
+        assert list(report["split_us"]) == ["read", "parse", "model", "write", "wall"]
+        assert all(value >= 0 for value in report["split_us"].values())
+        assert report["split_us"]["wall"] == pytest.approx(1e6 / report["rows_per_second"], rel=0.01, abs=0.001)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -367,7 +367,7 @@ def test_whatever_goes_wrong_ends_all_threads(
 
     def failing(*arguments: object, **options: object) -> object:
         if kind_of == "rows":
-            return (each for each in original(*arguments, **options) if fail() is None)
+            return (batch for batch in original(*arguments, **options) if fail() is None)
         if kind_of == "context":
             return _wrapped(original(*arguments, **options), fail)
         fail()
@@ -400,18 +400,18 @@ def test_the_shipped_model_scores_its_sample_and_int8_stays_close_to_fp32(tmp_pa
 
 @pytest.mark.data
 def test_the_shipped_model_on_real_rows(shared: Path) -> None:
-    found = zoo.evaluate(NAME, str(shared / "data" / "criteo" / "criteo_10390.tsv"))
-    assert found["difference"]["max_probability"] <= 0.01
-    assert abs(found["difference"]["auc"]) <= 0.0005
-    assert found["difference"]["accuracy"] > -0.002
-    assert found["metrics"]["int8"]["logloss"] <= 1.001 * found["metrics"]["fp32"]["logloss"]
+    report = zoo.evaluate(NAME, str(shared / "data" / "criteo" / "criteo_10390.tsv"))
+    assert report["difference"]["max_probability"] <= 0.01
+    assert abs(report["difference"]["auc"]) <= 0.0005
+    assert report["difference"]["accuracy"] > -0.002
+    assert report["metrics"]["int8"]["logloss"] <= 1.001 * report["metrics"]["fp32"]["logloss"]
 
 
 @needs_vnni
 @pytest.mark.slow
 def test_int8_is_at_least_three_times_as_fast_at_batch_512() -> None:
     results = zoo.benchmark(NAME, batch_sizes=[512], rounds=9)["results"]
-    speed = {(each["engine"], each["precision"]): each["samples_per_second"] for each in results}
+    speed = {(result["engine"], result["precision"]): result["samples_per_second"] for result in results}
     # the bounds are those of the VNNI CPUs that were measured, less what a busy machine takes
     assert speed["onnxruntime", "int8"] >= 2.7 * speed["onnxruntime", "fp32"]
     assert speed["openvino", "int8"] >= 3.0 * speed["openvino", "fp32"]
@@ -458,6 +458,6 @@ def test_calibration_counts_the_rows_it_leaves_out(
     trained: Path, rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "rows.tsv").write_bytes(b"\n".join([b"no row", *rows.read_bytes().splitlines()[:20]]))
-    found = zoo.calibrate(trained, str(tmp_path / "rows.tsv"), tmp_path / "table.json", on_error="skip")
-    assert found["samples"] == 20
+    report = zoo.calibrate(trained, str(tmp_path / "rows.tsv"), tmp_path / "table.json", on_error="skip")
+    assert report["samples"] == 20
     assert "1 row left out" in caplog.text

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("shared_home")
 def log(tmp_path_factory):
     """A log of the shipped model's form with a column that the model does not read."""
     rows = pd.DataFrame(zoo.pipeline("shop-clicks").example(300))
-    rows["session"] = [None if at % 50 == 3 else f's "{at // 7}", é' for at in range(len(rows))]
+    rows["session"] = [None if i % 50 == 3 else f's "{i // 7}", é' for i in range(len(rows))]
     path = tmp_path_factory.mktemp("log") / "log.csv"
     rows.to_csv(path, index=False)
     return path, rows
@@ -35,7 +35,7 @@ def test_the_columns_of_every_row_are_written(log, tmp_path):
     plain, kept = (parquet.read_table(tmp_path / f"{name}.parquet").to_pydict() for name in ("plain", "kept"))
     assert summary["rows"] == 300 and list(kept) == ["row", "probability", "session", "item_id"]
     assert {name: kept[name] for name in plain} == plain
-    assert kept["session"] == [None if pd.isna(each) else each for each in rows["session"]]
+    assert kept["session"] == [None if pd.isna(session) else session for session in rows["session"]]
     assert kept["item_id"] == rows["item_id"].tolist()
     pipeline.run(path, tmp_path / "kept.jsonl", keep=["session"])
     lines = [json.loads(line) for line in (tmp_path / "kept.jsonl").read_text().splitlines()]
@@ -49,8 +49,8 @@ def test_left_out_rows_keep_their_columns_apart(log, tmp_path):
     broken = tmp_path / "broken.csv"
     broken.write_text("\n".join(lines) + "\n")
     zoo.pipeline("shop-clicks").run(broken, tmp_path / "out.parquet", "skip", keep="item_id")
-    found = parquet.read_table(tmp_path / "out.parquet").to_pydict()
-    assert found["item_id"] == rows["item_id"].tolist() and found["row"][3:6] == [3, 5, 6]
+    columns = parquet.read_table(tmp_path / "out.parquet").to_pydict()
+    assert columns["item_id"] == rows["item_id"].tolist() and columns["row"][3:6] == [3, 5, 6]
 
 
 def test_shards_keep_columns(log, tmp_path):
@@ -58,8 +58,8 @@ def test_shards_keep_columns(log, tmp_path):
     for number in (1, 2):
         api.run_shard("shop-clicks", [str(path)], tmp_path / "out", f"{number}/2", keep="item_id")
     parts = sorted((tmp_path / "out").glob("*.parquet"))
-    found = [name for part in parts for name in parquet.read_table(part)["item_id"].to_pylist()]
-    assert found == rows["item_id"].tolist()
+    items = [name for part in parts for name in parquet.read_table(part)["item_id"].to_pylist()]
+    assert items == rows["item_id"].tolist()
 
 
 @pytest.mark.parametrize(
@@ -100,18 +100,18 @@ def test_gauc_by_its_definition():
         groups = generator.integers(-1, 6, count)
         weights = np.ones(count, np.float32) if trial % 2 else generator.integers(0, 4, count).astype(np.float32)
         expected, size = grouped(labels, probabilities, groups, weights)
-        found, counted = gauc(labels, probabilities, groups, None if trial % 2 else weights)
-        assert counted == size and (math.isnan(found) if not size else math.isclose(found, expected, abs_tol=1e-12))
+        score, counted = gauc(labels, probabilities, groups, None if trial % 2 else weights)
+        assert counted == size and (math.isnan(score) if not size else math.isclose(score, expected, abs_tol=1e-12))
 
 
 def test_evaluate_reports_gauc(log):
     path, rows = log
     report = zoo.evaluate("shop-clicks", path, columns=["session"], engine="onnxruntime")
     pipeline = zoo.pipeline("shop-clicks", engine="onnxruntime")
-    scores = np.array([each["probability"] for each in pipeline(rows)], np.float32)
-    sessions = [None if pd.isna(each) else each for each in rows["session"]]
-    names = {name: at for at, name in enumerate(dict.fromkeys(each for each in sessions if each is not None))}
-    groups = np.array([-1 if each is None else names[each] for each in sessions])
+    scores = np.array([result["probability"] for result in pipeline(rows)], np.float32)
+    sessions = [None if pd.isna(session) else session for session in rows["session"]]
+    names = {name: i for i, name in enumerate(dict.fromkeys(session for session in sessions if session is not None))}
+    groups = np.array([-1 if session is None else names[session] for session in sessions])
     labels = rows["clicked"].astype(np.float32).to_numpy()
     expected, size = grouped(labels, scores, groups, np.ones(len(rows)))
     assert report["groups"] == size and report["metrics"]["int8"]["gauc"] == pytest.approx(expected, abs=1e-9)

@@ -18,11 +18,11 @@ def test_logloss():
 
 
 def test_click_metrics():
-    found = click_metrics(np.array([1.0, 0.0, 1.0, 0.0]), np.array([0.5, 0.49, 0.2, 0.8]))
+    metrics = click_metrics(np.array([1.0, 0.0, 1.0, 0.0]), np.array([0.5, 0.49, 0.2, 0.8]))
     assert (
-        found["accuracy"] == 0.5
-        and found["auc"] == 0.25
-        and list(found) == ["auc", "logloss", "accuracy", "calibration_error"]
+        metrics["accuracy"] == 0.5
+        and metrics["auc"] == 0.25
+        and list(metrics) == ["auc", "logloss", "accuracy", "calibration_error"]
     )
 
 
@@ -35,26 +35,26 @@ def scored(seed=0, n=2000, noise=0.0):
 
 def test_differences_are_int8_minus_fp32():
     labels, fp32, int8 = scored(noise=0.3)
-    found = compare_clicks(labels, {"int8": int8, "fp32": fp32})
-    assert found["metrics"] == {"fp32": click_metrics(labels, fp32), "int8": click_metrics(labels, int8)}
-    difference = found["difference"]
-    assert difference["auc"] == found["metrics"]["int8"]["auc"] - found["metrics"]["fp32"]["auc"] < 0
+    comparison = compare_clicks(labels, {"int8": int8, "fp32": fp32})
+    assert comparison["metrics"] == {"fp32": click_metrics(labels, fp32), "int8": click_metrics(labels, int8)}
+    difference = comparison["difference"]
+    assert difference["auc"] == comparison["metrics"]["int8"]["auc"] - comparison["metrics"]["fp32"]["auc"] < 0
     assert difference["logloss"] > 0 > difference["accuracy"]
     assert difference["max_probability"] == np.abs(int8 - fp32.astype(np.float64)).max()
     assert 0 < difference["mean_probability"] < difference["max_probability"]
     assert difference["agreement"] == ((fp32 >= 0.5) == (int8 >= 0.5)).mean() < 1
     for key in ("auc", "logloss", "accuracy"):
-        low, high = found["interval"][key]
+        low, high = comparison["interval"][key]
         assert low < difference[key] < high and not low <= 0 <= high
 
 
 def test_identical_outputs_differ_by_nothing():
     labels, fp32, _ = scored()
-    found = compare_clicks(labels, {"fp32": fp32, "int8": fp32.copy()})
-    assert found["difference"] == dict.fromkeys(
+    comparison = compare_clicks(labels, {"fp32": fp32, "int8": fp32.copy()})
+    assert comparison["difference"] == dict.fromkeys(
         ["auc", "logloss", "accuracy", "calibration_error", "max_probability", "mean_probability"], 0
     ) | {"agreement": 1}
-    assert [found["interval"][key] for key in ("auc", "logloss", "accuracy")] == [[0, 0]] * 3
+    assert [comparison["interval"][key] for key in ("auc", "logloss", "accuracy")] == [[0, 0]] * 3
 
 
 def test_intervals_of_small_noise_hold_zero_and_shrink_with_rows():
@@ -69,16 +69,16 @@ def test_intervals_of_small_noise_hold_zero_and_shrink_with_rows():
 
 def test_intervals_are_those_of_a_plain_paired_bootstrap():
     labels, fp32, int8 = scored(2, 400, noise=0.1)
-    found = compare_clicks(labels, {"fp32": fp32, "int8": int8}, seed=5)["interval"]
+    interval = compare_clicks(labels, {"fp32": fp32, "int8": int8}, seed=5)["interval"]
     rng = np.random.default_rng(6)
     draws = []
     for _ in range(1000):
         rows = rng.integers(0, 400, 400)
-        draws.append([click_metrics(labels[rows], each[rows]) for each in (int8, fp32)])
+        draws.append([click_metrics(labels[rows], scores[rows]) for scores in (int8, fp32)])
     for key in ("auc", "logloss", "accuracy"):
         plain = np.quantile([a[key] - b[key] for a, b in draws], [0.025, 0.975])
-        np.testing.assert_allclose(found[key], plain, atol=0.15 * (plain[1] - plain[0]))
-    assert (found["level"], found["resamples"]) == (0.95, 1000)
+        np.testing.assert_allclose(interval[key], plain, atol=0.15 * (plain[1] - plain[0]))
+    assert (interval["level"], interval["resamples"]) == (0.95, 1000)
 
 
 def test_the_same_seed_gives_the_same_intervals():
@@ -105,19 +105,19 @@ def test_a_row_of_weight_3_counts_as_three_rows():
     weights = np.random.default_rng(5).integers(0, 4, 1000).astype(np.float32)
     counts = weights.astype(int)
     for scores in (fp32, int8):
-        found = click_metrics(labels, scores, weights)
-        wanted = click_metrics(*(np.repeat(each, counts) for each in (labels, scores)))
-        assert found == {
+        report = click_metrics(labels, scores, weights)
+        wanted = click_metrics(*(np.repeat(array, counts) for array in (labels, scores)))
+        assert report == {
             name: pytest.approx(value, abs=0.01 if name == "calibration_error" else 1e-6)
             for name, value in wanted.items()
         }
     assert click_metrics(labels, fp32, weights) != click_metrics(labels, fp32)
-    found = compare_clicks(labels, {"fp32": fp32, "int8": int8}, weights=weights)
-    assert found["metrics"]["int8"] == click_metrics(labels, int8, weights)
+    report = compare_clicks(labels, {"fp32": fp32, "int8": int8}, weights=weights)
+    assert report["metrics"]["int8"] == click_metrics(labels, int8, weights)
     plain = compare_clicks(labels, {"fp32": fp32, "int8": int8}, weights=np.ones(1000, np.float32))
     for key in ("auc", "logloss", "accuracy"):
-        low, high = found["interval"][key]
-        assert low < found["difference"][key] < high
+        low, high = report["interval"][key]
+        assert low < report["difference"][key] < high
         assert plain["interval"][key] == pytest.approx(
             compare_clicks(labels, {"fp32": fp32, "int8": int8})["interval"][key]
         )

@@ -26,18 +26,18 @@ def write(path, rows):
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)  # ends of lines as RFC 4180 has them
         writer.writerow(["clicked", "session, id", 'the "kind"', "tags\nof it", "price €", "seen", "when"])
-        for at in range(rows):
-            kind, tags = draw.randrange(len(KINDS)), [each for each in TAGS if draw.random() < 0.3]
+        for index in range(rows):
+            kind, tags = draw.randrange(len(KINDS)), [tag for tag in TAGS if draw.random() < 0.3]
             logit = 0.5 * kind - 1.5 + 1.2 * ("ünï" in tags) - 0.7 * ("p\nq" in tags)
             writer.writerow(
                 [
                     int(draw.random() < 1 / (1 + math.exp(-logit))),
-                    f'id {at % IDS:07d} "x"',
+                    f'id {index % IDS:07d} "x"',
                     KINDS[kind],
                     "|".join(tags),
                     "" if draw.random() < 0.1 else f"{draw.lognormvariate(2, 1):.2f}",
                     " ".join(str(draw.randrange(300)) for _ in range(draw.randrange(6))),
-                    f"2026-01-{1 + at * 28 // rows:02d}T12:00:00",
+                    f"2026-01-{1 + index * 28 // rows:02d}T12:00:00",
                 ]
             )
 
@@ -48,14 +48,14 @@ def test_ugly_columns_and_a_million_ids(tmp_path, capsys):
     rows = IDS + 50_000
     write(tmp_path / "log.csv", rows)
     cli.call(["schema", log, "-o", schema])
-    found = {each.name: each for each in Schema.load(schema).columns}
-    assert [each.kind for each in found.values()] == [
+    specs = {spec.name: spec for spec in Schema.load(schema).columns}
+    assert [spec.kind for spec in specs.values()] == [
         *("label", "ignored", "category", "categories", "number", "categories", "timestamp")
     ]
-    assert "nearly every row has one of its own" in found["session, id"].why
-    assert found["session, id"].distinct == pytest.approx(IDS, rel=0.05)
-    assert sorted(found['the "kind"'].encoding["values"]) == sorted(filter(None, KINDS))
-    assert sorted(found["tags\nof it"].encoding["values"]) == sorted(TAGS)
+    assert "nearly every row has one of its own" in specs["session, id"].why
+    assert specs["session, id"].distinct == pytest.approx(IDS, rel=0.05)
+    assert sorted(specs['the "kind"'].encoding["values"]) == sorted(filter(None, KINDS))
+    assert sorted(specs["tags\nof it"].encoding["values"]) == sorted(TAGS)
     edited = json.loads((tmp_path / "schema.json").read_text())  # by a person, who wants the ids
     edited["columns"][1] |= {"kind": "category", "encoding": {"type": "hash", "buckets": 2 * IDS}}
     (tmp_path / "schema.json").write_text(json.dumps(edited))

@@ -26,10 +26,10 @@ def start(home: Path) -> Iterator[Callable[..., Server]]:
         return started[-1]
 
     yield begin
-    for each in started:
-        if each.process.poll() is None:
-            each.process.kill()
-            each.process.wait()
+    for server in started:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()
 
 
 @pytest.fixture(scope="session")

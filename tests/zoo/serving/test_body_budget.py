@@ -344,8 +344,8 @@ def test_small_bodies_keep_the_budget(handlers: Callable[[str], Handler], name: 
     if BODIES[name] is rows:
         features = handler.pipeline.features  # type: ignore[attr-defined]
         names = [column.name for column in features.schema.columns if column.kind not in ("label", "weight")]
-    bodies = ((RUN, *each) for each in BODIES[name](names))
-    wrong = [about for each in bodies if (about := held(handler, *each))]
+    bodies = ((RUN, *body) for body in BODIES[name](names))
+    wrong = [about for body in bodies if (about := held(handler, *body))]
     assert not wrong, "\n".join(wrong)
 
 
@@ -358,7 +358,7 @@ def text_apis() -> Iterator[tuple[str, str, bytes, str]]:
         (TOKENIZE, b'{"inputs": "', b'"}'),
     ):
         for part in (b"a", b"a ", "\u96ea".encode()):
-            yield from ((verb, JSON, *each) for each in both(part, head, tail))
+            yield from ((verb, JSON, *body) for body in both(part, head, tail))
     for verb, head, part, tail in (
         (EMBEDDINGS, b'{"input": [', b'"a b c",', b'"a"]}'),
         (EMBEDDINGS, b'{"prompt": "' + b"a " * 200_000 + b'", "input": [', b'"a",', b'"a"]}'),
@@ -370,12 +370,12 @@ def text_apis() -> Iterator[tuple[str, str, bytes, str]]:
         (DECODE, b'{"ids": [', b"[5],", b"[5]]}"),
         (COHERE_EMBED, b'{"texts": [', b'"a b c",', b'"a"]}'),
     ):
-        yield from ((verb, JSON, *each) for each in both(part, head, tail))
+        yield from ((verb, JSON, *body) for body in both(part, head, tail))
 
 
 @pytest.mark.slow
 def test_small_bodies_of_text_apis_keep_the_budget(handlers: Callable[[str], Handler]) -> None:
-    wrong = [about for each in text_apis() if (about := held(handlers(TEXTS), *each))]
+    wrong = [about for body in text_apis() if (about := held(handlers(TEXTS), *body))]
     assert not wrong, "\n".join(wrong)
 
 
@@ -390,11 +390,11 @@ def test_small_rankings_keep_the_budget(handlers: Callable[[str], Handler], tmp_
     items = tmp_path / "items.jsonl"
     items.write_text(sides[1] + "\n")
     handler = ServedModel(SHOP, SHOP, engine="native", items=items).handler()
-    wrong = [about for each in rankings(*sides) if (about := held(handler, RANK, *each))]
+    wrong = [about for body in rankings(*sides) if (about := held(handler, RANK, *body))]
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.slow
 def test_small_tensors_keep_the_budget(handlers: Callable[[str], Handler]) -> None:
-    wrong = [about for each in tensors() if (about := held(handlers(CRITEO), INFER, *each))]
+    wrong = [about for body in tensors() if (about := held(handlers(CRITEO), INFER, *body))]
     assert not wrong, "\n".join(wrong)

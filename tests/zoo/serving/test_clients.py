@@ -119,19 +119,19 @@ def order(folders: list[Path]) -> list[int]:
 def test_recorded_requests(
     served: Server, client: str, path: str, body: dict[str, Any], count: Callable[[Any], int]
 ) -> None:
-    found = served.json(path, json.dumps(body).encode(), JSON, authorization=f"Bearer {KEY}")
-    assert count(found) == 3, client
+    answer = served.json(path, json.dumps(body).encode(), JSON, authorization=f"Bearer {KEY}")
+    assert count(answer) == 3, client
     if "dimensions" in body:
-        assert len(base64.b64decode(found["data"][0]["embedding"])) == 4 * 8
+        assert len(base64.b64decode(answer["data"][0]["embedding"])) == 4 * 8
 
 
 def test_openai(served: Server, vectors: np.ndarray) -> None:
     openai = pytest.importorskip("openai", reason="openai is not installed")
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0)
     for options in ({}, {"encoding_format": "float"}):
-        found = client.embeddings.create(input=TEXTS, model="text-embedding-3-small", **options)
-        assert np.allclose([row.embedding for row in found.data], vectors, atol=1e-6)
-    assert found.usage.prompt_tokens == found.usage.total_tokens > 0 and found.model == "texts-0"
+        answer = client.embeddings.create(input=TEXTS, model="text-embedding-3-small", **options)
+        assert np.allclose([row.embedding for row in answer.data], vectors, atol=1e-6)
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens > 0 and answer.model == "texts-0"
     assert len(client.embeddings.create(input="a", model="m", dimensions=8).data[0].embedding) == 8
     extra = client.embeddings.create(
         input="a", model="m", encoding_format="float", extra_body={"output_dtype": "int8", "input_type": "query"}
@@ -150,8 +150,8 @@ def test_openai(served: Server, vectors: np.ndarray) -> None:
             requests = [asynchronous.embeddings.create(input=text, model="m") for text in TEXTS * 9]
             return await asyncio.gather(*requests)
 
-    found = [response.data[0].embedding for response in asyncio.run(many())]
-    assert np.allclose(found, np.tile(vectors, (9, 1)), atol=1e-6)
+    answer = [response.data[0].embedding for response in asyncio.run(many())]
+    assert np.allclose(answer, np.tile(vectors, (9, 1)), atol=1e-6)
 
 
 def test_hugging_face(served: Server, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,8 +162,8 @@ def test_hugging_face(served: Server, vectors: np.ndarray, monkeypatch: pytest.M
         return hub.InferenceClient(served.url + path, token=KEY)
 
     for path in ("/embed", "/v1/models/texts-0"):
-        found = client(path).feature_extraction(TEXTS, normalize=True, truncate=True, truncation_direction="left")
-        assert np.allclose(found, vectors, atol=1e-6)
+        embeddings = client(path).feature_extraction(TEXTS, normalize=True, truncate=True, truncation_direction="left")
+        assert np.allclose(embeddings, vectors, atol=1e-6)
     similarities = client("/similarity").sentence_similarity(TEXTS[0], other_sentences=TEXTS)
     assert np.allclose(similarities, vectors @ vectors[0], atol=1e-6)
     assert client("/v1/models/texts-3").text_classification("the cat").label.startswith("LABEL_")
@@ -232,5 +232,5 @@ def test_langchain_on_cohere(served: Server, order: list[int]) -> None:
     module = pytest.importorskip("langchain_cohere", reason="langchain-cohere is not installed")
     documents = pytest.importorskip("langchain_core.documents")
     reranker = module.CohereRerank(cohere_api_key=KEY, base_url=served.url, model="texts-1", top_n=2)
-    found = reranker.compress_documents([documents.Document(text) for text in TEXTS], "the cat")
-    assert [document.page_content for document in found] == [TEXTS[i] for i in order[:2]]
+    reranked = reranker.compress_documents([documents.Document(text) for text in TEXTS], "the cat")
+    assert [document.page_content for document in reranked] == [TEXTS[i] for i in order[:2]]

@@ -20,8 +20,8 @@ DEPLOY = Path(__file__).parents[3] / "deploy"
 
 def words(text: str, instruction: str) -> list[str]:
     """The last JSON list of an instruction."""
-    found: list[str] = json.loads(re.findall(rf"^{instruction} (\[.*\])$", text, re.M)[-1])
-    return found
+    command: list[str] = json.loads(re.findall(rf"^{instruction} (\[.*\])$", text, re.M)[-1])
+    return command
 
 
 @pytest.fixture
@@ -41,11 +41,11 @@ def told(arguments: list[str]) -> dict[str, Any]:
 
 
 def test_the_image_starts_a_server_that_its_health_check_asks(dockerfile: str) -> None:
-    found = told([*words(dockerfile, "ENTRYPOINT"), *words(dockerfile, "CMD")])
-    assert found["host"] == "0.0.0.0"
+    options = told([*words(dockerfile, "ENTRYPOINT"), *words(dockerfile, "CMD")])
+    assert options["host"] == "0.0.0.0"
     port = re.search(r"http://127\.0\.0\.1:(\d+)(\S+?)'", dockerfile)
     assert port is not None
-    assert int(port[1]) == found["port"] == int(re.search(r"^EXPOSE (\d+)$", dockerfile, re.M)[1])
+    assert int(port[1]) == options["port"] == int(re.search(r"^EXPOSE (\d+)$", dockerfile, re.M)[1])
     from zoo.serving.http.router import Router  # its routes hold the path
 
     assert port[2] in Path(Router.__init__.__code__.co_filename).read_text()
@@ -69,9 +69,9 @@ def test_everything_that_is_copied_is_there_and_not_ignored(dockerfile: str) -> 
 
 def test_the_runtime_starts_the_image_with_words_it_takes(runtime: Any, dockerfile: str) -> None:
     container = runtime["spec"]["containers"][0]
-    found = told([*words(dockerfile, "ENTRYPOINT"), *container["args"]])
-    assert found["port"] == container["ports"][0]["containerPort"] == container["readinessProbe"]["httpGet"]["port"]
-    assert found["models"] == ("/mnt/models",)
+    options = told([*words(dockerfile, "ENTRYPOINT"), *container["args"]])
+    assert options["port"] == container["ports"][0]["containerPort"] == container["readinessProbe"]["httpGet"]["port"]
+    assert options["models"] == ("/mnt/models",)
     assert f"-t {container['image']} " in dockerfile
     user = container["securityContext"]["runAsUser"]
     assert f"\nUSER {user}\n" in dockerfile
@@ -95,14 +95,14 @@ def test_the_runtime_is_one_by_kserves_schema(runtime: Any) -> None:
 def _closed(schema: Any) -> Any:
     """The schema, in which unknown keys are faults, as `kubectl apply` has it; metadata is Kubernetes' own."""
     if isinstance(schema, list):
-        return [_closed(each) for each in schema]
+        return [_closed(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: _closed(value) for key, value in schema.items()}
-    if found.pop("x-kubernetes-int-or-string", False):
-        found.pop("type", None)
-    if isinstance(found.get("properties"), dict) and "type" in found:
-        found.setdefault("additionalProperties", False)
-    if isinstance(found.get("properties"), dict) and isinstance(found["properties"].get("metadata"), dict):
-        found["properties"]["metadata"] = {"type": "object"}
-    return found
+    closed = {key: _closed(value) for key, value in schema.items()}
+    if closed.pop("x-kubernetes-int-or-string", False):
+        closed.pop("type", None)
+    if isinstance(closed.get("properties"), dict) and "type" in closed:
+        closed.setdefault("additionalProperties", False)
+    if isinstance(closed.get("properties"), dict) and isinstance(closed["properties"].get("metadata"), dict):
+        closed["properties"]["metadata"] = {"type": "object"}
+    return closed

@@ -53,10 +53,10 @@ def test_clients_that_leave_leave_the_worker_to_others(shared: Server, lines: li
 
 
 def test_a_stream_whose_deadline_passes_says_so_in_its_last_line(shared: Server) -> None:
-    found = shared.ask(MT, LONG, "text/plain", accept="application/x-ndjson", timeout_ms="700")
-    assert found[0] == 200
-    *done, last = map(json.loads, found[2].splitlines())
-    assert last == {"error": "the deadline passed"} and len(done) < 1500 and all("translation" in each for each in done)
+    answer = shared.ask(MT, LONG, "text/plain", accept="application/x-ndjson", timeout_ms="700")
+    assert answer[0] == 200
+    *done, last = map(json.loads, answer[2].splitlines())
+    assert last == {"error": "the deadline passed"} and len(done) < 1500 and all("translation" in line for line in done)
 
 
 def test_short_deadlines_are_kept(shared: Server, lines: list[bytes]) -> None:
@@ -93,8 +93,8 @@ def test_a_deadline_counts_from_the_head_of_the_request(shared: Server) -> None:
 @pytest.mark.parametrize("given", ["0" * 300 + "1", "1" * 400, "-5", "0", "86400001", "1e3"])
 def test_deadlines_that_are_none_are_said(shared: Server, given: str) -> None:
     head = f"POST {MT} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntimeout-ms: {given}\r\ncontent-length: 1\r\n\r\nx"
-    found = talk(shared, head.encode(), 5)
-    assert found.startswith(b"HTTP/1.1 400") and b"timeout-ms" in found
+    answer = talk(shared, head.encode(), 5)
+    assert answer.startswith(b"HTTP/1.1 400") and b"timeout-ms" in answer
 
 
 def test_rows_are_answered_beside_sentences_without_end(shared: Server, lines: list[bytes]) -> None:
@@ -113,21 +113,21 @@ def test_rows_are_answered_beside_sentences_without_end(shared: Server, lines: l
             assert shared.ask(RUN, lines[i], TSV)[0] == 200
             times.append(time.perf_counter() - begin)
         ended = True
-        for each in asked:
-            each.result()
+        for future in asked:
+            future.result()
     assert statistics.median(times) < 0.1
 
 
 def test_an_access_log_that_nobody_reads_stops_no_request(start: Callable[..., Server]) -> None:
     server = start("multi30k-en-de", "--workers", "1", "--access-log")
     read = server.process.stdout.readline
-    found = server.ask(MT, LONG[:5000], "text/plain", accept="application/x-ndjson")[2]
+    body = server.ask(MT, LONG[:5000], "text/plain", accept="application/x-ndjson")[2]
     streamed = json.loads(read())
-    assert (streamed["status"], streamed["bytes"]) == (200, len(found))
+    assert (streamed["status"], streamed["bytes"]) == (200, len(body))
     server.process.stdout.close()
     for _ in range(20):
         assert server.ask("/v2/health/live")[0] == 200
-    wait_until(lambda: any("access log" in each for each in server.said))
-    assert sum("access log" in each for each in server.said) == 1
+    wait_until(lambda: any("access log" in message for message in server.said))
+    assert sum("access log" in message for message in server.said) == 1
     os.kill(server.process.pid, signal.SIGTERM)
     assert server.process.wait(20) == 0

@@ -21,12 +21,12 @@ def processes(server: Server) -> list[int]:
 
 
 def alive(pids: list[int]) -> list[int]:
-    found = []
+    living = []
     for pid in pids:
         status = Path(f"/proc/{pid}/stat")
         if status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
-            found.append(pid)
-    return found
+            living.append(pid)
+    return living
 
 
 @pytest.mark.parametrize("ended", [signal.SIGKILL, signal.SIGTERM])
@@ -60,7 +60,7 @@ def test_a_worker_that_computes_what_nobody_waits_for_is_replaced(
         wait_until(lambda: not alive(workers), 20)
     wait_until(lambda: server.ask("/v2/health/ready")[0] == 200)
     assert server.ask(RUN, lines[0], TSV)[0] == 200 and server.workers() != workers
-    assert any("still computes a request that was dropped 10 seconds ago" in each for each in server.said)
+    assert any("still computes a request that was dropped 10 seconds ago" in message for message in server.said)
     assert server.end() == 0
 
 
@@ -98,6 +98,6 @@ def test_under_load_every_request_on_a_connection_that_was_accepted_is_answered(
         running = [clients.submit(ask) for _ in range(24)]
         wait_until(lambda: results["200"] > 200)
         assert server.end() == 0
-        for each in running:
-            each.result()
+        for future in running:
+            future.result()
     assert set(results) == {"200", "refused"}

@@ -89,18 +89,18 @@ class Wrong:
         return self.random.randbytes(self.random.randint(1, most))
 
     def _flipped(self, body: bytes) -> bytes:
-        found = bytearray(body)
+        flipped = bytearray(body)
         for _ in range(self.random.randint(1, 5)):
-            at = self.random.randrange(len(found))
+            position = self.random.randrange(len(flipped))
             match self.random.randint(0, 2):
                 case 0:
-                    found[at] = self.random.randrange(256)
+                    flipped[position] = self.random.randrange(256)
                 case 1:
-                    del found[at : at + self.random.randint(1, 8)]
+                    del flipped[position : position + self.random.randint(1, 8)]
                 case _:
-                    found[at:at] = self._bytes(8)
-            found = found or bytearray(b"\xff")
-        return bytes(found)
+                    flipped[position:position] = self._bytes(8)
+            flipped = flipped or bytearray(b"\xff")
+        return bytes(flipped)
 
     # ------------------------------------------------------------------------------------------------------ what is not
 
@@ -160,7 +160,7 @@ class Wrong:
         if way == 4:
             length = self.random.choice(["-1", "", "x", "1e3", "9" * 30, str(1 << 63), "0", str(len(text) + 157), "٣"])
         elif way == 5:
-            length = str(self.random.choice([each for each in range(len(text) + 157) if each != len(text)]))
+            length = str(self.random.choice([size for size in range(len(text) + 157) if size != len(text)]))
         length = str(len(text)) if length is None else length
         headers = {"Content-Type": BINARY, LENGTH: length.encode().decode("latin-1")}
         return Request("binary", f"/v2/models/{ROWS}/infer", headers, text + tail)
@@ -270,7 +270,7 @@ class Wrong:
                 ("content-encoding", ["gzip", "deflate", "br", "gzip, gzip", "\xff"], True),
                 (LENGTH, [*digits, "999999999"], False),
                 ("accept", ["image/png", "text/csv;q=x", ";;,", "a/b;q=\xff"], False),
-                *((each, [], False) for each in ("authorization", "origin", "timing", "x-api-key", "cookie")),
+                *((header, [], False) for header in ("authorization", "origin", "timing", "x-api-key", "cookie")),
             ]
         )
         value = self.random.choice([*values, *([] if wrong else [strange])])
@@ -295,7 +295,7 @@ def photo() -> bytes:
 
 def statuses(server: Server, requests: Iterator[Request], count: int) -> Counter[tuple[str, int]]:
     """Of each kind of request; fails at the first that is not answered as it should be."""
-    found: Counter[tuple[str, int]] = Counter()
+    counts: Counter[tuple[str, int]] = Counter()
     connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
     for _ in range(count):
         request = next(requests)
@@ -310,8 +310,8 @@ def statuses(server: Server, requests: Iterator[Request], count: int) -> Counter
         if answer.status != 200 and body:
             fault = json.loads(body)["error"]
             assert fault and "\n" not in fault and "Traceback" not in fault, f"{fault} to {_told(request)}"
-        found[request.kind, answer.status] += 1
-    return found
+        counts[request.kind, answer.status] += 1
+    return counts
 
 
 def _told(request: Request) -> str:
@@ -321,8 +321,8 @@ def _told(request: Request) -> str:
 def fuzzed(server: Server, row: bytes, photo: bytes, count: int, seed: int) -> None:
     workers = server.workers()
     before = server.json(f"/v1/models/{ROWS}:run", row, TSV)
-    found = statuses(server, iter(Wrong(seed, row, photo)), count)
-    assert sum(found.values()) == count
+    counts = statuses(server, iter(Wrong(seed, row, photo)), count)
+    assert sum(counts.values()) == count
     assert server.workers() == workers  # none died of it
     assert server.json(f"/v1/models/{ROWS}:run", row, TSV) == before
     assert not any("Traceback" in line for line in server.said)
@@ -333,7 +333,7 @@ def parsed(**about: Any) -> open_inference.InferRequest:
     return open_inference.parse_request(json.dumps({"inputs": [tensor]}).encode())
 
 
-@pytest.mark.parametrize("nest", [lambda data: data, lambda data: [[each] for each in data]])
+@pytest.mark.parametrize("nest", [lambda data: data, lambda data: [[number] for number in data]])
 def test_a_long_text_among_numbers_is_not_given_room_in_each_of_them(nest: Callable[[list[Any]], list[Any]]) -> None:
     data = nest(["x" * 20_000, *[""] * 1_000])
     tracemalloc.start()

@@ -48,14 +48,14 @@ def test_a_grown_model_takes_the_place_of_the_served_one(
     expected = []
     for path in (live, days / "new"):
         pipeline: Any = zoo.pipeline(path, engine="native")
-        expected.append([each["item"] for each in pipeline.rank(USER, pipeline.catalogue(items))])
+        expected.append([hit["item"] for hit in pipeline.rank(USER, pipeline.catalogue(items))])
     name = zoo.load(live).card.name
     body, stop, answers = json.dumps({"user": USER}).encode(), threading.Event(), list[Any]()
 
     def ask() -> None:
         while not stop.is_set():
-            found = server.json(f"/v1/models/{name}:rank", body, JSON)["results"]
-            answers.append([each["item"] for each in found])
+            results = server.json(f"/v1/models/{name}:rank", body, JSON)["results"]
+            answers.append([hit["item"] for hit in results])
 
     thread = threading.Thread(target=ask)
     thread.start()
@@ -66,7 +66,7 @@ def test_a_grown_model_takes_the_place_of_the_served_one(
         else:
             live.rename(days / "old")
             (days / "new").rename(live)
-        wait_until(lambda: any(f"the new files of {name} are served" in each for each in server.said), 60)
+        wait_until(lambda: any(f"the new files of {name} are served" in message for message in server.said), 60)
         count = len(answers)
         wait_until(lambda: len(answers) > count + 5)
     finally:
@@ -75,7 +75,7 @@ def test_a_grown_model_takes_the_place_of_the_served_one(
         if how == "folder":
             live.rename(days / "new")
     assert answers[0] == expected[0] and answers[-1] == expected[1]
-    assert all(each in expected for each in answers) and len(expected[1]) == 18
+    assert all(answer in expected for answer in answers) and len(expected[1]) == 18
     assert server.end() == 0
 
 
@@ -85,8 +85,8 @@ def test_shards_of_a_grown_model(days: Path, tmp_path: Path, monkeypatch: pytest
         run_shard(str(days / "new"), [str(days / "day1.csv")], tmp_path / "out", shard)
     engine = json.loads((tmp_path / "out" / "plan.json").read_text())["engine"]
     zoo.run(days / "new", days / "day1.csv", tmp_path / "one.parquet", engine=engine)
-    found = pd.concat([pd.read_parquet(file) for file in check(tmp_path / "out")["files"]], ignore_index=True)
-    assert found.equals(pd.read_parquet(tmp_path / "one.parquet"))
+    frame = pd.concat([pd.read_parquet(file) for file in check(tmp_path / "out")["files"]], ignore_index=True)
+    assert frame.equals(pd.read_parquet(tmp_path / "one.parquet"))
 
 
 @pytest.mark.slow
@@ -115,9 +115,9 @@ def test_a_grown_model_on_ray(days: Path, tmp_path: Path) -> None:
             {"content-type": "text/csv"},
         )
         with urllib.request.urlopen(request, timeout=60) as response:
-            found = [row["probability"] for row in json.loads(response.read())["results"]]
+            scores = [row["probability"] for row in json.loads(response.read())["results"]]
     finally:
         serve.shutdown()
         ray.shutdown()
     expected = zoo.pipeline(days / "new", engine="native")(days / "day1.csv")
-    assert found == pytest.approx([row["probability"] for row in expected], abs=1e-6)
+    assert scores == pytest.approx([row["probability"] for row in expected], abs=1e-6)

@@ -37,7 +37,7 @@ def few(start: Callable[..., Server]) -> Server:
     return start("wide-deep-criteo", "--workers", "1", files=64)
 
 
-@pytest.mark.parametrize("data", [PARTS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in PARTS[1:])])
+@pytest.mark.parametrize("data", [PARTS[0], *(pytest.param(part, marks=pytest.mark.slow) for part in PARTS[1:])])
 def test_more_idle_connections_than_files_leave_the_server_to_others(few: Server, data: bytes) -> None:
     with idle(few, 80, data) as clients:
         begin = time.monotonic()
@@ -78,8 +78,8 @@ def test_a_limit_of_files_that_is_too_low_is_said(files: int, options: list[str]
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}))\n"
         f"server._max_connections(1, {bool(options)})"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert f"RequestError: found a limit of {files} open files, expected at least" in found.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert f"RequestError: found a limit of {files} open files, expected at least" in process.stderr
 
 
 @pytest.mark.slow
@@ -93,5 +93,5 @@ def test_tls_handshakes_that_never_end_leave_the_server_to_others(
     secure = start("wide-deep-criteo", "--workers", "1", "--certfile", cert, "--keyfile", key, files=1200)
     with idle(secure, 400, b"G"):  # more than it keeps open
         context = ssl.create_default_context(cafile=cert)
-        with urllib.request.urlopen(f"{secure.url}/v2/health/live", context=context, timeout=30) as found:
-            assert found.status == 200
+        with urllib.request.urlopen(f"{secure.url}/v2/health/live", context=context, timeout=30) as response:
+            assert response.status == 200

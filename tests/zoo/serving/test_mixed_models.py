@@ -56,28 +56,28 @@ def questions(home: Path, lines: list[bytes]) -> dict[str, list[Question]]:
         file = io.BytesIO()
         Image.fromarray(rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)).resize((80, 90)).save(file, "PNG")
         photos.append(file.getvalue())
-    shown = [images(each)[0] for each in photos]
+    shown = [images(photo)[0] for photo in photos]
     rows = [b"\n".join(lines[i : i + 1 + i % 3]) for i in range(16)]
-    sentences = [f"{each[:-1]} {word}." for each in SENTENCES for word in ("today", "in the rain", "at night")]
-    found = {
-        "rows": [Question(RUN, TSV, each, _rounded(clicks(each.split(b"\n")))) for each in rows],
+    sentences = [f"{sentence[:-1]} {word}." for sentence in SENTENCES for word in ("today", "in the rain", "at night")]
+    groups = {
+        "rows": [Question(RUN, TSV, row, _rounded(clicks(row.split(b"\n")))) for row in rows],
         "images": [
-            Question(CIFAR, "image/png", photo, [{key: each[key] for key in ("label", "probability")}])
-            for photo, each in zip(photos, shown, strict=True)
+            Question(CIFAR, "image/png", photo, [{key: result[key] for key in ("label", "probability")}])
+            for photo, result in zip(photos, shown, strict=True)
         ],
         "sentences": [
-            Question(MT, "text/plain", each.encode(), [{"translation": translation([each])[0]["translation"]}])
-            for each in sentences
+            Question(MT, "text/plain", sentence.encode(), [{"translation": translation([sentence])[0]["translation"]}])
+            for sentence in sentences
         ],
     }
-    for each in found.values():
-        assert len({json.dumps(question.expected) for question in each}) > len(each) / 2
-    return found
+    for group in groups.values():
+        assert len({json.dumps(question.expected) for question in group}) > len(group) / 2
+    return groups
 
 
 def _rounded(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Probabilities as JSON has them: the shortest numbers that mean a float32."""
-    return [{"probability": float(str(np.float32(each["probability"])))} for each in results]
+    return [{"probability": float(str(np.float32(result["probability"])))} for result in results]
 
 
 @pytest.mark.parametrize("kind", ["rows", "images", "sentences"])
@@ -88,35 +88,35 @@ def test_clients_of_one_model_each_get_its_own_answer(
 
 
 def test_clients_of_all_models_each_get_its_own_answer(mixed: Server, questions: dict[str, list[Question]]) -> None:
-    at_once(mixed, [each for some in zip(*questions.values(), strict=False) for each in some])
+    at_once(mixed, [question for group in zip(*questions.values(), strict=False) for question in group])
 
 
 def test_workers_share_what_their_keeper_opened(mixed: Server) -> None:
     for pid in mixed.workers():
-        found = dict(re.findall(r"^(\w+): +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M))
-        own = sum(int(found[each]) for each in ("Private_Clean", "Private_Dirty"))
-        assert own < 0.4 * int(found["Rss"]), found
+        sizes = dict(re.findall(r"^(\w+): +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M))
+        own = sum(int(sizes[name]) for name in ("Private_Clean", "Private_Dirty"))
+        assert own < 0.4 * int(sizes["Rss"]), sizes
 
 
 def test_workers_are_pinned_side_by_side(mixed: Server) -> None:
     have = sorted(os.sched_getaffinity(mixed.process.pid))
-    found = [os.sched_getaffinity(pid) for pid in mixed.workers()]
-    assert sorted(map(list, found)) == sorted([have[i % len(have)]] for i in range(2))
+    cores = [os.sched_getaffinity(pid) for pid in mixed.workers()]
+    assert sorted(map(list, cores)) == sorted([have[i % len(have)]] for i in range(2))
 
 
 def test_threads_hurry_unless_many_requests_are_on_their_way(mixed: Server, lines: list[bytes]) -> None:
     def policies() -> set[int]:
         threads = [
-            each for pid in (mixed.process.pid, *mixed.workers()) for each in Path(f"/proc/{pid}/task").iterdir()
+            thread for pid in (mixed.process.pid, *mixed.workers()) for thread in Path(f"/proc/{pid}/task").iterdir()
         ]
-        return {os.sched_getscheduler(int(each.name)) for each in threads}
+        return {os.sched_getscheduler(int(thread.name)) for thread in threads}
 
     wait_until(lambda: policies() == {os.SCHED_OTHER})
     with concurrent.futures.ThreadPoolExecutor(16) as clients:
         with stopped(mixed):
-            asked = [clients.submit(mixed.ask, RUN, each, TSV) for each in lines[:16]]
+            asked = [clients.submit(mixed.ask, RUN, line, TSV) for line in lines[:16]]
             wait_until(lambda: policies() == {os.SCHED_BATCH})
-        assert {each.result()[0] for each in asked} == {200}
+        assert {future.result()[0] for future in asked} == {200}
     wait_until(lambda: policies() == {os.SCHED_OTHER})
 
 
@@ -152,4 +152,4 @@ def test_a_stream_whose_worker_dies_says_so_in_its_last_line(translating: Server
     *done, last = map(json.loads, [first, *response.read().splitlines()])
     client.close()
     assert response.status == 200 and last == {"error": "the worker died; try again"}
-    assert 1 <= len(done) < 1500 and all("translation" in each for each in done)
+    assert 1 <= len(done) < 1500 and all("translation" in line for line in done)

@@ -66,8 +66,8 @@ def test_models_of_own_logs_have_no_rows_of_their_own_and_are_served(
 
 def test_translations_do_not_depend_on_who_else_is_there(both: Server, opened: Callable[..., Any]) -> None:
     model = opened("multi30k-en-de", "int8", "native")
-    expected = {each: model([each])[0] for each in SENTENCES}
-    assert len({each["translation"] for each in expected.values()}) == len(SENTENCES)
+    expected = {sentence: model([sentence])[0] for sentence in SENTENCES}
+    assert len({result["translation"] for result in expected.values()}) == len(SENTENCES)
 
     def ask(i: int) -> tuple[str, Any]:
         sentence = SENTENCES[i % len(SENTENCES)]
@@ -75,41 +75,41 @@ def test_translations_do_not_depend_on_who_else_is_there(both: Server, opened: C
 
     with concurrent.futures.ThreadPoolExecutor(32) as clients:
         for sentence, results in clients.map(ask, range(160)):
-            assert [(each["line"], each["translation"]) for each in results] == [(1, expected[sentence]["translation"])]
+            assert [(line["line"], line["translation"]) for line in results] == [(1, expected[sentence]["translation"])]
             assert results[0]["score"] == pytest.approx(expected[sentence]["score"], abs=1e-6)
 
 
 def test_a_text_is_translated_line_by_line_in_every_form(both: Server, opened: Callable[..., Any]) -> None:
-    expected = [each["translation"] for each in opened("multi30k-en-de", "int8", "native")(SENTENCES)]
+    expected = [result["translation"] for result in opened("multi30k-en-de", "int8", "native")(SENTENCES)]
     text = "\n".join(SENTENCES).encode()
     as_json = both.json(MT, json.dumps({"sentences": SENTENCES}).encode(), "application/json")["results"]
-    assert [each["translation"] for each in as_json] == expected
+    assert [result["translation"] for result in as_json] == expected
     assert both.ask(MT, text, "text/plain", accept="text/plain")[2].decode().splitlines() == expected
     streamed = both.ask(MT, text, "text/plain", accept="application/x-ndjson")[2].splitlines()
-    assert {(each["line"], each["translation"]) for each in map(json.loads, streamed)} == set(enumerate(expected, 1))
+    assert {(line["line"], line["translation"]) for line in map(json.loads, streamed)} == set(enumerate(expected, 1))
     best = both.json(f"{MT}?beam=3&n_best=2", SENTENCES[1].encode(), "text/plain")["results"]
-    assert [each["line"] for each in best] == [1, 1] and best[0]["score"] >= best[1]["score"]
+    assert [line["line"] for line in best] == [1, 1] and best[0]["score"] >= best[1]["score"]
     body = {"sentences": SENTENCES[1], "beam": 3, "n_best": 2}
     assert both.json(MT, json.dumps(body).encode(), "application/json")["results"] == best
     options = {"target_prefix": ["Ein Herr", ""], "bad_words": ["Fahrrad"], "repetition_penalty": 1.1}
-    found = both.json(MT, json.dumps({"sentences": SENTENCES[:2], **options}).encode(), "application/json")["results"]
+    results = both.json(MT, json.dumps({"sentences": SENTENCES[:2], **options}).encode(), "application/json")["results"]
     wanted = opened("multi30k-en-de", "int8", "native")(SENTENCES[:2], **options)
-    assert [each["translation"] for each in found] == [each["translation"] for each in wanted]
-    assert found[0]["translation"].startswith("Ein Herr")
+    assert [result["translation"] for result in results] == [result["translation"] for result in wanted]
+    assert results[0]["translation"].startswith("Ein Herr")
     body = {"sentences": SENTENCES[1], "alignments": True, "word_scores": True}
     (aligned,) = both.json(MT, json.dumps(body).encode(), "application/json")["results"]
     assert aligned["translation"] == expected[1] and "0-0" in aligned["alignment"].split()
     assert len(aligned["word_scores"]) == len(expected[1].split())
     marked = {"sentences": ["<b>Two</b> dogs run.", "See www.example.com now."], "tag_handling": "html"}
-    found = both.json(MT, json.dumps(marked).encode(), "application/json")["results"]
-    assert found[0]["translation"].startswith("<b>Zwei</b> Hunde") and "www.example.com" in found[1]["translation"]
+    results = both.json(MT, json.dumps(marked).encode(), "application/json")["results"]
+    assert results[0]["translation"].startswith("<b>Zwei</b> Hunde") and "www.example.com" in results[1]["translation"]
     options = {"glossary": {"dogs": "Katzen"}, "forced_words": ["\u4f60"]}
-    found = both.json(MT, json.dumps({"sentences": ["Two dogs."], **options}).encode(), "application/json")["results"]
-    assert "Katzen" in found[0]["translation"] and found[0]["unmet"] == "\u4f60"
+    results = both.json(MT, json.dumps({"sentences": ["Two dogs."], **options}).encode(), "application/json")["results"]
+    assert "Katzen" in results[0]["translation"] and results[0]["unmet"] == "\u4f60"
     options = {"temperature": 1.3, "top_p": 0.9, "seed": 7, "n_best": 2}
-    found = both.json(MT, json.dumps({"sentences": SENTENCES[:2], **options}).encode(), "application/json")["results"]
+    results = both.json(MT, json.dumps({"sentences": SENTENCES[:2], **options}).encode(), "application/json")["results"]
     wanted = opened("multi30k-en-de", "int8", "native")(SENTENCES[:2], **options)
-    assert [each["translation"] for each in found[::2]] == [each["translation"] for each in wanted]
+    assert [result["translation"] for result in results[::2]] == [result["translation"] for result in wanted]
     odd = both.json(MT, "Two dogs.\n\nA \x01 man.\n\u4f60\u597d\n50%".encode(), "text/plain")["results"]
     assert [bool(row["translation"]) for row in odd] == [True, False, True, True, True]
     assert [row.get("untranslated") for row in odd] == [
@@ -180,12 +180,12 @@ def test_rows_of_a_log_with_names_are_answered_as_the_model_does(both: Server, o
     sample = gzip.decompress((zoo.SHIPPED / "shop-clicks" / "sample.csv.gz").read_bytes()).splitlines(keepends=True)
     text = b"".join(sample[:21])
     model = opened("shop-clicks", "int8", "native")
-    expected = [each["probability"] for each in model(io.BytesIO(text))]
-    found = both.json(SHOP, text, "text/csv")["results"]
-    assert [each["probability"] for each in found] == pytest.approx(expected, abs=1e-7)
+    expected = [result["probability"] for result in model(io.BytesIO(text))]
+    results = both.json(SHOP, text, "text/csv")["results"]
+    assert [result["probability"] for result in results] == pytest.approx(expected, abs=1e-7)
     rows = list(csv.DictReader(io.StringIO(text.decode())))
     alone = [both.json(SHOP, json.dumps([row]).encode(), "application/json")["results"][0] for row in rows]
-    assert [each["probability"] for each in alone] == [each["probability"] for each in found]
+    assert [result["probability"] for result in alone] == [result["probability"] for result in results]
 
 
 def test_photos_come_as_bytes_or_as_a_form(start: Callable[..., Server], opened: Callable[..., Any]) -> None:
@@ -197,16 +197,16 @@ def test_photos_come_as_bytes_or_as_a_form(start: Callable[..., Server], opened:
         Image.fromarray(rng.integers(0, 256, (48, 64, 3), dtype=np.uint8)).save(file, "PNG")
         photos.append(file.getvalue())
     model = opened("mobilenet-v1-cifar10", "int8", "onnxruntime")
-    expected = [model(each)[0] for each in photos]
-    for photo, each in zip(photos, expected, strict=True):
-        (found,) = server.json(CIFAR, photo, "image/png")["results"]
-        assert (found["label"], found["probability"]) == (each["label"], pytest.approx(each["probability"]))
+    expected = [model(photo)[0] for photo in photos]
+    for photo, wanted in zip(photos, expected, strict=True):
+        (answer,) = server.json(CIFAR, photo, "image/png")["results"]
+        assert (answer["label"], answer["probability"]) == (wanted["label"], pytest.approx(wanted["probability"]))
     body = b"".join(
-        b'--cut\r\nContent-Disposition: form-data; name="file"; filename="%d.png"\r\n\r\n%b\r\n' % each
-        for each in enumerate(photos)
+        b'--cut\r\nContent-Disposition: form-data; name="file"; filename="%d.png"\r\n\r\n%b\r\n' % pair
+        for pair in enumerate(photos)
     )
-    found = server.json(CIFAR, body + b"--cut--\r\n", "multipart/form-data; boundary=cut")["results"]
-    assert [(each["file"], each["label"]) for each in found] == [
+    answer = server.json(CIFAR, body + b"--cut--\r\n", "multipart/form-data; boundary=cut")["results"]
+    assert [(result["file"], result["label"]) for result in answer] == [
         (f"{i}.png", e["label"]) for i, e in enumerate(expected)
     ]
     for body, kind in (
@@ -224,32 +224,32 @@ def test_new_files_are_switched_to_without_a_lost_request(
     monkeypatch.setenv("ZOO_HOME", str(home))
     folder = own_folder(tmp_path / "mine", lines)
     server = start(folder, "--workers", "2", "--watch")
-    found: list[tuple[int, Any]] = []
+    answers: list[tuple[int, Any]] = []
     ended = threading.Event()
 
     def ask() -> None:
         while not ended.is_set():
             status, _, text = server.ask(ROWS, lines[0], TSV)
-            found.append((status, json.loads(text)["results"][0]["probability"]))
+            answers.append((status, json.loads(text)["results"][0]["probability"]))
             ended.wait(0.01)  # the exchange needs the cores, too
 
     asking = [threading.Thread(target=ask) for _ in range(3)]
-    for each in asking:
-        each.start()
-    wait_until(lambda: found)
+    for thread in asking:
+        thread.start()
+    wait_until(lambda: answers)
     before = server.workers()
     zoo.quantize(folder, keep_float=["deep.*"])
     expected = zoo.pipeline(folder, engine="native")([lines[0]])[0]["probability"]
     wait_until(lambda: server.json("/v1/models/mine")["version"] == "2", 60)
     wait_until(lambda: len(server.workers()) == 2 and not set(server.workers()) & set(before))
     ended.set()
-    for each in asking:
-        each.join()
-    assert {status for status, _ in found} == {200} and len({probability for _, probability in found}) == 2
+    for thread in asking:
+        thread.join()
+    assert {status for status, _ in answers} == {200} and len({probability for _, probability in answers}) == 2
     assert server.json(ROWS, lines[0], TSV)["results"][0]["probability"] == pytest.approx(expected, abs=1e-7)
     (folder / "card.json").write_text("{")
     (folder / "int8.onnx").touch()  # what cannot be opened is not switched to
-    wait_until(lambda: any("are not served" in each for each in server.said), 60)
+    wait_until(lambda: any("are not served" in message for message in server.said), 60)
     assert server.ask(ROWS, lines[0], TSV)[0] == 200 and server.end() == 0
 
 
@@ -278,7 +278,7 @@ def test_the_server_is_an_asgi_application(home: Path, lines: list[bytes], monke
             sent.append(message)
 
         await application({**scope, "query_string": b"", "headers": headers, "client": ("x", 1)}, receive, send)
-        return sent[0]["status"], b"".join(each.get("body", b"") for each in sent)
+        return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
 
     async def check() -> None:
         assert (await ask("/v2/health/ready"))[0] == 200
@@ -305,16 +305,16 @@ def test_the_server_is_an_asgi_application(home: Path, lines: list[bytes], monke
         assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
     asyncio.run(run())
-    wait_until(lambda: not any(each.name.startswith("zoo-worker") for each in threading.enumerate()))
+    wait_until(lambda: not any(thread.name.startswith("zoo-worker") for thread in threading.enumerate()))
 
 
 def test_too_many_sets_of_options_at_once_are_load_and_no_wrong_request(opened: Callable[..., Any]) -> None:
     handler = translation.TranslationHandler("mt", "1", opened("multi30k-en-de", "int8", "native"))
     busy: Any = SimpleNamespace(busy=True)
     handler._streams = dict.fromkeys([(i,) for i in range(translation.MAX_STREAMS)], busy)
-    found: list[JobResult] = []
-    handler.submit([Job(1, "run", "text/plain", "", {"beam": "3"}, -1, b"A man.")], found.extend)
-    (result,) = found
+    results: list[JobResult] = []
+    handler.submit([Job(1, "run", "text/plain", "", {"beam": "3"}, -1, b"A man.")], results.extend)
+    (result,) = results
     assert (result.status, "try again" in json.loads(result.body)["error"]) == (503, True)
 
 

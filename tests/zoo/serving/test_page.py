@@ -40,21 +40,21 @@ def texts(start: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory
 def photo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from PIL import Image
 
-    found = tmp_path_factory.mktemp("photo") / "photo.png"
-    Image.radial_gradient("L").convert("RGB").save(found)
-    return found
+    path = tmp_path_factory.mktemp("photo") / "photo.png"
+    Image.radial_gradient("L").convert("RGB").save(path)
+    return path
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
-    for each in ["headless=new", "no-sandbox", "no-first-run", *(f"disable-{name}" for name in QUIET)]:
-        options.add_argument(f"--{each}")
+    for argument in ["headless=new", "no-sandbox", "no-first-run", *(f"disable-{name}" for name in QUIET)]:
+        options.add_argument(f"--{argument}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    found = webdriver.Chrome(service=webdriver.ChromeService(DRIVER), options=options)
-    yield found
-    found.quit()
+    driver = webdriver.Chrome(service=webdriver.ChromeService(DRIVER), options=options)
+    yield driver
+    driver.quit()
 
 
 class Page:
@@ -121,11 +121,11 @@ def test_sentences_are_translated_as_they_are_typed(browser: Any, served: Server
     text = page.one("#text")
     text.clear()
     text.send_keys("A dog runs.", ENTER, "Two men are cooking.")  # nobody presses a button
-    wait_until(lambda: [each.text for each in page.all(".to")].count("…") == 0 and len(page.all(".to")) == 2)
+    wait_until(lambda: [element.text for element in page.all(".to")].count("…") == 0 and len(page.all(".to")) == 2)
     expected = served.json("/v1/models/multi30k-en-de:run", b"A dog runs.\nTwo men are cooking.", "text/plain")[
         "results"
     ]
-    assert [each.text for each in page.all(".to")] == [each["translation"] for each in expected]
+    assert [element.text for element in page.all(".to")] == [result["translation"] for result in expected]
     wait_until(lambda: page.all(".split"))
     assert "model" in page.one(".keys").text
 
@@ -143,11 +143,11 @@ def test_rows_are_scored_by_the_keyboard_alone_in_both_precisions(
     page.press(TAB)
     page.press(ENTER)
     wait_until(lambda: len(page.all("tbody tr")) == 6 and len(page.all(".split")) == 2)
-    shown = [float(each.text) for each in page.all("td.number")]
-    for name, found in (("wide-deep-criteo", shown[:3]), ("wide-deep-criteo@fp32", shown[3:])):
+    shown = [float(element.text) for element in page.all("td.number")]
+    for name, scores in (("wide-deep-criteo", shown[:3]), ("wide-deep-criteo@fp32", shown[3:])):
         expected = served.json(f"/v1/models/{name}:run", b"\n".join(lines[:3]), "text/tab-separated-values")
-        assert found == pytest.approx([each["probability"] for each in expected["results"]], abs=6e-5)
-    assert [each.text for each in page.all("h2")] == ["int8, native", page.all("h2")[1].text]
+        assert scores == pytest.approx([result["probability"] for result in expected["results"]], abs=6e-5)
+    assert [element.text for element in page.all("h2")] == ["int8, native", page.all("h2")[1].text]
     assert "fp32" in page.all("h2")[1].text
 
 
@@ -162,32 +162,32 @@ def test_a_photo_gets_labels(browser: Any, served: Server, photo: Path) -> None:
 
 
 def test_texts_are_found_by_their_vectors(browser: Any, texts: Server) -> None:
-    given = ["the cat", "a zebra, a zoo", "b c d e f g"]
+    documents = ["the cat", "a zebra, a zoo", "b c d e f g"]
     page = Page(browser, texts)
     page.choose("texts-0")
-    page.write("#text", "\n".join(given))
+    page.write("#text", "\n".join(documents))
     page.write("#query", "the zoo" + ENTER)
-    found = page.rows()
-    answers = texts.json("/v1/models/texts-0:run", "\n".join(["the zoo", *given]).encode(), "text/plain")["results"]
-    asked, *vectors = np.array([each["embedding"] for each in answers])
+    rows = page.rows()
+    answers = texts.json("/v1/models/texts-0:run", "\n".join(["the zoo", *documents]).encode(), "text/plain")["results"]
+    asked, *vectors = np.array([answer["embedding"] for answer in answers])
     cosines = vectors @ asked / np.linalg.norm(vectors, axis=1) / np.linalg.norm(asked)
     order = np.argsort(-cosines)
-    assert [row[0] for row in found] == [given[i] for i in order]
-    assert [float(row[-1]) for row in found] == pytest.approx(cosines[order].tolist(), abs=6e-5)
+    assert [row[0] for row in rows] == [documents[i] for i in order]
+    assert [float(row[-1]) for row in rows] == pytest.approx(cosines[order].tolist(), abs=6e-5)
 
 
 def test_texts_are_ranked_by_a_cross_encoder(browser: Any, texts: Server) -> None:
-    given = ["the cat", "a zebra, a zoo", "b c d e f g"]
+    documents = ["the cat", "a zebra, a zoo", "b c d e f g"]
     page = Page(browser, texts)
     page.choose("texts-1")
-    page.write("#text", "\n".join(given))
+    page.write("#text", "\n".join(documents))
     page.write("#query", "the zoo" + ENTER)
-    found = page.rows()
-    pairs = "\n".join(f"the zoo\t{each}" for each in given).encode()
-    scores = [each["score"] for each in texts.json("/v1/models/texts-1:run", pairs, "text/plain")["results"]]
+    rows = page.rows()
+    pairs = "\n".join(f"the zoo\t{document}" for document in documents).encode()
+    scores = [result["score"] for result in texts.json("/v1/models/texts-1:run", pairs, "text/plain")["results"]]
     order = sorted(range(3), key=lambda i: -scores[i])
-    assert [row[0] for row in found] == [given[i] for i in order]
-    assert [float(row[1]) for row in found] == pytest.approx([scores[i] for i in order], abs=6e-5)
+    assert [row[0] for row in rows] == [documents[i] for i in order]
+    assert [float(row[1]) for row in rows] == pytest.approx([scores[i] for i in order], abs=6e-5)
 
 
 def test_what_is_wrong_is_said(browser: Any, served: Server) -> None:
@@ -229,9 +229,9 @@ def test_it_loads_nothing_from_elsewhere_and_breaks_no_policy(browser: Any, serv
     page = Page(browser, served)
     loaded = page.script("return performance.getEntriesByType('resource').map((each) => each.name)")
     assert len(loaded) >= 3
-    assert all(each.startswith(served.url) for each in loaded)
+    assert all(url.startswith(served.url) for url in loaded)
     said = [
-        each for each in browser.get_log("browser") if "favicon" not in each["message"] and "400" not in each["message"]
+        line for line in browser.get_log("browser") if "favicon" not in line["message"] and "400" not in line["message"]
     ]
     assert said == []
     labelled = "return [...document.querySelectorAll('select, textarea, input')].every((each) => each.labels.length)"

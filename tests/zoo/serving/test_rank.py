@@ -44,10 +44,8 @@ def of(items: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def close(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
-    assert [(each["item"], each["row"]) for each in found] == [(each["item"], each["row"]) for each in expected]
-    assert [each["probability"] for each in found] == pytest.approx(
-        [each["probability"] for each in expected], abs=1e-7
-    )
+    assert [(hit["item"], hit["row"]) for hit in found] == [(hit["item"], hit["row"]) for hit in expected]
+    assert [hit["probability"] for hit in found] == pytest.approx([hit["probability"] for hit in expected], abs=1e-7)
 
 
 def test_items_of_the_body_and_of_the_catalogue(server: Server, request_parts: Any) -> None:
@@ -59,8 +57,8 @@ def test_items_of_the_body_and_of_the_catalogue(server: Server, request_parts: A
     close(server.json(RANK, body(user=user, top=3), JSON)["results"], pipeline.rank(user, catalogue, 3))
     ids = items["item_id"].tolist()[5:20]
     best = pipeline.rank(user, catalogue, 1, ids=ids)[0]["item"]
-    found = server.json(RANK, body(user=user, items=ids, top=2, exclude=[best, "unknown"]), JSON)["results"]
-    close(found, pipeline.rank(user, catalogue, 2, ids=ids, exclude=[best]))
+    results = server.json(RANK, body(user=user, items=ids, top=2, exclude=[best, "unknown"]), JSON)["results"]
+    close(results, pipeline.rank(user, catalogue, 2, ids=ids, exclude=[best]))
     status, headers, text = server.ask(RANK, body(user=user, top=2), JSON, accept="text/csv", timing="1")
     assert status == 200 and text.splitlines()[0] == b"row,item,probability" and len(text.splitlines()) == 3
     assert {name.lower(): value for name, value in headers.items()}["server-timing"].startswith("read")
@@ -91,14 +89,14 @@ def test_items_of_the_body_and_of_the_catalogue(server: Server, request_parts: A
     ],
 )
 def test_refusals(server: Server, content: bytes, words: str) -> None:
-    status, _, found = server.ask(RANK, content, JSON)
-    assert status == 400 and words in json.loads(found)["error"], found
+    status, _, text = server.ask(RANK, content, JSON)
+    assert status == 400 and words in json.loads(text)["error"], text
 
 
 def test_unknown_items_and_content_types(server: Server, request_parts: Any) -> None:
     _, user, items = request_parts
     ids = items["item_id"].tolist()
-    for found, words in (
+    for answer, words in (
         (server.ask(RANK, body(user=user, items=["nothing", 7]), JSON), "found no item nothing, 7"),
         (server.ask(RANK, body(user=user, items=["i3", "i4", "i3"]), JSON), "items has the id 'i3' more than once"),
         (server.ask(RANK, body(user=user, items=[3, "3"]), JSON), "items has the id '3' more than once"),
@@ -110,20 +108,20 @@ def test_unknown_items_and_content_types(server: Server, request_parts: Any) -> 
         (server.ask(RANK, body(user=user), "text/csv"), "Content-Type"),
         (server.ask(f"{RANK}?top=3", body(user=user), JSON), "in the body"),
     ):
-        assert found[0] == 400 and words in json.loads(found[2])["error"], found
+        assert answer[0] == 400 and words in json.loads(answer[2])["error"], answer
 
 
 def test_models_without_items(start: Callable[..., Server], request_parts: Any) -> None:
     _, user, items = request_parts
     server = start("shop-clicks", "mobilenet-v1-cifar10", "--workers", "1")
-    status, _, found = server.ask(RANK, body(user=user, items=["i1"]), JSON)
-    assert status == 400 and "has no catalogue" in json.loads(found)["error"]
+    status, _, text = server.ask(RANK, body(user=user, items=["i1"]), JSON)
+    assert status == 400 and "has no catalogue" in json.loads(text)["error"]
     close(
         server.json(RANK, body(user=user, items=of(items)[:3]), JSON)["results"],
         request_parts[0].rank(user, items[:3]),
     )
-    status, _, found = server.ask("/v1/models/mobilenet-v1-cifar10:rank", body(user=user), JSON)
-    assert status == 400 and "not rank" in json.loads(found)["error"]
+    status, _, text = server.ask("/v1/models/mobilenet-v1-cifar10:rank", body(user=user), JSON)
+    assert status == 400 and "not rank" in json.loads(text)["error"]
 
 
 def test_a_catalogue_is_exchanged_under_load(start: Callable[..., Server], request_parts: Any, tmp_path: Path) -> None:
@@ -132,30 +130,30 @@ def test_a_catalogue_is_exchanged_under_load(start: Callable[..., Server], reque
     parts = items[:20], items[20:60]
     parts[0].to_csv(file, index=False)
     server = start("shop-clicks", "--workers", "2", "--watch", "--items", file)
-    expected = [[each["item"] for each in pipeline.rank(user, pipeline.catalogue(part), 5)] for part in parts]
+    expected = [[hit["item"] for hit in pipeline.rank(user, pipeline.catalogue(part), 5)] for part in parts]
     stop, answers = threading.Event(), list[Any]()
 
     def ask() -> None:
         while not stop.is_set():
-            answers.append([each["item"] for each in server.json(RANK, body(user=user, top=5), JSON)["results"]])
+            answers.append([hit["item"] for hit in server.json(RANK, body(user=user, top=5), JSON)["results"]])
 
     threads = [threading.Thread(target=ask) for _ in range(3)]
     for thread in threads:
         thread.start()
     parts[1].to_csv(tmp_path / "new.csv", index=False)
     (tmp_path / "new.csv").replace(file)
-    wait_until(lambda: any("the new files of shop-clicks are served" in each for each in server.said), 60)
+    wait_until(lambda: any("the new files of shop-clicks are served" in line for line in server.said), 60)
     count = len(answers)
     wait_until(lambda: len(answers) > count + 20)
     stop.set()
     for thread in threads:
         thread.join()
     assert answers[0] == expected[0] and answers[-1] == expected[1]
-    assert all(each in expected for each in answers)
+    assert all(answer in expected for answer in answers)
     (tmp_path / "broken.csv").write_text("item_id\ni1\n")
     (tmp_path / "broken.csv").replace(file)
-    wait_until(lambda: any("are not served" in each and "lacks the columns" in each for each in server.said), 60)
-    assert [each["item"] for each in server.json(RANK, body(user=user, top=5), JSON)["results"]] == expected[1]
+    wait_until(lambda: any("are not served" in line and "lacks the columns" in line for line in server.said), 60)
+    assert [hit["item"] for hit in server.json(RANK, body(user=user, top=5), JSON)["results"]] == expected[1]
     assert server.end() == 0
 
 
@@ -165,7 +163,7 @@ def towers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("torch", reason="needs the train extra")
     folder, pipeline = tmp_path_factory.mktemp("towers"), zoo.pipeline("shop-clicks", engine="native")
     rows: Any = pipeline.example(120)
-    log = pd.DataFrame(rows).assign(clicked=[at % 2 for at in range(len(rows))])
+    log = pd.DataFrame(rows).assign(clicked=[i % 2 for i in range(len(rows))])
     label = next(column.name for column in pipeline.features.schema.columns if column.kind == "label")  # type: ignore[attr-defined]
     log.rename(columns={"clicked": label}).to_csv(folder / "log.csv", index=False)
     settings = {"epochs": "1", "refit": "false", "hidden": "8", "embedding_size": "4", "batch_size": "32"}

@@ -35,8 +35,8 @@ ONE = {"name": "a", "shape": [1], "datatype": "FP32", "data": [1.5]}
     ],
 )
 def test_there_is_one_host(server: Server, version: str, headers: str, status: int, says: str) -> None:
-    found = talk(server, (LIVE % (version, headers)).encode())
-    assert found.startswith(f"HTTP/{version} {status}".encode()) and says.encode() in found
+    response = talk(server, (LIVE % (version, headers)).encode())
+    assert response.startswith(f"HTTP/{version} {status}".encode()) and says.encode() in response
 
 
 def test_a_body_that_ends_early_is_said_to_a_client_that_still_reads(server: Server) -> None:
@@ -74,8 +74,8 @@ def test_parameters_that_are_not_served_are_refused(more: dict[str, Any], says: 
 
 def test_null_is_as_good_as_nothing() -> None:
     nothing = dict.fromkeys(("id", "outputs", "parameters"))
-    found = open_inference.parse_request(json.dumps({"inputs": [{**ONE, "parameters": None}], **nothing}).encode())
-    assert (found.request_id, found.outputs, found.binary) == ("", {}, False)
+    request = open_inference.parse_request(json.dumps({"inputs": [{**ONE, "parameters": None}], **nothing}).encode())
+    assert (request.request_id, request.outputs, request.binary) == ("", {}, False)
     kept = open_inference.parse_request(
         json.dumps({"inputs": [{**ONE, "parameters": {"content_type": "np"}}], "id": "7"}).encode()
     )
@@ -96,9 +96,9 @@ def binary(numbers: list[float]) -> tuple[bytes, int]:
 def test_what_is_no_number_gets_no_score(server: Server, value: float) -> None:
     for numbers, status in (([0.0] * 13, 200), ([0.0] * 4 + [value] + [0.0] * 8, 400)):
         body, length = binary(numbers)
-        found = server.ask(INFER, body, "application/octet-stream", inference_header_content_length=str(length))
-        assert found[0] == status, found[2]
-    assert json.loads(found[2])["error"] == f"the input 'numbers' holds {value} at [0, 4], expected finite numbers"
+        answer = server.ask(INFER, body, "application/octet-stream", inference_header_content_length=str(length))
+        assert answer[0] == status, answer[2]
+    assert json.loads(answer[2])["error"] == f"the input 'numbers' holds {value} at [0, 4], expected finite numbers"
 
 
 def test_a_number_that_its_type_cannot_hold_is_none(server: Server) -> None:
@@ -138,14 +138,14 @@ def test_an_access_log_without_stdout_is_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_an_access_log_on_a_closed_stdout_ends_with_a_line(home: Path) -> None:
     command = [sys.executable, "-m", "zoo.cli.app", "serve", "wide-deep-criteo", "--access-log", "--port", "0"]
-    found = subprocess.run(
+    process = subprocess.run(
         ["sh", "-c", 'exec "$@" >&-', "sh", *command],
         env={**os.environ, "ZOO_HOME": str(home)},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert found.returncode == 2 and found.stderr.count("\n") == 1 and "stdout is closed" in found.stderr
+    assert process.returncode == 2 and process.stderr.count("\n") == 1 and "stdout is closed" in process.stderr
 
 
 def test_a_body_that_would_fill_the_memory_is_refused_and_others_go_on(
@@ -166,7 +166,7 @@ def test_a_body_that_would_fill_the_memory_is_refused_and_others_go_on(
     with concurrent.futures.ThreadPoolExecutor(8) as clients:
         begin = time.monotonic()
         for path, body, kind, headers, status, says in bodies:
-            found = server.ask(path, body, kind, **headers)
-            assert found[0] == status and says in found[2], found
+            answer = server.ask(path, body, kind, **headers)
+            assert answer[0] == status and says in answer[2], answer
             assert clients.submit(server.ask, RUN, lines[0], TSV).result()[0] == 200
         assert time.monotonic() - begin < 10

@@ -18,14 +18,14 @@ from zoo.serving.workers.channel import Job
 
 ROWS = [
     {
-        "click": at % 2,
-        "item": f"i{at % 7}",
+        "click": index % 2,
+        "item": f"i{index % 7}",
         "user": None
-        if at % 11 == 3
-        else {"id": f"u{at % 9}", "geo": {"city": "AB"[at % 5 > 1]}, "tags": ["a", "b"][: at % 3]},
-        "unused": {"text": "x" * 20, "map": [("k", at)]},
+        if index % 11 == 3
+        else {"id": f"u{index % 9}", "geo": {"city": "AB"[index % 5 > 1]}, "tags": ["a", "b"][: index % 3]},
+        "unused": {"text": "x" * 20, "map": [("k", index)]},
     }
-    for at in range(200)
+    for index in range(200)
 ]
 KIND = pa.schema(
     [
@@ -71,15 +71,15 @@ def test_structs_of_bodies_are_columns_as_in_files(kind, tmp_path):
 
     source = row_source(job(table, kind), False, choose, {})
     assert source.column_names == ["click", "user.id", "user.geo.city", "user.tags", "item"]
-    (found,), (expected,) = features.read(source), features.read(tmp_path / "log.parquet")
-    assert np.array_equal(found.ids, expected.ids) and np.array_equal(found.scales, expected.scales)
+    (batch,), (expected,) = features.read(source), features.read(tmp_path / "log.parquet")
+    assert np.array_equal(batch.ids, expected.ids) and np.array_equal(batch.scales, expected.scales)
     with pytest.raises(RequestError, match="user.id"):
         row_source(job(table.drop_columns(["user"]), kind), False, choose, {})
 
 
 @pytest.mark.parametrize("kind", [responses.ARROW, PARQUET])
 def test_names_of_nested_columns_are_bounded(kind):
-    inner = pa.struct([(f"{at}", pa.int8()) for at in range(1000)])
+    inner = pa.struct([(f"{index}", pa.int8()) for index in range(1000)])
     for _ in range(30):
         inner = pa.struct([("x" * 1000, inner)])
     with pytest.raises(RequestError, match="longer names of nested columns"):

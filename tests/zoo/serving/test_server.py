@@ -52,14 +52,14 @@ def test_clients_at_once_each_get_what_the_model_alone_gives(
         wait_until(lambda: figure(server, "zoo_queue_requests") > 50)
         for pid in server.workers():
             os.kill(pid, signal.SIGCONT)
-        found = [each.result() for each in asked]
-    assert found == [[{"row": 0, "probability": each}] for each in probabilities * 4]
+        answers = [future.result() for future in asked]
+    assert answers == [[{"row": 0, "probability": probability}] for probability in probabilities * 4]
     name = 'zoo_batch_size_{}{{engine="native",model="wide-deep-criteo",verb="run"}}'
     assert figure(server, name.format("sum")) > 1.5 * figure(server, name.format("count"))  # some went together
 
 
 def test_rows_are_answered_in_every_form(server: Server, lines: list[bytes], probabilities: list[float]) -> None:
-    body, expected = b"\n".join(lines[:40]), [(i, each) for i, each in enumerate(probabilities[:40])]
+    body, expected = b"\n".join(lines[:40]), [(i, probability) for i, probability in enumerate(probabilities[:40])]
     forms = {
         "application/json": lambda data: [(row["row"], row["probability"]) for row in json.loads(data)["results"]],
         "application/x-ndjson": lambda data: [tuple(json.loads(line).values()) for line in data.splitlines()],
@@ -70,9 +70,9 @@ def test_rows_are_answered_in_every_form(server: Server, lines: list[bytes], pro
         ],
     }
     for kind, read in forms.items():
-        status, headers, found = server.ask(RUN, body, TSV, accept=kind)
+        status, headers, answer = server.ask(RUN, body, TSV, accept=kind)
         assert (status, headers["content-type"]) == (200, kind)
-        assert read(found) == expected
+        assert read(answer) == expected
     names = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
     rows = [dict(zip(names, line.decode().split("\t"), strict=True)) for line in lines[:40]]
     as_json = server.json(RUN, json.dumps({"rows": rows}).encode(), JSON)["results"]
@@ -95,32 +95,32 @@ def test_a_client_of_the_protocol_works_as_it_is(server: Server, model: Any, lin
     assert server.ask(f"/v2/models/{name}/versions//ready")[0] == 404
     assert client.get_server_metadata()["extensions"] == ["binary_tensor_data"]
     about = client.get_model_metadata(name)
-    assert {each["name"]: each["datatype"] for each in about["inputs"]} == {"ids": "INT32", "numbers": "FP32"}
+    assert {tensor["name"]: tensor["datatype"] for tensor in about["inputs"]} == {"ids": "INT32", "numbers": "FP32"}
     assert client.get_model_repository_index()[0]["state"] == "READY"
     batch = model.preprocess(lines[:5])
     expected = model.predict(batch)["probability"]
     for binary in (True, False):
         inputs = []
-        for each, array in batch.items():
-            inputs.append(client_of.InferInput(each, list(array.shape), "INT32" if each == "ids" else "FP32"))
+        for key, array in batch.items():
+            inputs.append(client_of.InferInput(key, list(array.shape), "INT32" if key == "ids" else "FP32"))
             inputs[-1].set_data_from_numpy(array, binary_data=binary)
         output = client_of.InferRequestedOutput("probability", binary_data=binary)
         for outputs in ([output], None):
             for coding in (None, "gzip", "deflate"):
-                found = client.infer(
+                result = client.infer(
                     name, inputs, outputs=outputs, request_id="mine", request_compression_algorithm=coding
                 )
-                np.testing.assert_array_equal(found.as_numpy("probability"), expected)
-                assert found.get_response()["id"] == "mine"
+                np.testing.assert_array_equal(result.as_numpy("probability"), expected)
+                assert result.get_response()["id"] == "mine"
     with pytest.raises(client_of.InferenceServerException, match="expected int32"):
         client.infer(name, [*inputs[1:], _wrong(client_of)])
     client.close()
 
 
 def _wrong(client_of: Any) -> Any:
-    found = client_of.InferInput("ids", [5, 26], "FP32")
-    found.set_data_from_numpy(np.zeros((5, 26), np.float32))
-    return found
+    tensor = client_of.InferInput("ids", [5, 26], "FP32")
+    tensor.set_data_from_numpy(np.zeros((5, 26), np.float32))
+    return tensor
 
 
 NAMES = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
@@ -195,8 +195,8 @@ GOOD = (
 def test_what_is_wrong_is_said_in_one_line(
     server: Server, path: str, body: bytes, headers: dict[str, str], status: int, says: str
 ) -> None:
-    found, about, text = server.ask(path, body, **{"content_type": "text/plain", **headers})
-    assert (found, about["content-type"]) == (status, JSON), text
+    code, about, text = server.ask(path, body, **{"content_type": "text/plain", **headers})
+    assert (code, about["content-type"]) == (status, JSON), text
     error = json.loads(text)["error"]
     assert says in error and "\n" not in error and "Traceback" not in error and "--" not in error
 
@@ -239,12 +239,12 @@ def test_deadlines_full_queues_and_clients_that_leave(server: Server, lines: lis
         assert talk(server, head.encode() + lines[0], 0.5) == b""
         wait_until(lambda: figure(server, "zoo_queue_requests") == waiting)  # it has left, and so has its request
         asked = [clients.submit(server.ask, RUN, lines[0], TSV) for _ in range(258)]
-        wait_until(lambda: any(each.done() for each in asked))
-        refused = next(each.result() for each in asked if each.done())
+        wait_until(lambda: any(future.done() for future in asked))
+        refused = next(future.result() for future in asked if future.done())
         assert refused[0] == 429 and refused[1]["retry-after"] == "1" and b"256 requests wait" in refused[2]
         for pid in server.workers():
             os.kill(pid, signal.SIGCONT)
-        assert {each.result()[0] for each in asked} == {200, 429}
+        assert {future.result()[0] for future in asked} == {200, 429}
 
 
 def test_a_worker_that_dies_is_replaced_and_its_requests_are_tried_again(
@@ -256,17 +256,17 @@ def test_a_worker_that_dies_is_replaced_and_its_requests_are_tried_again(
         wait_until(lambda: figure(server, "zoo_queue_requests") == 18)
         for pid in workers:
             os.kill(pid, signal.SIGKILL)
-        found = [each.result()["results"][0]["probability"] for each in asked]
-    assert found == probabilities[:20]
+        answers = [future.result()["results"][0]["probability"] for future in asked]
+    assert answers == probabilities[:20]
     assert figure(server, "zoo_worker_restarts_total") == before + 2
     assert not set(server.workers()) & set(workers)
 
 
 def test_the_split_of_time_and_the_pages_are_told(server: Server, lines: list[bytes]) -> None:
     _, headers, _ = server.ask(RUN, lines[0], TSV, timing="1")
-    split = dict(each.split(";dur=") for each in headers["server-timing"].split(", "))
+    split = dict(entry.split(";dur=") for entry in headers["server-timing"].split(", "))
     assert list(split) == ["read", "wait", "parse", "model", "write"] and all(
-        float(each) >= 0 for each in split.values()
+        float(duration) >= 0 for duration in split.values()
     )
     paths = server.json("/openapi.json")["paths"]
     for path, about in paths.items():
@@ -301,7 +301,7 @@ def test_sigterm_loses_no_request(start: Callable[..., Server], lines: list[byte
         time.sleep(0.3)
         assert server.process.poll() is None
         os.kill(workers[0], signal.SIGCONT)
-        assert [each.result()[0] for each in asked] == [200] * 20
+        assert [future.result()[0] for future in asked] == [200] * 20
     assert server.process.wait(20) == 0
     wait_until(lambda: not Path(f"/proc/{workers[0]}").exists())
 
@@ -343,8 +343,8 @@ def test_keys_tls_and_origins(
             server.url + path, headers={k.replace("_", "-"): v for k, v in headers.items()}, method=method
         )
         try:
-            with urllib.request.urlopen(request, context=context) as found:
-                return found.status, found.headers
+            with urllib.request.urlopen(request, context=context) as response:
+                return response.status, response.headers
         except urllib.error.HTTPError as error:
             return error.code, error.headers
 
@@ -365,7 +365,7 @@ def test_keys_tls_and_origins(
     assert headers["access-control-allow-headers"].endswith("x-stainless-os")
     assert server.end() == 0
     logged = [json.loads(line) for line in server.process.stdout.read().splitlines()]
-    assert [each["status"] for each in logged[:3]] == [200, 200, 401] and logged[0]["path"] == "/v2/health/live"
+    assert [entry["status"] for entry in logged[:3]] == [200, 200, 401] and logged[0]["path"] == "/v2/health/live"
 
 
 @pytest.mark.parametrize(
@@ -413,11 +413,11 @@ def test_a_server_for_everyone_without_keys_is_warned_of(
         serving.serve(
             ServerConfig(host=host, port=0, api_keys=frozenset([key_digest("a key of the tests")][:keys])), []
         )
-    assert sum("without authentication" in each.message for each in caplog.records) == warned
+    assert sum("without authentication" in record.message for record in caplog.records) == warned
 
 
 def test_a_port_that_is_taken_is_said(server: Server) -> None:
     port = server.url.rpartition(":")[2]
     command = [sys.executable, "-m", "zoo.cli.app", "serve", "wide-deep-criteo", "--port", port]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert found.returncode == 2 and f"cannot listen at 127.0.0.1 port {port}" in found.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 2 and f"cannot listen at 127.0.0.1 port {port}" in process.stderr

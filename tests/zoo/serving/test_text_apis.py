@@ -49,27 +49,27 @@ def post(server: Server, path: str, **body: Any) -> Any:
 
 def refused(server: Server, path: str, body: Any, **headers: str) -> tuple[int, Any]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    status, _, found = server.ask(path, data, JSON, **headers)
-    return status, json.loads(found)
+    status, _, answer = server.ask(path, data, JSON, **headers)
+    return status, json.loads(answer)
 
 
 # ---------------------------------------------------------------------------------------------------------------- OpenAI
 
 
 def test_openai_embeddings_are_the_models_own(served: Server, vectors: np.ndarray) -> None:
-    found = post(served, EMBEDDINGS, input=TEXTS, model="text-embedding-3-small", user="me", encoding_format="float")
-    assert found["object"] == "list" and found["model"] == "texts-0"
-    assert [row["index"] for row in found["data"]] == list(range(len(TEXTS)))
-    assert {row["object"] for row in found["data"]} == {"embedding"}
-    assert np.array_equal(np.array([row["embedding"] for row in found["data"]], np.float32), vectors)
+    answer = post(served, EMBEDDINGS, input=TEXTS, model="text-embedding-3-small", user="me", encoding_format="float")
+    assert answer["object"] == "list" and answer["model"] == "texts-0"
+    assert [row["index"] for row in answer["data"]] == list(range(len(TEXTS)))
+    assert {row["object"] for row in answer["data"]} == {"embedding"}
+    assert np.array_equal(np.array([row["embedding"] for row in answer["data"]], np.float32), vectors)
     single = post(served, EMBEDDINGS, input=TEXTS[0], model="texts-0")
-    assert single["data"] == found["data"][:1] and single["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
+    assert single["data"] == answer["data"][:1] and single["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
 
 
 def test_openai_base64_dimensions_and_dtypes(served: Server, vectors: np.ndarray) -> None:
     def read(dtype: Any, **options: Any) -> np.ndarray:
-        found = post(served, EMBEDDINGS, input=TEXTS, model="m", encoding_format="base64", **options)
-        return np.stack([np.frombuffer(base64.b64decode(row["embedding"]), dtype) for row in found["data"]])
+        answer = post(served, EMBEDDINGS, input=TEXTS, model="m", encoding_format="base64", **options)
+        return np.stack([np.frombuffer(base64.b64decode(row["embedding"]), dtype) for row in answer["data"]])
 
     assert np.array_equal(read("<f4"), vectors)
     short = read("<f4", dimensions=8)
@@ -90,10 +90,10 @@ def test_openai_base64_dimensions_and_dtypes(served: Server, vectors: np.ndarray
 def test_openai_tokens_are_those_of_the_model(served: Server, vectors: np.ndarray) -> None:
     tokens = post(served, "/v1/models/texts-0/tokenize", inputs=TEXTS)
     ids = [[token["id"] for token in row] for row in tokens]
-    found = post(served, EMBEDDINGS, input=ids, model="m")
-    assert np.array_equal(np.array([row["embedding"] for row in found["data"]], np.float32), vectors)
-    assert found["usage"]["total_tokens"] == sum(map(len, ids))
-    assert post(served, EMBEDDINGS, input=ids[1], model="m")["data"][0]["embedding"] == found["data"][1]["embedding"]
+    answer = post(served, EMBEDDINGS, input=ids, model="m")
+    assert np.array_equal(np.array([row["embedding"] for row in answer["data"]], np.float32), vectors)
+    assert answer["usage"]["total_tokens"] == sum(map(len, ids))
+    assert post(served, EMBEDDINGS, input=ids[1], model="m")["data"][0]["embedding"] == answer["data"][1]["embedding"]
     mixed = post(served, "/embed", inputs=[TEXTS[0], ids[1], TEXTS[2]])
     assert np.array_equal(np.array(mixed, np.float32), vectors[:3])
     # what LangChain's OpenAIEmbeddings sends: tokens of cl100k_base, in lists
@@ -124,20 +124,20 @@ def test_openai_tokens_are_those_of_the_model(served: Server, vectors: np.ndarra
     ],
 )
 def test_openai_errors(served: Server, change: dict[str, Any]) -> None:
-    status, found = refused(served, EMBEDDINGS, {"input": "a", "model": "m", **change})
-    assert status == 400 and set(found["error"]) == {"message", "type", "param", "code"}
-    assert found["error"]["type"] == "invalid_request_error" and "expected" in found["error"]["message"]
+    status, answer = refused(served, EMBEDDINGS, {"input": "a", "model": "m", **change})
+    assert status == 400 and set(answer["error"]) == {"message", "type", "param", "code"}
+    assert answer["error"]["type"] == "invalid_request_error" and "expected" in answer["error"]["message"]
 
 
 def test_truncated_inputs_are_named(served: Server) -> None:
-    found = post(served, EMBEDDINGS, input=["a", "a " * 200], model="m")
-    assert found["truncated"] == [1] and found["usage"]["total_tokens"] == 3 + 80
+    answer = post(served, EMBEDDINGS, input=["a", "a " * 200], model="m")
+    assert answer["truncated"] == [1] and answer["usage"]["total_tokens"] == 3 + 80
 
 
 def test_openai_models(served: Server) -> None:
-    found = served.json("/v1/models")
-    assert found["object"] == "list" and [model["id"] for model in found["data"]] == ["texts-0", "texts-1", "texts-3"]
-    assert [model["name"] for model in found["models"]] == ["texts-0", "texts-1", "texts-3"]
+    answer = served.json("/v1/models")
+    assert answer["object"] == "list" and [model["id"] for model in answer["data"]] == ["texts-0", "texts-1", "texts-3"]
+    assert [model["name"] for model in answer["models"]] == ["texts-0", "texts-1", "texts-3"]
     one = served.json("/v1/models/texts-0")
     assert one["id"] == one["name"] == "texts-0" and one["object"] == "model" and one["owned_by"] == "int8-zoo"
 
@@ -146,8 +146,8 @@ def test_openai_models(served: Server) -> None:
 
 
 def test_tei_embed(served: Server, vectors: np.ndarray) -> None:
-    found = np.array(post(served, "/embed", inputs=TEXTS, truncate=True, unknown=1), np.float32)
-    assert np.array_equal(found, vectors)
+    embeddings = np.array(post(served, "/embed", inputs=TEXTS, truncate=True, unknown=1), np.float32)
+    assert np.array_equal(embeddings, vectors)
     assert np.array_equal(np.array(post(served, "/v1/models/texts-0", inputs=TEXTS[0]), np.float32), vectors[:1])
     short = np.array(post(served, "/embed", inputs=TEXTS, dimensions=4, normalize=False), np.float32)
     assert np.array_equal(short, vectors[:, :4])
@@ -165,8 +165,8 @@ def test_tei_rerank_and_predict(served: Server, folders: list[Path], logits: np.
     raw = post(served, "/rerank", **body, raw_scores=True)
     assert [row["index"] for row in raw] == np.argsort(-scores, kind="stable").tolist()
     assert {row["index"]: np.float32(row["score"]) for row in raw} == dict(enumerate(scores))
-    found = post(served, "/rerank", **body, return_text=True)
-    for row in found:
+    ranking = post(served, "/rerank", **body, return_text=True)
+    for row in ranking:
         assert row["text"] == body["texts"][row["index"]]
         assert row["score"] == pytest.approx(1 / (1 + np.exp(-scores[row["index"]])), abs=1e-6)
     one = post(served, "/v1/models/texts-1/predict", inputs=PAIRS[0], raw_scores=True)
@@ -224,8 +224,8 @@ def test_tei_tokenize_decode_and_info(served: Server) -> None:
     ],
 )
 def test_tei_errors(served: Server, path: str, body: Any, status: int, kind: str) -> None:
-    found, error = refused(served, path, body)
-    assert found == status, error
+    code, error = refused(served, path, body)
+    assert code == status, error
     assert set(error) == {"error", "error_type"} and error["error_type"] == kind
 
 
@@ -244,9 +244,11 @@ def test_a_long_query_is_not_tokenized_for_every_document(served: Server) -> Non
 def test_cohere_rerank(served: Server) -> None:
     texts = [pair[0] for pair in PAIRS]
     plain = {row["index"]: row["score"] for row in post(served, "/rerank", query="the cat", texts=texts)}
-    found = post(served, "/v2/rerank", model="rerank-v3.5", query="the cat", documents=texts, top_n=2)
-    assert [(row["index"], row["relevance_score"]) for row in found["results"]] == list(plain.items())[:2]
-    assert found["meta"]["billed_units"] == {"search_units": 1} and found["id"] and found["usage"]["total_tokens"] > 0
+    answer = post(served, "/v2/rerank", model="rerank-v3.5", query="the cat", documents=texts, top_n=2)
+    assert [(row["index"], row["relevance_score"]) for row in answer["results"]] == list(plain.items())[:2]
+    assert (
+        answer["meta"]["billed_units"] == {"search_units": 1} and answer["id"] and answer["usage"]["total_tokens"] > 0
+    )
     documents = [{"text": text} for text in texts]
     jina = post(served, "/v1/rerank", query="the cat", documents=documents, return_documents=True, max_chunks_per_doc=3)
     assert [row["document"]["text"] for row in jina["results"]] == [texts[i] for i in plain]
@@ -263,11 +265,11 @@ def test_cohere_rerank(served: Server) -> None:
 def test_cohere_embed(served: Server, vectors: np.ndarray) -> None:
     kinds = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
     body = {"model": "m", "texts": TEXTS, "input_type": "search_query"}
-    found = post(served, "/v2/embed", **body, embedding_types=kinds)
-    assert list(found["embeddings"]) == kinds and found["response_type"] == "embeddings_by_type"
-    assert np.array_equal(np.array(found["embeddings"]["float"], np.float32), vectors)
-    assert found["embeddings"]["ubinary"] == np.packbits(vectors > 0, axis=1).tolist()
-    assert base64.b64decode(found["embeddings"]["base64"][0]) == vectors[0].tobytes()
+    answer = post(served, "/v2/embed", **body, embedding_types=kinds)
+    assert list(answer["embeddings"]) == kinds and answer["response_type"] == "embeddings_by_type"
+    assert np.array_equal(np.array(answer["embeddings"]["float"], np.float32), vectors)
+    assert answer["embeddings"]["ubinary"] == np.packbits(vectors > 0, axis=1).tolist()
+    assert base64.b64decode(answer["embeddings"]["base64"][0]) == vectors[0].tobytes()
     assert list(post(served, "/v2/embed", **body)["embeddings"]) == ["float"]
     first = post(served, "/v1/embed", **body)
     assert np.array_equal(np.array(first["embeddings"], np.float32), vectors)
@@ -292,7 +294,7 @@ def test_one_model_is_meant_by_paths_without_a_name(start: Callable[..., Server]
 def test_several_models_are_named_in_the_body(start: Callable[..., Server], folders: list[Path]) -> None:
     server = start(folders[0], f"{folders[0]}@fp32", "--workers", "1")
     both = [post(server, EMBEDDINGS, input="the cat", model=name) for name in ("texts-0", "texts-0@fp32")]
-    assert [each["model"] for each in both] == ["texts-0", "texts-0@fp32"] and both[0]["data"] != both[1]["data"]
+    assert [answer["model"] for answer in both] == ["texts-0", "texts-0@fp32"] and both[0]["data"] != both[1]["data"]
     status, error = refused(server, EMBEDDINGS, {"input": "a", "model": "m"})
     assert status == 404 and error["error"]["code"] == "model_not_found" and "texts-0@fp32" in error["error"]["message"]
     assert refused(server, EMBEDDINGS, {"input": "a"})[0] == 400
@@ -373,8 +375,8 @@ def test_strange_values_are_errors_of_the_client(served: Server) -> None:
             assert served.ask(path, json.dumps(body).encode(), JSON)[0] == 200, path
         for name in fields:
             for value in STRANGE:
-                status, _, found = served.ask(path, json.dumps({**body, name: value}).encode(), JSON)
-                assert status == 200 or 400 <= status < 500, (path, name, value, found)
+                status, _, answer = served.ask(path, json.dumps({**body, name: value}).encode(), JSON)
+                assert status == 200 or 400 <= status < 500, (path, name, value, answer)
 
 
 def test_the_api_is_described(served: Server) -> None:
@@ -388,16 +390,16 @@ def test_long_texts_in_chunks(served: Server, folders: list[Path]) -> None:
     pipeline, text = zoo.pipeline(folders[0], engine="native"), "the cat sat, and the zoo ran. " * 9
     vectors, chunks = pipeline.encode_chunks([text, "a"], 20, 4)
     options = {"input": [text, "a"], "model": "m", "chunk": 20, "stride": 4}
-    found = post(served, EMBEDDINGS, **options)
-    rows = found["data"]
-    assert len(chunks.texts) > 5 and found["usage"]["chunks"] == len(rows) == len(chunks.texts)
+    answer = post(served, EMBEDDINGS, **options)
+    rows = answer["data"]
+    assert len(chunks.texts) > 5 and answer["usage"]["chunks"] == len(rows) == len(chunks.texts)
     assert [row["index"] for row in rows] == chunks.rows.tolist()
     assert [[row["start"], row["end"]] for row in rows] == chunks.spans.tolist()
     assert np.array_equal(np.array([row["embedding"] for row in rows], np.float32), vectors)
     assert np.array_equal(vectors, pipeline.encode(chunks.texts))
     means, _ = pipeline.encode_chunks([text, "a"], 20, 4, "mean")
     rows = post(served, EMBEDDINGS, **options, chunk_pooling="mean")["data"]
-    assert [row["chunks"] for row in rows] == chunks.counts.tolist() and "truncated" not in found
+    assert [row["chunks"] for row in rows] == chunks.counts.tolist() and "truncated" not in answer
     assert np.array_equal(np.array([row["embedding"] for row in rows], np.float32), means)
     for change, status in (
         ({"chunk": 81}, 400),

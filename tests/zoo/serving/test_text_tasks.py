@@ -74,15 +74,17 @@ def test_labels_are_the_models_own(served: Server, folders: dict[str, Path]) -> 
     body = json.dumps(TEXTS).encode()
     status, _, text = served.ask("/v1/models/labels:run", body, "application/json", accept="text/csv")
     assert status == 200
-    assert [row["label"] for row in csv.DictReader(text.decode().splitlines())] == [each["label"] for each in expected]
+    assert [row["label"] for row in csv.DictReader(text.decode().splitlines())] == [
+        label["label"] for label in expected
+    ]
 
 
 @pytest.mark.parametrize("name", ["labels", "topics"])
 def test_predict_has_the_scores_of_the_model(served: Server, folders: dict[str, Path], name: str) -> None:
     ours = zoo.pipeline(folders[name])(TEXTS, top_k=None)
     body = json.dumps({"inputs": [[text] for text in TEXTS]}).encode()
-    for found, expected in zip(served.json(f"/v1/models/{name}/predict", body, "application/json"), ours, strict=True):
-        close([{"label": row["label"], "score": row["score"]} for row in found], expected)
+    for labels, expected in zip(served.json(f"/v1/models/{name}/predict", body, "application/json"), ours, strict=True):
+        close([{"label": row["label"], "score": row["score"]} for row in labels], expected)
     one = served.json(f"/v1/models/{name}", json.dumps({"inputs": TEXTS[0]}).encode(), "application/json")
     close([{"label": row["label"], "score": row["score"]} for row in one], ours[0])
     assert set(served.json(f"/v1/models/{name}/info")["model_type"]) == {"classifier"}
@@ -99,8 +101,8 @@ def test_entities_are_the_models_own(served: Server, folders: dict[str, Path]) -
     long = " ".join(TEXTS * 6)
     options = {"aggregation_strategy": "simple", "stride": 4}
     windows = [{"row": 2, **entity} for entity in ours(long, **options)[0]]
-    found = ask(served, "entities", {"texts": [TEXTS[0], long], **options})
-    close([line for line in found if line["row"] == 2], windows)
+    lines = ask(served, "entities", {"texts": [TEXTS[0], long], **options})
+    close([line for line in lines if line["row"] == 2], windows)
 
 
 def test_answers_are_the_models_own(served: Server, folders: dict[str, Path]) -> None:
@@ -116,8 +118,8 @@ def test_weights_of_tokens_are_the_models_own(served: Server, folders: dict[str,
     assert all(expected)
     body = json.dumps({"inputs": TEXTS}).encode()
     for path in ("/embed_sparse", "/v1/models/weights"):
-        found = served.json(path, body, "application/json")
-        assert [{token["index"]: token["value"] for token in row} for row in found] == [
+        weights = served.json(path, body, "application/json")
+        assert [{token["index"]: token["value"] for token in row} for row in weights] == [
             pytest.approx(row, abs=1e-6) for row in expected
         ]
     (one,) = served.json("/embed_sparse", json.dumps({"inputs": TEXTS[0]}).encode(), "application/json")
@@ -128,8 +130,8 @@ def test_weights_of_tokens_are_the_models_own(served: Server, folders: dict[str,
 
 
 def test_invalid_texts_and_options_are_said(served: Server) -> None:
-    found = ask(served, "labels", {"texts": ["the cat", " "], "on_error": "skip"})
-    assert "label" in found[0] and found[1]["error"] == "is empty"
+    labels = ask(served, "labels", {"texts": ["the cat", " "], "on_error": "skip"})
+    assert "label" in labels[0] and labels[1]["error"] == "is empty"
     for name, body, message in (
         ("labels", [" "], "text 1 is empty"),
         ("labels", {"texts": ["a"], "stride": 2}, "stride"),
@@ -151,16 +153,16 @@ def test_vectors_of_tokens_and_rankings_by_them(served: Server, folders: dict[st
         return served.json(path, json.dumps(value).encode(), "application/json")
 
     for role, encode in (("document", ours.encode_document), ("query", ours.encode_query)):
-        found = post("/embed_all", {"inputs": TEXTS, "prompt_name": role})
-        assert [len(rows) for rows in found] == [len(rows) for rows in encode(TEXTS)]
-        assert np.allclose(found[2], encode(TEXTS)[2], atol=1e-6)
+        answer = post("/embed_all", {"inputs": TEXTS, "prompt_name": role})
+        assert [len(rows) for rows in answer] == [len(rows) for rows in encode(TEXTS)]
+        assert np.allclose(answer[2], encode(TEXTS)[2], atol=1e-6)
     ranked = ours.rank("the cat", TEXTS)
-    found = post("/v1/models/vectors/rerank", {"query": "the cat", "texts": TEXTS, "return_text": True})
-    assert [row["index"] for row in found] == [row["corpus_id"] for row in ranked]
-    assert [row["score"] for row in found] == pytest.approx([row["score"] for row in ranked], abs=1e-5)
-    assert found[0]["text"] == TEXTS[found[0]["index"]]
-    found = post("/v1/rerank", {"model": "vectors", "query": "the cat", "documents": TEXTS, "top_n": 2})["results"]
-    assert [row["index"] for row in found] == [row["corpus_id"] for row in ranked[:2]]
+    answer = post("/v1/models/vectors/rerank", {"query": "the cat", "texts": TEXTS, "return_text": True})
+    assert [row["index"] for row in answer] == [row["corpus_id"] for row in ranked]
+    assert [row["score"] for row in answer] == pytest.approx([row["score"] for row in ranked], abs=1e-5)
+    assert answer[0]["text"] == TEXTS[answer[0]["index"]]
+    answer = post("/v1/rerank", {"model": "vectors", "query": "the cat", "documents": TEXTS, "top_n": 2})["results"]
+    assert [row["index"] for row in answer] == [row["corpus_id"] for row in ranked[:2]]
     scored = ask(served, "vectors", {"texts": TEXTS, "query": "the cat"})
     assert [row["score"] for row in scored] == pytest.approx(
         [row["score"] for row in ours(TEXTS, query="the cat")], abs=1e-5

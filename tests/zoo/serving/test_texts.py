@@ -36,22 +36,22 @@ def ask(server: Server, name: str, value: Any) -> Any:
 
 
 def test_vectors_are_the_models_own(served: Server, folders: list[Path]) -> None:
-    expected = np.stack([each["embedding"] for each in zoo.pipeline(folders[0], engine="native")(TEXTS)])
-    found = ask(served, "texts-0", {"texts": TEXTS})
-    assert [each["row"] for each in found] == list(range(1, len(TEXTS) + 1))
-    assert np.array_equal(np.array([each["embedding"] for each in found], np.float32), expected)
+    expected = np.stack([result["embedding"] for result in zoo.pipeline(folders[0], engine="native")(TEXTS)])
+    results = ask(served, "texts-0", {"texts": TEXTS})
+    assert [result["row"] for result in results] == list(range(1, len(TEXTS) + 1))
+    assert np.array_equal(np.array([result["embedding"] for result in results], np.float32), expected)
     plain = served.json("/v1/models/texts-0:run", "\n".join(TEXTS).encode(), "text/plain")["results"]
-    assert plain == found
+    assert plain == results
 
 
 def test_scores_are_the_models_own(served: Server, folders: list[Path]) -> None:
-    expected = zoo.pipeline(folders[1], engine="native")([tuple(each) for each in PAIRS])
-    found = ask(served, "texts-1", PAIRS)
-    assert [each["score"] for each in found] == pytest.approx([each["score"] for each in expected], abs=1e-7)
+    expected = zoo.pipeline(folders[1], engine="native")([tuple(pair) for pair in PAIRS])
+    results = ask(served, "texts-1", PAIRS)
+    assert [result["score"] for result in results] == pytest.approx([result["score"] for result in expected], abs=1e-7)
     body = json.dumps(PAIRS).encode()
     status, _, text = served.ask("/v1/models/texts-1:run", body, "application/json", accept="text/csv")
-    assert status == 200 and [float(each["score"]) for each in csv.DictReader(text.decode().splitlines())] == [
-        each["score"] for each in found
+    assert status == 200 and [float(row["score"]) for row in csv.DictReader(text.decode().splitlines())] == [
+        result["score"] for result in results
     ]
     assert served.ask("/v1/models/texts-0:run", b"a text", "text/plain", accept="text/csv")[0] == 400
 
@@ -67,9 +67,9 @@ def test_a_text_is_never_a_files_name(served: Server, tmp_path: Path) -> None:
     [("texts-0", [""]), ("texts-0", {"texts": 3}), ("texts-0", []), ("texts-1", ["alone"]), ("texts-0", [["a", "b"]])],
 )
 def test_what_is_wrong_is_said(served: Server, name: str, body: Any) -> None:
-    status, _, found = served.ask(f"/v1/models/{name}:run", json.dumps(body).encode(), "application/json")
+    status, _, answer = served.ask(f"/v1/models/{name}:run", json.dumps(body).encode(), "application/json")
     assert status == 400
-    assert "texts" in json.loads(found)["error"] or "text 1" in json.loads(found)["error"]
+    assert "texts" in json.loads(answer)["error"] or "text 1" in json.loads(answer)["error"]
 
 
 @pytest.mark.parametrize("shapes", [([1, 5], [1, 3]), ([1, 3], [1, 5]), ([1, 0], [1, 0]), ([2, 4], [1, 4])])
@@ -78,8 +78,8 @@ def test_tensors_of_shapes_that_do_not_fit_are_wrong(served: Server, shapes: tup
         {"name": name, "shape": shape, "datatype": "INT64", "data": [1] * math.prod(shape)}
         for name, shape in zip(("input_ids", "attention_mask"), shapes, strict=True)
     ]
-    status, _, found = served.ask("/v2/models/texts-0/infer", json.dumps({"inputs": tensors}).encode(), JSON)
-    assert status == 400 and "expected" in json.loads(found)["error"]
+    status, _, answer = served.ask("/v2/models/texts-0/infer", json.dumps({"inputs": tensors}).encode(), JSON)
+    assert status == 400 and "expected" in json.loads(answer)["error"]
 
 
 def test_clients_at_once_each_get_the_answer_to_their_own_text(served: Server, folders: list[Path]) -> None:
@@ -95,5 +95,5 @@ def test_clients_at_once_each_get_the_answer_to_their_own_text(served: Server, f
 
 def _plain(result: dict[str, Any]) -> dict[str, Any]:
     """A result of the model alone as JSON has it."""
-    found: dict[str, Any] = orjson.loads(orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY))
-    return found
+    decoded: dict[str, Any] = orjson.loads(orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY))
+    return decoded

@@ -49,9 +49,9 @@ def test_an_import_needs_no_data(tmp_path, few_texts):
     quality = report["quality"]
     assert quality["texts"] == len(few_texts) and 0.9 < quality["minimum"] <= quality["mean"] <= 1
     assert read_record(ours)["calibration.json"]["quality"] == quality == zoo.build(ours)["quality"]
-    found = zoo.pipeline(ours)(["the cat"])[0]["embedding"]
+    embedding = zoo.pipeline(ours)(["the cat"])[0]["embedding"]
     exact = zoo.pipeline(ours, precision="fp32")(["the cat"])[0]["embedding"]
-    assert np.dot(found, exact) > 0.9
+    assert np.dot(embedding, exact) > 0.9
 
 
 def test_an_imported_folder_holds_int8_and_links(tmp_path, few_texts):
@@ -106,5 +106,5 @@ def test_layers_stay_in_float32_where_quality_is_low(tmp_path, few_texts, monkey
     quality = zoo.import_model(tmp_path / "theirs", tmp_path / "ours", int8=True)["quality"]
     assert quality["float_layers"] and quality["mean"] > quality["int8_alone"]["mean"]
     report = json.loads((tmp_path / "ours" / "quantization.json").read_text())
-    int8 = {each["name"] for each in report["operators"] if each["precision"] == "int8"}
+    int8 = {operator["name"] for operator in report["operators"] if operator["precision"] == "int8"}
     assert int8 and not int8 & set(quality["float_layers"])

@@ -33,15 +33,15 @@ def encoder(folders):
 
 
 def vectors(results):
-    return np.stack([each["embedding"] for each in results])
+    return np.stack([result["embedding"] for result in results])
 
 
 def test_a_text_that_names_a_file_is_a_text(folders, encoder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "note").write_text("the cat\nthe zoo\n")
-    for texts in (["note"], ["-"], ["/etc/passwd"], ["note", "the cat"], (each for each in ["note", "cat"])):
+    for texts in (["note"], ["-"], ["/etc/passwd"], ["note", "the cat"], (text for text in ["note", "cat"])):
         listed = list(texts)
-        expected = encoder.compute_texts([(each,) for each in listed])
+        expected = encoder.compute_texts([(text,) for text in listed])
         assert np.array_equal(vectors(encoder(iter(listed))), expected)
         assert np.array_equal(vectors(encoder(listed)), expected), listed
     assert np.array_equal(vectors(encoder("note")), encoder.compute_texts([("note",)]))
@@ -122,8 +122,8 @@ def test_rankings_are_evaluated_with_the_prompts_of_their_roles(prompted, tmp_pa
     monkeypatch.setattr(
         type(prompted), "compute_texts", lambda self, rows, *more: seen.append(rows) or compute(self, rows, *more)
     )
-    found = metrics.evaluate({"fp32": prompted, "int8": prompted}, tmp_path / "ranked.tsv")
-    assert found["prompts"] == {"query": "the ", "document": "a "}
+    report = metrics.evaluate({"fp32": prompted, "int8": prompted}, tmp_path / "ranked.tsv")
+    assert report["prompts"] == {"query": "the ", "document": "a "}
     assert set(seen[0]) == {(f"the {q}",) for q in TEXTS[:3]} | {(f"a {d}",) for d in TEXTS}
     seen.clear()
     (tmp_path / "sts.tsv").write_text("".join(f"{a}\t{b}\t{i}\n" for i, (a, b) in enumerate(itertools.pairwise(TEXTS))))
@@ -133,22 +133,22 @@ def test_rankings_are_evaluated_with_the_prompts_of_their_roles(prompted, tmp_pa
 
 def test_truncation_and_invalid_texts_are_told(folders, encoder, tmp_path):
     long = "the cat sat " * 300
-    found = encoder(["cat", long])
-    assert [each["cut"] for each in found] == [False, True]
-    assert [each["cut"] for each in encoder(["the cat sat", "cat"], max_length=4)] == [True, False]
+    results = encoder(["cat", long])
+    assert [result["cut"] for result in results] == [False, True]
+    assert [result["cut"] for result in encoder(["the cat sat", "cat"], max_length=4)] == [True, False]
     whole = len(text_models.tokenizer().encode("the cat sat").ids)
     assert [encoder(["the cat sat"], max_length=whole - less)[0]["cut"] for less in (0, 1)] == [False, True]
     assert np.array_equal(vectors(encoder([long], max_length=4)), vectors(encoder(["the cat"])))
-    assert np.array_equal(vectors(encoder([long])), vectors(found[1:]))  # the maximum is of one call
+    assert np.array_equal(vectors(encoder([long])), vectors(results[1:]))  # the maximum is of one call
     for length in (0, 2, 10**6, "4", 3.0, True):
         with pytest.raises(RequestError, match="found max length .*; expected 3 to"):
             encoder(["cat"], max_length=length)
     (tmp_path / "texts.txt").write_text("the cat sat\ncat\n")
     assert encoder.run(tmp_path / "texts.txt", tmp_path / "v.npy", max_length=4)["cut"] == 1
-    found = encoder(["cat", " ", "\ud800", "zoo"], on_error="skip")
-    assert [each.get("error") for each in found] == [None, "is empty", "holds half a surrogate pair", None]
-    assert np.array_equal(vectors(found)[[0, 3]], vectors(encoder(["cat", "zoo"])))
-    assert not vectors(found)[1:3].any()
+    results = encoder(["cat", " ", "\ud800", "zoo"], on_error="skip")
+    assert [result.get("error") for result in results] == [None, "is empty", "holds half a surrogate pair", None]
+    assert np.array_equal(vectors(results)[[0, 3]], vectors(encoder(["cat", "zoo"])))
+    assert not vectors(results)[1:3].any()
     with pytest.raises(RequestError, match="found no valid text among 2; text 1 is empty"):
         encoder(["", " "], on_error="skip")
     with pytest.raises(RequestError, match="expected raise or skip"):
@@ -162,17 +162,17 @@ def test_a_long_list_is_computed_in_windows(encoder, monkeypatch):
     compute = encoder.compute
     monkeypatch.setattr(encoder, "compute", lambda tokens: sizes.append(len(tokens.lengths)) or compute(tokens))
     texts = [*TEXTS * 300, "the cat sat " * 300]
-    found = encoder(text for text in texts)
-    assert len(found) == len(texts) and max(sizes) <= 512 and len(sizes) == 3
+    results = encoder(text for text in texts)
+    assert len(results) == len(texts) and max(sizes) <= 512 and len(sizes) == 3
     monkeypatch.undo()
-    assert np.array_equal(vectors(found[: len(TEXTS)]), vectors(encoder(TEXTS)))
+    assert np.array_equal(vectors(results[: len(TEXTS)]), vectors(encoder(TEXTS)))
 
 
 def test_blanks_hide_no_text(encoder):
     for blanks, between in ((" " * 30_000, " "), (" \t\n" * 10_000, " "), ("\u200b" * 30_000, "")):
-        found = encoder([f"{blanks}the cat sat", f"the cat{blanks}sat"])
-        assert np.array_equal(vectors(found), vectors(encoder(["the cat sat", f"the cat{between}sat"]))), blanks[:3]
-        assert not any(each["cut"] for each in found)
+        results = encoder([f"{blanks}the cat sat", f"the cat{blanks}sat"])
+        assert np.array_equal(vectors(results), vectors(encoder(["the cat sat", f"the cat{between}sat"]))), blanks[:3]
+        assert not any(result["cut"] for result in results)
 
 
 def ask(pipeline, body, content_type="application/json"):
@@ -188,19 +188,19 @@ def test_bodies_of_the_server(prompted, encoder, folders):
     assert ask(encoder, b"the cat\r\nzoo\r\n", "text/plain") == ask(encoder, b"the cat\nzoo\n", "text/plain")
 
     def results(pipeline, **body):
-        status, found = ask(pipeline, json.dumps(body).encode())
-        return (status, found["error"]) if status != 200 else found["results"]
+        status, decoded = ask(pipeline, json.dumps(body).encode())
+        return (status, decoded["error"]) if status != 200 else decoded["results"]
 
-    (found,) = results(prompted, texts=["cat"], prompt="passage")
-    assert np.allclose(found["embedding"], prompted.compute_texts([("a cat",)], "")[0], atol=1e-6)
-    assert found["cut"] is False and results(prompted, texts=["the cat sat"], max_length=4)[0]["cut"] is True
-    found = results(encoder, texts=["cat", "", "zoo"], on_error="skip")
-    assert [each["row"] for each in found] == [1, 2, 3] and [each["error"] for each in found] == [
+    (answer,) = results(prompted, texts=["cat"], prompt="passage")
+    assert np.allclose(answer["embedding"], prompted.compute_texts([("a cat",)], "")[0], atol=1e-6)
+    assert answer["cut"] is False and results(prompted, texts=["the cat sat"], max_length=4)[0]["cut"] is True
+    answer = results(encoder, texts=["cat", "", "zoo"], on_error="skip")
+    assert [row["row"] for row in answer] == [1, 2, 3] and [row["error"] for row in answer] == [
         None,
         "is empty",
         None,
     ]
-    assert np.array_equal(np.float32(found[2]["embedding"]), encoder(["zoo"])[0]["embedding"])
+    assert np.array_equal(np.float32(answer[2]["embedding"]), encoder(["zoo"])[0]["embedding"])
     pairs = results(zoo.pipeline(folders[1]), texts=[["cat", "zoo"], ["cat"]], on_error="skip")
     assert pairs[1]["score"] is None and pairs[1]["error"] == "is empty or no pair"
     for body, said in (

@@ -27,9 +27,9 @@ def test_no_sentence_is_an_outlier(shared):
         lines = archive.read("deu.txt").decode().splitlines()
     texts = list(dict.fromkeys(line.split("\t")[0] for line in lines))  # by length
     drawn = texts[::90]
-    known = ["It's not too late to change your mind.", "I woke up too late.", "Where's your date tonight?"]
+    outliers = ["It's not too late to change your mind.", "I woke up too late.", "Where's your date tonight?"]
     paragraphs = [" ".join(texts[i : i + 25]) for i in range(60_000, 130_000, 5000)]
-    rows = [(text,) for text in (*known, *drawn, *paragraphs)]
+    rows = [(text,) for text in (*outliers, *drawn, *paragraphs)]
     exact, int8 = (zoo.pipeline("minilm-l6", precision).compute_texts(rows) for precision in ("fp32", "int8"))
     cosines = (exact * int8).sum(axis=1)
     assert cosines.min() > 0.98 and (cosines < 0.99).mean() < 0.001
@@ -40,10 +40,10 @@ def test_no_sentence_is_an_outlier(shared):
 def test_int8_keeps_the_quality_of_minilm(shared):
     require_mirror()
     try:
-        found = zoo.evaluate("minilm-l6", str(shared / "data" / "stsb" / "en-dev.csv"))
+        report = zoo.evaluate("minilm-l6", str(shared / "data" / "stsb" / "en-dev.csv"))
     except ZooError as error:
         pytest.skip(f"$ZOO_MIRROR holds another model: {error}")
-    assert found["metrics"]["fp32"]["spearman"] > 0.86
-    assert abs(found["difference"]["spearman"]) < 0.003
-    assert found["difference"]["cosine"] > 0.998 and found["difference"]["cosine_below_99"] < 0.001
-    assert found["difference"]["overlap"] > 0.95
+    assert report["metrics"]["fp32"]["spearman"] > 0.86
+    assert abs(report["difference"]["spearman"]) < 0.003
+    assert report["difference"]["cosine"] > 0.998 and report["difference"]["cosine_below_99"] < 0.001
+    assert report["difference"]["overlap"] > 0.95

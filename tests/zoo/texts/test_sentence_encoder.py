@@ -27,16 +27,16 @@ def encoder(folders: list[Path]):
 
 def test_encode_returns_one_array(encoder) -> None:
     rows = [(text,) for text in TEXTS]
-    found = encoder.encode(TEXTS)
-    assert np.array_equal(found, encoder.compute_texts(rows)) and found.dtype == np.float32
-    assert np.array_equal(encoder.encode(TEXTS[0]), found[0]) and encoder.encode([]).shape == (0, 32)
+    vectors = encoder.encode(TEXTS)
+    assert np.array_equal(vectors, encoder.compute_texts(rows)) and vectors.dtype == np.float32
+    assert np.array_equal(encoder.encode(TEXTS[0]), vectors[0]) and encoder.encode([]).shape == (0, 32)
     assert np.array_equal(encoder.encode(TEXTS, prompt="a "), encoder.compute_texts(rows, "a "))
     assert encoder.encode([""]).shape == (1, 32)  # of the special tokens
     assert encoder.get_sentence_embedding_dimension() == 32 and encoder.max_seq_length == 80
     tensor = encoder.encode(TEXTS, convert_to_tensor=True)
-    assert np.array_equal(tensor.numpy(), found)
+    assert np.array_equal(tensor.numpy(), vectors)
     listed = encoder.encode(TEXTS, convert_to_numpy=False)
-    assert type(listed) is list and np.array_equal(listed[1].numpy(), found[1])
+    assert type(listed) is list and np.array_equal(listed[1].numpy(), vectors[1])
 
 
 def test_truncation_precision_and_similarity(encoder) -> None:
@@ -113,12 +113,12 @@ def test_rank_orders_documents(folders: list[Path]) -> None:
     ranker = zoo.pipeline(folders[1], engine="native")
     documents = [pair[0] for pair in PAIRS]
     scores = [row["score"] for row in ranker([("the cat", text) for text in documents])]
-    found = ranker.rank("the cat", documents, return_documents=True)
-    assert [row["corpus_id"] for row in found] == np.argsort(-np.array(scores), kind="stable").tolist()
-    assert all(row["score"] == scores[row["corpus_id"]] for row in found)
-    assert all(row["text"] == documents[row["corpus_id"]] for row in found)
+    ranking = ranker.rank("the cat", documents, return_documents=True)
+    assert [row["corpus_id"] for row in ranking] == np.argsort(-np.array(scores), kind="stable").tolist()
+    assert all(row["score"] == scores[row["corpus_id"]] for row in ranking)
+    assert all(row["text"] == documents[row["corpus_id"]] for row in ranking)
     assert ranker.rank("the cat", documents, top_k=2) == [
-        {key: row[key] for key in ("corpus_id", "score")} for row in found[:2]
+        {key: row[key] for key in ("corpus_id", "score")} for row in ranking[:2]
     ]
 
 
@@ -134,9 +134,9 @@ def test_results_are_those_of_sentence_transformers(folders: list[Path]) -> None
         {"precision": "binary"},
         {"precision": "ubinary"},
     ):
-        found, expected = ours.encode(texts, **options), theirs.encode(texts, **options)
-        assert found.dtype == expected.dtype and found.shape == expected.shape
-        assert np.abs(found.astype(float) - expected.astype(float)).max() < 1e-5, options
+        result, expected = ours.encode(texts, **options), theirs.encode(texts, **options)
+        assert result.dtype == expected.dtype and result.shape == expected.shape
+        assert np.abs(result.astype(float) - expected.astype(float)).max() < 1e-5, options
     vectors = theirs.encode(texts)
     for precision in ("int8", "uint8"):
         expected = library.util.quantize_embeddings(vectors, precision)
@@ -144,11 +144,11 @@ def test_results_are_those_of_sentence_transformers(folders: list[Path]) -> None
     assert np.abs(ours.similarity(vectors, vectors) - theirs.similarity(vectors, vectors).numpy()).max() < 1e-6
     pairs = library.CrossEncoder(str(folders[1].parent / "theirs"), device="cpu")
     ranker, documents = zoo.pipeline(folders[1], "fp32"), [pair[0] for pair in PAIRS]
-    for found, expected in zip(
+    for result, expected in zip(
         ranker.rank("the cat", documents), pairs.rank("the cat", documents, return_documents=False), strict=True
     ):
-        assert found["corpus_id"] == expected["corpus_id"]
-        assert found["score"] == pytest.approx(expected["score"], abs=1e-5)
+        assert result["corpus_id"] == expected["corpus_id"]
+        assert result["score"] == pytest.approx(expected["score"], abs=1e-5)
 
 
 @pytest.mark.parametrize("pooling", ["none", "mean"])
@@ -165,8 +165,8 @@ def test_run_divides_texts_into_chunks(encoder, tmp_path: Path, pooling: str) ->
     expected = (numbers[chunks.rows] if pooling == "none" else numbers).tolist()
     kept = [i for i, row in enumerate(table["row"].to_pylist()) if row != 3]
     assert [table["row"][i].as_py() for i in kept] == expected and len(kept) == len(table) - 1
-    found = np.array([table["embedding"][i].as_py() for i in kept], np.float32)
-    assert np.abs(found - vectors).max() < 1e-6
+    stored = np.array([table["embedding"][i].as_py() for i in kept], np.float32)
+    assert np.abs(stored - vectors).max() < 1e-6
     assert report["texts"] == 4 and report["skipped"] == 1 and report["chunks"] == len(chunks.texts)
     assert report["cut"] == 0 and encoder.chunks is None
 

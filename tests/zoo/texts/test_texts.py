@@ -53,7 +53,7 @@ def reranker(tmp_path_factory):
     folder, _ = folder_of(path, labels=1)
     zoo.import_model(folder, path / "ours")
     pairs = path / "pairs.tsv"
-    pairs.write_text("\n".join("\t".join(each) for each in PAIRS * 30))
+    pairs.write_text("\n".join("\t".join(pair) for pair in PAIRS * 30))
     zoo.calibrate(path / "ours", str(pairs), samples=16)
     return path / "ours"
 
@@ -66,9 +66,9 @@ def test_an_imported_model_computes_what_transformers_does(tmp_path, kind, label
     assert report["family"] == ("cross-encoder" if labels else "sentence-encoder")
     opened = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")
     texts = PAIRS if labels else TEXTS
-    found = opened.compute_texts(texts if labels else [(each,) for each in texts])
+    outputs = opened.compute_texts(texts if labels else [(text,) for text in texts])
     wanted = text_models.expected(model, texts, pooling, normalize)
-    assert np.abs(found - wanted).max() < 1e-5 * max(np.abs(wanted).max(), 1)
+    assert np.abs(outputs - wanted).max() < 1e-5 * max(np.abs(wanted).max(), 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -78,9 +78,9 @@ def test_weights_of_half_precision_are_read_exactly(tmp_path, dtype):
 
     folder, model = folder_of(tmp_path)
     model.to(dtype).save_pretrained(folder)
-    found = TensorFile(folder / weights.FILE)
-    for name, each in model.state_dict().items():
-        assert np.array_equal(found[name], each.float().numpy()), name
+    tensors = TensorFile(folder / weights.FILE)
+    for name, tensor in model.state_dict().items():
+        assert np.array_equal(tensors[name], tensor.float().numpy()), name
 
 
 def test_bfloat16_is_read_where_nothing_else_has_registered_it(tmp_path):
@@ -92,11 +92,11 @@ def test_bfloat16_is_read_where_nothing_else_has_registered_it(tmp_path):
 
 
 def test_int8_is_near_fp32_in_every_engine(encoder):
-    fp32 = zoo.pipeline(encoder, "fp32").compute_texts([(each,) for each in TEXTS])
+    fp32 = zoo.pipeline(encoder, "fp32").compute_texts([(text,) for text in TEXTS])
     for engine in ("native", "onnxruntime", "openvino"):
-        found = zoo.pipeline(encoder, "int8", engine)
-        assert found.engine == engine
-        assert (fp32 * found.compute_texts([(each,) for each in TEXTS])).sum(axis=1).min() > 0.9, (
+        opened = zoo.pipeline(encoder, "int8", engine)
+        assert opened.engine == engine
+        assert (fp32 * opened.compute_texts([(text,) for text in TEXTS])).sum(axis=1).min() > 0.9, (
             engine
         )  # of random weights
 
@@ -112,10 +112,10 @@ def test_native_code_far_from_int8_in_onnxruntime_is_compared_with_the_float_mod
             raise WrongResultsError("they differ; use onnxruntime")
 
     monkeypatch.setattr(line_pipeline, "validate", validate)
-    found = zoo.pipeline(encoder, "int8")
-    found.compute_texts([("a text",)])
+    opened = zoo.pipeline(encoder, "int8")
+    opened.compute_texts([("a text",)])
     assert compared == ["int8.onnx", "rewritten.onnx"]
-    assert found.engine == ("onnxruntime" if "rewritten.onnx" in wrong else "native")
+    assert opened.engine == ("onnxruntime" if "rewritten.onnx" in wrong else "native")
 
 
 @pytest.mark.parametrize("labels", [1, 2])
@@ -123,12 +123,12 @@ def test_native_code_far_from_int8_in_onnxruntime_is_compared_with_the_float_mod
 def test_a_calibrated_reranker_of_any_kind_runs_natively(tmp_path, kind, labels):
     folder, _ = folder_of(tmp_path, kind=kind, labels=labels)
     zoo.import_model(folder, tmp_path / "ours", format="cross-encoder")
-    (tmp_path / "pairs.tsv").write_text("\n".join("\t".join(each) for each in PAIRS * 10))
+    (tmp_path / "pairs.tsv").write_text("\n".join("\t".join(pair) for pair in PAIRS * 10))
     zoo.calibrate(tmp_path / "ours", str(tmp_path / "pairs.tsv"), samples=16)
-    found = zoo.pipeline(tmp_path / "ours", "int8")
-    assert found.engine == "native"
+    opened = zoo.pipeline(tmp_path / "ours", "int8")
+    assert opened.engine == "native"
     exact = zoo.pipeline(tmp_path / "ours", "fp32").compute_texts(PAIRS)
-    assert np.abs(found.compute_texts(PAIRS) - exact).max() < 0.15
+    assert np.abs(opened.compute_texts(PAIRS) - exact).max() < 0.15
 
 
 @pytest.mark.skipif(not extension.isas(), reason="needs the native kernels")
@@ -174,7 +174,7 @@ def test_what_is_not_looked_at_counts_as_cut(encoder, tmp_path):
 def test_the_pipeline_takes_texts_and_padded_arrays(encoder):
     opened = zoo.pipeline(encoder)
     results = opened(TEXTS)
-    assert [each["embedding"].shape for each in results] == [(32,)] * len(TEXTS)
+    assert [result["embedding"].shape for result in results] == [(32,)] * len(TEXTS)
     assert np.array_equal(opened(TEXTS[2])[0]["embedding"], results[2]["embedding"])
     batch = opened.preprocess(TEXTS)
     with pytest.raises(RequestError, match="attention_mask is not 1"):
@@ -189,9 +189,9 @@ def test_run_keeps_rows_counts_what_is_none_and_cuts_what_is_long(encoder, tmp_p
     lines = [b"the cat", b"", b"\xff\xfe", b"a" * 1_000_000, b"\x00\x07", b"the \x07 zoo", b"cat " * 300, b"zoo"]
     (tmp_path / "texts.txt").write_bytes(b"\r\n".join(lines))
     report = zoo.run(encoder, str(tmp_path / "texts.txt"), tmp_path / "v.npy")
-    found = np.load(tmp_path / "v.npy")
-    assert found.shape == (len(lines), 32) and found.dtype == np.float32
-    assert [i for i, row in enumerate(found) if not row.any()] == [1, 2]
+    vectors = np.load(tmp_path / "v.npy")
+    assert vectors.shape == (len(lines), 32) and vectors.dtype == np.float32
+    assert [i for i, row in enumerate(vectors) if not row.any()] == [1, 2]
     assert (report["texts"], report["skipped"], report["cut"]) == (
         6,
         2,
@@ -209,14 +209,14 @@ def test_columns_are_read_by_name(encoder, tmp_path, form):
     if form == "parquet":
         parquet.write_table(pa.Table.from_pylist(rows), path)
     elif form == "jsonl":
-        path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
         mark = "\t" if form == "tsv" else ","
-        cells = [["id", "body"], *([str(each["id"]), each["body"]] for each in rows)]
-        quoted = [[f'"{each}"' if "," in each and form == "csv" else each for each in row] for row in cells]
+        cells = [["id", "body"], *([str(row["id"]), row["body"]] for row in rows)]
+        quoted = [[f'"{cell}"' if "," in cell and form == "csv" else cell for cell in row] for row in cells]
         path.write_text("\n".join(mark.join(row) for row in quoted))
     zoo.run(encoder, str(path), tmp_path / "v.npy", column="body")
-    wanted = zoo.pipeline(encoder).compute_texts([(each,) for each in TEXTS])
+    wanted = zoo.pipeline(encoder).compute_texts([(text,) for text in TEXTS])
     assert np.array_equal(np.load(tmp_path / "v.npy"), wanted)
     with pytest.raises(RequestError, match="has the columns id, body; name 1 of them with --column"):
         zoo.run(encoder, str(path), tmp_path / "v.npy", column="text")
@@ -224,22 +224,22 @@ def test_columns_are_read_by_name(encoder, tmp_path, form):
 
 def test_vectors_in_every_format_and_dtype_are_the_same(encoder, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
-    exact = zoo.pipeline(encoder).compute_texts([(each,) for each in TEXTS])
+    exact = zoo.pipeline(encoder).compute_texts([(text,) for text in TEXTS])
     for dtype in vector_files.DTYPES:
-        found = []
+        arrays = []
         for form in vector_files.FORMATS:
             path = tmp_path / f"v{form}"
             zoo.run(encoder, str(tmp_path / "texts.txt"), path, output_dtype=dtype)
             if form == ".npy":
-                found.append(np.load(path))
+                arrays.append(np.load(path))
             elif form == ".parquet":
                 table = parquet.read_table(path)
                 assert table["row"].to_pylist() == list(range(1, len(TEXTS) + 1))
-                found.append(np.array(table["embedding"].to_pylist()))
+                arrays.append(np.array(table["embedding"].to_pylist()))
             else:
-                found.append(np.array([json.loads(each)["embedding"] for each in path.read_text().splitlines()]))
-        assert all(np.array_equal(each.astype(found[0].dtype), found[0]) for each in found[1:]), dtype
-        assert np.array_equal(found[0], vector_files.convert(exact, dtype))
+                arrays.append(np.array([json.loads(line)["embedding"] for line in path.read_text().splitlines()]))
+        assert all(np.array_equal(array.astype(arrays[0].dtype), arrays[0]) for array in arrays[1:]), dtype
+        assert np.array_equal(arrays[0], vector_files.convert(exact, dtype))
     assert np.array_equal(np.unpackbits(vector_files.convert(exact, "binary"), axis=1)[:, :32], exact > 0)
     with pytest.raises(RequestError, match="unknown dtype"):
         zoo.run(encoder, str(tmp_path / "texts.txt"), tmp_path / "v.npy", output_dtype="int4")
@@ -259,7 +259,7 @@ def test_a_default_prompt_stands_before_each_text_wherever_it_comes_in(tmp_path)
     zoo.import_model(folder, tmp_path / "ours")
     opened = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")
     (tmp_path / "texts.txt").write_text("cat\n")
-    found = {"the cat": [opened(["cat"])[0]["embedding"], opened.compute_texts([("cat",)])[0]]}
+    vectors = {"the cat": [opened(["cat"])[0]["embedding"], opened.compute_texts([("cat",)])[0]]}
     for prompt, text in (
         (None, "the cat"),
         ("passage", "a cat"),
@@ -268,9 +268,9 @@ def test_a_default_prompt_stands_before_each_text_wherever_it_comes_in(tmp_path)
         ("yes ", "yes cat"),
     ):
         opened.run(tmp_path / "texts.txt", tmp_path / "v.npy", prompt=prompt)
-        found.setdefault(text, []).append(np.load(tmp_path / "v.npy")[0])
-    for text, each in found.items():
-        assert np.abs(np.stack(each) - text_models.expected(model, [text])).max() < 1e-5, text
+        vectors.setdefault(text, []).append(np.load(tmp_path / "v.npy")[0])
+    for text, arrays in vectors.items():
+        assert np.abs(np.stack(arrays) - text_models.expected(model, [text])).max() < 1e-5, text
     wanted = text_models.tokenizer().encode("the cat").ids
     assert opened.calibration([("cat",)], 1)["input_ids"].tolist() == [wanted]
 
@@ -298,29 +298,29 @@ def test_a_reranker_with_another_activation_is_refused_by_its_name(tmp_path, whe
 
 
 def test_a_reranker_scores_pairs(reranker, tmp_path):
-    lines = ["\t".join(each) for each in PAIRS] + ["alone", ""]
+    lines = ["\t".join(pair) for pair in PAIRS] + ["alone", ""]
     (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n")
     report = zoo.run(reranker, str(tmp_path / "pairs.tsv"), tmp_path / "s.jsonl")
     assert (report["texts"], report["skipped"]) == (len(PAIRS), 2)
-    rows = [json.loads(each) for each in (tmp_path / "s.jsonl").read_text().splitlines()]
-    assert [each["row"] for each in rows] == list(range(1, len(lines) + 1))
-    wanted = [each["score"] for each in zoo.pipeline(reranker)(PAIRS)]
-    assert [each["score"] for each in rows[: len(PAIRS)]] == pytest.approx(wanted, abs=1e-6)
-    assert all(0 < each < 1 for each in wanted)
+    rows = [json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines()]
+    assert [row["row"] for row in rows] == list(range(1, len(lines) + 1))
+    wanted = [result["score"] for result in zoo.pipeline(reranker)(PAIRS)]
+    assert [row["score"] for row in rows[: len(PAIRS)]] == pytest.approx(wanted, abs=1e-6)
+    assert all(0 < score < 1 for score in wanted)
 
 
 def test_evaluation_compares_precisions(encoder, reranker, tmp_path):
     (tmp_path / "sts.csv").write_text("".join(f'"{a}","{b}",{i}\n' for i, (a, b) in enumerate(PAIRS)))
-    found = zoo.evaluate(encoder, str(tmp_path / "sts.csv"))
-    assert found["samples"] == len(PAIRS) and found["difference"]["cosine"] > 0.9
-    lowest, share = (found["difference"][key] for key in ("least_cosine", "cosine_below_99"))
-    assert lowest <= found["difference"]["cosine"] and share <= 1 and (share > 0) == (lowest < 0.99)
-    assert set(found["metrics"]["fp32"]) == {"spearman"} and set(found["kept"]) == set(vector_files.DTYPES[1:])
+    report = zoo.evaluate(encoder, str(tmp_path / "sts.csv"))
+    assert report["samples"] == len(PAIRS) and report["difference"]["cosine"] > 0.9
+    lowest, share = (report["difference"][key] for key in ("least_cosine", "cosine_below_99"))
+    assert lowest <= report["difference"]["cosine"] and share <= 1 and (share > 0) == (lowest < 0.99)
+    assert set(report["metrics"]["fp32"]) == {"spearman"} and set(report["kept"]) == set(vector_files.DTYPES[1:])
     ranked = "".join(f"{q}\t{d}\t{int(q == d)}\n" for q in TEXTS[:3] for d in TEXTS)
     (tmp_path / "ranked.tsv").write_text(ranked)
     for model in (encoder, reranker):
-        found = zoo.evaluate(model, str(tmp_path / "ranked.tsv"))
-        assert set(found["metrics"]["int8"]) == {"ndcg10", "mrr10"}
+        report = zoo.evaluate(model, str(tmp_path / "ranked.tsv"))
+        assert set(report["metrics"]["int8"]) == {"ndcg10", "mrr10"}
     assert zoo.evaluate(encoder, str(tmp_path / "ranked.tsv"))["metrics"]["fp32"]["mrr10"] == 1
     (tmp_path / "none.tsv").write_text("a\tb\tgood\n")
     with pytest.raises(RequestError, match="'good', expected a number"):
@@ -338,8 +338,8 @@ def test_metrics_of_rankings_are_those_of_their_definitions():
 
 def test_pairs_whose_texts_are_queries_with_quotes_are_kept(tmp_path):
     (tmp_path / "pairs.tsv").write_text('5" disk\tthe "cat\t1\n')
-    (found,) = text_files.read_rows(str(tmp_path / "pairs.tsv"), 2, extra=1)
-    assert found.texts == ('5" disk', 'the "cat', "1") and not found.error
+    (row,) = text_files.read_rows(str(tmp_path / "pairs.tsv"), 2, extra=1)
+    assert row.texts == ('5" disk', 'the "cat', "1") and not row.error
 
 
 @pytest.mark.parametrize("scored", [False, True])
@@ -348,8 +348,8 @@ def test_fine_tuning_goes_on_after_an_interruption_to_the_same_weights(tmp_path,
 
     folder, _ = folder_of(tmp_path, labels=int(scored))
     zoo.import_model(folder, tmp_path / "ours")
-    rows = [(*each, str(i % 2)) if scored else each for i, each in enumerate(PAIRS * 4)]
-    (tmp_path / "pairs.tsv").write_text("".join("\t".join(each) + "\n" for each in rows))
+    rows = [(*pair, str(i % 2)) if scored else pair for i, pair in enumerate(PAIRS * 4)]
+    (tmp_path / "pairs.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
     settings = {"batch_size": "4", "epochs": "2", "checkpoint_steps": "3", "learning_rate": "0.001"}
     zoo.finetune(tmp_path / "ours", str(tmp_path / "pairs.tsv"), tmp_path / "whole", settings=settings)
     fit = training._Trainer._loss
@@ -368,9 +368,9 @@ def test_fine_tuning_goes_on_after_an_interruption_to_the_same_weights(tmp_path,
     assert weights[0] == weights[1] != weights[2]
     zoo.build(tmp_path / "cut")
     texts = PAIRS if scored else [("the cat",)]
-    found = zoo.pipeline(tmp_path / "cut", "fp32", "onnxruntime").compute_texts(texts)
+    vectors = zoo.pipeline(tmp_path / "cut", "fp32", "onnxruntime").compute_texts(texts)
     zoo.import_model(tmp_path / "cut", tmp_path / "again")  # a folder as others write theirs
-    assert np.array_equal(zoo.pipeline(tmp_path / "again", "fp32", "onnxruntime").compute_texts(texts), found)
+    assert np.array_equal(zoo.pipeline(tmp_path / "again", "fp32", "onnxruntime").compute_texts(texts), vectors)
 
 
 def test_pairs_come_from_columns_by_name(tmp_path):
@@ -383,7 +383,7 @@ def test_pairs_come_from_columns_by_name(tmp_path):
 
     assert training.read_pairs(str(tmp_path / "qa.csv"), 0, "raise") == (PAIRS, None)
     pairs, labels = training.read_pairs(str(tmp_path / "t.parquet"), 0, "raise", ("question", "answer", "how"))
-    assert pairs == PAIRS * 2 and labels.tolist() == [each["how"] for each in rows]
+    assert pairs == PAIRS * 2 and labels.tolist() == [row["how"] for row in rows]
     from click.testing import CliRunner
 
     from zoo.cli.app import cli
@@ -501,15 +501,15 @@ def test_a_folder_without_pooling_is_told_it(tmp_path):
     folder, model = folder_of(tmp_path)
     (folder / "1_Pooling" / "config.json").unlink()
     zoo.import_model(folder, tmp_path / "ours", pooling="cls")
-    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(each,) for each in TEXTS])
-    assert np.abs(found - text_models.expected(model, TEXTS, "cls")).max() < 1e-5
+    vectors = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
+    assert np.abs(vectors - text_models.expected(model, TEXTS, "cls")).max() < 1e-5
 
 
 def test_a_folder_that_says_nothing_of_length_is_told_it(tmp_path):
     folder, model = folder_of(tmp_path, normalize=False)
     zoo.import_model(folder, tmp_path / "ours", normalize=True)
-    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(each,) for each in TEXTS])
-    assert np.abs(found - text_models.expected(model, TEXTS, "mean", True)).max() < 1e-5
+    vectors = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
+    assert np.abs(vectors - text_models.expected(model, TEXTS, "mean", True)).max() < 1e-5
 
 
 @pytest.mark.parametrize(

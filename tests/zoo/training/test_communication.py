@@ -68,17 +68,17 @@ def said(tmp_path_factory) -> dict:
 
 def test_all_ways_give_the_same_gradients(said):
     exact, *others = said["means"].values()
-    for each in others:
-        assert each == pytest.approx(exact, rel=2e-2)
+    for means in others:
+        assert means == pytest.approx(exact, rel=2e-2)
     assert others[-1] == exact  # a static graph
 
 
 def test_what_is_quicker_by_more_than_noise_is_taken(said):
-    found = said["found"]
-    assert found["communication"]["hook"] == "bf16"
-    assert found["speedup"] > 1.5
-    assert [(each["option"], each["value"]) for each in found["tried"][:2]] == [("hook", "bf16"), ("hook", "fp16")]
-    assert all(0 <= each < 1 for each in found["share"])
+    choice = said["found"]
+    assert choice["communication"]["hook"] == "bf16"
+    assert choice["speedup"] > 1.5
+    assert [(trial["option"], trial["value"]) for trial in choice["tried"][:2]] == [("hook", "bf16"), ("hook", "fp16")]
+    assert all(0 <= share < 1 for share in choice["share"])
 
 
 def test_what_is_not_quicker_stays_as_it_was_and_is_remembered(said):

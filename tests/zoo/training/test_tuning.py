@@ -36,10 +36,10 @@ def test_the_quicker_precision_is_chosen(monkeypatch):
 
 def test_timing_leaves_no_trace():
     model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))
-    before = {name: each.clone() for name, each in model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     assert tuning.time_step(model, loss, bf16=False) > 0
-    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
-    assert all(each.grad is None for each in model.parameters())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_processes_compare_exchanges_on_a_part_of_a_batch(monkeypatch):
@@ -56,10 +56,10 @@ def test_processes_compare_exchanges_on_a_part_of_a_batch(monkeypatch):
 
     monkeypatch.setattr(tuning, "tuned", tuned)
     two, config = Processes(0, 2), Recipe("bf16")
-    found = choose(model, two, config, part)
-    assert found == {"precision": "bf16", "communication": {"hook": "bf16"}}
+    choice = choose(model, two, config, part)
+    assert choice == {"precision": "bf16", "communication": {"hook": "bf16"}}
     assert asked == [("3 bf16 2", False)] and losses == [True]
-    assert all(each.grad is None for each in model.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
     assert choose(model, two, replace(config, tune_communication=False)) == {"precision": "bf16"}
 
 

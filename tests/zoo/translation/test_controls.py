@@ -29,63 +29,63 @@ def opened(request, translator):
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_controls_are_followed_in_every_engine(opened, texts, beam, tmp_path):
-    plain = [each["translation"] for each in opened(texts, beam=beam)]
-    words = [each.split(" ") for each in plain]
-    prefixes = [each[-1] if i % 2 else "" for i, each in enumerate(words)]
-    found = [each["translation"] for each in opened(texts, beam=beam, target_prefix=prefixes)]
-    assert found[::2] == plain[::2]
-    assert all(each.startswith(prefix) for each, prefix in zip(found, prefixes, strict=True))
+    plain = [result["translation"] for result in opened(texts, beam=beam)]
+    words = [sentence.split(" ") for sentence in plain]
+    prefixes = [sentence[-1] if i % 2 else "" for i, sentence in enumerate(words)]
+    translated = [result["translation"] for result in opened(texts, beam=beam, target_prefix=prefixes)]
+    assert translated[::2] == plain[::2]
+    assert all(sentence.startswith(prefix) for sentence, prefix in zip(translated, prefixes, strict=True))
     (tmp_path / "in.txt").write_text("".join(f"{a}\t{b}\n" for a, b in zip(texts, prefixes, strict=True)))
     opened.run(tmp_path / "in.txt", tmp_path / "out.txt", beam=beam, target_prefixes=True)
-    assert (tmp_path / "out.txt").read_text().splitlines() == found
+    assert (tmp_path / "out.txt").read_text().splitlines() == translated
     banned = [" ".join(words[0][:2]), words[1][0]]
     (tmp_path / "banned.txt").write_text("\n".join(banned))
-    (tmp_path / "in.txt").write_text("".join(f"{each}\n" for each in texts))
+    (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in texts))
     opened.run(tmp_path / "in.txt", tmp_path / "out.txt", beam=beam, bad_words=str(tmp_path / "banned.txt"))
     without = (tmp_path / "out.txt").read_text().splitlines()
-    assert without == [each["translation"] for each in opened(texts, beam=beam, bad_words=banned)] != plain
-    assert not any(f" {phrase} " in f" {each} " for phrase in banned for each in without)
+    assert without == [result["translation"] for result in opened(texts, beam=beam, bad_words=banned)] != plain
+    assert not any(f" {phrase} " in f" {sentence} " for phrase in banned for sentence in without)
     longer = opened(texts, beam=beam, min_tokens=30, repetition_penalty=1.5)
-    tokens = opened.vocabulary.encode_target([each["translation"] for each in longer])
-    assert np.median([len(each) for each in tokens]) > max(map(len, words))
-    assert [each["translation"] for each in opened(texts, beam=beam)] == plain
+    tokens = opened.vocabulary.encode_target([result["translation"] for result in longer])
+    assert np.median([len(ids) for ids in tokens]) > max(map(len, words))
+    assert [result["translation"] for result in opened(texts, beam=beam)] == plain
 
 
 @pytest.mark.skipif(len(ENGINES) < 2, reason="no kernels for this CPU")
 @pytest.mark.parametrize("beam", [1, 4])
 def test_engines_follow_controls_alike(translator, texts, beam):
     options = {"beam": beam, "repetition_penalty": 1.3, "min_tokens": 4, "target_prefix": texts[0].split(" ")[0]}
-    found = [zoo.pipeline(translator, engine=engine)(texts, **options) for engine in ENGINES]
-    same = sum(a["translation"] == b["translation"] for a, b in zip(*found, strict=True))
+    results = [zoo.pipeline(translator, engine=engine)(texts, **options) for engine in ENGINES]
+    same = sum(a["translation"] == b["translation"] for a, b in zip(*results, strict=True))
     assert same >= len(texts) - 1  # they round differently
 
 
 @pytest.mark.parametrize("beam", [2, 4])
 def test_terms_of_a_glossary_have_their_translation(opened, texts, language, beam, tmp_path, caplog):
-    plain = [each["translation"] for each in opened(texts, beam=beam)]
+    plain = [result["translation"] for result in opened(texts, beam=beam)]
     others = [b.split(" ")[0] for _, b in language.pairs(12, seed=6)]
     terms = {}
     for text, other in zip(texts, others, strict=True):
         terms.setdefault(text.split(" ")[-1].upper(), other)  # in any case
     (tmp_path / "terms.tsv").write_text("".join(f"{term}\t{other}\n" for term, other in terms.items()))
-    (tmp_path / "in.txt").write_text("".join(f"{each}\n" for each in texts))
+    (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in texts))
     options = {"beam": beam, "glossary": str(tmp_path / "terms.tsv")}
     summary = opened.run(tmp_path / "in.txt", tmp_path / "out.txt", **options)
-    found = (tmp_path / "out.txt").read_text().splitlines()
+    lines = (tmp_path / "out.txt").read_text().splitlines()
     assert summary["unmet"] == 0
-    assert [each["translation"] for each in opened(texts, beam=beam, glossary=terms)] == found != plain
-    for text, each in zip(texts, found, strict=True):
-        assert {terms[word.upper()] for word in text.split(" ") if word.upper() in terms} <= set(each.split(" "))
-    assert [each["translation"] for each in opened(texts, beam=beam, glossary={"zzz": "yyy"})] == plain
+    assert [result["translation"] for result in opened(texts, beam=beam, glossary=terms)] == lines != plain
+    for text, line in zip(texts, lines, strict=True):
+        assert {terms[word.upper()] for word in text.split(" ") if word.upper() in terms} <= set(line.split(" "))
+    assert [result["translation"] for result in opened(texts, beam=beam, glossary={"zzz": "yyy"})] == plain
     forced = opened(texts[:2], beam=beam, forced_words=[others[0], "\u4f60\u597d"])
-    assert all(others[0] in each["translation"].split(" ") for each in forced)
-    assert [each["unmet"] for each in forced] == [["\u4f60\u597d"]] * 2
+    assert all(others[0] in result["translation"].split(" ") for result in forced)
+    assert [result["unmet"] for result in forced] == [["\u4f60\u597d"]] * 2
     (tmp_path / "words.txt").write_text("\u4f60\u597d\n")
     summary = opened.run(tmp_path / "in.txt", tmp_path / "out.txt", forced_words=str(tmp_path / "words.txt"))
     assert summary["unmet"] == len(texts)
     assert "does not contain \u4f60\u597d" in caplog.text
     (tmp_path / "three.tsv").write_text("a\tb\nc\td\te\n")
-    for given, says in (
+    for controls, says in (
         ({"beam": 1, "glossary": terms}, "need --beam 2"),
         ({"glossary": {"a": ""}}, "empty text"),
         ({"glossary": tmp_path / "in.txt"}, "line 1 has no TAB"),
@@ -93,7 +93,7 @@ def test_terms_of_a_glossary_have_their_translation(opened, texts, language, bea
         ({"glossary": ["a"]}, "expected a mapping of texts"),
     ):
         with pytest.raises(RequestError, match=says):
-            opened(texts, **given)
+            opened(texts, **controls)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -109,8 +109,8 @@ def test_forced_words_are_no_beginning_of_a_longer_word(engine):
         longer, word = asked[text]
         tokens = opened.target_tokens(longer)
         assert longer in plain["translation"] and opened.target_tokens(word) == tokens[:1] and len(tokens) > 1
-        (found,) = opened([text], forced_words=[word])
-        assert "unmet" not in found and re.search(rf"\b{word}\b", found["translation"])
+        (result,) = opened([text], forced_words=[word])
+        assert "unmet" not in result and re.search(rf"\b{word}\b", result["translation"])
 
 
 def test_words_begin_and_end_by_the_marks_of_their_vocabulary():
@@ -128,22 +128,22 @@ def test_words_begin_and_end_by_the_marks_of_their_vocabulary():
 
 def test_samples_and_diverse_beams_come_in_every_engine(opened, texts, tmp_path):
     options = {"temperature": 2.0, "n_best": 3, "seed": 5}
-    found = opened(texts, **options)
-    assert opened(texts[3:4], **options) == found[3:4] and opened(texts, **options) == found
-    assert opened(texts, **options | {"seed": 6}) != found
-    assert any(len({one["translation"], *(each["translation"] for each in one["others"])}) > 1 for one in found)
-    greedy = [each["translation"] for each in opened(texts, beam=1)]
-    assert [each["translation"] for each in opened(texts, temperature=3.0, top_k=1)] == greedy
-    assert [each["translation"] for each in opened(texts, temperature=1.0, top_p=1e-6)] == greedy
-    (tmp_path / "in.txt").write_text("".join(f"{each}\n" for each in texts))
+    sampled = opened(texts, **options)
+    assert opened(texts[3:4], **options) == sampled[3:4] and opened(texts, **options) == sampled
+    assert opened(texts, **options | {"seed": 6}) != sampled
+    assert any(len({one["translation"], *(other["translation"] for other in one["others"])}) > 1 for one in sampled)
+    greedy = [result["translation"] for result in opened(texts, beam=1)]
+    assert [result["translation"] for result in opened(texts, temperature=3.0, top_k=1)] == greedy
+    assert [result["translation"] for result in opened(texts, temperature=1.0, top_p=1e-6)] == greedy
+    (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in texts))
     opened.run(tmp_path / "in.txt", tmp_path / "out.txt", **options)
     assert len((tmp_path / "out.txt").read_text().splitlines()) == 3 * len(texts)
     usual, diverse = (
-        opened(texts, beam=4, n_best=4, **each) for each in ({}, {"beam_groups": 4, "diversity_penalty": 50.0})
+        opened(texts, beam=4, n_best=4, **settings) for settings in ({}, {"beam_groups": 4, "diversity_penalty": 50.0})
     )
     firsts = [
-        sum(len({row["translation"].split(" ")[0] for row in (one, *one["others"])}) for one in each)
-        for each in (usual, diverse)
+        sum(len({row["translation"].split(" ")[0] for row in (one, *one["others"])}) for one in results)
+        for results in (usual, diverse)
     ]
     assert firsts[1] > firsts[0]
     for wrong, says in (

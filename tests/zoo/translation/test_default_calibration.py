@@ -88,7 +88,7 @@ def test_a_missing_or_other_source_is_one_line_and_int8_runs(imported, tmp_path)
         with pytest.raises(RequestError, match=f"{theirs} is not the model that .*copy was imported from"):
             api.export(copy, "huggingface", tmp_path / "exported")
         assert not floats(copy) and not (tmp_path / "exported").exists()
-        assert not [each for each in copy.iterdir() if each.name.startswith(".restored")]
+        assert not [path for path in copy.iterdir() if path.name.startswith(".restored")]
         assert zoo.pipeline(copy)(TEXTS)
     finally:
         shutil.rmtree(theirs, ignore_errors=True)
@@ -152,7 +152,7 @@ def test_a_model_without_a_target_language_is_calibrated_in_several(few, tmp_pat
     report = zoo.import_model(tmp_path / "theirs", tmp_path / "ours", int8=True)
     assert report["quality"]["texts"] == 8
     pipeline = zoo.pipeline(tmp_path / "ours")
-    chosen = [each.framing.target_language for each in in_languages(pipeline.vocabulary, 8)]
+    chosen = [vocabulary.framing.target_language for vocabulary in in_languages(pipeline.vocabulary, 8)]
     assert len(chosen) > 1 and len({*chosen}) == len(chosen)
     assert len(pipeline(TEXTS, target_language="deu_Latn")) == 2
     handler = TranslationHandler("ours", "1", pipeline)

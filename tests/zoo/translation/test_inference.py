@@ -40,18 +40,18 @@ def translate(translator, tmp_path):
 
     def run(content: bytes, name: str = "out.txt", precision: str = "fp32", **options):
         (tmp_path / "in.txt").write_bytes(content)
-        found = zoo.run(translator, tmp_path / "in.txt", tmp_path / name, precision=precision, **options)
-        return found, (tmp_path / name).read_text(encoding="utf-8").split("\n")[:-1]
+        summary = zoo.run(translator, tmp_path / "in.txt", tmp_path / name, precision=precision, **options)
+        return summary, (tmp_path / name).read_text(encoding="utf-8").split("\n")[:-1]
 
     return run
 
 
 def test_the_language_is_translated(opened, language):
     pairs = language.pairs(60, seed=3)
-    found = opened([a for a, _ in pairs])
-    assert np.mean([each["translation"] == b for each, (_, b) in zip(found, pairs, strict=True)]) > 0.8
-    assert all(each["score"] <= 0 for each in found)
-    assert opened(pairs[0][0])[0]["translation"] == found[0]["translation"]  # one sentence is a list of one
+    results = opened([a for a, _ in pairs])
+    assert np.mean([result["translation"] == b for result, (_, b) in zip(results, pairs, strict=True)]) > 0.8
+    assert all(result["score"] <= 0 for result in results)
+    assert opened(pairs[0][0])[0]["translation"] == results[0]["translation"]  # one sentence is a list of one
 
 
 def test_a_file_is_read_by_its_path_and_nothing_is_refused(opened, texts, tmp_path, monkeypatch):
@@ -74,19 +74,19 @@ def test_the_three_parts_chain_to_the_call(translator, texts, precision):
     assert batch["source"].flags.c_contiguous
     out = pipeline.predict(batch)
     assert out["tokens"].shape[:2] == out["scores"].shape == (6, 1)
-    found = pipeline.postprocess(out)
-    assert found == pipeline([*texts[:5], ""])
-    assert found[5] == {"translation": "", "score": 0.0}
+    results = pipeline.postprocess(out)
+    assert results == pipeline([*texts[:5], ""])
+    assert results[5] == {"translation": "", "score": 0.0}
 
 
 def test_n_best_are_other_translations_the_best_first(translator, texts):
     pipeline = zoo.pipeline(translator, precision="fp32")
     (plain,) = pipeline(texts[0])
     pipeline.best = 3
-    (found,) = pipeline(texts[0])
-    assert found["translation"] == plain["translation"]
-    assert len(found["others"]) == 2
-    scores = [found["score"], *(each["score"] for each in found["others"])]
+    (result,) = pipeline(texts[0])
+    assert result["translation"] == plain["translation"]
+    assert len(result["others"]) == 2
+    scores = [result["score"], *(other["score"] for other in result["others"])]
     assert scores == sorted(scores, reverse=True)
     pipeline.beam = 2
     with pytest.raises(RequestError, match="beam 2 and n-best 3"):
@@ -104,27 +104,27 @@ def test_own_models_never_write_the_unknown_token(translator, texts, engine):
 
 def test_a_translation_does_not_depend_on_the_batch(translator, texts):
     alone, together = (zoo.pipeline(translator, precision="fp32", batch_size=size)(texts) for size in (1, 64))
-    assert [each["translation"] for each in alone] == [each["translation"] for each in together]
-    assert [each["score"] for each in alone] == pytest.approx([each["score"] for each in together], abs=1e-4)
+    assert [result["translation"] for result in alone] == [result["translation"] for result in together]
+    assert [result["score"] for result in alone] == pytest.approx([result["score"] for result in together], abs=1e-4)
 
 
 def test_both_engines_translate_alike(translator, texts):
     one, other = (
         zoo.pipeline(translator, precision="fp32", engine=engine)(texts[:6]) for engine in ("onnxruntime", "openvino")
     )
-    assert [each["translation"] for each in one] == [each["translation"] for each in other]
+    assert [result["translation"] for result in one] == [result["translation"] for result in other]
 
 
 @pytest.mark.skipif(not extension.isas(), reason="needs the native kernels")
 @pytest.mark.parametrize("beam", [1, 4])
 def test_native_code_translates_like_the_graph_and_alike_in_any_batch(translator, texts, beam):
-    found = []
+    translated = []
     for engine, size in (("onnxruntime", 32), ("native", 32), ("native", 1)):
         pipeline = zoo.pipeline(translator, engine=engine, batch_size=size)
         pipeline.beam, pipeline.best = beam, min(beam, 2)
-        found.append([each["translation"] for each in pipeline([*texts, ""])])
+        translated.append([result["translation"] for result in pipeline([*texts, ""])])
         assert pipeline.engine == engine
-    graph, native, one_by_one = found
+    graph, native, one_by_one = translated
     assert native == one_by_one and native[-1] == ""
     assert (
         np.mean([a == b for a, b in zip(graph, native, strict=True)]) > 0.9
@@ -144,7 +144,7 @@ def test_auto_is_native_code_where_it_can_be(translator, monkeypatch, caplog):
     monkeypatch.setattr(translators, "NativeTranslator", refuse)
     with caplog.at_level("INFO", "pipelines.models.line_pipeline"):
         assert zoo.pipeline(translator).engine == "onnxruntime"
-    assert [(each.levelname, each.message) for each in caplog.records if "falling back" in each.message] == [
+    assert [(record.levelname, record.message) for record in caplog.records if "falling back" in record.message] == [
         ("INFO", "no such decoder; falling back to onnxruntime")
     ]
     with pytest.raises(RequestError, match="no such decoder"):
@@ -158,22 +158,22 @@ def test_batches_are_of_like_lengths_and_no_larger_than_allowed(translator, text
     search = inference.TranslationPipeline._search
 
     def note(self, sentences, demands):
-        shapes.append([len(each) for each in sentences])
+        shapes.append([len(sentence) for sentence in sentences])
         return search(self, sentences, demands)
 
     monkeypatch.setattr(inference.TranslationPipeline, "_search", note)
     pipeline(texts)
-    assert [length for each in shapes for length in each] == sorted(length for each in shapes for length in each)
-    assert all(len(each) <= 4 and len(each) * max(each) <= 4 * translators.MEAN_TOKENS for each in shapes)
+    assert [length for shape in shapes for length in shape] == sorted(length for shape in shapes for length in shape)
+    assert all(len(shape) <= 4 and len(shape) * max(shape) <= 4 * translators.MEAN_TOKENS for shape in shapes)
 
 
 def test_run_keeps_the_order_and_empty_lines(translate, opened, texts, monkeypatch):
     monkeypatch.setattr(inference, "SORT_WINDOW", 1)  # several windows
     lines = [*texts[:7], "", "  ", *texts[7:30]]
-    summary, found = translate("\n".join(lines).encode(), batch_size=4)
-    wanted = [each["translation"] for each in opened([line.strip() for line in lines])]
-    assert found == wanted
-    assert found[7:9] == ["", ""]
+    summary, translated = translate("\n".join(lines).encode(), batch_size=4)
+    wanted = [result["translation"] for result in opened([line.strip() for line in lines])]
+    assert translated == wanted
+    assert translated[7:9] == ["", ""]
     assert (summary["sentences"], summary["skipped"], summary["engine"], summary["precision"]) == (
         30,
         0,
@@ -200,7 +200,7 @@ def test_bad_lines_are_named_and_the_run_goes_on(translate, texts, caplog):
 def test_a_file_without_a_line_that_can_be_translated_is_refused(translate, tmp_path):
     with pytest.raises(RequestError, match="none of 2 lines could be translated"):
         translate(b"\x89PNG\xff\xfe\n\xff\xff")
-    assert not [each for each in tmp_path.rglob("*") if "out" in each.name]
+    assert not [path for path in tmp_path.rglob("*") if "out" in path.name]
 
 
 @pytest.mark.parametrize(
@@ -311,19 +311,19 @@ def test_a_text_without_blanks_is_cut_between_characters():
 
 def sentences_of(texts, length=30):
     """A line of so many sentences, each of some words."""
-    return [f"{each.capitalize()}." for each in texts[:length]]
+    return [f"{text.capitalize()}." for text in texts[:length]]
 
 
 def test_a_line_longer_than_the_model_takes_is_cut_at_the_ends_of_sentences(translate, opened, texts):
     parts = sentences_of(texts)
     content = "\n".join([texts[0], " ".join(parts), "", texts[1]]).encode()
-    summary, found = translate(content)
-    wanted = [each["translation"] for each in opened([texts[0], *parts, texts[1]])]
-    assert found == [wanted[0], " ".join(wanted[1:-1]), "", wanted[-1]]
+    summary, translated = translate(content)
+    wanted = [result["translation"] for result in opened([texts[0], *parts, texts[1]])]
+    assert translated == [wanted[0], " ".join(wanted[1:-1]), "", wanted[-1]]
     assert (summary["sentences"], summary["skipped"]) == (3, 0)
     _, best = translate(content, n_best=2, scores=True)
     assert [line.split("\t")[0] for line in best] == ["1", "1", "2", "2", "3", "3", "4", "4"]
-    assert [line.split("\t")[2] for line in best[::2]] == found
+    assert [line.split("\t")[2] for line in best[::2]] == translated
     assert float(best[2].split("\t")[1]) > float(best[3].split("\t")[1])
 
 
@@ -385,9 +385,9 @@ def test_the_command_reads_stdin_and_archives_and_writes_stdout(translator, text
     (tmp_path / "in.gz").write_bytes(gzip.compress("\n".join(texts[:3]).encode()))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(texts[3].encode())))
     cli.call(["run", str(translator), str(tmp_path / "in.gz"), "-", "--precision", "fp32", "--beam", "2"])
-    found = capsysbinary.readouterr().out.decode().splitlines()
-    assert len(found) == 4
-    assert all(found)
+    translated = capsysbinary.readouterr().out.decode().splitlines()
+    assert len(translated) == 4
+    assert all(translated)
 
 
 @pytest.mark.parametrize(
@@ -422,13 +422,14 @@ def test_options_of_the_search_are_followed_in_every_engine(translator, texts, o
     written = {}
     for engine in ("native", "onnxruntime"):
         pipeline = zoo.pipeline(translator, "int8", engine=engine)
-        plain = [each["translation"] for each in pipeline([text, *texts[:20]])]
+        plain = [result["translation"] for result in pipeline([text, *texts[:20]])]
         pipeline.run(tmp_path / "in.txt", tmp_path / "out.txt", **options)
         written[engine] = (tmp_path / "out.txt").read_text().splitlines()
         assert written[engine][0] != plain[0]
-        assert [each["translation"] for each in pipeline([text, *texts[:20]])] == plain
+        assert [result["translation"] for result in pipeline([text, *texts[:20]])] == plain
         ids = [
-            each[0].tokens for each in pipeline.with_options(**options).translate(pipeline.vocabulary.encode([text]))
+            hypotheses[0].tokens
+            for hypotheses in pipeline.with_options(**options).translate(pipeline.vocabulary.encode([text]))
         ]
         size = options["no_repeat_ngram"]
         grams = [tuple(ids[0][i : i + size]) for i in range(len(ids[0]) - size + 1)]
@@ -445,32 +446,36 @@ def test_options_of_translation_are_refused_by_other_models(rows, trained):
 def test_evaluate_compares_precisions_by_bleu_and_chrf(translator, language, tmp_path):
     sacrebleu = pytest.importorskip("sacrebleu")
     path = language.write(tmp_path / "test.tsv", 60, seed=7)
-    found = zoo.evaluate(translator, str(path))
+    report = zoo.evaluate(translator, str(path))
     pipeline = zoo.pipeline(translator, precision="fp32")
     pairs = language.pairs(60, seed=7)
-    said = [each["translation"] for each in pipeline([a for a, _ in pairs])]
-    assert found["metrics"]["fp32"]["bleu"] == pytest.approx(sacrebleu.corpus_bleu(said, [[b for _, b in pairs]]).score)
-    assert found["metrics"]["fp32"]["chrf"] == pytest.approx(sacrebleu.corpus_chrf(said, [[b for _, b in pairs]]).score)
-    assert found["samples"] == 60
-    assert found["difference"].keys() == {"bleu", "chrf", "agreement"}
-    assert found["difference"]["bleu"] == pytest.approx(
-        found["metrics"]["int8"]["bleu"] - found["metrics"]["fp32"]["bleu"]
+    said = [result["translation"] for result in pipeline([a for a, _ in pairs])]
+    assert report["metrics"]["fp32"]["bleu"] == pytest.approx(
+        sacrebleu.corpus_bleu(said, [[b for _, b in pairs]]).score
     )
-    assert abs(found["difference"]["bleu"]) < 5
-    low, high = found["interval"]["bleu"]
-    assert low <= found["difference"]["bleu"] <= high
-    assert found["signatures"]["bleu"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
+    assert report["metrics"]["fp32"]["chrf"] == pytest.approx(
+        sacrebleu.corpus_chrf(said, [[b for _, b in pairs]]).score
+    )
+    assert report["samples"] == 60
+    assert report["difference"].keys() == {"bleu", "chrf", "agreement"}
+    assert report["difference"]["bleu"] == pytest.approx(
+        report["metrics"]["int8"]["bleu"] - report["metrics"]["fp32"]["bleu"]
+    )
+    assert abs(report["difference"]["bleu"]) < 5
+    low, high = report["interval"]["bleu"]
+    assert low <= report["difference"]["bleu"] <= high
+    assert report["signatures"]["bleu"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
     sides = [tmp_path / f"test.{side}" for side in ("en", "de")]
     for side, texts in zip(sides, zip(*pairs, strict=True), strict=True):
         side.write_text("\n".join(texts))
     again = zoo.evaluate(translator, f"{sides[0]},{sides[1]}")
-    assert again["metrics"] == found["metrics"]
+    assert again["metrics"] == report["metrics"]
 
 
 def test_calibration_samples_are_what_the_decoder_sees_in_the_search(translator, language, tmp_path):
     (tmp_path / "in.txt").write_text("\n".join(a for a, _ in language.pairs(20, seed=8)))
-    found = zoo.calibrate(translator, str(tmp_path / "in.txt"), tmp_path / "table.json", samples=12)
-    assert found["samples"] == 12
+    report = zoo.calibrate(translator, str(tmp_path / "in.txt"), tmp_path / "table.json", samples=12)
+    assert report["samples"] == 12
     opened = zoo.pipeline(translator, precision="fp32")
     samples = opened.calibration(str(tmp_path / "in.txt"), 12)
     hypotheses = opened.translate([row[row != PAD] for row in samples["source"]])
@@ -488,11 +493,13 @@ def test_freezing_leaves_the_optimizer_behind_and_says_so(translator):
     assert sizes["state.pt"] > 2.5 * sizes["model.pt"]  # Adam keeps two moments of every weight
     assert sizes["fp32.onnx"] == pytest.approx(sizes["model.pt"], rel=0.5) and not (translator / "fp32.onnx").exists()
     layers = [
-        each for each in read_json(translator / "quantization.json")["operators"] if each["type"] in ("MatMul", "Gemm")
+        layer
+        for layer in read_json(translator / "quantization.json")["operators"]
+        if layer["type"] in ("MatMul", "Gemm")
     ]
-    attention = [each["precision"] for each in layers if each["name"].endswith((".products", ".found"))]
+    attention = [layer["precision"] for layer in layers if layer["name"].endswith((".products", ".found"))]
     assert attention and set(attention) == {"float"}
-    assert {each["precision"] for each in layers if not each["name"].endswith((".products", ".found"))} == {"int8"}
+    assert {layer["precision"] for layer in layers if not layer["name"].endswith((".products", ".found"))} == {"int8"}
 
 
 def test_a_folder_without_its_vocabulary_is_named(translator, tmp_path):
@@ -520,14 +527,14 @@ def test_benchmark_times_whole_translations_in_both_engines(translator, texts, t
         "--json",
     ]
     cli.call([*command, "--engine", "onnxruntime,native" if extension.isas() else "onnxruntime"])
-    found = json.loads(capsys.readouterr().out)["results"]
+    results = json.loads(capsys.readouterr().out)["results"]
     native = [("native", "int8", size) for size in (1, 6) if extension.isas()]
     wanted = [("onnxruntime", precision, size) for precision in ("fp32", "int8") for size in (1, 6)]
-    assert sorted((each["engine"], each["precision"], each["batch_size"]) for each in found) == sorted(wanted + native)
-    for each in found:
-        assert each["split_ms"].keys() == {"preprocess", "model", "postprocess"}
-        assert each["samples_per_second"] > 1 and 30 < each["memory_mb"] < 3000
-        assert each["split_ms"]["model"] > 0.05  # encoder and several steps
+    assert sorted((row["engine"], row["precision"], row["batch_size"]) for row in results) == sorted(wanted + native)
+    for result in results:
+        assert result["split_ms"].keys() == {"preprocess", "model", "postprocess"}
+        assert result["samples_per_second"] > 1 and 30 < result["memory_mb"] < 3000
+        assert result["split_ms"]["model"] > 0.05  # encoder and several steps
     (again,) = zoo.benchmark(translator, precisions=["fp32"], engines=["auto"], batch_sizes=[2], rounds=1)["results"]
     assert again["engine"] == "onnxruntime"
 
@@ -551,9 +558,11 @@ def test_the_shipped_model_translates_alike_in_batches_of_1_and_64(shared, preci
         shared / "data" / "translation" / "multi30k" / "test_2016_flickr.en.gz", "rt", encoding="utf-8"
     ) as file:
         sentences = [line.strip() for line in file][:300]
-    found = []
+    outputs = []
     for size in (1, 64):
         pipeline = zoo.pipeline("multi30k-en-de", precision, engine, batch_size=size)
-        found.append([each[0].tokens for each in pipeline.translate(pipeline.vocabulary.encode(sentences))])
-    assert len(found[0]) == 300
-    assert np.mean([a == b for a, b in zip(*found, strict=True)]) >= wanted
+        outputs.append(
+            [hypotheses[0].tokens for hypotheses in pipeline.translate(pipeline.vocabulary.encode(sentences))]
+        )
+    assert len(outputs[0]) == 300
+    assert np.mean([a == b for a, b in zip(*outputs, strict=True)]) >= wanted

@@ -31,6 +31,6 @@ def folder(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def opened(folder: Path) -> ImagePipeline:
-    found = zoo.pipeline(folder, engine="onnxruntime")
-    assert isinstance(found, ImagePipeline)
-    return found
+    pipeline = zoo.pipeline(folder, engine="onnxruntime")
+    assert isinstance(pipeline, ImagePipeline)
+    return pipeline

@@ -32,19 +32,19 @@ def test_evaluation_is_what_a_plain_loop_finds(folder: Path, photos: Path, tmp_p
     for path in paths:
         shutil.copy(path, tmp_path / f"{path.parent.name}{path.name}")
     named = [f"{path.parent.name}{path.name}" for path in paths]
-    found = []
+    reports = []
     for column in (labels, [NAMES[label] for label in labels]):
         (tmp_path / "labels.csv").write_text(
             "file,label\n" + "".join(f"{n},{y}\n" for n, y in zip(named, column, strict=True))
         )
-        found.append(zoo.evaluate(folder, tmp_path, engine="onnxruntime", batch_size=4))
-    assert found[0]["metrics"] == found[1]["metrics"]
-    assert found[0]["environment"]["batch_size"] == 4 and found[0]["samples"] == 35
+        reports.append(zoo.evaluate(folder, tmp_path, engine="onnxruntime", batch_size=4))
+    assert reports[0]["metrics"] == reports[1]["metrics"]
+    assert reports[0]["environment"]["batch_size"] == 4 and reports[0]["samples"] == 35
     for precision in ("fp32", "int8"):
         opened = zoo.pipeline(folder, precision, "onnxruntime")
-        assert found[0]["metrics"][precision] == pytest.approx(plainly(opened, paths, labels))
-    assert set(found[0]["difference"]) == {"top1", "top5", "agreement"} <= found[0]["interval"].keys()
-    assert found[0]["difference"]["agreement"] == 1
+        assert reports[0]["metrics"][precision] == pytest.approx(plainly(opened, paths, labels))
+    assert set(reports[0]["difference"]) == {"top1", "top5", "agreement"} <= reports[0]["interval"].keys()
+    assert reports[0]["difference"]["agreement"] == 1
 
 
 def test_evaluation_reads_archives_and_leaves_out_what_is_broken(
@@ -58,9 +58,9 @@ def test_evaluation_reads_archives_and_leaves_out_what_is_broken(
         archive.add(tmp_path / "bad.jpg", "test/red/00.jpg")
     with pytest.raises(RequestError, match=r"00\.jpg is no image"):
         zoo.evaluate(folder, tmp_path / "data.tar.gz", engine="onnxruntime")
-    found = zoo.evaluate(folder, [tmp_path / "data.tar.gz"], engine="onnxruntime", on_error="skip")
-    assert (found["samples"], found["skipped"]) == (6, 1)
-    assert found["metrics"]["fp32"]["top1"] == pytest.approx(5 / 6)
+    report = zoo.evaluate(folder, [tmp_path / "data.tar.gz"], engine="onnxruntime", on_error="skip")
+    assert (report["samples"], report["skipped"]) == (6, 1)
+    assert report["metrics"]["fp32"]["top1"] == pytest.approx(5 / 6)
     assert "1 of 7 images could not be read" in caplog.text
 
 
@@ -110,8 +110,8 @@ def test_published_weights_are_as_good_as_they_should_be(
     monkeypatch.setenv("ZOO_MIRROR", str(shared / "weights"))
     opened = zoo.pipeline(name, "fp32", "onnxruntime")
     assert isinstance(opened, ImagePipeline)
-    found = metrics.evaluate({"fp32": opened}, shared / "data" / "imagenet" / "nips17")
-    assert found["metrics"]["fp32"] == pytest.approx({"top1": top1, "top5": top5}, abs=0.005)
+    report = metrics.evaluate({"fp32": opened}, shared / "data" / "imagenet" / "nips17")
+    assert report["metrics"]["fp32"] == pytest.approx({"top1": top1, "top5": top5}, abs=0.005)
 
 
 # --- the benchmark of a scenario
@@ -125,21 +125,23 @@ def test_the_harness_judges_then_times(folder: Path, photos: Path, capsys: pytes
         "count": 12,
         "price_per_hour": 3.6,
     }
-    found = zoo.benchmark(folder, data=photos, **options)
-    assert (found["model"], found["samples"], found["images"]) == ("colors", 35, 12)
-    assert [(each["precision"], each["engine"]) for each in found["results"]] == [
+    report = zoo.benchmark(folder, data=photos, **options)
+    assert (report["model"], report["samples"], report["images"]) == ("colors", 35, 12)
+    assert [(row["precision"], row["engine"]) for row in report["results"]] == [
         ("fp32", "onnxruntime"),
         ("int8", "onnxruntime"),
     ]
-    for each in found["results"]:
-        assert each["top1"] == 1
-        assert each["latency_ms"].keys() == {"mean", "p50", "p90", "p99"}
-        assert each["latency_ms"]["p50"] <= each["latency_ms"]["p90"] <= each["latency_ms"]["p99"]
-        assert tuple(each["split_ms"]) == STEPS
-        assert sum(each["split_ms"].values()) == pytest.approx(each["latency_ms"]["mean"], abs=1e-3)
-        assert each["offline"]["batch_size"] == max((1, 4, 16), key=lambda size: each["offline"]["by_batch"][str(size)])
-        assert each["memory_mb"] > 20 and 0 < each["model_mb"] < 20
-        assert each["cost_per_million"] == pytest.approx(1000 / each["offline"]["images_per_second"], rel=1e-3)
+    for result in report["results"]:
+        assert result["top1"] == 1
+        assert result["latency_ms"].keys() == {"mean", "p50", "p90", "p99"}
+        assert result["latency_ms"]["p50"] <= result["latency_ms"]["p90"] <= result["latency_ms"]["p99"]
+        assert tuple(result["split_ms"]) == STEPS
+        assert sum(result["split_ms"].values()) == pytest.approx(result["latency_ms"]["mean"], abs=1e-3)
+        assert result["offline"]["batch_size"] == max(
+            (1, 4, 16), key=lambda size: result["offline"]["by_batch"][str(size)]
+        )
+        assert result["memory_mb"] > 20 and 0 < result["model_mb"] < 20
+        assert result["cost_per_million"] == pytest.approx(1000 / result["offline"]["images_per_second"], rel=1e-3)
     cli.call(["benchmark", str(folder), "--data", str(photos), "--scenario", "offline", "--precision", "int8", "--engine", "onnxruntime",
               "--count", "5"])  # fmt: skip
     out = capsys.readouterr().out
@@ -147,13 +149,13 @@ def test_the_harness_judges_then_times(folder: Path, photos: Path, capsys: pytes
 
 
 def test_the_harness_times_the_native_kernels_of_int8_alone(folder: Path, photos: Path) -> None:
-    found = zoo.benchmark(folder, data=photos, engines=["onnxruntime", "native"], scenario="offline", count=4)
-    assert [(each["precision"], each["engine"]) for each in found["results"]] == [
+    report = zoo.benchmark(folder, data=photos, engines=["onnxruntime", "native"], scenario="offline", count=4)
+    assert [(row["precision"], row["engine"]) for row in report["results"]] == [
         ("fp32", "onnxruntime"),
         ("int8", "onnxruntime"),
         ("int8", "native"),
     ]
-    assert found["results"][2]["model_mb"] == found["results"][1]["model_mb"]
+    assert report["results"][2]["model_mb"] == report["results"][1]["model_mb"]
 
 
 def test_the_harness_times_nothing_that_is_not_good_enough(
@@ -180,8 +182,8 @@ def test_the_harness_times_nothing_that_is_not_good_enough(
         (["--data", photos, "--scenario", "offline", "--batch-size", "8"], 2, "leave out --batch-size"),
         (["--data", photos, "--scenario", "offline", "--count", "0"], 2, "count is 0"),
     ):
-        found, out, line = failure(capsys, *command, *wrong)
-        assert (found, out) == (code, "") and said in line
+        status, out, line = failure(capsys, *command, *wrong)
+        assert (status, out) == (code, "") and said in line
 
 
 def test_the_harness_times_images_without_labels(
@@ -189,12 +191,12 @@ def test_the_harness_times_images_without_labels(
 ) -> None:
     for path in everything(photos / "red"):
         shutil.copy(path, tmp_path)
-    found = zoo.benchmark(folder, data=tmp_path, engines=["onnxruntime"], precisions=["int8"], scenario="offline")
-    assert (found["samples"], found["images"]) == (0, 5)
+    report = zoo.benchmark(folder, data=tmp_path, engines=["onnxruntime"], precisions=["int8"], scenario="offline")
+    assert (report["samples"], report["images"]) == (0, 5)
     assert "no accuracy: found " in caplog.text
-    assert not {"top1", "latency_ms", "cost_per_million"} & found["results"][0].keys()
+    assert not {"top1", "latency_ms", "cost_per_million"} & report["results"][0].keys()
 
 
 def test_the_model_alone_is_timed_on_made_up_photos(folder: Path) -> None:
-    found = zoo.benchmark(folder, engines=["onnxruntime"], precisions=["int8"], rounds=1)
-    assert [each["batch_size"] for each in found["results"]] == [ImagePipeline.BATCH_SIZE]
+    report = zoo.benchmark(folder, engines=["onnxruntime"], precisions=["int8"], rounds=1)
+    assert [row["batch_size"] for row in report["results"]] == [ImagePipeline.BATCH_SIZE]

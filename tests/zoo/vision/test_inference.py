@@ -26,9 +26,9 @@ def test_the_road_ends_in_a_pipeline_that_knows_the_colors(
     folder: Path, photos: Path, precision: str, engine: str
 ) -> None:
     opened = zoo.pipeline(folder, precision, engine)
-    found = opened(photos)
-    assert [each["label"] for each in found] == [path.parent.name for path in everything(photos)]
-    assert opened.postprocess(opened.predict(opened.preprocess(photos))) == found
+    results = opened(photos)
+    assert [result["label"] for result in results] == [path.parent.name for path in everything(photos)]
+    assert opened.postprocess(opened.predict(opened.preprocess(photos))) == results
 
 
 def test_a_pipeline_takes_what_people_have(opened: ImagePipeline, photos: Path) -> None:
@@ -41,14 +41,14 @@ def test_a_pipeline_takes_what_people_have(opened: ImagePipeline, photos: Path) 
         pixels,
         Image.fromarray(pixels),
         [path],
-        (each for each in [pixels]),
+        (image for image in [pixels]),
         pixels[None],
     ):
         batch = opened.preprocess(raw)
         assert batch["image"].dtype == np.uint8 and batch["image"].flags.c_contiguous
         assert np.array_equal(batch["image"], expected[None])
     mixed = opened([photos / "red", pixels[:, :, 0], path.read_bytes()])
-    assert [each["label"] for each in mixed] == ["red"] * 5 + ["grey", "red"]
+    assert [result["label"] for result in mixed] == ["red"] * 5 + ["grey", "red"]
 
 
 @pytest.mark.parametrize(
@@ -74,16 +74,16 @@ def test_probabilities_are_the_softmax_and_equal_ones_come_in_order(opened: Imag
     logits = np.random.default_rng(0).normal(0, 3, (20, 7)).astype(np.float32)
     logits[0] = [1, 5, 2, 5, 5, 0, 2]
     powers = np.exp(logits.astype(np.float64))
-    for row, found in zip(
+    for row, result in zip(
         powers / powers.sum(axis=1, keepdims=True), opened.postprocess({"logits": logits}), strict=True
     ):
         order = np.argsort(-row, kind="stable")[:5]
-        assert [name for name, _ in found["top5"]][:3] == [NAMES[i] for i in order[:3]]
-        assert [p for _, p in found["top5"]] == pytest.approx(row[order], rel=1e-5)
-        assert (found["index"], found["label"], found["probability"]) == (
+        assert [name for name, _ in result["top5"]][:3] == [NAMES[i] for i in order[:3]]
+        assert [p for _, p in result["top5"]] == pytest.approx(row[order], rel=1e-5)
+        assert (result["index"], result["label"], result["probability"]) == (
             order[0],
             NAMES[order[0]],
-            found["top5"][0][1],
+            result["top5"][0][1],
         )
     for bad in (np.nan, np.inf):
         logits[3, 2] = bad

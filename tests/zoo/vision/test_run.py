@@ -29,17 +29,24 @@ def rows(path: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
 def test_run_keeps_the_order_and_equals_the_call(folder: Path, photos: Path, tmp_path: Path, batch_size: int) -> None:
     before = set(threading.enumerate())
-    found = zoo.run(folder, [photos / "red", photos], tmp_path / "out.csv", engine="onnxruntime", batch_size=batch_size)
-    assert (found["images"], found["skipped"], found["engine"], found["precision"]) == (40, 0, "onnxruntime", "int8")
-    assert set(found["split_ms"]) == {"decode", "preprocess", "model", "postprocess", "wall"}
+    summary = zoo.run(
+        folder, [photos / "red", photos], tmp_path / "out.csv", engine="onnxruntime", batch_size=batch_size
+    )
+    assert (summary["images"], summary["skipped"], summary["engine"], summary["precision"]) == (
+        40,
+        0,
+        "onnxruntime",
+        "int8",
+    )
+    assert set(summary["split_ms"]) == {"decode", "preprocess", "model", "postprocess", "wall"}
     paths = [*everything(photos / "red"), *everything(photos)]
     written = rows(tmp_path / "out.csv")
     assert [row["file"] for row in written] == [str(path) for path in paths]
-    for row, each in zip(written, zoo.pipeline(folder, engine="onnxruntime")(paths), strict=True):
-        assert (row["label"], int(row["index"]), row["error"]) == (each["label"], each["index"], "")
-        assert [row["label2"], row["label5"]] == [each["top5"][1][0], each["top5"][4][0]]
+    for row, result in zip(written, zoo.pipeline(folder, engine="onnxruntime")(paths), strict=True):
+        assert (row["label"], int(row["index"]), row["error"]) == (result["label"], result["index"], "")
+        assert [row["label2"], row["label5"]] == [result["top5"][1][0], result["top5"][4][0]]
         assert [float(row["probability"]), float(row["probability5"])] == pytest.approx(
-            [each["probability"], each["top5"][4][1]], abs=1e-6
+            [result["probability"], result["top5"][4][1]], abs=1e-6
         )
     assert set(threading.enumerate()) <= before
 
@@ -81,9 +88,9 @@ def test_the_next_images_decode_while_the_model_runs(
 
 def test_results_go_where_they_are_wanted(folder: Path, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "no.jpg").write_bytes(b"no image")
-    some = [photos / "red" / "0.jpg", tmp_path / "no.jpg"]
+    paths = [photos / "red" / "0.jpg", tmp_path / "no.jpg"]
     for name in ("a.csv", "a.jsonl", "a.parquet"):
-        zoo.run(folder, some, tmp_path / name, engine="onnxruntime")
+        zoo.run(folder, paths, tmp_path / name, engine="onnxruntime")
     good, bad = (json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines())
     assert list(good) == [
         "file",
@@ -172,8 +179,8 @@ def test_a_thousand_damaged_files_stop_nothing_and_each_is_reported(
         data = bytearray(whole[index % 5])
         match index // 5 % 4:
             case 0:
-                for at in rng.integers(0, len(data), 8):
-                    data[at] ^= 1 << int(rng.integers(8))
+                for position in rng.integers(0, len(data), 8):
+                    data[position] ^= 1 << int(rng.integers(8))
             case 1:
                 data = data[: int(rng.integers(len(data) * 3 // 4))]
             case 2:
@@ -182,19 +189,19 @@ def test_a_thousand_damaged_files_stop_nothing_and_each_is_reported(
                 data = bytearray(rng.bytes(int(rng.integers(0, 300))))
         (tmp_path / f"{index:04}.jpg").write_bytes(data)
     (tmp_path / "0500.good.jpg").write_bytes(whole[0])
-    found = zoo.run(folder, [tmp_path], tmp_path / "out.csv", engine="onnxruntime")
+    summary = zoo.run(folder, [tmp_path], tmp_path / "out.csv", engine="onnxruntime")
     written = rows(tmp_path / "out.csv")
     assert [Path(row["file"]).name for row in written] == sorted(path.name for path in tmp_path.glob("*.jpg"))
     assert all(bool(row["error"]) != bool(row["label"]) and "\n" not in row["error"] for row in written)
-    assert found["skipped"] == sum(bool(row["error"]) for row in written) > 700
-    assert found["images"] == len(written) - found["skipped"] >= 1
+    assert summary["skipped"] == sum(bool(row["error"]) for row in written) > 700
+    assert summary["images"] == len(written) - summary["skipped"] >= 1
     assert [row["label"] for row in written if Path(row["file"]).name == "0500.good.jpg"] == ["red"]
     assert not any(
         row["label"] for row in written if int(Path(row["file"]).name[:4]) // 5 % 4 == 3 and "good" not in row["file"]
     )
     assert (
-        f"{found['skipped']} of 1001 images could not be read: " in caplog.text
-        and f"and {found['skipped'] - 3} more" in caplog.text
+        f"{summary['skipped']} of 1001 images could not be read: " in caplog.text
+        and f"and {summary['skipped'] - 3} more" in caplog.text
     )
 
 
@@ -234,8 +241,8 @@ def test_the_command_ends_as_scripts_want_it(
         (["evaluate", folder, "--data", tmp_path / "empty"], 2, "found no images"),
         (["calibrate", folder, "--data", tmp_path / "nowhere"], 2, "nowhere"),
     ):
-        found, out, line = failure(capsys, *wrong, *(fixed if wrong[0] != "calibrate" else []))
-        assert (found, out) == (code, "") and said in line
+        status, out, line = failure(capsys, *wrong, *(fixed if wrong[0] != "calibrate" else []))
+        assert (status, out) == (code, "") and said in line
     assert not (tmp_path / "a.csv").exists()
     cli.call(["run", str(folder), str(photos), str(tmp_path / "bad.jpg"), "-o", str(tmp_path / "a.csv"), *fixed])
     assert "35 images, 1 left out" in capsys.readouterr().err

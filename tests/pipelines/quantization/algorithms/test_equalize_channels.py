@@ -50,8 +50,8 @@ def statistics(found, images=IMAGES):
 
 def equalized(found, **options):
     """The pass over `found`, whose outputs must stay; (what fired, its report)."""
-    each = EqualizeChannels(statistics(found), **options)
-    return each, rewritten(found, each, x=IMAGES)
+    equalizer = EqualizeChannels(statistics(found), **options)
+    return equalizer, rewritten(found, equalizer, x=IMAGES)
 
 
 def sqnr(found, images=IMAGES):
@@ -65,16 +65,16 @@ def peaks(found):
 
 
 def test_statistics_are_those_of_numpy_and_do_not_depend_on_batches(normal):
-    found = chain(normal)
-    whole, pieces = statistics(found), channel_statistics(found, [{"x": each[None]} for each in IMAGES])
-    copy = found.clone()
+    net = chain(normal)
+    whole, pieces = statistics(net), channel_statistics(net, [{"x": image[None]} for image in IMAGES])
+    copy = net.clone()
     copy.graph.outputs.append(next(node for node in copy.graph if node.op_type == "Relu").outputs[0])
     r = run(copy, x=IMAGES)["r"].astype(np.float64)
     np.testing.assert_allclose(whole["r"].peak, np.abs(r).max(axis=(0, 2, 3)), rtol=1e-6)
     np.testing.assert_allclose(whole["r"].square, np.square(r).mean(axis=(0, 2, 3)), rtol=1e-5)
-    for name, each in whole.items():
-        np.testing.assert_allclose(each.peak, pieces[name].peak, rtol=1e-6)
-        np.testing.assert_allclose(each.square, pieces[name].square, rtol=1e-5)
+    for name, tensor in whole.items():
+        np.testing.assert_allclose(tensor.peak, pieces[name].peak, rtol=1e-6)
+        np.testing.assert_allclose(tensor.square, pieces[name].square, rtol=1e-5)
     assert set(whole) == {"x", "r"}
 
 
@@ -88,49 +88,49 @@ def test_samples_that_do_not_fit_are_refused(normal):
 )
 @pytest.mark.parametrize("group", [8, 2, 1])
 def test_channels_are_brought_to_one_range_and_the_outputs_stay(normal, activation, group):
-    found = chain(normal, activation, group=group)
-    before = sqnr(found)
-    each, _ = equalized(found)
-    assert each.fired == 1
-    assert peaks(found).max() / peaks(found).min() < 4
-    assert sqnr(found) > before + 0.5
+    net = chain(normal, activation, group=group)
+    before = sqnr(net)
+    equalizer, _ = equalized(net)
+    assert equalizer.fired == 1
+    assert peaks(net).max() / peaks(net).min() < 4
+    assert sqnr(net) > before + 0.5
 
 
 def test_before_a_depthwise_convolution_every_channel_fills_the_range(normal):
-    found = chain(normal)
-    before = sqnr(found)
-    equalized(found)
-    np.testing.assert_allclose(peaks(found), peaks(found).max(), rtol=1e-5)
-    assert sqnr(found) > before + 6
+    net = chain(normal)
+    before = sqnr(net)
+    equalized(net)
+    np.testing.assert_allclose(peaks(net), peaks(net).max(), rtol=1e-5)
+    assert sqnr(net) > before + 6
 
 
 def test_equal_channels_are_left_alone(normal):
-    found = chain(normal, spread=np.ones(8, np.float32))
-    found.graph.initializers["V"].const_value = ir.tensor(np.repeat(normal(1, 3, 3, 3), 8, axis=0), name="V")
-    found.graph.initializers["b"].const_value = ir.tensor(np.zeros(8, np.float32), name="b")
-    each, _ = equalized(found, depthwise_only=True)
-    assert each.fired == 0
+    net = chain(normal, spread=np.ones(8, np.float32))
+    net.graph.initializers["V"].const_value = ir.tensor(np.repeat(normal(1, 3, 3, 3), 8, axis=0), name="V")
+    net.graph.initializers["b"].const_value = ir.tensor(np.zeros(8, np.float32), name="b")
+    equalizer, _ = equalized(net, depthwise_only=True)
+    assert equalizer.fired == 0
 
 
 def test_dense_readers_are_left_alone_if_asked(normal):
-    each, _ = equalized(chain(normal, group=1), depthwise_only=True)
-    assert each.fired == 0
+    equalizer, _ = equalized(chain(normal, group=1), depthwise_only=True)
+    assert equalizer.fired == 0
 
 
 SIX = {"zero": np.float32(0), "six": np.float32(6)}
 
 
 def test_a_channel_that_its_clip_cuts_keeps_its_scale_and_the_others_stay_below_it(normal):
-    found = chain(normal, "Clip(a, zero, six)", **SIX)
-    before = peaks(found)
+    net = chain(normal, "Clip(a, zero, six)", **SIX)
+    before = peaks(net)
     assert (before == 6).any() and (before < 3).any()
-    each, _ = equalized(found)
-    assert each.fired == 1
-    after = peaks(found)
+    equalizer, _ = equalized(net)
+    assert equalizer.fired == 1
+    after = peaks(net)
     np.testing.assert_array_equal(after[before == 6], 6)
     assert (after[before < 6] <= 6 / 1.4999).all() or (after >= before).all()
     np.testing.assert_allclose(after[before < 4], 4, rtol=1e-5)  # 6 less the headroom
-    kept = [query.constant(value) for value in next(node for node in found.graph if node.op_type == "Clip").inputs[1:]]
+    kept = [query.constant(value) for value in next(node for node in net.graph if node.op_type == "Clip").inputs[1:]]
     assert kept == [0, 6]
 
 
@@ -147,12 +147,10 @@ def test_all_parts_of_a_residual_sum_get_the_same_factors(normal):
         "D": normal(8, 1, 1, 1),
         "W": np.float32(0.02) * normal(8, 8, 1, 1) / SPREAD.reshape(1, -1, 1, 1),
     }
-    found = model(text, **weights)
-    assert equalized(found)[0].fired == 1
+    net = model(text, **weights)
+    assert equalized(net)[0].fired == 1
     v, d = (
-        query.constant(node.inputs[1])
-        for node in found.graph
-        if node.op_type == "Conv" and node.outputs[0].name in "ac"
+        query.constant(node.inputs[1]) for node in net.graph if node.op_type == "Conv" and node.outputs[0].name in "ac"
     )
     k = (v / weights["V"])[:, 0, 0, 0]
     assert k.std() > 0
@@ -167,11 +165,11 @@ def test_shared_weights_are_not_scaled_for_others(normal):
         y = Conv<group=8>(r, W)
         z = Conv<strides=[2,2]>(x, V)
     }"""
-    found = model(text, V=normal(8, 8, 1, 1) * SPREAD.reshape(-1, 1, 1, 1), W=np.float32(0.02) * normal(8, 1, 1, 1))
+    net = model(text, V=normal(8, 8, 1, 1) * SPREAD.reshape(-1, 1, 1, 1), W=np.float32(0.02) * normal(8, 1, 1, 1))
     images = normal(2, 8, 8, 8)
-    each = EqualizeChannels(statistics(found, images))
-    rewritten(found, each, x=images)
-    assert each.fired == 1
+    equalizer = EqualizeChannels(statistics(net, images))
+    rewritten(net, equalizer, x=images)
+    assert equalizer.fired == 1
 
 
 @pytest.mark.parametrize(
@@ -184,9 +182,9 @@ def test_shared_weights_are_not_scaled_for_others(normal):
     ],
 )
 def test_near_misses_say_why(normal, activation, why):
-    found = chain(normal, activation, one=np.float32(1), six=np.float32(6), k=normal(1, 8, 1, 1))
-    each, report = equalized(found)
-    assert each.fired == 0
+    net = chain(normal, activation, one=np.float32(1), six=np.float32(6), k=normal(1, 8, 1, 1))
+    equalizer, report = equalized(net)
+    assert equalizer.fired == 0
     assert why in " ".join(reasons(report, "EqualizeChannels").values())
 
 
@@ -196,9 +194,9 @@ def test_a_value_that_leaves_the_graph_is_left_alone(normal):
         r = Relu(a)
         y = Conv<group=8>(r, W)
     }"""
-    found = model(text, V=normal(8, 3, 1, 1) * SPREAD.reshape(-1, 1, 1, 1), W=np.float32(0.02) * normal(8, 1, 1, 1))
-    each, report = equalized(found)
-    assert each.fired == 0 and "output of the graph" in " ".join(reasons(report, "EqualizeChannels").values())
+    net = model(text, V=normal(8, 3, 1, 1) * SPREAD.reshape(-1, 1, 1, 1), W=np.float32(0.02) * normal(8, 1, 1, 1))
+    equalizer, report = equalized(net)
+    assert equalizer.fired == 0 and "output of the graph" in " ".join(reasons(report, "EqualizeChannels").values())
 
 
 def test_weights_that_are_computed_are_left_alone(normal):
@@ -207,12 +205,12 @@ def test_weights_that_are_computed_are_left_alone(normal):
         r = Relu(a)
         y = Conv<group=8>(r, W)
     }"""
-    found = model(text, V=normal(8, 3, 1, 1) * SPREAD.reshape(-1, 1, 1, 1))
+    net = model(text, V=normal(8, 3, 1, 1) * SPREAD.reshape(-1, 1, 1, 1))
     feeds = {"x": IMAGES, "W": normal(8, 1, 1, 1)}
-    each = EqualizeChannels(channel_statistics(found, [feeds]))
-    report = rewrite(found, [each])
-    assert each.fired == 0 and "not constant" in " ".join(reasons(report, "EqualizeChannels").values())
-    assert ops(found) == ["Conv", "Relu", "Conv"]
+    equalizer = EqualizeChannels(channel_statistics(net, [feeds]))
+    report = rewrite(net, [equalizer])
+    assert equalizer.fired == 0 and "not constant" in " ".join(reasons(report, "EqualizeChannels").values())
+    assert ops(net) == ["Conv", "Relu", "Conv"]
 
 
 # --- linear layers
@@ -239,13 +237,13 @@ GEMM = """(float[N,16] x) => (float[N,8] y) {
 
 def norm(normal, text=NORM, **weights):
     """Outlier channels out of a LayerNormalization, that its readers' weights make up for."""
-    given = {
+    defaults = {
         "g": OUTLIERS,
         "s": normal(16) * OUTLIERS,
         "V": normal(16, 24) / (4 * OUTLIERS[:, None]),
         "W": normal(16, 8) / (4 * OUTLIERS[:, None]),
     }
-    return model(text, **given | weights)
+    return model(text, **defaults | weights)
 
 
 def feed(normal, text=FEED):
@@ -280,8 +278,8 @@ def loss(found, rows, reference, table=None):
     int8, _ = quantize(found, QuantRecipe(observer="minmax"), table or calibrate(found, [{"x": rows}], "minmax"))
     exact, rounded = run(reference, x=rows), run(int8, x=rows)
     noise, power = (
-        sum(np.square(each).sum() for each in found)
-        for found in ([exact[k] - rounded[k] for k in exact], exact.values())
+        sum(np.square(array).sum() for array in outputs)
+        for outputs in ([exact[k] - rounded[k] for k in exact], exact.values())
     )
     return 10 * np.log10(power / noise), int8
 
@@ -289,16 +287,16 @@ def loss(found, rows, reference, table=None):
 @pytest.mark.parametrize("name", LINEAR)
 def test_outlier_channels_of_linear_layers_are_equalized_and_the_outputs_stay(normal, name, tmp_path):
     make, first, rows = LINEAR[name]
-    found = make(normal)
-    reference, (before, _) = found.clone(), loss(found, rows, found)
-    each = EqualizeChannels(channel_statistics(found, [{"x": rows}]))
-    rewritten(found, each, x=rows)
-    assert each.fired == 1 and list(each.factors) == [first]
-    after, int8 = loss(found, rows, reference)
+    net = make(normal)
+    reference, (before, _) = net.clone(), loss(net, rows, net)
+    equalizer = EqualizeChannels(channel_statistics(net, [{"x": rows}]))
+    rewritten(net, equalizer, x=rows)
+    assert equalizer.fired == 1 and list(equalizer.factors) == [first]
+    after, int8 = loss(net, rows, reference)
     assert after > before + 5
     again = reference.clone()
-    scale_channels(again, each.factors)
-    for key, value in run(found, x=rows).items():
+    scale_channels(again, equalizer.factors)
+    for key, value in run(net, x=rows).items():
         np.testing.assert_allclose(run(again, x=rows)[key], value, rtol=1e-5, atol=1e-6)
     exact, path = run(reference, x=rows), io.save(int8, tmp_path / "int8.onnx")
     for engine in EXACT:
@@ -307,31 +305,29 @@ def test_outlier_channels_of_linear_layers_are_equalized_and_the_outputs_stay(no
 
 
 def test_statistics_of_linear_layers_are_those_of_numpy_and_do_not_depend_on_batches(normal):
-    found = feed(normal)
-    copy = found.clone()
+    net = feed(normal)
+    copy = net.clone()
     copy.graph.outputs.append(next(node for node in copy.graph if node.op_type == "Relu").outputs[0])
     r = run(copy, x=ROWS)["r"].astype(np.float64).reshape(-1, 16)
     for batches in ([{"x": ROWS}], [{"x": ROWS[:10]}, {"x": ROWS[10:]}]):
-        known = channel_statistics(found, batches)
-        assert set(known) == {"r"}
-        np.testing.assert_allclose(known["r"].high, r.max(axis=0))
-        np.testing.assert_allclose(known["r"].low, np.minimum(r.min(axis=0), 0))
-        np.testing.assert_allclose(known["r"].square, np.square(r).mean(axis=0), rtol=1e-5)
+        stats = channel_statistics(net, batches)
+        assert set(stats) == {"r"}
+        np.testing.assert_allclose(stats["r"].high, r.max(axis=0))
+        np.testing.assert_allclose(stats["r"].low, np.minimum(r.min(axis=0), 0))
+        np.testing.assert_allclose(stats["r"].square, np.square(r).mean(axis=0), rtol=1e-5)
 
 
 def test_channels_of_a_linear_layer_that_were_quiet_in_calibration_are_not_blown_up(normal):
-    found, rows = feed(normal), ROWS.copy()
-    bias = query.constant(found.graph.initializers["c"]).copy()
-    bias[0] = (
-        -4 * np.abs(query.constant(found.graph.initializers["V"])[:, 0]).sum()
-    )  # its ReLU lets next to nothing pass
-    rows[0, 0] = 4.001 * np.sign(query.constant(found.graph.initializers["V"])[:, 0])
-    found.graph.initializers["c"].const_value = ir.tensor(bias, name="c")
-    each = EqualizeChannels(channel_statistics(found, [{"x": rows}]))
-    assert 0 < channel_statistics(found, [{"x": rows}])["r"].peak[0] < 0.1
-    rewritten(found, each, x=rows)
+    net, rows = feed(normal), ROWS.copy()
+    bias = query.constant(net.graph.initializers["c"]).copy()
+    bias[0] = -4 * np.abs(query.constant(net.graph.initializers["V"])[:, 0]).sum()  # its ReLU lets next to nothing pass
+    rows[0, 0] = 4.001 * np.sign(query.constant(net.graph.initializers["V"])[:, 0])
+    net.graph.initializers["c"].const_value = ir.tensor(bias, name="c")
+    equalizer = EqualizeChannels(channel_statistics(net, [{"x": rows}]))
+    assert 0 < channel_statistics(net, [{"x": rows}])["r"].peak[0] < 0.1
+    rewritten(net, equalizer, x=rows)
     assert (
-        each.fired == 1 and each.factors["a"][0] < 2 * each.factors["a"][1:].max()
+        equalizer.fired == 1 and equalizer.factors["a"][0] < 2 * equalizer.factors["a"][1:].max()
     )  # its peak alone would ask for 400
 
 
@@ -343,15 +339,15 @@ PICKED = """(float[N,T,16] x, int64[N,1] at) => (float[N,8] y) {
 
 
 def test_rows_that_are_picked_count_as_all_that_they_are_picked_from(normal):
-    found = norm(normal, PICKED)
+    net = norm(normal, PICKED)
     feeds = {"x": ROWS, "at": np.zeros((48, 1), np.int64)}
-    known = channel_statistics(found, [feeds])
-    copy = found.clone()
+    stats = channel_statistics(net, [feeds])
+    copy = net.clone()
     copy.graph.outputs.append(next(node for node in copy.graph if node.op_type == "LayerNormalization").outputs[0])
-    np.testing.assert_allclose(known["p"].peak, np.abs(run(copy, **feeds)["h"]).max(axis=(0, 1)), rtol=1e-6)
-    each = EqualizeChannels(known)
-    rewritten(found, each, **feeds)
-    assert list(each.factors) == ["h"]
+    np.testing.assert_allclose(stats["p"].peak, np.abs(run(copy, **feeds)["h"]).max(axis=(0, 1)), rtol=1e-6)
+    equalizer = EqualizeChannels(stats)
+    rewritten(net, equalizer, **feeds)
+    assert list(equalizer.factors) == ["h"]
 
 
 SHARED = """(float[N,T,16] x) => (float[N,T,16] y, float[N,T,16] z) {
@@ -364,10 +360,10 @@ SHARED = """(float[N,T,16] x) => (float[N,T,16] y, float[N,T,16] z) {
 
 
 def test_shared_weights_of_linear_layers_are_not_scaled_for_others(normal):
-    found = norm(normal, SHARED, V=normal(16, 16) / (4 * OUTLIERS[:, None]), s2=normal(16))
-    each = EqualizeChannels(channel_statistics(found, [{"x": ROWS}]))
-    rewritten(found, each, x=ROWS)
-    assert list(each.factors) == ["h"]
+    net = norm(normal, SHARED, V=normal(16, 16) / (4 * OUTLIERS[:, None]), s2=normal(16))
+    equalizer = EqualizeChannels(channel_statistics(net, [{"x": ROWS}]))
+    rewritten(net, equalizer, x=ROWS)
+    assert list(equalizer.factors) == ["h"]
 
 
 def around(body, outputs="float[N,T,16] y"):
@@ -395,21 +391,21 @@ def around(body, outputs="float[N,T,16] y"):
 )
 def test_near_misses_of_linear_layers_say_why(normal, text, why):
     rows = normal(2, 16, 16)
-    found = model(text, g=OUTLIERS, s=normal(16), S=normal(16, 16), L=normal(16, 8), T=normal(2, 16, 16))
-    each = EqualizeChannels(channel_statistics(found, [{"x": rows}]))
-    report = rewritten(found, each, x=rows)
-    assert each.fired == 0
+    net = model(text, g=OUTLIERS, s=normal(16), S=normal(16, 16), L=normal(16, 8), T=normal(2, 16, 16))
+    equalizer = EqualizeChannels(channel_statistics(net, [{"x": rows}]))
+    report = rewritten(net, equalizer, x=rows)
+    assert equalizer.fired == 0
     assert any(re.search(why, reason) for reason in reasons(report, "EqualizeChannels").values())
 
 
 def test_a_search_equalizes_linear_layers_and_its_table_belongs_to_the_graph(normal):
-    found, rows = norm(normal), [{"x": np.tile(ROWS, (2, 1, 1))}]
+    net, rows = norm(normal), [{"x": np.tile(ROWS, (2, 1, 1))}]
     recipe = QuantRecipe(observer="minmax", search=True, correct=False)
-    _, tried = search_equalization(found, recipe, rows)
+    _, tried = search_equalization(net, recipe, rows)
     assert list(tried) == ["none", "all", "clipped"] and tried["all"] > tried["none"] + 5
-    table = make_table(found, recipe, rows)
+    table = make_table(net, recipe, rows)
     assert list(table.equalization) == ["h"] and len(table.equalization["h"]) == 16
-    assert loss(found, ROWS, found, table)[0] > loss(found, ROWS, found)[0] + 5
+    assert loss(net, ROWS, net, table)[0] > loss(net, ROWS, net)[0] + 5
     with pytest.raises(RequestError, match="was made for the graph"):
         quantize(norm(normal), recipe, table)  # other weights
 

@@ -53,10 +53,10 @@ def test_no_result_moves_further_than_the_bound():
         table = make_table(network(), recipe, [samples()])
         int8, report = quantize(network(), recipe, table)
         assert moved(int8) <= bound
-        reasons = {each.name: each.reason for each in report.operators if each.precision == "float"}
+        reasons = {op.name: op.reason for op in report.operators if op.precision == "float"}
         assert reasons["own"] == OPEN
         assert all("moves a result by up to" in reasons[name] for name in table.keep_float if name != "own")
-        assert any(each.type in ("Gemm", "MatMul") and each.precision == "int8" for each in report.operators)
+        assert any(op.type in ("Gemm", "MatMul") and op.precision == "int8" for op in report.operators)
 
 
 def test_an_open_input_stays_float_and_later_rows_may_reach_further():

@@ -43,11 +43,11 @@ def textbook_gptq(weights, scale, gram, most):
     order = np.argsort(-np.diag(gram), kind="stable")
     inverse = np.linalg.inv(gram[np.ix_(order, order)])
     w, result = weights[:, order].astype(np.float64), np.empty(weights.shape)
-    for at in range(w.shape[1]):
-        result[:, at] = np.clip(np.rint(w[:, at] / scale), -most, most)
-        error = (w[:, at] - result[:, at] * scale) / inverse[at, at]
-        w[:, at:] -= np.outer(error, inverse[at, at:])
-        inverse = inverse - np.outer(inverse[:, at], inverse[at]) / inverse[at, at]
+    for column in range(w.shape[1]):
+        result[:, column] = np.clip(np.rint(w[:, column] / scale), -most, most)
+        error = (w[:, column] - result[:, column] * scale) / inverse[column, column]
+        w[:, column:] -= np.outer(error, inverse[column, column:])
+        inverse = inverse - np.outer(inverse[:, column], inverse[column]) / inverse[column, column]
     return result[:, np.argsort(order)]
 
 
@@ -57,9 +57,9 @@ def test_the_published_algorithm(normal, most):
     gram = x.T.astype(np.float64) @ x + 0.5 * np.eye(100)
     weights = normal(6, 100)
     scale = np.abs(weights).max(axis=1) / most
-    found = gptq(weights, scale, gram, most)
-    assert found.dtype == np.int8
-    np.testing.assert_array_equal(found, textbook_gptq(weights, scale, gram, most))
+    rounded = gptq(weights, scale, gram, most)
+    assert rounded.dtype == np.int8
+    np.testing.assert_array_equal(rounded, textbook_gptq(weights, scale, gram, most))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -68,10 +68,10 @@ def test_groups_are_rounded_at_once_as_one_by_one(normal, channels):
     gram = x.swapaxes(1, 2) @ x + 0.5 * np.eye(9)
     weights = normal(50, channels, 9)
     scale = np.abs(weights).max(axis=2) / 127
-    found = gptq_groups(weights, scale, gram)
-    expected = [gptq(*each) for each in zip(weights, scale, gram, strict=True)]
-    assert found.dtype == np.int8
-    np.testing.assert_array_equal(found, np.stack(expected))
+    rounded = gptq_groups(weights, scale, gram)
+    expected = [gptq(*group) for group in zip(weights, scale, gram, strict=True)]
+    assert rounded.dtype == np.int8
+    np.testing.assert_array_equal(rounded, np.stack(expected))
 
 
 def test_it_is_better_than_nearest_and_near_the_best_of_all(normal):
@@ -116,14 +116,12 @@ def test_every_form_of_layer_comes_closer_to_the_float_model(normal, name, reduc
         if name != "matmul"
         else np.swapaxes(correlated(normal, 40, 12, 5), 1, 2).copy()
     }
-    found = model(text, W=normal(*weights), b=normal(8))
-    int8 = quantize(found, QuantRecipe(observer="minmax", reduced_range=reduced), calibrate(found, [feeds], "minmax"))[
-        0
-    ]
+    net = model(text, W=normal(*weights), b=normal(8))
+    int8 = quantize(net, QuantRecipe(observer="minmax", reduced_range=reduced), calibrate(net, [feeds], "minmax"))[0]
     errors = []
     for together in (False, True):
-        result, report = correct_layers(found, int8, [feeds], weights=together)
-        errors.append(float(np.square(run(found, **feeds)["y"] - run(result, **feeds)["y"]).mean()))
+        result, report = correct_layers(net, int8, [feeds], weights=together)
+        errors.append(float(np.square(run(net, **feeds)["y"] - run(result, **feeds)["y"]).mean()))
         assert bool(report.layers[0].weights) is together
         layer = next(node for node in result.graph if node.op_type in ("Conv", "Gemm", "MatMul"))
         assert np.abs(Weights.of(layer).integers.astype(int)).max() <= (63 if reduced else 127)
@@ -133,28 +131,28 @@ def test_every_form_of_layer_comes_closer_to_the_float_model(normal, name, reduc
 
 def test_a_table_carries_them(normal, tmp_path):
     text, weights, shape = LAYERS["conv"]
-    found, samples = model(text, W=normal(*weights), b=normal(8)), [{"x": correlated(normal, 20, *shape)}]
-    table = make_table(found, QuantRecipe(), samples)
+    net, samples = model(text, W=normal(*weights), b=normal(8)), [{"x": correlated(normal, 20, *shape)}]
+    table = make_table(net, QuantRecipe(), samples)
     assert table.rounding
     loaded = CalibrationTable.load(table.save(tmp_path / "calibration.json"))
     assert loaded == table
-    direct = quantize(found, QuantRecipe(), calibrate(found, samples, "auto"))[0]
-    assert io.digest(quantize(found, QuantRecipe(), loaded)[0]) == io.digest(correct_layers(found, direct, samples)[0])
-    assert io.digest(quantize(found, QuantRecipe(correct=False), loaded)[0]) == io.digest(direct)
+    direct = quantize(net, QuantRecipe(), calibrate(net, samples, "auto"))[0]
+    assert io.digest(quantize(net, QuantRecipe(), loaded)[0]) == io.digest(correct_layers(net, direct, samples)[0])
+    assert io.digest(quantize(net, QuantRecipe(correct=False), loaded)[0]) == io.digest(direct)
 
 
 def test_what_does_not_fit_or_is_broken(normal, tmp_path):
     text, weights, shape = LAYERS["conv"]
-    found, samples = model(text, W=normal(*weights), b=normal(8)), [{"x": correlated(normal, 20, *shape)}]
-    table = make_table(found, QuantRecipe(), samples)
+    net, samples = model(text, W=normal(*weights), b=normal(8)), [{"x": correlated(normal, 20, *shape)}]
+    table = make_table(net, QuantRecipe(), samples)
     (name,) = table.rounding
     plain = CalibrationTable(**{**vars(table), "rounding": {}})
     other = CalibrationTable(**{**vars(table), "rounding": {name: encode_rounding(np.ones(5, np.int8))}})
-    assert io.digest(quantize(found, QuantRecipe(), other)[0]) == io.digest(quantize(found, QuantRecipe(), plain)[0])
+    assert io.digest(quantize(net, QuantRecipe(), other)[0]) == io.digest(quantize(net, QuantRecipe(), plain)[0])
     for text in ("no base 64", "AAAA"):
         broken = CalibrationTable(**{**vars(table), "rounding": {name: text}})
         with pytest.raises(RequestError, match=f"the rounding of {name} is broken .*zoo calibrate"):
-            quantize(found, QuantRecipe(), broken)
+            quantize(net, QuantRecipe(), broken)
 
 
 def test_wide_layers_take_fewer_positions(normal):
@@ -167,8 +165,8 @@ def test_wide_layers_take_fewer_positions(normal):
     scale = np.abs(weights).max(axis=1) / 127
     expected = gptq(weights, scale, x.T.astype(np.float64) @ x + DAMPING * np.square(x).sum() / 12 * np.eye(12))
     for chunks in (1, 3, 100):  # more positions than inputs in a chunk, and fewer
-        found = round_layer([layer], weights, scale, 127, ([part] for part in np.array_split(x, chunks)), chunks)
-        assert (found != expected).mean() < 0.02
+        rounded = round_layer([layer], weights, scale, 127, ([part] for part in np.array_split(x, chunks)), chunks)
+        assert (rounded != expected).mean() < 0.02
 
 
 def test_the_widest_layers_are_rounded_in_sections(normal, monkeypatch):
@@ -177,11 +175,11 @@ def test_the_widest_layers_are_rounded_in_sections(normal, monkeypatch):
     weights, x = normal(8, 12), correlated(normal, 300, 12)
     scale = np.abs(weights).max(axis=1) / 127
     monkeypatch.setattr(module, "SECTION", 8)
-    found = round_layer([layer], weights, scale, 127, [[x]], 1)
+    rounded = round_layer([layer], weights, scale, 127, [[x]], 1)
     parts = [
         round_layer([layer], weights[:, part], scale, 127, [[x[:, part]]], 1) for part in (slice(0, 8), slice(8, 12))
     ]
-    np.testing.assert_array_equal(found, np.concatenate(parts, axis=1))
+    np.testing.assert_array_equal(rounded, np.concatenate(parts, axis=1))
 
 
 @pytest.mark.parametrize("size", [1, 4, 63, 64, 66, 1001])
@@ -189,8 +187,8 @@ def test_the_widest_layers_are_rounded_in_sections(normal, monkeypatch):
 def test_rounding_is_read_as_it_was_written(size: int, most: int) -> None:
     changes = np.random.default_rng(size).integers(-most, most + 1, size).astype(np.int8)
     text = encode_rounding(changes)
-    found = decode_rounding(text, size)
-    assert found is not None and found.dtype == np.int8 and (found == changes).all()
+    decoded = decode_rounding(text, size)
+    assert decoded is not None and decoded.dtype == np.int8 and (decoded == changes).all()
     assert decode_rounding(text, 7 * size + 3) is None
     old = base64.b64encode(zlib.compress(changes.tobytes())).decode()
     assert (decode_rounding(old, size) == changes).all()

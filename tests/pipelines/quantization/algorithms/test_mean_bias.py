@@ -32,32 +32,32 @@ def test_the_mean_error_of_rounded_weights_is_removed(name):
     normal = normals(3)
     weights = normal(*shape)
     channels = shape[1] if name == "Gemm" else shape[0]
-    found = model(text, w=weights, **({} if "without" in name else {"b": normal(channels)}))
+    net = model(text, w=weights, **({} if "without" in name else {"b": normal(channels)}))
     feeds = {"x": np.abs(normal(*size)) + 1}  # far from zero: roundings do not cancel
-    recipe, table = QuantRecipe(), calibrate(found, [feeds], "minmax")
-    plain, _ = quantize(found, recipe, table)
-    shifts = mean_shifts(found, plain, [feeds])
-    corrected, _ = quantize(found, recipe, replace(table, bias=shifts, recipe=recipe.to_json()))
-    axes = tuple(at for at in range(len(size)) if at != 1)
-    exact, before, after = (run(each, **feeds)["y"] for each in (found, plain, corrected))
-    shift = [np.abs((each - exact).mean(axis=axes)).max() for each in (before, after)]
+    recipe, table = QuantRecipe(), calibrate(net, [feeds], "minmax")
+    plain, _ = quantize(net, recipe, table)
+    shifts = mean_shifts(net, plain, [feeds])
+    corrected, _ = quantize(net, recipe, replace(table, bias=shifts, recipe=recipe.to_json()))
+    axes = tuple(axis for axis in range(len(size)) if axis != 1)
+    exact, before, after = (run(variant, **feeds)["y"] for variant in (net, plain, corrected))
+    shift = [np.abs((output - exact).mean(axis=axes)).max() for output in (before, after)]
     assert shift[1] < 0.35 * shift[0]
 
 
 def test_weights_without_error_need_no_shift():
-    found = model("(float[n,6] x) => (float[n,8] y) { y = Gemm(x, w) }", w=np.ones((6, 8), np.float32))
+    net = model("(float[n,6] x) => (float[n,8] y) { y = Gemm(x, w) }", w=np.ones((6, 8), np.float32))
     feeds = {"x": np.ones((4, 6), np.float32)}
-    int8, _ = quantize(found, QuantRecipe(), calibrate(found, [feeds], "minmax"))
-    assert mean_shifts(found, int8, [feeds]) == {}
+    int8, _ = quantize(net, QuantRecipe(), calibrate(net, [feeds], "minmax"))
+    assert mean_shifts(net, int8, [feeds]) == {}
 
 
 def test_the_fast_effort_corrects_biases_that_raise_the_held_out_sqnr():
     text, shape, size = LAYERS["Conv"]
     normal = normals(5)
-    found = model(text, w=normal(*shape), b=normal(shape[0]))
+    net = model(text, w=normal(*shape), b=normal(shape[0]))
     batches = [{"x": np.abs(normal(*size)) * 0.1 + 2} for _ in range(4)]
-    table = auto_calibrate(found, QuantRecipe(), batches, effort="fast")
+    table = auto_calibrate(net, QuantRecipe(), batches, effort="fast")
     assert table.bias and not table.rounding
-    int8, plain = (quantize(found, QuantRecipe(), each)[0] for each in (table, replace(table, bias={})))
-    exact, corrected, before = (run(each, **batches[0])["y"] for each in (found, int8, plain))
+    int8, plain = (quantize(net, QuantRecipe(), candidate)[0] for candidate in (table, replace(table, bias={})))
+    exact, corrected, before = (run(variant, **batches[0])["y"] for variant in (net, int8, plain))
     assert np.square(corrected - exact).mean() < 0.7 * np.square(before - exact).mean()

@@ -34,8 +34,8 @@ def block(outlier=60.0):
     c = np.zeros(32, np.float32)
     c[5] = outlier
     weights = {"w": normal(16, 32, scale=0.3), "c": c, "root": np.float32(2**0.5), "one": np.float32(1)}
-    found = model(TEXT, **weights, **{name: normal(32, 8, scale=0.2) for name in "vuz"})
-    return found, [{"x": normals(seed)(24, 5, 16)} for seed in (1, 2)]
+    net = model(TEXT, **weights, **{name: normal(32, 8, scale=0.2) for name in "vuz"})
+    return net, [{"x": normals(seed)(24, 5, 16)} for seed in (1, 2)]
 
 
 def factors_of(found, samples):
@@ -44,32 +44,32 @@ def factors_of(found, samples):
 
 
 def test_the_outlier_is_scaled_down_and_the_float_model_computes_the_same():
-    found, samples = block()
-    factors = factors_of(found, samples)
+    net, samples = block()
+    factors = factors_of(net, samples)
     assert list(factors) == ["g"] and np.argmin(factors["g"]) == 5 and factors["g"][5] < 0.2
     assert max(factors["g"]) == 1
-    smoothed = found.clone()
+    smoothed = net.clone()
     assert smooth_channels(smoothed, factors) == {"g.smoothed"}
     onnx.checker.check_model(ir.to_proto(smoothed), full_check=True)
     assert [node.op_type for node in smoothed.graph].count("Mul") == 2  # one for all three readers
     x = samples[0]["x"]
-    np.testing.assert_allclose(run(smoothed, x=x)["y"], run(found, x=x)["y"], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(run(smoothed, x=x)["y"], run(net, x=x)["y"], rtol=1e-4, atol=1e-4)
 
 
 def test_nothing_is_smoothed_without_outliers():
     """All channels alike; a block whose channels differ by chance gains too little, or nothing."""
-    found, samples = block(0.0)
+    net, samples = block(0.0)
     for value, weights in (("w", np.eye(16, 32, dtype=np.float32)), ("c", np.full(32, 5, np.float32))):
-        found.graph.initializers[value].const_value = ir.tensor(weights, name=value)
-    assert factors_of(found, samples) == {}
+        net.graph.initializers[value].const_value = ir.tensor(weights, name=value)
+    assert factors_of(net, samples) == {}
 
 
 def test_only_the_scaled_values_are_observed_again(monkeypatch):
     """The whole network was run once more for the ranges of one new value."""
-    found, samples = block()
-    smoothed = found.clone()
-    smooth_channels(smoothed, factors_of(found, samples))
-    first = observe(found, samples)
+    net, samples = block()
+    smoothed = net.clone()
+    smooth_channels(smoothed, factors_of(net, samples))
+    first = observe(net, samples)
     asked = []
     open_session = calibrate._session
     monkeypatch.setattr(
@@ -91,24 +91,24 @@ def test_only_the_scaled_values_are_observed_again(monkeypatch):
 
 
 def test_factors_of_another_graph_are_refused():
-    found, _ = block()
+    net, _ = block()
     for wrong in ({"no": (1.0,) * 32}, {"g": (1.0,) * 31}, {"g": (0.0,) * 32}):
         with pytest.raises(RequestError, match=r"^the smoothing of \w+ does not fit the graph; make"):
-            smooth_channels(found.clone(), wrong)
+            smooth_channels(net.clone(), wrong)
 
 
 def test_a_quantized_model_with_outliers_keeps_its_quality(tmp_path):
-    found, samples = block()
+    net, samples = block()
     other = [{"x": normals(3)(24, 5, 16)}]
-    table = auto_calibrate(found, QuantRecipe(), samples)
+    table = auto_calibrate(net, QuantRecipe(), samples)
     assert list(table.smoothing) == ["g"] and not table.keep_float
     table = CalibrationTable.load(table.save(tmp_path / "calibration.json"))
-    int8, report = quantize(found, QuantRecipe(), table)
-    plain = make_table(found, QuantRecipe(), samples)
-    before = output_sqnr(found, quantize(found, QuantRecipe(), plain)[0], other)
-    assert output_sqnr(found, int8, other) > before + 3
-    assert [each.precision for each in report.operators if each.type == "MatMul"] == ["int8"] * 4
-    assert not any(each.name.endswith(".smoothed") for each in report.operators)  # part of the layers
+    int8, report = quantize(net, QuantRecipe(), table)
+    plain = make_table(net, QuantRecipe(), samples)
+    before = output_sqnr(net, quantize(net, QuantRecipe(), plain)[0], other)
+    assert output_sqnr(net, int8, other) > before + 3
+    assert [op.precision for op in report.operators if op.type == "MatMul"] == ["int8"] * 4
+    assert not any(op.name.endswith(".smoothed") for op in report.operators)  # part of the layers
     with pytest.raises(RequestError, match="searched or corrected differently"):
         table.merge(replace(table, smoothing={}))
-    assert io.digest(quantize(found, QuantRecipe(), table)[0]) == io.digest(int8)
+    assert io.digest(quantize(net, QuantRecipe(), table)[0]) == io.digest(int8)

@@ -30,18 +30,18 @@ def samples(count=80, seed=1):
 def test_a_share_of_the_samples_is_held_back_drawn_evenly(count, held):
     judging, fitting = split_held_out(mlp(), samples(count), count)
     x = samples(count)[0]["x"]
-    found = np.concatenate([each["x"] for each in judging])
-    assert len(found) == held
+    judged = np.concatenate([batch["x"] for batch in judging])
+    assert len(judged) == held
     for _ in range(2):  # as often as is needed
-        rest = np.concatenate([each["x"] for each in fitting])
-        np.testing.assert_array_equal(np.sort(np.concatenate([found, rest]), axis=0), np.sort(x, axis=0))
+        fitted = np.concatenate([batch["x"] for batch in fitting])
+        np.testing.assert_array_equal(np.sort(np.concatenate([judged, fitted]), axis=0), np.sort(x, axis=0))
 
 
 def test_a_single_chunk_is_both():
     for count in (3, 8):
         judging, fitting = split_held_out(mlp(), samples(count), count)
-        for each in (judging, fitting):
-            np.testing.assert_array_equal(np.concatenate([part["x"] for part in each]), samples(count)[0]["x"])
+        for batches in (judging, fitting):
+            np.testing.assert_array_equal(np.concatenate([part["x"] for part in batches]), samples(count)[0]["x"])
 
 
 def test_few_samples_are_held_back_where_they_are_large(monkeypatch):
@@ -54,10 +54,14 @@ def spoiled(which):
     """`correct_table` whose corrections are far off."""
 
     def correct(float_model, recipe, table, batches, seconds, room, positions=None, int8=None):
-        found = correct_table(float_model, recipe, table, batches, seconds=seconds, room=room)
-        bias = {name: tuple(each + 3 for each in shift) for name, shift in {"h": (0.0,) * 16, **found.bias}.items()}
-        rounding = dict.fromkeys(found.rounding, next(iter(found.rounding.values())))
-        return replace(found, bias=bias if "bias" in which else found.bias, rounding=rounding | found.rounding)
+        corrected = correct_table(float_model, recipe, table, batches, seconds=seconds, room=room)
+        bias = {
+            name: tuple(offset + 3 for offset in shift) for name, shift in {"h": (0.0,) * 16, **corrected.bias}.items()
+        }
+        rounding = dict.fromkeys(corrected.rounding, next(iter(corrected.rounding.values())))
+        return replace(
+            corrected, bias=bias if "bias" in which else corrected.bias, rounding=rounding | corrected.rounding
+        )
 
     return correct
 
@@ -78,17 +82,19 @@ def test_plain_min_max_is_taken_where_all_else_loses(monkeypatch):
     chosen = module.Observation.table
 
     def table(self, observer="auto", *, symmetric=False):
-        found = chosen(self, observer, symmetric=symmetric)
+        original = chosen(self, observer, symmetric=symmetric)
         if observer == "minmax":
-            return found
-        tensors = {name: replace(each, low=each.low / 9, high=each.high / 9) for name, each in found.tensors.items()}
-        return replace(found, tensors=tensors)
+            return original
+        tensors = {
+            name: replace(tensor, low=tensor.low / 9, high=tensor.high / 9) for name, tensor in original.tensors.items()
+        }
+        return replace(original, tensors=tensors)
 
     monkeypatch.setattr(module.Observation, "table", table)
     monkeypatch.setattr(module, "correct_table", spoiled("bias"))
-    found = auto_calibrate(mlp(), QuantRecipe(), samples())
-    assert found.observer == "auto" and not found.bias
-    assert all((each.low, each.high) == (each.minimum, each.maximum) for each in found.tensors.values())
+    calibrated = auto_calibrate(mlp(), QuantRecipe(), samples())
+    assert calibrated.observer == "auto" and not calibrated.bias
+    assert all((tensor.low, tensor.high) == (tensor.minimum, tensor.maximum) for tensor in calibrated.tensors.values())
 
 
 def test_an_observer_that_was_asked_for_is_taken_and_without_corrections_none_is_tried():
@@ -108,9 +114,9 @@ def embedded():
         a = Gather(T, i) f = Flatten(a) c = Concat<axis=1>(f, x) h = Gemm<transB=1>(c, W, p) r = Clip(h, zero, six)
         y = Gemm<transB=1>(r, V) }"""
     constants = {"T": normal(50, 5), "W": normal(16, 13), "V": normal(4, 16), "p": normal(16) - 2}
-    found = model(text, **constants, zero=np.float32(0), six=np.float32(6))
+    net = model(text, **constants, zero=np.float32(0), six=np.float32(6))
     rng = np.random.default_rng(5)
-    return found, [{"i": rng.integers(0, 50, (80, 2)), "x": rng.standard_normal((80, 3)).astype(np.float32) ** 3}]
+    return net, [{"i": rng.integers(0, 50, (80, 2)), "x": rng.standard_normal((80, 3)).astype(np.float32) ** 3}]
 
 
 @pytest.mark.parametrize("net", [lambda: (mlp(), samples()), embedded])
@@ -119,8 +125,10 @@ def test_the_ranges_that_a_recipe_reads_are_those_that_change_the_file(net):
     table = observe(float_model, batches).table("minmax")
     digest = io.digest(quantize(float_model, QuantRecipe(), table)[0])
     changing = set()
-    for name, each in table.tensors.items():
-        narrow = replace(table, tensors=table.tensors | {name: replace(each, low=each.low / 2, high=each.high / 2)})
+    for name, tensor in table.tensors.items():
+        narrow = replace(
+            table, tensors=table.tensors | {name: replace(tensor, low=tensor.low / 2, high=tensor.high / 2)}
+        )
         if io.digest(quantize(float_model, QuantRecipe(), narrow)[0]) != digest:
             changing.add(name)
     assert changing == quantized_tensors(float_model, QuantRecipe())
@@ -133,16 +141,16 @@ def test_tensors_whose_range_no_recipe_reads_get_min_max_ranges_and_the_file_is_
     table = auto_calibrate(float_model, QuantRecipe(), batches)
     others = set(table.tensors) - quantized_tensors(equalized(float_model, {}, table.smoothing), QuantRecipe())
     assert others and all(
-        (each.low, each.high, each.method, each.histogram) == (each.minimum, each.maximum, "observed", None)
-        for each in map(table.tensors.__getitem__, others)
+        (tensor.low, tensor.high, tensor.method, tensor.histogram) == (tensor.minimum, tensor.maximum, "observed", None)
+        for tensor in map(table.tensors.__getitem__, others)
     )
     merged = table.merge(table).tensors
     for name in others:
         assert (merged[name].low, merged[name].high) == (table.tensors[name].low, table.tensors[name].high)
     monkeypatch.setattr(module, "quantized_tensors", lambda model, recipe: set(table.tensors))
     whole = auto_calibrate(float_model, QuantRecipe(), batches)
-    assert all(each.histogram for each in whole.tensors.values())
-    files = [io.digest(quantize(float_model, QuantRecipe(), each)[0]) for each in (table, whole)]
+    assert all(tensor.histogram for tensor in whole.tensors.values())
+    files = [io.digest(quantize(float_model, QuantRecipe(), candidate)[0]) for candidate in (table, whole)]
     assert files[0] == files[1]
 
 
@@ -152,35 +160,35 @@ def heavy_tailed():
     text = """(float[n,8] x, float[n,8] t) => (float[n,64] y) {
         a = MatMul(x, w) r = Relu(a) b = MatMul(r, v) c = MatMul(t, u) y = Add(b, c)
     }"""
-    found = model(text, w=normal(8, 64, scale=0.3), v=normal(64, 64, scale=0.2), u=normal(8, 64, scale=0.6))
-    for value in found.graph.outputs:
+    net = model(text, w=normal(8, 64, scale=0.3), v=normal(64, 64, scale=0.2), u=normal(8, 64, scale=0.6))
+    for value in net.graph.outputs:
         value.shape = None
     rng = np.random.default_rng(4)
     t = normals(2)(200, 8) * np.where(rng.random((200, 1)) < 0.15, 1, 0.004).astype(np.float32)
     t /= np.abs(t).mean()
-    return found, [{"x": normals(1)(200, 8), "t": t}]
+    return net, [{"x": normals(1)(200, 8), "t": t}]
 
 
 def test_a_correction_that_helps_is_kept():
-    found, feeds = heavy_tailed()
-    assert auto_calibrate(found, QuantRecipe(), feeds).rounding
+    net, feeds = heavy_tailed()
+    assert auto_calibrate(net, QuantRecipe(), feeds).rounding
 
 
 def test_a_layer_that_int8_hurts_stays_float_and_says_so(monkeypatch):
-    found, feeds = heavy_tailed()
+    net, feeds = heavy_tailed()
     monkeypatch.setattr(module, "GOAL", 90.0)  # never reached: as many as there is room for
-    table = auto_calibrate(found, QuantRecipe(), feeds)
+    table = auto_calibrate(net, QuantRecipe(), feeds)
     sizes = {"a": 8 * 64, "b": 64 * 64, "c": 8 * 64}
-    names = {str(node.name or node.outputs[0].name): node.outputs[0].name for node in found.graph}
+    names = {str(node.name or node.outputs[0].name): node.outputs[0].name for node in net.graph}
     kept = [names[name] for name in table.keep_float]
-    assert kept and sum(sizes[each] for each in kept) <= FLOAT_SHARE * sum(sizes.values())
-    int8, report = quantize(found, QuantRecipe(), table)
-    reasons = {each.name: each.reason for each in report.operators if each.precision == "float"}
+    assert kept and sum(sizes[layer] for layer in kept) <= FLOAT_SHARE * sum(sizes.values())
+    int8, report = quantize(net, QuantRecipe(), table)
+    reasons = {op.name: op.reason for op in report.operators if op.precision == "float"}
     assert all(
         reasons[name].startswith("int8 costs ") and reasons[name].endswith("SQNR here") for name in table.keep_float
     )
-    everything, _ = quantize(found, QuantRecipe(), replace(table, keep_float={}))
-    assert output_sqnr(found, int8, feeds) > output_sqnr(found, everything, feeds)
+    everything, _ = quantize(net, QuantRecipe(), replace(table, keep_float={}))
+    assert output_sqnr(net, int8, feeds) > output_sqnr(net, everything, feeds)
 
 
 def test_no_layer_stays_float_where_the_goal_is_met():
@@ -189,15 +197,15 @@ def test_no_layer_stays_float_where_the_goal_is_met():
 
 
 def test_the_same_samples_give_the_same_table():
-    found, feeds = heavy_tailed()
-    assert auto_calibrate(found, QuantRecipe(), feeds) == auto_calibrate(found, QuantRecipe(), feeds)
+    net, feeds = heavy_tailed()
+    assert auto_calibrate(net, QuantRecipe(), feeds) == auto_calibrate(net, QuantRecipe(), feeds)
 
 
 def test_the_model_itself_is_left_alone():
-    found = mlp()
-    before = run(found, x=samples()[0]["x"])["y"]
-    auto_calibrate(found, QuantRecipe(), samples())
-    np.testing.assert_array_equal(run(found, x=samples()[0]["x"])["y"], before)
+    net = mlp()
+    before = run(net, x=samples()[0]["x"])["y"]
+    auto_calibrate(net, QuantRecipe(), samples())
+    np.testing.assert_array_equal(run(net, x=samples()[0]["x"])["y"], before)
 
 
 BOXES = """(float[1,16] x) => (float[k,4] y) { b = Gemm(x, B) c = Reshape(b, rows) s = Gemm(x, S) t = Reshape(s, classes)
@@ -209,13 +217,13 @@ def test_outputs_as_many_as_were_found_are_judged_by_what_they_were_chosen_from(
     """Of an int8 detector NonMaxSuppression may leave more boxes, or fewer."""
     normal = normals(2)
     corners = np.tile(np.float32([0, 0, 1, 1]), 20) + np.repeat(np.arange(20, dtype=np.float32), 4) * 0.3
-    found = model(BOXES, B=normal(16, 80) * 0.01 + corners / 16, S=normal(16, 40), rows=np.array([1, 20, 4]),
+    net = model(BOXES, B=normal(16, 80) * 0.01 + corners / 16, S=normal(16, 40), rows=np.array([1, 20, 4]),
                   classes=np.array([1, 2, 20]), most=np.array([20]), overlap=np.float32([0.5]), least=np.float32([0.5]),
                   two=np.int64(2), zero=np.array([0]))  # fmt: skip
-    batches = [{"x": normals(each)(1, 16) + 1} for each in range(24)]
-    table = auto_calibrate(found, QuantRecipe(), batches)
-    int8, _ = quantize(found, QuantRecipe(), table)
-    assert 20 < output_sqnr(found, int8, batches) < 80
+    batches = [{"x": normals(seed)(1, 16) + 1} for seed in range(24)]
+    table = auto_calibrate(net, QuantRecipe(), batches)
+    int8, _ = quantize(net, QuantRecipe(), table)
+    assert 20 < output_sqnr(net, int8, batches) < 80
 
 
 def quantized_tables(monkeypatch):
@@ -275,21 +283,23 @@ def test_an_unknown_effort_is_named():
 def test_tables_that_differ_in_corrections_alone_are_quantized_once(monkeypatch):
     tables = quantized_tables(monkeypatch)
     table = auto_calibrate(mlp(), QuantRecipe(), samples(64), 64)
-    assert table.rounding and not any(each.bias or each.rounding for each in tables)
+    assert table.rounding and not any(tried.bias or tried.rounding for tried in tables)
     shared = module._Int8Models(Quantizer(mlp(), QuantRecipe()))
-    for each in (replace(table, bias={}, rounding={}), table, replace(table, bias={})):
-        assert io.digest(shared.of(each)) == io.digest(quantize(mlp(), QuantRecipe(), each)[0])
+    for candidate in (replace(table, bias={}, rounding={}), table, replace(table, bias={})):
+        assert io.digest(shared.of(candidate)) == io.digest(quantize(mlp(), QuantRecipe(), candidate)[0])
 
 
 def test_a_convolutional_network_is_smoothed_with_the_best_ranges_alone(monkeypatch):
     normal = normals(3)
-    found = model(
+    net = model(
         "(float[n,4,6,6] x) => (float[n,8] y) { a = Conv<pads = [1,1,1,1]>(x, w) b = Relu(a) c = Conv<pads = [1,1,1,1]>(b, v)"
         " d = Relu(c) p = GlobalAveragePool(d) f = Flatten(p) y = Gemm(f, u) }",
         w=normal(8, 4, 3, 3), v=normal(8, 8, 3, 3), u=normal(8, 8),
     )  # fmt: skip
     tried = quantized_tables(monkeypatch)
     monkeypatch.setattr(module, "splits_and_smoothing", lambda *_: ({}, {"f": (1.0,) * 7 + (0.5,)}))
-    auto_calibrate(found, QuantRecipe(), [{"x": normal(96, 4, 6, 6)}], 96, effort="default")
-    ranges = [tuple((each.low, each.high) for each in table.tensors.values()) for table in tried if table.smoothing]
+    auto_calibrate(net, QuantRecipe(), [{"x": normal(96, 4, 6, 6)}], 96, effort="default")
+    ranges = [
+        tuple((tensor.low, tensor.high) for tensor in table.tensors.values()) for table in tried if table.smoothing
+    ]
     assert len(set(ranges)) == 1

@@ -30,27 +30,27 @@ def test_minmax_sees_every_float_tensor_that_is_no_weight(rng):
     expected = {"x": batch["x"], "e": e, "a": a, "h": h, "r": np.maximum(h, 0), "y": 2 * np.maximum(h, 0)}
     assert list(table.tensors) == list(expected)
     for name, array in expected.items():
-        found = table.tensors[name]
-        np.testing.assert_allclose([found.minimum, found.maximum], [array.min(), array.max()], rtol=1e-5)
-        assert (found.low, found.high, found.count) == (found.minimum, found.maximum, array.size)
+        tensor = table.tensors[name]
+        np.testing.assert_allclose([tensor.minimum, tensor.maximum], [array.min(), array.max()], rtol=1e-5)
+        assert (tensor.low, tensor.high, tensor.count) == (tensor.minimum, tensor.maximum, array.size)
     assert (table.observer, table.samples, table.graph) == ("minmax", 100, io.digest(mlp()))
 
 
 def test_the_model_is_left_as_it_is(rng):
-    found = mlp()
-    before = io.digest(found)
-    calibrate(found, [samples(rng)])
-    assert io.digest(found) == before and [each.name for each in found.graph.outputs] == ["y"]
+    net = mlp()
+    before = io.digest(net)
+    calibrate(net, [samples(rng)])
+    assert io.digest(net) == before and [output.name for output in net.graph.outputs] == ["y"]
 
 
 @pytest.mark.parametrize("observer", OBSERVERS)
 def test_the_table_does_not_depend_on_batching(rng, observer):
     # nothing that an engine sums
     text = "(float[n,4] x, int64[n] i) => (float[n,4] y) { e = Gather(T, i) a = Add(x, e) y = Relu(a) }"
-    batch, found = samples(rng, 96), model(text, T=WEIGHTS["T"])
-    tables = [calibrate(found, cut(batch, *sizes), observer) for sizes in ([96], [32, 64], [1, 0, 95])]
+    batch, net = samples(rng, 96), model(text, T=WEIGHTS["T"])
+    tables = [calibrate(net, cut(batch, *sizes), observer) for sizes in ([96], [32, 64], [1, 0, 95])]
     assert tables[0] == tables[1] == tables[2]
-    assert {each.method for each in tables[0].tensors.values()} <= set(OBSERVERS) - {"auto"}
+    assert {tensor.method for tensor in tables[0].tensors.values()} <= set(OBSERVERS) - {"auto"}
 
 
 def test_the_samples_digest_tells_samples_apart(rng):
@@ -63,8 +63,8 @@ def test_the_samples_digest_tells_samples_apart(rng):
 def test_kl_is_narrower_than_minmax_where_there_are_outliers(rng):
     x = rng.standard_normal((4000, 4)).astype(np.float32)
     x[7, 2] = 60
-    found = calibrate(mlp(), [{"x": x, "i": np.zeros(4000, np.int64)}], "kl").tensors["x"]
-    assert found.maximum == 60 and found.high < 15
+    tensor = calibrate(mlp(), [{"x": x, "i": np.zeros(4000, np.int64)}], "kl").tensors["x"]
+    assert tensor.maximum == 60 and tensor.high < 15
 
 
 def test_a_model_without_shapes_is_calibrated_just_the_same(rng):
@@ -81,9 +81,9 @@ def test_memory_does_not_grow_with_the_number_of_samples(rng):
     def peak(batches):
         tracemalloc.start()
         calibrate(mlp(), (samples(rng, 2000) for _ in range(batches)), "minmax")
-        found = tracemalloc.get_traced_memory()[1]
+        memory = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        return found
+        return memory
 
     peak(1)
     assert peak(40) < 1.2 * peak(4)
@@ -115,31 +115,31 @@ def test_many_samples_at_once_run_in_parts(rng, monkeypatch):
 
 
 def test_inputs_without_a_common_batch_are_left_as_they_are(rng):
-    found = model("(float[n,4] x, float[4,3] w) => (float[n,3] y) { y = MatMul(x, w) }")
-    assert calibrate(found, [{"x": samples(rng, 9)["x"], "w": WEIGHTS["w"]}]).tensors["y"].count == 27
-    found = model("(float[n,4] x, float[k,3] w) => (float[n,3] y, float[k,3] z) { y = MatMul(x, w) z = Neg(w) }")
-    assert calibrate(found, [{"x": samples(rng, 9)["x"], "w": WEIGHTS["w"]}], max_memory=1).tensors["y"].count == 27
+    net = model("(float[n,4] x, float[4,3] w) => (float[n,3] y) { y = MatMul(x, w) }")
+    assert calibrate(net, [{"x": samples(rng, 9)["x"], "w": WEIGHTS["w"]}]).tensors["y"].count == 27
+    net = model("(float[n,4] x, float[k,3] w) => (float[n,3] y, float[k,3] z) { y = MatMul(x, w) z = Neg(w) }")
+    assert calibrate(net, [{"x": samples(rng, 9)["x"], "w": WEIGHTS["w"]}], max_memory=1).tensors["y"].count == 27
 
 
 def test_a_model_without_float32_activations():
-    found = model("(float16[n,4] x) => (float16[n,4] y) { y = Neg(x) }")
+    net = model("(float16[n,4] x) => (float16[n,4] y) { y = Neg(x) }")
     with pytest.raises(RequestError, match="^the model has no float32 activation to quantize; .*$"):
-        calibrate(found, [{"x": np.zeros((3, 4), np.float16)}])
+        calibrate(net, [{"x": np.zeros((3, 4), np.float16)}])
 
 
 def test_weights_stored_as_float16_are_no_activations(rng):
-    found = mlp()
-    edit.compress_fp16(found, minimum=1)
-    assert list(calibrate(found, [samples(rng)]).tensors) == ["x", "e", "a", "h", "r", "y"]
+    net = mlp()
+    edit.compress_fp16(net, minimum=1)
+    assert list(calibrate(net, [samples(rng)]).tensors) == ["x", "e", "a", "h", "r", "y"]
 
 
 @pytest.mark.parametrize("domain", ["com.example", ""])
 def test_a_model_that_onnxruntime_refuses(domain):
-    found = model("(float[n,4] x) => (float[n,4] y) { y = Neg(x) }")
-    found.graph[0].domain, found.graph[0].op_type = domain, "Unheard"
-    found.opset_imports[domain] = 17
+    net = model("(float[n,4] x) => (float[n,4] y) { y = Neg(x) }")
+    net.graph[0].domain, net.graph[0].op_type = domain, "Unheard"
+    net.opset_imports[domain] = 17
     with pytest.raises(RequestError, match="^onnxruntime cannot run the model, which calibration needs: .*Unheard.*$"):
-        calibrate(found, [{"x": np.zeros((3, 4), np.float32)}])
+        calibrate(net, [{"x": np.zeros((3, 4), np.float32)}])
 
 
 def test_what_onnxruntime_says_of_the_samples_is_not_cut_short(rng):
@@ -188,8 +188,8 @@ def test_infinity_within_the_samples_of_one_table_is_remembered_by_both(rng):
     net = model("(float[n,4] x, float[n,4] m) => (float[n,4] y) { a = Add(x, m) y = Softmax(a) }")
     x, m = (rng.standard_normal((20, 4)).astype(np.float32) for _ in range(2))
     tables = [
-        calibrate(net, [{"x": x, "m": each}])
-        for each in (m, np.where(np.eye(20, 4, dtype=bool), -np.inf, m).astype(np.float32))
+        calibrate(net, [{"x": x, "m": mask}])
+        for mask in (m, np.where(np.eye(20, 4, dtype=bool), -np.inf, m).astype(np.float32))
     ]
     assert set(tables[0].tensors) == {"x", "m", "a", "y"} and set(tables[1].tensors) == {"x", "y"}
     assert tables[0].merge(tables[1]).tensors.keys() == tables[1].merge(tables[0]).tensors.keys() == {"x", "y"}
@@ -212,9 +212,14 @@ def test_histograms_serve_every_observer_without_another_run(rng, monkeypatch):
     for observer in OBSERVERS:
         assert observation.table(observer).tensors == {
             name: TensorRange(
-                each.low, each.high, *choose(each, observer)[1:], each.count, choose(each, observer)[0], each.summary()
+                histogram.low,
+                histogram.high,
+                *choose(histogram, observer)[1:],
+                histogram.count,
+                choose(histogram, observer)[0],
+                histogram.summary(),
             )
-            for name, each in observation.histograms.items()
+            for name, histogram in observation.histograms.items()
         }
     low, high = (getattr(observation.table("auto", symmetric=True).tensors["x"], end) for end in ("low", "high"))
     assert low == -high and observation.table("kl", symmetric=True).tensors["r"] == observation.table("kl").tensors["r"]
@@ -222,8 +227,8 @@ def test_histograms_serve_every_observer_without_another_run(rng, monkeypatch):
 
 def test_fed_piece_by_piece_it_is_the_same(rng):
     batch, observation = samples(rng, 100), Observation(mlp())
-    for each in cut(batch, 30, 0, 70):
-        observation.feed(each)
+    for part in cut(batch, 30, 0, 70):
+        observation.feed(part)
     assert observation.table("kl") == calibrate(mlp(), cut(batch, 30, 0, 70), "kl")
     before = observation.table("minmax")
     observation.feed({name: 2 * array // 2 for name, array in batch.items()})
@@ -244,21 +249,21 @@ def test_fed_piece_by_piece_it_is_the_same(rng):
 )
 def test_less_memory_runs_fewer_samples_at_once_and_then_fewer_tensors(rng, fixed, memory, size, groups):
     text = f"(float[{fixed},4] x) => (float[{fixed},9] y) {{ a = Mul(x, two) b = Relu(a) c = MatMul(b, w) d = Relu(c) y = Add(d, two) }}"
-    found = model(text, two=np.float32(2), w=rng.standard_normal((4, 9)).astype(np.float32))
+    net = model(text, two=np.float32(2), w=rng.standard_normal((4, 9)).astype(np.float32))
     batch = {"x": samples(rng, 60)["x"]}
-    observation = observe(found, [batch], max_memory=memory)
-    assert list(observation._plans.values()) == [(size, [list(each) for each in groups])]
-    expected, table = calibrate(found, [batch], "minmax"), observation.table("minmax")
+    observation = observe(net, [batch], max_memory=memory)
+    assert list(observation._plans.values()) == [(size, [list(group) for group in groups])]
+    expected, table = calibrate(net, [batch], "minmax"), observation.table("minmax")
     assert table.samples_digest == expected.samples_digest
-    for name, each in table.tensors.items():
-        assert [each.low, each.high, each.count] == pytest.approx(
+    for name, tensor in table.tensors.items():
+        assert [tensor.low, tensor.high, tensor.count] == pytest.approx(
             [expected.tensors[name].low, expected.tensors[name].high, expected.tensors[name].count], rel=1e-6
         )
 
 
 def test_a_run_is_planned_anew_for_longer_samples():
-    found = model("(float[n,t] x) => (float[n,t] y) { y = Neg(x) }")
-    observation = Observation(found, max_memory=4000)
+    net = model("(float[n,t] x) => (float[n,t] y) { y = Neg(x) }")
+    observation = Observation(net, max_memory=4000)
     for length, size in ((100, 10), (1, 256), (400, 2)):
         observation.feed({"x": np.ones((512, length), np.float32)})
         assert list(observation._plans.values())[-1] == (size, [["y"]])
@@ -334,22 +339,22 @@ def test_memory_of_the_engine_is_bounded():
 @pytest.mark.parametrize("cuts", [(40,), (1, 7, 30, 40)])
 def test_means_of_the_extremes_of_samples(rng, cuts):
     x = rng.standard_normal((40, 3, 5)).astype(np.float32) * np.linspace(1, 9, 40, dtype=np.float32)[:, None, None]
-    found = model("(float[n,3,5] x) => (float[n,3,5] y) { r = Relu(x) s = Add(r, one) y = Neg(s) }", one=np.float32(1))
+    net = model("(float[n,3,5] x) => (float[n,3,5] y) { r = Relu(x) s = Add(r, one) y = Neg(s) }", one=np.float32(1))
     batches = [{"x": x[start:end]} for start, end in itertools.pairwise((0, *cuts))]
-    table = observe(found, batches).table_of_mean_extremes()
+    table = observe(net, batches).table_of_mean_extremes()
     expected = {"x": x, "r": np.maximum(x, 0), "s": np.maximum(x, 0) + 1, "y": -np.maximum(x, 0) - 1}
-    for name, each in table.tensors.items():
+    for name, tensor in table.tensors.items():
         rows = expected[name].reshape(40, -1)
         low, high = np.minimum(rows.min(axis=1), 0).mean(), np.maximum(rows.max(axis=1), 0).mean()
-        assert (each.low, each.high) == pytest.approx((low, high), rel=1e-5), name
-        assert (each.minimum, each.maximum) == pytest.approx((rows.min(), rows.max())), name
-    symmetric = observe(found, batches).table_of_mean_extremes(symmetric=True).tensors["x"]
+        assert (tensor.low, tensor.high) == pytest.approx((low, high), rel=1e-5), name
+        assert (tensor.minimum, tensor.maximum) == pytest.approx((rows.min(), rows.max())), name
+    symmetric = observe(net, batches).table_of_mean_extremes(symmetric=True).tensors["x"]
     assert symmetric.low == -symmetric.high and symmetric.high == pytest.approx(
         max(-table.tensors["x"].low, table.tensors["x"].high)
     )
 
 
 def test_a_tensor_without_sample_axis_has_one_mean_extreme_a_run(rng):
-    found = model("(float[n,4] x) => (float[4] y) { y = ReduceMax<axes = [0], keepdims = 0>(x) }")
-    table = observe(found, [{"x": np.full((9, 4), value, np.float32)} for value in (1, 0)])
+    net = model("(float[n,4] x) => (float[4] y) { y = ReduceMax<axes = [0], keepdims = 0>(x) }")
+    table = observe(net, [{"x": np.full((9, 4), value, np.float32)} for value in (1, 0)])
     assert table.table_of_mean_extremes().tensors["y"].high == 0.5

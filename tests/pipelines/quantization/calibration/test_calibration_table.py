@@ -75,9 +75,9 @@ def test_an_old_table_is_read_and_written_as_it_was(tmp_path):
     ranges = {"minimum": 0.0, "maximum": 1.0, "low": 0.0, "high": 0.5, "count": 3}
     table = {"graph": "a", "observer": "minmax", "samples": 1, "samples_digest": "d", "tensors": {"x": ranges}}
     (tmp_path / "old.json").write_text(json.dumps(table, indent=2) + "\n")
-    found = CalibrationTable.load(tmp_path / "old.json")
-    assert found.tensors["x"] == TensorRange(0.0, 1.0, 0.0, 0.5, 3)
-    assert found.save(tmp_path / "new.json").read_bytes() == (tmp_path / "old.json").read_bytes()
+    loaded = CalibrationTable.load(tmp_path / "old.json")
+    assert loaded.tensors["x"] == TensorRange(0.0, 1.0, 0.0, 0.5, 3)
+    assert loaded.save(tmp_path / "new.json").read_bytes() == (tmp_path / "old.json").read_bytes()
 
 
 def test_a_table_can_be_read_by_a_person(tmp_path):
@@ -129,8 +129,8 @@ def halves(rng, observer, **options):
     batch = samples(rng, 2000)
     batch["x"][7, 2] = 30
     return [
-        calibrate(mlp(), each, observer, **options)
-        for each in (cut(batch, 600, 1400)[:1], cut(batch, 600, 1400)[1:], [batch])
+        calibrate(mlp(), batches, observer, **options)
+        for batches in (cut(batch, 600, 1400)[:1], cut(batch, 600, 1400)[1:], [batch])
     ]
 
 
@@ -138,13 +138,13 @@ def test_tables_of_minmax_merge_to_that_of_all_samples(rng):
     one, other, both = halves(rng, "minmax")
     merged = one.merge(other)
     assert (merged.graph, merged.samples) == (both.graph, 2000) and list(merged.tensors) == list(both.tensors)
-    for name, each in both.tensors.items():
-        found = merged.tensors[name]
+    for name, tensor in both.tensors.items():
+        joined = merged.tensors[name]
         np.testing.assert_allclose(
-            found.histogram.counts, each.histogram.counts, atol=2
+            joined.histogram.counts, tensor.histogram.counts, atol=2
         )  # an engine sums other batches in another order
         ends = ("minimum", "maximum", "low", "high", "count")
-        assert [getattr(found, end) for end in ends] == pytest.approx([getattr(each, end) for end in ends], rel=1e-6)
+        assert [getattr(joined, end) for end in ends] == pytest.approx([getattr(tensor, end) for end in ends], rel=1e-6)
 
 
 @pytest.mark.parametrize("observer", ["kl", "auto"])
@@ -152,10 +152,10 @@ def test_a_merged_range_is_nearly_as_good_as_that_of_all_samples(rng, observer):
     one, other, both = halves(rng, observer)
     merged = one.merge(other)
     assert merged.tensors == other.merge(one).tensors and merged.samples_digest == other.merge(one).samples_digest
-    for name, each in both.tensors.items():
-        found = merged.tensors[name]
-        assert each.minimum <= found.low <= found.high <= each.maximum
-        assert 0.8 * (each.high - each.low) < found.high - found.low < 1.6 * (each.high - each.low)
+    for name, tensor in both.tensors.items():
+        joined = merged.tensors[name]
+        assert tensor.minimum <= joined.low <= joined.high <= tensor.maximum
+        assert 0.8 * (tensor.high - tensor.low) < joined.high - joined.low < 1.6 * (tensor.high - tensor.low)
 
 
 def test_tables_that_cannot_be_merged(rng):
@@ -168,7 +168,7 @@ def test_tables_that_cannot_be_merged(rng):
             other, observer="kl"
         ),
         "cannot merge a calibration table without histograms .*; make one of all samples.*": replace(
-            other, tensors={name: replace(each, histogram=None) for name, each in other.tensors.items()}
+            other, tensors={name: replace(tensor, histogram=None) for name, tensor in other.tensors.items()}
         ),
     }
     for what, table in refused.items():

@@ -28,28 +28,28 @@ def test_three_lines(rng, tmp_path):
         calibrator.feed(batch)
     report = calibrator.save(tmp_path / "int8.onnx")
     assert report.counts()["int8"] == 3 and report.recipe.observer == "auto" == calibrator.table().observer
-    x = np.concatenate([each["x"] for each in samples])
-    expected, found = (run(io.load(tmp_path / name), x=x)["y"] for name in ("model.onnx", "int8.onnx"))
-    assert 0 < np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
+    x = np.concatenate([batch["x"] for batch in samples])
+    expected, actual = (run(io.load(tmp_path / name), x=x)["y"] for name in ("model.onnx", "int8.onnx"))
+    assert 0 < np.abs(actual - expected).max() < 0.05 * np.abs(expected).max()
     first = (tmp_path / "int8.onnx").read_bytes()
     calibrator.save(tmp_path / "int8.onnx")
     assert (tmp_path / "int8.onnx").read_bytes() == first
 
 
 def test_a_model_in_memory_is_left_as_it_is(rng, tmp_path):
-    found = model(TEXT, **WEIGHTS)
-    before = io.digest(found)
-    calibrator = Calibrator(found, QuantRecipe(observer="kl", symmetric=True), max_memory="100MB")
+    net = model(TEXT, **WEIGHTS)
+    before = io.digest(net)
+    calibrator = Calibrator(net, QuantRecipe(observer="kl", symmetric=True), max_memory="100MB")
     calibrator.feed(batches(rng)[0])
     calibrator.save(tmp_path / "int8.onnx")
     x = calibrator.table().tensors["x"]
-    assert io.digest(found) == before and x.low == -x.high and x.method == "kl"
+    assert io.digest(net) == before and x.low == -x.high and x.method == "kl"
 
 
 def test_it_is_what_quantizing_the_file_on_these_samples_gives(rng, tmp_path):
-    samples, found = batches(rng), model(TEXT, **WEIGHTS)
+    samples, net = batches(rng), model(TEXT, **WEIGHTS)
     for recipe in (QuantRecipe(), QuantRecipe(search=True), QuantRecipe(correct=False)):
-        calibrator = Calibrator(found, recipe)
+        calibrator = Calibrator(net, recipe)
         for batch in samples:
             calibrator.feed(batch)
         calibrator.save(tmp_path / "int8.onnx")

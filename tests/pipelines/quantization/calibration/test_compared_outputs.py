@@ -40,10 +40,10 @@ def tokens(choice=NON_ZERO, limit=0.25, **more):
 @pytest.mark.parametrize("search", [False, True])
 @pytest.mark.parametrize(("choice", "more"), [(NON_ZERO, {}), (COMPRESS, {"start": np.int64(0), "step": np.int64(1)})])
 def test_layers_of_selected_rows_are_int8_and_compared(choice, more, search):
-    found, batches = tokens(choice, **more), [{"x": normals(seed)(16, 32)} for seed in range(4)]
-    int8, summary = quantized(found, batches, search=search)
+    net, batches = tokens(choice, **more), [{"x": normals(seed)(16, 32)} for seed in range(4)]
+    int8, summary = quantized(net, batches, search=search)
     assert summary["int8_layers"] == summary["layers"] == 4
-    compared = ComparedOutputs.of(found)
+    compared = ComparedOutputs.of(net)
     assert compared.outputs == (1, 0) and compared.varying == {
         1
     }  # the rows themselves, where both models chose as many
@@ -53,8 +53,8 @@ def test_layers_of_selected_rows_are_int8_and_compared(choice, more, search):
 
 
 def test_no_row_is_selected_by_any_sample():
-    found = tokens(limit=100)
-    int8, summary = quantized(found, [{"x": normals(0)(48, 32)}])
+    net = tokens(limit=100)
+    int8, summary = quantized(net, [{"x": normals(0)(48, 32)}])
     assert summary["int8_layers"] >= 2 and summary["sqnr_db"] > 30
     assert run(int8, x=normals(0)(3, 32))["chosen"].shape == (0, 8)
 
@@ -62,24 +62,24 @@ def test_no_row_is_selected_by_any_sample():
 def test_crops_of_a_two_stage_detector():
     normal = normals(3)
     weights = {"K": normal(8, 3, 3, 3) / 5, "k": normal(8), "L": normal(8, 8, 3, 3) / 8, "V": normal(8, 5)}
-    found = model(CROPS, **weights)
+    net = model(CROPS, **weights)
     batches = [{"x": normals(seed)(4, 3, 8, 8), "limit": np.array(0.05, np.float32)} for seed in range(8)]
-    assert any(run(found, **batch)["chosen"].shape[0] == 0 for batch in batches)
-    int8, summary = quantized(found, batches)
+    assert any(run(net, **batch)["chosen"].shape[0] == 0 for batch in batches)
+    int8, summary = quantized(net, batches)
     assert summary["int8_layers"] == summary["layers"] == 3 and 25 < summary["sqnr_db"] < 60
     for batch in batches:
-        assert run(int8, **batch)["chosen"].shape == run(found, **batch)["chosen"].shape
+        assert run(int8, **batch)["chosen"].shape == run(net, **batch)["chosen"].shape
 
 
 def test_a_sequence_is_compared_by_the_tensor_that_it_was_split_from():
     text = """(float[b,16] x) => (seq(float[b,k]) parts) <int64[2] sizes = {3, 9}> {
         g = Gemm(x, W) h = Relu(g) y = Gemm(h, V) parts = SplitToSequence<axis=1>(y, sizes) }"""
     normal = normals(4)
-    found = model(text, W=normal(16, 32) / 4, V=normal(32, 12) / 5)
+    net = model(text, W=normal(16, 32) / 4, V=normal(32, 12) / 5)
     batches = [{"x": normals(seed)(16, 16)} for seed in range(4)]
-    int8, summary = quantized(found, batches)
+    int8, summary = quantized(net, batches)
     assert summary["int8_layers"] == 2 and 30 < summary["sqnr_db"] < 60
-    assert ComparedOutputs.of(found).inner == ("y",)
+    assert ComparedOutputs.of(net).inner == ("y",)
     assert [part.shape for part in run(int8, **batches[0])["parts"]] == [(16, 3), (16, 9)]
 
 
@@ -88,27 +88,27 @@ def test_a_sequence_between_layers():
         g = Gemm(x, W) h = Relu(g) s = SplitToSequence<axis=1>(h, sizes) a = SequenceAt(s, one)
         c = ConcatFromSequence<axis=1>(s) d = Concat<axis=1>(a, c) y = Gemm(d, V) }"""
     normal = normals(5)
-    found = model(text, W=normal(16, 32) / 4, V=normal(59, 8) / 5)
-    _, summary = quantized(found, [{"x": normals(seed)(16, 16)} for seed in range(4)])
+    net = model(text, W=normal(16, 32) / 4, V=normal(59, 8) / 5)
+    _, summary = quantized(net, [{"x": normals(seed)(16, 16)} for seed in range(4)])
     assert summary["int8_layers"] == 2 and 30 < summary["sqnr_db"] < 60
 
 
 def test_class_numbers_alone_are_compared_by_their_logits():
     text = "(float[b,16] x) => (int64[b] label) { g = Gemm(x, W) p = Softmax(g) label = ArgMax<axis=1, keepdims=0>(p) }"
-    found = model(text, W=normals(6)(16, 8) / 4)
+    net = model(text, W=normals(6)(16, 8) / 4)
     batches = [{"x": normals(seed)(16, 16)} for seed in range(4)]
-    _, summary = quantized(found, batches)
-    assert ComparedOutputs.of(found).inner == ("g",)
+    _, summary = quantized(net, batches)
+    assert ComparedOutputs.of(net).inner == ("g",)
     assert 30 < summary["sqnr_db"] < 60  # None before: nothing was compared
 
 
 def test_half_outputs_are_compared():
     text = "(float[b,16] x) => (float16[b,8] y) { g = Gemm(x, W) y = Cast<to=10>(g) }"
-    found = model(text, W=normals(6)(16, 8) / 4)
+    net = model(text, W=normals(6)(16, 8) / 4)
     batches = [{"x": normals(seed)(16, 16)} for seed in range(4)]
-    _, summary = quantized(found, batches)
+    _, summary = quantized(net, batches)
     assert 30 < summary["sqnr_db"] < 60
-    assert output_sqnr(found, found, batches) == np.inf
+    assert output_sqnr(net, net, batches) == np.inf
 
 
 def test_tensors_that_only_exist_as_integers_are_dequantized():
@@ -116,9 +116,9 @@ def test_tensors_that_only_exist_as_integers_are_dequantized():
     text = """(float[8,b] x) => (float[k,8] y) <float limit = {0.1}, int64[1] flat = {-1}> {
         t = Transpose<perm=[1,0]>(x) a = Gemm(t, W) h = Relu(a) s = ReduceMean<axes=[1], keepdims=0>(h)
         m = Greater(s, limit) n = NonZero(m) i = Reshape(n, flat) r = Gather<axis=0>(h, i) y = Gemm(r, W) }"""
-    found = model(text, W=normals(6)(8, 8) / 3)
-    int8, summary = quantized(found, [{"x": normals(seed)(8, 16)} for seed in range(6)])
-    compared = ComparedOutputs.of(found)
+    net = model(text, W=normals(6)(8, 8) / 3)
+    int8, summary = quantized(net, [{"x": normals(seed)(8, 16)} for seed in range(6)])
+    compared = ComparedOutputs.of(net)
     assert "h" in compared.inner
     names = [str(value.name) for value in compared.cut(int8).graph.outputs]
     assert len(names) == len(compared.outputs) + len(compared.inner)

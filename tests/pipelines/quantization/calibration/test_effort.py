@@ -35,23 +35,23 @@ def network(name):
         arrays["w2"] *= np.exp(normal(32, 1, 1, 1))  # channels of different reach
         biases = {"b1": normal(32), "b2": normal(32), "b3": normal(8), "b4": normal(24), "c1": normal(10)}
         ends = {"zero": np.float32(0), "six": np.float32(6)}
-        return model(MOBILE, **arrays, **{key: each / 4 for key, each in biases.items()}, **ends), (8, 12, 12)
+        return model(MOBILE, **arrays, **{key: bias / 4 for key, bias in biases.items()}, **ends), (8, 12, 12)
     arrays = {"w1": normal(16, 32) / 4, "w2": normal(32, 16) / 6, "w3": normal(16, 8) / 4}
     return model(RESIDUAL, **arrays, b1=normal(32), b3=normal(8)), (6, 16)
 
 
 @pytest.mark.parametrize("name", ["mlp", "mobile", "residual"])
 def test_more_work_loses_nothing_and_the_least_is_no_worse_than_minmax(name):
-    found, shape = network(name)
+    net, shape = network(name)
 
     def drawn(count, seed):
         x = normals(seed)(count, *shape)
         return [{"x": x * np.linspace(0.5, 1.5, count, dtype=np.float32).reshape(-1, *[1] * len(shape))}]
 
     batches, other = drawn(384, 1), drawn(192, 2)
-    plain = calibrate(found, batches, "minmax")
-    tables = [plain, *(auto_calibrate(found, QuantRecipe(), batches, 384, effort=each) for each in EFFORTS)]
-    sqnr = [output_sqnr(found, quantize(found, QuantRecipe(), table)[0], other) for table in tables]
+    plain = calibrate(net, batches, "minmax")
+    tables = [plain, *(auto_calibrate(net, QuantRecipe(), batches, 384, effort=effort) for effort in EFFORTS)]
+    sqnr = [output_sqnr(net, quantize(net, QuantRecipe(), table)[0], other) for table in tables]
     assert list(EFFORTS) == ["fast", "default", "best"]
     for less, more in itertools.pairwise(sqnr):
         assert more > less - LESS, dict(zip(["minmax", *EFFORTS], sqnr, strict=True))

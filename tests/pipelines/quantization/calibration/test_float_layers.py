@@ -22,12 +22,12 @@ def branches():
         a = Conv<pads=[1,1,1,1]>(x, A, p) r = Relu(a) b = Conv<group=8, pads=[1,1,1,1]>(r, B, p) s = Add(b, r)
         m = GlobalAveragePool(s) f = Flatten(m) c = Gemm<transB=1>(f, C, q) t = Relu(c) d = MatMul(t, D) y = Add(d, q)
     }"""
-    found = model(
+    net = model(
         text, A=normal(8, 4, 3, 3), B=normal(8, 1, 3, 3), C=normal(6, 8), D=normal(6, 6), p=normal(8), q=normal(6)
     )
-    for node in found.graph:
+    for node in net.graph:
         node.name = node.outputs[0].name
-    return found, [{"x": normals(1)(8, 4, 8, 8)}, {"x": normals(2)(8, 4, 8, 8)}]
+    return net, [{"x": normals(1)(8, 4, 8, 8)}, {"x": normals(2)(8, 4, 8, 8)}]
 
 
 def edited(int8, float_model, kept):
@@ -37,10 +37,10 @@ def edited(int8, float_model, kept):
     for node in copy.graph:
         if node.name not in kept:
             continue
-        for at, x in enumerate(node.inputs):
+        for index, x in enumerate(node.inputs):
             quantize_node = x.producer().inputs[0].producer() if x is not None and x.producer() is not None else None
             if quantize_node is not None and quantize_node.op_type == "QuantizeLinear":
-                node.replace_input_with(at, quantize_node.inputs[0])
+                node.replace_input_with(index, quantize_node.inputs[0])
         exact = query.constant(weights[node.name])
         node.replace_input_with(1, edit.initializer(copy.graph, f"{node.name}.float", exact))
     return copy
@@ -48,14 +48,14 @@ def edited(int8, float_model, kept):
 
 @pytest.mark.parametrize("optimized", [False, True])
 def test_sessions_of_the_edited_protobuf_give_the_bits_of_edited_graphs(optimized):
-    found, batches = branches()
-    int8, _ = quantize(found, QuantRecipe(), calibrate(found, batches, "minmax"))
-    metric = OutputSqnr(found, batches, optimized)
-    trials = FloatLayers(metric, int8, found, LAYERS)
+    net, batches = branches()
+    int8, _ = quantize(net, QuantRecipe(), calibrate(net, batches, "minmax"))
+    metric = OutputSqnr(net, batches, optimized)
+    trials = FloatLayers(metric, int8, net, LAYERS)
     assert trials.sqnr((), slice(None)) == metric(int8)
     results = {()}
     for kept in (*((name,) for name in LAYERS), ("a", "b"), ("b", "d"), LAYERS):
-        expected = metric.of(metric.session(metric.cut(edited(int8, found, kept))), slice(None))
+        expected = metric.of(metric.session(metric.cut(edited(int8, net, kept))), slice(None))
         assert trials.sqnr(kept, slice(None)) == expected
         results.add(expected)
     assert len(results) == 8  # every layer counts
@@ -65,13 +65,13 @@ def test_sessions_of_the_edited_protobuf_give_the_bits_of_edited_graphs(optimize
 @pytest.mark.parametrize("room", [0, float_layers.HELD])
 def test_parts_of_a_model_give_the_bits_of_the_whole(monkeypatch, room):
     """Values between the parts are kept from the int8 model, or computed again where memory has no room for them."""
-    found, batches = branches()
-    int8, _ = quantize(found, QuantRecipe(), calibrate(found, batches, "minmax"))
-    metric = OutputSqnr(found, batches)
-    whole = FloatLayers(metric, int8, found, LAYERS)
+    net, batches = branches()
+    int8, _ = quantize(net, QuantRecipe(), calibrate(net, batches, "minmax"))
+    metric = OutputSqnr(net, batches)
+    whole = FloatLayers(metric, int8, net, LAYERS)
     monkeypatch.setattr(float_layers, "LAYERS_OF_A_PART", 2)
     monkeypatch.setattr(float_layers, "HELD", room)
-    parts = FloatLayers(metric, int8, found, LAYERS)
+    parts = FloatLayers(metric, int8, net, LAYERS)
     for kept in ((), *((name,) for name in LAYERS), ("a", "b"), ("a", "d"), LAYERS, ()):
         for used in (slice(1), slice(1, 2)):
             assert parts.sqnr(kept, used) == whole.sqnr(kept, used)
@@ -79,11 +79,11 @@ def test_parts_of_a_model_give_the_bits_of_the_whole(monkeypatch, room):
 
 def test_layers_of_one_part_open_and_run_no_other_part(monkeypatch):
     """Opening the whole network for each of 53 layers took a fifth of the time of a calibration of MobileNet-V2."""
-    found, batches = branches()
-    int8, _ = quantize(found, QuantRecipe(), calibrate(found, batches, "minmax"))
-    metric = OutputSqnr(found, batches, optimized=True)
+    net, batches = branches()
+    int8, _ = quantize(net, QuantRecipe(), calibrate(net, batches, "minmax"))
+    metric = OutputSqnr(net, batches, optimized=True)
     monkeypatch.setattr(float_layers, "LAYERS_OF_A_PART", 2)
-    trials, opened = FloatLayers(metric, int8, found, LAYERS), []
+    trials, opened = FloatLayers(metric, int8, net, LAYERS), []
     sqnr, session = metric(int8), metric.session
 
     def noted(part):
@@ -101,10 +101,10 @@ def test_layers_of_one_part_open_and_run_no_other_part(monkeypatch):
 
 def test_a_layer_in_float_costs_one_session_and_no_quantization(monkeypatch):
     """Quantizing and serializing anew for every layer took half of the time of a calibration."""
-    found, batches = branches()
-    observation = observe(found, batches)
+    net, batches = branches()
+    observation = observe(net, batches)
     table = observation.table("minmax")
-    metric = OutputSqnr(found, batches, optimized=True)
+    metric = OutputSqnr(net, batches, optimized=True)
     counts = {"session": 0, "serialized": 0, "quantize": 0}
 
     def counted(name, function):
@@ -117,10 +117,10 @@ def test_a_layer_in_float_costs_one_session_and_no_quantization(monkeypatch):
     monkeypatch.setattr(reference_session, "session", counted("session", reference_session.session))
     of = reference_session.Serialized.of
     monkeypatch.setattr(reference_session.Serialized, "of", counted("serialized", of))
-    quantizer = Quantizer(found, QuantRecipe())
+    quantizer = Quantizer(net, QuantRecipe())
     monkeypatch.setattr(Quantizer, "quantize", counted("quantize", Quantizer.quantize))
     monkeypatch.setattr(float_layers, "SENSITIVE", 1000.0)  # no layer gains as much
-    sqnr = metric(quantize(found, QuantRecipe(), table)[0])
+    sqnr = metric(quantize(net, QuantRecipe(), table)[0])
     counts.update(session=0, serialized=0)
     assert not leave_float(quantizer, table, metric, observation, sqnr, 90.0, False).keep_float
     assert counts == {"session": len(LAYERS) + 1, "serialized": 1, "quantize": 1}

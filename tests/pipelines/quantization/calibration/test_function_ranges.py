@@ -12,9 +12,9 @@ from pipelines.quantization.recipe import QuantRecipe
 
 
 def table_and_clipped(rng, body, low=-40.0, high=12.0):
-    found = model(f"(float[n,8] x) => (float[n,8] y) {{ {body} }}", 18)
-    table = calibrate(found, [{"x": rng.uniform(low, high, (64, 8)).astype(np.float32)}], observer="minmax")
-    return found, table, clip_to_functions(found, table)
+    net = model(f"(float[n,8] x) => (float[n,8] y) {{ {body} }}", 18)
+    table = calibrate(net, [{"x": rng.uniform(low, high, (64, 8)).astype(np.float32)}], observer="minmax")
+    return net, table, clip_to_functions(net, table)
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,9 @@ def table_and_clipped(rng, body, low=-40.0, high=12.0):
 )
 def test_a_range_ends_where_the_function_is_level(rng, body, low, high):
     _, table, clipped = table_and_clipped(rng, body)
-    found = clipped.tensors["a"]
-    assert low[0] <= found.low <= low[1] and high[0] <= found.high <= high[1]
-    assert (found.minimum, found.maximum) == (table.tensors["a"].minimum, table.tensors["a"].maximum)
+    tensor = clipped.tensors["a"]
+    assert low[0] <= tensor.low <= low[1] and high[0] <= tensor.high <= high[1]
+    assert (tensor.minimum, tensor.maximum) == (table.tensors["a"].minimum, table.tensors["a"].maximum)
     assert clipped.tensors["y"] == table.tensors["y"]
 
 
@@ -50,15 +50,15 @@ def test_a_range_ends_where_the_function_is_level(rng, body, low, high):
     ],
 )
 def test_tensors_that_others_read_keep_their_range(rng, body):
-    found, table, clipped = table_and_clipped(rng, body)
-    assert clipped.tensors["a"] == table.tensors["a"] or read_by(found.graph[0].outputs[0]) is not None
+    net, table, clipped = table_and_clipped(rng, body)
+    assert clipped.tensors["a"] == table.tensors["a"] or read_by(net.graph[0].outputs[0]) is not None
     if "Mul(b, x)" not in body:
         assert clipped.tensors == table.tensors
 
 
 def test_an_output_of_the_graph_keeps_its_range():
-    found = model("(float[n,8] x) => (float[n,8] a, float[n,8] y) { a = Identity(x) y = HardSwish(a) }")
-    assert read_by(found.graph[0].outputs[0]) is None
+    net = model("(float[n,8] x) => (float[n,8] a, float[n,8] y) { a = Identity(x) y = HardSwish(a) }")
+    assert read_by(net.graph[0].outputs[0]) is None
 
 
 def test_what_is_clipped_errs_by_less_than_a_step():
@@ -82,25 +82,25 @@ def silu(rng):
 
 def test_the_best_ranges_alone_are_narrowed_too(rng, monkeypatch):
     """Every candidate costs a session and its runs."""
-    found = silu(rng)
+    net = silu(rng)
     tables, function = [], Quantizer.quantize
     monkeypatch.setattr(Quantizer, "quantize", lambda self, table: (tables.append(table), function(self, table))[1])
     batches = [{"x": rng.standard_normal((96, 8, 6, 6)).astype(np.float32)}]
-    best = auto_calibrate(found, QuantRecipe(correct=False), batches, 96, effort="fast")
-    lows = [each.tensors["a"].low for each in tables]
+    best = auto_calibrate(net, QuantRecipe(correct=False), batches, 96, effort="fast")
+    lows = [table.tensors["a"].low for table in tables]
     assert sum(low > -8 for low in lows) == 1 < sum(low < -12 for low in lows)
     assert best.tensors["a"].low > -8
 
 
 def test_a_network_of_silu_loses_less(rng):
     """The weights are exact in int8, so that the range of `a` decides."""
-    found = silu(rng)
+    net = silu(rng)
     batches = [{"x": rng.standard_normal((16, 8, 6, 6)).astype(np.float32)}]
     recipe = QuantRecipe()
-    best = auto_calibrate(found, recipe, batches)
-    plain = calibrate(found, batches)
+    best = auto_calibrate(net, recipe, batches)
+    plain = calibrate(net, batches)
     x = rng.standard_normal((32, 8, 6, 6)).astype(np.float32)
-    exact = run(found, x=x)["y"]
-    errors = [np.square(run(quantize(found, recipe, each)[0], x=x)["y"] - exact).mean() for each in (best, plain)]
+    exact = run(net, x=x)["y"]
+    errors = [np.square(run(quantize(net, recipe, table)[0], x=x)["y"] - exact).mean() for table in (best, plain)]
     assert best.tensors["a"].low > -8 > -20 > plain.tensors["a"].low
     assert errors[0] < errors[1]

@@ -53,31 +53,31 @@ def split(name):
         "thirds": integers(4, 4, 4),
         "eights": integers(8, 8),
     }
-    used = {key: each for key, each in weights.items() if f" {key})" in text or f" {key}," in text}
+    used = {key: array for key, array in weights.items() if f" {key})" in text or f" {key}," in text}
     return model(text, **used), {"x": normal(20, 3, 8, 8)}
 
 
 @pytest.mark.parametrize("name", SPLITS)
 def test_parts_of_one_result_may_be_read_in_several_pieces(name):
-    found, feeds = split(name)
-    int8, _ = quantize(found, QuantRecipe(), calibrate(found, [feeds], "minmax"))
-    result, report = correct_layers(found, int8, [feeds])
-    assert all(not each.reason or "sum" in each.reason or "bias" in each.reason for each in report.layers)
-    exact, before, after = run(found, **feeds), run(int8, **feeds), run(result, **feeds)
+    net, feeds = split(name)
+    int8, _ = quantize(net, QuantRecipe(), calibrate(net, [feeds], "minmax"))
+    result, report = correct_layers(net, int8, [feeds])
+    assert all(not layer.reason or "sum" in layer.reason or "bias" in layer.reason for layer in report.layers)
+    exact, before, after = run(net, **feeds), run(int8, **feeds), run(result, **feeds)
     for key, value in exact.items():
-        errors = [float(np.square(value - each[key]).mean()) for each in (before, after)]
+        errors = [float(np.square(value - outputs[key]).mean()) for outputs in (before, after)]
         assert errors[1] < 1.1 * errors[0]
 
 
 @pytest.mark.parametrize("name", SPLITS)
 def test_each_layer_computes_what_the_whole_graph_does(name):
-    found, feeds = split(name)
-    expected = found.clone()
+    net, feeds = split(name)
+    expected = net.clone()
     layers = [node for node in expected.graph if node.op_type == "Conv"]
     expected.graph.outputs[:] = [node.outputs[0] for node in layers]
     wanted = run(expected, **feeds)
     with tempfile.TemporaryDirectory() as folder:
-        walk = LayerwiseRun(found, [layer.outputs[0].name for layer in layers], Path(folder))
+        walk = LayerwiseRun(net, [layer.outputs[0].name for layer in layers], Path(folder))
         walk.feed({"x": feeds["x"][:12]})
         walk.feed({"x": feeds["x"][12:]})
         for layer in layers:
@@ -88,11 +88,11 @@ def test_each_layer_computes_what_the_whole_graph_does(name):
 
 @pytest.mark.parametrize("held", [0, 5000, layerwise.HELD])
 def test_values_beyond_a_limit_of_memory_are_stored_on_disk(held, monkeypatch):
-    found, feeds = split("C2f")
+    net, feeds = split("C2f")
     monkeypatch.setattr(layerwise, "HELD", held)
-    layers = [node.outputs[0].name for node in found.graph if node.op_type == "Conv"]
+    layers = [node.outputs[0].name for node in net.graph if node.op_type == "Conv"]
     with tempfile.TemporaryDirectory() as folder:
-        walk = LayerwiseRun(found, layers, Path(folder))
+        walk = LayerwiseRun(net, layers, Path(folder))
         for start in range(0, 20, 4):
             walk.feed({"x": feeds["x"][start : start + 4]})
         files = 0
@@ -102,13 +102,13 @@ def test_values_beyond_a_limit_of_memory_are_stored_on_disk(held, monkeypatch):
             walk.add(walk.nodes[name], np.zeros(4), 1)
         assert bool(files) == (held < 1e6)
         assert walk._room >= 0
-        expected = run(found, **feeds)["y"]
-        assert np.array_equal(np.concatenate(list(walk.values(found.graph.outputs[0]))), expected)
+        expected = run(net, **feeds)["y"]
+        assert np.array_equal(np.concatenate(list(walk.values(net.graph.outputs[0]))), expected)
 
 
 def test_the_batch_that_a_chunk_is_cut_from_is_not_held():
-    found, feeds = split("C2f")
+    net, feeds = split("C2f")
     with tempfile.TemporaryDirectory() as folder:
-        walk = LayerwiseRun(found, [], Path(folder))
+        walk = LayerwiseRun(net, [], Path(folder))
         walk.feed({"x": feeds["x"][:4]})
-        assert not any(np.shares_memory(array, feeds["x"]) for array in walk.values(found.graph.inputs[0]))
+        assert not any(np.shares_memory(array, feeds["x"]) for array in walk.values(net.graph.inputs[0]))

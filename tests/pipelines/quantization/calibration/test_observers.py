@@ -31,10 +31,10 @@ from pipelines.quantization.qdq.scales import activation_qparams, quantization_e
 
 
 def histogram(*parts):
-    found = Histogram()
+    hist = Histogram()
     for part in parts:
-        found.add(np.asarray(part, np.float32))
-    return found
+        hist.add(np.asarray(part, np.float32))
+    return hist
 
 
 def state(found):
@@ -57,14 +57,14 @@ def test_histogram_does_not_depend_on_batching(x, data):
 
 @given(values | tame)
 def test_histogram_counts_every_value_in_its_bin(x):
-    found = histogram(*np.array_split(x, 3))
-    assert found.bins.sum() == found.count == len(x) and minmax_range(found) == (x.min(), x.max())
+    hist = histogram(*np.array_split(x, 3))
+    assert hist.bins.sum() == hist.count == len(x) and minmax_range(hist) == (x.min(), x.max())
     expected = np.zeros(2 * BINS, np.int64)
     for value in x.tolist():
-        expected[math.floor(value / found.width) + BINS] += 1
-    np.testing.assert_array_equal(found.bins, expected)
+        expected[math.floor(value / hist.width) + BINS] += 1
+    np.testing.assert_array_equal(hist.bins, expected)
     if x.any():  # the widest value lies in the outer half: no resolution is given away
-        assert BINS / 2 <= float(np.abs(x).max()) / found.width < BINS
+        assert BINS / 2 <= float(np.abs(x).max()) / hist.width < BINS
 
 
 @pytest.mark.parametrize("cuts", [(0, 24), (0, 1, 9, 24)])
@@ -81,8 +81,8 @@ def test_drawn_values_stand_for_all(rng, cuts):
     for method in ("percentile", "mse"):
         assert choose(drawn, method)[1:] == pytest.approx(choose(every, method)[1:], rel=0.1), method
     share = [
-        1 - each.bins[abs(np.arange(-2048, 2048) + 0.5) * each.width < 4].sum() / each.counted
-        for each in (drawn, every)
+        1 - hist.bins[abs(np.arange(-2048, 2048) + 0.5) * hist.width < 4].sum() / hist.counted
+        for hist in (drawn, every)
     ]
     assert share[0] == pytest.approx(share[1], rel=0.25)
 
@@ -105,21 +105,21 @@ def test_histogram_grows_by_merging_neighbours():
 
 @pytest.mark.parametrize("x", [[0.0], [-0.0, 0.0], [1e-45], [-3.4e38, 3.4e38], [1.0, 2.0, 4.0], [2048.0, -2048.0]])
 def test_histogram_of_extremes(x):
-    found = histogram(x)
-    assert found.bins.sum() == len(x) and minmax_range(found) == (np.float32(min(x)), np.float32(max(x)))
+    hist = histogram(x)
+    assert hist.bins.sum() == len(x) and minmax_range(hist) == (np.float32(min(x)), np.float32(max(x)))
 
 
 def test_histogram_of_nothing():
-    found = histogram(np.zeros((0, 3)))
-    assert found.count == 0 and found.bins.sum() == 0
+    hist = histogram(np.zeros((0, 3)))
+    assert hist.count == 0 and hist.bins.sum() == 0
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_histogram_remembers_what_is_no_number(bad):
-    found = Histogram()
+    hist = Histogram()
     for values in ([1.0], [1.0, bad, 2.0], [3.0]):
-        found.add(np.array(values, np.float32))
-    assert not found.finite and found.count == 1 and histogram([1.0]).finite
+        hist.add(np.array(values, np.float32))
+    assert not hist.finite and hist.count == 1 and histogram([1.0]).finite
 
 
 # --- kl
@@ -131,7 +131,7 @@ def migacz(bins, zero, levels):
 
     bins: counts; bins[zero:] are not negative (all of them, where |x| is quantized).
     """
-    first, end = next(i for i, each in enumerate(bins) if each), max(i for i, each in enumerate(bins) if each) + 1
+    first, end = next(i for i, count in enumerate(bins) if count), max(i for i, count in enumerate(bins) if count) + 1
     first, end = min(first, zero), max(end, zero)
     divergences = {}
     for i in range(128, max(zero - first, end - zero) + 1):
@@ -148,9 +148,9 @@ def migacz(bins, zero, levels):
             filled = [j for j in merged if reference[j]]
             for j in filled:
                 candidate[j] = sum(inside[k] for k in merged) / len(filled)
-        p = [each / sum(reference) for each in reference]
-        q = [each / sum(candidate) for each in candidate]
-        smallest = min(each for each in q if each > 0)
+        p = [count / sum(reference) for count in reference]
+        q = [count / sum(candidate) for count in candidate]
+        smallest = min(share for share in q if share > 0)
         divergences[i] = sum(x * math.log(x / max(y, smallest)) for x, y in zip(p, q, strict=True) if x > 0)
     return min(divergences, key=lambda i: (divergences[i], i))
 
@@ -172,51 +172,51 @@ def counts_of(shape, used, seed):
 
 def crafted(positive, negative=()):
     """A histogram with these counts of bins from zero on, upwards and downwards."""
-    found = Histogram()
-    found.exponent = -5
-    found.bins[BINS : BINS + len(positive)] = positive
-    found.bins[BINS - len(negative) : BINS] = np.asarray(negative, np.int64)[::-1]
-    found.count = int(found.bins.sum())
-    found.low, found.high = -len(negative) * found.width, len(positive) * found.width
-    return found
+    hist = Histogram()
+    hist.exponent = -5
+    hist.bins[BINS : BINS + len(positive)] = positive
+    hist.bins[BINS - len(negative) : BINS] = np.asarray(negative, np.int64)[::-1]
+    hist.count = int(hist.bins.sum())
+    hist.low, hist.high = -len(negative) * hist.width, len(positive) * hist.width
+    return hist
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_kl_of_one_tail_is_that_of_the_paper(shape):
     counts = counts_of(shape, 340, 1)
-    found = crafted(counts)
-    threshold = (migacz(counts.tolist(), 0, 256) + 0.5) * found.width
-    assert kl_range(found) == (0, min(threshold, found.high))
+    hist = crafted(counts)
+    threshold = (migacz(counts.tolist(), 0, 256) + 0.5) * hist.width
+    assert kl_range(hist) == (0, min(threshold, hist.high))
     mirrored = crafted([], counts)
-    assert kl_range(mirrored) == (-min(threshold, found.high), 0)
+    assert kl_range(mirrored) == (-min(threshold, hist.high), 0)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_kl_of_both_tails_is_that_of_the_paper(shape, symmetric):
     positive, negative = counts_of(shape, 230, 2), counts_of(shape, 190, 3)
-    found = crafted(positive, negative)
+    hist = crafted(positive, negative)
     if symmetric:
         both = positive.copy()
         both[:190] += negative
-        threshold = min((migacz(both.tolist(), 0, 128) + 0.5) * found.width, found.high)
-        assert kl_range(found, symmetric=True) == (-threshold, threshold)
+        threshold = min((migacz(both.tolist(), 0, 128) + 0.5) * hist.width, hist.high)
+        assert kl_range(hist, symmetric=True) == (-threshold, threshold)
     else:
-        threshold = (migacz([*negative.tolist()[::-1], *positive.tolist()], 190, 256) + 0.5) * found.width
-        assert kl_range(found) == (max(-threshold, found.low), min(threshold, found.high))
+        threshold = (migacz([*negative.tolist()[::-1], *positive.tolist()], 190, 256) + 0.5) * hist.width
+        assert kl_range(hist) == (max(-threshold, hist.low), min(threshold, hist.high))
 
 
 def test_kl_clips_far_outliers(rng):
     bell = rng.normal(0, 1, 200_000)
-    found = histogram(bell, [40.0, -35.0])
-    low, high = kl_range(found)
-    assert minmax_range(found) == (-35, 40)
+    hist = histogram(bell, [40.0, -35.0])
+    low, high = kl_range(hist)
+    assert minmax_range(hist) == (-35, 40)
     assert 3 < high < 12 and -12 < low < -3 and low == -high
 
 
 def test_kl_clips_on_the_far_side_only(rng):
-    found = histogram(np.maximum(rng.normal(0, 1, 200_000), -0.5), [40.0])
-    low, high = kl_range(found)
+    hist = histogram(np.maximum(rng.normal(0, 1, 200_000), -0.5), [40.0])
+    low, high = kl_range(hist)
     assert low == -0.5 and 2 < high < 20
 
 
@@ -228,8 +228,8 @@ def test_kl_of_a_relu_ignores_its_zeros(rng):
 
 
 def test_kl_keeps_nearly_all_of_what_is_spread_evenly(rng):
-    found = histogram(rng.uniform(-1, 1, 200_000))
-    low, high = kl_range(found)
+    hist = histogram(rng.uniform(-1, 1, 200_000))
+    low, high = kl_range(hist)
     assert -1 <= low < -0.98 and 0.98 < high <= 1
 
 
@@ -239,10 +239,10 @@ def test_kl_keeps_99_percent_and_never_widens(seed, positive):
     rng = np.random.default_rng(seed)
     x = rng.standard_t(2, 3000) * 10.0 ** rng.uniform(-3, 3) + rng.normal(0, 3)
     x = np.abs(x) if positive else x
-    found = histogram(x)
-    low, high = kl_range(found)
-    assert found.low <= low <= high <= found.high
-    assert ((x >= low - found.width) & (x <= high + found.width)).mean() >= KEPT - 1e-9
+    hist = histogram(x)
+    low, high = kl_range(hist)
+    assert hist.low <= low <= high <= hist.high
+    assert ((x >= low - hist.width) & (x <= high + hist.width)).mean() >= KEPT - 1e-9
 
 
 @pytest.mark.parametrize("x", [[0.0], [5.0], [-5.0], [0.0, 0.0, 3.0]])
@@ -256,8 +256,8 @@ def test_kl_leaves_the_bound_of_a_clamp_where_it_is(rng):
     assert 0.001 < (x == 6).mean() < 0.01  # less than what may be clipped
     assert kl_range(histogram(x)) == (0, 6)
     bins = histogram(x).bins
-    found = histogram(np.clip(rng.normal(0, 1, 300_000), -8, 2.5), [-8.0])
-    assert bins[BINS + 1536] == (x == 6).sum() and kl_range(found)[1] == 2.5 and -6 < kl_range(found)[0] < -3
+    hist = histogram(np.clip(rng.normal(0, 1, 300_000), -8, 2.5), [-8.0])
+    assert bins[BINS + 1536] == (x == 6).sum() and kl_range(hist)[1] == 2.5 and -6 < kl_range(hist)[0] < -3
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -265,10 +265,10 @@ def test_kl_leaves_the_bound_of_a_clamp_where_it_is(rng):
 def test_a_spike_at_the_last_bins(sign, below):
     """All values lie in the last bin on their side of zero, or in one with fewer than eight behind it."""
     x = np.full(1000, sign * (BINS - 0.5 - below))
-    found = histogram(x)
-    assert found.used[0] in (2 * BINS - 1 - below, below) and found.width == 1
+    hist = histogram(x)
+    assert hist.used[0] in (2 * BINS - 1 - below, below) and hist.width == 1
     for observer in ("kl", "auto"):
-        low, high = choose(found, observer)[1:]
+        low, high = choose(hist, observer)[1:]
         assert low == high == x[0]
 
 
@@ -297,9 +297,9 @@ def percentile_reference(x, width, symmetric):
 def test_percentile_is_that_of_the_reference(rng, kind, symmetric):
     x = rng.standard_t(3, 100 if kind == "few" else 50_000).astype(np.float32)
     x = {"positive": np.abs(x), "negative": -np.abs(x)}.get(kind, x)
-    found = histogram(x)
-    assert percentile_range(found, symmetric) == pytest.approx(
-        percentile_reference(x.astype(float), found.width, symmetric)
+    hist = histogram(x)
+    assert percentile_range(hist, symmetric) == pytest.approx(
+        percentile_reference(x.astype(float), hist.width, symmetric)
     )
 
 
@@ -337,8 +337,8 @@ def error_reference(found, low, high):
 
 @pytest.mark.parametrize(("low", "high"), [(-3.0, 5.0), (0.0, 2.0), (-1.3, 0.0), (-9.0, 9.0), (0.5, 1.0), (0.0, 0.0)])
 def test_error_is_that_of_the_reference(rng, low, high):
-    found = histogram(rng.normal(0, 2, 500), [0.0] * 70)
-    assert error(found, low, high) == pytest.approx(error_reference(found, low, high), rel=1e-4)
+    hist = histogram(rng.normal(0, 2, 500), [0.0] * 70)
+    assert error(hist, low, high) == pytest.approx(error_reference(hist, low, high), rel=1e-4)
 
 
 @pytest.mark.parametrize("share", [0.3, 0.7, 1.0])
@@ -373,7 +373,7 @@ def mse_reference(found, symmetric):
 
 def error_of(found, low, high, symmetric=False):
     """As `error_reference`, but exact: every bin is cut where the rounding changes."""
-    scale, zero = (float(each) for each in activation_qparams(TensorRange(low, high, low, high, 1), symmetric))
+    scale, zero = (float(number) for number in activation_qparams(TensorRange(low, high, low, high, 1), symmetric))
     total = 0.0
     for i in np.flatnonzero(found.bins).tolist():
         if not (count := int(found.bins[i]) - (found.zeros if i == BINS else 0)):
@@ -391,11 +391,11 @@ def error_of(found, low, high, symmetric=False):
 @pytest.mark.parametrize("change", [np.positive, np.abs, lambda x: -np.abs(x)], ids=["both", "positive", "negative"])
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_mse_is_that_of_the_reference(rng, change, symmetric):
-    found = histogram(change(rng.standard_t(2, 90)), [0.0, 0.0])
-    found.low, found.high = (
-        float(end(each / found.width)) * found.width for end, each in ((np.floor, found.low), (np.ceil, found.high))
+    hist = histogram(change(rng.standard_t(2, 90)), [0.0, 0.0])
+    hist.low, hist.high = (
+        float(end(bound / hist.width)) * hist.width for end, bound in ((np.floor, hist.low), (np.ceil, hist.high))
     )
-    assert mse_range(found, symmetric) == pytest.approx(mse_reference(found, symmetric))
+    assert mse_range(hist, symmetric) == pytest.approx(mse_reference(hist, symmetric))
 
 
 @pytest.mark.parametrize("shape", ["normal", "tail", "shifted"])
@@ -406,23 +406,23 @@ def test_mse_leaves_out_ranges_that_clip_more_than_the_least_error(rng, monkeypa
         "tail": rng.standard_t(2, 20_000),
         "shifted": rng.exponential(1, 20_000) - 0.3,
     }
-    found, tried = histogram(x[shape]), []
+    hist, tried = histogram(x[shape]), []
     function = observers.quantization_errors
     monkeypatch.setattr(
         observers, "quantization_errors", lambda *args: (tried.append(len(args[3])), function(*args))[1]
     )
     for symmetric in (False, True):
-        pruned, count = mse_range(found, symmetric), sum(tried)
+        pruned, count = mse_range(hist, symmetric), sum(tried)
         monkeypatch.setattr(observers, "TRIED", MSE_RATIOS)
-        assert mse_range(found, symmetric) == pruned
+        assert mse_range(hist, symmetric) == pruned
         assert count < 0.8 * (sum(tried) - count)
         monkeypatch.setattr(observers, "TRIED", 8)
         tried.clear()
 
 
 def test_mse_clips_a_long_tail_and_no_even_spread(rng):
-    found = histogram(rng.normal(0, 1, 200_000), [12.0])
-    assert 3 < mse_range(found)[1] < 10 and -6 < mse_range(found)[0] < -3
+    hist = histogram(rng.normal(0, 1, 200_000), [12.0])
+    assert 3 < mse_range(hist)[1] < 10 and -6 < mse_range(hist)[0] < -3
     even = histogram(rng.uniform(0, 1, 200_000))
     assert mse_range(even) == minmax_range(even)
 
@@ -436,13 +436,13 @@ def test_auto_is_the_best_of_all_and_never_wider_than_what_was_seen(seed, kind):
     rng = np.random.default_rng(seed)
     x = rng.standard_t(2, 3000) * 10.0 ** rng.uniform(-3, 3) + rng.normal(0, 3)
     x = {"positive": np.abs(x), "negative": -np.abs(x), "relu6": np.clip(x, 0, 6)}.get(kind, x)
-    found = histogram(x)
-    chosen = {name: choose(found, name) for name in RANGES}
-    method, low, high = choose(found, "auto")
+    hist = histogram(x)
+    chosen = {name: choose(hist, name) for name in RANGES}
+    method, low, high = choose(hist, "auto")
     assert chosen[method] == (method, low, high)
-    assert error(found, low, high) == min(error(found, *each[1:]) for each in chosen.values())
+    assert error(hist, low, high) == min(error(hist, *choice[1:]) for choice in chosen.values())
     for _, a, b in chosen.values():
-        assert found.low <= a <= b <= found.high
+        assert hist.low <= a <= b <= hist.high
 
 
 @pytest.mark.parametrize("observer", OBSERVERS)
@@ -472,20 +472,23 @@ def test_an_unknown_observer():
 
 @given(values | tame)
 def test_a_summary_counts_every_value_in_few_bins(x):
-    found = histogram(x).summary()
+    summary = histogram(x).summary()
     assert (
-        len(found.counts) <= SUMMARY and found.counts[0] > 0 and found.counts[-1] > 0 and found.zeros == (x == 0).sum()
+        len(summary.counts) <= SUMMARY
+        and summary.counts[0] > 0
+        and summary.counts[-1] > 0
+        and summary.zeros == (x == 0).sum()
     )
     expected = [
-        ((x >= found.start + i * found.width) & (x < found.start + (i + 1) * found.width)).sum()
-        for i in range(len(found.counts))
+        ((x >= summary.start + i * summary.width) & (x < summary.start + (i + 1) * summary.width)).sum()
+        for i in range(len(summary.counts))
     ]
-    assert list(found.counts) == expected
+    assert list(summary.counts) == expected
 
 
 @given(values | tame, values | tame)
 def test_summaries_merge_to_that_of_all_values(x, y):
-    one, other, both = (histogram(*each).summary() for each in ([x], [y], [x, y]))
+    one, other, both = (histogram(*parts).summary() for parts in ([x], [y], [x, y]))
     merged = one.merge(other)
     assert merged == other.merge(one) and len(merged.counts) <= SUMMARY
     assert (sum(merged.counts), merged.zeros) == (sum(both.counts), both.zeros) and merged.width >= both.width
@@ -504,11 +507,11 @@ def spread(summary):
 
 
 def test_the_density_of_a_summary_gives_about_the_same_error(rng):
-    found = histogram(np.maximum(rng.normal(0, 1, 100_000), 0))
-    edges, counts = found.summary().density(found.low, found.high)
-    for high in (found.high, 3.0, 2.0):
-        assert quantization_errors(edges, counts, found.count, 0.0, high) == pytest.approx(
-            error(found, 0.0, high), rel=0.1
+    hist = histogram(np.maximum(rng.normal(0, 1, 100_000), 0))
+    edges, counts = hist.summary().density(hist.low, hist.high)
+    for high in (hist.high, 3.0, 2.0):
+        assert quantization_errors(edges, counts, hist.count, 0.0, high) == pytest.approx(
+            error(hist, 0.0, high), rel=0.1
         )
 
 

@@ -27,40 +27,43 @@ def far(rng, samples):
 
 def made(rng, text):
     normal = normals(rng)
-    found = model(text, V=np.eye(16, dtype=np.float32), W=normal(16, 16), zero=np.float32(0), six=np.float32(6))
-    return found, far(rng, 32)
+    net = model(text, V=np.eye(16, dtype=np.float32), W=normal(16, 16), zero=np.float32(0), six=np.float32(6))
+    return net, far(rng, 32)
 
 
 def test_far_values_that_a_clip_cuts_give_way(rng):
-    found, feeds = made(rng, LATE)
-    table = calibrate(found, [feeds], "minmax")
-    better = search_ranges(found, RECIPE, table, [feeds])
+    net, feeds = made(rng, LATE)
+    table = calibrate(net, [feeds], "minmax")
+    better = search_ranges(net, RECIPE, table, [feeds])
     assert better.tensors["x"].high < 0.6 * table.tensors["x"].high
     assert better.tensors["x"].method.startswith("minmax x 0.")
     unseen = far(rng, 200)
-    before, after = (output_sqnr(found, quantize(found, RECIPE, each)[0], [unseen]) for each in (table, better))
+    before, after = (output_sqnr(net, quantize(net, RECIPE, candidate)[0], [unseen]) for candidate in (table, better))
     assert after > before + 3
 
 
 def test_what_counts_stays_and_a_range_too_narrow_is_widened(rng, normal):
-    found = model("(float[N,16] x) => (float[N,16] y) { y = Gemm(x, W) }", W=normal(16, 16))
+    net = model("(float[N,16] x) => (float[N,16] y) { y = Gemm(x, W) }", W=normal(16, 16))
     feeds = {"x": rng.uniform(-1, 1, (32, 16)).astype(np.float32)}
-    table = calibrate(found, [feeds], "minmax")
-    assert search_ranges(found, RECIPE, table, [feeds]) == table
+    table = calibrate(net, [feeds], "minmax")
+    assert search_ranges(net, RECIPE, table, [feeds]) == table
     narrow = replace(
         table,
-        tensors={name: replace(each, low=each.low / 1.6, high=each.high / 1.6) for name, each in table.tensors.items()},
+        tensors={
+            name: replace(tensor, low=tensor.low / 1.6, high=tensor.high / 1.6)
+            for name, tensor in table.tensors.items()
+        },
     )
-    assert search_ranges(found, RECIPE, narrow, [feeds]).tensors["x"].high == pytest.approx(table.tensors["x"].high)
+    assert search_ranges(net, RECIPE, narrow, [feeds]).tensors["x"].high == pytest.approx(table.tensors["x"].high)
 
 
 def test_a_softmax_is_looked_behind_and_idle_tensors_are_left_alone(normal):
     text = "(float[N,16] x) => (float[N,16] y, float[N,16] z) { h = Gemm(x, W)\n y = Softmax(h)\n z = Identity(x) }"
-    found = model(text, W=1e-6 * normal(16, 16))
+    net = model(text, W=1e-6 * normal(16, 16))
     feeds = {"x": normal(8, 16)}
-    table = calibrate(found, [feeds], "minmax")
-    assert set(search_ranges(found, RECIPE, table, [feeds]).tensors) == set(table.tensors)
-    assert run(found, **feeds)["y"].shape == (8, 16)
+    table = calibrate(net, [feeds], "minmax")
+    assert set(search_ranges(net, RECIPE, table, [feeds]).tensors) == set(table.tensors)
+    assert run(net, **feeds)["y"].shape == (8, 16)
 
 
 def test_infinity_before_a_softmax_does_not_count(normal):

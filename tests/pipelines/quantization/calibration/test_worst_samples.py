@@ -28,7 +28,7 @@ def test_the_lowest_are_the_worst_of_all_samples(count, worst):
     samples = [{"x": normals(3)(count, 8)}]
     int8, _ = quantize(mlp(), QuantRecipe(), make_table(mlp(), QuantRecipe(correct=False), samples))
     expected = np.sort(single(mlp(), int8, samples[0]["x"]))[:worst].mean()
-    metric = OutputSqnr(mlp(), [{"x": samples[0]["x"][at : at + 8]} for at in range(0, count, 8)])
+    metric = OutputSqnr(mlp(), [{"x": samples[0]["x"][start : start + 8]} for start in range(0, count, 8)])
     errors = metric.errors(session := metric.open(int8), slice(1))
     errors.add(metric.errors(session, slice(1, None)))  # in parts
     assert errors.worst == pytest.approx(expected, rel=1e-4)
@@ -47,7 +47,7 @@ def test_the_lowest_are_the_worst_of_all_samples(count, worst):
 )
 def test_close_candidates_are_chosen_by_their_worst_samples(sqnr, worst, best, monkeypatch):
     monkeypatch.setattr(auto_calibration, "_is_plain", lambda table: False)
-    tables, errors = [str(number) for number in range(3)], [of_decibel(each, each) for each in sqnr]
+    tables, errors = [str(number) for number in range(3)], [of_decibel(ratio, ratio) for ratio in sqnr]
     chosen = auto_calibration._best(tables, errors, lambda close: [worst[int(name)] for name in close])
     assert chosen == (str(best), errors[best])
     assert auto_calibration._best(tables, errors, None)[0] == str(np.argmax(sqnr) if max(sqnr) > sqnr[0] + 1 else 0)

@@ -107,17 +107,17 @@ CASES = {
 def test_operators_run_in_int8_in_both_engines(normal, tmp_path, name):
     body, wanted, least = CASES[name]
     report, ran = check(image(body), least, tmp_path, x=normal(16, 3, 8, 8))
-    assert [each.type for each in report.operators if each.precision != "int8"] == ["Neg"], report
+    assert [op.type for op in report.operators if op.precision != "int8"] == ["Neg"], report
     kinds = [kind for kind, _ in ran["onnxruntime"]]
-    for each in set(wanted):
-        assert kinds.count(each) == wanted.count(each), ran
+    for op_type in set(wanted):
+        assert kinds.count(op_type) == wanted.count(op_type), ran
     allowed = AT_THE_ENDS | {"QLinearConcat"}  # its first input is a scale
-    for engine, found in ran.items():
+    for engine, executed in ran.items():
         assert [
-            kind for kind, precision in found if precision == "f32" and kind not in allowed and kind != "Reshape"
+            kind for kind, precision in executed if precision == "f32" and kind not in allowed and kind != "Reshape"
         ] == [], (
             engine,
-            found,
+            executed,
         )
     assert kinds.count("QuantizeLinear") == 1 and kinds.count("DequantizeLinear") <= 1  # at the ends
 
@@ -127,8 +127,10 @@ def test_functions_without_an_integer_kernel_stand_between_bytes(normal, tmp_pat
     report, _ = check(
         image(f"i = Conv(r, m) s = {function} t = Add(s, r) " + LAST.format("t")), 24, tmp_path, x=normal(16, 3, 8, 8)
     )
-    told = {each.type: (each.precision, each.reason) for each in report.operators}
-    assert told[function.split("(")[0]] == ("float", "computed in float between int8 tensors") and told["Add"] == (
+    decisions = {op.type: (op.precision, op.reason) for op in report.operators}
+    assert decisions[function.split("(")[0]] == ("float", "computed in float between int8 tensors") and decisions[
+        "Add"
+    ] == (
         "int8",
         "",
     )
@@ -138,21 +140,21 @@ def test_a_function_takes_the_numbers_behind_it(normal, tmp_path):
     """PaddleOCR's networks scale and shift each hard swish by a number: one function, without bytes inside."""
     body = "i = Conv(r, m) f = HardSwish(i) s = Mul(six, f) t = Add(s, six) u = Mul(t, r) " + LAST.format("u")
     report, _ = check(image(body), 24, tmp_path, x=normal(16, 3, 8, 8))
-    told = {each.name: (each.precision, each.reason) for each in report.operators}
-    assert told["s"] == told["t"] == ("float", "it is one function with the operator before it")
-    assert told["u"] == ("int8", "")
+    decisions = {op.name: (op.precision, op.reason) for op in report.operators}
+    assert decisions["s"] == decisions["t"] == ("float", "it is one function with the operator before it")
+    assert decisions["u"] == ("int8", "")
     other = image(body.replace("Mul(t, r)", "Mul(t, s)"))  # the bytes of the product have a reader of their own
     report, _ = check(other, 20, tmp_path, x=normal(16, 3, 8, 8))
-    assert {each.name: each.precision for each in report.operators}["t"] == "int8"
+    assert {op.name: op.precision for op in report.operators}["t"] == "int8"
 
 
 def test_the_last_operators_stay_float(normal, tmp_path):
-    found = image(
+    net = image(
         "a = Conv<pads=[1,1,1,1]>(r, l, kb) s = Add(a, r) t = Relu(s) g = GlobalAveragePool(t) y = Softmax<axis=1>(g)"
     )
-    report, _ = check(found, 30, tmp_path, x=normal(16, 3, 8, 8))
-    told = {each.name: (each.precision, each.reason) for each in report.operators}
-    assert told["s"] == ("float", "nothing after it is int8") == told["g"] and told["a"] == ("int8", "")
+    report, _ = check(net, 30, tmp_path, x=normal(16, 3, 8, 8))
+    decisions = {op.name: (op.precision, op.reason) for op in report.operators}
+    assert decisions["s"] == ("float", "nothing after it is int8") == decisions["g"] and decisions["a"] == ("int8", "")
 
 
 def test_a_product_with_something_computed_from_constants_stays_float(normal, tmp_path):
@@ -162,36 +164,36 @@ def test_a_product_with_something_computed_from_constants_stays_float(normal, tm
         tmp_path,
         x=normal(16, 3, 8, 8),
     )
-    told = {each.name: (each.precision, each.reason) for each in report.operators}
-    assert told["s"] == ("float", "its input e is float") and told["z"] == ("int8", "")
+    decisions = {op.name: (op.precision, op.reason) for op in report.operators}
+    assert decisions["s"] == ("float", "its input e is float") and decisions["z"] == ("int8", "")
 
 
 def test_steps_that_cancel_are_removed(normal):
-    found = image(
+    net = image(
         "a = Conv(r, m) s = Concat<axis=1>(r, r) t = Transpose<perm=[0,1,3,2]>(s) z = Conv(t, c2) u = Add(z, a) y = "
         "Neg(u)"
     )
-    result, _ = quantized(found, x=normal(16, 3, 8, 8))
+    result, _ = quantized(net, x=normal(16, 3, 8, 8))
     for node in result.graph:
         source = node.inputs[0].producer() if node.op_type == "QuantizeLinear" else None
         if source is not None and source.op_type == "DequantizeLinear":
-            assert [query.constant(each).item() for each in source.inputs[1:]] != [
-                query.constant(each).item() for each in node.inputs[1:]
+            assert [query.constant(parameter).item() for parameter in source.inputs[1:]] != [
+                query.constant(parameter).item() for parameter in node.inputs[1:]
             ]
 
 
 def test_a_relu_beside_another_reader(normal, tmp_path):
     body = "a = Conv(r, m) s = Add(a, r) t = Relu(s) c = Conv(t, m) u = Add(c, s) " + LAST.format("u")
     report, ran = check(image(body), 28, tmp_path, x=normal(16, 3, 8, 8))
-    told = {each.name: each for each in report.operators}
-    assert told["t"].precision == "float" and told["t"].reason == "computed in float between int8 tensors"
+    operators = {op.name: op for op in report.operators}
+    assert operators["t"].precision == "float" and operators["t"].reason == "computed in float between int8 tensors"
     assert [kind for kind, _ in ran["onnxruntime"]].count("QLinearAdd") == 2
 
 
 def test_an_output_that_is_read_inside_too(normal, tmp_path):
-    found = image("a = Conv(r, m) s = Add(a, r) z = Conv(s, m) y = Neg(z)", outputs="float y, float s, float r")
-    report, _ = check(found, 28, tmp_path, x=normal(16, 3, 8, 8))
-    assert {each.precision for each in report.operators if each.type in ("Conv", "Add")} == {"int8"}
+    net = image("a = Conv(r, m) s = Add(a, r) z = Conv(s, m) y = Neg(z)", outputs="float y, float s, float r")
+    report, _ = check(net, 28, tmp_path, x=normal(16, 3, 8, 8))
+    assert {op.precision for op in report.operators if op.type in ("Conv", "Add")} == {"int8"}
 
 
 def test_one_weight_of_two_convolutions(normal, tmp_path):
@@ -205,23 +207,23 @@ def test_one_weight_of_two_convolutions(normal, tmp_path):
 
 
 def test_several_inputs(normal, tmp_path):
-    found = image("p = Conv(q, m) s = Add(p, r) z = Conv(s, m) y = Neg(z)", q="n,8,8,8")
-    report, _ = check(found, 30, tmp_path, x=normal(16, 3, 8, 8), q=normal(16, 8, 8, 8))
+    net = image("p = Conv(q, m) s = Add(p, r) z = Conv(s, m) y = Neg(z)", q="n,8,8,8")
+    report, _ = check(net, 30, tmp_path, x=normal(16, 3, 8, 8), q=normal(16, 8, 8, 8))
     assert report.counts() == {"int8": 5, "float": 1}
 
 
 def test_weights_in_half_precision(normal, tmp_path):
-    found = image("a = Conv(r, m, kb) s = Add(a, r) " + LAST.format("s"))
-    edit.compress_fp16(found, minimum=1)
-    report, _ = check(found, 30, tmp_path, x=normal(16, 3, 8, 8))
+    net = image("a = Conv(r, m, kb) s = Add(a, r) " + LAST.format("s"))
+    edit.compress_fp16(net, minimum=1)
+    report, _ = check(net, 30, tmp_path, x=normal(16, 3, 8, 8))
     assert report.counts() == {"int8": 5, "float": 1}
 
 
 @pytest.mark.parametrize("opset", [13, 15, 18, 19, 21, 23])
 def test_opsets(normal, tmp_path, opset):
     mean = "ReduceMean<axes=[2,3], keepdims=0>(t)" if opset < 18 else "ReduceMean<keepdims=0>(t, axes)"
-    found = image(f"a = Conv(r, m) s = Add(a, r) t = Relu(s) g = {mean} z = Gemm(g, w, b) y = Neg(z)", opset)
-    report, ran = check(found, 34, tmp_path, x=normal(16, 3, 8, 8))
+    net = image(f"a = Conv(r, m) s = Add(a, r) t = Relu(s) g = {mean} z = Gemm(g, w, b) y = Neg(z)", opset)
+    report, ran = check(net, 34, tmp_path, x=normal(16, 3, 8, 8))
     assert report.counts() == {"int8": 8, "float": 1}
     assert {"QLinearAdd", "QLinearGlobalAveragePool", "QGemm"} <= {kind for kind, _ in ran["onnxruntime"]}
 
@@ -230,34 +232,32 @@ def test_a_mean_over_something_else_stays_float(normal, tmp_path):
     report, _ = check(
         image("s = ReduceMean<axes=[1]>(r) z = MatMul(s, w) y = Neg(z)"), 30, tmp_path, x=normal(16, 3, 8, 8)
     )
-    assert {each.type: each.reason for each in report.operators}[
-        "ReduceMean"
-    ] == "its mean is not over height and width"
+    assert {op.type: op.reason for op in report.operators}["ReduceMean"] == "its mean is not over height and width"
 
 
 def test_products_of_two_activations(normal, tmp_path):
     report, ran = check(attention(normal), 30, tmp_path, x=normal(16, 16, 64))
-    told = {each.name: each for each in report.operators}
-    assert all(each.precision == "int8" for each in report.operators if each.type == "MatMul")
+    operators = {op.name: op for op in report.operators}
+    assert all(op.precision == "int8" for op in report.operators if op.type == "MatMul")
     assert (
-        told["p"].reason == "Softmax has no int8 form here"
-        and told["q1"].reason == "engines make it part of the product before it"
+        operators["p"].reason == "Softmax has no int8 form here"
+        and operators["q1"].reason == "engines make it part of the product before it"
     )
     kinds = [kind for kind, _ in ran["onnxruntime"]]
-    assert sum(kinds.count(each) for each in ("MatMulIntegerToFloat", "QLinearMatMul")) == 6
+    assert sum(kinds.count(op_type) for op_type in ("MatMulIntegerToFloat", "QLinearMatMul")) == 6
     if "openvino" in EXACT:
         assert [precision for kind, precision in ran["openvino"] if kind == "FullyConnected"] == ["u8"] * 4
 
 
 def test_attention_masked_by_infinity(normal, tmp_path):
-    found = attention(
+    net = attention(
         normal,
         ATTENTION.replace("p = Softmax<axis=-1>(s)", "m = Add(s, mask) p = Softmax<axis=-1>(m)"),
         mask=np.triu(np.full((16, 16), -np.inf, np.float32), 1),
     )
-    report, _ = check(found, 30, tmp_path, x=normal(16, 16, 64))
-    assert all(each.precision == "int8" for each in report.operators if each.type == "MatMul")
-    assert "m" not in calibrate(found, [{"x": normal(16, 16, 64)}]).tensors
+    report, _ = check(net, 30, tmp_path, x=normal(16, 16, 64))
+    assert all(op.precision == "int8" for op in report.operators if op.type == "MatMul")
+    assert "m" not in calibrate(net, [{"x": normal(16, 16, 64)}]).tensors
 
 
 @st.composite
@@ -327,20 +327,20 @@ MOVED = {
 @given(networks(), st.booleans())
 @settings(max_examples=8)
 def test_random_networks(tmp_path_factory, case, symmetric):
-    found, rng = case
+    net, rng = case
     x = rng.standard_normal((24, 3, 8, 8)).astype(np.float32)
-    result, report = quantized(found, QuantRecipe(symmetric=symmetric), x=x)
-    assert all(each.precision == "int8" for each in report.operators if each.type in ("Conv", "Gemm"))
-    assert all(each.reason for each in report.operators if each.precision == "float")
-    path, expected = io.save(result, tmp_path_factory.mktemp("random") / "int8.onnx"), run(found, x=x)
+    result, report = quantized(net, QuantRecipe(symmetric=symmetric), x=x)
+    assert all(op.precision == "int8" for op in report.operators if op.type in ("Conv", "Gemm"))
+    assert all(op.reason for op in report.operators if op.precision == "float")
+    path, expected = io.save(result, tmp_path_factory.mktemp("random") / "int8.onnx"), run(net, x=x)
     for engine in EXACT:
         session = load(path, engine)
         ran = [
-            each
-            for each in session.executed({"x": x})
-            if each.type in ("Convolution", "QLinearConv", "Conv", "FusedConv", "FullyConnected")
+            op
+            for op in session.executed({"x": x})
+            if op.type in ("Convolution", "QLinearConv", "Conv", "FusedConv", "FullyConnected")
         ]
-        assert {each.precision for each in ran} == {"u8"}, (engine, ran)
+        assert {op.precision for op in ran} == {"u8"}, (engine, ran)
         for name, output in session.run({"x": x}).items():
             assert decibels(output, expected[name]) > 15, (engine, name, decibels(output, expected[name]))
 
@@ -362,10 +362,10 @@ def test_layers_of_few_products_between_float_operators_stay_float(normal, text,
     outputs = "float[n,c,6,6] y" + (", float[n,8,6,6] z" if " z = " in text else "")
     weights = {"k": normal(8, 1, 3, 3), "w": normal(8, 8, 1, 1), "v": normal(8, 4, 3, 3)}
     weights["o"] = normal(1, 8, 1, 1)
-    found = model(f"(float[n,8,6,6] x) => ({outputs}) {{ {text} }}", **weights)
+    net = model(f"(float[n,8,6,6] x) => ({outputs}) {{ {text} }}", **weights)
     for recipe, precision in ((QuantRecipe(), "int8"), (QuantRecipe(only_faster=True), expected)):
-        _, report = quantized(found, recipe, x=normal(4, 8, 6, 6))
-        assert next(each for each in report.operators if each.name == "d").precision == precision
+        _, report = quantized(net, recipe, x=normal(4, 8, 6, 6))
+        assert next(op for op in report.operators if op.name == "d").precision == precision
 
 
 @pytest.mark.parametrize(
@@ -390,8 +390,8 @@ def test_pools_in_ceil_mode_count_the_pixels_of_the_tensor(normal, attributes, i
     window = f"kernel_shape=[4,4], strides=[4,4], ceil_mode=1, count_include_pad=1{attributes}"
     text = f"""(float[n,4,6,6] x) => (float[n,4,h,v] y) {{
         a = Conv(x, w) b = AveragePool<{window}>(a) y = Conv(b, w) }}"""
-    found, x = model(text, w=normal(4, 4, 1, 1)), normal(8, 4, 6, 6)
-    result, report = checked(found, x=x)
-    assert {each.precision for each in report.operators if each.type == "AveragePool"} == {"int8" if int8 else "float"}
-    wanted, got = run(found, x=x)["y"], run(result, x=x)["y"]
+    net, x = model(text, w=normal(4, 4, 1, 1)), normal(8, 4, 6, 6)
+    result, report = checked(net, x=x)
+    assert {op.precision for op in report.operators if op.type == "AveragePool"} == {"int8" if int8 else "float"}
+    wanted, got = run(net, x=x)["y"], run(result, x=x)["y"]
     assert np.square(wanted - got).sum() < 0.01 * np.square(wanted).sum()

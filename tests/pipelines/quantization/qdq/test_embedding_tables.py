@@ -26,16 +26,16 @@ EMBEDDED = """(int64[n,m] i, int64[n] j) => (float[n,m,40] y, float[n,40] z, flo
 def test_a_table_whose_rows_stay_float_has_a_scale_a_row(rng, normal, recipe, stored):
     table = normal(7000, 40) * np.geomspace(1e-3, 10, 7000, dtype=np.float32)[:, None]
     table[7] = 0
-    found = model(EMBEDDED, T=table, S=normal(7000, 8))
+    net = model(EMBEDDED, T=table, S=normal(7000, 8))
     feeds = {"i": rng.integers(-7000, 7000, (64, 3)), "j": np.arange(-7, 57)}
-    result, report = quantize(found, recipe, calibrate(found, [feeds]))
-    kept = [each.const_value.numpy() for each in result.graph.initializers.values()]
-    assert {str(each.dtype) for each in kept if each.shape == (7000, 40)} == stored
-    assert len([each for each in kept if each.shape == (7000, 40)]) == len(stored)  # one for both lookups
-    assert [each.dtype for each in kept if each.shape == (7000, 8)] == [np.float32]  # too narrow to gain
-    of_a = next(each for each in report.operators if each.name == "a")
+    result, report = quantize(net, recipe, calibrate(net, [feeds]))
+    kept = [value.const_value.numpy() for value in result.graph.initializers.values()]
+    assert {str(array.dtype) for array in kept if array.shape == (7000, 40)} == stored
+    assert len([array for array in kept if array.shape == (7000, 40)]) == len(stored)  # one for both lookups
+    assert [array.dtype for array in kept if array.shape == (7000, 8)] == [np.float32]  # too narrow to gain
+    of_a = next(op for op in report.operators if op.name == "a")
     assert (of_a.precision, bool(of_a.reason)) == (("int8", True) if recipe.quantize_tables else ("float", True))
-    outputs, expected = run(result, **feeds), run(found, **feeds)
+    outputs, expected = run(result, **feeds), run(net, **feeds)
     for name in ("y", "z", "u"):
         steps = np.abs(expected[name]).max(-1, keepdims=True) / 127
         assert (np.abs(outputs[name] - expected[name]) <= steps * (0 if name == "u" else 0.501)).all()

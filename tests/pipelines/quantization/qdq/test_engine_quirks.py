@@ -32,7 +32,7 @@ def test_a_quirk_s_workaround_and_test_exist(quirk):
     for name in parts[3:]:  # a function, or a class and its method
         owner = getattr(owner, name)
     assert callable(owner)
-    assert any(re.search(rf"^def {quirk.test}\(", each.read_text(), re.M) for each in TESTS.rglob("test_*.py"))
+    assert any(re.search(rf"^def {quirk.test}\(", path.read_text(), re.M) for path in TESTS.rglob("test_*.py"))
 
 
 def test_every_workaround_is_on_record():
@@ -44,7 +44,7 @@ def test_every_workaround_is_on_record():
         and not isinstance(value, type)
         and value.__module__ == engine_quirks.__name__
     }
-    recorded = {each.workaround for each in QUIRKS}
+    recorded = {quirk.workaround for quirk in QUIRKS}
     assert functions and all(f"{engine_quirks.__name__}.{name}" in recorded for name in functions)
 
 
@@ -128,56 +128,56 @@ def changed(case, *pairs):
 )
 def test_a_workaround_fires_on_its_graph_and_not_on_a_near_miss(name, case, fires):
     inputs, body = case
-    used = {key: each for key, each in ARRAYS.items() if re.search(rf"[(, ]{key}[,)]", body)}
-    found = model(f"({inputs}) => (float y) {{ {body} }}", **used)
-    found.graph.outputs[0].shape = None
-    ShapeInferencePass()(found)
-    before, taken = found.clone(), query.used_names(found.graph)
-    nodes = list(found.graph)[:1] if name == "needs_output_qdq" else list(found.graph)
+    used = {key: array for key, array in ARRAYS.items() if re.search(rf"[(, ]{key}[,)]", body)}
+    net = model(f"({inputs}) => (float y) {{ {body} }}", **used)
+    net.graph.outputs[0].shape = None
+    ShapeInferencePass()(net)
+    before, taken = net.clone(), query.used_names(net.graph)
+    nodes = list(net.graph)[:1] if name == "needs_output_qdq" else list(net.graph)
     assert any([FIRES[name](node, taken) for node in nodes]) == fires
-    onnx.checker.check_model(ir.to_proto(found), full_check=True)
+    onnx.checker.check_model(ir.to_proto(net), full_check=True)
     dtype, key = (np.uint8, "q") if inputs.startswith("uint8") else (np.float32, "x")
-    shape = [4 if each == "n" else int(each) for each in re.search(r"\[(.*)\]", inputs)[1].split(",")]
+    shape = [4 if size == "n" else int(size) for size in re.search(r"\[(.*)\]", inputs)[1].split(",")]
     feeds = {key: np.random.default_rng(0).integers(0, 255, shape).astype(dtype)}
-    np.testing.assert_array_equal(run(found, **feeds)["y"], run(before, **feeds)["y"])
+    np.testing.assert_array_equal(run(net, **feeds)["y"], run(before, **feeds)["y"])
 
 
 def test_strided_convolutions_share_what_they_read():
     text = (
         "(float[n,8,8,8] x) => (float y) { a = Conv<strides=[2,2]>(x, m) c = Conv<strides=[2,2]>(x, m) y = Add(a, c) }"
     )
-    found = model(text, m=WEIGHTS["m"])
-    pools, ranges, taken = {}, {"x": TensorRange(0, 1, 0, 1, 1)}, query.used_names(found.graph)
-    for node in list(found.graph):
+    net = model(text, m=WEIGHTS["m"])
+    pools, ranges, taken = {}, {"x": TensorRange(0, 1, 0, 1, 1)}, query.used_names(net.graph)
+    for node in list(net.graph):
         engine_quirks.subsample_before_pointwise_conv(node, pools, ranges, taken)
-    assert [node.op_type for node in found.graph] == ["MaxPool", "Conv", "Conv", "Add"]
+    assert [node.op_type for node in net.graph] == ["MaxPool", "Conv", "Conv", "Add"]
     assert ranges["x.strided"] == ranges["x"]
 
 
 def test_strided_pointwise_convolutions_run_in_int8(normal, tmp_path):
-    found, x = image("z = Conv<strides=[2,2]>(r, m, kb) y = Neg(z)"), normal(16, 3, 8, 8)
-    check(found, 30, tmp_path, x=x)
-    check_executed(*quantized(found, x=x), tmp_path, x=x)
+    net, x = image("z = Conv<strides=[2,2]>(r, m, kb) y = Neg(z)"), normal(16, 3, 8, 8)
+    check(net, 30, tmp_path, x=x)
+    check_executed(*quantized(net, x=x), tmp_path, x=x)
 
 
 def test_a_matmul_before_an_add_runs_in_int8(normal, tmp_path):
     text = "(float[n,8] x) => (float[n,8] y) { h = MatMul(x, w) a = Add(h, x) y = Neg(a) }"
-    found, x = model(text, w=WEIGHTS["w"]), normal(64, 8)
-    check(found, 30, tmp_path, x=x)
-    check_executed(*quantized(found, x=x), tmp_path, x=x)
+    net, x = model(text, w=WEIGHTS["w"]), normal(64, 8)
+    check(net, 30, tmp_path, x=x)
+    check_executed(*quantized(net, x=x), tmp_path, x=x)
 
 
 def test_a_product_behind_a_transpose_runs_in_int8(normal, tmp_path):
-    found = image("s = Reshape(r, rows) t = Transpose<perm=[0,2,1]>(s) z = MatMul(t, w) y = Neg(z)")
+    net = image("s = Reshape(r, rows) t = Transpose<perm=[0,2,1]>(s) z = MatMul(t, w) y = Neg(z)")
     x = normal(16, 3, 8, 8)
-    check(found, 30, tmp_path, x=x)
-    check_executed(*quantized(found, x=x), tmp_path, x=x)
+    check(net, 30, tmp_path, x=x)
+    check_executed(*quantized(net, x=x), tmp_path, x=x)
 
 
 def test_a_convolution_that_is_read_as_float_runs_in_int8(normal, tmp_path):
-    found, x = image("z = Conv(r, m) y = Neg(z)"), normal(16, 3, 8, 8)
-    check(found, 30, tmp_path, x=x)
-    check_executed(*quantized(found, x=x), tmp_path, x=x)
+    net, x = image("z = Conv(r, m) y = Neg(z)"), normal(16, 3, 8, 8)
+    check(net, 30, tmp_path, x=x)
+    check_executed(*quantized(net, x=x), tmp_path, x=x)
 
 
 UNTYPED = {
@@ -190,13 +190,13 @@ UNTYPED = {
 
 @pytest.mark.parametrize("body", UNTYPED.values(), ids=list(UNTYPED))
 def test_a_tensor_from_a_sequence_is_quantized(normal, tmp_path, body):
-    found = model(
+    net = model(
         f"(float[16,8] x) => (float[16,4] y) {{ {body} r = Relu(t) y = MatMul(r, w) }}",
         w=normal(24, 4),
         **({} if "Sequence" in body else {"zeros": normal(16, 24), "first": np.array([0]), "last": np.array([1])}),
     )
     x = normal(16, 8)
-    path, expected = io.save(quantized(found, x=x)[0], tmp_path / "int8.onnx"), run(found, x=x)["y"]
+    path, expected = io.save(quantized(net, x=x)[0], tmp_path / "int8.onnx"), run(net, x=x)["y"]
     assert decibels(run(io.load(path), x=x)["y"], expected) > 30
     if "openvino" in EXACT:
         assert decibels(as_users_open(path, x=x)[0], expected) > 30
@@ -205,17 +205,17 @@ def test_a_tensor_from_a_sequence_is_quantized(normal, tmp_path, body):
 @pytest.mark.parametrize("shaped", ["t", "x", "a"])
 def test_a_token_before_the_patches_of_an_image(normal, tmp_path, shaped):
     """As a vision transformer begins. OpenVINO must not lose the channels' biases where it is given no batch size."""
-    found = image(
+    net = image(
         f"""a = Conv<strides=[2,2]>(x, k, kb) f = Reshape(a, flat) t = Transpose<perm=[0,2,1]>(f)
             s = Shape({shaped}) n = Gather(s, first) e = Concat<axis=0>(n, sizes) c = Expand(token, e)
             j = Concat<axis=1>(c, t) o = LayerNormalization<axis=-1>(j, b) z = MatMul(o, w) y = Neg(z)"""
     )
     x = np.abs(normal(16, 3, 8, 8))
-    report, ran = check(found, 30, tmp_path, x=x)
-    assert next(each for each in report.operators if each.type == "Conv").precision == "int8"
+    report, ran = check(net, 30, tmp_path, x=x)
+    assert next(op for op in report.operators if op.type == "Conv").precision == "int8"
     assert "QLinearConv" in [kind for kind, _ in ran["onnxruntime"]]
     if "openvino" in EXACT:
-        assert decibels(as_users_open(tmp_path / "int8.onnx", x=x)[0], run(found, x=x)["y"]) > 30
+        assert decibels(as_users_open(tmp_path / "int8.onnx", x=x)[0], run(net, x=x)["y"]) > 30
 
 
 def as_users_open(path, **feeds):
@@ -248,16 +248,18 @@ def test_sizes_of_dynamic_shapes_cost_no_bias(normal, tmp_path, body):
     outputs = ", ".join(f"float {name}" for name in ("y", "y2", "y3") if re.search(rf"\b{name} ?[=,]", body))
     text = f"""(float[n,3,h,w] x) => ({outputs}) {{ c = Conv<pads=[1,1,1,1]>(x, k, kb) r = Relu(c)
         q = Conv<pads=[1,1,1,1]>(r, l, kb) g = Conv<pads=[1,1,1,1]>(q, l, kb) {body} }}"""
-    known = WEIGHTS | {name: np.array(each, np.int64) for name, each in PLACES.items()}
-    known |= {
+    constants = WEIGHTS | {name: np.array(place, np.int64) for name, place in PLACES.items()}
+    constants |= {
         f"{kind}{side}": normal(1, 4 * gates, width)
         for kind, gates in (("l", 4), ("g", 3), ("r", 1))
         for side, width in (("w", 8), ("r", 4))
     } | {"lb": np.zeros((1, 32), np.float32)}
-    found = model(text, **{name: each for name, each in known.items() if re.search(rf"[(, ]{name}[,)]", text)})
-    for each in found.graph.outputs:
-        each.shape = None
-    result, _ = quantized(found, x=np.abs(normal(8, 3, 6, 6)))
+    net = model(
+        text, **{name: constant for name, constant in constants.items() if re.search(rf"[(, ]{name}[,)]", text)}
+    )
+    for output in net.graph.outputs:
+        output.shape = None
+    result, _ = quantized(net, x=np.abs(normal(8, 3, 6, 6)))
     path = io.save(result, tmp_path / "int8.onnx")
     for shape in ((1, 3, 6, 6), (5, 3, 6, 6), (2, 3, 9, 4)):
         x = np.abs(normal(*shape))
@@ -275,9 +277,9 @@ def test_a_network_of_int8_layers_and_recurrent_ones(normal, tmp_path, kind, gat
         y = {kind}<hidden_size=32,direction="{direction}">(p, lw, lr) }}"""
     both = 2 if direction == "bidirectional" else 1
     weights = {"lw": normal(both, 32 * gates, 8), "lr": normal(both, 32 * gates, 32) / 8}
-    found = model(text, k=WEIGHTS["k"], kb=WEIGHTS["kb"], last=np.array([3]), **weights)
-    result, report = quantized(found, x=normal(8, 3, 6, 1))
-    assert {each.type for each in report.operators if each.precision == "int8"} >= {"Conv", kind}
+    net = model(text, k=WEIGHTS["k"], kb=WEIGHTS["kb"], last=np.array([3]), **weights)
+    result, report = quantized(net, x=normal(8, 3, 6, 1))
+    assert {op.type for op in report.operators if op.precision == "int8"} >= {"Conv", kind}
     path, x = io.save(result, tmp_path / "int8.onnx"), normal(2, 3, 6, 1)
     assert decibels(as_users_open(path, x=x)[0], run(result, x=x)["y"]) > 40
 
@@ -291,13 +293,13 @@ def test_products_without_bias_that_are_reduced(normal, tmp_path, reduce, rest):
     """OpenVINO must not apply the per-channel scales along another axis."""
     text = f"(float[n,6,8] x) => (float[n,8] y) {{ h = MatMul(x, w) r = {reduce} {rest} }}"
     report, _ = check(model(text, **{name: WEIGHTS[name] for name in ("w", "one")}), 25, tmp_path, x=normal(16, 6, 8))
-    assert [each.type for each in report.operators[:2]] == ["MatMul", reduce.split("<")[0]]
+    assert [op.type for op in report.operators[:2]] == ["MatMul", reduce.split("<")[0]]
 
 
 @needs_openvino
 def test_openvino_still_gives_all_channels_the_bias_of_the_first(tmp_path):
     """The smallest graph that shows it. Where this fails, OpenVINO is mended: `hide_sizes` can go."""
-    found = model(
+    net = model(
         """(float[n,1,2,2] x) => (float[n,2,2,2] y, float[n] z) {
             a = QuantizeLinear(x, step, zero) b = DequantizeLinear(a, step, zero) k = DequantizeLinear(weight, step)
             c = Conv(b, k, bias) d = QuantizeLinear(c, step, zero) y = DequantizeLinear(d, step, zero)
@@ -308,21 +310,21 @@ def test_openvino_still_gives_all_channels_the_bias_of_the_first(tmp_path):
         bias=np.array([1, 2], np.float32),
         first=np.array([0]),
     )
-    path, x = io.save(found, tmp_path / "int8.onnx"), np.ones((3, 1, 2, 2), np.float32)
+    path, x = io.save(net, tmp_path / "int8.onnx"), np.ones((3, 1, 2, 2), np.float32)
     wanted = np.broadcast_to(np.array([2, 3], np.float32)[:, None, None], (3, 2, 2, 2))
-    np.testing.assert_array_equal(run(found, x=x)["y"], wanted)
+    np.testing.assert_array_equal(run(net, x=x)["y"], wanted)
     np.testing.assert_array_equal(as_users_open(path, x=x)[0], np.full_like(wanted, 2))
-    engine_quirks.hide_sizes(found.graph, query.used_names(found.graph))
-    np.testing.assert_array_equal(as_users_open(io.save(found, path), x=x)[0], wanted)
+    engine_quirks.hide_sizes(net.graph, query.used_names(net.graph))
+    np.testing.assert_array_equal(as_users_open(io.save(net, path), x=x)[0], wanted)
 
 
 @needs_openvino
 @pytest.mark.parametrize(("count", "bias"), [(1, 3), (8, 3), (9, 4)])
 def test_openvino_still_gives_all_columns_the_bias_of_the_first(tmp_path, count, bias):
     """The smallest graph that shows it. Where this fails, OpenVINO is mended: `forms.UNFUSED` can go."""
-    found, x = bias_of_the_first_column(), np.ones((count, 2), np.float32)
-    np.testing.assert_array_equal(run(found, x=x, v=x)["y"], np.full((count, 2), [27, 48], np.float32))
-    network = library().Core().read_model(io.save(found, tmp_path / "int8.onnx"))
+    net, x = bias_of_the_first_column(), np.ones((count, 2), np.float32)
+    np.testing.assert_array_equal(run(net, x=x, v=x)["y"], np.full((count, 2), [27, 48], np.float32))
+    network = library().Core().read_model(io.save(net, tmp_path / "int8.onnx"))
     network.reshape({"x": [count, 2], "v": [count, 2]})
     options = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
     for more, second in (({}, 44 + bias), ({"SNIPPETS_MODE": "DISABLE"}, 48)):
@@ -333,28 +335,28 @@ def test_openvino_still_gives_all_columns_the_bias_of_the_first(tmp_path, count,
 @needs_openvino
 def test_openvino_still_keeps_buffers_of_one_key(tmp_path):
     """The smallest graph that shows it. Where this fails, OpenVINO is mended: `probe._fault_of_growth` can go."""
-    found = attention_over_keys()
+    net = attention_over_keys()
     for more, right in (({}, False), ({"SNIPPETS_MODE": "DISABLE"}, True)):
         options = {"INFERENCE_PRECISION_HINT": "f32"} | more
-        request = library().Core().compile_model(io.save(found, tmp_path / "float.onnx"), "CPU", options)
+        request = library().Core().compile_model(io.save(net, tmp_path / "float.onnx"), "CPU", options)
         request = request.create_infer_request()
         for keys in (1, 40):
             batch = {"q": np.ones((1, 2, 8), np.float32), "k": np.linspace(-1, 1, keys * 8, dtype=np.float32)}
             batch["k"] = batch["k"].reshape(1, keys, 8)
             (y,) = request.infer(batch).values()
-        assert np.allclose(y, run(found, **batch)["y"], atol=1e-3) is right
+        assert np.allclose(y, run(net, **batch)["y"], atol=1e-3) is right
 
 
 @needs_openvino
 def test_openvino_still_caches_recurrent_layers_of_static_length_wrongly(normal, tmp_path):
     """The smallest graph that shows it. Where this fails, OpenVINO is mended: growth needs no check from the cache."""
-    found, x = recurrent_time_first(), normal(5, 2, 3)
-    path, right = io.save(found, tmp_path / "float.onnx"), []
+    net, x = recurrent_time_first(), normal(5, 2, 3)
+    path, right = io.save(net, tmp_path / "float.onnx"), []
     for _ in range(2):  # compiled, and from the cache
         core = library().Core()
         core.set_property({"CACHE_DIR": str(tmp_path / "cache")})
         network = core.read_model(path)
         network.reshape({"x": [5, -1, 3]})
         (y, *_) = core.compile_model(network, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})({"x": x}).values()
-        right.append(np.allclose(y, run(found, x=x)["y"], atol=1e-5))
+        right.append(np.allclose(y, run(net, x=x)["y"], atol=1e-5))
     assert right == [True, False]

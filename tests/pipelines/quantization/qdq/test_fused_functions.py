@@ -38,7 +38,7 @@ def between_convolutions(path):
     types = layer_types(path)
     first = types.index("Convolution")
     return [
-        each for each in types[first + 1 : types.index("Convolution", first + 1)] if each not in ("Const", "Reshape")
+        kind for kind in types[first + 1 : types.index("Convolution", first + 1)] if kind not in ("Const", "Reshape")
     ]
 
 
@@ -50,9 +50,9 @@ def sqnr_of(int8, expected, path, x):
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=list(BODIES))
 def test_openvino_computes_the_function_with_the_convolution(normal, tmp_path, body):
-    found, x = net(normal, body), normal(1, 8, 12, 12)
-    int8, _ = checked(found, x=x)
-    expected, pairs, fused = run(found, x=x)["y"], tmp_path / "pairs.onnx", tmp_path / "fused.onnx"
+    network, x = net(normal, body), normal(1, 8, 12, 12)
+    int8, _ = checked(network, x=x)
+    expected, pairs, fused = run(network, x=x)["y"], tmp_path / "pairs.onnx", tmp_path / "fused.onnx"
     before = sqnr_of(int8, expected, pairs, x)
     assert between_convolutions(pairs)
     assert fuse_functions(int8) == 1
@@ -65,9 +65,9 @@ def test_openvino_computes_the_function_with_the_convolution(normal, tmp_path, b
 def test_a_channel_without_weights_keeps_its_bias(normal, tmp_path):
     weight, bias = normal(8, 8, 3, 3, scale=0.2), np.linspace(-2, 2, 8).astype(np.float32)
     weight[3] = 0
-    found, x = model(NET.format(SILU), k=weight, l=normal(8, 8, 3, 3, scale=0.2), b=bias), normal(1, 8, 12, 12)
-    int8, _ = checked(found, x=x)
-    expected = run(found, x=x)["y"]
+    network, x = model(NET.format(SILU), k=weight, l=normal(8, 8, 3, 3, scale=0.2), b=bias), normal(1, 8, 12, 12)
+    int8, _ = checked(network, x=x)
+    expected = run(network, x=x)["y"]
     before = sqnr_of(int8, expected, tmp_path / "pairs.onnx", x)
     assert fuse_functions(int8) == 1
     after = sqnr_of(int8, expected, tmp_path / "fused.onnx", x)

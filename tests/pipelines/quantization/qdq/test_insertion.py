@@ -67,10 +67,10 @@ def test_an_input_that_is_always_zero(normal):
 
 def test_layers_that_share_weights_and_bias(normal):
     text = "(float[n,8] x) => (float[n,8] y) { h = Gemm(x, w, b) r = Relu(h) y = Gemm(r, w, b) }"
-    found, x = model(text, w=normal(8, 8), b=normal(8)), normal(64, 8)
-    result, report = checked(found, x=x)
+    net, x = model(text, w=normal(8, 8), b=normal(8)), normal(64, 8)
+    result, report = checked(net, x=x)
     assert report.counts() == {"int8": 3} and "w" not in result.graph.initializers
-    expected = run(found, x=x)["y"]
+    expected = run(net, x=x)["y"]
     np.testing.assert_allclose(run(result, x=x)["y"], expected, atol=0.03 * np.abs(expected).max())
 
 
@@ -82,8 +82,8 @@ def test_one_tensor_read_by_two_layers_is_quantized_once(normal):
 
 def test_a_value_that_also_leaves_the_graph_stays_float_there(normal):
     text = "(float[n,8] x) => (float[n,4] y, float[n,8] r) { r = Relu(x) y = Gemm(r, w) }"
-    found, x = model(text, w=normal(8, 4)), normal(64, 8)
-    result, report = checked(found, x=x)
+    net, x = model(text, w=normal(8, 4)), normal(64, 8)
+    result, report = checked(net, x=x)
     np.testing.assert_array_equal(run(result, x=x)["r"], np.maximum(x, 0))
     assert precisions(report) == [("Relu", "float"), ("Gemm", "int8")]
 
@@ -103,11 +103,11 @@ GIVEN = "(uint8[n,24] q) => (float[n,5] y) { x = DequantizeLinear(q, s, z) y = G
 @pytest.mark.parametrize("calibrated", [True, False])
 def test_an_activation_that_is_bytes_already_is_used_as_it_is(rng, normal, tmp_path, step, reused, calibrated):
     w, b, q = normal(24, 5), normal(5), rng.integers(0, 256, (200, 24)).astype(np.uint8)
-    found = model(GIVEN, w=w, b=b, s=step[0], z=step[1])
-    table = calibrate(found, [{"q": q}])
+    net = model(GIVEN, w=w, b=b, s=step[0], z=step[1])
+    table = calibrate(net, [{"q": q}])
     if not calibrated:
         table = replace(table, tensors={})
-    result, report = quantize(found, QuantRecipe(), table)
+    result, report = quantize(net, QuantRecipe(), table)
     onnx.checker.check_model(ir.to_proto(result), full_check=True)
     assert ("QuantizeLinear" in ops(result)) == (calibrated and not reused)
     if not calibrated and not reused:
@@ -116,7 +116,7 @@ def test_an_activation_that_is_bytes_already_is_used_as_it_is(rng, normal, tmp_p
     assert precisions(report) == [("Gemm", "int8")]
     if reused:
         ran = load(io.save(result, tmp_path / "m.onnx"), "onnxruntime").executed({"q": q})
-        assert [each.precision for each in ran if each.type in LAYERS["onnxruntime"]] == ["u8"]
+        assert [op.precision for op in ran if op.type in LAYERS["onnxruntime"]] == ["u8"]
         sums, steps = layer(q.astype(np.int64), int(step[1].item()), np.float32(step[0].item()), w, b)
         np.testing.assert_allclose(run(result, q=q)["y"], sums * steps, rtol=1e-4, atol=1e-4)
 
@@ -124,10 +124,10 @@ def test_an_activation_that_is_bytes_already_is_used_as_it_is(rng, normal, tmp_p
 @pytest.mark.parametrize("taken", ["x.quantized", "x.scale", "h/w.dequantized", "h.dequantized", "r.quantized"])
 def test_names_that_the_model_already_uses(normal, taken):
     text = "(float[n,8] x) => (float[n,8] y) { other = Neg(x) h = Gemm(x, w) r = Relu(h) s = Add(r, other) y = Gemm(s, w) }"
-    found, x = model(text, w=normal(8, 8, scale=0.3)), normal(32, 8)
-    found.graph[0].outputs[0].name = taken
-    result, _ = checked(found, x=x)
+    net, x = model(text, w=normal(8, 8, scale=0.3)), normal(32, 8)
+    net.graph[0].outputs[0].name = taken
+    result, _ = checked(net, x=x)
     names = [value.name for node in result.graph for value in node.outputs] + list(result.graph.initializers)
     assert len(set(names)) == len(names)
-    expected = run(found, x=x)["y"]
+    expected = run(net, x=x)["y"]
     np.testing.assert_allclose(run(result, optimized=True, x=x)["y"], expected, atol=0.06 * np.abs(expected).max())

@@ -12,14 +12,14 @@ from pipelines.quantization.recipe import QuantRecipe
 
 def test_dynamic_products(normal, tmp_path):
     recipe = QuantRecipe(dynamic=("[qkv]0|z",), keep_float=("s", "o"))
-    found, x = attention(normal), normal(16, 16, 64)
-    report, ran = check(found, 30, tmp_path, recipe, x=x)
-    told = [(each.precision, each.reason) for each in report.operators if each.type == "MatMulInteger"]
-    assert told == [("int8", "its input is quantized at run time")] * 4
+    net, x = attention(normal), normal(16, 16, 64)
+    report, ran = check(net, 30, tmp_path, recipe, x=x)
+    decisions = [(op.precision, op.reason) for op in report.operators if op.type == "MatMulInteger"]
+    assert decisions == [("int8", "its input is quantized at run time")] * 4
     assert not [
-        each for each in report.operators if each.type in ("Cast", "Mul", "DynamicQuantizeLinear")
+        op for op in report.operators if op.type in ("Cast", "Mul", "DynamicQuantizeLinear")
     ]  # parts of the products
-    result, _ = quantized(found, recipe, x=x)
+    result, _ = quantized(net, recipe, x=x)
     assert ops(result).count("DynamicQuantizeLinear") == 2  # one for q, k and v
     kinds = [kind for kind, _ in ran["onnxruntime"]]
     assert (
@@ -31,17 +31,17 @@ def test_dynamic_products(normal, tmp_path):
 def test_a_dynamic_gemm(normal, tmp_path, turned):
     text = f"(float[n,8] x) => (float[n,5] y) {{ h = Gemm<transB={turned}>(x, w, b) y = Neg(h) }}"
     w = normal(8, 5)
-    found = model(text, w=w.T.copy() if turned else w, b=normal(5))
-    report, _ = check(found, 35, tmp_path, QuantRecipe(dynamic=("h",)), x=normal(16, 8))
+    net = model(text, w=w.T.copy() if turned else w, b=normal(5))
+    report, _ = check(net, 35, tmp_path, QuantRecipe(dynamic=("h",)), x=normal(16, 8))
     assert report.operators[0].type == "MatMulInteger"
 
 
 def test_what_cannot_be_dynamic(normal):
     x = normal(16, 3, 8, 8)
-    found = image("z = Conv(r, m) y = Neg(z)")
+    net = image("z = Conv(r, m) y = Neg(z)")
     with pytest.raises(RequestError, match=r"dynamic 'nothing' matches no operator; quantizable ones are: h, z"):
-        quantized(found, QuantRecipe(dynamic=("nothing",)), x=x)
-    _, report = quantized(found, QuantRecipe(dynamic=("z",)), x=x)
+        quantized(net, QuantRecipe(dynamic=("nothing",)), x=x)
+    _, report = quantized(net, QuantRecipe(dynamic=("z",)), x=x)
     assert report.operators[2].precision == "int8"  # as a Conv, its range is the table's
     with pytest.raises(RequestError, match="dynamic is 'z'; give a tuple of patterns"):
         QuantRecipe(dynamic="z")
@@ -57,16 +57,16 @@ def test_what_cannot_be_dynamic(normal):
     ],
 )
 def test_other_operators_that_a_dynamic_pattern_matches_compute_what_they_did(normal, operator, reason):
-    found, x = model(f"(float[8,8] x) => (float[8,8] y) {{ h = {operator} y = Neg(h) }}", w=normal(8, 8)), normal(8, 8)
-    result, report = quantized(found, QuantRecipe(dynamic=("h",)), x=x)
+    net, x = model(f"(float[8,8] x) => (float[8,8] y) {{ h = {operator} y = Neg(h) }}", w=normal(8, 8)), normal(8, 8)
+    result, report = quantized(net, QuantRecipe(dynamic=("h",)), x=x)
     assert (report.operators[0].precision, report.operators[0].reason) == ("float", reason)
-    np.testing.assert_array_equal(run(result, x=x)["y"], run(found, x=x)["y"])
+    np.testing.assert_array_equal(run(result, x=x)["y"], run(net, x=x)["y"])
 
 
 def test_symmetric_activations(normal, tmp_path):
-    found, x = image("a = Conv(h, m) s = Add(a, r) z = Conv(s, m) y = Neg(z)"), normal(16, 3, 8, 8)
-    check(found, 24, tmp_path, QuantRecipe(symmetric=True), x=x)
-    result, _ = quantized(found, QuantRecipe(symmetric=True), x=x)
+    net, x = image("a = Conv(h, m) s = Add(a, r) z = Conv(s, m) y = Neg(z)"), normal(16, 3, 8, 8)
+    check(net, 24, tmp_path, QuantRecipe(symmetric=True), x=x)
+    result, _ = quantized(net, QuantRecipe(symmetric=True), x=x)
     zeros = {
         name: int(query.constant(value))
         for name, value in result.graph.initializers.items()
@@ -88,9 +88,9 @@ def vpmaddubsw(x, w):
 def test_reduced_range_avoids_the_saturation_of_16_bit_pairs(normal, reduced):
     w = np.abs(normal(32, 6, scale=0.1)) + 1
     x = np.abs(normal(64, 32, scale=0.1)) + 1
-    found = model("(float[n,32] x) => (float[n,6] y) { y = MatMul(x, w) }", w=w)
-    result, _ = quantized(found, QuantRecipe(reduced_range=reduced), x=x)
-    q, scale = (query.constant(result.graph.initializers[f"y/w.{each}"]) for each in ("quantized", "scale"))
+    net = model("(float[n,32] x) => (float[n,6] y) { y = MatMul(x, w) }", w=w)
+    result, _ = quantized(net, QuantRecipe(reduced_range=reduced), x=x)
+    q, scale = (query.constant(result.graph.initializers[f"y/w.{part}"]) for part in ("quantized", "scale"))
     step = query.constant(result.graph.initializers["x.scale"])
     x_q = np.clip(np.rint(x / step), 0, 255).astype(np.uint8)
     exact, found_sums = x_q.astype(np.int64) @ q.astype(np.int64), vpmaddubsw(x_q, q)
@@ -104,10 +104,10 @@ def test_reduced_range_avoids_the_saturation_of_16_bit_pairs(normal, reduced):
 
 def test_a_product_whose_weights_are_int8_already_stays(normal, tmp_path):
     text = "(float[n,8] x) => (float[n,5] y) { w = DequantizeLinear(q, s) h = MatMul(x, w) y = Neg(h) }"
-    found = model(text, q=np.arange(-20, 20, dtype=np.int8).reshape(8, 5), s=np.full(5, 0.1, np.float32))
-    result, report = quantized(found, x=normal(16, 8))
+    net = model(text, q=np.arange(-20, 20, dtype=np.int8).reshape(8, 5), s=np.full(5, 0.1, np.float32))
+    result, report = quantized(net, x=normal(16, 8))
     assert ops(result) == ["DequantizeLinear", "MatMul", "Neg"]
-    assert next(each.reason for each in report.operators if each.type == "MatMul") == "its weights are int8 already"
+    assert next(op.reason for op in report.operators if op.type == "MatMul") == "its weights are int8 already"
 
 
 ATTENTION = """(float[{batch},{t},64] x) => (float[{batch},{t},64] y) {{ q = MatMul(x, w) k = MatMul(x, v)
@@ -117,12 +117,12 @@ ATTENTION = """(float[{batch},{t},64] x) => (float[{batch},{t},64] y) {{ q = Mat
 @pytest.mark.parametrize(("positions", "columns"), [(32, "t"), (32, 32), (512, "t"), (512, 512)])
 def test_small_products_of_activations_stay_float_if_the_recipe_says_so(normal, positions, columns):
     weights = {"w": normal(64, 64) / 8, "v": normal(64, 64) / 8}
-    found = model(ATTENTION.format(batch="n", t=columns), **weights)
+    net = model(ATTENTION.format(batch="n", t=columns), **weights)
     x = normal(2, positions, 64)
     for recipe, expected in ((QuantRecipe(), "int8"), (QuantRecipe(only_faster=True), None)):
         expected = expected or ("float" if positions < 100 else "int8")
-        _, report = quantized(found, recipe, x=x)
-        by_name = {each.name: each for each in report.operators}
+        _, report = quantized(net, recipe, x=x)
+        by_name = {op.name: op for op in report.operators}
         assert {by_name[name].precision for name in ("s", "o")} == {expected}
         assert {by_name[name].precision for name in ("q", "k", "y")} == {"int8"}
         if expected == "float":
@@ -141,7 +141,7 @@ def test_the_form_of_a_layer_is_the_reason_before_its_size_and_ranges(normal, bo
     constants = {"w": normal(8, 8), "bytes": np.ones((8, 8), np.int8), "step": np.float32(0.1)}
     used = {name: array for name, array in constants.items() if f"{name}," in body}
     used |= {"step": constants["step"]} if "step" in body else {}
-    found = model(f"(float[4,8] x) => (float y) {{ {body} }}", **used)
-    found.graph.outputs[0].shape = None
-    _, report = quantized(found, QuantRecipe(only_faster=True), x=normal(4, 8))
-    assert [each.reason for each in report.operators if each.type in ("MatMul", "Gemm")] == [reason]
+    net = model(f"(float[4,8] x) => (float y) {{ {body} }}", **used)
+    net.graph.outputs[0].shape = None
+    _, report = quantized(net, QuantRecipe(only_faster=True), x=normal(4, 8))
+    assert [op.reason for op in report.operators if op.type in ("MatMul", "Gemm")] == [reason]

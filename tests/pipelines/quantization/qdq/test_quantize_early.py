@@ -23,17 +23,17 @@ STEP = {"s": np.float32(0.02), "z": np.uint8(100)}
 )
 def test_quantize_early_moves_bytes(normal, move, shape):
     text = f"(float[n,1,6] x) => (uint8[{shape}] q) {{ m = {move} q = QuantizeLinear(m, s, z) }}"
-    found = model(text, **STEP, to=integers(-1), zero=integers(0), one=integers(1), two=integers(2))
-    report = rewritten(found, QuantizeEarly(), exact=True, x=normal(4, 1, 6))
-    assert report.fired("QuantizeEarly") == 1 and ops(found) == ["QuantizeLinear", move.split("(")[0].split("<")[0]]
+    net = model(text, **STEP, to=integers(-1), zero=integers(0), one=integers(1), two=integers(2))
+    report = rewritten(net, QuantizeEarly(), exact=True, x=normal(4, 1, 6))
+    assert report.fired("QuantizeEarly") == 1 and ops(net) == ["QuantizeLinear", move.split("(")[0].split("<")[0]]
 
 
 def test_quantize_early_passes_a_whole_chain_and_splits_at_a_concatenation(normal):
     text = """(float[n,2] a, float[n,3] b) => (uint8[k,1] q) {
         c = Concat<axis=1>(a, b) d = Transpose<perm=[1,0]>(c) e = Reshape(d, to) q = QuantizeLinear(e, s, z) }"""
-    found = model(text, **STEP, to=integers(-1, 1))
-    rewritten(found, QuantizeEarly(), exact=True, a=normal(4, 2), b=normal(4, 3))
-    assert ops(found) == ["QuantizeLinear", "QuantizeLinear", "Concat", "Transpose", "Reshape"]
+    net = model(text, **STEP, to=integers(-1, 1))
+    rewritten(net, QuantizeEarly(), exact=True, a=normal(4, 2), b=normal(4, 3))
+    assert ops(net) == ["QuantizeLinear", "QuantizeLinear", "Concat", "Transpose", "Reshape"]
 
 
 SPLIT = """(float[n,6] x) => (uint8[n,2] q, uint8[n,3] r) {
@@ -41,9 +41,9 @@ SPLIT = """(float[n,6] x) => (uint8[n,2] q, uint8[n,3] r) {
 
 
 def test_quantize_early_splits_bytes(normal):
-    found = model(SPLIT, **STEP, sizes=integers(2, 1, 3))
-    rewritten(found, QuantizeEarly(), exact=True, x=normal(4, 6))
-    assert ops(found) == ["QuantizeLinear", "Split"]
+    net = model(SPLIT, **STEP, sizes=integers(2, 1, 3))
+    rewritten(net, QuantizeEarly(), exact=True, x=normal(4, 6))
+    assert ops(net) == ["QuantizeLinear", "Split"]
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_quantize_early_splits_bytes(normal):
     ],
 )
 def test_a_split_whose_parts_differ_stays_float(normal, text, reason):
-    found = model(text, **STEP, t=np.float32(0.03), sizes=integers(2, 1, 3))
-    report = rewritten(found, QuantizeEarly(), exact=True, x=normal(4, 6))
-    assert "Split" in ops(found)[:2] and set(reasons(report, "QuantizeEarly").values()) == {reason}
+    net = model(text, **STEP, t=np.float32(0.03), sizes=integers(2, 1, 3))
+    report = rewritten(net, QuantizeEarly(), exact=True, x=normal(4, 6))
+    assert "Split" in ops(net)[:2] and set(reasons(report, "QuantizeEarly").values()) == {reason}
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -66,10 +66,10 @@ def test_quantize_early_stores_a_table_as_bytes(normal, axis):
     table = np.append(normal(6, 5), [[-9.0, 9.0, 0.01, 0.03, -0.05]], axis=0).astype(
         np.float32
     )  # saturates; halves round to even
-    found = model(text, **STEP, T=table)
-    rewritten(found, QuantizeEarly(), exact=True, i=integers(4, 0, -1, 3))
-    assert ops(found) == ["Gather"] and found.graph[0].inputs[0].dtype == ir.DataType.UINT8
-    assert "T" not in found.graph.initializers
+    net = model(text, **STEP, T=table)
+    rewritten(net, QuantizeEarly(), exact=True, i=integers(4, 0, -1, 3))
+    assert ops(net) == ["Gather"] and net.graph[0].inputs[0].dtype == ir.DataType.UINT8
+    assert "T" not in net.graph.initializers
 
 
 MOVED = "(float[n,3] x) => (uint8[a,b] q) { m = Reshape(x, to) q = QuantizeLinear(m, s, z) }"
@@ -96,16 +96,16 @@ def test_quantize_early_near_misses(normal, text, tables, reason):
         feeds["T"] = normal(9, 4)
     else:
         weights["T"] = normal(9, 4)
-    found = model(text, **weights)
-    kept = ops(found)
-    report = rewritten(found, QuantizeEarly(tables), exact=True, **feeds)
-    assert ops(found) == kept and report.fired("QuantizeEarly") == 0
+    net = model(text, **weights)
+    kept = ops(net)
+    report = rewritten(net, QuantizeEarly(tables), exact=True, **feeds)
+    assert ops(net) == kept and report.fired("QuantizeEarly") == 0
     assert list(reasons(report, "QuantizeEarly").values()) == ([] if reason is None else [reason])
 
 
 def test_quantize_early_with_an_output_read_twice_quantizes_it_where_all_read_bytes(normal):
     text = """(float[n,2] a, float[n,3] b) => (uint8[n,5] q, uint8[n,5] r) {
         c = Concat<axis=1>(a, b) q = QuantizeLinear(c, s, z) r = Transpose<perm=[0,1]>(q) }"""
-    found = model(text, **STEP)
-    rewritten(found, QuantizeEarly(), exact=True, a=normal(4, 2), b=normal(4, 3))
-    assert ops(found) == ["QuantizeLinear", "QuantizeLinear", "Concat", "Transpose"]
+    net = model(text, **STEP)
+    rewritten(net, QuantizeEarly(), exact=True, a=normal(4, 2), b=normal(4, 3))
+    assert ops(net) == ["QuantizeLinear", "QuantizeLinear", "Concat", "Transpose"]

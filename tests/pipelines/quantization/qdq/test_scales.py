@@ -33,8 +33,8 @@ from pipelines.quantization.recipe import QuantRecipe
     ],
 )
 def test_activation_qparams(low, high, scale, zero):
-    found = activation_qparams(TensorRange(-9, 9, low, high, 1))
-    assert found == (np.float32(scale), zero) and [each.dtype for each in found] == [np.float32, np.uint8]
+    qparams = activation_qparams(TensorRange(-9, 9, low, high, 1))
+    assert qparams == (np.float32(scale), zero) and [parameter.dtype for parameter in qparams] == [np.float32, np.uint8]
 
 
 @given(st.floats(-1e6, 1e6, width=32), st.floats(-1e6, 1e6, width=32))
@@ -107,7 +107,7 @@ TINY = (0.0, 1e-45, 1e-40, 1e-38, 1e-30, 1e-24, 1e-20, 1e-12, 1e-6)
 @pytest.mark.parametrize("reach", (0.0, 1e-40, 1e-11, 1e6))
 def test_no_scale_is_zero_or_makes_undefined_integers(weight, bias, reach):
     """Channels, biases and ranges down to the least float32: nothing is divided by 0, no integer is made of NaN."""
-    found = model(
+    net = model(
         "(float[n,3] x) => (float[n,2] y) { y = Gemm(x, w, b) }",
         w=np.array([[weight, 0.5], [-weight, 1], [0, 0.25]], np.float32),
         b=np.array([bias, 0.1], np.float32),
@@ -115,8 +115,8 @@ def test_no_scale_is_zero_or_makes_undefined_integers(weight, bias, reach):
     x = np.array([[reach, 0, -reach], [0, reach, 0]], np.float32)
     samples = [{"x": x}] * 2
     with np.errstate(divide="raise", over="raise", invalid="raise"):
-        table = make_table(found, QuantRecipe(observer="minmax"), samples)
-        int8, _ = quantize(found, QuantRecipe(observer="minmax"), table)
+        table = make_table(net, QuantRecipe(observer="minmax"), samples)
+        int8, _ = quantize(net, QuantRecipe(observer="minmax"), table)
     for name, value in int8.graph.initializers.items():
         if name.endswith(".scale"):
             scale = value.const_value.numpy()

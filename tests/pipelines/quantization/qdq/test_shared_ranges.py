@@ -26,7 +26,7 @@ SHAPES = {"w": (8, 4, 1, 1), "v": (4, 4, 1, 1), "u": (8, 8, 1, 1)}
 
 def test_channels_of_shufflenet_are_never_quantized_again():
     result, report = checked(_model(), x=floats(1, 8, 4, 5, 5))
-    assert all(each.precision == "int8" for each in report.operators if each.type != "Relu")
+    assert all(op.precision == "int8" for op in report.operators if op.type != "Relu")
     quantizers = [node for node in result.graph if node.op_type == "QuantizeLinear"]
     scales = {node.inputs[1].const_value.numpy().item() for node in quantizers[1:4]}
     assert len(scales) == 1  # from the first Relu to the last Concat
@@ -35,4 +35,4 @@ def test_channels_of_shufflenet_are_never_quantized_again():
 @pytest.mark.parametrize("first", [0.1, 10.0])
 def test_parts_of_another_size_keep_their_range(first):
     _, report = checked(_model(first), x=floats(1, 8, 4, 5, 5))
-    assert "Split" in {each.type for each in report.operators if each.precision == "float"}
+    assert "Split" in {op.type for op in report.operators if op.precision == "float"}

@@ -29,7 +29,7 @@ def unrolled(bias=1.0, wide=WIDTH):
         nodes.append(f"c{step} = Gemm(h{step - 1}, V, d) s{step} = Add(a{step}, c{step})" if step else "")
         nodes.append(f"h{step} = Tanh({'s' if step else 'a'}{step})")
     nodes.append(f"y = Gemm(h{STEPS - 1}, U, e)")
-    found = model(
+    net = model(
         f"(float[N,{STEPS},{wide}] x) => (float[N,3] y) {{ {' '.join(nodes)} }}",
         W=normal(wide, WIDTH, scale=0.15),
         b=normal(WIDTH, scale=0.3 * bias),
@@ -40,7 +40,7 @@ def unrolled(bias=1.0, wide=WIDTH):
         **{f"t{step}": np.int64(step) for step in range(STEPS)},
     )
     x = normal(120, STEPS, 3) @ normal(3, wide) + 0.1 * normal(120, STEPS, wide)
-    return found, {"x": (x * (1 + np.arange(STEPS))[:, None]).astype(np.float32)}
+    return net, {"x": (x * (1 + np.arange(STEPS))[:, None]).astype(np.float32)}
 
 
 def int8_weights(found):
@@ -61,23 +61,23 @@ def error(found, other, feeds):
 
 @pytest.mark.parametrize("recipe", [QuantRecipe(), QuantRecipe(dynamic=("a.*", "c.*"))], ids=["static", "dynamic"])
 def test_they_are_stored_once(recipe):
-    found, feeds = unrolled()
-    result, report = quantize(found, recipe, table(found, feeds))
+    net, feeds = unrolled()
+    result, report = quantize(net, recipe, table(net, feeds))
     onnx.checker.check_model(ir.to_proto(result), full_check=True)
-    assert {each.precision for each in report.operators if each.type == "Gemm"} == {"int8"}
-    assert sorted(each.shape.numpy() for each in int8_weights(result)) == [(WIDTH, 3), (WIDTH, WIDTH), (WIDTH, WIDTH)]
+    assert {op.precision for op in report.operators if op.type == "Gemm"} == {"int8"}
+    assert sorted(array.shape.numpy() for array in int8_weights(result)) == [(WIDTH, 3), (WIDTH, WIDTH), (WIDTH, WIDTH)]
 
 
 def test_biases_are_shared_where_the_scales_of_the_inputs_agree():
     normal = normals(0)
-    found = model(
+    net = model(
         "(float[N,8] x, float[N,8] z) => (float[N,8] y) { h = Gemm(x, W, b) g = Gemm(z, W, b) s = Mul(h, g) y = Gemm(s, W, b) }",
         W=normal(8, 8),
         b=normal(8),
     )
     x = normal(50, 8)
     feeds = {"x": x, "z": x[::-1].copy()}
-    result, _ = quantize(found, QuantRecipe(), table(found, feeds))
+    result, _ = quantize(net, QuantRecipe(), table(net, feeds))
     biases = [
         (node.inputs[2].producer().inputs[0], query.dequantized(node.inputs[2])[1])
         for node in result.graph
@@ -89,28 +89,28 @@ def test_biases_are_shared_where_the_scales_of_the_inputs_agree():
 
 def test_a_channel_whose_scale_its_bias_decides_has_one_form():
     """A bias of scale s_x s_w that int32 cannot hold widens s_w, by more where s_x is less."""
-    found, feeds = unrolled(bias=1000.0)
-    weights = query.constant(found.graph.initializers["W"]).copy()
+    net, feeds = unrolled(bias=1000.0)
+    weights = query.constant(net.graph.initializers["W"]).copy()
     weights[:, 3] = 0  # what such a channel looks like in trained networks
-    found.graph.initializers["W"].const_value = ir.tensor(weights, name="W")
-    result, _ = quantize(found, QuantRecipe(), table(found, feeds))
+    net.graph.initializers["W"].const_value = ir.tensor(weights, name="W")
+    result, _ = quantize(net, QuantRecipe(), table(net, feeds))
     assert len(int8_weights(result)) == 3
 
 
 def test_they_are_rounded_once_on_the_inputs_of_all():
-    found, feeds = unrolled()
-    int8, _ = quantize(found, QuantRecipe(), table(found, feeds))
-    together, report = correct_layers(found, int8, [feeds])
+    net, feeds = unrolled()
+    int8, _ = quantize(net, QuantRecipe(), table(net, feeds))
+    together, report = correct_layers(net, int8, [feeds])
     onnx.checker.check_model(ir.to_proto(together), full_check=True)
-    assert [each.name for each in report.layers if each.weights] == ["a0", "c1", "y"]
+    assert [layer.name for layer in report.layers if layer.weights] == ["a0", "c1", "y"]
     assert len(int8_weights(together)) == 3
-    first = correct_layers(found, int8, [{"x": (feeds["x"] * (np.arange(STEPS) == 0)[:, None])}])[0]
+    first = correct_layers(net, int8, [{"x": (feeds["x"] * (np.arange(STEPS) == 0)[:, None])}])[0]
 
     def error(rounded):
         """What rounding of the weights that all steps read does to their products."""
         layer = next(node for node in rounded.graph if node.name == "a3")
         integers, scale, _ = query.dequantized(layer.inputs[1])
-        weights = query.constant(found.graph.initializers["W"])
+        weights = query.constant(net.graph.initializers["W"])
         return float(np.square(feeds["x"] @ (integers * scale - weights)).mean())
 
     assert error(together) < 0.5 * error(int8) and error(together) < 0.9 * error(first)
@@ -118,43 +118,43 @@ def test_they_are_rounded_once_on_the_inputs_of_all():
 
 def test_each_reader_has_a_bias_correction_of_its_own():
     normal = normals(0)
-    found = model(
+    net = model(
         "(float[N,8] x, float[N,8] z) => (float[N,8] y) { h = Gemm(x, W, b) r = Relu(h) g = Gemm(z, W, b) s = Mul(r, g) y = Gemm(s, W, b) }",
         W=normal(8, 8),
         b=normal(8),
     )
     x = np.abs(normal(400, 8))
     feeds = {"x": x, "z": x[::-1].copy()}
-    int8, _ = quantize(found, QuantRecipe(), table(found, feeds))
+    int8, _ = quantize(net, QuantRecipe(), table(net, feeds))
     shared = next(node for node in int8.graph if node.op_type == "Gemm").inputs[2].producer().inputs[0]
     shared.const_value = ir.tensor(query.constant(shared) + 500, name=shared.name)
-    result, report = correct_layers(found, int8, [feeds], weights=False)
-    assert all(each.corrected for each in report.layers[:2])
+    result, report = correct_layers(net, int8, [feeds], weights=False)
+    assert all(layer.corrected for layer in report.layers[:2])
     biases = [node.inputs[2].producer().inputs[0] for node in result.graph if node.op_type == "Gemm"]
     assert len(set(biases)) == 3
-    assert error(found, result, feeds) < 0.1 * error(found, int8, feeds)
+    assert error(net, result, feeds) < 0.1 * error(net, int8, feeds)
 
 
 def test_a_table_carries_what_was_found(tmp_path):
-    found, feeds = unrolled()
-    plain = table(found, feeds)
-    corrected = correct_table(found, QuantRecipe(), plain, [feeds])
-    direct, _ = correct_layers(found, quantize(found, QuantRecipe(), plain)[0], [feeds])
-    result, _ = quantize(found, QuantRecipe(), corrected)
+    net, feeds = unrolled()
+    plain = table(net, feeds)
+    corrected = correct_table(net, QuantRecipe(), plain, [feeds])
+    direct, _ = correct_layers(net, quantize(net, QuantRecipe(), plain)[0], [feeds])
+    result, _ = quantize(net, QuantRecipe(), corrected)
     assert io.digest(result) == io.digest(direct)
     # a table made when every reader had a copy of its own rounds the one that all have once
     old = replace(corrected, rounding={**corrected.rounding, "a1": corrected.rounding["a0"]})
-    assert io.digest(quantize(found, QuantRecipe(), old)[0]) == io.digest(result)
+    assert io.digest(quantize(net, QuantRecipe(), old)[0]) == io.digest(result)
 
 
 @pytest.mark.parametrize("engine", EXACT)
 def test_engines_run_them(engine, tmp_path):
-    found, feeds = unrolled()
-    path = io.save(quantize(found, QuantRecipe(), table(found, feeds))[0], tmp_path / "int8.onnx")
-    expected = run(found, **feeds)["y"]
+    net, feeds = unrolled()
+    path = io.save(quantize(net, QuantRecipe(), table(net, feeds))[0], tmp_path / "int8.onnx")
+    expected = run(net, **feeds)["y"]
     session = load(path, engine)
     assert np.square(session.run(feeds)["y"] - expected).mean() < 0.01 * np.square(expected).mean()
     layers = [
-        each.precision for each in session.executed(feeds) if each.type in ("Gemm", "QGemm", "FullyConnected", "MatMul")
+        op.precision for op in session.executed(feeds) if op.type in ("Gemm", "QGemm", "FullyConnected", "MatMul")
     ]
     assert layers.count("u8") >= 2 * STEPS - 1

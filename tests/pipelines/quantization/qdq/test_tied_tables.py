@@ -27,20 +27,20 @@ def test_one_matrix_for_both(text, shape, tmp_path, rng):
     normal = normals(1)
     matrix = normal(3000, 96)
     weights = {"E": matrix, "W": normal(96, 96) / 10, **({"F": matrix.T.copy()} if text is TWICE else {})}
-    found = model(text, **weights)
-    rewrite(found, [each() for each in SHARED])
+    net = model(text, **weights)
+    rewrite(net, [pass_() for pass_ in SHARED])
     batches = [{"ids": rng.integers(0, 3000, shape)} for _ in range(4)]
     recipe = QuantRecipe(tie_tables=True)
-    table = auto_calibrate(found, recipe, batches)
-    int8, report = quantize(found, recipe, table)
+    table = auto_calibrate(net, recipe, batches)
+    int8, report = quantize(net, recipe, table)
     assert query.weight_bytes(int8) < 1.4 * 3000 * 96  # 2.1 before; scales and biases too
-    assert {each.precision for each in report.operators if each.type in ("Gather", "MatMul", "Gemm")} == {"int8"}
-    assert output_sqnr(found, int8, batches) > 30
+    assert {op.precision for op in report.operators if op.type in ("Gather", "MatMul", "Gemm")} == {"int8"}
+    assert output_sqnr(net, int8, batches) > 30
     path = io.save(int8, tmp_path / "int8.onnx")
     for engine in EXACT:
         session = load(path, engine)
-        ran = [each for each in session.executed(batches[0]) if each.type in LAYERS[engine]]
-        assert [each.precision for each in ran] == ["u8", "u8"], (engine, ran)
+        ran = [op for op in session.executed(batches[0]) if op.type in LAYERS[engine]]
+        assert [op.precision for op in ran] == ["u8", "u8"], (engine, ran)
         expected = run(int8, **batches[0])["y"]
         np.testing.assert_allclose(session.run(batches[0])["y"], expected, atol=0.06 * np.abs(expected).max())
 
@@ -50,10 +50,10 @@ def test_a_table_of_other_values_stays_apart():
     table = normal(3000, 96)
     other = table.T.copy()
     other[5, 7] += 1
-    found = model(TWICE, E=table, W=normal(96, 96) / 10, F=other)
+    net = model(TWICE, E=table, W=normal(96, 96) / 10, F=other)
     batches = [{"ids": np.arange(96)}]
     recipe = QuantRecipe(tie_tables=True)
-    int8, _ = quantize(found, recipe, auto_calibrate(found, recipe, batches))
+    int8, _ = quantize(net, recipe, auto_calibrate(net, recipe, batches))
     assert query.weight_bytes(int8) > 1.9 * 3000 * 96
     assert not any(node.op_type == "Transpose" for node in int8.graph)
     assert isinstance(int8, ir.Model)
@@ -61,8 +61,8 @@ def test_a_table_of_other_values_stays_apart():
 
 def test_recipes_of_zoo_models_leave_it_off(rng):
     """The bytes of models that ship do not change, nor does the JSON of their recipes."""
-    found = model(GEMM, E=normals(1)(3000, 96), W=normals(2)(96, 96) / 10)
+    net = model(GEMM, E=normals(1)(3000, 96), W=normals(2)(96, 96) / 10)
     batches = [{"ids": rng.integers(0, 3000, 96)}]
-    int8, _ = quantize(found, QuantRecipe(), auto_calibrate(found, QuantRecipe(), batches))
+    int8, _ = quantize(net, QuantRecipe(), auto_calibrate(net, QuantRecipe(), batches))
     assert query.weight_bytes(int8) > 1.9 * 3000 * 96
     assert "tie_tables" not in QuantRecipe().to_json() and QuantRecipe(tie_tables=True).to_json()["tie_tables"]

@@ -15,9 +15,9 @@ from pipelines.rewrites.fold_constants import FoldConstants
 
 def whole_weights(found):
     """The names of the int8 initializers, and the elements of the float32 ones."""
-    arrays = {name: each.const_value.numpy() for name, each in found.graph.initializers.items()}
-    kept = sum(each.size for each in arrays.values() if each.dtype == np.float32)
-    return sorted(name for name, each in arrays.items() if each.dtype == np.int8), kept
+    arrays = {name: value.const_value.numpy() for name, value in found.graph.initializers.items()}
+    kept = sum(array.size for array in arrays.values() if array.dtype == np.float32)
+    return sorted(name for name, array in arrays.items() if array.dtype == np.int8), kept
 
 
 BRANCHES = """(float[n,40] x, bool c) => (float[n,32] y) {
@@ -27,13 +27,13 @@ BRANCHES = """(float[n,40] x, bool c) => (float[n,32] y) {
 
 @pytest.mark.parametrize("taken", [True, False])
 def test_weights_of_both_branches_are_int8_and_stored_once(normal, taken):
-    found, x, c = model(BRANCHES, w=normal(40, 32), v=normal(32, 32)), normal(16, 40), np.array(taken)
-    result, report = quantize(found, QuantRecipe(), calibrate(found, [{"x": x, "c": c}]))
-    noted = {each.name: (each.precision, each.reason) for each in report.operators if each.type != "If"}
+    net, x, c = model(BRANCHES, w=normal(40, 32), v=normal(32, 32)), normal(16, 40), np.array(taken)
+    result, report = quantize(net, QuantRecipe(), calibrate(net, [{"x": x, "c": c}]))
+    noted = {op.name: (op.precision, op.reason) for op in report.operators if op.type != "If"}
     assert noted == {name: ("int8", NOTE) for name in ("a", "m", "b")}
     names, floats = whole_weights(result)
     assert names == ["v.quantized", "w.quantized"] and floats == 64  # the scales
-    expected = run(found, x=x, c=c)["y"]
+    expected = run(net, x=x, c=c)["y"]
     np.testing.assert_allclose(run(result, x=x, c=c)["y"], expected, atol=0.03 * np.abs(expected).max())
 
 
@@ -42,11 +42,11 @@ def test_weights_of_a_loop_body_are_int8(normal):
         more = Constant<value = bool {1}>()
         y = Loop(count, more, x) <body = b (int64 i, bool go, float[4,32] h) => (bool on, float[4,32] out) {
             on = Identity(go) out = MatMul(h, w) }> }"""
-    found, x, count = model(text, w=normal(32, 32) / 8), normal(4, 32), np.array(3)
-    result, report = quantize(found, QuantRecipe(), calibrate(found, [{"x": x, "count": count}]))
-    assert ("out", "int8") in {(each.name, each.precision) for each in report.operators}
+    net, x, count = model(text, w=normal(32, 32) / 8), normal(4, 32), np.array(3)
+    result, report = quantize(net, QuantRecipe(), calibrate(net, [{"x": x, "count": count}]))
+    assert ("out", "int8") in {(op.name, op.precision) for op in report.operators}
     assert whole_weights(result)[0] == ["w.quantized"]
-    expected = run(found, x=x, count=count)["y"]
+    expected = run(net, x=x, count=count)["y"]
     np.testing.assert_allclose(run(result, x=x, count=count)["y"], expected, atol=0.03 * np.abs(expected).max())
 
 
@@ -56,11 +56,11 @@ def test_recurrent_weights_are_int8(normal, kind, gates, directions):
     way = "bidirectional" if directions == 2 else "forward"
     text = f"(float[5,n,48] x) => (float[5,d,n,32] y) {{ y = {kind}<hidden_size=32, direction='{way}'>(x, w, r) }}"
     weights = {"w": normal(directions, gates * 32, 48) / 8, "r": normal(directions, gates * 32, 32) / 8}
-    found, x = model(text.replace("'", '"'), **weights), normal(5, 3, 48)
-    result, report = quantize(found, QuantRecipe(), calibrate(found, [{"x": x}]))
-    assert [(each.type, each.precision, each.reason) for each in report.operators] == [(kind, "int8", NOTE)]
+    net, x = model(text.replace("'", '"'), **weights), normal(5, 3, 48)
+    result, report = quantize(net, QuantRecipe(), calibrate(net, [{"x": x}]))
+    assert [(op.type, op.precision, op.reason) for op in report.operators] == [(kind, "int8", NOTE)]
     assert whole_weights(result)[0] == ["r.quantized", "w.quantized"]
-    expected = run(found, x=x)["y"]
+    expected = run(net, x=x)["y"]
     np.testing.assert_allclose(run(result, x=x)["y"], expected, atol=0.03 * np.abs(expected).max())
 
 
@@ -71,9 +71,9 @@ def test_a_large_weight_of_a_recurrent_layer_costs_its_block_alone(normal, colum
     w = normal(1, 128, columns)
     w[..., 0] = 100
     text = "(float[5,n,c] x) => (float[5,d,n,32] y) { y = LSTM<hidden_size=32>(x, w, r) }"
-    found = model(text.replace("n,c", f"n,{columns}"), w=w, r=normal(1, 128, 32))
-    result, _ = quantize(found, QuantRecipe(), calibrate(found, [{"x": normal(5, 3, columns)}]))
-    layer = next(each for each in result.graph if each.op_type == "LSTM")
+    net = model(text.replace("n,c", f"n,{columns}"), w=w, r=normal(1, 128, 32))
+    result, _ = quantize(net, QuantRecipe(), calibrate(net, [{"x": normal(5, 3, columns)}]))
+    layer = next(node for node in result.graph if node.op_type == "LSTM")
     result.graph.outputs[0] = layer.inputs[1]
     errors = np.abs(run(result, x=normal(5, 3, columns))[layer.inputs[1].name] - w).max(axis=(0, 1))
     assert errors[:block].max() > 0.3 or block == columns
@@ -81,9 +81,9 @@ def test_a_large_weight_of_a_recurrent_layer_costs_its_block_alone(normal, colum
 
 
 def test_what_the_recipe_keeps_float_keeps_its_weights(normal):
-    found, x, c = model(BRANCHES, w=normal(40, 32), v=normal(32, 32)), normal(16, 40), np.array(True)
-    table = calibrate(found, [{"x": x, "c": c}])
-    result, report = quantize(found, QuantRecipe(keep_float=("b",)), table)
+    net, x, c = model(BRANCHES, w=normal(40, 32), v=normal(32, 32)), normal(16, 40), np.array(True)
+    table = calibrate(net, [{"x": x, "c": c}])
+    result, report = quantize(net, QuantRecipe(keep_float=("b",)), table)
     assert ("b", "float", "kept float by the recipe") in {(e.name, e.precision, e.reason) for e in report.operators}
     assert whole_weights(result)[0] == ["w.quantized"] and "v" in result.graph.initializers
 
@@ -92,9 +92,9 @@ def test_constants_inside_a_branch_are_folded(normal):
     text = """(float[n,40] x, bool c) => (float[n,32] y) {
         y = If(c) <then_branch = t () => (float[n,32] a) { v = Transpose<perm=[1,0]>(w) a = MatMul(x, v) },
                   else_branch = e () => (float[n,32] b) { u = Transpose<perm=[1,0]>(w) b = MatMul(x, u) }> }"""
-    found, x, c = model(text, w=normal(32, 40)), normal(4, 40), np.array(True)
-    expected = run(found, x=x, c=c)["y"]
-    rewrite(found, [FoldConstants()])
-    kinds = [each.op_type for each in ir.traversal.RecursiveGraphIterator(found.graph)]
+    net, x, c = model(text, w=normal(32, 40)), normal(4, 40), np.array(True)
+    expected = run(net, x=x, c=c)["y"]
+    rewrite(net, [FoldConstants()])
+    kinds = [node.op_type for node in ir.traversal.RecursiveGraphIterator(net.graph)]
     assert sorted(kinds) == ["If", "MatMul", "MatMul"]
-    np.testing.assert_allclose(run(found, x=x, c=c)["y"], expected, rtol=1e-5)
+    np.testing.assert_allclose(run(net, x=x, c=c)["y"], expected, rtol=1e-5)

@@ -73,10 +73,10 @@ def trained(tmp_path_factory):
     """(fake-quantized torch model, path of the float graph, table)."""
     torch.manual_seed(0)
     network = Small()
-    for each in network.modules():
-        if isinstance(each, nn.BatchNorm2d):  # not what a fresh one has
-            nn.init.uniform_(each.weight, 0.5, 2)
-            nn.init.normal_(each.bias)
+    for layer in network.modules():
+        if isinstance(layer, nn.BatchNorm2d):  # not what a fresh one has
+            nn.init.uniform_(layer.weight, 0.5, 2)
+            nn.init.normal_(layer.bias)
     module = fit(qat.prepare(network, images(2), RECIPE))
     return module, *qat.export(module, images(2), tmp_path_factory.mktemp("qat") / "fp32.onnx")
 
@@ -90,24 +90,24 @@ def quantized_tensors(model):
 
 def fake_quantized(module, named, inputs):
     """{tensor: what its active range gave}."""
-    found, names = {}, {index: name for name, index in named.items()}
+    observed, names = {}, {index: name for name, index in named.items()}
 
     def keep(each, _, result):
         if each.active:
-            found[names[each.index]] = result.detach().numpy()
+            observed[names[each.index]] = result.detach().numpy()
 
-    hooks = [each.register_forward_hook(keep) for each in module.modules() if isinstance(each, qat.Range)]
+    hooks = [layer.register_forward_hook(keep) for layer in module.modules() if isinstance(layer, qat.Range)]
     with torch.no_grad():
         logits = module(inputs)
-    for each in hooks:
-        each.remove()
-    return found, logits.numpy()
+    for hook in hooks:
+        hook.remove()
+    return observed, logits.numpy()
 
 
 def test_torch_and_int8_onnx_agree_within_one_step(trained):
     module, path, table = trained
     int8, report = quantize(io.load(path), RECIPE, table)
-    assert {each.type for each in report.operators if each.precision == "float"} <= {"Flatten"}
+    assert {op.type for op in report.operators if op.precision == "float"} <= {"Flatten"}
     wanted, logits = fake_quantized(module, qat._frozen(module, images(2))[1], images(32, seed=99))
     steps = quantized_tensors(int8)
     assert set(steps) == set(wanted) and len(steps) >= 6
@@ -116,18 +116,18 @@ def test_torch_and_int8_onnx_agree_within_one_step(trained):
     names = {name: node.outputs[0].name for name, node in steps.items()}
     int8.graph.outputs.extend(node.outputs[0] for node in steps.values())
     for optimized in (False, True):
-        found = run(int8, optimized=optimized, image=images(32, seed=99).numpy())
+        outputs = run(int8, optimized=optimized, image=images(32, seed=99).numpy())
         for name, fake in wanted.items():
             integers = np.rint(fake / scales[name]).astype(int) + zeros[name]
             assert np.ptp(integers) > 60, name
             difference = np.abs(
-                found[names[name]].astype(int).reshape(fake.shape) - integers
+                outputs[names[name]].astype(int).reshape(fake.shape) - integers
             )  # a Flatten may stand between
             assert difference.max() <= 1, name
             assert np.mean(difference > 0) < 0.05, name
         # a step of the last layer's input in every feature, at the very most
         bound = max(scales.values()) * np.abs(module.last.inner.weight.detach().numpy()).sum(axis=1).max()
-        assert np.abs(found["output"] - logits).max() <= bound / 4
+        assert np.abs(outputs["output"] - logits).max() <= bound / 4
     assert (
         np.abs(logits - run(io.load(path), image=images(32, seed=99).numpy())["output"]).max() > 1e-3
     )  # it does round
@@ -135,7 +135,7 @@ def test_torch_and_int8_onnx_agree_within_one_step(trained):
 
 def test_ranges_and_scales_are_those_trained(trained, tmp_path):
     module, path, table = trained
-    ranges = {each.index: each for each in module.modules() if isinstance(each, qat.Range)}
+    ranges = {layer.index: layer for layer in module.modules() if isinstance(layer, qat.Range)}
     named = qat._frozen(module, images(2))[1]
     assert table.tensors.keys() == named.keys()
     for name, index in named.items():
@@ -159,13 +159,13 @@ def test_weights_are_rounded_as_the_quantizer_does(bits):
 
 def test_the_exported_graph_is_the_float_model_with_batch_norm_folded():
     network = Small().eval()
-    for each in network.modules():
-        if isinstance(each, nn.BatchNorm2d):
-            for tensor in (each.running_mean, each.weight.data, each.bias.data):
+    for layer in network.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            for tensor in (layer.running_mean, layer.weight.data, layer.bias.data):
                 tensor.normal_()
-            each.running_var.uniform_(0.5, 2)
+            layer.running_var.uniform_(0.5, 2)
     module = qat.prepare(network, images(2), RECIPE)
-    assert not any(each.training for each in module.modules())
+    assert not any(part.training for part in module.modules())
     with torch.no_grad():
         wanted = network(images(4)).numpy()
     model, _ = qat._frozen(module, images(2))
@@ -185,10 +185,10 @@ def test_batch_norm_statistics_follow_the_batches_until_frozen():
         norm.running_mean, plain.first[1].running_mean, atol=0.02
     )  # the image is rounded, the weights are not
     qat.freeze_ranges(module)
-    before = {name: each.clone() for name, each in module.named_buffers()}
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     with torch.no_grad():
         module(images(16, seed=1))
-    assert all(torch.equal(each, before[name]) for name, each in module.named_buffers())
+    assert all(torch.equal(buffer, before[name]) for name, buffer in module.named_buffers())
 
 
 class Residual(nn.Module):
@@ -209,17 +209,17 @@ def test_only_those_read_rounded_values_that_do_so_in_the_int8_model(recipe, tmp
     module(x)
     path, table = qat.export(module.eval(), x, tmp_path / "fp32.onnx")
     int8, report = quantize(io.load(path), recipe, table)
-    assert [each.type for each in report.operators if each.precision == "int8"] == ["MatMul", "MatMul"]
+    assert [op.type for op in report.operators if op.precision == "int8"] == ["MatMul", "MatMul"]
     with torch.no_grad():
         assert np.abs(run(int8, x=x.numpy())["output"] - module(x).numpy()).max() < 1e-5
 
 
 def test_gradients_pass_inside_the_range_only():
-    each = qat.Range(0, 0.05, False)
-    each.active = True
-    each(torch.tensor([-1.0, 2.0]))
+    quantizer = qat.Range(0, 0.05, False)
+    quantizer.active = True
+    quantizer(torch.tensor([-1.0, 2.0]))
     x = torch.tensor([-2.0, -0.9, 0.3, 1.9, 5.0], requires_grad=True)
-    each.eval()(x).sum().backward()
+    quantizer.eval()(x).sum().backward()
     assert x.grad.tolist() == [0, 1, 1, 1, 0]
 
 
@@ -276,8 +276,8 @@ class Hard(nn.Module):
 
     def harden(self):
         with torch.no_grad():
-            for each in (self.body[1].weight, self.body[1].bias):
-                each[0] *= 300
+            for parameter in (self.body[1].weight, self.body[1].bias):
+                parameter[0] *= 300
             self.body[3].weight[:, 0] /= 300
 
 

@@ -22,7 +22,7 @@ FEATURES = {"size": 8, "channels": "RGB", "mean": [0.5] * 3, "std": [0.25] * 3}
 
 def net(width: int) -> torch.nn.Module:
     torch.manual_seed(width)
-    first, second = (torch.nn.Conv2d(*each, 3, padding=1, bias=False) for each in ((3, width), (width, width)))
+    first, second = (torch.nn.Conv2d(*channels, 3, padding=1, bias=False) for channels in ((3, width), (width, width)))
     norms = torch.nn.BatchNorm2d(width), torch.nn.BatchNorm2d(width)
     relu, end = torch.nn.ReLU(), (torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(width, 4))
     return torch.nn.Sequential(first, norms[0], relu, second, norms[1], torch.nn.ReLU(), *end).eval()
@@ -33,42 +33,42 @@ def task(monkeypatch):
     """Four classes of 8 x 8 images, each brighter in its quarter; a network of 64 channels to become one of 32."""
     monkeypatch.setattr(pruning, "network", lambda model: (FEATURES, net({"large": 64, "small": 32}[model])))
     monkeypatch.setattr(pruning.Task, "to_json", lambda self: {"before": self.before, "epochs": self.epochs})
-    random, found = np.random.default_rng(0), {}
+    random, splits = np.random.default_rng(0), {}
     for name, count in (("train", 256), ("held_out", 100)):
         labels = random.integers(0, 4, count)
         pixels = random.integers(0, 120, (count, 3, 8, 8))
         for image, label in zip(pixels, labels, strict=True):
             image[:, 4 * (label // 2) : 4 * (label // 2) + 4, 4 * (label % 2) : 4 * (label % 2) + 4] += 120
-        found[name] = torch.from_numpy(pixels.astype(np.uint8)), torch.from_numpy(labels)
+        splits[name] = torch.from_numpy(pixels.astype(np.uint8)), torch.from_numpy(labels)
     made = pruning.Task("large", "small", "images.tar.gz", 2)
-    made.__dict__["data"] = found
+    made.__dict__["data"] = splits
     return made
 
 
 def test_batches_are_crops_of_the_images_and_the_same_for_an_epoch(task):
     first, again, later = (list(pruning.batches(task, epoch)) for epoch in (0, 0, 1))
-    assert len(first) == 2 and [each[0].shape for each in first] == [(128, 3, 8, 8)] * 2
+    assert len(first) == 2 and [batch[0].shape for batch in first] == [(128, 3, 8, 8)] * 2
     assert all(torch.equal(a[0], b[0]) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first[0][0], later[0][0])
     pixels, labels = task.data["train"]
-    x, y = (torch.cat(each) for each in zip(*first, strict=True))
+    x, y = (torch.cat(parts) for parts in zip(*first, strict=True))
     assert sorted(y.tolist()) == sorted(labels.tolist())
     wide = torch.nn.functional.pad(pixels, [4] * 4)
     crops = wide.unfold(2, 8, 1).unfold(3, 8, 1).permute(0, 2, 3, 1, 4, 5).reshape(256, 81, -1)
-    known = {bytes(crop.numpy()) for image in crops for crop in image}
+    possible = {bytes(crop.numpy()) for image in crops for crop in image}
     plain = ((x * 0.25 + 0.5) * 255).round().to(torch.uint8)
     mirrored = plain.flip(3)
-    straight = [bytes(each.contiguous().numpy()) in known for each in plain]
-    turned = [bytes(each.contiguous().numpy()) in known for each in mirrored]
+    straight = [bytes(crop.contiguous().numpy()) in possible for crop in plain]
+    turned = [bytes(crop.contiguous().numpy()) in possible for crop in mirrored]
     assert all(a or b for a, b in zip(straight, turned, strict=True))
     assert 90 < sum(straight) < 200
 
 
 def test_a_trial_sees_some_of_the_images_others_in_each_epoch(task):
-    some = pruning.Task("large", "small", "images.tar.gz", 2, most=200)
-    some.__dict__["data"] = task.data
-    first, later = (list(pruning.batches(some, epoch)) for epoch in (0, 1))
-    assert some.seen == 128 and len(first) == len(later) == 1 and task.seen == 256
+    limited = pruning.Task("large", "small", "images.tar.gz", 2, most=200)
+    limited.__dict__["data"] = task.data
+    first, later = (list(pruning.batches(limited, epoch)) for epoch in (0, 1))
+    assert limited.seen == 128 and len(first) == len(later) == 1 and task.seen == 256
     assert not torch.equal(first[0][1], later[0][1])
 
 
@@ -81,7 +81,7 @@ def test_a_training_that_was_interrupted_goes_on_to_the_same_weights(task, tmp_p
         return student.state_dict()
 
     whole, parts = trained("whole.pt", (0, 2)), trained("parts.pt", (0, 1), (0, 2))
-    assert all(torch.equal(each, parts[name]) for name, each in whole.items())
+    assert all(torch.equal(tensor, parts[name]) for name, tensor in whole.items())
     assert not torch.equal(whole["0.weight"], net(64).state_dict()["0.weight"])
 
 
@@ -93,7 +93,7 @@ def test_torch_pruning_leaves_as_many_multiplications_and_what_onnxruntime_runs(
     assert made.sizes[1] < made.sizes[0] and made.engine == "onnxruntime"
     again = pruning.make("torch-pruning", task, tmp_path / "torch-pruning")
     assert again == made  # nothing is made twice
-    sessions = tuple(load(each, made.engine, 1) for each in (made.before, made.after))
+    sessions = tuple(load(path, made.engine, 1) for path in (made.before, made.after))
     x = task.normalize(task.data["held_out"][0][:3]).contiguous().numpy()
     peer = Peer(made, sessions, {"image": x})
     assert OwnBatch(sessions[1], peer.batch).run({})["logits"].shape == (3, 4)

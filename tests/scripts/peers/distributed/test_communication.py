@@ -55,9 +55,9 @@ def test_a_link_between_namespaces_delays_as_told(delay, least):
 
 
 def test_more_machines_spend_more_on_the_exchange():
-    found = {"seconds": 1.0, "speedup": 1.25, "share": [0.4, 0.25]}
-    lines = communication.scaled(found)
-    assert [each["machines"] for each in lines] == list(communication.MACHINES)
+    measured = {"seconds": 1.0, "speedup": 1.25, "share": [0.4, 0.25]}
+    lines = communication.scaled(measured)
+    assert [line["machines"] for line in lines] == list(communication.MACHINES)
     assert all(one["default"] > other["default"] for one, other in itertools.pairwise(lines))
     assert lines[0]["default"] == pytest.approx(0.6 / (0.6 + 0.4 * 1.5), abs=1e-3)
     assert lines[0]["tuned"] == pytest.approx(0.75 / (0.75 + 0.25 * 1.5), abs=1e-3)

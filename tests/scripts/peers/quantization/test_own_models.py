@@ -35,8 +35,8 @@ def test_a_sample_gets_the_batch_axis_that_it_lacks(folder):
 
 def test_every_output_counts_alike():
     expected = [[np.array([[100.0, 0.0]], np.float32), np.array([0.1], np.float32), np.array([3])]]
-    found = [[np.array([[100.0, 0.0]], np.float32), np.array([0.09], np.float32), np.array([4])]]
-    assert own_models.sqnr(expected, found) == pytest.approx(-10 * np.log10(0.01 / 2), abs=0.01)
+    actual = [[np.array([[100.0, 0.0]], np.float32), np.array([0.09], np.float32), np.array([4])]]
+    assert own_models.sqnr(expected, actual) == pytest.approx(-10 * np.log10(0.01 / 2), abs=0.01)
     assert own_models.sqnr(expected, expected) == 200
 
 
@@ -59,15 +59,15 @@ def test_a_setting_that_fails_is_left_out(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "in_process", lambda function, *args, **_: function(*args))
     monkeypatch.setattr(harness, "TURN_SECONDS", 0)
     (tmp_path / "work").mkdir()
-    found = own_models.compare("net", folder, ["copy", "broken"], 2, tmp_path / "work", lambda _: None)
-    assert found["samples"] == {"calibration": 6, "test": 5}
-    assert found["left_out"] == {"broken": "ValueError: no way"}
-    assert found["results"][1]["accuracy"]["onnxruntime"] == {"sqnr_db": 200.0, "agreement": 100.0, "cosine": 1.0}
-    assert found["milliseconds"]["openvino"].keys() == {"fp32", "copy"}
-    assert read_json(tmp_path / "work" / "net-copy.json") == found["results"][1]
-    rows = own_models.rows({"models": [found]})
+    report = own_models.compare("net", folder, ["copy", "broken"], 2, tmp_path / "work", lambda _: None)
+    assert report["samples"] == {"calibration": 6, "test": 5}
+    assert report["left_out"] == {"broken": "ValueError: no way"}
+    assert report["results"][1]["accuracy"]["onnxruntime"] == {"sqnr_db": 200.0, "agreement": 100.0, "cosine": 1.0}
+    assert report["milliseconds"]["openvino"].keys() == {"fp32", "copy"}
+    assert read_json(tmp_path / "work" / "net-copy.json") == report["results"][1]
+    rows = own_models.rows({"models": [report]})
     assert [row[:2] for row in rows] == [["net", "fp32"], ["net", "copy"], ["net", "broken"]]
     assert len(rows[0]) == len(rows[1]) == len(own_models.COLUMNS) and rows[2][2:] == ["left out: ValueError: no way"]
-    lines = harness.table({"models": [found]}).splitlines()
+    lines = harness.table({"models": [report]}).splitlines()
     assert lines[0].startswith("model net, samples.calibration 6") and "left_out.broken ValueError: no way" in lines[0]
     assert [line.split()[0] for line in lines[2:]] == ["setting", "fp32", "copy"]

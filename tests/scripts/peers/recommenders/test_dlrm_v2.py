@@ -25,12 +25,12 @@ def test_a_small_model_is_built_once_and_ranks(tmp_path, monkeypatch):
         monkeypatch.setattr(dlrm_v2, name, value)
     monkeypatch.setattr(harness, "TURN_SECONDS", 0.001)
     model = dlrm_v2.build(tmp_path, 60)
-    columns = {each["name"]: each for each in json.loads((tmp_path / "schema.json").read_text())["columns"]}
-    lists = [columns[f"list_{at}"] for at in range(4)]
-    assert [each["kind"] for each in lists] == ["categories", "category", "categories", "category"]
-    assert [each["tower"] for each in lists] == ["item", "item", "user", "user"]
-    assert all(each["encoding"] == {"type": "hash", "buckets": 60} for each in lists)
+    columns = {column["name"]: column for column in json.loads((tmp_path / "schema.json").read_text())["columns"]}
+    lists = [columns[f"list_{index}"] for index in range(4)]
+    assert [column["kind"] for column in lists] == ["categories", "category", "categories", "category"]
+    assert [column["tower"] for column in lists] == ["item", "item", "user", "user"]
+    assert all(column["encoding"] == {"type": "hash", "buckets": 60} for column in lists)
     before = (model / "int8.onnx").stat().st_mtime_ns
     assert dlrm_v2.build(tmp_path, 60) == model and (model / "int8.onnx").stat().st_mtime_ns == before
-    found = dlrm_v2.pairs_a_second(model, 1)
-    assert list(found) == ["pairs", "rank"] and all(each["pairs_per_second"]["median"] > 0 for each in found.values())
+    rates = dlrm_v2.pairs_a_second(model, 1)
+    assert list(rates) == ["pairs", "rank"] and all(rate["pairs_per_second"]["median"] > 0 for rate in rates.values())

@@ -32,9 +32,9 @@ def test_a_small_comparison(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "TURN_SECONDS", 0.001)
     case = tables.Case(2, 400, 16, bits, True)
     report = tables.compare(case, 64, [1, 3], ["zipf"], ["zoo", "torch"], 1)
-    assert [found["pooling"] for found in report["lookups"]] == [1, 3]
+    assert [lookup["pooling"] for lookup in report["lookups"]] == [1, 3]
     assert ("torch" in report["left_out"]) == (bits == 2)
-    assert all(("ratio" in found) == (bits > 2) for found in report["lookups"])
+    assert all(("ratio" in lookup) == (bits > 2) for lookup in report["lookups"])
     page = tables.rendered({"tables": [report], "environment": {"batch_size": 64}}, "a machine")
     assert f"|2|{bits}|zipf|3|" in page.replace(" ", "")
 

@@ -107,26 +107,26 @@ def test_a_pool_holds_many_different_batches(tmp_path: Path) -> None:
     for size in (512, 1000):
         batches = inputs.batches("zipf", size)
         assert len(batches) == 64
-        assert {len(each["ids"]) for each in batches} == {size}
+        assert {len(batch["ids"]) for batch in batches} == {size}
     assert not np.array_equal(batches[0]["numbers"], batches[1]["numbers"])
-    assert all(each["numbers"].min() >= 0 and each["numbers"].max() <= 1 for each in batches)
+    assert all(batch["numbers"].min() >= 0 and batch["numbers"].max() <= 1 for batch in batches)
 
 
 def test_the_tensorflow_network_is_the_frozen_graph(
     frozen: Path, batch: dict[str, np.ndarray], expected: np.ndarray
 ) -> None:
     pytest.importorskip("tensorflow", reason="needs the train extra")
-    graph = {each.name: numpy_helper.to_array(each) for each in onnx.load(frozen).graph.initializer}
+    graph = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(frozen).graph.initializer}
     fields = range(1, FIELDS + 1)
     weights = {
         "table": np.concatenate([graph[f"deep/C{field}/embeddings"] for field in fields]),
         "wide": np.concatenate([graph[f"wide/C{field}/weights"] for field in fields]),
         "offsets": np.arange(FIELDS, dtype=np.int32) * np.int32(BUCKETS),
     }
-    for at, name in enumerate(("hidden_0", "hidden_1", "deep_logit")):
-        weights |= {f"kernel_{at}": graph[f"{name}/kernel"], f"bias_{at}": graph[f"{name}/bias"]}
-    found = engines.tensorflow_network(weights)(batch["ids"], batch["numbers"]).numpy()
-    assert np.abs(found - expected).max() < 1e-6
+    for index, name in enumerate(("hidden_0", "hidden_1", "deep_logit")):
+        weights |= {f"kernel_{index}": graph[f"{name}/kernel"], f"bias_{index}": graph[f"{name}/bias"]}
+    scores = engines.tensorflow_network(weights)(batch["ids"], batch["numbers"]).numpy()
+    assert np.abs(scores - expected).max() < 1e-6
 
 
 def test_torch_and_tensorflow_get_the_weights_of_the_model(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_torch_and_tensorflow_get_the_weights_of_the_model(tmp_path: Path) -> No
 
 def test_onnxruntimes_quantizer_writes_int8(frozen: Path, batch: dict[str, np.ndarray], tmp_path: Path) -> None:
     onnx_runtime.quantize_static(frozen, tmp_path / "stock.onnx", [batch])
-    kinds = {each.data_type for each in onnx.load(tmp_path / "stock.onnx").graph.initializer}
+    kinds = {tensor.data_type for tensor in onnx.load(tmp_path / "stock.onnx").graph.initializer}
     assert {TensorProto.INT8, TensorProto.UINT8} <= kinds
 
 
@@ -167,7 +167,7 @@ def test_rates_count_the_time_for_which_a_turn_had_the_core() -> None:
 
 def test_ratios_pair_the_turns_of_a_round() -> None:
     seconds = {"peer": [4.0, 8.0, 12.0], "zoo-x": [2.0, 4.0, 1.0]}
-    turns = {name: [(np.array([each]), 1.0) for each in taken] for name, taken in seconds.items()}
+    turns = {name: [(np.array([duration]), 1.0) for duration in taken] for name, taken in seconds.items()}
     assert list(wide_deep.speedups(turns)) == [{"engine": "zoo-x", "over": {"peer": 2.0}}]
 
 
@@ -213,20 +213,20 @@ def test_engines_in_processes_of_their_own_make_a_report(tmp_path: Path, require
     assert [line.split()[:1] for line in done.stdout.splitlines()[1:5]] == [
         ["results:"],
         ["engine"],
-        *([each] for each in names),
+        *([name] for name in names),
     ]
     report = json.loads((tmp_path / "report.json").read_text())
-    assert [each["engine"] for each in report["results"]] == names
+    assert [result["engine"] for result in report["results"]] == names
     assert report["left_out"] == {}
-    for each in report["results"]:
-        assert (each["ids"], each["batch_size"]) == ("zipf", 16)
-        assert 0 < each["latency_ms"]["p50"] <= each["latency_ms"]["p95"] <= each["latency_ms"]["p99"]
-        assert each["spread"][0] <= each["samples_per_second"] <= each["spread"][1]
-        assert 20 < each["memory_mb"] < 2000
-        assert 0 < each["core_share"] <= 1.1  # the processor's clock is coarser
-    reference, ours = (each["max_probability"] for each in report["results"])
+    for row in report["results"]:
+        assert (row["ids"], row["batch_size"]) == ("zipf", 16)
+        assert 0 < row["latency_ms"]["p50"] <= row["latency_ms"]["p95"] <= row["latency_ms"]["p99"]
+        assert row["spread"][0] <= row["samples_per_second"] <= row["spread"][1]
+        assert 20 < row["memory_mb"] < 2000
+        assert 0 < row["core_share"] <= 1.1  # the processor's clock is coarser
+    reference, ours = (result["max_probability"] for result in report["results"])
     assert reference < 1e-6 < ours < 0.01
-    assert [(each["engine"], list(each["over"])) for each in report["ratios"]] == [
+    assert [(ratio["engine"], list(ratio["over"])) for ratio in report["ratios"]] == [
         ("zoo-onnxruntime", ["onnxruntime-fp32"])
     ]
     assert report["environment"]["threads"] == 1

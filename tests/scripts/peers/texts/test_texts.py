@@ -18,7 +18,7 @@ WORDS = ["[PAD]", "[UNK]", *(f"w{i}" for i in range(40))]
 @pytest.fixture
 def folder(tmp_path):
     """tokenizer.json, and a graph of embeddings, a linear layer and the mean over tokens."""
-    vocabulary = {word: at for at, word in enumerate(WORDS)}
+    vocabulary = {word: index for index, word in enumerate(WORDS)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -54,12 +54,12 @@ def test_ways_are_built_opened_compared_and_timed(folder, require_fields):
         assert workers.left_out == {"broken": "NotImplementedError: NotImplementedError"}
         assert all(0.9 < figures["cosine"] <= 1 for figures in opened.values())
         assert (folder / "dynamic.onnx").is_file() and (folder / "onnxruntime-static.built").is_file()
-        found = texts.time_load("sentences", workers.live, lines(40), 2, lambda done: None)
+        load = texts.time_load("sentences", workers.live, lines(40), 2, lambda done: None)
         memory = workers.ask_all("memory")
-    assert list(found["results"])[:2] == ["single", "unsorted"]
-    assert all(each.keys() == opened.keys() for each in found["results"].values())
-    figures = {name: {**each, "memory_mb": memory[name]} for name, each in opened.items()}
-    report = {"loads": [found], "ways": figures, "left_out": workers.left_out, "bytes": {"fp32": 1, "int8": 1}}
+    assert list(load["results"])[:2] == ["single", "unsorted"]
+    assert all(result.keys() == opened.keys() for result in load["results"].values())
+    figures = {name: {**result, "memory_mb": memory[name]} for name, result in opened.items()}
+    report = {"loads": [load], "ways": figures, "left_out": workers.left_out, "bytes": {"fp32": 1, "int8": 1}}
     report["environment"] = machine.environment(threads=1, packages={})
     absent = (".left_out.*", ".ways.*.least_cosine", ".ways.*.cosine_below_99")
     require_fields(report, "scripts/peers/reports/texts-*.json", ways, absent)
@@ -67,11 +67,11 @@ def test_ways_are_built_opened_compared_and_timed(folder, require_fields):
 
 def test_loads_are_sentences_paragraphs_and_both_mixed(folder):
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    given = texts.loads(lines(6000), tokenizer)
-    assert {name: len(each) for name, each in given.items()} == {"sentences": 512, "paragraphs": 64, "mixed": 64}
-    sizes = [len(tokenizer.encode(each).ids) for each in given["paragraphs"]]
+    loads = texts.loads(lines(6000), tokenizer)
+    assert {name: len(load) for name, load in loads.items()} == {"sentences": 512, "paragraphs": 64, "mixed": 64}
+    sizes = [len(tokenizer.encode(paragraph).ids) for paragraph in loads["paragraphs"]]
     assert min(sizes) >= 95 and max(sizes) <= 310
-    assert set(given["mixed"]) <= {*given["sentences"], *given["paragraphs"]}
+    assert set(loads["mixed"]) <= {*loads["sentences"], *loads["paragraphs"]}
 
 
 def test_texts_are_taken_in_the_order_of_their_lengths(folder):

@@ -37,9 +37,9 @@ def gradients():
 
 @pytest.fixture(scope="module")
 def torch():
-    found = pytest.importorskip("torch", reason="needs the train extra")
-    found.set_num_threads(1)
-    return found
+    library = pytest.importorskip("torch", reason="needs the train extra")
+    library.set_num_threads(1)
+    return library
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +63,8 @@ def sharpened(torch, pre_norm: bool, ends: float):
     torch.manual_seed(0)
     network = Transformer(ModelConfig(2, 1, 32, 64, 4), PIECES, pre_norm=pre_norm, dropout=0.0).eval()
     with torch.no_grad():
-        for each in network.parameters():
-            each.add_(0.1 * torch.randn_like(each))
+        for parameter in network.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
         network.embedding.weight.mul_(1.5)
         last = network.decoder_norm if pre_norm else network.decoder[-1].around_feed.norm
         last.bias.add_(ends * network.embedding.weight[END])
@@ -78,9 +78,9 @@ def folder(torch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from zoo.translation.models.transformer import ARCHITECTURES
 
     ARCHITECTURES["little"] = ModelConfig(2, 1, 32, 64, 4)
-    found = tmp_path_factory.mktemp("peers") / "model"
-    models.untrained("little", PIECES, found)
-    return found
+    path = tmp_path_factory.mktemp("peers") / "model"
+    models.untrained("little", PIECES, path)
+    return path
 
 
 # --------------------------------------------------------------------------------------------------------- CTranslate2
@@ -94,13 +94,13 @@ def searched(folder: Path, names: list[str], sentences, penalty: float = 1.0) ->
     token = {name: index for index, name in enumerate(names)}
     options = {"beam_size": 4, "num_hypotheses": 4, "length_penalty": penalty, "return_scores": True}
     options |= {"max_input_length": 0, "min_decoding_length": 0}
-    found = []
-    for each in sentences:
-        limits = {"max_decoding_length": limit(len(each), POSITIONS)}
-        (result,) = translator.translate_batch([[names[piece] for piece in each[:-1]]], **options, **limits)
+    results = []
+    for sentence in sentences:
+        limits = {"max_decoding_length": limit(len(sentence), POSITIONS)}
+        (result,) = translator.translate_batch([[names[piece] for piece in sentence[:-1]]], **options, **limits)
         pairs = zip(result.hypotheses, result.scores, strict=True)
-        found.append([Hypothesis([token[piece] for piece in pieces], score) for pieces, score in pairs])
-    return found
+        results.append([Hypothesis([token[piece] for piece in pieces], score) for pieces, score in pairs])
+    return results
 
 
 def require_equal(ours, theirs, same: float, lists: float = 0.0) -> None:
@@ -118,10 +118,10 @@ def test_ctranslate2_finds_what_this_search_finds(torch, exporter, vocabulary, p
     from zoo.translation.models.decoding import translate
 
     network = sharpened(torch, pre_norm, 3.0 if pre_norm else 1.5)
-    sentences = [each[-2 - i % 5 :] for i, each in enumerate(models.drawn(PIECES, 40))]
+    sentences = [sentence[-2 - i % 5 :] for i, sentence in enumerate(models.drawn(PIECES, 40))]
     ours = translate(network, sentences, beam=4, best=4, length_penalty=penalty)
-    lengths = [len(each[0].tokens) for each in ours]
-    ended = [length < limit(len(each), POSITIONS) for each, length in zip(sentences, lengths, strict=True)]
+    lengths = [len(ranked[0].tokens) for ranked in ours]
+    ended = [length < limit(len(sentence), POSITIONS) for sentence, length in zip(sentences, lengths, strict=True)]
     assert sum(ended) > 5, "too few translations end before their limit to say anything of the end"
     exporter.export(network, vocabulary, tmp_path / "made")
     require_equal(ours, searched(tmp_path / "made", vocabulary.pieces, sentences, penalty), 1.0, 0.95)
@@ -140,16 +140,16 @@ def test_ctranslate2_translates_the_test_set_as_the_shipped_model(
     network, pieces = load_model(zoo.load("multi30k-en-de").path, Transformer)
     sentences = pieces.encode(translation.test_set(1000)[0])
     exporter.export(network, pieces, tmp_path / "made")
-    parts = (sentences[at : at + 32] for at in range(0, len(sentences), 32))
-    ours = [each for part in parts for each in translate(network, part, beam=4, best=4)]
+    parts = (sentences[start : start + 32] for start in range(0, len(sentences), 32))
+    ours = [result for part in parts for result in translate(network, part, beam=4, best=4)]
     require_equal(ours, searched(tmp_path / "made", pieces.pieces, sentences), 0.99)
 
 
 def test_int8_weights_take_a_quarter(torch, exporter, vocabulary, tmp_path) -> None:
     network = sharpened(torch, True, 0.0)
-    for each in ("float32", "int8"):
-        exporter.export(network, vocabulary, tmp_path / each, each)
-    whole, small = ((tmp_path / each / "model.bin").stat().st_size for each in ("float32", "int8"))
+    for precision in ("float32", "int8"):
+        exporter.export(network, vocabulary, tmp_path / precision, precision)
+    whole, small = ((tmp_path / name / "model.bin").stat().st_size for name in ("float32", "int8"))
     positions = 2 * network.positions.numel() * 4
     assert small < 0.6 * whole or small - positions < 0.5 * (whole - positions)
 
@@ -177,33 +177,35 @@ def test_all_engines_take_exactly_so_many_steps(torch, folder, name, beam, monke
         (loop_graph, "search"),
         (loop_graph, "GRAPH_VERSION"),
     ]
-    for module, each in changed:  # what `force_steps` changes comes back
-        monkeypatch.setattr(module, each, getattr(module, each))
+    for module, attribute in changed:  # what `force_steps` changes comes back
+        monkeypatch.setattr(module, attribute, getattr(module, attribute))
     work = models.Work(folder)
     engines.make(name, work)
     opened = engines.PEERS[name].open(work, engines.Case("little", "steps", 4, beam, 7))
     sentences = models.drawn(PIECES, 4)
-    assert [len(each) for each in opened.tokens(opened.search(opened.prepare(sentences)))] == [7] * 4
+    assert [len(tokens) for tokens in opened.tokens(opened.search(opened.prepare(sentences)))] == [7] * 4
 
 
 def test_drawn_sentences_end_and_fit_into_one_batch() -> None:
-    found = models.drawn(PIECES, 300)
-    assert {len(each) for each in found} == set(range(models.LENGTHS[0], models.LENGTHS[1] + 1))
-    assert all(each[-1] == END and (each[:-1] > END).all() and (each < PIECES).all() for each in found)
+    sentences = models.drawn(PIECES, 300)
+    assert {len(sentence) for sentence in sentences} == set(range(models.LENGTHS[0], models.LENGTHS[1] + 1))
+    assert all(
+        sentence[-1] == END and (sentence[:-1] > END).all() and (sentence < PIECES).all() for sentence in sentences
+    )
     assert models.LENGTHS[1] <= engines.AVERAGE
 
 
 def test_a_drawn_shortlist_has_the_end_and_so_many_words() -> None:
-    pieces, (first, each) = 8000, models.LISTED
-    found = [models.listed(pieces).allowed(sentence.tolist()) for sentence in models.drawn(pieces, 20)]
-    assert all(END in one and first < len(one) <= first + models.LENGTHS[1] * (each + 1) + 7 for one in found)
-    assert len({len(one) for one in found}) > 10
+    pieces, (first, extra) = 8000, models.LISTED
+    shortlists = [models.listed(pieces).allowed(sentence.tolist()) for sentence in models.drawn(pieces, 20)]
+    assert all(END in one and first < len(one) <= first + models.LENGTHS[1] * (extra + 1) + 7 for one in shortlists)
+    assert len({len(one) for one in shortlists}) > 10
 
 
 def test_a_made_up_vocabulary_has_its_size_and_special_tokens(vocabulary: Vocabulary) -> None:
     assert len(vocabulary) == PIECES
     assert len(set(vocabulary.pieces)) == PIECES
-    assert [vocabulary.pieces[each] for each in (PAD, START, END)] == ["<pad>", "<s>", "</s>"]
+    assert [vocabulary.pieces[token] for token in (PAD, START, END)] == ["<pad>", "<s>", "</s>"]
 
 
 def test_ctranslate2_is_told_of_avx512_on_amd_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,15 +226,15 @@ def turn(whole: float, tokens: int = 120, texts: tuple[str, ...] = ()):
 
 def test_a_summary_tells_rates_steps_and_quality() -> None:
     case = engines.Case("little", "steps", 2, 1, 30)
-    found = translation.summary(case, [turn(1.0), turn(2.0), turn(4.0)], 4, [])
-    assert found["sentences_per_second"] == {"median": 2.0, "spread": [1.0, 4.0]}
-    assert found["tokens_per_second"]["median"] == 60.0
-    assert found["ms_a_step"]["median"] == round(1e3 * 2 / 2 / 30, 4)
-    assert found["core_share"] == 0.5
+    summary = translation.summary(case, [turn(1.0), turn(2.0), turn(4.0)], 4, [])
+    assert summary["sentences_per_second"] == {"median": 2.0, "spread": [1.0, 4.0]}
+    assert summary["tokens_per_second"]["median"] == 60.0
+    assert summary["ms_a_step"]["median"] == round(1e3 * 2 / 2 / 30, 4)
+    assert summary["core_share"] == 0.5
     texts = ("Ein Mann geht heute nach Hause .",)
-    found = translation.summary(engines.Case("little", "text", 2, 1), [turn(1.0, texts=texts)], 1, texts)
-    assert (found["bleu"], found["chrf"]) == (100.0, 100.0)
-    assert found["search_per_second"]["median"] == 2.0
+    summary = translation.summary(engines.Case("little", "text", 2, 1), [turn(1.0, texts=texts)], 1, texts)
+    assert (summary["bleu"], summary["chrf"]) == (100.0, 100.0)
+    assert summary["search_per_second"]["median"] == 2.0
 
 
 def test_ratios_pair_the_turns_of_a_round() -> None:
@@ -245,8 +247,8 @@ def test_ratios_pair_the_turns_of_a_round() -> None:
 
 
 def test_random_weights_have_no_text_to_translate() -> None:
-    found = list(translation.cases(["small", "mine"], ["steps", "text"], [1, 32], [1, 4], 30))
-    assert [tuple(each) for each in found] == [
+    cases = list(translation.cases(["small", "mine"], ["steps", "text"], [1, 32], [1, 4], 30))
+    assert [tuple(case) for case in cases] == [
         *(("small", "steps", size, beam, 30) for size in (1, 32) for beam in (1, 4)),
         *(("mine", "steps", size, beam, 30) for size in (1, 32) for beam in (1, 4)),
         ("mine", "text", 32, 4, 0),
@@ -254,8 +256,8 @@ def test_random_weights_have_no_text_to_translate() -> None:
 
 
 def test_every_turn_of_all_engines_has_whole_batches(folder: Path) -> None:
-    found = translation.inputs_of(engines.Case("small", "steps", 32, 4, 30), models.Work(folder), [])
-    assert [len(each) for each in found] == [32] * (translation.POOL // 32)
+    batches = translation.inputs_of(engines.Case("small", "steps", 32, 4, 30), models.Work(folder), [])
+    assert [len(batch) for batch in batches] == [32] * (translation.POOL // 32)
 
 
 @pytest.mark.parametrize(
@@ -322,14 +324,12 @@ def test_engines_in_processes_of_their_own_make_a_report(torch, tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     (case,) = json.loads((tmp_path / "report.json").read_text())["cases"]
-    assert [each["engine"] for each in case["results"]] == expected
+    assert [result["engine"] for result in case["results"]] == expected
     assert case["left_out"] == {}
     assert list(case["ratios"]) == ["zoo-fp32"]
-    for each in case["results"]:
-        assert each["tokens_per_second"]["median"] == pytest.approx(
-            3 * each["sentences_per_second"]["median"], rel=0.01
-        )
-        assert 20 < each["memory_mb"]["peak"] < 4000
+    for row in case["results"]:
+        assert row["tokens_per_second"]["median"] == pytest.approx(3 * row["sentences_per_second"]["median"], rel=0.01)
+        assert 20 < row["memory_mb"]["peak"] < 4000
 
 
 # ---------------------------------------------------------------------------------------------- rewrites
@@ -340,23 +340,26 @@ def test_all_forms_without_a_rewrite_translate_alike(
     folder: Path, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a row times must compute the same, or it says nothing of the rewrite."""
-    found: list[tuple[str, list[list[int]]]] = []
+    outputs: list[tuple[str, list[list[int]]]] = []
 
     class Forms(steps.Forms):
         def search(self, session):
             """As `timed` gives it, but keeps the translations."""
             batch = {"source": self.drawn([5, 9, 3]), "beam": [2], "best": [1], "growth": [0, 6]}
             ran = session.run(
-                {**{name: np.array(each) for name, each in batch.items()}, "length_penalty": np.ones(1, np.float32)}
+                {
+                    **{name: np.array(numbers) for name, numbers in batch.items()},
+                    "length_penalty": np.ones(1, np.float32),
+                }
             )
-            found.append((str(len(found)), ran["tokens"].tolist()))
+            outputs.append((str(len(outputs)), ran["tokens"].tolist()))
             return super().search(session)
 
     names = [row.name for row in steps.rows(Forms(open_folder(folder, zoo.entry), precision))]
     assert len(names) == len(set(names)) == 14
-    assert len(found) == 8
-    expected = np.array(found[0][1])
-    for which, tokens in found[1:]:
+    assert len(outputs) == 8
+    expected = np.array(outputs[0][1])
+    for which, tokens in outputs[1:]:
         assert np.mean(np.array(tokens) == expected) > (0.99 if precision == "fp32" else 0.6), (
             which
         )  # int8: ranges anew, biases rounded
@@ -366,11 +369,11 @@ def test_a_report_of_rewrites_has_a_row_for_each(folder: Path, monkeypatch: pyte
     row = steps.Row("one", lambda count, beam: 1.0, lambda count, beam: 2.0)
     batch = steps.Row("other", lambda count, beam: 3.0 * count, lambda count, beam: 1.5, False)
     monkeypatch.setattr(steps, "rows", lambda forms: iter([row, batch]))
-    found = steps.compare(None, [(1, 4), (32, 4)], 3, lambda done: None)
-    assert found[0]["cases"][0] == {"batch_size": 1, "beam": 4, "on": 1.0, "off": 2.0, "times": 2.0}
-    assert [each["batch_size"] for each in found[1]["cases"]] == [32]
-    assert found[1]["cases"][0] == {"batch_size": 32, "beam": 4, "on": 96.0, "off": 1.5, "times": 0.016}
-    lines = harness.table({"models": [{"model": "m", "precision": "int8", "rows": found}]}).splitlines()
+    rows = steps.compare(None, [(1, 4), (32, 4)], 3, lambda done: None)
+    assert rows[0]["cases"][0] == {"batch_size": 1, "beam": 4, "on": 1.0, "off": 2.0, "times": 2.0}
+    assert [case["batch_size"] for case in rows[1]["cases"]] == [32]
+    assert rows[1]["cases"][0] == {"batch_size": 32, "beam": 4, "on": 96.0, "off": 1.5, "times": 0.016}
+    lines = harness.table({"models": [{"model": "m", "precision": "int8", "rows": rows}]}).splitlines()
     assert lines[0] == "model m, precision int8" and "rewrite other" in lines
     assert lines[-1].split() == ["32", "4", "96", "1.5", "0.016"]
 
@@ -386,9 +389,9 @@ def test_rewrites_are_a_table_of_the_benchmarks(tmp_path: Path, monkeypatch: pyt
     report = {"models": [{"model": "small", "precision": "int8", "rows": rows}], "environment": place}
     (tmp_path / "steps-some-cpu.json").write_text(json.dumps(report))
     monkeypatch.setattr(report_sections, "PEERS", tmp_path)
-    found = re.sub(" +", " ", report_sections.benchmarks([]))
-    assert "| small, int8 | batch 1, beam 4 | batch 32, beam 4 |" in found
-    assert "| b | | 1.000 / 2.500 (2.50x) |" in found
+    page = re.sub(" +", " ", report_sections.benchmarks([]))
+    assert "| small, int8 | batch 1, beam 4 | batch 32, beam 4 |" in page
+    assert "| b | | 1.000 / 2.500 (2.50x) |" in page
 
 
 def test_a_report_is_a_section_of_the_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,8 +407,8 @@ def test_a_report_is_a_section_of_the_benchmarks(tmp_path: Path, monkeypatch: py
         }
         memory = {"peak": 99.4, "shares": 50.2}
         results = [
-            {"engine": name, **translation.summary(case, found, 4, said), "memory_mb": memory}
-            for name, found in turns.items()
+            {"engine": name, **translation.summary(case, runs, 4, said), "memory_mb": memory}
+            for name, runs in turns.items()
         ]
         cases.append(
             {**case._asdict(), "sentences": 4, "results": results, "ratios": translation.ratios(turns), "left_out": {}}
@@ -418,10 +421,10 @@ def test_a_report_is_a_section_of_the_benchmarks(tmp_path: Path, monkeypatch: py
         "signatures": {"bleu": "sig"},
     }
     (tmp_path / "translation-some-cpu.json").write_text(json.dumps({"cases": cases, "environment": place}))
-    found = re.sub(" +", " ", report_sections.benchmarks([]))
-    assert found.startswith("## Translation\n\n### Engines\n")
-    assert "| small | 2 | 1 | ctranslate2-int8 | 1.6 | 48 | 99 (50) | 41.667 | 5.00x | 2.50x |" in found
-    assert "| mine | 2 | 4 | zoo-int8 | 4.0 | 120 | 99 (50) | 100.00 | 100.00 | 8.0 | | |" in found
-    assert "CT2_FORCE_CPU_ISA=AVX512" in found
-    widths = [{line.count("|") for line in part.splitlines() if line.startswith("|")} for part in found.split("\n\n")]
-    assert all(len(each) <= 1 for each in widths), "a row has not as many cells as its table has columns"
+    page = re.sub(" +", " ", report_sections.benchmarks([]))
+    assert page.startswith("## Translation\n\n### Engines\n")
+    assert "| small | 2 | 1 | ctranslate2-int8 | 1.6 | 48 | 99 (50) | 41.667 | 5.00x | 2.50x |" in page
+    assert "| mine | 2 | 4 | zoo-int8 | 4.0 | 120 | 99 (50) | 100.00 | 100.00 | 8.0 | | |" in page
+    assert "CT2_FORCE_CPU_ISA=AVX512" in page
+    widths = [{line.count("|") for line in part.splitlines() if line.startswith("|")} for part in page.split("\n\n")]
+    assert all(len(counts) <= 1 for counts in widths), "a row has not as many cells as its table has columns"

@@ -37,7 +37,7 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "point": random.normal(size=(8, 8, 1, 1)),
         "head": random.normal(size=(CLASSES, 8)),
         "head_bias": random.normal(size=CLASSES),
-        **{each: random.uniform(0.5, 1.5, size=8) for each in ("bias", "gamma", "beta", "mean", "variance")},
+        **{key: random.uniform(0.5, 1.5, size=8) for key in ("bias", "gamma", "beta", "mean", "variance")},
         "white": np.array(255.0),
         "zero": np.array(0.0),
         "six": np.array(6.0),
@@ -107,10 +107,10 @@ def test_the_obvious_way_gives_the_pixels_of_this_projects(
     size: tuple[int, int], interpolation: str, channels: str
 ) -> None:
     spec = Preprocess(32, 37, interpolation, channels=channels)
-    found = float_networks.obvious(jpeg(*size), spec)
-    assert (found.dtype, found.shape, found.flags.c_contiguous) == (np.float32, (1, 3, 32, 32), True)
-    assert np.abs(found[0] - normalized(prepare(jpeg(*size), spec), spec)).max() < 1e-5
-    assert np.array_equal(float_networks.obvious(jpeg(*size), spec, last=True), found.transpose(0, 2, 3, 1))
+    pixels = float_networks.obvious(jpeg(*size), spec)
+    assert (pixels.dtype, pixels.shape, pixels.flags.c_contiguous) == (np.float32, (1, 3, 32, 32), True)
+    assert np.abs(pixels[0] - normalized(prepare(jpeg(*size), spec), spec)).max() < 1e-5
+    assert np.array_equal(float_networks.obvious(jpeg(*size), spec, last=True), pixels.transpose(0, 2, 3, 1))
 
 
 def test_the_float_networks_are_the_frozen_graph_without_its_front(work, expected: np.ndarray) -> None:
@@ -118,14 +118,14 @@ def test_the_float_networks_are_the_frozen_graph_without_its_front(work, expecte
     for path in (work.fp32, work.folded):
         assert np.abs(onnxruntime.InferenceSession(path).run(None, batch)[0] - expected).max() < 1e-4
     assert "BatchNormalization" not in {node.op_type for node in onnx.load(work.folded).graph.node}
-    assert [len(each[float_networks.NORMALIZED]) for each in work.batches()] == [1, 1, 1]
+    assert [len(batch[float_networks.NORMALIZED]) for batch in work.batches()] == [1, 1, 1]
 
 
 def test_the_tensorflow_network_is_the_frozen_graph(work, expected: np.ndarray) -> None:
     pytest.importorskip("tensorflow", reason="needs the train extra")
     run = float_networks.tensorflow_network(work.folded)
-    found = [run(batch[float_networks.NORMALIZED].transpose(0, 2, 3, 1)).numpy() for batch in work.batches()]
-    assert np.abs(np.concatenate(found) - expected).max() < 1e-4
+    outputs = [run(batch[float_networks.NORMALIZED].transpose(0, 2, 3, 1)).numpy() for batch in work.batches()]
+    assert np.abs(np.concatenate(outputs) - expected).max() < 1e-4
 
 
 def test_systems_are_opened_timed_in_turn_and_left_out_with_a_reason(
@@ -145,13 +145,13 @@ def test_systems_are_opened_timed_in_turn_and_left_out_with_a_reason(
         images, "SYSTEMS", {"a-int8": images.Peer(None, "", opened), "b-int8": images.Peer(None, "", broken)}
     )
     monkeypatch.setattr(harness, "TURN_SECONDS", 0)
-    found = images.time_systems(work, ["a-int8", "b-int8"], photos, 2)
-    assert found["left_out"].keys() == {"b-int8"}
-    assert found["left_out"]["b-int8"].startswith("ValueError: no such") and "\n" not in found["left_out"]["b-int8"]
-    assert found["labels"] == {"a-int8": [index % 3 for index in range(12)]}
+    report = images.time_systems(work, ["a-int8", "b-int8"], photos, 2)
+    assert report["left_out"].keys() == {"b-int8"}
+    assert report["left_out"]["b-int8"].startswith("ValueError: no such") and "\n" not in report["left_out"]["b-int8"]
+    assert report["labels"] == {"a-int8": [index % 3 for index in range(12)]}
     for key in (*images.COLUMNS, "model_only"):
-        assert len(found[key]["a-int8"]) == 2
-    assert found["whole"]["a-int8"][0] >= found["prepare"]["a-int8"][0] + found["model"]["a-int8"][0]
+        assert len(report[key]["a-int8"]) == 2
+    assert report["whole"]["a-int8"][0] >= report["prepare"]["a-int8"][0] + report["model"]["a-int8"][0]
 
 
 def test_the_report_compares_with_the_quickest_int8_peer() -> None:
@@ -168,13 +168,13 @@ def test_the_report_compares_with_the_quickest_int8_peer() -> None:
         "openvino-fp32": [1, 2, 0, 0],
     }
     times = dict.fromkeys((*images.COLUMNS, "model_only"), whole)
-    found = images.summary({**times, "labels": labels, "engine": dict.fromkeys(whole, "")})
-    assert found["best_int8_peer"] == "quick-int8"
-    ours = found["results"][0]
+    summary = images.summary({**times, "labels": labels, "engine": dict.fromkeys(whole, "")})
+    assert summary["best_int8_peer"] == "quick-int8"
+    ours = summary["results"][0]
     assert ours["ms"]["whole"] == {"median": 2.0, "spread": [1.0, 2.0]}
     assert (ours["images_per_second"], ours["times_as_fast_as_best"]) == (500.0, 2.0)
     assert (ours["labels_as_best"], ours["labels_as_fp32"], ours["core_share"]) == (0.75, 0.5, 1.0)
-    assert found["ours"]["slow-int8"] == {"times_as_fast": 4.5, "same_labels": 0.0}
+    assert summary["ours"]["slow-int8"] == {"times_as_fast": 4.5, "same_labels": 0.0}
 
 
 @pytest.mark.parametrize(

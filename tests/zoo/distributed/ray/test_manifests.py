@@ -71,56 +71,58 @@ JOB = {
 
 def written(cloud: str, path: Path, **options) -> tuple[dict, dict]:
     """What the file holds, and what was told."""
-    told = cluster_yaml(cloud, path, **{**(OWN if cloud in LAUNCHER else {}), **options})
-    return yaml.safe_load(path.read_text()), told
+    commands = cluster_yaml(cloud, path, **{**(OWN if cloud in LAUNCHER else {}), **options})
+    return yaml.safe_load(path.read_text()), commands
 
 
 @pytest.mark.parametrize("cloud", LAUNCHER)
 @pytest.mark.parametrize("spot", [False, True])
 def test_the_launcher_takes_what_is_written(cloud, spot, tmp_path):
     autoscaler = pytest.importorskip("ray.autoscaler", reason="needs ray, whose schema it is")
-    found, told = written(cloud, tmp_path / "cluster.yaml", spot=spot)
-    jsonschema.validate(found, json.loads((Path(autoscaler.__file__).parent / "ray-schema.json").read_text()))
+    manifest, commands = written(cloud, tmp_path / "cluster.yaml", spot=spot)
+    jsonschema.validate(manifest, json.loads((Path(autoscaler.__file__).parent / "ray-schema.json").read_text()))
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    validate_config(prepare_config(found))  # with the defaults, as `ray up` does
-    assert told["start"].startswith("ray get-auth-token --generate") and "RAY_AUTH_MODE=token" in told["run"]
-    assert told["start"].endswith(f"ray up --yes {tmp_path / 'cluster.yaml'}")
-    assert ("RAY_UP_enable_autoscaler_v2=0" in told["start"]) == (cloud == "local")
-    assert found["file_mounts"] == {"~/.ray/auth_token": "~/.ray/auth_token"}
-    assert "export RAY_AUTH_MODE=token" in found["setup_commands"][-1]
-    assert "--dashboard-host=127.0.0.1" in found["head_start_ray_commands"][-1]
+    validate_config(prepare_config(manifest))  # with the defaults, as `ray up` does
+    assert commands["start"].startswith("ray get-auth-token --generate") and "RAY_AUTH_MODE=token" in commands["run"]
+    assert commands["start"].endswith(f"ray up --yes {tmp_path / 'cluster.yaml'}")
+    assert ("RAY_UP_enable_autoscaler_v2=0" in commands["start"]) == (cloud == "local")
+    assert manifest["file_mounts"] == {"~/.ray/auth_token": "~/.ray/auth_token"}
+    assert "export RAY_AUTH_MODE=token" in manifest["setup_commands"][-1]
+    assert "--dashboard-host=127.0.0.1" in manifest["head_start_ray_commands"][-1]
     if cloud != "local":
-        assert found["available_node_types"]["worker"]["min_workers"] == 2
+        assert manifest["available_node_types"]["worker"]["min_workers"] == 2
         assert (
-            INSTANCES[cloud][1] in json.dumps(found)
-            and ("pot" in json.dumps(found) or "preempt" in json.dumps(found)) == spot
+            INSTANCES[cloud][1] in json.dumps(manifest)
+            and ("pot" in json.dumps(manifest) or "preempt" in json.dumps(manifest)) == spot
         )
 
 
 def test_own_machines(tmp_path):
-    found, _ = written("local", tmp_path / "cluster.yaml", user="me")
-    assert found["provider"] == {"type": "local", "head_ip": "10.0.0.1", "worker_ips": ["10.0.0.2", "10.0.0.3"]}
-    assert found["auth"] == {"ssh_user": "me"} and "docker" not in found
+    manifest, _ = written("local", tmp_path / "cluster.yaml", user="me")
+    assert manifest["provider"] == {"type": "local", "head_ip": "10.0.0.1", "worker_ips": ["10.0.0.2", "10.0.0.3"]}
+    assert manifest["auth"] == {"ssh_user": "me"} and "docker" not in manifest
 
 
 def test_kuberay(tmp_path):
-    found, told = written("kuberay", tmp_path / "cluster.yaml", workers=5, cores=4)
-    assert (found["apiVersion"], found["kind"]) == ("ray.io/v1", "RayCluster")
-    jsonschema.validate(found["spec"], CLUSTER)
-    group = found["spec"]["workerGroupSpecs"][0]
+    manifest, commands = written("kuberay", tmp_path / "cluster.yaml", workers=5, cores=4)
+    assert (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayCluster")
+    jsonschema.validate(manifest["spec"], CLUSTER)
+    group = manifest["spec"]["workerGroupSpecs"][0]
     assert group["replicas"] == 5 and group["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"] == "4"
-    assert found["spec"]["rayVersion"] == RAY and RAY in IMAGE
-    assert "kubectl port-forward" in told["run"]
+    assert manifest["spec"]["rayVersion"] == RAY and RAY in IMAGE
+    assert "kubectl port-forward" in commands["run"]
 
     command = "zoo run shop-clicks '/shared/*.parquet' -o /shared/out --on ray --address auto"
-    found, told = written("kuberay", tmp_path / "job.yaml", command=command, claim="data", instance="c7i.8xlarge")
-    assert found["kind"] == "RayJob" and found["spec"]["entrypoint"] == command
-    jsonschema.validate(found["spec"], JOB)
-    pod = found["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["template"]["spec"]
+    manifest, commands = written(
+        "kuberay", tmp_path / "job.yaml", command=command, claim="data", instance="c7i.8xlarge"
+    )
+    assert manifest["kind"] == "RayJob" and manifest["spec"]["entrypoint"] == command
+    jsonschema.validate(manifest["spec"], JOB)
+    pod = manifest["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["template"]["spec"]
     assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == "data"
     assert pod["nodeSelector"] == {"node.kubernetes.io/instance-type": "c7i.8xlarge"}
-    assert yaml.safe_load(found["spec"]["runtimeEnvYAML"])["pip"][0].startswith("int8-zoo[ray,train]==")
+    assert yaml.safe_load(manifest["spec"]["runtimeEnvYAML"])["pip"][0].startswith("int8-zoo[ray,train]==")
 
 
 def test_the_version_of_ray_is_the_one_that_this_project_is_tested_with():

@@ -58,11 +58,11 @@ def test_scoring_goes_on_where_a_node_goes(nodes, tmp_path):
         (tmp_path / "log" / f"{i:02d}.csv").write_bytes(head + b"\n" + rows * 20)
     out = tmp_path / "out"
     removed = when(lambda: len(list(out.glob("part-*.json"))) > 9, lambda: cluster.remove_node(second, False))
-    found = run_on_ray(CLICKS, [str(tmp_path / "log")], out, address=cluster.address, workers=2)
+    report = run_on_ray(CLICKS, [str(tmp_path / "log")], out, address=cluster.address, workers=2)
     removed.join(30)
-    assert found["lost"] >= 1 and not second.any_processes_alive()
+    assert report["lost"] >= 1 and not second.any_processes_alive()
     zoo.run(CLICKS, remote_files.expand([str(tmp_path / "log")]), tmp_path / "one.parquet")
-    union = pa.concat_tables(pq.read_table(each) for each in check(out)["files"])
+    union = pa.concat_tables(pq.read_table(path) for path in check(out)["files"])
     assert union.equals(pq.read_table(tmp_path / "one.parquet"))
 
 
@@ -97,4 +97,4 @@ def test_an_elastic_training_goes_on_where_a_node_goes(nodes, tmp_path, capsys):
     said = capsys.readouterr().err
     assert "going on from the last checkpoint" in said and said.count("epoch 1/6") == 1
     record = json.loads((tmp_path / "model/train.json").read_text())
-    assert record["processes"] == 1 and [each["epoch"] for each in record["history"]] == [1, 2, 3, 4, 5, 6]
+    assert record["processes"] == 1 and [epoch["epoch"] for epoch in record["history"]] == [1, 2, 3, 4, 5, 6]

@@ -43,14 +43,14 @@ def log(tmp_path):
 
 def scorers() -> list[int]:
     """The processes of the actors."""
-    found = []
+    pids = []
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if place.read_bytes().startswith(b"ray::Scorer"):
-                found.append(int(place.parent.name))
+                pids.append(int(place.parent.name))
         except OSError:  # it has ended
             continue
-    return found
+    return pids
 
 
 def test_actors_write_what_one_process_writes_though_some_are_lost(cluster, log, tmp_path):
@@ -65,11 +65,11 @@ def test_actors_write_what_one_process_writes_though_some_are_lost(cluster, log,
     killed: list[int] = []
     killer = threading.Thread(target=kill, args=(2,), daemon=True)
     killer.start()
-    found = run_on_ray(CLICKS, [log], tmp_path / "out", workers=2)
+    report = run_on_ray(CLICKS, [log], tmp_path / "out", workers=2)
     killer.join(30)
-    assert len(killed) == 2 and found["lost"] >= 1 and found["workers"] == 2
-    zoo.run(CLICKS, [str(each) for each in parts.remote_files.expand([log])], tmp_path / "one.parquet")
-    union = pa.concat_tables(pq.read_table(each) for each in check(tmp_path / "out")["files"])
+    assert len(killed) == 2 and report["lost"] >= 1 and report["workers"] == 2
+    zoo.run(CLICKS, [str(path) for path in parts.remote_files.expand([log])], tmp_path / "one.parquet")
+    union = pa.concat_tables(pq.read_table(path) for path in check(tmp_path / "out")["files"])
     assert union.equals(pq.read_table(tmp_path / "one.parquet"))
     assert run_on_ray(CLICKS, [log], tmp_path / "out", workers=2)["kept"] == 40
 

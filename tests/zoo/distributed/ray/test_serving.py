@@ -76,10 +76,10 @@ def test_replicas_answer_as_the_pipeline_does(port, at_once, tmp_path):
     sample = b"".join(text.splitlines(keepends=True)[:9])
     (tmp_path / "rows.csv").write_bytes(sample)
     for _ in range(2):  # where one is open at a time, the other takes its place
-        status, found = asked(port, f"/v2/models/{CRITEO}/ready")
+        status, answer = asked(port, f"/v2/models/{CRITEO}/ready")
         assert status == 200
-        status, found = asked(port, f"/v1/models/{CLICKS}:run", sample)
-        assert status == 200, found
+        status, answer = asked(port, f"/v1/models/{CLICKS}:run", sample)
+        assert status == 200, answer
         expected = [float(p) for rows in pipeline.rows(str(tmp_path / "rows.csv")) for p in pipeline.score(rows)]
-        assert [row["probability"] for row in json.loads(found)["results"]] == pytest.approx(expected, abs=1e-6)
+        assert [row["probability"] for row in json.loads(answer)["results"]] == pytest.approx(expected, abs=1e-6)
     assert asked(port, "/v2/models/nothing/ready")[0] == 404

@@ -68,14 +68,14 @@ def torchrun(log, tmp_path_factory):
 
 def workers() -> list[int]:
     """The processes that train."""
-    found = []
+    pids = []
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if place.read_bytes().startswith(b"ray::RayTrainWorker"):
-                found.append(int(place.parent.name))
+                pids.append(int(place.parent.name))
         except OSError:  # it has ended
             continue
-    return found
+    return pids
 
 
 @pytest.mark.parametrize(
@@ -107,12 +107,12 @@ def test_all_processes_are_told_of_every_checkpoint(log, tmp_path):
 
 @pytest.mark.slow
 def test_two_workers_train_what_torchrun_does(ray, log, torchrun, tmp_path):
-    found = train_on_ray("train", "deepfm", str(log), tmp_path / "model", workers=2, settings=SMALL)
+    metrics = train_on_ray("train", "deepfm", str(log), tmp_path / "model", workers=2, settings=SMALL)
     one, two = weights(torchrun), weights(tmp_path / "model")
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
     record = json.loads((tmp_path / "model/train.json").read_text())
-    assert record["processes"] == 2 and record["metrics"] == found
-    assert {each.name for each in tmp_path.iterdir()} == {"model"}  # the storage has gone
+    assert record["processes"] == 2 and record["metrics"] == metrics
+    assert {path.name for path in tmp_path.iterdir()} == {"model"}  # the storage has gone
     assert zoo.load(tmp_path / "model").card.name == "model"
 
 
@@ -160,8 +160,8 @@ def test_storages(ray, log, tmp_path):
     about = {"checkpoint_dir_name": name, "metrics": {}}
     lists = ("pending_training_results", "pending_validation_specs", "validated_checkpoint_dir_names")
     lists += ("timed_out_validation_checkpoint_dir_names", "failed_validation_checkpoint_dir_names")
-    known = {"checkpoint_results": [about], "latest_checkpoint_result": about, "checkpoint_report_indices": [0]}
-    known |= {"current_report_index": 1, "ray_version": ray.__version__, **{each: [] for each in lists}}
-    (tmp_path / "kept/model/checkpoint_manager_snapshot.json").write_text(json.dumps(known))
+    snapshot = {"checkpoint_results": [about], "latest_checkpoint_result": about, "checkpoint_report_indices": [0]}
+    snapshot |= {"current_report_index": 1, "ray_version": ray.__version__, **{key: [] for key in lists}}
+    (tmp_path / "kept/model/checkpoint_manager_snapshot.json").write_text(json.dumps(snapshot))
     with pytest.raises(RequestError, match="found a training of model in .*; go on with --resume"):
         train_on_ray("train", "deepfm", str(log), tmp_path / "model", workers=1, storage=str(tmp_path / "kept"))

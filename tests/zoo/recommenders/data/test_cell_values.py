@@ -78,7 +78,7 @@ TYPES = {
 def cell(value, one=str):
     """A value as someone's script writes it to CSV: lists joined by the separator of the schema, or as Python does."""
     if isinstance(value, list) and one is not repr:
-        return ";".join("" if each is None else one(each) for each in value)
+        return ";".join("" if item is None else one(item) for item in value)
     return "" if value is None else str(value)
 
 
@@ -93,7 +93,7 @@ def text(rows, delimiter, one=str):
 def of_numpy(value):
     """A value as rows of pandas and numpy hold it."""
     if isinstance(value, list):
-        return tuple(of_numpy(each) for each in value)
+        return tuple(of_numpy(item) for item in value)
     if value is None:
         return pd.NA
     return np.float64(value) if isinstance(value, float) else np.bool_(value) if isinstance(value, bool) else value
@@ -129,7 +129,7 @@ def sources(rows, folder):
 
 def plain(rows):
     """Rows that text can hold: items without spaces around them."""
-    lists = ([each.strip() for each in row["tags"] or () if each.strip()] for row in rows)
+    lists = ([tag.strip() for tag in row["tags"] or () if tag.strip()] for row in rows)
     return [{**row, "tags": tags} for row, tags in zip(rows, lists, strict=True)]
 
 
@@ -140,10 +140,10 @@ def test_every_source_gives_the_same_ids_bit_for_bit(tmp_path_factory, rows):
     features, truth = Features(SCHEMA), None
     assert CsvReader.of(features, open_log(text(rows, ",")), list(TYPES)) or extension.native() is None
     for name, source in sources(rows, folder):
-        (found,) = features.read(source, labelled=True)
-        truth = truth or found
-        for each in EXACT:
-            np.testing.assert_array_equal(getattr(found, each), getattr(truth, each), err_msg=f"{name}: {each}")
+        (encoded,) = features.read(source, labelled=True)
+        truth = truth or encoded
+        for field in EXACT:
+            np.testing.assert_array_equal(getattr(encoded, field), getattr(truth, field), err_msg=f"{name}: {field}")
 
 
 @given(
@@ -161,20 +161,20 @@ def test_the_native_reader_writes_the_same_texts(texts):
     writer = csv.writer(written, lineterminator="\n")
     names = ["town", "tags", "sizes", "price", "new"]
     writer.writerow(names)
-    writer.writerows([each] * len(names) for each in texts)
-    columns = [each for each in COLUMNS if each["name"] in names]
+    writer.writerows([string] * len(names) for string in texts)
+    columns = [column for column in COLUMNS if column["name"] in names]
     features = Features(Schema.from_json({"columns": columns}))
     truth = features.encode_columns(
         {
-            name: features.schema.forms[name].apply(pa.array([each or None for each in texts], pa.string()))
+            name: features.schema.forms[name].apply(pa.array([string or None for string in texts], pa.string()))
             for name in names
         },
         np.arange(len(texts)),
         labelled=False,
     )
-    found = Rows.concatenate(list(features.read(io.BytesIO(written.getvalue().encode()))))
-    for each in ("ids", "numbers", "scales"):
-        np.testing.assert_array_equal(getattr(found, each), getattr(truth, each), err_msg=each)
+    encoded = Rows.concatenate(list(features.read(io.BytesIO(written.getvalue().encode()))))
+    for field in ("ids", "numbers", "scales"):
+        np.testing.assert_array_equal(getattr(encoded, field), getattr(truth, field), err_msg=field)
 
 
 def test_texts_of_one_value():
@@ -206,7 +206,7 @@ def test_texts_of_one_value():
         "+5",
         "½",
     ]
-    for one, forms in {**texts, **{each: [each] for each in same}}.items():
+    for one, forms in {**texts, **{string: [string] for string in same}}.items():
         assert canonical(pa.array(forms, pa.string()), ";").to_pylist() == [one] * len(forms), one
 
 
@@ -215,15 +215,15 @@ def test_values_of_python():
     number, east = uuid.UUID(int=5), datetime.timezone(datetime.timedelta(hours=2))
     for value, written in [
         *(
-            (each, None)
-            for each in (None, pd.NA, pd.NaT, math.nan, np.datetime64("NaT"), np.float32("nan"), "None", [], [pd.NA])
+            (missing, None)
+            for missing in (None, pd.NA, pd.NaT, math.nan, np.datetime64("NaT"), np.float32("nan"), "None", [], [pd.NA])
         ),
         *(
-            (each, "3")
-            for each in (3, 3.0, np.int8(3), np.float16(3), decimal.Decimal(3), "3", b"3", np.str_("3"), pa.scalar(3))
+            (three, "3")
+            for three in (3, 3.0, np.int8(3), np.float16(3), decimal.Decimal(3), "3", b"3", np.str_("3"), pa.scalar(3))
         ),
-        *((each, "1") for each in (True, np.bool_(True), np.array(1.0), np.bytes_(b"1"))),
-        *((each, "a|2") for each in (["a", 2.0], ("a", 2), ["a", None, 2], np.array(["a", "2"]), pa.array(["a", "2"]))),
+        *((one, "1") for one in (True, np.bool_(True), np.array(1.0), np.bytes_(b"1"))),
+        *((pair, "a|2") for pair in (["a", 2.0], ("a", 2), ["a", None, 2], np.array(["a", "2"]), pa.array(["a", "2"]))),
         *(
             (np.float32(0.1), "0.1"),
             (decimal.Decimal("1E+2"), "100"),
@@ -269,20 +269,20 @@ def test_the_schema_says_whether_texts_are_canonical(tmp_path):
         "y,user,flag,tags\n" + "".join(f"{k % 2},{k % 7}.0,{k % 3 == 0},['t{k % 4}' 't{k % 5}']\n" for k in range(200))
     )
     schema = infer(open_log(path))
-    kinds = {each.name: (each.kind, each.encoding.get("values")) for each in schema.columns}
+    kinds = {column.name: (column.kind, column.encoding.get("values")) for column in schema.columns}
     assert kinds["tags"] == ("categories", ["t0", "t1", "t2", "t3", "t4"])
     assert schema.to_json()["canonical"] and Schema.load(schema.save(tmp_path / "schema.json")).canonical
     assert Features.from_json(Features(schema).to_json()).schema.canonical
     columns = [{"name": "user", "kind": "category", "encoding": HASH}]
     old = Features.from_json({"schema": {"columns": columns}})
     assert not old.schema.canonical and "canonical" not in old.to_json()["schema"]
-    found = {}
+    ids = {}
     for name, features in (("old", old), ("new", Features(Schema.from_json({"columns": columns})))):
         for value in ("3.0", "3"):
             (rows,) = features.read(io.BytesIO(f"user,z\n{value},1\n".encode()))
-            found[name, value] = int(rows.ids[0, 0])
-    assert found["old", "3.0"] != found["old", "3"] == found["new", "3"] == found["new", "3.0"]
-    assert found["old", "3.0"] == 1 + int(hash_buckets(pa.array(["3.0"]), HASH["buckets"])[0])
+            ids[name, value] = int(rows.ids[0, 0])
+    assert ids["old", "3.0"] != ids["old", "3"] == ids["new", "3"] == ids["new", "3.0"]
+    assert ids["old", "3.0"] == 1 + int(hash_buckets(pa.array(["3.0"]), HASH["buckets"])[0])
 
 
 def test_texts_that_tensorflow_hashes_are_read_as_they_stand():

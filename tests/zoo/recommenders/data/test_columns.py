@@ -22,7 +22,7 @@ from zoo.recommenders.data.schema_inference import infer, load_schema
 
 ROWS = 600
 START = datetime(2024, 1, 30)
-CLICKS = [int(each < 0.4) for each in np.random.default_rng(0).random(ROWS)]
+CLICKS = [int(draw < 0.4) for draw in np.random.default_rng(0).random(ROWS)]
 
 
 def column(tmp_path, name, values, **others):
@@ -35,7 +35,7 @@ def column(tmp_path, name, values, **others):
         **{name: values},
         **others,
     )
-    return next(each for each in infer(open_log(path)).columns if each.name == name)
+    return next(spec for spec in infer(open_log(path)).columns if spec.name == name)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def column(tmp_path, name, values, **others):
     ],
 )
 def test_whole_numbers_under_the_name_of_an_id_are_categories(tmp_path, name):
-    found = column(tmp_path, name, [at * 7 % 50 for at in range(ROWS)])
-    assert found.kind == "category" and found.why.startswith("whole numbers under the name of an id; 50 values")
+    spec = column(tmp_path, name, [i * 7 % 50 for i in range(ROWS)])
+    assert spec.kind == "category" and spec.why.startswith("whole numbers under the name of an id; 50 values")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_whole_numbers_under_the_name_of_an_id_are_categories(tmp_path, name):
 )
 def test_whole_numbers_under_other_names_are_quantities(tmp_path, name):
     assert not names.is_identity(name)
-    assert column(tmp_path, name, [at * 7 % 50 for at in range(ROWS)]).kind == "number"
+    assert column(tmp_path, name, [i * 7 % 50 for i in range(ROWS)]).kind == "number"
 
 
 @pytest.mark.parametrize(
@@ -98,14 +98,14 @@ def test_whole_numbers_under_other_names_are_quantities(tmp_path, name):
 )
 def test_ids_are_recognized_by_their_shape(tmp_path, values, kind, why):
     draw = random.Random(3)
-    found = column(tmp_path, "x1", [values(draw) for _ in range(5 * ROWS)])
-    assert found.kind == kind and why in found.why
+    spec = column(tmp_path, "x1", [values(draw) for _ in range(5 * ROWS)])
+    assert spec.kind == kind and why in spec.why
 
 
 def instants(count=ROWS):
     """Times 100 minutes apart, and their order in a shuffled log."""
     order = np.random.default_rng(1).permutation(count)
-    return [START + timedelta(minutes=100 * int(at)) for at in order], order
+    return [START + timedelta(minutes=100 * int(position)) for position in order], order
 
 
 WRITTEN = {
@@ -127,21 +127,21 @@ HOURS = {"yyyymmdd": 24, "yymmddhh": 1, "yyyymmddhh": 1}  # to which a unit roun
 def test_whole_numbers_of_times_are_recognized_and_order_the_rows(tmp_path, unit, form):
     moments, _ = instants()
     name = "event_time" if unit in times.PER_SECOND else "when_1"
-    values = [int(WRITTEN[unit](each)) for each in moments]
-    rows = {"click": CLICKS, "item": [at % 7 for at in range(ROWS)], name: values}
+    values = [int(WRITTEN[unit](moment)) for moment in moments]
+    rows = {"click": CLICKS, "item": [i % 7 for i in range(ROWS)], name: values}
     if form == "csv":
         path = written(tmp_path / "log.csv", **rows)
     elif form == "jsonl":
         path = tmp_path / "log.jsonl"
-        path.write_text("\n".join(json.dumps({key: rows[key][at] for key in rows}) for at in range(ROWS)))
+        path.write_text("\n".join(json.dumps({key: rows[key][i] for key in rows}) for i in range(ROWS)))
     else:
         pq.write_table(pa.table(rows), tmp_path / "log.parquet")
         path = tmp_path / "log.parquet"
     schema = infer(open_log(path))
-    assert [(each.name, each.unit) for each in schema.of("timestamp")] == [(name, unit)]
+    assert [(spec.name, spec.unit) for spec in schema.of("timestamp")] == [(name, unit)]
     assert Schema.from_json(json.loads(json.dumps(schema.to_json()))) == schema
     read = Rows.concatenate(list(Features(schema).read(path)))
-    wanted = np.array([(each - datetime(1970, 1, 1)).total_seconds() for each in moments])
+    wanted = np.array([(moment - datetime(1970, 1, 1)).total_seconds() for moment in moments])
     wanted -= wanted % (3600 * HOURS.get(unit, 1 / 3600))
     assert (
         (read.times == wanted).all()
@@ -151,30 +151,30 @@ def test_whole_numbers_of_times_are_recognized_and_order_the_rows(tmp_path, unit
 
 
 def test_ambiguous_dates_follow_the_name(tmp_path):
-    values = [20_101_112 + at % 12 for at in range(ROWS)]  # the 12th of November 2010, or 12 o'clock
+    values = [20_101_112 + i % 12 for i in range(ROWS)]  # the 12th of November 2010, or 12 o'clock
     assert column(tmp_path, "hour", values).unit == "yymmddhh"
     assert column(tmp_path, "date", values).unit == "yyyymmdd"
-    assert column(tmp_path, "price", [10_100 + 100 * (at % 20) for at in range(ROWS)]).kind == "number"
+    assert column(tmp_path, "price", [10_100 + 100 * (i % 20) for i in range(ROWS)]).kind == "number"
     assert column(tmp_path, "order_code", values).kind == "category"
 
 
 def test_times_of_other_names_or_units_are_ignored_with_the_reason(tmp_path):
-    found = column(tmp_path, "last_login", [1_700_000_000 + 977 * (at % 83) for at in range(ROWS)])
-    assert found.kind == "ignored" and found.why.startswith("numbers as of seconds since 1970, in a column that is not")
-    found = column(tmp_path, "event_time", [638_000_000_000_000_000 + 10**11 * (at % 83) for at in range(ROWS)])
-    assert found.kind == "timestamp" or "in no known unit" in found.why
-    found = column(tmp_path, "time", [50_000_000 + 977 * (at % 83) for at in range(ROWS)])
-    assert found.kind == "ignored" and "in no known unit (seconds since 1970, milliseconds" in found.why
-    found = column(tmp_path, "birth_date", [19_850_101 + at % 28 for at in range(ROWS)])
-    assert found.kind == "ignored" and "by its name not of the row" in found.why
-    assert column(tmp_path, "time", [at * 7 % 86_400 for at in range(ROWS)]).kind == "number"  # of a day
-    assert column(tmp_path, "hour", [at % 24 for at in range(ROWS)]).kind == "number"
+    spec = column(tmp_path, "last_login", [1_700_000_000 + 977 * (i % 83) for i in range(ROWS)])
+    assert spec.kind == "ignored" and spec.why.startswith("numbers as of seconds since 1970, in a column that is not")
+    spec = column(tmp_path, "event_time", [638_000_000_000_000_000 + 10**11 * (i % 83) for i in range(ROWS)])
+    assert spec.kind == "timestamp" or "in no known unit" in spec.why
+    spec = column(tmp_path, "time", [50_000_000 + 977 * (i % 83) for i in range(ROWS)])
+    assert spec.kind == "ignored" and "in no known unit (seconds since 1970, milliseconds" in spec.why
+    spec = column(tmp_path, "birth_date", [19_850_101 + i % 28 for i in range(ROWS)])
+    assert spec.kind == "ignored" and "by its name not of the row" in spec.why
+    assert column(tmp_path, "time", [i * 7 % 86_400 for i in range(ROWS)]).kind == "number"  # of a day
+    assert column(tmp_path, "hour", [i % 24 for i in range(ROWS)]).kind == "number"
 
 
 def test_few_unknown_times_come_first(tmp_path):
-    values = [0 if at == 7 else 1_700_000_000.25 + at for at in range(ROWS)]
-    found = column(tmp_path, "timestamp", values)
-    assert found.kind == "timestamp" and found.unit == "s"
+    values = [0 if i == 7 else 1_700_000_000.25 + i for i in range(ROWS)]
+    spec = column(tmp_path, "timestamp", values)
+    assert spec.kind == "timestamp" and spec.unit == "s"
     read = next(Features(infer(open_log(tmp_path / "log.csv"))).read(tmp_path / "log.csv"))
     assert read.times.argmin() == 7 and read.times[8] == 1_700_000_008.25
 
@@ -195,35 +195,35 @@ def test_few_unknown_times_come_first(tmp_path):
     ],
 )
 def test_seconds_of_numbers(value, unit, wanted):
-    found = times.seconds(np.array([value], np.float64), unit)[0]
-    assert np.isnan(found) if wanted is None else found == wanted
+    seconds = times.seconds(np.array([value], np.float64), unit)[0]
+    assert np.isnan(seconds) if wanted is None else seconds == wanted
 
 
 @pytest.mark.parametrize("name", ["", "Unnamed: 0", "Unnamed: 0.1", "__index_level_0__", "row"])
 def test_indexes_of_tables_are_ignored(tmp_path, name):
-    path = written(tmp_path / "log.csv", **{name: range(ROWS)}, click=CLICKS, item=[at % 7 for at in range(ROWS)])
+    path = written(tmp_path / "log.csv", **{name: range(ROWS)}, click=CLICKS, item=[i % 7 for i in range(ROWS)])
     schema = infer(open_log(path))
-    found = schema.columns[0]
-    assert found.kind == "ignored" and found.name == (name or "Unnamed: 0") and found.distinct == ROWS
+    spec = schema.columns[0]
+    assert spec.kind == "ignored" and spec.name == (name or "Unnamed: 0") and spec.distinct == ROWS
     assert len(next(Features(schema).read(path, labelled=True))) == ROWS
 
 
 def test_the_index_of_pandas_in_parquet_is_ignored(tmp_path):
     index = np.random.default_rng(0).permutation(ROWS)
     pq.write_table(
-        pa.table({"click": CLICKS, "item": [at % 7 for at in range(ROWS)], "__index_level_0__": index}),
+        pa.table({"click": CLICKS, "item": [i % 7 for i in range(ROWS)], "__index_level_0__": index}),
         tmp_path / "a.parquet",
     )
-    assert [each.kind for each in infer(open_log(tmp_path / "a.parquet")).columns] == ["label", "category", "ignored"]
+    assert [spec.kind for spec in infer(open_log(tmp_path / "a.parquet")).columns] == ["label", "category", "ignored"]
 
 
 def test_nearly_unique_values_are_ignored_in_logs_of_any_size(tmp_path):
-    for values in ([f"k{at}" for at in range(ROWS)], [f"k{min(at, 545)}" for at in range(ROWS)]):
-        found = column(tmp_path, "key", values)
-        assert found.kind == "ignored" and "nearly every row has one of its own" in found.why
-    assert column(tmp_path, "key", [f"k{min(at, 530)}" for at in range(ROWS)]).kind == "category"
-    found = column(tmp_path, "user_id", [(at * 7919) % 100_003 for at in range(ROWS)])
-    assert found.kind == "ignored" and found.why.startswith("600 values in 600 rows")
+    for values in ([f"k{i}" for i in range(ROWS)], [f"k{min(i, 545)}" for i in range(ROWS)]):
+        spec = column(tmp_path, "key", values)
+        assert spec.kind == "ignored" and "nearly every row has one of its own" in spec.why
+    assert column(tmp_path, "key", [f"k{min(i, 530)}" for i in range(ROWS)]).kind == "category"
+    spec = column(tmp_path, "user_id", [(i * 7919) % 100_003 for i in range(ROWS)])
+    assert spec.kind == "ignored" and spec.why.startswith("600 values in 600 rows")
     draw = random.Random(0)
     long = ["|".join(f"i{draw.randint(1, 37)}" for _ in range(30)) for _ in range(ROWS)]
     assert column(tmp_path, "history", long).kind == "categories"  # lists differ, their items do not
@@ -234,43 +234,43 @@ def test_lists_with_weights_are_named(tmp_path):
     values = [
         "|".join(f"t{draw.randint(0, 9)}:{draw.random():.2f}" for _ in range(draw.randint(1, 3))) for _ in range(ROWS)
     ]
-    found = column(tmp_path, "tags", values)
-    assert found.kind == "ignored" and "weights are not supported" in found.why
-    assert column(tmp_path, "clock", [f"{at % 24}:{at % 6}0" for at in range(ROWS)]).kind == "category"
+    spec = column(tmp_path, "tags", values)
+    assert spec.kind == "ignored" and "weights are not supported" in spec.why
+    assert column(tmp_path, "clock", [f"{i % 24}:{i % 6}0" for i in range(ROWS)]).kind == "category"
 
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("conversion", lambda click, at: click and at % 2, "click is 1 in 100.0% of the rows where it is 1"),
+        ("conversion", lambda click, i: click and i % 2, "click is 1 in 100.0% of the rows where it is 1"),
         (
             "conversion",
-            lambda click, at: 1 if click and at % 2 else "",
+            lambda click, i: 1 if click and i % 2 else "",
             "click is 1 in 100.0% of the rows where it is 1",
         ),
-        ("seen_it", lambda click, at: click if at % 100 else 1 - click, "match the label click in 99.0% of the rows"),
-        ("skipped", lambda click, at: 1 - click, "match the label click in 100.0% of the rows"),
-        ("outcome", lambda click, at: "yes" if click else "no", "match the label click in 100.0% of the rows"),
-        ("label", lambda click, at: at % 2, ""),
-        ("clicked", lambda click, at: at % 2, "another label by its name, beside click"),
-        ("purchase_intent", lambda click, at: click or at % 2, "click is 0 in 100.0% of the rows where it is 0"),
-        ("member_now", lambda click, at: click or at % 2, ""),
-        ("is_new", lambda click, at: click if at % 3 else at % 2, ""),
+        ("seen_it", lambda click, i: click if i % 100 else 1 - click, "match the label click in 99.0% of the rows"),
+        ("skipped", lambda click, i: 1 - click, "match the label click in 100.0% of the rows"),
+        ("outcome", lambda click, i: "yes" if click else "no", "match the label click in 100.0% of the rows"),
+        ("label", lambda click, i: i % 2, ""),
+        ("clicked", lambda click, i: i % 2, "another label by its name, beside click"),
+        ("purchase_intent", lambda click, i: click or i % 2, "click is 0 in 100.0% of the rows where it is 0"),
+        ("member_now", lambda click, i: click or i % 2, ""),
+        ("is_new", lambda click, i: click if i % 3 else i % 2, ""),
     ],
 )
 def test_second_labels_are_named_and_ignored_until_asked_for(tmp_path, name, value, said):
     path = written(
         tmp_path / "log.csv",
         click=CLICKS,
-        **{name: [value(click, at) for at, click in enumerate(CLICKS)]},
-        item=[at % 7 for at in range(ROWS)],
+        **{name: [value(click, i) for i, click in enumerate(CLICKS)]},
+        item=[i % 7 for i in range(ROWS)],
     )
-    found = {each.name: each for each in infer(open_log(path), "click").columns}[name]
+    result = {spec.name: spec for spec in infer(open_log(path), "click").columns}[name]
     if name == "label":  # nothing says which of them is meant, and it is asked for
         return
-    assert (found.kind == "ignored") == bool(said) and said in found.why
+    assert (result.kind == "ignored") == bool(said) and said in result.why
     for kind in ("category", "number")[: 2 if name != "outcome" else 1]:
-        assert {each.name: each.kind for each in infer(open_log(path), "click", kinds={name: kind}).columns}[
+        assert {spec.name: spec.kind for spec in infer(open_log(path), "click", kinds={name: kind}).columns}[
             name
         ] == kind
 
@@ -279,13 +279,13 @@ def test_kinds_are_chosen_by_the_command(tmp_path, capsys):
     path = written(
         tmp_path / "log.csv",
         click=CLICKS,
-        age=[at % 50 for at in range(ROWS)],
-        level_id=[at % 9 for at in range(ROWS)],
-        note=[f"n{at % 3}" for at in range(ROWS)],
+        age=[i % 50 for i in range(ROWS)],
+        level_id=[i % 9 for i in range(ROWS)],
+        note=[f"n{i % 3}" for i in range(ROWS)],
     )
     out = tmp_path / "schema.json"
     cli.call(["schema", path, "--category", "age", "--number", "level_id", "--ignore", "note", "-o", str(out)])
-    assert [each.kind for each in Schema.load(out).columns] == ["label", "category", "number", "ignored"]
+    assert [spec.kind for spec in Schema.load(out).columns] == ["label", "category", "number", "ignored"]
     capsys.readouterr()
     for options, said in (
         ({"category": ["agee"]}, "has no column 'agee'; its columns are click, age"),
@@ -301,32 +301,32 @@ def test_changing_the_kind_alone_is_enough(tmp_path):
     path = written(
         tmp_path / "log.csv",
         click=CLICKS,
-        age=[at % 50 for at in range(ROWS)],
-        user_id=[at % 70 for at in range(ROWS)],
+        age=[i % 50 for i in range(ROWS)],
+        user_id=[i % 70 for i in range(ROWS)],
         tags=["a|b", "b", "c|a"] * 200,
-        at=[1_700_000_000 + at for at in range(ROWS)],
+        at=[1_700_000_000 + i for i in range(ROWS)],
         note=["x", "y"] * 300,
     )
     value = zoo.schema(path)["schema"]
     edits = {"age": "category", "user_id": "number", "tags": "category", "at": "ignored", "note": "categories"}
-    for each in value["columns"]:
-        each["kind"] = edits.get(each["name"], each["kind"])
+    for entry in value["columns"]:
+        entry["kind"] = edits.get(entry["name"], entry["kind"])
     (tmp_path / "schema.json").write_text(json.dumps(value))
-    found = {each.name: each for each in load_schema(tmp_path / "schema.json", path).columns}
-    assert {name: found[name].kind for name in edits} == edits
-    assert len(found["age"].encoding["values"]) == 50 and found["user_id"].encoding["type"] == "standard"
-    assert found["tags"].encoding["values"] == ["a|b", "b", "c|a"] and not found["at"].unit
-    assert found["note"].length == 1 and found["note"].separator == "|"
+    specs = {spec.name: spec for spec in load_schema(tmp_path / "schema.json", path).columns}
+    assert {name: specs[name].kind for name in edits} == edits
+    assert len(specs["age"].encoding["values"]) == 50 and specs["user_id"].encoding["type"] == "standard"
+    assert specs["tags"].encoding["values"] == ["a|b", "b", "c|a"] and not specs["at"].unit
+    assert specs["note"].length == 1 and specs["note"].separator == "|"
     for kinds in (
         {"tags": "categories", "at": "timestamp", "note": "ignored", "age": "number", "user_id": "category"},
     ):
-        for each in (again := json.loads((tmp_path / "schema.json").read_text()))["columns"]:
-            each["kind"] = kinds.get(each["name"], each["kind"])
+        for entry in (again := json.loads((tmp_path / "schema.json").read_text()))["columns"]:
+            entry["kind"] = kinds.get(entry["name"], entry["kind"])
         (tmp_path / "again.json").write_text(json.dumps(again))
         schema = load_schema(tmp_path / "again.json", path)
-        found = {each.name: each for each in schema.columns}
-        assert {name: found[name].kind for name in kinds} == kinds
-        assert found["tags"].encoding["values"] == ["a", "b", "c"] and found["at"].unit == "s"
+        specs = {spec.name: spec for spec in schema.columns}
+        assert {name: specs[name].kind for name in kinds} == kinds
+        assert specs["tags"].encoding["values"] == ["a", "b", "c"] and specs["at"].unit == "s"
         assert len(next(Features(schema).read(path, labelled=True))) == ROWS
     value["columns"][1]["kind"] = "timestamp"
     (tmp_path / "wrong.json").write_text(json.dumps(value))
@@ -337,7 +337,7 @@ def test_changing_the_kind_alone_is_enough(tmp_path):
 def test_training_completes_an_edited_schema(tmp_path):
     pytest.importorskip("torch", reason="needs the train extra")
     path = written(
-        tmp_path / "log.csv", click=CLICKS, age=[at % 50 for at in range(ROWS)], item=[at % 7 for at in range(ROWS)]
+        tmp_path / "log.csv", click=CLICKS, age=[i % 50 for i in range(ROWS)], item=[i % 7 for i in range(ROWS)]
     )
     value = zoo.schema(path)["schema"]
     value["columns"][1]["kind"] = "category"
@@ -346,20 +346,20 @@ def test_training_completes_an_edited_schema(tmp_path):
     for family in ("deepfm", "wide-deep"):
         zoo.train(family, path, tmp_path / family, schema=tmp_path / "schema.json", settings=settings)
         features = Features.from_json(json.loads((tmp_path / family / "train.json").read_text())["features"])
-        assert [each.name for each in features.fields] == ["age", "item"] and features.fields[0].rows == 52
+        assert [field.name for field in features.fields] == ["age", "item"] and features.fields[0].rows == 52
 
 
 def test_keys_of_later_json_lines_and_nested_objects_are_columns(tmp_path):
-    lines = [{"item": f"i{at % 7}", "click": CLICKS[at]} for at in range(ROWS)]
-    for at in range(1, ROWS):
-        lines[at] |= {"user": {"id": f"u{at % 9}", "geo": {"city": "AB"[at % 2]}}, "tags": ["a", "b"][: at % 3]}
+    lines = [{"item": f"i{i % 7}", "click": CLICKS[i]} for i in range(ROWS)]
+    for n in range(1, ROWS):
+        lines[n] |= {"user": {"id": f"u{n % 9}", "geo": {"city": "AB"[n % 2]}}, "tags": ["a", "b"][: n % 3]}
     path = tmp_path / "log.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
     schema = infer(open_log(path))
-    found = {each.name: each for each in schema.columns}
-    assert list(found) == ["item", "click", "user.id", "user.geo.city", "tags"]
+    specs = {spec.name: spec for spec in schema.columns}
+    assert list(specs) == ["item", "click", "user.id", "user.geo.city", "tags"]
     assert (
-        found["user.id"].distinct == 9 and found["user.id"].missing == 1 and found["user.geo.city"].kind == "category"
+        specs["user.id"].distinct == 9 and specs["user.id"].missing == 1 and specs["user.geo.city"].kind == "category"
     )
     assert Features(schema).fields[0].column.name == "item" and len(next(Features(schema).read(path))) == ROWS
     (tmp_path / "first.jsonl").write_text(json.dumps(lines[0]) + "\n" + json.dumps(lines[5]))
@@ -371,25 +371,25 @@ def test_columns_of_types_without_text_are_named(tmp_path):
     table = pa.table(
         {
             "click": CLICKS,
-            "item": [f"i{at % 7}" for at in range(ROWS)],
-            "user": [{"id": at, "name": "x"} for at in range(ROWS)],
-            "more": pa.array([[("k", at)] for at in range(ROWS)], pa.map_(pa.string(), pa.int64())),
-            "vector": pa.array([[at % 3, 5] for at in range(ROWS)], pa.list_(pa.int64(), 2)),
+            "item": [f"i{i % 7}" for i in range(ROWS)],
+            "user": [{"id": i, "name": "x"} for i in range(ROWS)],
+            "more": pa.array([[("k", i)] for i in range(ROWS)], pa.map_(pa.string(), pa.int64())),
+            "vector": pa.array([[i % 3, 5] for i in range(ROWS)], pa.list_(pa.int64(), 2)),
         }
     )
     pq.write_table(table, tmp_path / "log.parquet")
     for source in (tmp_path / "log.parquet", table):
         schema = infer(open_log(source))
-        found = {each.name: each for each in schema.columns}
-        assert "user" not in found and found["user.id"].why.startswith("row numbers")
-        assert found["more"].kind == "ignored"
-        assert found["more"].why.startswith("map<string, int64")
-        assert found["vector"].kind in ("category", "categories")
+        specs = {spec.name: spec for spec in schema.columns}
+        assert "user" not in specs and specs["user.id"].why.startswith("row numbers")
+        assert specs["more"].kind == "ignored"
+        assert specs["more"].why.startswith("map<string, int64")
+        assert specs["vector"].kind in ("category", "categories")
         assert len(next(Features(schema).read(source, labelled=True))) == ROWS
     value = schema.to_json()
-    for each in value["columns"]:
-        if each["name"] == "more":
-            each |= {"kind": "category", "encoding": {"type": "hash", "buckets": 9}}
+    for entry in value["columns"]:
+        if entry["name"] == "more":
+            entry |= {"kind": "category", "encoding": {"type": "hash", "buckets": 9}}
     with pytest.raises(RequestError, match=r"log.parquet has the column more \(map<.*, expected texts, numbers or l"):
         next(Features(Schema.from_json(value)).read(tmp_path / "log.parquet"))
 
@@ -398,26 +398,26 @@ def test_nested_values_are_the_same_columns_in_every_source(tmp_path):
     """Structs of tables as objects of JSON lines; lists of objects are set aside, and the other columns read."""
     rows = [
         {
-            "click": CLICKS[at],
-            "user": {"id": f"u{at % 9}", "geo": {"city": "AB"[at % 2]}} if at % 5 else None,
+            "click": CLICKS[i],
+            "user": {"id": f"u{i % 9}", "geo": {"city": "AB"[i % 2]}} if i % 5 else None,
             "seen": [{"id": 1}],
-            "price": at % 11,
+            "price": i % 11,
         }
-        for at in range(ROWS)
+        for i in range(ROWS)
     ]
     table = pa.Table.from_pylist(rows)
     (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
     pq.write_table(table, tmp_path / "log.parquet")
     sources = [tmp_path / "log.jsonl", tmp_path / "log.parquet", table, table.to_pandas(), rows]
     schema = infer(open_log(sources[0]))
-    kinds = {each.name: each.kind for each in schema.columns}
+    kinds = {spec.name: spec.kind for spec in schema.columns}
     assert kinds["user.id"] == kinds["user.geo.city"] == "category" and kinds["seen"] == "ignored"
     first, *others = (next(Features(schema).read(source, labelled=True)) for source in sources)
     assert first.ids[0, 0] == first.ids[5, 0] == Features(schema).fields[0].last
     for read in others:
         assert (read.ids == first.ids).all() and (read.numbers == first.numbers).all()
     for source in sources[1:]:
-        assert {each.name for each in infer(open_log(source)).columns} >= {"user.id", "user.geo.city", "price"}
+        assert {spec.name for spec in infer(open_log(source)).columns} >= {"user.id", "user.geo.city", "price"}
 
 
 @pytest.mark.parametrize("parquet", [True, False])
@@ -432,35 +432,35 @@ def test_lists_of_a_source_are_lists_however_few(tmp_path, parquet):
         pq.write_table(pa.Table.from_pylist(rows), path)
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = next(each for each in infer(open_log(path)).columns if each.name == "seen")
-    assert (found.kind, found.separator, found.why[:16]) == ("categories", "|", "lists in the log")
-    assert sorted(found.encoding["values"]) == ["New York", "Oslo", "Rome"]
+    result = next(spec for spec in infer(open_log(path)).columns if spec.name == "seen")
+    assert (result.kind, result.separator, result.why[:16]) == ("categories", "|", "lists in the log")
+    assert sorted(result.encoding["values"]) == ["New York", "Oslo", "Rome"]
 
 
 def test_infinite_numbers_count_as_missing(tmp_path):
-    values = [["inf", "-inf", "Infinity"][at % 3] if at % 20 == 0 else round(at * 0.37, 2) for at in range(ROWS)]
-    found = column(tmp_path, "ratio", values)
-    assert found.kind == "number" and found.missing == ROWS // 20
-    assert found.why.endswith("; 30 infinite values count as missing")
-    assert 0 < found.encoding["deviation"] < 100
+    values = [["inf", "-inf", "Infinity"][i % 3] if i % 20 == 0 else round(i * 0.37, 2) for i in range(ROWS)]
+    spec = column(tmp_path, "ratio", values)
+    assert spec.kind == "number" and spec.missing == ROWS // 20
+    assert spec.why.endswith("; 30 infinite values count as missing")
+    assert 0 < spec.encoding["deviation"] < 100
 
 
 @pytest.mark.parametrize("placeholder", ["-", "?", "unknown"])
 def test_numbers_with_placeholders_say_how_these_become_missing(tmp_path, placeholder):
-    values = [placeholder if at % 20 == 0 else at % 90 / 2 for at in range(ROWS)]
-    found = column(tmp_path, "weight_kg", values)
-    assert found.kind == "category"
-    assert found.why.endswith(f"; 95% are numbers, others such as {placeholder!r}: missing with --number weight_kg")
-    own = column(tmp_path, "weight_kg", [placeholder if at % 20 == 0 else at / 7 for at in range(ROWS)])
+    values = [placeholder if i % 20 == 0 else i % 90 / 2 for i in range(ROWS)]
+    result = column(tmp_path, "weight_kg", values)
+    assert result.kind == "category"
+    assert result.why.endswith(f"; 95% are numbers, others such as {placeholder!r}: missing with --number weight_kg")
+    own = column(tmp_path, "weight_kg", [placeholder if i % 20 == 0 else i / 7 for i in range(ROWS)])
     assert own.kind == "ignored" and own.why.endswith("missing with --number weight_kg")
     log = open_log(tmp_path / "log.csv")
-    chosen = next(each for each in infer(log, kinds={"weight_kg": "number"}).columns if each.name == "weight_kg")
+    chosen = next(spec for spec in infer(log, kinds={"weight_kg": "number"}).columns if spec.name == "weight_kg")
     assert chosen.kind == "number" and chosen.missing == ROWS // 20
 
 
 def test_ids_and_texts_with_placeholders_have_no_hint(tmp_path):
-    ids = column(tmp_path, "item_id", ["-" if at % 20 == 0 else at % 90 for at in range(ROWS)])
-    texts = column(tmp_path, "model", [at % 9 if at % 2 else f"A{at % 9}" for at in range(ROWS)])
+    ids = column(tmp_path, "item_id", ["-" if i % 20 == 0 else i % 90 for i in range(ROWS)])
+    texts = column(tmp_path, "model", [i % 9 if i % 2 else f"A{i % 9}" for i in range(ROWS)])
     assert ids.kind == texts.kind == "category" and "--number" not in ids.why + texts.why
 
 
@@ -472,24 +472,22 @@ def test_numbers_with_other_characters_say_so(tmp_path, written):
 
 
 def test_bytes_that_are_no_text_are_ignored(tmp_path):
-    table = pa.table({"click": CLICKS, "image": [b"\xff\xd8%d" % at for at in range(ROWS)], "code": [b"a", b"b"] * 300})
+    table = pa.table({"click": CLICKS, "image": [b"\xff\xd8%d" % i for i in range(ROWS)], "code": [b"a", b"b"] * 300})
     pq.write_table(table, tmp_path / "log.parquet")
     for source in (tmp_path / "log.parquet", table):
-        found = {each.name: each for each in infer(open_log(source)).columns}
-        assert found["image"].kind == "ignored" and found["image"].why.startswith("bytes that are no UTF-8 text")
-        assert found["code"].kind == "category"
+        specs = {spec.name: spec for spec in infer(open_log(source)).columns}
+        assert specs["image"].kind == "ignored" and specs["image"].why.startswith("bytes that are no UTF-8 text")
+        assert specs["code"].kind == "category"
     with pytest.raises(RequestError, match=r"has the column image \(bytes that are no UTF-8 text\), expected texts"):
         infer(open_log(tmp_path / "log.parquet"), kinds={"image": "category"})
 
 
 def test_bytes_that_are_no_text_far_down_name_the_column(tmp_path):
-    late = pa.table(
-        {"click": CLICKS, "x": [f"{at % 7}" for at in range(ROWS)], "blob": [b"a"] * (ROWS - 1) + [b"\xff"]}
-    )
+    late = pa.table({"click": CLICKS, "x": [f"{i % 7}" for i in range(ROWS)], "blob": [b"a"] * (ROWS - 1) + [b"\xff"]})
     pq.write_table(late, tmp_path / "log.parquet")
     with pytest.raises(RequestError, match=r"column blob cannot be read .* zoo schema --ignore blob leaves it out"):
         infer(open_log(tmp_path / "log.parquet"))
     kinds = {
-        each.name: each.kind for each in infer(open_log(tmp_path / "log.parquet"), kinds={"blob": "ignored"}).columns
+        spec.name: spec.kind for spec in infer(open_log(tmp_path / "log.parquet"), kinds={"blob": "ignored"}).columns
     }
     assert kinds == {"click": "label", "x": "number", "blob": "ignored"}

@@ -39,28 +39,28 @@ COLUMNS = [
     {"name": "max", **LIST, "separator": ",", "pooling": "max", "encoding": WORDS},
     {"name": "other", "kind": "ignored"},
 ]
-KINDS = {each["name"]: each["kind"] for each in COLUMNS}
+KINDS = {spec["name"]: spec["kind"] for spec in COLUMNS}
 ARRAYS = ("ids", "numbers", "scales", "labels", "weights", "times", "index")
 
 
 def features(unit="ms", names=tuple(KINDS)):
-    columns = [each | ({"unit": unit} if each["name"] == "t" else {}) for each in COLUMNS if each["name"] in names]
+    columns = [spec | ({"unit": unit} if spec["name"] == "t" else {}) for spec in COLUMNS if spec["name"] in names]
     return Features(Schema.from_json({"columns": columns}))
 
 
 def outcome(reader, path, labelled):
     """What reading gives, both ways of treating faults."""
-    found = []
+    results = []
     for on_error in ("raise", "skip"):
         errors = ErrorLog(limit=100)
         try:
             rows = Rows.concatenate(list(reader.read(path, on_error=on_error, errors=errors, labelled=labelled)))
             arrays = [getattr(rows, name) for name in ARRAYS]
-            found += [None if each is None else (each.dtype, each.shape, each.tobytes()) for each in arrays]
+            results += [None if array is None else (array.dtype, array.shape, array.tobytes()) for array in arrays]
         except RequestError as error:
-            found.append(str(error))
-        found += [errors.counts, errors.messages]
-    return found
+            results.append(str(error))
+        results += [errors.counts, errors.messages]
+    return results
 
 
 def unordered(found):
@@ -68,12 +68,12 @@ def unordered(found):
     judged, so that of two faults in small blocks either may be met first.
     """
     return [
-        each.partition("; first: ")[0]
-        if isinstance(each, str)
-        else sorted(map(str, each))
-        if isinstance(each, list)
-        else each
-        for each in found
+        result.partition("; first: ")[0]
+        if isinstance(result, str)
+        else sorted(map(str, result))
+        if isinstance(result, list)
+        else result
+        for result in found
     ]
 
 
@@ -117,7 +117,7 @@ NUMBERS = st.one_of(
 TIMES = st.one_of(
     NUMBERS,
     st.datetimes().map(str),
-    st.datetimes().map(lambda each: each.isoformat("T", "minutes") + "+0130"),
+    st.datetimes().map(lambda moment: moment.isoformat("T", "minutes") + "+0130"),
     st.sampled_from(
         [
             "2024-02-29",
@@ -184,17 +184,17 @@ def contents(draw):
     text = (delimiter.join(names) + draw(st.sampled_from(["\n", "\r\n"])) + "".join(lines)).encode()
     text = draw(st.sampled_from([b"", b"", b"\xef\xbb\xbf"])) + text
     if faulty and draw(st.booleans()):
-        at = draw(st.integers(len(text) // 2, len(text)))
-        text = text[:at] + draw(st.sampled_from([b"\xff", b"\xc3", b"\xed\xa0\x80", b"\x00", b'"', b"\r"])) + text[at:]
+        n = draw(st.integers(len(text) // 2, len(text)))
+        text = text[:n] + draw(st.sampled_from([b"\xff", b"\xc3", b"\xed\xa0\x80", b"\x00", b'"', b"\r"])) + text[n:]
     return text[:-1] if draw(st.booleans()) else text
 
 
 def test_times_to_the_nanosecond_are_read(both):
     reader = features("text", ("y", "t", "town"))
-    lines = "".join(f"1,x,2024-01-01 00:00:{at:02}.{at:09}\n" for at in range(60))
+    lines = "".join(f"1,x,2024-01-01 00:00:{second:02}.{second:09}\n" for second in range(60))
     times = both(f"y,town,t\n0,x,\n{lines}".encode(), reader)[ARRAYS.index("times")]
-    found = np.frombuffer(times[2], times[0])
-    assert found[0] == -np.inf and found[1:].tolist() == [1_704_067_200.0 + at for at in range(60)]
+    seconds = np.frombuffer(times[2], times[0])
+    assert seconds[0] == -np.inf and seconds[1:].tolist() == [1_704_067_200.0 + second for second in range(60)]
 
 
 @given(
@@ -206,8 +206,8 @@ def test_times_to_the_nanosecond_are_read(both):
     packed=st.booleans(),
 )
 def test_any_log_reads_the_same(both, content, unit, labelled, cut, isa, packed):
-    found = both(content, features(unit), labelled, cut, isa, packed)
-    event("error" if len(found) < 18 else "rows")
+    results = both(content, features(unit), labelled, cut, isa, packed)
+    event("error" if len(results) < 18 else "rows")
 
 
 @given(
@@ -278,7 +278,7 @@ def test_positions_count_rows_left_out_where_they_stand(monkeypatch, tmp_path, n
 
 def test_a_quote_inside_a_value_is_one_of_its_characters(both, monkeypatch, tmp_path):
     lines = regular(3000).splitlines(keepends=True)
-    (town,) = [at for at, name in enumerate(lines[0].decode().strip().split(",")) if name == "town"]
+    (town,) = [index for index, name in enumerate(lines[0].decode().strip().split(",")) if name == "town"]
     cells = lines[20].split(b",")
     lines[20] = b",".join([*cells[:town], b'5" screen', *cells[town + 1 :]])
     both(b"".join(lines), features(), True, 2000)
@@ -293,7 +293,7 @@ def test_a_quote_inside_a_value_is_one_of_its_characters(both, monkeypatch, tmp_
 def test_one_tower_leaves_the_columns_of_the_other_missing(monkeypatch, tmp_path):
     of_user = ("user", "a", "mean")
     towers = {name: "user" if name in of_user else "item" for name in KINDS if KINDS[name] in FEATURES}
-    columns = [each | ({"tower": towers[each["name"]]} if each["name"] in towers else {}) for each in COLUMNS]
+    columns = [spec | ({"tower": towers[spec["name"]]} if spec["name"] in towers else {}) for spec in COLUMNS]
     reader = Features(Schema.from_json({"columns": columns}))
     path = tmp_path / "log"
     path.write_bytes(regular(50))
@@ -323,8 +323,8 @@ def test_rows_of_criteo(both, tmp_path, labelled):
         values = ["" if value % 7 == 0 else f"{value:08x}" for value in rng.integers(0, 1 << 32, 26).tolist()]
         lines.append("\t".join([*["1"] * labelled, *numbers, *values]) + "\n")
     lines[2500] = lines[2500][:-9] + '"\r\n'
-    found = both("".join(lines).encode(), reader, labelled, 50_000)
-    assert found[0][1] == (3000, 26)
+    results = both("".join(lines).encode(), reader, labelled, 50_000)
+    assert results[0][1] == (3000, 26)
     (tmp_path / "log").write_text("".join(lines))
     assert open_log(tmp_path / "log").columns == (CRITEO if labelled else CRITEO[1:])
 
@@ -332,8 +332,8 @@ def test_rows_of_criteo(both, tmp_path, labelled):
 def test_a_torn_archive_is_refused_alike(both, tmp_path):
     content = gzip.compress(regular(2000))
     for part in (content[:-100], content + b"more"):
-        found = both(part, features())
-        assert "cannot be read" in found[0] or len(found) == 18
+        results = both(part, features())
+        assert "cannot be read" in results[0] or len(results) == 18
 
 
 def test_what_does_not_fit_is_refused():

@@ -46,7 +46,7 @@ COLUMNS = [
 ]
 SCHEMA = Schema.from_json({"columns": COLUMNS})
 FEATURES = Features(SCHEMA)
-NAMES = [each["name"] for each in COLUMNS]
+NAMES = [column["name"] for column in COLUMNS]
 EXACT = ("ids", "numbers", "scales", "labels", "weights", "times")
 
 
@@ -84,7 +84,7 @@ def encoded(encoding, x):
 
 def reference(rows):
     """What `Features` reads, by the words of the schema, a value at a time."""
-    found = {name: [] for name in EXACT}
+    arrays = {name: [] for name in EXACT}
     for row in rows:
         text = {name: canonical(pa.array([row[name]]))[0].as_py() for name in NAMES}
         ids, scales, values, gaps = [], [], [], []
@@ -92,25 +92,25 @@ def reference(rows):
             if column.kind == "category":
                 ids.append(category(column.encoding, text[column.name]))
             elif column.kind == "categories":
-                items = [each.strip() for each in (text[column.name] or "").split("|") if each.strip()]
-                kept = [category(column.encoding, each) for each in items][-column.length :]
+                items = [item.strip() for item in (text[column.name] or "").split("|") if item.strip()]
+                kept = [category(column.encoding, item) for item in items][-column.length :]
                 count = column.encoding.get("buckets") or len(column.encoding["values"])
-                rest = kept[0] if kept and column.pooling == "max" else count + 1
-                ids += kept + [rest] * (column.length - len(kept))
+                padding = kept[0] if kept and column.pooling == "max" else count + 1
+                ids += kept + [padding] * (column.length - len(kept))
                 if column.pooling == "mean":
                     scales.append(1 / len(kept) if kept else 0)
             elif column.kind == "number":
                 x = number(text[column.name])
                 values.append(0.0 if math.isnan(x) else encoded(column.encoding, x))
                 gaps += [float(math.isnan(x))] if column.missing else []
-        found["ids"].append(ids)
-        found["numbers"].append(values + gaps)
-        found["scales"].append(scales)
-        found["labels"].append(number(text["y"]))
-        found["weights"].append(number(text["w"]))
-        found["times"].append(number(text["when"]))
+        arrays["ids"].append(ids)
+        arrays["numbers"].append(values + gaps)
+        arrays["scales"].append(scales)
+        arrays["labels"].append(number(text["y"]))
+        arrays["weights"].append(number(text["w"]))
+        arrays["times"].append(number(text["when"]))
     kinds = {"ids": np.int32, "times": np.float64}
-    return {name: np.array(values, kinds.get(name, np.float32)) for name, values in found.items()}
+    return {name: np.array(values, kinds.get(name, np.float32)) for name, values in arrays.items()}
 
 
 def written(rows, path, delimiter=","):
@@ -152,10 +152,10 @@ def test_any_row_is_read_as_the_schema_says(tmp_path_factory, rows, order, delim
     path = tmp_path_factory.mktemp("log") / "log.csv"
     written([{name: row[name] for name in order} | {"more": "1"} for row in rows], path, delimiter)
     wanted = reference(rows)
-    found = Rows.concatenate(list(FEATURES.read(path, labelled=True, batch_rows=3)))
+    batch = Rows.concatenate(list(FEATURES.read(path, labelled=True, batch_rows=3)))
     for name in EXACT:
-        np.testing.assert_array_equal(getattr(found, name), wanted[name], err_msg=name)
-    assert found.index.tolist() == list(range(len(rows)))
+        np.testing.assert_array_equal(getattr(batch, name), wanted[name], err_msg=name)
+    assert batch.index.tolist() == list(range(len(rows)))
     in_memory = Rows.concatenate(list(FEATURES.read(rows, labelled=True)))
     for name in EXACT:
         np.testing.assert_array_equal(getattr(in_memory, name), wanted[name], err_msg=name)
@@ -163,7 +163,7 @@ def test_any_row_is_read_as_the_schema_says(tmp_path_factory, rows, order, delim
 
 def rows(count=5):
     values = {"y": "1", "w": "1", "when": "7", "user": "u", "town, größe": "x", "mean": "p|q", "sum": "p", "max": "q"}
-    return [values | dict.fromkeys("abcd", "1") | {"other": "-", "y": str(at % 2)} for at in range(count)]
+    return [values | dict.fromkeys("abcd", "1") | {"other": "-", "y": str(i % 2)} for i in range(count)]
 
 
 @pytest.mark.parametrize("name", ["log.csv", "log.csv.gz", "log.parquet", "log.jsonl", "saved"])
@@ -175,21 +175,21 @@ def test_every_source_gives_the_same_rows(tmp_path, name):
     elif name.endswith("parquet"):
         pq.write_table(pa.Table.from_pylist(rows()), path)
     elif name.endswith("jsonl"):
-        path.write_text("".join(json.dumps(each | {"mean": each["mean"].split("|")}) + "\n" for each in rows()))
+        path.write_text("".join(json.dumps(row | {"mean": row["mean"].split("|")}) + "\n" for row in rows()))
     else:
         written(rows(), path)
-    found = Rows.concatenate(list(FEATURES.read(path, labelled=True)))
+    batch = Rows.concatenate(list(FEATURES.read(path, labelled=True)))
     wanted = reference(rows())
-    for each in EXACT:
-        np.testing.assert_array_equal(getattr(found, each), wanted[each])
+    for field in EXACT:
+        np.testing.assert_array_equal(getattr(batch, field), wanted[field])
 
 
 def test_scoring_needs_no_label_and_takes_columns_by_name(tmp_path):
     path = written(
         [{name: row[name] for name in reversed(NAMES) if name not in "yw"} for row in rows()], tmp_path / "a.csv"
     )
-    found = next(FEATURES.read([path, path]))
-    assert found.labels is None and len(found) == 10 and found.index.tolist() == list(range(10))
+    batch = next(FEATURES.read([path, path]))
+    assert batch.labels is None and len(batch) == 10 and batch.index.tolist() == list(range(10))
 
 
 def test_missing_columns_are_named(tmp_path):
@@ -217,8 +217,8 @@ def test_bad_labels_end_reading_or_are_left_out(tmp_path, change, said):
     with pytest.raises(RequestError, match=said):
         list(FEATURES.read(path, labelled=True))
     errors = ErrorLog()
-    found = Rows.concatenate(list(FEATURES.read(path, labelled=True, on_error="skip", errors=errors)))
-    assert found.index.tolist() == [0, 1, 3, 4] and errors.total == 1
+    batch = Rows.concatenate(list(FEATURES.read(path, labelled=True, on_error="skip", errors=errors)))
+    assert batch.index.tolist() == [0, 1, 3, 4] and errors.total == 1
     assert len(next(FEATURES.read(path))) == 5  # scoring does not look at them
 
 
@@ -229,8 +229,8 @@ def test_rows_of_another_width_end_reading_or_are_left_out(tmp_path):
     with pytest.raises(RequestError, match="Expected 13 columns, got 2"):
         list(FEATURES.read(path))
     errors = ErrorLog()
-    found = Rows.concatenate(list(FEATURES.read(path, on_error="skip", errors=errors)))
-    assert len(found) == 5 and errors.counts == {"columns": 2}
+    batch = Rows.concatenate(list(FEATURES.read(path, on_error="skip", errors=errors)))
+    assert len(batch) == 5 and errors.counts == {"columns": 2}
 
 
 def test_a_header_alone_is_no_log(tmp_path):
@@ -255,8 +255,8 @@ def test_rows_of_criteo_are_told_by_their_form(tmp_path):
 
 
 def test_numbers_and_times():
-    found = parse_floats(pa.array(["1", " 2 ", None, "x", "1e400", "-3.5"]))
-    np.testing.assert_array_equal(found, [1, 2, np.nan, np.nan, np.nan, -3.5])
+    floats = parse_floats(pa.array(["1", " 2 ", None, "x", "1e400", "-3.5"]))
+    np.testing.assert_array_equal(floats, [1, 2, np.nan, np.nan, np.nan, -3.5])
     texts = [
         "2024-01-01",
         "2024-01-01T01:00:00Z",
@@ -293,17 +293,17 @@ VALUES = {
 @pytest.mark.parametrize("form", ["dicts", "jsonl", "parquet"])
 def test_a_value_is_the_same_text_in_every_source(tmp_path, form):
     """Ids of whole numbers with gaps are floats in some, and lists may lack items."""
-    table = pa.table(VALUES, schema=pa.schema({name: pa.array(each).type for name, each in VALUES.items()}.items()))
+    table = pa.table(VALUES, schema=pa.schema({name: pa.array(values).type for name, values in VALUES.items()}.items()))
     path = tmp_path / f"log.{form}"
     match form:
         case "dicts":
             path = table.to_pylist()
         case "jsonl":
-            path.write_text("".join(json.dumps(each) + "\n" for each in table.to_pylist()))
+            path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
         case "parquet":
             pq.write_table(table, path)
-    found = pa.Table.from_batches(open_log(path).batches()).to_pydict()
-    assert found == {
+    columns = pa.Table.from_batches(open_log(path).batches()).to_pydict()
+    assert columns == {
         "whole": ["3", "10000000000", "0", "0.5", None, "1e+20", None],
         "list": ["p|q", None, None, None, "r s", "q", "zzz"],
         "numbers": ["1", "2.5", "3", None, None, "4000000000000|5", "6"],
@@ -321,7 +321,7 @@ def test_one_dict_is_a_row_and_a_dict_of_lists_a_table():
     for columns in ({"user": ["u7", "u8"], "a": np.array([3, 4])}, {"user": pa.array(["u7", "u8"]), "a": (3, 4)}):
         (batch,) = open_log(columns).batches()
         assert batch.to_pylist() == [{"user": "u7", "a": "3"}, {"user": "u8", "a": "4"}]
-    whole = {each["name"]: "1" for each in COLUMNS}
+    whole = {column["name"]: "1" for column in COLUMNS}
     (rows,) = FEATURES.read(whole, labelled=True)
     (truth,) = FEATURES.read([whole], labelled=True)
     assert len(rows) == 1 and all(np.array_equal(getattr(rows, name), getattr(truth, name)) for name in EXACT)

@@ -35,14 +35,14 @@ CATEGORIES = {
 }
 COLUMNS = [
     {"name": "click", "kind": "label"},
-    *({"name": name, "kind": "number", "missing": 3, "encoding": each} for name, each in NUMBERS.items()),
+    *({"name": name, "kind": "number", "missing": 3, "encoding": encoding} for name, encoding in NUMBERS.items()),
     {"name": "other", "kind": "ignored"},
-    *({"name": name, "kind": "category", "encoding": each} for name, each in CATEGORIES.items()),
+    *({"name": name, "kind": "category", "encoding": encoding} for name, encoding in CATEGORIES.items()),
 ]
 
 
 def features(*names):
-    columns = [each for each in COLUMNS if not names or each["name"] in names]
+    columns = [column for column in COLUMNS if not names or column["name"] in names]
     return Features(Schema.from_json({"header": False, "columns": columns}))
 
 
@@ -142,13 +142,13 @@ def test_all_versions_give_the_same_bits(both, monkeypatch, isa):
         [b"%d" % x for x in rng.integers(-30, 70_000, 8)] + [b"%08x" % x for x in rng.integers(0, 99, 5)]
         for _ in range(999)
     ]
-    block = b"".join(b"1\t" + b"\t".join(each) + b"\n" for each in values)
+    block = b"".join(b"1\t" + b"\t".join(row) + b"\n" for row in values)
     made = extension.native().LogParser
     (wanted,) = features().read(io.BytesIO(block))
     monkeypatch.setattr(extension.native(), "LogParser", lambda *arguments: made(*arguments, isa))
-    (found,) = features().read(io.BytesIO(block))
+    (batch,) = features().read(io.BytesIO(block))
     for name in ("ids", "numbers", "labels"):
-        assert getattr(found, name).tobytes() == getattr(wanted, name).tobytes()
+        assert getattr(batch, name).tobytes() == getattr(wanted, name).tobytes()
 
 
 def test_tables_are_read_by_names_or_by_order(tmp_path):
@@ -160,9 +160,9 @@ def test_tables_are_read_by_names_or_by_order(tmp_path):
         pa.table({"a": [1, 0], "b": [5.0, None], "c": [7, 7], "d": ["ab", ""], "e": ["x", None]}),
         pa.table({"label": [1, 0], "I1": [5, None], "C2": ["x", None], "C1": ["ab", ""]}),
     ):
-        (found,) = reader.read(table)
+        (batch,) = reader.read(table)
         for name in ARRAYS:
-            np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name))
+            np.testing.assert_array_equal(getattr(batch, name), getattr(wanted, name))
     with pytest.raises(RequestError, match="found no column own"):
         reader.read(pa.table({"value": [1], "bucket": ["x"]})).__next__()
 

@@ -99,16 +99,16 @@ def test_json_rows_of_a_server_have_the_ids_of_their_csv(rows):
     assert isinstance(parsed, list) or any(
         isinstance(value, list) and not set(MISSING).isdisjoint(value) for row in rows for value in row.values()
     )
-    found, expected = (features_module.Rows.concatenate(list(features.read(each))) for each in (parsed, text))
-    assert_same(found, expected)
+    actual, expected = (features_module.Rows.concatenate(list(features.read(source))) for source in (parsed, text))
+    assert_same(actual, expected)
 
 
 @given(st.data())
 def test_rows_with_keys_in_any_order(data):
     features, rows = Features(SCHEMA), []
-    for at in range(data.draw(st.integers(1, 40))):
+    for i in range(data.draw(st.integers(1, 40))):
         names = [*data.draw(st.permutations(SCHEMA.feature_names)), *["other", "more"][: data.draw(st.integers(0, 2))]]
-        rows.append({name if at % 2 else "".join(name): f"{at % 3}.5" if name == "price" else at % 9 for name in names})
+        rows.append({name if i % 2 else "".join(name): f"{i % 3}.5" if name == "price" else i % 9 for name in names})
     assert_same(features_module.Rows.concatenate(list(features.read(rows))), columns_of(features, rows))
 
 

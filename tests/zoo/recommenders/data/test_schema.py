@@ -27,10 +27,10 @@ GENRES = ["Drama", "Comedy", 'Sci-Fi, "hard"', "Noël", "Krimi"]
 def rows(count=2000, seed=0):
     """A log with ugly columns: quotes, unicode, empty lists, missing values."""
     draw = random.Random(seed)
-    for at in range(count):
+    for index in range(count):
         yield {
             "clicked": draw.randint(0, 1),
-            "timestamp": 874_724_710 + 13 * at,
+            "timestamp": 874_724_710 + 13 * index,
             "user_id": draw.randint(1, 300),
             "price, EUR": "" if draw.random() < 0.1 else round(draw.lognormvariate(2, 2), 2),
             "age": draw.randint(7, 73),
@@ -59,16 +59,16 @@ def log(tmp_path_factory):
 def test_a_likely_row_is_one_that_the_log_might_hold(log):
     schema = infer(open_log(log))
     row = schema.typical_row()
-    assert list(row) == [each.name for each in schema.of(*FEATURES)]
+    assert list(row) == [column.name for column in schema.of(*FEATURES)]
     assert row["genres"] in GENRES and row["occupation"] in ("writer", "Künstler")
     assert 7 <= float(row["age"]) <= 73 and float(row["price, EUR"]) >= 0 and 1 <= int(row["user_id"]) <= 300
 
 
 def test_kinds_encodings_and_counts(log):
     schema = infer(open_log(log))
-    found = {each.name: each for each in schema.columns}
-    assert schema.rows == 2000 and list(found) == list(next(rows()))
-    kinds = {name: each.kind for name, each in found.items()}
+    columns = {column.name: column for column in schema.columns}
+    assert schema.rows == 2000 and list(columns) == list(next(rows()))
+    kinds = {name: column.kind for name, column in columns.items()}
     assert kinds == {
         "clicked": "label",
         "timestamp": "timestamp",
@@ -82,71 +82,71 @@ def test_kinds_encodings_and_counts(log):
         "same": "ignored",
     }
     truth = list(rows())
-    assert found["timestamp"].unit == "s" and found["user_id"].distinct == len({each["user_id"] for each in truth})
-    assert found["price, EUR"].encoding["type"] == "log1p"
-    assert found["price, EUR"].missing == sum(each["price, EUR"] == "" for each in truth)
-    ages = np.array([each["age"] for each in truth])
-    assert found["age"].encoding == {
+    assert columns["timestamp"].unit == "s" and columns["user_id"].distinct == len({row["user_id"] for row in truth})
+    assert columns["price, EUR"].encoding["type"] == "log1p"
+    assert columns["price, EUR"].missing == sum(row["price, EUR"] == "" for row in truth)
+    ages = np.array([row["age"] for row in truth])
+    assert columns["age"].encoding == {
         "type": "standard",
         "mean": pytest.approx(ages.mean()),
         "deviation": pytest.approx(ages.std()),
     }
-    assert found["occupation"].missing == sum(each["occupation"] in ("", "NA") for each in truth)
-    assert sorted(found["genres"].encoding["values"]) == sorted(GENRES)
-    assert found["genres"].separator == "|" and found["genres"].length == 3 and found["genres"].pooling == "mean"
-    assert found["history"].separator == " " and found["history"].length == 9 and found["history"].distinct == 40
+    assert columns["occupation"].missing == sum(row["occupation"] in ("", "NA") for row in truth)
+    assert sorted(columns["genres"].encoding["values"]) == sorted(GENRES)
+    assert columns["genres"].separator == "|" and columns["genres"].length == 3 and columns["genres"].pooling == "mean"
+    assert columns["history"].separator == " " and columns["history"].length == 9 and columns["history"].distinct == 40
 
 
 @pytest.mark.parametrize("name", ["log.tsv", "log.csv.gz", "log;.csv", "log.jsonl", "log.jsonl.gz", "log.parquet"])
 def test_every_form_of_a_log_gives_the_same_schema(log, tmp_path, name):
-    found, path = list(rows()), tmp_path / name
+    table, path = list(rows()), tmp_path / name
     if "json" in name:
-        lists = [each | {"genres": each["genres"].split("|") if each["genres"] else []} for each in found]
-        text = "\n".join(json.dumps(each, ensure_ascii=False) for each in lists) + "\n"
+        lists = [row | {"genres": row["genres"].split("|") if row["genres"] else []} for row in table]
+        text = "\n".join(json.dumps(row, ensure_ascii=False) for row in lists) + "\n"
         path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
     elif name.endswith("parquet"):
-        lists = [each["genres"].split("|") if each["genres"] else [] for each in found]
-        columns = {key: [str(each[key]) for each in found] for key in found[0]}
-        pq.write_table(pa.table(columns | {"genres": lists, "age": [each["age"] for each in found]}), path)
+        lists = [row["genres"].split("|") if row["genres"] else [] for row in table]
+        columns = {key: [str(row[key]) for row in table] for key in table[0]}
+        pq.write_table(pa.table(columns | {"genres": lists, "age": [row["age"] for row in table]}), path)
     else:
-        write_csv(path, found, {"tsv": "\t", "log;.csv": ";"}.get(name if ";" in name else path.suffix[1:], ","))
+        write_csv(path, table, {"tsv": "\t", "log;.csv": ";"}.get(name if ";" in name else path.suffix[1:], ","))
     schema, wanted = infer(open_log(path)), infer(open_log(log))
-    for each, other in zip(schema.columns, wanted.columns, strict=True):
-        assert (each.name, each.kind, each.distinct, each.missing) == (
+    for column, other in zip(schema.columns, wanted.columns, strict=True):
+        assert (column.name, column.kind, column.distinct, column.missing) == (
             other.name,
             other.kind,
             other.distinct,
             other.missing,
         )
-        assert each.encoding == other.encoding
+        assert column.encoding == other.encoding
 
 
 @pytest.mark.parametrize("delimiter", [",", ";"])
 def test_names_hold_quotes_delimiters_and_ends_of_lines(tmp_path, delimiter):
     names = ["clicked", 'the "new", one', "first line\nsecond; line", "💡"]
-    found = [dict(zip(names, (at % 2, f"a{at % 3}", f"b\n{at % 5}", at % 7), strict=True)) for at in range(60)]
-    log = open_log(write_csv(tmp_path / "log.csv", found, delimiter))
+    table = [dict(zip(names, (i % 2, f"a{i % 3}", f"b\n{i % 5}", i % 7), strict=True)) for i in range(60)]
+    log = open_log(write_csv(tmp_path / "log.csv", table, delimiter))
     schema = infer(log)
-    assert log.delimiter == delimiter and [each.name for each in schema.columns] == names
-    assert schema.columns[2].encoding["values"] == [f"b\n{at}" for at in range(5)]
+    assert log.delimiter == delimiter and [column.name for column in schema.columns] == names
+    assert schema.columns[2].encoding["values"] == [f"b\n{i}" for i in range(5)]
     (read,) = Features(schema).read(str(log.path))
-    assert read.ids.tolist() == [[at % 3 + 1, at % 5 + 1] for at in range(60)]
+    assert read.ids.tolist() == [[i % 3 + 1, i % 5 + 1] for i in range(60)]
 
 
 def test_many_values_are_hashed_and_counted_about_right(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "VOCABULARY", 100)
-    found = [{"label": i % 2, "item": f"item {i % 30_000}"} for i in range(60_000)]
-    column = infer(open_log(write_csv(tmp_path / "log.csv", found))).columns[1]
+    table = [{"label": i % 2, "item": f"item {i % 30_000}"} for i in range(60_000)]
+    column = infer(open_log(write_csv(tmp_path / "log.csv", table))).columns[1]
     assert column.distinct == pytest.approx(30_000, rel=0.06)
     assert column.encoding == {"type": "hash", "buckets": 65_536}
 
 
 def test_a_few_values_that_are_no_numbers_count_as_missing(tmp_path):
-    found = [{"label": i % 2, "year": 1900 + i % 90 if i % 200 else "unknown"} for i in range(1000)]
-    column = infer(open_log(write_csv(tmp_path / "log.csv", found))).columns[1]
+    table = [{"label": i % 2, "year": 1900 + i % 90 if i % 200 else "unknown"} for i in range(1000)]
+    column = infer(open_log(write_csv(tmp_path / "log.csv", table))).columns[1]
     assert column.kind == "number" and column.why.endswith("5 values that are no numbers count as missing")
-    found = [{"label": i % 2, "year": 1900 + i % 90 if i % 20 else "unknown"} for i in range(1000)]
-    assert infer(open_log(write_csv(tmp_path / "log.csv", found))).columns[1].kind == "category"
+    table = [{"label": i % 2, "year": 1900 + i % 90 if i % 20 else "unknown"} for i in range(1000)]
+    assert infer(open_log(write_csv(tmp_path / "log.csv", table))).columns[1].kind == "category"
 
 
 def test_batches_change_nothing(log, monkeypatch):
@@ -211,21 +211,21 @@ def test_all_faults_are_named_at_once(tmp_path):
 @pytest.mark.parametrize(
     ("value", "kind", "why"),
     [
-        (lambda at: f"{at % 28 + 1:02}.03.2024 12:{at % 60:02}", "ignored", "dates, but not in ISO 8601"),
-        (lambda at: f"{at % 12 + 1}/{at % 28 + 1}/2024", "ignored", "dates, but not in ISO 8601"),
-        (lambda at: f"2024-03-{at % 28 + 1:02}", "timestamp", "dates in ISO 8601"),
-        (lambda at: f"10.{at % 5}.{at % 7}", "category", "35 values"),  # versions
-        (lambda at: f"{at % 50},{at % 9}" if at % 10 else str(at % 50), "ignored", "numbers with a decimal comma"),
-        (lambda at: ",".join(str((at + i * (at % 11)) % 20) for i in range(at % 4)), "categories", "',' in"),
-        (lambda at: f"key-{at:x}", "ignored", "nearly every row has one of its own"),
-        (lambda at: f"key-{at % 10_500:x}", "category", "buckets"),
+        (lambda n: f"{n % 28 + 1:02}.03.2024 12:{n % 60:02}", "ignored", "dates, but not in ISO 8601"),
+        (lambda n: f"{n % 12 + 1}/{n % 28 + 1}/2024", "ignored", "dates, but not in ISO 8601"),
+        (lambda n: f"2024-03-{n % 28 + 1:02}", "timestamp", "dates in ISO 8601"),
+        (lambda n: f"10.{n % 5}.{n % 7}", "category", "35 values"),  # versions
+        (lambda n: f"{n % 50},{n % 9}" if n % 10 else str(n % 50), "ignored", "numbers with a decimal comma"),
+        (lambda n: ",".join(str((n + i * (n % 11)) % 20) for i in range(n % 4)), "categories", "',' in"),
+        (lambda n: f"key-{n:x}", "ignored", "nearly every row has one of its own"),
+        (lambda n: f"key-{n % 10_500:x}", "category", "buckets"),
     ],
     ids=["german", "american", "iso", "versions", "commas", "lists", "keys", "often"],
 )
 def test_what_nothing_is_learned_from_says_what_to_do(tmp_path, value, kind, why):
-    found = [{"click": at % 2, "other": at % 3, "x": value(at)} for at in range(12_000)]
-    schema = infer(open_log(write_csv(tmp_path / "log.csv", found, ";")))
-    column = {each.name: each for each in schema.columns}["x"]
+    table = [{"click": i % 2, "other": i % 3, "x": value(i)} for i in range(12_000)]
+    schema = infer(open_log(write_csv(tmp_path / "log.csv", table, ";")))
+    column = {column.name: column for column in schema.columns}["x"]
     assert column.kind == kind and why in column.why
 
 
@@ -275,37 +275,37 @@ def test_a_log_that_is_none_gets_one_line(tmp_path, capsys, text, said):
 
 
 def test_a_row_has_one_time_and_one_weight(tmp_path):
-    found = [
+    table = [
         {
-            "label": at % 2,
-            "signup_date": f"2024-01-{at % 28 + 1:02}",
-            "born": f"19{at:02}-03-04",
-            "when": f"2024-03-04 05:06:{at:02}",
-            "weight": at,
-            "sample_weight": at % 3,
-            "item": at % 5,
+            "label": i % 2,
+            "signup_date": f"2024-01-{i % 28 + 1:02}",
+            "born": f"19{i:02}-03-04",
+            "when": f"2024-03-04 05:06:{i:02}",
+            "weight": i,
+            "sample_weight": i % 3,
+            "item": i % 5,
         }
-        for at in range(60)
+        for i in range(60)
     ]
-    schema = infer(open_log(write_csv(tmp_path / "log.csv", found)))
+    schema = infer(open_log(write_csv(tmp_path / "log.csv", table)))
     assert Features.from_json(Features(schema).to_json()).schema == schema
-    assert [each.name for each in schema.of("timestamp", "weight")] == ["when", "sample_weight"]
-    told = {each.name: each.why for each in schema.of("ignored")}
-    assert told["signup_date"] == "dates in ISO 8601; when is taken as the timestamp, of which a row has one"
-    assert told.keys() == {"signup_date", "born", "weight"}
+    assert [column.name for column in schema.of("timestamp", "weight")] == ["when", "sample_weight"]
+    reasons = {column.name: column.why for column in schema.of("ignored")}
+    assert reasons["signup_date"] == "dates in ISO 8601; when is taken as the timestamp, of which a row has one"
+    assert reasons.keys() == {"signup_date", "born", "weight"}
 
 
 def test_a_weight_with_gaps_is_a_number(tmp_path):
-    found = [{"label": at % 2, "weight": at if at % 9 else "", "item": at % 5} for at in range(60)]
-    assert infer(open_log(write_csv(tmp_path / "log.csv", found))).columns[1].kind == "number"
+    table = [{"label": i % 2, "weight": i if i % 9 else "", "item": i % 5} for i in range(60)]
+    assert infer(open_log(write_csv(tmp_path / "log.csv", table))).columns[1].kind == "number"
 
 
 def test_times_to_the_nanosecond_are_read_as_arrow_writes_them(tmp_path):
     path = tmp_path / "log.parquet"
-    times = pa.array([10**18 + at for at in range(60)], pa.timestamp("ns"))
+    times = pa.array([10**18 + i for i in range(60)], pa.timestamp("ns"))
     pq.write_table(pa.table({"label": [0, 1] * 30, "item": ["a", "b", "c"] * 20, "when": times}), path)
     schema = infer(open_log(path))
-    assert [each.name for each in schema.of("timestamp")] == ["when"]
+    assert [column.name for column in schema.of("timestamp")] == ["when"]
     assert (next(Features(schema).read(path)).times == 1e9).all()
 
 
@@ -331,7 +331,7 @@ def test_rows_that_training_skips_are_passed_over(tmp_path, capsys):
     assert "Expected 2 columns, got 1" in capsys.readouterr().err
     cli.call(["schema", str(path), "--on-error", "skip"])
     assert "0 and 1, 50.0% of them 1; the 3 rows without are left out" in " ".join(capsys.readouterr().out.split())
-    path.write_text("label,x\n" + "".join(f"{at % 6},{at % 5}\n" for at in range(60)))  # stars
+    path.write_text("label,x\n" + "".join(f"{i % 6},{i % 5}\n" for i in range(60)))  # stars
     with pytest.raises(RequestError, match="holds 0, 1, 2, 3, ...; expected 0 and 1"):
         infer(open_log(path), on_error="skip")
 
@@ -339,10 +339,8 @@ def test_rows_that_training_skips_are_passed_over(tmp_path, capsys):
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_a_damaged_gz_gets_one_line(tmp_path, capsys, kind):
     path = tmp_path / f"log.{kind}.gz"
-    text = "".join(f"{at * at % 2},{at * 7919 % 1000}\n" for at in range(60_000))
-    text = (
-        f"label,x\n{text}" if kind == "csv" else "".join(f'{{"label": {at % 2}, "x": {at}}}\n' for at in range(60_000))
-    )
+    text = "".join(f"{i * i % 2},{i * 7919 % 1000}\n" for i in range(60_000))
+    text = f"label,x\n{text}" if kind == "csv" else "".join(f'{{"label": {i % 2}, "x": {i}}}\n' for i in range(60_000))
     for start in (10, 9000):  # in the block that tells the columns, and later
         packed = bytearray(gzip.compress(text.encode()))
         packed[start : start + 400] = b"\xff" * 400
@@ -357,11 +355,11 @@ def test_a_damaged_gz_gets_one_line(tmp_path, capsys, kind):
 def test_a_log_that_breaks_off_gets_one_line(tmp_path, capsys, form):
     path = tmp_path / f"log.{form}"
     more = {"item_id": "i", "country": "c", "device": "d"}  # what shop-clicks reads besides
-    found = [{**each, **more, "categories": each["genres"]} for each in rows(4000)]
+    table = [{**row, **more, "categories": row["genres"]} for row in rows(4000)]
     if form == "gz":
-        whole = gzip.compress(write_csv(tmp_path / "log.csv", found).read_bytes())
+        whole = gzip.compress(write_csv(tmp_path / "log.csv", table).read_bytes())
     else:
-        pq.write_table(pa.table({name: [str(each[name]) for each in found] for name in found[0]}), path)
+        pq.write_table(pa.table({name: [str(row[name]) for row in table] for name in table[0]}), path)
         whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     for command in (["schema"], ["train", "deepfm", "--data"], ["run", "shop-clicks"]):
@@ -377,7 +375,7 @@ def test_the_label_is_named(tmp_path, capsys):
     cli.call(["schema", str(path), "--label", "bought", "-o", str(tmp_path / "schema.json")])
     out = capsys.readouterr().out
     assert "bought" in out and "0 and 1, 50.0% of them 1" in out
-    assert [each.kind for each in Schema.load(tmp_path / "schema.json").columns] == ["label", "number", "ignored"]
+    assert [column.kind for column in Schema.load(tmp_path / "schema.json").columns] == ["label", "number", "ignored"]
     for name, said in (("age", "holds 0, 1, 2, 3, ..."), ("nope", "has no column 'nope'")):
         with pytest.raises(SystemExit):
             cli.call(["schema", str(path), "--label", name])
@@ -392,8 +390,8 @@ def test_the_label_is_named(tmp_path, capsys):
     )
 )
 def test_any_text_and_number_can_be_a_column(tmp_path_factory, values):
-    found = [{"label": i % 2, "text": text, "number": number} for i, (text, number) in enumerate(values)]
-    path = write_csv(tmp_path_factory.mktemp("any") / "log.csv", found)
+    table = [{"label": i % 2, "text": text, "number": number} for i, (text, number) in enumerate(values)]
+    path = write_csv(tmp_path_factory.mktemp("any") / "log.csv", table)
     try:
         schema = infer(open_log(path))
     except RequestError as error:

@@ -107,7 +107,7 @@ def test_faults(changed, words):
 
 def log_of(count=300, items=40):
     rng = np.random.default_rng(0)
-    names = np.array([f"i{at}" for at in range(items)])
+    names = np.array([f"i{i}" for i in range(items)])
     histories = ["|".join(rng.choice(names, rng.integers(0, 6))) for _ in range(count)]
     tags = ["|".join(rng.choice(["red", "blue", "green"], rng.integers(1, 3))) for _ in range(count)]
     columns = {"clicked": rng.integers(0, 2, count), "item_id": rng.choice(names, count)}
@@ -116,11 +116,11 @@ def log_of(count=300, items=40):
 
 def test_inferred_for_families_of_sequences(tmp_path):
     log_of().to_csv(tmp_path / "log.csv", index=False)
-    pooled = {each.name: each for each in infer(open_logs(tmp_path / "log.csv")).columns}
+    pooled = {spec.name: spec for spec in infer(open_logs(tmp_path / "log.csv")).columns}
     assert pooled["history"].pooling == pooled["tags"].pooling == "mean"
     assert (pooled["history"].shares, pooled["tags"].shares) == ("item_id", "")
     report = zoo.schema(tmp_path / "log.csv", family="din")
-    columns = {each["name"]: each for each in report["schema"]["columns"]}
+    columns = {spec["name"]: spec for spec in report["schema"]["columns"]}
     assert columns["history"]["pooling"] == "none" and columns["history"]["shares"] == "item_id"
     assert columns["tags"]["pooling"] == "mean"
     with pytest.raises(RequestError, match="found the family 'resnet50', expected one that has a schema"):
@@ -138,7 +138,7 @@ def test_the_table_is_that_of_the_category_with_the_same_values(tmp_path):
         "item_id": rng.integers(1, 45, 900),
     }
     pd.DataFrame({**columns, "history": histories, "genre_codes": codes}).to_csv(tmp_path / "log.csv", index=False)
-    inferred = {each.name: each for each in infer(open_logs(tmp_path / "log.csv")).columns}
+    inferred = {spec.name: spec for spec in infer(open_logs(tmp_path / "log.csv")).columns}
     assert (inferred["history"].shares, inferred["genre_codes"].shares) == ("item_id", "")
     assert inferred["history"].encoding == inferred["item_id"].encoding
 
@@ -148,12 +148,12 @@ def test_edited_by_hand(tmp_path):
     value = infer(open_logs(tmp_path / "log.csv")).to_json()
     edited = [
         {"name": "history", "kind": "categories", "pooling": "none", "shares": "item_id"}
-        if each["name"] == "history"
-        else each
-        for each in value["columns"]
+        if spec["name"] == "history"
+        else spec
+        for spec in value["columns"]
     ]
     (tmp_path / "schema.json").write_text(json.dumps({**value, "columns": edited}))
-    (history,) = [each for each in load_schema(tmp_path / "schema.json", tmp_path / "log.csv").columns if each.shares]
+    (history,) = [spec for spec in load_schema(tmp_path / "schema.json", tmp_path / "log.csv").columns if spec.shares]
     assert (history.pooling, history.length, history.separator) == ("none", 5, "|")
     assert history.encoding["type"] == "vocabulary"
 
@@ -174,7 +174,7 @@ def gaps_json(timed=True, **changed):
 
 @pytest.fixture
 def timed_sources(tmp_path):
-    frame = pd.DataFrame({"when": [str(each) for each in WHEN], **rows(), "times": TIMES})
+    frame = pd.DataFrame({"when": [str(moment) for moment in WHEN], **rows(), "times": TIMES})
     frame.to_csv(tmp_path / "log.csv", index=False)
     frame.to_json(tmp_path / "log.jsonl", orient="records", lines=True)
     frame.to_parquet(tmp_path / "log.parquet")
@@ -239,18 +239,18 @@ def timed_log(count=300):
     return log.assign(
         timestamp=start,
         history_at=[
-            "|".join(str(at - 1000 * back) for back in range(n, 0, -1)) for at, n in zip(start, lengths, strict=True)
+            "|".join(str(t - 1000 * back) for back in range(n, 0, -1)) for t, n in zip(start, lengths, strict=True)
         ],
-        shown_at=["|".join([str(at - 5)] * 2) for at in start],
+        shown_at=["|".join([str(t - 5)] * 2) for t in start],
     )
 
 
 def test_times_beside_a_sequence_are_its_gaps(tmp_path):
     timed_log().to_csv(tmp_path / "log.csv", index=False)
-    pooled = {each.name: each for each in infer(open_logs(tmp_path / "log.csv")).columns}
-    assert not any(each.gaps_of for each in pooled.values())
+    pooled = {spec.name: spec for spec in infer(open_logs(tmp_path / "log.csv")).columns}
+    assert not any(spec.gaps_of for spec in pooled.values())
     schema = infer(open_logs(tmp_path / "log.csv"), sequences=True)
-    inferred = {each.name: each for each in schema.columns}
+    inferred = {spec.name: spec for spec in schema.columns}
     assert (inferred["history_at"].gaps_of, inferred["history_at"].unit) == ("history", "s")
     assert inferred["history_at"].length == inferred["history"].length
     assert inferred["shown_at"].gaps_of == ""
@@ -258,12 +258,12 @@ def test_times_beside_a_sequence_are_its_gaps(tmp_path):
     schema.save(tmp_path / "schema.json")
     value = json.loads((tmp_path / "schema.json").read_text())
     short = {"name": "history_at", "kind": "categories", "gaps_of": "history"}
-    value["columns"] = [short if each["name"] == "history_at" else each for each in value["columns"]]
+    value["columns"] = [short if spec["name"] == "history_at" else spec for spec in value["columns"]]
     (tmp_path / "schema.json").write_text(json.dumps(value))
-    columns = {each.name: each for each in load_schema(tmp_path / "schema.json", tmp_path / "log.csv").columns}
+    columns = {spec.name: spec for spec in load_schema(tmp_path / "schema.json", tmp_path / "log.csv").columns}
     completed = columns["history_at"]
     assert (completed.unit, completed.separator, completed.length) == ("s", "|", columns["history"].length)
-    value["columns"] = [{**each, "gaps_of": "history"} if each["name"] == "tags" else each for each in value["columns"]]
+    value["columns"] = [{**spec, "gaps_of": "history"} if spec["name"] == "tags" else spec for spec in value["columns"]]
     (tmp_path / "schema.json").write_text(json.dumps(value))
     with pytest.raises(RequestError):
         load_schema(tmp_path / "schema.json", tmp_path / "log.csv")

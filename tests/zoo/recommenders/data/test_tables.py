@@ -202,16 +202,16 @@ def test_scoring_loads_nothing_heavy():
 def test_parquet_is_read_by_the_columns_of_a_row(tmp_path, named, monkeypatch):
     """Other columns are not read: here their bytes are damaged."""
     lines = synthetic_lines(500)
-    whole = table(lines) if named else table(lines, [f"column{at}" for at in range(40)])
+    whole = table(lines) if named else table(lines, [f"column{i}" for i in range(40)])
     if named:
-        whole = whole.add_column(3, "other", pa.array([f"{at:x}" * 99 for at in range(500)]))
+        whole = whole.add_column(3, "other", pa.array([f"{i:x}" * 99 for i in range(500)]))
         whole = whole.append_column("nested", pa.array([{"a": "x" * 9} for _ in range(500)]))
     read_columns = []
     batches = pq.ParquetFile.iter_batches
     monkeypatch.setattr(
         pq.ParquetFile,
         "iter_batches",
-        lambda *given, **how: read_columns.append(how["columns"]) or batches(*given, **how),
+        lambda *arguments, **how: read_columns.append(how["columns"]) or batches(*arguments, **how),
     )
     file = tmp_path / "rows.parquet"
     pq.write_table(whole, file)

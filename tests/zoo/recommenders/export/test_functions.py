@@ -36,10 +36,10 @@ def network(call):
         def forward(self, ids, numbers, scales):
             return (call(self.embeddings(ids, scales)) + self.bias).sum(1, keepdim=True)
 
-    found = Network()
-    for each in found.parameters():
-        torch.nn.init.normal_(each)
-    return found.eval()
+    model = Network()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    return model.eval()
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
@@ -49,12 +49,12 @@ def test_functions_have_the_results_of_torch(call):
     model = network(call)
     graph = export(model, FEATURES)
     draw = np.random.default_rng(0)
-    ids = np.stack([draw.integers(0, each.rows, 9) for each in FEATURES.fields], 1).astype(np.int32)
+    ids = np.stack([draw.integers(0, field.rows, 9) for field in FEATURES.fields], 1).astype(np.int32)
     session = reference_session.lean_session(graph, "a test", quick=True)
-    found = reference_session.run(session, {"ids": ids})[0]
+    result = reference_session.run(session, {"ids": ids})[0]
     with torch.no_grad():
         wanted = torch.sigmoid(model(torch.from_numpy(ids), None, None)).numpy()
-    assert found.shape == wanted.shape and np.abs(found - wanted).max() < 1e-6
+    assert result.shape == wanted.shape and np.abs(result - wanted).max() < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_built_from_files_as_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(io.save_mapped, "__defaults__", (2**12,))
     mapped = []
     take = large_weights.take_external
-    monkeypatch.setattr(large_weights, "take_external", lambda *a: mapped.append(found := take(*a)) or found)
+    monkeypatch.setattr(large_weights, "take_external", lambda *a: mapped.append(arrays := take(*a)) or arrays)
     results = {}
     for name in ("memory", "files"):
         folder = tmp_path / name
@@ -46,7 +46,7 @@ def test_built_from_files_as_in_memory(tmp_path, monkeypatch):
     assert {path.name for path in files.glob("*.data")} == {
         f"{name}.onnx.data" for name in ("fp32", "rewritten", "int8", "native")
     }
-    assert any(arrays and all(isinstance(each.base, np.memmap) for each in arrays.values()) for arrays in mapped)
+    assert any(arrays and all(isinstance(array.base, np.memmap) for array in arrays.values()) for arrays in mapped)
     for name in ("native.onnx", "native.onnx.data"):
         assert (files / name).read_bytes() == (tmp_path / "memory" / name).read_bytes()
     for engine, expected in results["memory"].items():

@@ -28,7 +28,7 @@ FORMS = {
 
 
 def constants(fields):
-    found = {
+    arrays = {
         "last": integers(-1),
         "both": integers(0, 1),
         "ones": integers(1, 1),
@@ -36,13 +36,13 @@ def constants(fields):
         "widths": integers(*[1] * fields),
     }
     for c in range(fields + 1):
-        found |= {
+        arrays |= {
             f"b{c}": integers(c),
             f"c{c}": np.int64(c),
             f"from{c}": integers(0, c),
             f"to{c}": integers(2**31 - 1, c + 1),
         }
-    return found
+    return arrays
 
 
 def split(fields):
@@ -79,75 +79,75 @@ ONE_GATHER = ["Add", "Gather", "Reshape", "Concat"]
 @pytest.mark.parametrize("ids", ["int32", "int64"])
 @pytest.mark.parametrize("form", [*FORMS, "split"])
 def test_lookups_of_all_columns_become_one(rng, form, ids):
-    found, feeds = fields(rng, [7, 7, 7], ids=ids, form=form)
-    report = rewritten(found, FuseParallelEmbedding(), exact=True, **feeds)
-    assert report.fired(EMBEDDINGS) == 1 and ops(found) == ONE_GATHER
-    assert found.graph[0].inputs[0].name == "ids" and not reasons(report, EMBEDDINGS)
+    net, feeds = fields(rng, [7, 7, 7], ids=ids, form=form)
+    report = rewritten(net, FuseParallelEmbedding(), exact=True, **feeds)
+    assert report.fired(EMBEDDINGS) == 1 and ops(net) == ONE_GATHER
+    assert net.graph[0].inputs[0].name == "ids" and not reasons(report, EMBEDDINGS)
 
 
 def test_tables_of_unequal_heights_are_stacked(rng):
-    found, feeds = fields(rng, [3, 11, 1, 200])
-    rewritten(found, FuseParallelEmbedding(), exact=True, **feeds)
-    assert ops(found) == ONE_GATHER
-    shapes = {name: value.shape for name, value in found.graph.initializers.items()}
+    net, feeds = fields(rng, [3, 11, 1, 200])
+    rewritten(net, FuseParallelEmbedding(), exact=True, **feeds)
+    assert ops(net) == ONE_GATHER
+    shapes = {name: value.shape for name, value in net.graph.initializers.items()}
     assert shapes["y.embeddings.table"] == (215, 4)
-    assert query.constant(found.graph.initializers["y.embeddings.offsets"]).tolist() == [0, 3, 14, 15]
+    assert query.constant(net.graph.initializers["y.embeddings.offsets"]).tolist() == [0, 3, 14, 15]
 
 
 @pytest.mark.parametrize("order", [[2, 0, 1], [1, 0], [2], [0, 2], [1, 2]])
 def test_permuted_and_partial_columns_are_gathered_first(rng, order):
-    found, feeds = fields(rng, [5, 9, 3], order=order)
-    report = rewritten(found, FuseParallelEmbedding(), exact=True, **feeds)
+    net, feeds = fields(rng, [5, 9, 3], order=order)
+    report = rewritten(net, FuseParallelEmbedding(), exact=True, **feeds)
     if len(order) == 1:
         assert report.fired(EMBEDDINGS) == 0
         assert list(reasons(report, EMBEDDINGS).values()) == ["e2 has no neighbour of the same input and width"]
     else:
-        assert ops(found) == ["Gather", *ONE_GATHER]
-        assert query.constant(found.graph[0].inputs[1]).tolist() == order
+        assert ops(net) == ["Gather", *ONE_GATHER]
+        assert query.constant(net.graph[0].inputs[1]).tolist() == order
 
 
 def test_other_parts_stay_where_they_are(rng, normal):
-    found, feeds = fields(
+    net, feeds = fields(
         rng, [5, 9, 3, 4], parts=["z", "e0", "e1", "x", "e2", "e3", "x"], inputs=", float[n,2] x, float[n,3] z"
     )
-    report = rewritten(found, FuseParallelEmbedding(), exact=True, **feeds, x=normal(40, 2), z=normal(40, 3))
+    report = rewritten(net, FuseParallelEmbedding(), exact=True, **feeds, x=normal(40, 2), z=normal(40, 3))
     assert report.fired(EMBEDDINGS) == 2
-    assert ops(found).count("Gather") == 4 and ops(found).count("Concat") == 1  # two tables, two selections of columns
-    names = [value.name for value in found.graph[-1].inputs]
+    assert ops(net).count("Gather") == 4 and ops(net).count("Concat") == 1  # two tables, two selections of columns
+    names = [value.name for value in net.graph[-1].inputs]
     assert (names[0], names[2], names[4]) == ("z", "x", "x")
 
 
 def test_a_single_lookup_between_others_is_left_alone(rng, normal):
-    found, feeds = fields(rng, [5, 9, 3], parts=["e0", "e1", "x", "e2"], inputs=", float[n,2] x")
-    report = rewritten(found, FuseParallelEmbedding(), exact=True, **feeds, x=normal(40, 2))
+    net, feeds = fields(rng, [5, 9, 3], parts=["e0", "e1", "x", "e2"], inputs=", float[n,2] x")
+    report = rewritten(net, FuseParallelEmbedding(), exact=True, **feeds, x=normal(40, 2))
     assert report.fired(EMBEDDINGS) == 1
     assert list(reasons(report, EMBEDDINGS).values()) == ["e2 has no neighbour of the same input and width"]
 
 
 def test_runs_of_one_width_fuse(rng):
-    found, feeds = fields(rng, [5, 9, 3, 4, 6], width=[4, 4, 8, 8, 4])
-    report = rewritten(found, FuseParallelEmbedding(), exact=True, **feeds)
+    net, feeds = fields(rng, [5, 9, 3, 4, 6], width=[4, 4, 8, 8, 4])
+    report = rewritten(net, FuseParallelEmbedding(), exact=True, **feeds)
     assert report.fired(EMBEDDINGS) == 2
     widths = sorted(
-        value.shape[1] for name, value in found.graph.initializers.items() if "table" in name or name.startswith("T")
+        value.shape[1] for name, value in net.graph.initializers.items() if "table" in name or name.startswith("T")
     )
     assert widths == [4, 4, 8]
 
 
 def test_fields_that_share_a_table_fuse_too(rng):
-    found, feeds = fields(rng, [5, 5])
-    found.graph[3].replace_input_with(0, found.graph[2].inputs[0])
-    rewritten(found, FuseParallelEmbedding(), exact=True, **feeds)
-    assert ops(found) == ONE_GATHER
+    net, feeds = fields(rng, [5, 5])
+    net.graph[3].replace_input_with(0, net.graph[2].inputs[0])
+    rewritten(net, FuseParallelEmbedding(), exact=True, **feeds)
+    assert ops(net) == ONE_GATHER
 
 
 def test_two_inputs_of_ids_are_two_runs(rng, normal):
     text = """(int64[n,2] a, int64[n,2] b) => (float[n,k] y) {
         i = Gather<axis=1>(a, c0) j = Gather<axis=1>(a, c1) k = Gather<axis=1>(b, c0) l = Gather<axis=1>(b, c1)
         e = Gather(T, i) f = Gather(T, j) g = Gather(T, k) h = Gather(T, l) y = Concat<axis=-1>(e, f, g, h) }"""
-    found = model(text, T=normal(5, 3), c0=np.int64(0), c1=np.int64(1))
+    net = model(text, T=normal(5, 3), c0=np.int64(0), c1=np.int64(1))
     feeds = {name: rng.integers(0, 5, (9, 2)) for name in "ab"}
-    assert rewritten(found, FuseParallelEmbedding(), exact=True, **feeds).fired(EMBEDDINGS) == 2
+    assert rewritten(net, FuseParallelEmbedding(), exact=True, **feeds).fired(EMBEDDINGS) == 2
 
 
 def near_miss(normal, text, reason=None, fused=(EMBEDDINGS, FuseParallelEmbedding), weights=None, **feeds):
@@ -157,9 +157,9 @@ def near_miss(normal, text, reason=None, fused=(EMBEDDINGS, FuseParallelEmbeddin
             constants(3) | {"T": normal(5, 4), "U": normal(6, 4), "W": normal(6, 3)} | (weights or {})
         ).items()
     }
-    found = model(text, **{name: array for name, array in used.items() if f"{name})" in text or f"{name}," in text})
+    net = model(text, **{name: array for name, array in used.items() if f"{name})" in text or f"{name}," in text})
     name, kind = fused
-    report = rewritten(found, kind(), exact=True, **feeds)
+    report = rewritten(net, kind(), exact=True, **feeds)
     assert report.fired(name) == 0
     assert list(reasons(report, name).values()) == ([] if reason is None else [reason])
 
@@ -235,9 +235,9 @@ def test_slices_that_are_no_plain_column(normal, columns, weights):
 def test_ids_that_come_as_numbers_are_added_to_after_the_cast(normal):
     """A cast from float truncates; offsets cannot be added before it."""
     text = TWO.replace("int64[n,3] ids", "float[n,3] x").replace("{ i", "{ ids = Cast<to=7>(x) i", 1)
-    found = model(text, T=normal(5, 4), U=normal(6, 4), c0=np.int64(0), c1=np.int64(1))
-    rewritten(found, FuseParallelEmbedding(), exact=True, x=(IDS + 0.25).astype(np.float32))
-    assert ops(found) == ["Cast", "Gather", *ONE_GATHER]  # the ids begin after the cast
+    net = model(text, T=normal(5, 4), U=normal(6, 4), c0=np.int64(0), c1=np.int64(1))
+    rewritten(net, FuseParallelEmbedding(), exact=True, x=(IDS + 0.25).astype(np.float32))
+    assert ops(net) == ["Cast", "Gather", *ONE_GATHER]  # the ids begin after the cast
 
 
 def test_ids_of_three_axes_are_left_alone(rng, normal):
@@ -282,10 +282,10 @@ def wide(rng, body, text=WIDE, width=1, **weights):
     ],
 )
 def test_sums_of_lookups_become_one_gather(rng, body, selects, rest, width):
-    found, feeds = wide(rng, body, width=width)
-    report = rewritten(found, FuseParallelSum(), **feeds)
+    net, feeds = wide(rng, body, width=width)
+    report = rewritten(net, FuseParallelSum(), **feeds)
     assert report.fired(SUM) == 1
-    assert ops(found) == [*["Gather"] * selects, "Add", "Gather", "ReduceSum", *["Add"] * rest]
+    assert ops(net) == [*["Gather"] * selects, "Add", "Gather", "ReduceSum", *["Add"] * rest]
 
 
 @pytest.mark.parametrize(
@@ -299,24 +299,24 @@ def test_sums_of_lookups_become_one_gather(rng, body, selects, rest, width):
     ],
 )
 def test_sums_that_are_left_alone(rng, body, changes, reason):
-    found, feeds = wide(rng, body, **changes)
-    report = rewritten(found, FuseParallelSum(), exact=True, **feeds)
+    net, feeds = wide(rng, body, **changes)
+    report = rewritten(net, FuseParallelSum(), exact=True, **feeds)
     assert report.fired(SUM) == 0
     assert list(reasons(report, SUM).values()) == ([] if reason is None else [reason])
 
 
 def test_a_partial_sum_that_is_read_elsewhere_stays(rng):
-    found, feeds = wide(rng, "a = Add(e, f) b = Add(a, g) s = Relu(a) y = Add(b, s)")
-    report = rewritten(found, FuseParallelSum(), **feeds)
+    net, feeds = wide(rng, "a = Add(e, f) b = Add(a, g) s = Relu(a) y = Add(b, s)")
+    report = rewritten(net, FuseParallelSum(), **feeds)
     assert report.fired(SUM) == 1  # a itself; b adds one lookup to it
-    assert "Relu" in ops(found)
+    assert "Relu" in ops(net)
 
 
 def test_a_partial_sum_that_leaves_the_graph_stays(rng):
     body = "s = Add(e, f) a = Add(s, x) b = Add(a, g) h = Gather(A, k) y = Add(b, h)"
-    found, feeds = wide(rng, body, WIDE.replace("(float[n,1] y)", "(float[n,1] y, float[n,1] a)"))
-    report = rewritten(found, FuseParallelSum(), **feeds)
-    assert report.fired(SUM) == 2 and [each.name for each in found.graph.outputs] == ["y", "a"]
+    net, feeds = wide(rng, body, WIDE.replace("(float[n,1] y)", "(float[n,1] y, float[n,1] a)"))
+    report = rewritten(net, FuseParallelSum(), **feeds)
+    assert report.fired(SUM) == 2 and [value.name for value in net.graph.outputs] == ["y", "a"]
 
 
 @pytest.mark.parametrize("tail", ["y = Squeeze(s, one)", "y = Add(s, z)"])
@@ -324,9 +324,9 @@ def test_a_sum_of_three_axes_keeps_its_shape(rng, normal, tail):
     """Keras looks a column [n, 1] up as [n, 1, width]."""
     text = """(int64[n,3] ids, float[n,1] x) => (float y) {
         i = Slice(ids, zero, one, one) j = Slice(ids, one, two, one) e = Gather(A, i) f = Gather(B, j) """
-    found, feeds = wide(rng, f"s = Add(e, f) {tail}", text, zero=integers(0), two=integers(2), z=normal(2, 1, 1, 1))
-    found.graph.outputs[0].shape = None
-    rewritten(found, FuseParallelSum(), **feeds)
+    net, feeds = wide(rng, f"s = Add(e, f) {tail}", text, zero=integers(0), two=integers(2), z=normal(2, 1, 1, 1))
+    net.graph.outputs[0].shape = None
+    rewritten(net, FuseParallelSum(), **feeds)
 
 
 # --- the whole model
@@ -366,11 +366,11 @@ DEEP, LAYERS = ["Add", "Gather", "Reshape", "Concat"], ["Gemm", "Relu", "Gemm", 
 
 
 def test_the_whole_model(rng):
-    found, feeds = wide_and_deep(rng)
+    net, feeds = wide_and_deep(rng)
     chosen = passes_without_header()
-    report = rewritten(found, *chosen, **feeds)
-    assert ops(found) == [*DEEP, *LAYERS, "Add", "Gather", "ReduceSum", "Add", "Sigmoid"]
-    fired = {each.name: report.fired(each.name) for each in chosen}
+    report = rewritten(net, *chosen, **feeds)
+    assert ops(net) == [*DEEP, *LAYERS, "Add", "Gather", "ReduceSum", "Add", "Sigmoid"]
+    fired = {graph_pass.name: report.fired(graph_pass.name) for graph_pass in chosen}
     assert fired == {
         "FoldIndexWrap": 0,
         "FuseLinear": 3,
@@ -379,22 +379,22 @@ def test_the_whole_model(rng):
         EMBEDDINGS: 1,
         SUM: 1,
     }
-    assert {value.name for value in found.graph.inputs} == {"ids", "numbers"}
+    assert {value.name for value in net.graph.inputs} == {"ids", "numbers"}
 
 
 def test_the_pass_order_does_not_take_a_bias_for_a_summand(rng):
-    found, _ = wide_and_deep(rng)
-    rewrite(found, passes_without_header())
-    gemms = [node for node in found.graph if node.op_type == "Gemm"]
+    net, _ = wide_and_deep(rng)
+    rewrite(net, passes_without_header())
+    gemms = [node for node in net.graph if node.op_type == "Gemm"]
     assert all(len(node.inputs) == 3 for node in gemms)
 
 
 def test_any_batch_size_runs(rng):
-    found, feeds = wide_and_deep(rng)
-    rewrite(found, passes_without_header())
-    whole = run(found, **feeds)["probability"]
+    net, feeds = wide_and_deep(rng)
+    rewrite(net, passes_without_header())
+    whole = run(net, **feeds)["probability"]
     for rows in (1, 7):
-        part = run(found, **{name: array[:rows] for name, array in feeds.items()})["probability"]
+        part = run(net, **{name: array[:rows] for name, array in feeds.items()})["probability"]
         np.testing.assert_allclose(part, whole[:rows], rtol=1e-5)
 
 

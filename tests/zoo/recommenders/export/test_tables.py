@@ -21,9 +21,9 @@ TINY = {"epochs": "1", "hidden": "8", "embedding_size": "4", "l2_embeddings": "1
 def write(path, rows=200):
     draw = random.Random(0)
     lines = ["click,user_id,item_id,history"]
-    for at in range(rows):
+    for index in range(rows):
         history = "|".join(f"i{draw.randrange(9)}" for _ in range(2))
-        lines.append(f"{at % 2},u{draw.randrange(12)},i{draw.randrange(9)},{history}")
+        lines.append(f"{index % 2},u{draw.randrange(12)},i{draw.randrange(9)},{history}")
     path.write_text("\n".join(lines) + "\n")
     return path
 
@@ -71,7 +71,7 @@ def test_tables_have_the_rows_that_the_model_looks_up(family, to, log, tmp_path,
 
 def test_tables_of_an_imported_graph_are_found_by_the_columns_that_look_them_up(tmp_path):
     report = api.export("wide-deep-criteo", "npz", tmp_path / "a.npz")
-    assert report["columns"] == {f"C{at}": 1000 for at in range(1, 27)}
+    assert report["columns"] == {f"C{i}": 1000 for i in range(1, 27)}
     tables = dict(np.load(tmp_path / "a.npz"))
     column = json.loads(str(tables["metadata"]))["columns"]["C26"]
     assert column["tables"] == ["C26/deep.embeddings", "C26/wide.weights"]
@@ -93,7 +93,7 @@ def test_other_tasks_have_no_tables(tmp_path):
 def vectors_of(folder, name, column="user_id"):
     """Table of a column in a fresh checkpoint, {value: vector}."""
     about = read_json(folder / "train.json")["features"]["schema"]["columns"]
-    values = next(each for each in about if each["name"] == column)["encoding"]["values"]
+    values = next(spec for spec in about if spec["name"] == column)["encoding"]["values"]
     return values, torch.load(folder / "model.pt")["state_dict"][name].numpy()
 
 
@@ -115,10 +115,10 @@ def test_rows_start_from_vectors(form, log, tmp_path, capsys):
     settings = {**TINY, "learning_rate": "1e-12"}
     zoo.train("deepfm", log, tmp_path / "a", settings=settings, schema=path)
     said = capsys.readouterr().err
-    known, table = vectors_of(tmp_path / "a", "embeddings.weight")
+    vocabulary, table = vectors_of(tmp_path / "a", "embeddings.weight")
     first = int(form == "npy and txt")
     assert f"user_id: {len(values) - first} of {len(values)} values start from {name}" in said
-    assert known == values
+    assert vocabulary == values
     np.testing.assert_allclose(table[1 + first : 1 + len(values)], vectors[first:], atol=1e-4)
     assert '"table"' not in (tmp_path / "a" / "schema.json").read_text()
 

@@ -71,11 +71,11 @@ def test_the_batch_is_first_and_the_results_are_the_same(network, moves, tmp_pat
     moved = batch_first(model, [run(model, {"x": x[n]}) for n in RUNS], RUNS)
     assert (moved is not model) is moves
     sessions = [
-        ort.InferenceSession(io.serialized(each), providers=["CPUExecutionProvider"]) for each in (model, moved)
+        ort.InferenceSession(io.serialized(graph), providers=["CPUExecutionProvider"]) for graph in (model, moved)
     ]
     for batch in x.values():
-        expected, found = (session.run(None, {"x": batch})[0] for session in sessions)
-        np.testing.assert_allclose(found, expected, atol=1e-6, rtol=0)
+        expected, result = (session.run(None, {"x": batch})[0] for session in sessions)
+        np.testing.assert_allclose(result, expected, atol=1e-6, rtol=0)
     if moves:
         values = [run(moved, {"x": x[n]}) for n in RUNS]
         sizes = {name for name, value in values[0].items() if value.ndim > 1 and len(value) != RUNS[0]}

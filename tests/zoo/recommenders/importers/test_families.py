@@ -17,11 +17,11 @@ from zoo.recommenders.importers.families import family_of
     ],
 )
 def test_networks_on_fields_are_known(family: str, layout: str) -> None:
-    found, why, _ = family_of(Network(family, layout=layout).model, Features(Schema(())))
-    assert found == family, why
+    recognized, why, _ = family_of(Network(family, layout=layout).model, Features(Schema(())))
+    assert recognized == family, why
 
 
 @pytest.mark.parametrize("family", ["wide-deep", "deepfm", "dcn-v2", "dlrm"])
 def test_other_networks_stay_what_they_are(family: str) -> None:
-    found, why, _ = family_of(Network(family).model, Features(Schema(())))
-    assert found == family, why
+    recognized, why, _ = family_of(Network(family).model, Features(Schema(())))
+    assert recognized == family, why

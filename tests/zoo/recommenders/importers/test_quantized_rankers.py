@@ -26,7 +26,7 @@ class Fields(nn.Module):
 
     def forward(self, *columns):
         ids, numbers = columns[: len(ROWS)], torch.stack(columns[len(ROWS) :], 1)
-        fields = torch.stack([table(each) for table, each in zip(self.tables.values(), ids, strict=True)], 1)
+        fields = torch.stack([table(column) for table, column in zip(self.tables.values(), ids, strict=True)], 1)
         return fields, torch.cat([fields.flatten(1), numbers], 1)
 
 
@@ -137,9 +137,9 @@ def test_what_moves_and_how_fast_it_is_at_one_row_and_at_many(log, network, outp
     command += ["--output-node", outputs[0], "-o", log / "ranker", "--json"]
     done = CliRunner().invoke(cli, [*map(str, command)])
     assert done.exit_code == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["family"] == "ranker" and 0 < found["probability"]["largest"] < 0.005
-    summary = found["summary"]
+    report = json.loads(done.stdout)
+    assert report["family"] == "ranker" and 0 < report["probability"]["largest"] < 0.005
+    summary = report["summary"]
     assert summary["many"] == 512 and summary["engine"] in summary["speed"].keys() & summary["speed_of_many"].keys()
     assert "x in " in summary["line"] and "(1 sample)" in summary["line"] and "(512 samples)" in summary["line"]
     speeds = [summary[key][summary["engine"]] for key in ("speed", "speed_of_many")]
@@ -166,7 +166,7 @@ def test_a_ranker_of_two_labels_is_served_from_raw_rows(log, network, joined, fa
     schema = json.loads((log / "schema.json").read_text())
     schema["columns"].append({"name": "purchase", "kind": "label"})
     (log / "schema.json").write_text(json.dumps(schema))
-    rows = [{**dict.fromkeys(ROWS, str(at)), "age": "0.5", "price": f"1.2{at}"} for at in range(1, 5)]
+    rows = [{**dict.fromkeys(ROWS, str(i)), "age": "0.5", "price": f"1.2{i}"} for i in range(1, 5)]
     arrays = [torch.tensor([float(row[name]) for row in rows]) for name in names]
     arrays = [x.long() if name in ROWS else x for name, x in zip(names, arrays, strict=True)]
     with torch.no_grad():
@@ -180,5 +180,5 @@ def test_a_ranker_of_two_labels_is_served_from_raw_rows(log, network, joined, fa
         results = zoo.pipeline(folder, precision, "onnxruntime")(rows)
         assert list(results[0]) == ["probability_label", "label", "probability_purchase", "purchase"]
         for label, probabilities in expected.items():
-            found = [result[f"probability_{label}"] for result in results]
-            np.testing.assert_allclose(found, probabilities, atol=tolerance)
+            scores = [result[f"probability_{label}"] for result in results]
+            np.testing.assert_allclose(scores, probabilities, atol=tolerance)

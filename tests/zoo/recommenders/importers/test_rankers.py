@@ -67,7 +67,7 @@ def schema(**changes: dict[str, Any]) -> dict[str, Any]:
         {"name": "price", "kind": "number", "encoding": {"type": "value"}, "missing": 3},
         {"name": "label", "kind": "label"},
     ]
-    return {"columns": [each | changes.get(each["name"], {}) for each in columns]}
+    return {"columns": [column | changes.get(column["name"], {}) for column in columns]}
 
 
 def saved(folder: Path, value: dict[str, Any]) -> Path:
@@ -78,31 +78,31 @@ def saved(folder: Path, value: dict[str, Any]) -> Path:
 
 def as_fed(rows: list[dict[str, Any]], matrix: bool) -> dict[str, NDArray[Any]]:
     """What a user of the package would feed, from raw rows."""
-    ids = {name: np.array([int(each[name]) for each in rows]) for name in ("user", "country", "item")}
+    ids = {name: np.array([int(row[name]) for row in rows]) for name in ("user", "country", "item")}
     history = np.zeros((len(rows), LENGTH), np.int64)
-    for at, each in enumerate(rows):
-        items = [int(item) for item in (each["history"] or "").split("|") if item]
-        history[at, : len(items)] = items
-    numbers = {name: np.array([[each[name]] for each in rows], np.float32) for name in ("age", "price")}
+    for index, record in enumerate(rows):
+        items = [int(item) for item in (record["history"] or "").split("|") if item]
+        history[index, : len(items)] = items
+    numbers = {name: np.array([[row[name]] for row in rows], np.float32) for name in ("age", "price")}
     if not matrix:
         return {**ids, "history": history, **numbers}
-    parts = [*(each[:, None] for each in ids.values()), history, *numbers.values()]
+    parts = [*(column[:, None] for column in ids.values()), history, *numbers.values()]
     return {"": np.concatenate(parts, 1).astype(np.float32)}
 
 
 def scores(path: Path, rows: list[dict[str, Any]]) -> NDArray[np.float32]:
     """The export's own results, of inputs made without this package."""
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names = [each.name for each in session.get_inputs()]
-    found = as_fed(rows, len(names) == 1)
-    feeds = {name: found[name if len(names) > 1 else ""] for name in names}
+    names = [argument.name for argument in session.get_inputs()]
+    arrays = as_fed(rows, len(names) == 1)
+    feeds = {name: arrays[name if len(names) > 1 else ""] for name in names}
     return np.asarray(session.run(None, feeds)[0]).ravel()
 
 
 def scored(ranker: Ranker, rows: list[dict[str, Any]]) -> NDArray[np.float32]:
     (read_rows,) = ranker.features.read(rows)
     session = ort.InferenceSession(io.serialized(ranker.model), providers=["CPUExecutionProvider"])
-    inputs = {each.name for each in session.get_inputs()}
+    inputs = {argument.name for argument in session.get_inputs()}
     assert inputs == set(ranker.features.inputs)
     return np.asarray(session.run(["probability"], ranker.features.encode(read_rows))[0])
 
@@ -129,37 +129,37 @@ def test_exports_of_packages_become_families(
 ) -> None:
     export(name, tmp_path / "model.onnx")
     rows = packages.rows(200)
-    found = read(tmp_path / "model.onnx", rows, saved(tmp_path, schema()))
-    assert found.family == FAMILY.get(name, name)
-    assert found.difference <= TOLERANCE
-    operators = query.op_counts(found.model)
+    ranker = read(tmp_path / "model.onnx", rows, saved(tmp_path, schema()))
+    assert ranker.family == FAMILY.get(name, name)
+    assert ranker.difference <= TOLERANCE
+    operators = query.op_counts(ranker.model)
     assert not set(NOISE) & set(operators)
-    assert [each.name for each in found.model.graph.outputs[1:]] == ["user", "item"][
-        : 2 * (found.family == "two-tower")
+    assert [value.name for value in ranker.model.graph.outputs[1:]] == ["user", "item"][
+        : 2 * (ranker.family == "two-tower")
     ]
-    result = scored(found, rows)
+    result = scored(ranker, rows)
     assert result.shape == (200, 1)
     assert np.ptp(result) > 0.001
     np.testing.assert_allclose(result.ravel(), scores(tmp_path / "model.onnx", rows), atol=TOLERANCE, rtol=0)
-    assert moved(found) <= 0.002
+    assert moved(ranker) <= 0.002
 
 
 def moved(ranker: Ranker) -> float:
     """How far its one program for the native kernels is from the graph, of probabilities and vectors."""
     model = ranker.model.clone()
     rewrite(model, passes(ranker.features.to_json()))
-    feeds = {str(each.name): ranker.calibration[str(each.name)] for each in model.graph.inputs}
+    feeds = {str(value.name): ranker.calibration[str(value.name)] for value in model.graph.inputs}
     made, report = lower(model, calibrate(model, [feeds], "minmax"), QuantRecipe())
     assert made is not None, report["reason"]
     program = click_program(made.graph[0])
-    found = reference.run(program, feeds["ids"], feeds.get("numbers"), feeds.get("scales"))
+    results = reference.run(program, feeds["ids"], feeds.get("numbers"), feeds.get("scales"))
     truth = ort.InferenceSession(io.serialized(model), providers=["CPUExecutionProvider"]).run(None, feeds)
-    return float(max(np.abs(a - b).max() for a, b in zip(found, truth, strict=True)))
+    return float(max(np.abs(a - b).max() for a, b in zip(results, truth, strict=True)))
 
 
 LISTS = [("torch-rechub", "mean"), ("torch-rechub", "sum"), ("deepctr", "mean"), ("deepctr", "sum"), ("deepctr", "max")]
 LISTS += [("fuxictr", "mean"), ("fuxictr", "sum")]
-VALUES = [str(each) for each in range(1, packages.ITEMS)]
+VALUES = [str(number) for number in range(1, packages.ITEMS)]
 KNOWN = {
     "id": id_of(packages.ITEMS),
     "vocabulary": {"type": "vocabulary", "values": VALUES},
@@ -173,21 +173,21 @@ def test_lists_of_every_pooling_and_encoding(package: str, pool: str, kind: str,
     packages.MODELS[package]("deepfm", tmp_path / "model.onnx", pool=pool)
     rows = packages.rows(300)
     rows[7]["history"] = "|".join(VALUES)  # its last ones
-    found = read(tmp_path / "model.onnx", rows, saved(tmp_path, schema(history={"encoding": KNOWN[kind]})))
-    assert (found.family, found.difference <= TOLERANCE) == ("deepfm", True)
-    assert not {*NOISE, "Div"} & set(query.op_counts(found.model))
-    (column,) = found.features.schema.of("categories")
+    ranker = read(tmp_path / "model.onnx", rows, saved(tmp_path, schema(history={"encoding": KNOWN[kind]})))
+    assert (ranker.family, ranker.difference <= TOLERANCE) == ("deepfm", True)
+    assert not {*NOISE, "Div"} & set(query.op_counts(ranker.model))
+    (column,) = ranker.features.schema.of("categories")
     assert column.pooling == pool
-    empty = [not each["history"] for each in rows]
-    assert len(found.calibration["ids"]) == len(rows) - (sum(empty) if pool == "max" else 0)
-    assert moved(found) <= 0.002
+    empty = [not row["history"] for row in rows]
+    assert len(ranker.calibration["ids"]) == len(rows) - (sum(empty) if pool == "max" else 0)
+    assert moved(ranker) <= 0.002
     if kind == "hash":  # no package hashes as this one
         return
-    rows = [each | {"history": VALUES[at % 9] + "|" + (each["history"] or "7")} for at, each in enumerate(rows)]
-    truth = [each | {"history": "|".join(each["history"].split("|")[-LENGTH:])} for each in rows]
-    unknown = [each | {"history": "nothing|" + each["history"] + "|none"} for each in rows]
+    rows = [row | {"history": VALUES[index % 9] + "|" + (row["history"] or "7")} for index, row in enumerate(rows)]
+    truth = [row | {"history": "|".join(row["history"].split("|")[-LENGTH:])} for row in rows]
+    unknown = [row | {"history": "nothing|" + row["history"] + "|none"} for row in rows]
     for written in (rows, unknown):
-        result = scored(found, written).ravel()
+        result = scored(ranker, written).ravel()
         np.testing.assert_allclose(result, scores(tmp_path / "model.onnx", truth), atol=TOLERANCE, rtol=0)
 
 
@@ -198,10 +198,10 @@ OTHERS = [(packages.torch_rechub, "deepfm-dice", "ReduceMean"), (packages.deepct
 def test_exports_of_no_family_say_why(export: Callable[..., None], name: str, strange: str, tmp_path: Path) -> None:
     export(name, tmp_path / "model.onnx")
     rows = packages.rows(50)
-    found = read(tmp_path / "model.onnx", rows, saved(tmp_path, schema()))
-    assert (found.family, strange in found.why) == (GENERIC, True)
+    ranker = read(tmp_path / "model.onnx", rows, saved(tmp_path, schema()))
+    assert (ranker.family, strange in ranker.why) == (GENERIC, True)
     np.testing.assert_allclose(
-        scored(found, rows).ravel(), scores(tmp_path / "model.onnx", rows), atol=TOLERANCE, rtol=0
+        scored(ranker, rows).ravel(), scores(tmp_path / "model.onnx", rows), atol=TOLERANCE, rtol=0
     )
 
 
@@ -212,9 +212,9 @@ def test_the_other_exporter_of_torch_gives_the_same(
 ) -> None:
     pytest.importorskip("onnxscript")
     export(name, tmp_path / "model.onnx", dynamo=True)
-    found = read(tmp_path / "model.onnx", packages.rows(50), saved(tmp_path, schema()))
-    assert (found.family, found.difference <= TOLERANCE) == (FAMILY.get(name, name), True)
-    assert moved(found) <= 0.002
+    ranker = read(tmp_path / "model.onnx", packages.rows(50), saved(tmp_path, schema()))
+    assert (ranker.family, ranker.difference <= TOLERANCE) == (FAMILY.get(name, name), True)
+    assert moved(ranker) <= 0.002
 
 
 # --- the same forms without the packages
@@ -362,16 +362,16 @@ GRAPHS = {
 def test_a_graph_with_an_input_a_column(family: str, tmp_path: Path) -> None:
     path = network(GRAPHS[family], tmp_path / "model.onnx")
     rows = packages.rows(40)
-    found = read(path, rows, saved(tmp_path, schema()))
-    assert (found.family, found.difference <= TOLERANCE) == (family.partition(",")[0], True)
-    assert not {*NOISE, "Div"} & set(query.op_counts(found.model))
-    assert found.family == GENERIC or moved(found) <= 0.002
-    assert [each.name for each in found.features.numbers] == ["age"]  # the graph reads no others
-    assert found.features.indicators == ()
+    ranker = read(path, rows, saved(tmp_path, schema()))
+    assert (ranker.family, ranker.difference <= TOLERANCE) == (family.partition(",")[0], True)
+    assert not {*NOISE, "Div"} & set(query.op_counts(ranker.model))
+    assert ranker.family == GENERIC or moved(ranker) <= 0.002
+    assert [column.name for column in ranker.features.numbers] == ["age"]  # the graph reads no others
+    assert ranker.features.indicators == ()
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names = {each.name for each in session.get_inputs()}
+    names = {argument.name for argument in session.get_inputs()}
     feeds = {name: x for name, x in as_fed(rows, False).items() if name in names}
-    np.testing.assert_allclose(scored(found, rows).ravel(), session.run(None, feeds)[0], atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(scored(ranker, rows).ravel(), session.run(None, feeds)[0], atol=TOLERANCE, rtol=0)
 
 
 def test_ids_beside_numbers_in_one_matrix_of_floats(tmp_path: Path) -> None:
@@ -390,24 +390,24 @@ def test_ids_beside_numbers_in_one_matrix_of_floats(tmp_path: Path) -> None:
     }"""
     path = network(text, tmp_path / "model.onnx", slope=np.array([0.5]))
     rows = packages.rows(20)
-    found = read(path, rows, saved(tmp_path, schema()), columns=["user", "age"])
-    assert found.difference <= TOLERANCE
-    feeds = {"x": np.array([[each["user"], each["age"]] for each in rows], np.float32)}
+    ranker = read(path, rows, saved(tmp_path, schema()), columns=["user", "age"])
+    assert ranker.difference <= TOLERANCE
+    feeds = {"x": np.array([[row["user"], row["age"]] for row in rows], np.float32)}
     truth = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, feeds)[0]
-    np.testing.assert_allclose(scored(found, rows), truth, atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(scored(ranker, rows), truth, atol=TOLERANCE, rtol=0)
 
 
 def test_known_values_are_the_rankers_rows_and_missing_ones_row_zero(tmp_path: Path) -> None:
-    values = {"encoding": {"type": "vocabulary", "values": [str(each) for each in range(1, packages.USERS)]}}
+    values = {"encoding": {"type": "vocabulary", "values": [str(number) for number in range(1, packages.USERS)]}}
     path = network(GRAPHS["wide-deep"], tmp_path / "model.onnx")
     rows = packages.rows(20)
     rows[3]["user"], rows[4]["user"] = None, "nobody"
-    found = read(path, rows, saved(tmp_path, schema(user=values)))
-    truth = [dict(each) for each in rows]
+    ranker = read(path, rows, saved(tmp_path, schema(user=values)))
+    truth = [dict(row) for row in rows]
     truth[3]["user"] = truth[4]["user"] = "0"
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     feeds = {name: x for name, x in as_fed(truth, False).items() if name in ("user", "item", "history", "age")}
-    np.testing.assert_allclose(scored(found, rows).ravel(), session.run(None, feeds)[0], atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(scored(ranker, rows).ravel(), session.run(None, feeds)[0], atol=TOLERANCE, rtol=0)
 
 
 def test_what_cannot_be_written_again_stands_behind_new_inputs(tmp_path: Path) -> None:
@@ -420,11 +420,11 @@ def test_what_cannot_be_written_again_stands_behind_new_inputs(tmp_path: Path) -
         y = Sigmoid (logit)
     }"""
     path = network(text, tmp_path / "model.onnx")
-    found = read(path, packages.rows(20), saved(tmp_path, schema()))
-    assert found.family == GENERIC
-    assert "with the batch turned" in found.why
-    assert found.difference == 0
-    assert set(found.features.inputs) == {each.name for each in found.model.graph.inputs}
+    ranker = read(path, packages.rows(20), saved(tmp_path, schema()))
+    assert ranker.family == GENERIC
+    assert "with the batch turned" in ranker.why
+    assert ranker.difference == 0
+    assert set(ranker.features.inputs) == {value.name for value in ranker.model.graph.inputs}
 
 
 FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
@@ -455,9 +455,9 @@ def test_logits_are_refused(tmp_path: Path) -> None:
 
 def test_a_ranker_becomes_a_model_of_the_zoo(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, rows = network(GRAPHS["deepfm"], tmp_path / "model.onnx"), packages.rows(60)
-    log, known = tmp_path / "log.jsonl", saved(tmp_path, schema())
+    log, schema_path = tmp_path / "log.jsonl", saved(tmp_path, schema())
     log.write_text("\n".join(map(json.dumps, rows)))
-    report = zoo.quantize(path, tmp_path / "made", calibration_data=str(log), schema=known)
+    report = zoo.quantize(path, tmp_path / "made", calibration_data=str(log), schema=schema_path)
     assert (report["family"], report["structure"]["family"]) == ("deepfm", "deepfm")
     moved = report["probability"]
     assert moved["rows"] == 60 and 0 < moved["mean"] <= moved["largest"] < 0.05 and moved["bound"] == 0.003
@@ -472,7 +472,7 @@ def test_a_ranker_becomes_a_model_of_the_zoo(tmp_path: Path, caplog: pytest.LogC
     assert {"onnxruntime", "onnxruntime+fp32"} <= choice.milliseconds.keys()
     with pytest.raises(RequestError, match="is an imported graph"):
         zoo.finetune(tmp_path / "made", [str(log)], tmp_path / "tuned")
-    frozen = zoo.freeze("ranker", from_onnx=path, schema=known, data=[str(log)], output=tmp_path / "any")
+    frozen = zoo.freeze("ranker", from_onnx=path, schema=schema_path, data=[str(log)], output=tmp_path / "any")
     assert (frozen["family"], frozen["structure"]["family"]) == ("ranker", "deepfm")
     for family, wanted in (
         ("dlrm", "is no dlrm, but deepfm"),
@@ -480,11 +480,11 @@ def test_a_ranker_becomes_a_model_of_the_zoo(tmp_path: Path, caplog: pytest.LogC
         ("resnet50", "cannot be imported"),
     ):
         with pytest.raises(RequestError, match=wanted):
-            zoo.freeze(family, from_onnx=path, schema=known, data=[str(log)], output=tmp_path / "other")
+            zoo.freeze(family, from_onnx=path, schema=schema_path, data=[str(log)], output=tmp_path / "other")
     with pytest.raises(RequestError, match="add --schema"):
         zoo.freeze("deepfm", from_onnx=path, data=[str(log)], output=tmp_path / "other")
     with pytest.raises(RequestError, match="in use"):
-        zoo.quantize(path, tmp_path / "made", calibration_data=str(log), schema=known)
+        zoo.quantize(path, tmp_path / "made", calibration_data=str(log), schema=schema_path)
     assert not (tmp_path / "other").exists()
 
 
@@ -494,9 +494,9 @@ def test_probabilities_that_int8_moves_are_said(
     path, log = network(GRAPHS["deepfm"], tmp_path / "model.onnx"), tmp_path / "log.jsonl"
     log.write_text("\n".join(map(json.dumps, packages.rows(30))))
     monkeypatch.setattr(models, "MOVED", 0.0)
-    made, known = str(tmp_path / "made"), str(saved(tmp_path, schema()))
+    made, schema_path = str(tmp_path / "made"), str(saved(tmp_path, schema()))
     shown = CliRunner().invoke(
-        cli, ["quantize", str(path), "--schema", known, "--calibration-data", str(log), "-o", made]
+        cli, ["quantize", str(path), "--schema", schema_path, "--calibration-data", str(log), "-o", made]
     )
     assert shown.exit_code == 0, shown.output
     assert re.search(r"\nint8 moves a probability by at most 0\.\d{4} \(mean 0\.\d{5}\) on 30 rows\n", shown.output)
@@ -524,15 +524,15 @@ def test_row_numbers_and_plain_numbers_are_read_as_they_are() -> None:
     np.testing.assert_array_equal(rows.scales[:, 0], np.array([1 / 2, 1 / 2, 0, 1 / 5, 0, 1, 0], np.float32))
     assert rows.numbers[:, 0].tolist() == [35, -1000, 0, 0, 0, 0.5, 12]
     assert features.last_ids[:4].tolist() == [49, 6, 39, 39]
-    known = {"type": "vocabulary", "values": ["a", "b"], "skip_unknown": True}
-    features = Features(Schema.from_json(schema(history={"encoding": known})))
+    encoding = {"type": "vocabulary", "values": ["a", "b"], "skip_unknown": True}
+    features = Features(Schema.from_json(schema(history={"encoding": encoding})))
     columns["history"] = pa.array(["a|x|b", "x", "", None, "x|a|a|a|a|a|b", " b |", "3"], pa.string())
     rows = features.encode_columns(columns, np.arange(7), labelled=False)
     history = [[1, 2, 3, 3, 3], [3] * 5, [3] * 5, [3] * 5, [1, 1, 1, 1, 2], [2, 3, 3, 3, 3], [3] * 5]
     assert rows.ids[:, 3:].tolist() == history
     np.testing.assert_array_equal(rows.scales[:, 0], np.array([1 / 2, 0, 0, 0, 1 / 5, 1, 0], np.float32))
     with pytest.raises(RequestError, match="has no 'skip_unknown'"):
-        Schema.from_json(schema(user={"encoding": known}))
+        Schema.from_json(schema(user={"encoding": encoding}))
     with pytest.raises(RequestError, match="lacks 'rows'"):
         Schema.from_json(schema(user={"encoding": {"type": "id"}}))
 
@@ -540,23 +540,23 @@ def test_row_numbers_and_plain_numbers_are_read_as_they_are() -> None:
 def test_unknown_values_have_the_row_that_the_schema_names(tmp_path: Path) -> None:
     """FuxiCTR's `__PAD__` is row 0, its `__OOV__` the last row, which missing categories have too."""
     oov = packages.USERS - 1
-    values = {"type": "vocabulary", "values": [str(each) for each in range(1, oov)], "unknown": oov}
+    values = {"type": "vocabulary", "values": [str(number) for number in range(1, oov)], "unknown": oov}
     item = {"type": "id", "rows": packages.ITEMS, "unknown": packages.ITEMS - 1}
     path = network(GRAPHS["wide-deep"], tmp_path / "model.onnx")
     rows = packages.rows(20)
     rows[3]["user"], rows[4]["user"], rows[5]["item"] = None, "nobody", str(packages.ITEMS + 7)
     changes = {"user": {"encoding": values}, "item": {"encoding": item}, "history": {"encoding": item}}
     rows[6]["history"] = f"1|{packages.ITEMS}|2"
-    found = read(path, rows, saved(tmp_path, schema(**changes)))
-    truth = [dict(each) for each in rows]
+    ranker = read(path, rows, saved(tmp_path, schema(**changes)))
+    truth = [dict(row) for row in rows]
     truth[3]["user"] = truth[4]["user"] = str(oov)
     truth[5]["item"] = str(packages.ITEMS - 1)
     truth[6]["history"] = f"1|{packages.ITEMS - 1}|2"
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     feeds = {name: x for name, x in as_fed(truth, False).items() if name in ("user", "item", "history", "age")}
-    np.testing.assert_allclose(scored(found, rows).ravel(), session.run(None, feeds)[0], atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(scored(ranker, rows).ravel(), session.run(None, feeds)[0], atol=TOLERANCE, rtol=0)
     errors = ErrorLog()
-    list(found.features.read(rows, errors=errors))
+    list(ranker.features.read(rows, errors=errors))
     assert errors.outside == {"item": 1, "history": 1}
     with pytest.raises(RequestError, match=f"found its row of unknown values {packages.ITEMS}, expected 0 to"):
         Schema.from_json(schema(item={"encoding": {**item, "unknown": packages.ITEMS}}))
@@ -568,9 +568,9 @@ def test_unknown_items_of_a_list_have_their_row(package: str, pool: str, tmp_pat
     values = {"type": "vocabulary", "values": VALUES[:-1], "unknown": oov}
     packages.MODELS[package]("deepfm", tmp_path / "model.onnx", pool=pool)
     rows = packages.rows(300)
-    found = read(tmp_path / "model.onnx", rows, saved(tmp_path, schema(history={"encoding": values})))
-    assert (found.family, found.difference <= TOLERANCE) == ("deepfm", True)
-    rows = [each | {"history": ("new|3|none", "none")[at % 2]} for at, each in enumerate(rows)]
-    truth = [each | {"history": (f"{oov}|3|{oov}", f"{oov}")[at % 2]} for at, each in enumerate(rows)]
-    result = scored(found, rows).ravel()
+    ranker = read(tmp_path / "model.onnx", rows, saved(tmp_path, schema(history={"encoding": values})))
+    assert (ranker.family, ranker.difference <= TOLERANCE) == ("deepfm", True)
+    rows = [row | {"history": ("new|3|none", "none")[index % 2]} for index, row in enumerate(rows)]
+    truth = [row | {"history": (f"{oov}|3|{oov}", f"{oov}")[index % 2]} for index, row in enumerate(rows)]
+    result = scored(ranker, rows).ravel()
     np.testing.assert_allclose(result, scores(tmp_path / "model.onnx", truth), atol=TOLERANCE, rtol=0)

@@ -20,7 +20,7 @@ def network(scale):
     def normal(*shape):
         return rng.standard_normal(shape).astype(np.float32)
 
-    found = model(
+    onnx_model = model(
         """(int32[n,2] ids) => (float[n,1] probability) {
         i0 = Gather<axis=1>(ids, c0) e0 = Gather(E, i0) i1 = Gather<axis=1>(ids, c1) e1 = Gather(F, i1)
         v = Concat<axis=1>(e0, e1) a = Gemm(v, V, b) h = Relu(a) z = Gemm(h, W, b) g = Relu(z)
@@ -34,7 +34,7 @@ def network(scale):
         b=normal(WIDTH) / 10,
         U=normal(WIDTH, 1) * np.float32(scale / 12),
     )
-    return found, {"ids": rng.integers(0, [300, 90], (400, 2)).astype(np.int32)}
+    return onnx_model, {"ids": rng.integers(0, [300, 90], (400, 2)).astype(np.int32)}
 
 
 def lowered(scale, bound, held=True):
@@ -45,8 +45,8 @@ def lowered(scale, bound, held=True):
     if made is None:
         return None, report
     (expected,) = reference_session.run(reference_session.session(float_model, "tests need"), rows)
-    (found,) = reference.run(click_program(made.graph[0]), rows["ids"])
-    return float(np.abs(found - expected).max()), report
+    (result,) = reference.run(click_program(made.graph[0]), rows["ids"])
+    return float(np.abs(result - expected).max()), report
 
 
 def test_finer_codes_where_the_bound_needs_them():

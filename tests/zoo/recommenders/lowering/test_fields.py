@@ -83,8 +83,8 @@ def assert_same_bits(program, isa):
     for count in (0, 1, 5, 64, 65):
         x = (rng.standard_normal((count, program.numbers)) * 3).astype(np.float32)
         ids = np.zeros((count, 1), np.int32)
-        for found, expected in zip(kernel(ids, x, None), reference.run(program, ids, x), strict=True):
-            assert found.tobytes() == expected.tobytes()
+        for output, expected in zip(kernel(ids, x, None), reference.run(program, ids, x), strict=True):
+            assert output.tobytes() == expected.tobytes()
 
 
 @pytest.mark.skipif(extension.native() is None, reason=extension.missing())
@@ -111,14 +111,14 @@ def test_attention_is_that_of_floats():
     x = rng.standard_normal((50, program.numbers)).astype(np.float32)
     codes, result, *_ = reference.buffers(program, np.zeros((50, 1), np.int32), x)
     step = program.steps[1]
-    vectors = np.stack([codes[:, at : at + 6] for at in step.positions], axis=1).astype(np.float64)
+    vectors = np.stack([codes[:, start : start + 6] for start in step.positions], axis=1).astype(np.float64)
     y = np.clip(vectors @ (step.weight * step.scale.astype(np.float64)) + step.bias, -4095, 4095)
     q, k, v, r = y.reshape(50, 9, 4, 2, 5).transpose(2, 0, 3, 1, 4)
     scores = q @ k.transpose(0, 1, 3, 2) * step.score
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     exact = weights / weights.sum(axis=-1, keepdims=True) @ v * step.value + r
-    found = result.reshape(50, 2, 5, 9).transpose(0, 1, 3, 2)
-    assert np.abs(found - np.clip(exact, 0, 4095)).max() < 2
+    attention = result.reshape(50, 2, 5, 9).transpose(0, 1, 3, 2)
+    assert np.abs(attention - np.clip(exact, 0, 4095)).max() < 2
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,8 @@ def test_layouts_of_exporters_become_the_same_steps(family, options):
     expected = {"autoint": ("FieldAttention", 2), "gdcn": ("SigmoidProduct", 2), "finalmlp": ("CodeProduct", 1)}[family]
     assert kinds.count(expected[0]) == expected[1]
     assert kinds.count("GateCodes") == 2 * (family == "finalmlp" and options.get("layout") != "constant")
-    (found,) = reference.run(program, feeds["ids"], feeds.get("numbers"), feeds.get("scales"))
-    assert np.abs(found - run(net.model, **feeds)["probability"]).max() <= 0.005
+    (output,) = reference.run(program, feeds["ids"], feeds.get("numbers"), feeds.get("scales"))
+    assert np.abs(output - run(net.model, **feeds)["probability"]).max() <= 0.005
 
 
 def test_gates_are_near_the_sigmoid():

@@ -40,7 +40,7 @@ def moved(found, program, feeds):
     """The largest change of each output."""
     wanted = run(found, **feeds)
     made = reference.run(program, feeds["ids"], feeds.get("numbers"), feeds.get("scales"))
-    return [np.abs(each - expected).max() for each, expected in zip(made, wanted.values(), strict=True)]
+    return [np.abs(result - expected).max() for result, expected in zip(made, wanted.values(), strict=True)]
 
 
 def near(family, bound=BOUND, count=400, rewritten=True, **options):
@@ -66,7 +66,7 @@ def test_lists_of_every_pooling(family, pool):
     near(family, fields=((40, 1, ""), (30, 6, pool), (9, 20, pool), (50, 1, "")), users=2)
 
 
-@pytest.mark.parametrize("family", [each for each in FAMILIES if each != "dlrm"])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "dlrm"])
 def test_without_numbers(family):
     program, _ = near(family, numbers=0)
     assert program.numbers == 0
@@ -113,14 +113,14 @@ def test_towers_that_end_in_a_relu():
 def test_slopes_below_zero(family, fine, monkeypatch):
     monkeypatch.setattr(folding, "FINE", fine)
     program, _ = near(family, activation="LeakyRelu<alpha=0.2>({})", relu=True)
-    assert any(isinstance(each, Leaky) for each in program.steps)
-    assert not any(isinstance(each, Dense) for each in program.steps)  # their layers read no bytes
+    assert any(isinstance(step, Leaky) for step in program.steps)
+    assert not any(isinstance(step, Dense) for step in program.steps)  # their layers read no bytes
 
 
 @pytest.mark.parametrize("family", ["wide-deep", "deepfm", "dcn-v2"])
 def test_numbers_times_vectors(family):
     program, _ = near(family, vectors=True, numbers=3, beside=True)
-    spread = [each.columns.tolist() for each in program.steps if isinstance(each, Numbers)]
+    spread = [step.columns.tolist() for step in program.steps if isinstance(step, Numbers)]
     codes = [[number for number in range(3) for _ in range(8)]] * (family != "wide-deep")
     assert spread == [[0, 1, 2], *codes]  # a layer reads a number, whatever vector it stands for
 
@@ -132,12 +132,12 @@ def test_numbers_through_a_relu():
     text += "q = Relu(h) logit = MatMul(q, v) probability = Sigmoid(logit) }"
     shapes = {"T": (40, 8), "w": (11, 16), "b": (16,), "v": (16, 1)}
     weights = {name: net.rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
-    found = model(text, **weights, one=np.int64([1]))
+    onnx_model = model(text, **weights, one=np.int64([1]))
     feeds = {"ids": net.rng.integers(0, 40, (200, 1)).astype(np.int32)}
     feeds["numbers"] = net.rng.standard_normal((200, 3)).astype(np.float32)
-    program, report = folded(found, feeds, rewritten=False)
+    program, report = folded(onnx_model, feeds, rewritten=False)
     assert program is not None, report["reason"]
-    assert moved(found, program, feeds)[0] <= BOUND
+    assert moved(onnx_model, program, feeds)[0] <= BOUND
 
 
 @pytest.mark.parametrize("fine", [0, 200, 1000])
@@ -145,7 +145,7 @@ def test_numbers_through_a_relu():
 def test_large_layers_read_bytes(family, fine, monkeypatch):
     monkeypatch.setattr(folding, "FINE", fine)
     program, _ = near(family, bound=0.03, hidden=(48, 24, 8))
-    assert fine == 1000 or any(isinstance(each, Dense) for each in program.steps)
+    assert fine == 1000 or any(isinstance(step, Dense) for step in program.steps)
 
 
 def test_tables_beyond_the_caches_have_rows_of_bytes(monkeypatch):
@@ -154,8 +154,8 @@ def test_tables_beyond_the_caches_have_rows_of_bytes(monkeypatch):
 
 
 def bytes_alone(program):
-    tables = [each.table for each in program.steps if isinstance(each, Mixed) and each.table is not None]
-    assert tables and all(each.dtype == np.uint8 for each in tables)
+    tables = [step.table for step in program.steps if isinstance(step, Mixed) and step.table is not None]
+    assert tables and all(table.dtype == np.uint8 for table in tables)
 
 
 @pytest.fixture
@@ -166,14 +166,14 @@ def unfolded(monkeypatch):
 
 def test_nothing_is_folded_in_forms_that_multiply(unfolded):
     program, report = near("deepfm")
-    assert not any(each.table is not None for each in program.steps if isinstance(each, Mixed))
-    assert not any(each["folded"] for each in report["forms"])
+    assert not any(step.table is not None for step in program.steps if isinstance(step, Mixed))
+    assert not any(form["folded"] for form in report["forms"])
 
 
 def test_a_tower_passes_over_the_codes_of_the_other(unfolded):
     program, _ = near("two-tower", fields=((40, 6, "mean"), (30, 6, "mean")), width=16, users=1)
-    first = [each for each in program.steps if isinstance(each, Mixed) and each.x == 0]
-    assert len(first) == 2 and all(len(each.weight) <= 16 + program.numbers for each in first)
+    first = [step for step in program.steps if isinstance(step, Mixed) and step.x == 0]
+    assert len(first) == 2 and all(len(step.weight) <= 16 + program.numbers for step in first)
 
 
 def test_units_that_are_most_often_active_stand_first():
@@ -181,66 +181,66 @@ def test_units_that_are_most_often_active_stand_first():
     net = Network("wide-deep", hidden=(48, 24))
     feeds = net.feeds(400)
     program, _ = folded(net.model, feeds)
-    hidden = next(each.outs[0][0] for each in program.steps if isinstance(each, Mixed))
+    hidden = next(step.outs[0][0] for step in program.steps if isinstance(step, Mixed))
     active = reference.buffers(program, feeds["ids"], feeds.get("numbers"), feeds.get("scales"))[hidden] > 0
     often = active.mean(axis=0)
     assert often[:12].mean() > often[12:24].mean() > often[24:36].mean() > often[36:].mean()
     mixed_up = active[:, np.random.default_rng(0).permutation(48)]
-    pairs = [each.reshape(400, 24, 2).any(axis=2).mean() for each in (active, mixed_up)]
+    pairs = [units.reshape(400, 24, 2).any(axis=2).mean() for units in (active, mixed_up)]
     assert pairs[0] < 0.95 * pairs[1]
     assert moved(net.model, program, feeds)[0] <= BOUND
 
 
 def test_scalars_alone_are_summed_as_floats():
     program, _ = near("wide-deep", fields=((40, 1, ""), (30, 1, ""), (9, 3, "sum")))
-    (summed,) = [each for each in program.steps if isinstance(each, LookupSum)]
+    (summed,) = [step for step in program.steps if isinstance(step, LookupSum)]
     assert summed.columns.tolist() == [0, 1] and summed.rows.tolist() == [40, 30]
-    assert [(each.width, each.pool) for each in program.steps if isinstance(each, Gather)] == [(9, "sum")]
+    assert [(step.width, step.pool) for step in program.steps if isinstance(step, Gather)] == [(9, "sum")]
 
 
 def test_scalars_lie_beside_the_embeddings():
     program, _ = near("deepfm")
-    gathers = [each for each in program.steps if isinstance(each, Gather)]
-    assert len(gathers) == 6 and {each.width for each in gathers} == {9}
+    gathers = [step for step in program.steps if isinstance(step, Gather)]
+    assert len(gathers) == 6 and {step.width for step in gathers} == {9}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_same_inputs_give_the_same_file(family, tmp_path):
-    found, feeds = network(family)
-    rewrite(found, passes({"schema": {}}))
-    table, before = calibrate(found, [feeds], "minmax"), io.digest(found)
+    onnx_model, feeds = network(family)
+    rewrite(onnx_model, passes({"schema": {}}))
+    table, before = calibrate(onnx_model, [feeds], "minmax"), io.digest(onnx_model)
     paths = []
     for number in range(2):
-        result, _ = lower(found, table, QuantRecipe())
-        assert io.digest(found) == before
-        assert [each.name for each in result.graph.inputs] == [each.name for each in found.graph.inputs]
-        assert [each.name for each in result.graph.outputs] == [each.name for each in found.graph.outputs]
+        result, _ = lower(onnx_model, table, QuantRecipe())
+        assert io.digest(onnx_model) == before
+        assert [value.name for value in result.graph.inputs] == [value.name for value in onnx_model.graph.inputs]
+        assert [value.name for value in result.graph.outputs] == [value.name for value in onnx_model.graph.outputs]
         paths.append(io.save(result, tmp_path / f"{number}.onnx"))
     assert paths[0].read_bytes() == paths[1].read_bytes()
-    program, again = (click_program(each.graph[0]) for each in (result, io.load(paths[0])))
+    program, again = (click_program(native_model.graph[0]) for native_model in (result, io.load(paths[0])))
     arrays = feeds["ids"], feeds.get("numbers"), feeds.get("scales")
-    for each, other in zip(reference.run(program, *arrays), reference.run(again, *arrays), strict=True):
-        assert each.tobytes() == other.tobytes()
+    for output, other in zip(reference.run(program, *arrays), reference.run(again, *arrays), strict=True):
+        assert output.tobytes() == other.tobytes()
 
 
 def test_the_recipe_is_kept():
-    found, feeds = network("deepfm")
-    program, report = folded(found, feeds, recipe=QuantRecipe(quantize_tables=False))
+    onnx_model, feeds = network("deepfm")
+    program, report = folded(onnx_model, feeds, recipe=QuantRecipe(quantize_tables=False))
     assert program is None and report["reason"] == "the recipe keeps tables float"
-    table = calibrate(found, [feeds], "minmax")
+    table = calibrate(onnx_model, [feeds], "minmax")
     with pytest.raises(RequestError, match="made for the graph"):
-        lower(found, dataclasses.replace(table, graph="0" * 64), QuantRecipe())
+        lower(onnx_model, dataclasses.replace(table, graph="0" * 64), QuantRecipe())
 
 
 def test_what_the_recipe_keeps_float_is_not_in_bytes(monkeypatch):
     monkeypatch.setattr(folding, "FINE", 0)
     monkeypatch.setattr(machine, "caches", dict)
-    found, feeds = network("deepfm", width=32)
+    onnx_model, feeds = network("deepfm", width=32)
     for keep, coarse in (((), True), (("h0",), False)):
-        program, _ = folded(found, feeds, recipe=QuantRecipe(keep_float=keep))
-        tables = [each.table for each in program.steps if isinstance(each, Mixed) and each.table is not None]
-        assert any(isinstance(each, Dense) for each in program.steps) is coarse
-        assert tables and all((each.dtype == np.uint8) is coarse for each in tables)
+        program, _ = folded(onnx_model, feeds, recipe=QuantRecipe(keep_float=keep))
+        tables = [step.table for step in program.steps if isinstance(step, Mixed) and step.table is not None]
+        assert any(isinstance(step, Dense) for step in program.steps) is coarse
+        assert tables and all((table.dtype == np.uint8) is coarse for table in tables)
 
 
 def test_columns_of_zeros_do_not_make_others_coarse():
@@ -276,26 +276,26 @@ TAIL = " l = Gemm(h, U) y = Sigmoid(l) }"
 def test_what_no_program_computes_is_named(middle, said):
     rng = np.random.default_rng(0)
     normal = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
-    found = model(HEAD + middle + TAIL, zero=np.int64(0), E=normal(9, 4), W=normal(6, 4), U=normal(4, 1))
+    onnx_model = model(HEAD + middle + TAIL, zero=np.int64(0), E=normal(9, 4), W=normal(6, 4), U=normal(4, 1))
     feeds = {"ids": rng.integers(0, 9, (20, 3)).astype(np.int32), "numbers": normal(20, 2)}
-    program, report = folded(found, feeds, rewritten=False)
+    program, report = folded(onnx_model, feeds, rewritten=False)
     assert program is None and said in report["reason"] and "\n" not in report["reason"]
 
 
 @pytest.mark.parametrize("name", ["numbers", "h0"])
 def test_ranges_that_are_missing_are_named(name):
-    found, feeds = network("wide-deep")
-    table = calibrate(found, [feeds], "minmax")
-    short = {key: each for key, each in table.tensors.items() if key != name}
-    result, report = lower(found, dataclasses.replace(table, tensors=short), QuantRecipe())
+    onnx_model, feeds = network("wide-deep")
+    table = calibrate(onnx_model, [feeds], "minmax")
+    short = {key: limits for key, limits in table.tensors.items() if key != name}
+    result, report = lower(onnx_model, dataclasses.replace(table, tensors=short), QuantRecipe())
     assert result is None and f"no calibrated range for {name}" in report["reason"]
 
 
 def test_tables_that_are_not_finite_are_refused():
-    found, feeds = network("deepfm")
-    table = calibrate(found, [feeds], "minmax")
+    onnx_model, feeds = network("deepfm")
+    table = calibrate(onnx_model, [feeds], "minmax")
     for name in ("Te0", "Wh0"):
-        broken = found.clone()
+        broken = onnx_model.clone()
         value = broken.graph.initializers[name]
         array = value.const_value.numpy().copy()
         array[0, 0] = np.inf

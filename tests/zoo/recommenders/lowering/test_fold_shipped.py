@@ -38,8 +38,8 @@ def moved(shipped, rows):
         (batch["ids"][start : start + 512], batch["numbers"][start : start + 512])
         for start in range(0, len(batch["ids"]), 512)
     ]
-    found = np.concatenate([reference.run(program, *part)[0].ravel() for part in parts])
-    return pipeline.predict(batch)["probability"].ravel(), found
+    scores = np.concatenate([reference.run(program, *part)[0].ravel() for part in parts])
+    return pipeline.predict(batch)["probability"].ravel(), scores
 
 
 def test_the_shipped_model_on_its_sample(shipped):

@@ -52,31 +52,31 @@ def test_all_forms_have_the_bits_of_the_reference_and_are_near_the_float_model(f
     net, feeds, graph, report = lowered(family, width=16)
     wanted = run(net.model, **feeds)
     arrays = feeds["ids"], feeds.get("numbers"), feeds.get("scales")
-    found = forms(graph)
-    assert list(found) == [each["form"] for each in report["forms"]]
-    for name, program in found.items():
+    programs = forms(graph)
+    assert list(programs) == [form["form"] for form in report["forms"]]
+    for name, program in programs.items():
         expected = reference.run(program, *arrays)
-        for each, exact in zip(expected, wanted.values(), strict=True):
-            assert np.abs(each - exact).max() <= BOUND, name
+        for result, exact in zip(expected, wanted.values(), strict=True):
+            assert np.abs(result - exact).max() <= BOUND, name
         made = [native.click_program(program, isa)(*arrays) for isa in extension.isas()]
-        made = [each if isinstance(each, tuple) else (each,) for each in made]
-        for each, same in zip(made[0], expected, strict=True):
-            np.testing.assert_allclose(each, same, rtol=1e-6)  # the sigmoid may differ in its last bits
+        made = [outputs if isinstance(outputs, tuple) else (outputs,) for outputs in made]
+        for result, same in zip(made[0], expected, strict=True):
+            np.testing.assert_allclose(result, same, rtol=1e-6)  # the sigmoid may differ in its last bits
         assert all(
-            each.tobytes() == same.tobytes() for other in made for each, same in zip(other, made[0], strict=True)
+            array.tobytes() == same.tobytes() for other in made for array, same in zip(other, made[0], strict=True)
         )
 
 
 def test_rows_that_one_layer_reads_are_looked_up_as_bytes():
     _, _, graph, _ = lowered("wide-deep", COARSE)
     steps = forms(graph)["int8"].steps
-    assert sum(isinstance(each, Gather) and each.coarse for each in steps) >= 3
-    assert any(isinstance(each, Mixed) and each.added >= 0 for each in steps)
+    assert sum(isinstance(step, Gather) and step.coarse for step in steps) >= 3
+    assert any(isinstance(step, Mixed) and step.added >= 0 for step in steps)
 
 
 def test_codes_that_are_read_elsewhere_too_become_bytes():
     _, _, graph, _ = lowered("deepfm", COARSE)
-    assert any(isinstance(each, CodeBytes) for each in forms(graph)["int8"].steps)
+    assert any(isinstance(step, CodeBytes) for step in forms(graph)["int8"].steps)
 
 
 def test_forms_share_the_tables_that_are_the_same():
@@ -99,15 +99,15 @@ def test_a_layer_that_the_recipe_keeps_float_reads_codes_in_all_forms():
     recipe = QuantRecipe(keep_float=("h0",), bound=0.05)
     assert "int8" not in forms(lowered("wide-deep", recipe)[2])  # its other layers are small
     _, _, graph, _ = lowered("wide-deep", recipe, hidden=(300, 300, 300))
-    found = forms(graph)
-    folded = [each for each in found["folded-int16"].steps if isinstance(each, Mixed) and each.table is not None]
-    assert folded and all(each.table.dtype == np.int16 for each in folded)
-    assert [dense_layers(found[name]) for name in ("int16", "int8")] == [[], [(300, 300), (300, 300)]]
+    programs = forms(graph)
+    folded = [step for step in programs["folded-int16"].steps if isinstance(step, Mixed) and step.table is not None]
+    assert folded and all(step.table.dtype == np.int16 for step in folded)
+    assert [dense_layers(programs[name]) for name in ("int16", "int8")] == [[], [(300, 300), (300, 300)]]
 
 
 def dense_layers(program):
     """Shapes of the layers that read bytes."""
-    return [each.layer.weight.shape for each in program.steps if isinstance(each, Dense | CrossLayer)]
+    return [step.layer.weight.shape for step in program.steps if isinstance(step, Dense | CrossLayer)]
 
 
 @needs_kernels
@@ -125,24 +125,24 @@ def test_large_cross_layers_read_bytes(family, options, layers):
     program, arrays = forms(graph)["int8"], (feeds["ids"], feeds.get("numbers"), feeds.get("scales"))
     assert [columns for _, columns in dense_layers(program) if columns > 48] == layers
     wanted, expected = run(net.model, **feeds), reference.run(program, *arrays)
-    for each, exact in zip(expected, wanted.values(), strict=True):
-        assert np.abs(each - exact).max() <= BOUND
+    for result, exact in zip(expected, wanted.values(), strict=True):
+        assert np.abs(result - exact).max() <= BOUND
     made = [native.click_program(program, isa)(*arrays) for isa in extension.isas()]
     np.testing.assert_allclose(made[0], expected[0], rtol=1e-6)
-    assert all(each.tobytes() == made[0].tobytes() for each in made)
+    assert all(output.tobytes() == made[0].tobytes() for output in made)
 
 
 def test_gated_vectors_are_bytes_with_a_scale_of_each_column():
     net, feeds, graph, _ = lowered("finalmlp", COARSE, width=16)
     program = forms(graph)["int8"]
-    gates = [each for each in program.steps if isinstance(each, GateCodes)]
-    assert len(gates) == 2 and all(each.factors is not None and np.ptp(each.factors) > 0 for each in gates)
-    read = [each for each in program.steps if isinstance(each, Dense) and each.x in [gate.bytes for gate in gates]]
-    beside = [each for each in program.steps if isinstance(each, Mixed) and each.added in [dense.out for dense in read]]
-    assert len(read) == len(beside) == 2 and all(len(each.weight) == net.numbers for each in beside)
+    gates = [step for step in program.steps if isinstance(step, GateCodes)]
+    assert len(gates) == 2 and all(gate.factors is not None and np.ptp(gate.factors) > 0 for gate in gates)
+    read = [step for step in program.steps if isinstance(step, Dense) and step.x in [gate.bytes for gate in gates]]
+    beside = [step for step in program.steps if isinstance(step, Mixed) and step.added in [dense.out for dense in read]]
+    assert len(read) == len(beside) == 2 and all(len(step.weight) == net.numbers for step in beside)
     (wanted,) = run(net.model, **feeds).values()
-    (found,) = reference.run(program, feeds["ids"], feeds.get("numbers"), feeds.get("scales"))
-    assert np.abs(found - wanted).max() <= COARSE.bound
+    (result,) = reference.run(program, feeds["ids"], feeds.get("numbers"), feeds.get("scales"))
+    assert np.abs(result - wanted).max() <= COARSE.bound
 
 
 def test_vectors_whose_rounding_matters_most_stay_codes_in_a_form():
@@ -153,7 +153,7 @@ def test_vectors_whose_rounding_matters_most_stay_codes_in_a_form():
     feeds = net.feeds(400)
     ranges = calibrate(net.model, [feeds], "minmax")
     _, report = lower(net.model, ranges, QuantRecipe(bound=1.0))
-    changes = {each["form"]: each["change"] for each in report["forms"]}
+    changes = {form["form"]: form["change"] for form in report["forms"]}
     assert "part-int8" not in changes  # int8 is within the bound
     graph, report = lower(net.model, ranges, QuantRecipe(bound=changes["int8"] * 0.6))
     assert "int8" in report["refused"]
@@ -205,9 +205,9 @@ def test_a_form_is_pinned_by_its_name(path):
 def test_forms_are_timed_once_a_machine_and_one_runs_all_batches(path):
     forms = Forms(path)
     assert forms.chosen in forms.names
-    kept = [json.loads(each.read_text()) for each in (path.parent / "home" / "plans").glob("*.json")]
-    assert sorted(each["batch_size"] for each in kept) == [1, 64, 512]
-    assert all(list(each["milliseconds"]) == forms.names for each in kept)
+    kept = [json.loads(file.read_text()) for file in (path.parent / "home" / "plans").glob("*.json")]
+    assert sorted(plan["batch_size"] for plan in kept) == [1, 64, 512]
+    assert all(list(plan["milliseconds"]) == forms.names for plan in kept)
     session, pinned = load(path, "native", 2), load(path, f"native:{forms.chosen}")
     for count in (1, 100, 700):
         batch = Network("wide-deep").feeds(count)
@@ -219,11 +219,11 @@ def test_forms_of_a_model_that_ranks_are_timed_with_a_ranking_too(path, monkeypa
     seen = {}
 
     def timed(digest, openers, batch, **_):
-        found = {name: 1.0 + (name == "folded-int16") for name in openers}
+        milliseconds = {name: 1.0 + (name == "folded-int16") for name in openers}
         if "sharing" in digest:  # a ranking, in which other forms are faster
-            found = {name: 9.0 - 8 * (name == "int16") for name in openers}
+            milliseconds = {name: 9.0 - 8 * (name == "int16") for name in openers}
             seen.update({name: opener().run(batch)["probability"] for name, opener in openers.items()})
-        return Choice("", 1, 1, found, "")
+        return Choice("", 1, 1, milliseconds, "")
 
     monkeypatch.setattr(native_forms, "choose", timed)
     assert Forms(path).chosen == "folded"
@@ -288,8 +288,8 @@ def test_a_form_chosen_under_load_is_replaced_later_with_a_warning(
     now = native_forms.time.time()
     monkeypatch.setattr(native_forms.time, "time", lambda: now + native_forms.SETTLING + 1)
     assert Forms(path).chosen == chosen
-    assert [each.message for each in caplog.records if "from now on" in each.message] == [
-        each.message for each in caplog.records if chosen == "int8"
+    assert [record.message for record in caplog.records if "from now on" in record.message] == [
+        record.message for record in caplog.records if chosen == "int8"
     ]
     timings(monkeypatch, {"folded": 1.0, "int8": 9.0})
     assert Forms(path).chosen == chosen
@@ -298,17 +298,17 @@ def test_a_form_chosen_under_load_is_replaced_later_with_a_warning(
 @needs_kernels
 def test_a_plan_times_every_form(path):
     candidates, failed = native_candidates(path, "int8", ["native"])
-    assert [each.engine for each in candidates] == [f"native:{name}" for name in Forms(path).names] and not failed
+    assert [option.engine for option in candidates] == [f"native:{name}" for name in Forms(path).names] and not failed
     candidates, _ = native_candidates(path, "int8", ["native:int8", "onnxruntime"])
-    assert [each.engine for each in candidates] == ["native:int8"]
+    assert [option.engine for option in candidates] == ["native:int8"]
 
 
 @needs_kernels
 def test_a_form_chosen_while_other_processes_have_the_core_is_not_final(path, monkeypatch):
     monkeypatch.setattr(timing.time, "process_time", lambda: 0.0)  # no CPU time passes here
     chosen = Forms(path).chosen
-    kept = [json.loads(each.read_text()) for each in (path.parent / "home" / "plans").glob("*.json")]
-    assert chosen and kept and not any(each["settled"] for each in kept)
+    kept = [json.loads(file.read_text()) for file in (path.parent / "home" / "plans").glob("*.json")]
+    assert chosen and kept and not any(plan["settled"] for plan in kept)
 
 
 def test_other_weights_take_the_choice_of_the_same_structure(path, tmp_path, monkeypatch):
@@ -318,15 +318,15 @@ def test_other_weights_take_the_choice_of_the_same_structure(path, tmp_path, mon
     )
     other = io.save_mapped(lowered("wide-deep", COARSE, seed=1)[2], tmp_path / "other.onnx")
     wider = io.save_mapped(lowered("wide-deep", COARSE, width=32)[2], tmp_path / "wider.onnx")
-    for each in (path, other, wider):
-        assert Forms(each).chosen
+    for file in (path, other, wider):
+        assert Forms(file).chosen
     assert len(set(seen)) == 2 and seen[0] == seen[3]
 
 
 def test_rows_that_are_fetched_earlier_are_those_of_the_folded_form():
     _, _, graph, report = lowered("wide-deep", COARSE)
     near, far = (node for node in graph.graph if node.name in ("folded", "folded-far"))
-    assert list(near.inputs) == list(far.inputs) and "folded-far" in [each["form"] for each in report["forms"]]
+    assert list(near.inputs) == list(far.inputs) and "folded-far" in [form["form"] for form in report["forms"]]
     steps = [[step for step in click_program(node).steps if isinstance(step, Mixed)] for node in (near, far)]
     assert [step.ahead for step in steps[0]] != [step.ahead for step in steps[1]]
 

@@ -50,10 +50,10 @@ def test_kernels_give_the_bits_of_the_reference(isa, width, experts, relu):
     for count in (0, 1, 5, 64, 65, 200):
         x = (rng.standard_normal((count, 3)) * 3).astype(np.float32)
         ids = np.zeros((count, 1), np.int32)
-        found, wanted = kernel(ids, x, None), reference.run(made, ids, x)
-        for each, expected in zip(found, wanted, strict=True):
-            assert each.tobytes() == expected.tobytes()
-    *parts, gates, total = (each.astype(np.float64) for each in wanted)
+        results, wanted = kernel(ids, x, None), reference.run(made, ids, x)
+        for result, expected in zip(results, wanted, strict=True):
+            assert result.tobytes() == expected.tobytes()
+    *parts, gates, total = (array.astype(np.float64) for array in wanted)
     weights = np.exp(gates) / np.exp(gates).sum(axis=1, keepdims=True)
     parts = [np.maximum(part, 0) if relu else part for part in parts]
     exact = sum(weights[:, [place]] * part for place, part in enumerate(parts))
@@ -122,14 +122,14 @@ STACKED = f"{EACH} {STACK}"
     "mixture", [COLUMN.format(order="x, gu"), COLUMN.format(order="gu, x"), ROW], ids=["mul", "mul turned", "matmul"]
 )
 def test_forms_of_exporters_become_one_step(experts, mixture, relu):
-    found, feeds = network(experts, mixture, relu)
-    result, report = lower(found, calibrate(found, [feeds], "minmax"), QuantRecipe())
+    net, feeds = network(experts, mixture, relu)
+    result, report = lower(net, calibrate(net, [feeds], "minmax"), QuantRecipe())
     assert report["fold"], report["reason"]
     made = click_program(result.graph[0])
     (step,) = [step for step in made.steps if isinstance(step, GatedSum)]
     assert len(step.x) == EXPERTS and step.relu == (relu == "Relu")
     (probability,) = reference.run(made, feeds["ids"], feeds["numbers"])
-    assert np.abs(probability - run(found, **feeds)["probability"]).max() <= 0.005
+    assert np.abs(probability - run(net, **feeds)["probability"]).max() <= 0.005
 
 
 @pytest.mark.parametrize(
@@ -151,6 +151,6 @@ def test_forms_of_exporters_become_one_step(experts, mixture, relu):
     ids=["one without a ReLU", "summed over columns", "gates along columns", "gates behind a ReLU"],
 )
 def test_near_misses_are_refused(experts, mixture, said):
-    found, feeds = network(experts, mixture, rows=EXPERTS if said == "ReduceSum" and "m, last" in mixture else WIDTH)
-    result, report = lower(found, calibrate(found, [feeds], "minmax"), QuantRecipe())
+    net, feeds = network(experts, mixture, rows=EXPERTS if said == "ReduceSum" and "m, last" in mixture else WIDTH)
+    result, report = lower(net, calibrate(net, [feeds], "minmax"), QuantRecipe())
     assert result is None and said in report["reason"]

@@ -43,9 +43,9 @@ def write_log(folder):
     logit = 0.8 * liked[users] + 0.8 * good[items] + tag_good[tags].max(axis=1) - 1.5
     columns = {
         "click": (rng.random(ROWS) < 1 / (1 + np.exp(-logit))).astype(int).tolist(),
-        "user_id": [f"u{each}" for each in users],
-        "item_id": [f"i{each}" for each in items],
-        "tags": ["|".join(f"t{each}" for each in row) for row in tags],
+        "user_id": [f"u{user}" for user in users],
+        "item_id": [f"i{item}" for item in items],
+        "tags": ["|".join(f"t{tag}" for tag in row) for row in tags],
     }
     first = {name: values[:-HELD_OUT] for name, values in columns.items()}
     last = {name: values[-HELD_OUT:] for name, values in columns.items()}
@@ -58,7 +58,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("auc")
     first, last = write_log(folder)
     schema = infer(open_logs(first)[0], None)
-    columns = tuple(replace(each, pooling="max") if each.name == "tags" else each for each in schema.columns)
+    columns = tuple(replace(column, pooling="max") if column.name == "tags" else column for column in schema.columns)
     replace(schema, columns=columns).save(folder / "schema.json")
     zoo.train("deepfm", first, folder / "m", settings=SETTINGS, schema=folder / "schema.json")
     zoo.build(folder / "m")
@@ -92,10 +92,10 @@ def test_tables_of_four_bits_keep_the_auc(trained, monkeypatch):
     _, _, inputs, labels, exact = trained
     before = auc(labels, exact)
     assert before > 0.7
-    found = reference.run(program, *inputs)[0].ravel()
-    assert auc(labels, found) >= before - 0.0005
+    scores = reference.run(program, *inputs)[0].ravel()
+    assert auc(labels, scores) >= before - 0.0005
     for isa in extension.isas():
-        np.testing.assert_allclose(native.click_program(program, isa)(*inputs).ravel(), found, atol=1e-6)
+        np.testing.assert_allclose(native.click_program(program, isa)(*inputs).ravel(), scores, atol=1e-6)
 
 
 def test_the_bound_chooses_the_bits_of_every_table(trained):

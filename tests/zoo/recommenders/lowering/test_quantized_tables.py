@@ -66,10 +66,10 @@ def test_tables_within_the_caches_stay(monkeypatch):
     sizes = [
         (step.column, step.rows, step.width, 16, round(step.table.nbytes / 1e6, 3)) for step in of(program, Gather)
     ]
-    found = [
+    reported = [
         tuple(table[key] for key in ("column", "rows", "width", "bits", "megabytes")) for table in report["tables"]
     ]
-    assert found == sorted(sizes)
+    assert reported == sorted(sizes)
 
 
 def test_tables_that_change_the_outputs_get_more_bits_or_stay(monkeypatch):
@@ -82,7 +82,7 @@ def test_tables_that_change_the_outputs_get_more_bits_or_stay(monkeypatch):
     for bound in (1.0, 1e-2, 1e-6):
         tables = quantized_tables.QuantizedTables({"L3": 2**10}, bound)
         again = [tables.applied(program, samples) for _ in range(2)]
-        for one, other in zip(*(of(each, QuantizedGather) for each in again), strict=True):
+        for one, other in zip(*(of(applied, QuantizedGather) for applied in again), strict=True):
             assert one.table is other.table  # programs that share a table
         bits[bound] = [table.bits for table in tables.made]
         assert all(table.change <= bound for table in tables.made)

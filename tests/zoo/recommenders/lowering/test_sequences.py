@@ -51,8 +51,8 @@ def features_of(rng, timed=False):
     times = {"kind": "categories", "separator": "|", "gaps_of": "history", "unit": "s"}
     gaps = {"encoding": {"type": "gaps", "buckets": 32}}
     columns += [column("times", "user", **times, **gaps)] if timed else []
-    columns += [column(f"u{at}", "user", **hashed()) for at in range(rng.integers(1, 4))]
-    columns += [column(f"i{at}", "item", **hashed()) for at in range(rng.integers(0, 3))]
+    columns += [column(f"u{i}", "user", **hashed()) for i in range(rng.integers(1, 4))]
+    columns += [column(f"i{i}", "item", **hashed()) for i in range(rng.integers(0, 3))]
     genres = {"kind": "categories", "separator": "|", "pooling": "mean", "length": 4, **hashed()}
     columns.append(column("genres", str(rng.choice(["user", "item"])), **genres))
     return Features(Schema.from_json({"canonical": True, "columns": columns}))
@@ -92,8 +92,8 @@ def lowered(family, seed, tmp_path, grow=1.0, **settings):
         "heads": int(rng.choice([1, 2, 4])),
         **SETTINGS[family],
     } | settings
-    known = {name: value for name, value in own.items() if hasattr(entry.config, name)}
-    network = entry.build(features, replace(entry.config, **known)).eval()
+    options = {name: value for name, value in own.items() if hasattr(entry.config, name)}
+    network = entry.build(features, replace(entry.config, **options)).eval()
     with torch.no_grad():
         for name, weight in network.named_parameters():
             if weight.ndim == 2 and "embed" not in name and "table" not in name:
@@ -104,10 +104,10 @@ def lowered(family, seed, tmp_path, grow=1.0, **settings):
     table = calibrate(model, [feeds_of(features, 300, rng)], "minmax")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pair_layers, "PAIR_SCORES", 0 if (family, seed) in SOME else 2**24)
-        found, report, _ = entry.lower(model, table, QuantRecipe(), {})
-    if found is None:
+        result, report, _ = entry.lower(model, table, QuantRecipe(), {})
+    if result is None:
         raise RequestError(report["reason"])
-    return features, path, click_program(found.graph[0])
+    return features, path, click_program(result.graph[0])
 
 
 def arrays_of(feeds):
@@ -154,11 +154,11 @@ def test_large_weights_of_an_encoder_stay_float(grow, tmp_path):
 def test_one_user_and_many_items(family, seed, cases):
     features, _, program = cases(family, seed)
     users = [field for field in features.fields if field.column.tower == "user"]
-    columns = [at for field in users for at in range(field.start, field.start + field.width)]
+    columns = [position for field in users for position in range(field.start, field.start + field.width)]
     scales = [field.scale for field in users if field.scale >= 0]
     inputs = SharedInputs(columns, (), scales)
     kinds = ((None, ""), (inputs, ""), (inputs, native.RECORDS), (inputs, native.SCORES))
-    programs = {isa: [native.click_program(program, isa, *each) for each in kinds] for isa in extension.isas()}
+    programs = {isa: [native.click_program(program, isa, *kind) for kind in kinds] for isa in extension.isas()}
     for count in (1, 65):
         feeds = feeds_of(features, count, np.random.default_rng(seed + count))
         feeds["ids"][:, columns] = feeds["ids"][-1, columns]

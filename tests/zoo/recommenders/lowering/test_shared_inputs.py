@@ -60,12 +60,12 @@ def check(net, made, shared, isa):
             columns = list(getattr(shared, name))
             array[:, columns] = array[0, columns]
         arrays = [feeds["ids"], feeds["numbers"], feeds.get("scales")]
-        expected, found = plain(*arrays), quick(*arrays)
-        for a, b in zip(*(each if isinstance(each, tuple) else (each,) for each in (expected, found)), strict=True):
+        expected, result = plain(*arrays), quick(*arrays)
+        for a, b in zip(*(out if isinstance(out, tuple) else (out,) for out in (expected, result)), strict=True):
             assert a.tobytes() == b.tobytes(), (count, shared)
         positions = np.random.default_rng(count).permutation(count)
-        found = ranked(with_items, shared, arrays, positions)
-        for a, b in zip(*(each if isinstance(each, tuple) else (each,) for each in (expected, found)), strict=True):
+        result = ranked(with_items, shared, arrays, positions)
+        for a, b in zip(*(out if isinstance(out, tuple) else (out,) for out in (expected, result)), strict=True):
             assert a[positions].tobytes() == b.tobytes(), (count, shared)
 
 
@@ -114,9 +114,9 @@ def test_the_first_sample_speaks_for_all():
     net, made = program("dcn-v2")
     quick = native.click_program(made, "", shared_inputs(net, [0, 1, 2], [0]))
     feeds = net.feeds(100)
-    alike = {name: each.copy() for name, each in feeds.items()}
+    alike = {name: array.copy() for name, array in feeds.items()}
     alike["ids"][:, :3], alike["numbers"][:, 0] = feeds["ids"][0, :3], feeds["numbers"][0, 0]
-    kept = [quick(*(each[name][:1] for name in ("ids", "numbers", "scales"))) for each in (feeds, alike)]
+    kept = [quick(*(inputs[name][:1] for name in ("ids", "numbers", "scales"))) for inputs in (feeds, alike)]
     assert kept[0].tobytes() == kept[1].tobytes()
 
 
@@ -126,7 +126,7 @@ def test_items_belong_to_their_program():
     one, other = (native.click_program(made, "", shared, items=native.RECORDS) for _ in range(2))
     feeds = net.feeds(9)
     arrays = [feeds["ids"], feeds["numbers"], feeds.get("scales")]
-    user = [None if each is None else each[:1] for each in arrays]
+    user = [None if array is None else array[:1] for array in arrays]
     items, none = one.items(9), np.zeros(0, np.int64)
     one.fill(items, 0, *arrays)
     assert len(items) == 9 and len(one.rank(items, none, *user)) == 0

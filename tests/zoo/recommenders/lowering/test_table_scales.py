@@ -9,12 +9,12 @@ def test_scales_that_fit_are_kept() -> None:
     first = TableScales()
     low, high = np.array([[-1.0, -2.0]]), np.array([[1.0, 0.5]])
     assert first.largest("0 user", 2.0) == 2.0
-    assert [each.tolist() for each in first.ranges("deep", low, high)] == [low.tolist(), high.tolist()]
+    assert [bound.tolist() for bound in first.ranges("deep", low, high)] == [low.tolist(), high.tolist()]
     assert first.order("deep", np.array([1, 0])).tolist() == [1, 0]
     second = TableScales(first.used)
     assert second.largest("0 user", 1.5) == 2.0 and second.largest("1 item", 1.5) == 1.5
     kept = second.ranges("deep", low / 2, high / 2)
-    assert [each.tolist() for each in kept] == [low.tolist(), high.tolist()]
+    assert [bound.tolist() for bound in kept] == [low.tolist(), high.tolist()]
     assert second.order("deep", np.array([0, 1])).tolist() == [1, 0]
     assert second.order("other", np.array([0, 1])).tolist() == [0, 1]
 

@@ -55,5 +55,5 @@ def test_a_model_with_cross_layers_runs_native(log, tmp_path):
     exact = zoo.pipeline(tmp_path / "m", "fp32", "onnxruntime")
     batch = exact.preprocess(log)
     for name in zoo.info(tmp_path / "m")["native"]["forms"]:
-        found = zoo.pipeline(tmp_path / "m", engine=f"native:{name['form']}").predict(batch)
-        np.testing.assert_allclose(found["probability"], exact.predict(batch)["probability"], atol=0.005)
+        result = zoo.pipeline(tmp_path / "m", engine=f"native:{name['form']}").predict(batch)
+        np.testing.assert_allclose(result["probability"], exact.predict(batch)["probability"], atol=0.005)

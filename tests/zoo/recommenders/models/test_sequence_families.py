@@ -25,14 +25,14 @@ def log_of(count, seed=0):
     """Users click the items next to those of their history."""
     rng = np.random.default_rng(seed)
     rows = []
-    for at in range(count):
+    for i in range(count):
         taste = rng.integers(ITEMS)
         history = (taste + rng.integers(-2, 3, rng.integers(0, 7))) % ITEMS
-        item = (taste + rng.integers(-2, 3)) % ITEMS if at % 2 else rng.integers(ITEMS)
+        item = (taste + rng.integers(-2, 3)) % ITEMS if i % 2 else rng.integers(ITEMS)
         near = len(history) and min((item - history[-1]) % ITEMS, (history[-1] - item) % ITEMS) < 5
-        names = "|".join(f"i{each}" for each in history)
+        names = "|".join(f"i{number}" for number in history)
         clicked = int(rng.random() < (0.8 if near else 0.2))
-        rows.append([clicked, f"u{rng.integers(20)}", f"i{item}", rng.integers(1, 99), "a|b" if at % 3 else "c", names])
+        rows.append([clicked, f"u{rng.integers(20)}", f"i{item}", rng.integers(1, 99), "a|b" if i % 3 else "c", names])
     return pd.DataFrame(rows, columns=["clicked", "user_id", "item_id", "price", "genres", "history"])
 
 
@@ -59,7 +59,7 @@ def test_trained_and_quantized(models, log, family):
     assert abs(report["difference"]["auc"]) <= 0.002
     assert report["difference"]["max_probability"] <= 0.005
     schema = json.loads((models / family / "schema.json").read_text())
-    (history,) = [each for each in schema["columns"] if each["name"] == "history"]
+    (history,) = [spec for spec in schema["columns"] if spec["name"] == "history"]
     assert history["pooling"] == "none" and history["shares"] == "item_id" and "encoding" not in history
 
 
@@ -71,9 +71,9 @@ def test_padding_and_neighbours_change_nothing(models, family, precision):
     rows[0]["history"] = ""
     together = pipeline.predict(pipeline.preprocess(rows))["probability"]
     assert np.isfinite(together).all()
-    for at in (0, 1, 7):
-        alone = pipeline.predict(pipeline.preprocess([rows[at]]))["probability"]
-        np.testing.assert_allclose(alone, together[at : at + 1], atol=1e-6)
+    for index in (0, 1, 7):
+        alone = pipeline.predict(pipeline.preprocess([rows[index]]))["probability"]
+        np.testing.assert_allclose(alone, together[index : index + 1], atol=1e-6)
 
 
 @pytest.mark.parametrize("family", RANKERS)
@@ -85,14 +85,14 @@ def test_more_places_than_items_change_nothing(models, family):
     entry = zoo.entry(family)
     about, network = load_network(models / family, entry.build, type(entry.config))
     schema = about["features"]["schema"]
-    longer = [{**each, "length": 11} if each["name"] == "history" else each for each in schema["columns"]]
+    longer = [{**spec, "length": 11} if spec["name"] == "history" else spec for spec in schema["columns"]]
     rows = log_of(50, seed=2).drop(columns="clicked").astype(str).to_dict("records")
     scores = []
     for columns in (schema["columns"], longer):
         features = Features.from_json({"schema": {**schema, "columns": columns}})
         other = entry.build(features, about["config"]).eval()
         own = other.state_dict()
-        fewer = {name: min(len(own[name]), len(each)) for name, each in network.state_dict().items() if each.ndim}
+        fewer = {name: min(len(own[name]), len(tensor)) for name, tensor in network.state_dict().items() if tensor.ndim}
         for name, count in fewer.items():
             own[name][:count] = network.state_dict()[name][:count]
         other.load_state_dict(own)
@@ -110,9 +110,9 @@ def test_rank_equals_rows(models, family):
     user = rows.iloc[5][["user_id", "history"]].to_dict()
     items = rows[["item_id", "price", "genres"]].to_dict("records")
     ranked = pipeline.rank(user, items)
-    expected = pipeline.predict(pipeline.preprocess([each | user for each in items]))["probability"].ravel()
-    found = {each["row"]: each["probability"] for each in ranked}
-    np.testing.assert_allclose([found[at] for at in range(30)], expected, atol=1e-6)
+    expected = pipeline.predict(pipeline.preprocess([item | user for item in items]))["probability"].ravel()
+    scores = {hit["row"]: hit["probability"] for hit in ranked}
+    np.testing.assert_allclose([scores[row] for row in range(30)], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", RANKERS)
@@ -158,12 +158,12 @@ def test_next_items_leave_the_history_out(next_items, tmp_path):
     rows = log_of(60, seed=5)
     rows.to_csv(tmp_path / "rows.csv", index=False)
     summary = zoo.run(next_items.path, tmp_path / "rows.csv", tmp_path / "next.csv", top=4, engine="onnxruntime")
-    found = pd.read_csv(tmp_path / "next.csv")
-    assert summary["rows"] == 60 and list(found.columns) == ["row", "rank", "item", "score"]
+    frame = pd.read_csv(tmp_path / "next.csv")
+    assert summary["rows"] == 60 and list(frame.columns) == ["row", "rank", "item", "score"]
     histories = rows.history.str.split("|")
-    for row, items in found.groupby("row")["item"]:
+    for row, items in frame.groupby("row")["item"]:
         assert len(set(items)) == 4 and not set(items) & set(histories[row])
-    assert found.groupby("row")["score"].is_monotonic_decreasing.all()
+    assert frame.groupby("row")["score"].is_monotonic_decreasing.all()
 
 
 def test_next_items_are_learned(models, log):
@@ -180,18 +180,18 @@ def test_next_items_of_a_catalogue(next_items):
     catalogue = next_items.catalogue(rows[["item_id", "price", "genres"]].to_dict("records"))
     user = {"user_id": "u1", "history": "i3|i4"}
     ranked = next_items.rank(user, catalogue, 5)
-    assert not {each["item"] for each in ranked} & {"i3", "i4"} and len(ranked) == 5
+    assert not {hit["item"] for hit in ranked} & {"i3", "i4"} and len(ranked) == 5
     assert next_items.rank(user, catalogue)[:5] == ranked
-    assert next_items.retrieve(user, catalogue, 5) == [each["item"] for each in ranked]
+    assert next_items.retrieve(user, catalogue, 5) == [hit["item"] for hit in ranked]
     without = next_items.rank(user, catalogue, 4, exclude=[ranked[0]["item"], "unknown"])
-    assert [each["item"] for each in without] == [each["item"] for each in ranked[1:]]
+    assert [hit["item"] for hit in without] == [hit["item"] for hit in ranked[1:]]
     assert len(next_items.retrieve(user, catalogue, 999)) == len(catalogue) - 2
     full = [
-        {"user_id": "u1", "history": "i3|i4", **rows.iloc[each["row"]][["price", "genres"]], "item_id": each["item"]}
-        for each in ranked
+        {"user_id": "u1", "history": "i3|i4", **rows.iloc[hit["row"]][["price", "genres"]], "item_id": hit["item"]}
+        for hit in ranked
     ]
     expected = next_items.predict(next_items.preprocess(full))["probability"].ravel()
-    np.testing.assert_allclose([each["probability"] for each in ranked], expected, atol=0.01)
+    np.testing.assert_allclose([hit["probability"] for hit in ranked], expected, atol=0.01)
 
 
 @pytest.mark.parametrize(
@@ -227,9 +227,9 @@ def test_pairs_of_vectors_are_multiplied(models, family):
         interest = network.interests[0](target, items, network.masks[0](ids))
         vectors = [*network.embeddings(ids, scales).split(about["config"].embedding_size, 1), interest]
         expected = sum((a * b).sum(1) for a, b in itertools.combinations(vectors, 2))
-        found = network(ids, numbers, scales)[:, 0]
+        logits = network(ids, numbers, scales)[:, 0]
     assert expected.abs().max() > 0.01
-    np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-5)
+    np.testing.assert_allclose(logits.numpy(), expected.numpy(), atol=1e-5)
 
 
 def compare_with_torch(folder, family):
@@ -257,16 +257,16 @@ def test_native_program(models, family):
     rows[2]["history"] = ""
     batch = pipeline.preprocess(rows)
     together = pipeline.predict(batch)["probability"]
-    for at in (0, 2, 139):
-        alone = pipeline.predict({name: array[at : at + 1] for name, array in batch.items()})["probability"]
-        assert alone.tobytes() == together[at : at + 1].tobytes()
+    for index in (0, 2, 139):
+        alone = pipeline.predict({name: array[index : index + 1] for name, array in batch.items()})["probability"]
+        assert alone.tobytes() == together[index : index + 1].tobytes()
     exact = zoo.pipeline(models / family, precision="fp32", engine="onnxruntime").predict(batch)["probability"]
     np.testing.assert_allclose(together, exact, atol=0.005)
     user = {name: rows[3][name] for name in ("user_id", "history")}
     items = [{name: row[name] for name in ("item_id", "price", "genres")} for row in rows]
     expected = pipeline.predict(pipeline.preprocess([item | user for item in items]))["probability"].ravel()
-    found = {each["row"]: each["probability"] for each in pipeline.rank(user, items)}
-    ranked = np.array([found[at] for at in range(140)], np.float32)
+    scores = {hit["row"]: hit["probability"] for hit in pipeline.rank(user, items)}
+    ranked = np.array([scores[row] for row in range(140)], np.float32)
     np.testing.assert_allclose(ranked, expected, atol=0.005)  # sasrec scores by int8 vectors
     assert family == "sasrec" or ranked.tobytes() == expected.tobytes()
 
@@ -304,11 +304,11 @@ def test_columns_and_disliked_rows_teach_the_vectors_of_items(tmp_path):
     """Users like the next items of the genre of their history; of 300 items each one is seldom seen."""
     rng = np.random.default_rng(0)
     rows = []
-    for at in range(3000):
+    for i in range(3000):
         genre = rng.integers(6)
         history = genre + 6 * rng.integers(0, 50, 3)
-        item = genre + 6 * rng.integers(0, 50) if at % 2 else rng.integers(300)
-        names = "|".join(f"i{each}" for each in history)
+        item = genre + 6 * rng.integers(0, 50) if i % 2 else rng.integers(300)
+        names = "|".join(f"i{number}" for number in history)
         rows.append([int(item % 6 == genre), f"u{rng.integers(20)}", f"i{item}", f"g{item % 6}", names])
     names = ["clicked", "user_id", "item_id", "genre", "history"]
     pd.DataFrame(rows[:2000], columns=names).to_csv(tmp_path / "first.csv", index=False)

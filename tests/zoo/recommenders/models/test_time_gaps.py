@@ -20,14 +20,14 @@ def log_of(count, seed=0):
     """Users whose history is of the last minutes click, others do not: the times alone tell."""
     rng = np.random.default_rng(seed)
     rows = []
-    for at in range(count):
-        when = 1_700_000_000 + 600 * at
+    for index in range(count):
+        when = 1_700_000_000 + 600 * index
         history = rng.permutation(ITEMS)[: rng.integers(2, 6)]
         recent = rng.random() < 0.5
         ages = np.sort(rng.integers(100_000, 200_000, len(history)))[::-1]
         ages = ages // 1000 if recent else ages
         clicked = int(rng.random() < (0.9 if recent else 0.1))
-        items = "|".join(f"i{each}" for each in history)
+        items = "|".join(f"i{number}" for number in history)
         happened = "|".join(str(when - age) for age in ages)
         rows.append(
             [clicked, when, f"u{rng.integers(20)}", f"i{rng.integers(ITEMS)}", rng.integers(1, 99), items, happened]
@@ -78,8 +78,8 @@ def test_exported_as_trained(models, family):
     scores = []
     with torch.inference_mode():
         for network in (trained, restored):
-            found = network(*(torch.from_numpy(getattr(batch, name)) for name in ("ids", "numbers", "scales")))
-            logits = found[0] if isinstance(found, tuple) else found
+            outputs = network(*(torch.from_numpy(getattr(batch, name)) for name in ("ids", "numbers", "scales")))
+            logits = outputs[0] if isinstance(outputs, tuple) else outputs
             scores.append(torch.sigmoid(logits).numpy())
     pipeline = zoo.pipeline(models / family, precision="fp32", engine="onnxruntime")
     scores.append(pipeline.predict(pipeline.preprocess(rows))["probability"])
@@ -94,10 +94,10 @@ def test_native_form(models, family):
     rows[1] |= {"history_times": ""}
     native = zoo.pipeline(models / family, engine="native")
     stock = zoo.pipeline(models / family, precision="fp32", engine="onnxruntime")
-    found, expected = (each.predict(each.preprocess(rows))["probability"] for each in (native, stock))
-    np.testing.assert_allclose(found, expected, atol=0.005)
+    scores, expected = (pipeline.predict(pipeline.preprocess(rows))["probability"] for pipeline in (native, stock))
+    np.testing.assert_allclose(scores, expected, atol=0.005)
     rows[2] |= {"history_times": ""}
-    assert native.predict(native.preprocess(rows))["probability"][2] != found[2]
+    assert native.predict(native.preprocess(rows))["probability"][2] != scores[2]
 
 
 @pytest.mark.parametrize("engine", ["native", "onnxruntime"])
@@ -108,13 +108,13 @@ def test_rank_equals_rows(models, family, engine):
     user = rows.iloc[5][["timestamp", "user_id", "history", "history_times"]].to_dict()
     items = rows[["item_id", "price"]].to_dict("records")
     ranked = pipeline.rank(user, items)
-    expected = pipeline.predict(pipeline.preprocess([each | user for each in items]))["probability"].ravel()
-    found = {each["row"]: each["probability"] for each in ranked}
-    np.testing.assert_array_equal([found[at] for at in range(30)], expected)
+    expected = pipeline.predict(pipeline.preprocess([item | user for item in items]))["probability"].ravel()
+    scores = {hit["row"]: hit["probability"] for hit in ranked}
+    np.testing.assert_array_equal([scores[row] for row in range(30)], expected)
     if engine == "native":
         first = np.flatnonzero(~rows["item_id"].duplicated())
-        ranked = pipeline.rank(user, pipeline.catalogue([items[at] for at in first]))
-        assert [each["probability"] for each in ranked] == sorted(expected[first], reverse=True)
+        ranked = pipeline.rank(user, pipeline.catalogue([items[index] for index in first]))
+        assert [hit["probability"] for hit in ranked] == sorted(expected[first], reverse=True)
 
 
 def test_finetuned_with_new_items(models, log, tmp_path):

@@ -51,8 +51,8 @@ def network(features, config=TINY, seed=0):
     model = WideDeep(features, config)
     random = np.random.default_rng(seed)
     with torch.no_grad():
-        for each in model.parameters():
-            each.copy_(torch.from_numpy(random.normal(size=tuple(each.shape)).astype(np.float32)))
+        for parameter in model.parameters():
+            parameter.copy_(torch.from_numpy(random.normal(size=tuple(parameter.shape)).astype(np.float32)))
     return model.eval()
 
 
@@ -63,13 +63,13 @@ def some_inputs(rows, seed=1):
 
 
 def tensors(inputs):
-    return {name: torch.from_numpy(each) for name, each in inputs.items()}
+    return {name: torch.from_numpy(array) for name, array in inputs.items()}
 
 
 def test_the_model_is_the_paper_s(features):
     model, inputs = network(features), some_inputs(5)
-    w = {name: each.numpy().astype(np.float64) for name, each in model.state_dict().items()}
-    assert {name: each.shape for name, each in w.items()} == {
+    w = {name: tensor.numpy().astype(np.float64) for name, tensor in model.state_dict().items()}
+    assert {name: array.shape for name, array in w.items()} == {
         "embeddings.weight": (2 * 50, 4),
         "wide.weight": (2 * 50, 1),
         "deep.0.weight": (8, 2 * 4 + 3),
@@ -94,7 +94,7 @@ def test_neurons_are_ordered_by_activity(features, hidden):
 
     def active(layer):
         seen = []
-        hook = model.deep[layer].register_forward_hook(lambda *given: seen.append(given[-1]))
+        hook = model.deep[layer].register_forward_hook(lambda *arguments: seen.append(arguments[-1]))
         with torch.no_grad():
             model(**inputs)
         hook.remove()
@@ -124,20 +124,20 @@ def test_a_run_leaves_its_files_and_nothing_else(trained, log):
     assert record["metrics"] == metrics and set(metrics) == {"auc", "logloss", "accuracy"}
     assert record["rows"] == {"train": 300, "held_out": 100, "final": 400, "left_out": 0}
     assert record["data"] == [{"file": "log.tsv", "sha256": sha256(log)}]
-    assert [each["epoch"] for each in record["history"]] == [1, 2, 3]
+    assert [epoch["epoch"] for epoch in record["history"]] == [1, 2, 3]
     assert str(log.parent) not in (folder / "train.json").read_text()
     schema = read_json(folder / "schema.json")
     assert schema["header"] is False and record["features"] == {"schema": schema}
-    names = [each["name"] for each in schema["columns"]]
+    names = [column["name"] for column in schema["columns"]]
     assert names == ["label", "I1", "I2", "I3", "C1", "C2"]
     assert schema["columns"][4]["encoding"] == {"type": "hash-bucket", "buckets": 50}
 
 
 def test_numbers_are_scaled_by_their_ranges_in_the_log(features, log):
     numbers = read(log, **COUNTS).numbers
-    found = [(each.encoding["low"], each.encoding["high"], each.encoding["fill"]) for each in features.numbers]
+    ranges = [(column.encoding["low"], column.encoding["high"], column.encoding["fill"]) for column in features.numbers]
     logs = np.log1p(np.array([np.nanmin(numbers, axis=0), np.nanmax(numbers, axis=0)]))
-    np.testing.assert_allclose(found, np.column_stack([*logs, np.zeros(3)]), rtol=1e-6)
+    np.testing.assert_allclose(ranges, np.column_stack([*logs, np.zeros(3)]), rtol=1e-6)
 
 
 def test_calibration_samples_are_distinct_training_rows(tmp_path, log, features, monkeypatch):
@@ -209,7 +209,7 @@ def test_the_prior_pulls_the_whole_table(features, from_start):
 
 def test_the_prior_is_as_strong_for_few_rows(features):
     few, log = (
-        Trainer(WideDeep(features, each), each, 100, Processes()).strength for each in (TINY, WIDE_DEEP.train_config())
+        Trainer(WideDeep(features, conf), conf, 100, Processes()).strength for conf in (TINY, WIDE_DEEP.train_config())
     )
     assert few[0] == 10.0 * 2 / 100 and log[0] == 30.0 * 2 / 100_000
 
@@ -337,10 +337,10 @@ def test_finetuning_starts_from_a_model_and_keeps_its_preprocessing(tmp_path, tr
     assert record["features"] == read_json(folder / "train.json")["features"]
     assert [record["config"][name] for name in ("hidden", "embedding_size", "buckets")] == [[8, 6], 4, 50]
     for name, array in weights_of(folder).items():
-        found = weights_of(tmp_path / "still")[name]
+        weight = weights_of(tmp_path / "still")[name]
         if name.startswith("deep"):  # neurons are ordered anew, by their activity on the own data
-            found, array = np.sort(found, axis=None), np.sort(array, axis=None)
-        np.testing.assert_allclose(found, array, atol=1e-6, err_msg=name)
+            weight, array = np.sort(weight, axis=None), np.sort(array, axis=None)
+        np.testing.assert_allclose(weight, array, atol=1e-6, err_msg=name)
     assert "start" in refusal(own, tmp_path / "still", config=still, resume=True)
     wider = replace(still, hidden=(9, 6))
     assert "fine-tuning keeps that of the model" in refusal(own, tmp_path / "wider", config=wider, start_from=folder)

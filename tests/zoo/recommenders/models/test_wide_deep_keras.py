@@ -32,21 +32,21 @@ CONFIG |= {"l2_embeddings": 5000.0, "l2_wide": 8.0, "refit": True}
 @pytest.fixture
 def former(tmp_path):
     """(folder, the weights of its checkpoint by the names in Keras' file)"""
-    folder, random, found = tmp_path / "former", np.random.default_rng(0), {}
+    folder, random, weights = tmp_path / "former", np.random.default_rng(0), {}
     folder.mkdir()
     write_json(folder / "train.json", {"config": CONFIG, "features": FEATURES})
     card = {"name": "former", "entry": "wide-deep", "description": "d", "files": {}, "preprocessing": FEATURES}
     write_json(folder / "card.json", card | {"training": {"config": CONFIG}})
     for name, shape in {"dense": (11, 8), "dense_1": (8, 6), "dense_2": (6, 1)}.items():
-        found[f"layers/{name}/vars/0"], found[f"layers/{name}/vars/1"] = shape, shape[1:]
-    for at in ("", "_1"):
-        found[f"layers/tables/tables/__table{at}/vars/0"] = (50, 4)
-        found[f"layers/tables_1/tables/__table{at}/vars/0"] = (50, 1)
+        weights[f"layers/{name}/vars/0"], weights[f"layers/{name}/vars/1"] = shape, shape[1:]
+    for suffix in ("", "_1"):
+        weights[f"layers/tables/tables/__table{suffix}/vars/0"] = (50, 4)
+        weights[f"layers/tables_1/tables/__table{suffix}/vars/0"] = (50, 1)
     with h5py.File(folder / "model.weights.h5", "w") as file:
-        for name, shape in found.items():
-            found[name] = file[name] = random.normal(0, 0.3, shape).astype(np.float32)
+        for name, shape in weights.items():
+            weights[name] = file[name] = random.normal(0, 0.3, shape).astype(np.float32)
     np.savez(folder / "calibration.npz", **some_inputs(200))
-    return folder, found
+    return folder, weights
 
 
 def some_inputs(rows):
@@ -55,21 +55,21 @@ def some_inputs(rows):
 
 
 def expected(weights, inputs):
-    tables = [weights[f"layers/tables/tables/__table{at}/vars/0"] for at in ("", "_1")]
-    wide = [weights[f"layers/tables_1/tables/__table{at}/vars/0"] for at in ("", "_1")]
-    x = np.concatenate([*(each[inputs["ids"][:, i]] for i, each in enumerate(tables)), inputs["numbers"]], axis=1)
+    tables = [weights[f"layers/tables/tables/__table{suffix}/vars/0"] for suffix in ("", "_1")]
+    wide = [weights[f"layers/tables_1/tables/__table{suffix}/vars/0"] for suffix in ("", "_1")]
+    x = np.concatenate([*(table[inputs["ids"][:, i]] for i, table in enumerate(tables)), inputs["numbers"]], axis=1)
     for name in ("dense", "dense_1"):
         x = np.maximum(x @ weights[f"layers/{name}/vars/0"] + weights[f"layers/{name}/vars/1"], 0)
     logit = x @ weights["layers/dense_2/vars/0"] + weights["layers/dense_2/vars/1"]
-    return 1 / (1 + np.exp(-(logit + sum(each[inputs["ids"][:, i]] for i, each in enumerate(wide)))))
+    return 1 / (1 + np.exp(-(logit + sum(table[inputs["ids"][:, i]] for i, table in enumerate(wide)))))
 
 
 def test_a_checkpoint_of_keras_is_frozen_and_built(former, log, tmp_path):
     folder, weights = former
     zoo.build(folder)
     inputs = some_inputs(64)
-    found = zoo.pipeline(folder, "fp32", "onnxruntime").predict(inputs)["probability"]
-    np.testing.assert_allclose(found, expected(weights, inputs), atol=1e-6)
+    scores = zoo.pipeline(folder, "fp32", "onnxruntime").predict(inputs)["probability"]
+    np.testing.assert_allclose(scores, expected(weights, inputs), atol=1e-6)
     assert zoo.run(folder, str(log), tmp_path / "scores.csv")["rows"] == 400
     assert zoo.evaluate(folder, str(log), engine="onnxruntime")["difference"]["max_probability"] < 0.02
     record = json.loads((folder / "build.json").read_text())
@@ -82,8 +82,8 @@ def test_it_is_trained_on_from_its_weights(former, log, tmp_path):
     zoo.finetune(folder, log, tmp_path / "still", settings=settings)
     inputs = some_inputs(64)
     zoo.build(tmp_path / "still")
-    found = zoo.pipeline(tmp_path / "still", "fp32", "onnxruntime").predict(inputs)["probability"]
-    np.testing.assert_allclose(found, expected(weights, inputs), atol=1e-5)
+    scores = zoo.pipeline(tmp_path / "still", "fp32", "onnxruntime").predict(inputs)["probability"]
+    np.testing.assert_allclose(scores, expected(weights, inputs), atol=1e-5)
     trained = json.loads((tmp_path / "still/train.json").read_text())
     assert (trained["config"]["hidden"], trained["config"]["embedding_size"]) == ([8, 6], 4)
     assert trained["features"]["schema"]["header"] is False
@@ -108,8 +108,8 @@ def test_graphs_with_the_names_of_keras_are_read(former):
     assert about["config"].hidden == (8, 6)
     inputs = some_inputs(64)
     with torch.no_grad():
-        found = network(torch.from_numpy(inputs["ids"]), torch.from_numpy(inputs["numbers"]), torch.zeros(64, 0))
-    np.testing.assert_allclose(torch.sigmoid(found).numpy(), expected(weights, inputs), atol=1e-6)
+        logits = network(torch.from_numpy(inputs["ids"]), torch.from_numpy(inputs["numbers"]), torch.zeros(64, 0))
+    np.testing.assert_allclose(torch.sigmoid(logits).numpy(), expected(weights, inputs), atol=1e-6)
 
 
 def test_damage_is_said(former):

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.usefixtures("shared_home")
 def files(tmp_path):
     """(folder with user.json and items.csv, user, items)."""
     user = {"user_id": "u7", "age": 33, "country": "日本", "device": "phone", "history": ["books", "toys"]}
-    prices = [1.0 + at / 7 for at in range(30)]
-    items = pd.DataFrame({"item_id": [f"i{at}" for at in range(30)], "price, EUR": prices, "categories": "books|toys"})
+    prices = [1.0 + i / 7 for i in range(30)]
+    items = pd.DataFrame({"item_id": [f"i{i}" for i in range(30)], "price, EUR": prices, "categories": "books|toys"})
     (tmp_path / "user.json").write_text(json.dumps(user, indent=2))
     items.to_csv(tmp_path / "items.csv", index=False)
     return tmp_path, user, items
@@ -29,14 +29,14 @@ def test_it_writes_the_best_items(files, capsys):
     code, out, _ = call(capsys, "rank", "shop-clicks", "--user", user_file, "--items", items_file, "--top", "4")
     assert code == 0 and out.splitlines()[0] == "rank,item,row,probability"
     assert [line.split(",")[:3] for line in out.splitlines()[1:]] == [
-        [str(place), each["item"], str(each["row"])] for place, each in enumerate(expected, 1)
+        [str(place), hit["item"], str(hit["row"])] for place, hit in enumerate(expected, 1)
     ]
     output = folder / "best.jsonl"
     best = expected[0]["item"]
     report = zoo.rank("shop-clicks", user, items_file, output, top=3, exclude=[best])
     assert report["items"] == 30 and report["ranked"] == 3
     lines = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [line["item"] for line in lines] == [each["item"] for each in expected[1:]]
+    assert [line["item"] for line in lines] == [hit["item"] for hit in expected[1:]]
     assert [line["rank"] for line in lines] == [1, 2, 3]
 
 
@@ -59,6 +59,6 @@ def test_wrong_input_is_one_line(files, capsys, monkeypatch, changed, words):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     options = {"--user": "user.json", "--items": "items.csv", **changed}
     model = options.pop("model", "shop-clicks")
-    code, out, err = call(capsys, "rank", model, *(each for pair in options.items() for each in pair))
+    code, out, err = call(capsys, "rank", model, *(word for pair in options.items() for word in pair))
     assert code == 2 and not out and words in err and err.count("\n") == 1
     assert before == {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -41,10 +41,10 @@ def probabilities(pipeline, rows):
 
 
 def by_row(ranked, count):
-    found = np.full(count, np.nan, np.float32)
-    for each in ranked:
-        found[each["row"]] = each["probability"]
-    return found
+    scores = np.full(count, np.nan, np.float32)
+    for hit in ranked:
+        scores[hit["row"]] = hit["probability"]
+    return scores
 
 
 @pytest.mark.parametrize("engine", ["native", "onnxruntime", "auto"])
@@ -53,13 +53,13 @@ def test_same_bits_as_full_rows(request_parts, engine):
     pipeline = zoo.pipeline("shop-clicks", engine=engine)
     ranked = pipeline.rank(user, items)
     expected = probabilities(pipeline, rows)
-    found = by_row(ranked, len(rows))
+    scores = by_row(ranked, len(rows))
     if pipeline.engine == "native":
-        assert found.tobytes() == expected.tobytes()
+        assert scores.tobytes() == expected.tobytes()
     else:
-        np.testing.assert_allclose(found, expected, atol=1e-6)
-    assert [each["probability"] for each in ranked] == sorted(found.tolist(), reverse=True)
-    assert [each["item"] for each in ranked] == [items[each["row"]]["item_id"] for each in ranked]
+        np.testing.assert_allclose(scores, expected, atol=1e-6)
+    assert [hit["probability"] for hit in ranked] == sorted(scores.tolist(), reverse=True)
+    assert [hit["item"] for hit in ranked] == [items[hit["row"]]["item_id"] for hit in ranked]
 
 
 def test_the_order_of_a_model_of_one_label_is_that_label(pipeline, request_parts):
@@ -120,7 +120,7 @@ def test_catalogue(pipeline, request_parts):
     assert whole == pipeline.rank(user, list(first.values()))
     chosen = ids[7:30][::-1]
     ranked = pipeline.rank(user, catalogue, 4, ids=chosen)
-    assert ranked == [each for each in whole if each["item"] in chosen][:4]
+    assert ranked == [hit for hit in whole if hit["item"] in chosen][:4]
     seen = [ranked[0]["item"], ranked[2]["item"], "no such item"]
     left = pipeline.rank(user, catalogue, 2, ids=chosen, exclude=seen)
     assert left == [ranked[1], ranked[3]]
@@ -164,7 +164,7 @@ def test_left_out_rows_of_a_repeated_item(pipeline, request_parts):
     user, items, _ = request_parts
     repeated = items[0]["item_id"]
     ranked = pipeline.rank(user, items + items, exclude=[repeated])
-    assert {each["item"] for each in ranked} == {item["item_id"] for item in items} - {repeated}
+    assert {hit["item"] for hit in ranked} == {item["item_id"] for item in items} - {repeated}
 
 
 def test_the_context_is_the_users(pipeline, request_parts):
@@ -197,15 +197,15 @@ def test_best_scores_in_order():
     generator = np.random.default_rng(3)
     for _ in range(200):
         scores = generator.integers(0, 6, generator.integers(1, 40)).astype(np.float32)
-        order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))
+        order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
         top = int(generator.integers(1, 45))
         assert best(scores, top).tolist() == order[:top] and best(scores, None).tolist() == order
 
 
 def test_distinct_texts_are_found_natively(pipeline, request_parts):
-    catalogue = pipeline.catalogue([{**item, "item_id": f"i{at}"} for at, item in enumerate(request_parts[1][:3])])
-    found = catalogue.found(["i2", "i0"])
-    assert found.positions.tolist() == [2, 0] == catalogue.find(["i2", "i0"]).tolist() and list(found) == ["i2", "i0"]
+    catalogue = pipeline.catalogue([{**item, "item_id": f"i{i}"} for i, item in enumerate(request_parts[1][:3])])
+    texts = catalogue.found(["i2", "i0"])
+    assert texts.positions.tolist() == [2, 0] == catalogue.find(["i2", "i0"]).tolist() and list(texts) == ["i2", "i0"]
     for ids in (["i1", "i1"], ["nothing"], [1], ["i1", None], ("i1",), [["i1"]]):
         assert catalogue.found(ids) is None
 

@@ -51,8 +51,8 @@ def test_a_gain_beyond_its_error_is_kept():
 def test_parts_without_both_labels_say_nothing():
     assert fitting.gain_error(epoch([np.nan] * 9 + [0.8]), epoch(EVEN)) == 0
     assert fitting.gain_error({"auc": 0.8}, epoch(EVEN)) == 0
-    found = fitting.gain_error(epoch([np.nan, *(EVEN + SCATTER)[1:]]), epoch(EVEN))
-    assert found == pytest.approx(np.std(SCATTER[1:], ddof=1) / 3)
+    error = fitting.gain_error(epoch([np.nan, *(EVEN + SCATTER)[1:]]), epoch(EVEN))
+    assert error == pytest.approx(np.std(SCATTER[1:], ddof=1) / 3)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -61,11 +61,11 @@ def test_auc_of_parts(weighted):
     labels, scores = random.integers(0, 2, 205).astype(np.float64), random.random(205)
     labels[:21] = 1
     weights = random.random(205).astype(np.float32) if weighted else None
-    found = fitting.auc_of_parts(labels, scores, weights)
-    assert np.isnan(found[0]) and len(found) == fitting.PARTS
+    aucs = fitting.auc_of_parts(labels, scores, weights)
+    assert np.isnan(aucs[0]) and len(aucs) == fitting.PARTS
     part = slice(185, 205)
     wanted = auc(labels[part], scores[part], None if weights is None else weights[part].astype(np.float64))
-    assert found[-1] == pytest.approx(wanted)
+    assert aucs[-1] == pytest.approx(wanted)
 
 
 def test_auc_of_parts_of_several_labels():
@@ -73,5 +73,5 @@ def test_auc_of_parts_of_several_labels():
     labels, scores = random.integers(0, 2, (400, 2)).astype(np.float64), random.random((400, 2))
     labels[:200, 1] = np.nan  # known for half of the rows
     both = fitting.auc_of_parts(labels, scores)
-    alone = [fitting.auc_of_parts(labels[labels[:, at] >= 0, at], scores[labels[:, at] >= 0, at]) for at in (0, 1)]
+    alone = [fitting.auc_of_parts(labels[labels[:, k] >= 0, k], scores[labels[:, k] >= 0, k]) for k in (0, 1)]
     assert both == pytest.approx(np.mean(alone, axis=0))

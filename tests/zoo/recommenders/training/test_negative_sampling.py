@@ -72,7 +72,7 @@ def test_every_family_starts_at_the_odds_of_all_rows(logs):
         features = Features.from_json({"schema": value})
         model = family.build(features, family.train_config())
         rows = next(iter(features.read(logs[0])))
-        inputs = tuple(torch.from_numpy(each[:16].copy()) for each in (rows.ids, rows.numbers, rows.scales))
+        inputs = tuple(torch.from_numpy(array[:16].copy()) for array in (rows.ids, rows.numbers, rows.scales))
         with torch.no_grad():
             before = first_of(model.eval()(*inputs))
             start_at_all_rows(model, inputs, 3.0)
@@ -83,7 +83,7 @@ def test_every_family_starts_at_the_odds_of_all_rows(logs):
 def test_labels_whose_odds_change_otherwise_are_refused(tmp_path):
     path = write(tmp_path / "log.csv", 400)
     lines = path.read_text().splitlines()
-    path.write_text("\n".join([f"{lines[0]},bought", *(f"{line},{at % 2}" for at, line in enumerate(lines[1:]))]))
+    path.write_text("\n".join([f"{lines[0]},bought", *(f"{line},{i % 2}" for i, line in enumerate(lines[1:]))]))
     value = zoo.schema(path, label=["click", "bought"])["schema"]
     (tmp_path / "schema.json").write_text(json.dumps(value))
     with pytest.raises(RequestError, match="found the negative rate 0.1 with the label bought"):

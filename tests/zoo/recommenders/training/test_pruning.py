@@ -72,7 +72,7 @@ STRATEGY = {
 def log(tmp_path_factory):
     path = tmp_path_factory.mktemp("log") / "log.csv"
     command = [sys.executable, ROOT / "scripts/synthesize_log.py", path, "-n", 1500, "--users", 80, "--items", 50]
-    subprocess.run([str(each) for each in command], check=True)
+    subprocess.run([str(argument) for argument in command], check=True)
     return str(path)
 
 
@@ -94,10 +94,10 @@ def features(log):
 
 @pytest.fixture(scope="module")
 def rows(features, log):
-    found = next(features.read(log, batch_rows=300, labelled=True))
-    named = {"label": found.labels, "weight": found.weights}
-    named |= {name: getattr(found, name) for name in ("ids", "numbers", "scales")}
-    return {name: torch.from_numpy(np.ascontiguousarray(each)) for name, each in named.items()}
+    batch = next(features.read(log, batch_rows=300, labelled=True))
+    named = {"label": batch.labels, "weight": batch.weights}
+    named |= {name: getattr(batch, name) for name in ("ids", "numbers", "scales")}
+    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in named.items()}
 
 
 def made(family, features):
@@ -112,18 +112,18 @@ def made(family, features):
 def test_a_cut_network_is_the_one_whose_units_give_zeros(family, features, rows):
     network, config, units = made(family, features)
     assert units.groups.keys() >= FAMILIES[family][2]
-    found = importances(network, units, [rows], "taylor")
-    assert (found >= 0).all() and found.any()
-    widths = {name: each.shape[1] - 16 for name, each in units.groups.items()}
+    scores = importances(network, units, [rows], "taylor")
+    assert (scores >= 0).all() and scores.any()
+    widths = {name: group.shape[1] - 16 for name, group in units.groups.items()}
     gone = np.concatenate(
-        [row[np.argsort(found[row], kind="stable")[:16]] for each in units.groups.values() for row in each]
+        [row[np.argsort(scores[row], kind="stable")[:16]] for group in units.groups.values() for row in group]
     )
     smaller = units.pruned(network, features, units.config(config, widths), gone)
-    assert sum(each.numel() for each in smaller.parameters()) < sum(each.numel() for each in network.parameters())
+    assert sum(p.numel() for p in smaller.parameters()) < sum(p.numel() for p in network.parameters())
     whole = results(network, rows)[0]
     for path, numbers in units.outputs.items():
         kept = torch.from_numpy(~np.isin(numbers.ravel(), gone)).float()
-        network.get_submodule(path).register_forward_hook(lambda module, given, out, kept=kept: out * kept)
+        network.get_submodule(path).register_forward_hook(lambda module, inputs, out, kept=kept: out * kept)
     zeroed, cut = results(network, rows)[0], results(smaller, rows)[0]
     np.testing.assert_allclose(cut, zeroed, rtol=1e-4, atol=1e-5)
     assert np.abs(cut - whole).max() > 1e-3  # what went mattered
@@ -133,12 +133,12 @@ def test_the_units_that_matter_least_are_those_whose_loss_changes_least(features
     """First-order Taylor beside what the loss does when a unit gives nearly nothing."""
     network, config, units = made("deepfm", features)
     (sets,) = (units.groups["deep.0"],)
-    found = importances(network, units, [rows], "taylor")[sets[0]]
+    scores = importances(network, units, [rows], "taylor")[sets[0]]
     dead = network.get_submodule("deep.0")
     with torch.no_grad():
         dead.bias[:4] = -1e3
     after = importances(network, units, [rows], "taylor")[sets[0]]
-    assert found[:4].all() and not after[:4].any()
+    assert scores[:4].all() and not after[:4].any()
     shown = importances(network, units, [rows], "activation")[sets[0]]
     assert not config.qat and (shown[4:] > 0).any()
 
@@ -154,11 +154,11 @@ def test_a_group_of_another_name_is_refused(start, log, tmp_path):
 
 def test_from_the_command_line(start, log, tmp_path):
     out = tmp_path / "out"
-    options = [each for name, value in SETTINGS.items() for each in ("--set", f"{name}={value}")]
+    options = [option for name, value in SETTINGS.items() for option in ("--set", f"{name}={value}")]
     command = ["finetune", str(start), "--data", log, "-o", str(out), "--prune", "ratio=.4", "--epochs", "2"]
     cli.call([*command, "--drop", "1", *options])
-    told = read_json(out / "compression.json")
-    assert told["within"] and told["steps"][-1]["bytes"] < told["base"]["bytes"]
+    report = read_json(out / "compression.json")
+    assert report["within"] and report["steps"][-1]["bytes"] < report["base"]["bytes"]
     sizes = read_json(out / "train.json")["config"]
     assert sizes["embedding_size"] + sum(sizes["hidden"]) <= 0.6 * (32 + 48 + 32)
     cli.call(["run", str(out), log, "-o", str(tmp_path / "scores.csv"), "--engine", "native"])
@@ -178,10 +178,10 @@ def whole(start, log, tmp_path_factory):
 )
 def test_interrupted_in_any_step_and_gone_on_it_leaves_the_same_bytes(whole, start, log, tmp_path, steps):
     log_of = read_json(whole / "out/compression.json")
-    assert [each["step"] for each in log_of["steps"]] == ["1-prune-distil", "2-prune-distil", "3-distil-qat"]
-    given = {"strategy": whole / "compress.json", "settings": dict(SETTINGS)}
-    broken_off(Trainer, steps, lambda: zoo.finetune(start, log, tmp_path / "out", **given))
-    zoo.finetune(start, log, tmp_path / "out", resume=True, **given)
+    assert [step["step"] for step in log_of["steps"]] == ["1-prune-distil", "2-prune-distil", "3-distil-qat"]
+    options = {"strategy": whole / "compress.json", "settings": dict(SETTINGS)}
+    broken_off(Trainer, steps, lambda: zoo.finetune(start, log, tmp_path / "out", **options))
+    zoo.finetune(start, log, tmp_path / "out", resume=True, **options)
     for name in ("3-distil-qat/model.pt", "2-prune-distil.cut/sensitivity.json"):
         assert (tmp_path / "out/checkpoint" / name).read_bytes() == (whole / "out/checkpoint" / name).read_bytes()
 
@@ -199,7 +199,7 @@ def test_other_data_end_what_was_begun(start, log, tmp_path):
         gone_on(fewer, resume=True)
     broken_off(Trainer, 0, lambda: gone_on(log, resume=True))
     kept = out / "checkpoint/compression.json"
-    write_json(kept, {name: each for name, each in read_json(kept).items() if name != "data"})
+    write_json(kept, {name: value for name, value in read_json(kept).items() if name != "data"})
     broken_off(Trainer, 0, lambda: gone_on(fewer, resume=True))  # a log of former versions does not tell
 
 

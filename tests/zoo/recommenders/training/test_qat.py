@@ -56,7 +56,7 @@ TUNED = {"qat": "true", "epochs": "2", "batch_size": "128"}
 
 def write_log(path, rows, seed=0):
     command = [sys.executable, ROOT / "scripts/synthesize_log.py", path, "-n", rows, "--users", 80, "--items", 50]
-    subprocess.run([str(each) for each in (*command, "--seed", seed)], check=True)
+    subprocess.run([str(argument) for argument in (*command, "--seed", seed)], check=True)
     return str(path)
 
 
@@ -106,10 +106,10 @@ def assert_one_step(folder, start, family, log):
     """Returns the rows compared, and their probabilities."""
     student, features = student_of(folder, start, family)
     rows = next(features.read(log, batch_rows=500))
-    given, logits = bytes_of(student, *(torch.from_numpy(each) for each in (rows.ids, rows.numbers, rows.scales)))
-    found, outputs = layer_by_layer(io.load(folder / "int8.onnx"), given, **features.encode(rows))
-    assert len(found) >= 3
-    assert_same_bytes(found, given)
+    codes, logits = bytes_of(student, *(torch.from_numpy(array) for array in (rows.ids, rows.numbers, rows.scales)))
+    computed, outputs = layer_by_layer(io.load(folder / "int8.onnx"), codes, **features.encode(rows))
+    assert len(computed) >= 3
+    assert_same_bytes(computed, codes)
     wanted = 1 / (1 + np.exp(-logits))
     np.testing.assert_allclose(outputs["probability"], wanted, atol=1e-3)
     return rows, wanted
@@ -145,41 +145,41 @@ def test_the_table_holds_the_very_ranges_trained(tuned, starts, family):
     table = CalibrationTable.load(tuned(family) / "calibration.json")
     before = CalibrationTable.load(starts(family) / "calibration.json").tensors
     moved = 0
-    for path, each in student.named_modules():
-        if isinstance(each, shared.Range) and each.active:
+    for path, module in student.named_modules():
+        if isinstance(module, shared.Range) and module.active:
             ends = state["trainer"]["model"][f"{path}.ends"].tolist()
-            assert table.tensors[each.tensor].method == "qat"
-            assert [table.tensors[each.tensor].low, table.tensors[each.tensor].high] == ends
-            moved += ends != [before[each.tensor].low, before[each.tensor].high]
+            assert table.tensors[module.tensor].method == "qat"
+            assert [table.tensors[module.tensor].low, table.tensors[module.tensor].high] == ends
+            moved += ends != [before[module.tensor].low, before[module.tensor].high]
     assert moved  # from where post-training quantization had left them
-    known = {
-        tuple(part.item() for part in activation_qparams(each))
-        for each in table.tensors.values()
-        if each.method == "qat"
+    qparams = {
+        tuple(part.item() for part in activation_qparams(tensor))
+        for tensor in table.tensors.values()
+        if tensor.method == "qat"
     }
     for node in io.load(tuned(family) / "int8.onnx").graph:
         if node.op_type == "QuantizeLinear":
-            assert tuple(each.const_value.numpy().item() for each in node.inputs[1:]) in known
+            assert tuple(value.const_value.numpy().item() for value in node.inputs[1:]) in qparams
 
 
 def test_ranges_begin_with_those_of_post_training_quantization(starts):
     model, features = load_checkpoint(starts("dlrm"), *FAMILIES["dlrm"])
     student = qat.fake_quantization(starts("dlrm"), features).prepare(model)
     table = CalibrationTable.load(starts("dlrm") / "calibration.json").tensors
-    active = [each for each in student.modules() if isinstance(each, shared.Range) and each.active]
-    assert {each.tensor for each in active} >= {"bottom.4", "top.1"}
-    assert all(each.ends.tolist() == [table[each.tensor].low, table[each.tensor].high] for each in active)
+    active = [module for module in student.modules() if isinstance(module, shared.Range) and module.active]
+    assert {module.tensor for module in active} >= {"bottom.4", "top.1"}
+    assert all(module.ends.tolist() == [table[module.tensor].low, table[module.tensor].high] for module in active)
 
 
 def test_the_folder_is_one_like_any_other(tuned, starts):
     about = json.loads((tuned("two-tower") / "train.json").read_text())
     assert about["config"]["qat"] and about["config"]["learning_rate"] == pytest.approx(2e-4 * QAT_RATE)
-    one, other = (torch.load(each("two-tower") / "model.pt", weights_only=True) for each in (tuned, starts))
+    one, other = (torch.load(folder_of("two-tower") / "model.pt", weights_only=True) for folder_of in (tuned, starts))
     assert one["state_dict"].keys() == other["state_dict"].keys()
     recipe = zoo.load(tuned("two-tower")).recipe
     assert (recipe.observer, recipe.search, recipe.correct, recipe.bound) == ("minmax", False, False, 0)
     report = zoo.quantize(tuned("two-tower"))
-    assert "user.network.3" in {each["name"] for each in report["operators"] if each["precision"] == "int8"}
+    assert "user.network.3" in {op["name"] for op in report["operators"] if op["precision"] == "int8"}
 
 
 @pytest.mark.parametrize("refit", ["true", "false"])
@@ -194,7 +194,7 @@ def test_resuming_changes_nothing(log, starts, tmp_path, refit):
     train(resume=True)
     a, b = (tmp_path / name for name in ("whole", "parts"))
     assert (a / "qat.json").read_bytes() == (b / "qat.json").read_bytes()
-    one, other = (torch.load(each / "model.pt", weights_only=True)["state_dict"] for each in (a, b))
+    one, other = (torch.load(folder / "model.pt", weights_only=True)["state_dict"] for folder in (a, b))
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -231,7 +231,7 @@ def test_what_post_training_quantization_loses_is_won_back(tmp_path):
     stages.set_recipe(folder, replace(folder.own_recipe, bound=0.0))  # else what int8 hurts would stay float
     settings = {**TUNED, "refit": "false", "learning_rate": "0.05", "epochs": "4"}
     zoo.finetune(start, log, tuned, settings=settings)
-    before, after = (zoo.evaluate(each, [new], engine="onnxruntime")["metrics"] for each in (start, tuned))
+    before, after = (zoo.evaluate(folder, [new], engine="onnxruntime")["metrics"] for folder in (start, tuned))
     lost = before["fp32"]["auc"] - before["int8"]["auc"]
     assert lost > 0.01
     assert after["int8"]["auc"] - before["int8"]["auc"] > 0.8 * lost

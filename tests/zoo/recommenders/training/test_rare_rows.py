@@ -74,11 +74,11 @@ def log(tmp_path_factory):
 @pytest.fixture(scope="module")
 def schema(log):
     """As inferred, but one column hashed, and one that holds row numbers."""
-    found = infer(open_logs(log)[0], None)
-    given = {"hashed_id": {"type": "hash", "buckets": 32}, "row_id": {"type": "id", "rows": 4}}
+    inferred = infer(open_logs(log)[0], None)
+    encodings = {"hashed_id": {"type": "hash", "buckets": 32}, "row_id": {"type": "id", "rows": 4}}
     return replace(
-        found,
-        columns=tuple(replace(each, encoding=given.get(each.name, each.encoding)) for each in found.columns),
+        inferred,
+        columns=tuple(replace(spec, encoding=encodings.get(spec.name, spec.encoding)) for spec in inferred.columns),
     )
 
 
@@ -98,7 +98,7 @@ def read(path):
 
 
 def values(features, name):
-    (column,) = (each for each in features.schema.columns if each.name == name)
+    (column,) = (spec for spec in features.schema.columns if spec.name == name)
     return column.encoding["values"]
 
 
@@ -122,14 +122,14 @@ def test_rows_that_hold_frequent_values_give_what_they_gave(build, settings, sch
     seen = [row["user_id"] for row in rows[: ROWS - HELD]]
     frequent = {name for name in seen if seen.count(name) >= 5}
     assert set(values(fewer, "user_id")) == frequent and 15 < len(frequent) < 60
-    assert values(fewer, "user_id") == [each for each in values(features, "user_id") if each in frequent]
+    assert values(fewer, "user_id") == [value for value in values(features, "user_id") if value in frequent]
     assert rare_rows.table_rows(fewer)["hashed_id"] == rare_rows.table_rows(features)["hashed_id"]
     assert rare_rows.without_vocabulary(fewer) == ["hashed_id", "row_id"]
     after, _ = opened(fewer, log, tmp_path)
     texts = {name: set(values(fewer, name)) for name in ("user_id", "item_id", "history")}
     kept = [
-        at
-        for at, row in enumerate(rows)
+        index
+        for index, row in enumerate(rows)
         if row["user_id"] in texts["user_id"]
         and row["item_id"] in texts["item_id"]
         and set(filter(None, row["history"].split("|"))) <= texts["history"]
@@ -142,8 +142,8 @@ def test_rows_that_hold_frequent_values_give_what_they_gave(build, settings, sch
 
 def test_the_unknown_row_is_the_mean_of_what_went_by_how_often_it_was_seen():
     table, count = torch.arange(12.0).reshape(6, 2), np.array([0, 9, 1, 3, 0, 7])
-    found = rare_rows._prune_table(table, np.array([1]), count)  # ids 2, 3 and 4 go
-    np.testing.assert_array_equal(found, [(table[2] + 3 * table[3]).numpy() / 4, table[1].numpy(), table[5].numpy()])
+    pruned = rare_rows._prune_table(table, np.array([1]), count)  # ids 2, 3 and 4 go
+    np.testing.assert_array_equal(pruned, [(table[2] + 3 * table[3]).numpy() / 4, table[1].numpy(), table[5].numpy()])
     unseen = rare_rows._prune_table(table, np.array([1, 2, 3]), count)
     np.testing.assert_array_equal(unseen, table[[0, 1, 2, 3, 5]])
 
@@ -153,7 +153,7 @@ def test_frequent_values_of_a_hashed_column_get_a_row_each_that_begins_as_their_
     schema, log, tmp_path, column, buckets
 ):
     encoding = {"type": "hash", "buckets": buckets}
-    columns = tuple(replace(each, encoding=encoding) if each.name == column else each for each in schema.columns)
+    columns = tuple(replace(spec, encoding=encoding) if spec.name == column else spec for spec in schema.columns)
     features, config = Features(replace(schema, columns=columns)), Settings(embedding_size=16, hidden=(16,))
     torch.manual_seed(0)
     network = DeepFM(features, config).eval()
@@ -161,17 +161,17 @@ def test_frequent_values_of_a_hashed_column_get_a_row_each_that_begins_as_their_
     names = rare_rows.with_vocabularies(features, log, counts, 5)
     _, named = opened(names, log, tmp_path)
     fewer, smaller = rare_rows.prune(network, features, config, counts, 5, names, named)
-    at = [each.name for each in features.fields].index(column)
-    width = features.fields[at].width
-    seen = [each for row in read(log)[: ROWS - HELD] for each in row[column].split("|")[-width:] if each]
-    frequent = {each for each in seen if seen.count(each) >= 5}
+    index = [field.name for field in features.fields].index(column)
+    width = features.fields[index].width
+    seen = [value for row in read(log)[: ROWS - HELD] for value in row[column].split("|")[-width:] if value]
+    frequent = {value for value in seen if seen.count(value) >= 5}
     assert set(values(fewer, column)) == frequent and 10 < len(frequent) < min(buckets, len(set(seen)))
     assert set(values(names, column)) >= frequent  # those of all rows, of which those to train on choose
-    before, after = (each.get_submodule("embeddings").table(at).detach() for each in (network, smaller))
-    place = rare_rows._buckets(pa.array(values(fewer, column)), features.fields[at])
+    before, after = (model.get_submodule("embeddings").table(index).detach() for model in (network, smaller))
+    place = rare_rows._buckets(pa.array(values(fewer, column)), features.fields[index])
     assert len(set(place.tolist())) < len(place)  # some shared a bucket
     assert torch.equal(after[1:-1], before[place]) and torch.equal(after[-1], before[-1])
-    unknown = rare_rows._buckets(pa.array([each for each in seen if each not in frequent]), features.fields[at])
+    unknown = rare_rows._buckets(pa.array([value for value in seen if value not in frequent]), features.fields[index])
     np.testing.assert_allclose(after[0], before[unknown].mean(0), rtol=1e-5, atol=1e-6)
 
 
@@ -188,37 +188,37 @@ def test_of_a_vocabulary_of_rare_values_the_most_frequent_stays(schema, log, tmp
     features = Features(schema)
     _, counts = opened(features, log, tmp_path)
     fewer, _ = rare_rows.prune(DeepFM(features, Settings()), features, Settings(), counts, 10**6)
-    ids = counts[[each.name for each in features.fields].index("user_id")]
+    ids = counts[[field.name for field in features.fields].index("user_id")]
     assert values(fewer, "user_id") == [values(features, "user_id")[np.argmax(ids[1:-1])]]
     assert "; the 1 seen 1,000,000 times or more" in fewer.schema.columns[1].why
     assert Schema.from_json(fewer.schema.to_json()) == fewer.schema
 
 
 def test_where_no_row_goes_it_is_said(schema, log, tmp_path):
-    hashed = replace(schema, columns=tuple(each for each in schema.columns if not each.encoding.get("values")))
-    for found, least, message in (
+    hashed = replace(schema, columns=tuple(spec for spec in schema.columns if not spec.encoding.get("values")))
+    for log_schema, least, message in (
         (schema, 1, "found every value 1 times or more in the rows to train on"),
         (hashed, 5, r"found no column with values whose rows could go, only hashed_id \(hash\), row_id \(id\)"),
     ):
-        features = Features(found)
+        features = Features(log_schema)
         _, counts = opened(features, log, tmp_path)
-        counts = [np.maximum(each, 1) for each in counts]
+        counts = [np.maximum(count, 1) for count in counts]
         with pytest.raises(RequestError, match=message):
             rare_rows.prune(DeepFM(features, Settings()), features, Settings(), counts, least)
 
 
 def test_from_the_command_line(start, log, tmp_path):
     out = tmp_path / "out"
-    options = [each for name, value in SETTINGS.items() for each in ("--set", f"{name}={value}")]
+    options = [option for name, value in SETTINGS.items() for option in ("--set", f"{name}={value}")]
     command = ["finetune", str(start), "--data", log, "-o", str(out), "--prune", "rows=5", "--epochs", "1"]
     cli.call([*command, "--drop", "1", "--teacher", str(start), *options])
-    told = read_json(out / "compression.json")
-    before, after = told["rows"]["rows"]
-    assert after < 0.6 * before and told["rows"]["kept"] == ["row_id"]
-    assert told["rows"]["columns"].keys() == {"user_id", "item_id", "history", "hashed_id"}
-    assert told["steps"][-1]["bytes"] < told["base"]["bytes"] - 32 * (before - after) / 2
+    report = read_json(out / "compression.json")
+    before, after = report["rows"]["rows"]
+    assert after < 0.6 * before and report["rows"]["kept"] == ["row_id"]
+    assert report["rows"]["columns"].keys() == {"user_id", "item_id", "history", "hashed_id"}
+    assert report["steps"][-1]["bytes"] < report["base"]["bytes"] - 32 * (before - after) / 2
     schema = Schema.load(out / "schema.json")
-    assert len(values(Features(schema), "user_id")) + 2 == told["rows"]["columns"]["user_id"][1]
+    assert len(values(Features(schema), "user_id")) + 2 == report["rows"]["columns"]["user_id"][1]
     scores = {}
     for engine in ("native", "onnxruntime"):
         cli.call(["run", str(out), log, "-o", str(tmp_path / f"{engine}.csv"), "--engine", engine])
@@ -237,8 +237,8 @@ def test_from_the_command_line(start, log, tmp_path):
 
 def test_items_of_a_list_that_skips_unknown_values_are_counted_anew(schema, log, tmp_path):
     skips = tuple(
-        replace(each, encoding={**each.encoding, "skip_unknown": True}) if each.name == "history" else each
-        for each in schema.columns
+        replace(spec, encoding={**spec.encoding, "skip_unknown": True}) if spec.name == "history" else spec
+        for spec in schema.columns
     )
     replace(schema, columns=skips).save(tmp_path / "schema.json")
     settings = SETTINGS | {"epochs": "1", "refit": "false"}
@@ -247,10 +247,10 @@ def test_items_of_a_list_that_skips_unknown_values_are_counted_anew(schema, log,
     model = PrunableRecommender(zoo.load(tmp_path / "start"), log, config=Settings(held_out=HELD))
     model.prune_rows(5, tmp_path / "fewer")
     features = Features.from_json(read_json(tmp_path / "fewer/train.json")["features"])
-    known = set(values(features, "history"))
-    lists = [[each for each in row["history"].split("|") if each in known] for row in read(log)]
+    vocabulary = set(values(features, "history"))
+    lists = [[value for value in row["history"].split("|") if value in vocabulary] for row in read(log)]
     after, _ = opened(features, log, tmp_path)
-    wanted = [1 / min(len(each), features.fields[2].width) if each else 0 for each in lists]
+    wanted = [1 / min(len(items), features.fields[2].width) if items else 0 for items in lists]
     np.testing.assert_allclose(after.rows(np.arange(ROWS))["scales"][:, 0], wanted, rtol=1e-6)
 
 
@@ -261,7 +261,7 @@ def test_a_teacher_with_other_vocabularies_reads_the_log_itself(start, log, tmp_
     source = LogSource(log, "raise", tmp_path)
     teacher = Teacher(str(start), features, 1.0, source)
     places = np.array([700, 3, 11])
-    batch = {name: each.numpy() for name, each in model.log.rows(places).items()}
+    batch = {name: tensor.numpy() for name, tensor in model.log.rows(places).items()}
     pipeline = zoo.pipeline(start, "fp32", "onnxruntime")
     wanted = pipeline.predict({name: batch[name] for name in pipeline.input_ports})["probability"][:, 0]
     np.testing.assert_allclose(teacher.labels({}, np.zeros(3, np.float32), places), wanted, atol=1e-6)
@@ -278,7 +278,7 @@ def whole(start, log, tmp_path_factory):
 
 
 def test_rows_go_once_before_the_channels(whole):
-    names = {each.name for each in (whole / "out/checkpoint").iterdir() if each.is_dir()}
+    names = {path.name for path in (whole / "out/checkpoint").iterdir() if path.is_dir()}
     assert names == {
         "1-prune-distil.rows", "1-prune-distil.cut", "1-prune-distil",
         "2-prune-distil.cut", "2-prune-distil", "3-distil-qat",
@@ -289,9 +289,9 @@ def test_rows_go_once_before_the_channels(whole):
 
 @pytest.mark.parametrize("steps", [3, pytest.param(17, marks=pytest.mark.slow)])
 def test_interrupted_and_gone_on_it_leaves_the_same_bytes(whole, start, log, tmp_path, steps):
-    given = {"strategy": whole / "compress.json", "settings": dict(SETTINGS)}
-    broken_off(Trainer, steps, lambda: zoo.finetune(start, log, tmp_path / "out", **given))
-    zoo.finetune(start, log, tmp_path / "out", resume=True, **given)
+    options = {"strategy": whole / "compress.json", "settings": dict(SETTINGS)}
+    broken_off(Trainer, steps, lambda: zoo.finetune(start, log, tmp_path / "out", **options))
+    zoo.finetune(start, log, tmp_path / "out", resume=True, **options)
     for name in ("1-prune-distil.rows/model.pt", "3-distil-qat/model.pt", "3-distil-qat/schema.json"):
         assert (tmp_path / "out/checkpoint" / name).read_bytes() == (whole / "out/checkpoint" / name).read_bytes()
     assert read_json(tmp_path / "out/compression.json")["rows"] == read_json(whole / "out/compression.json")["rows"]

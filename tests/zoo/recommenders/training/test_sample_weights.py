@@ -43,8 +43,8 @@ def sampled(path, count=20_000, seed=0):
     kept = np.flatnonzero(clicks | (random.random(count) < 0.05))
     rows = {"click": clicks.astype(int), "user_id": [f"u{x}" for x in users], "item_id": [f"i{x}" for x in items]}
     every = written(path / "all.csv", **rows)
-    some = {name: [each[at] for at in kept] for name, each in rows.items()}
-    return written(path / "some.csv", **some, weight=[1 if clicks[at] else 20 for at in kept]), every
+    subset = {name: [column[row] for row in kept] for name, column in rows.items()}
+    return written(path / "some.csv", **subset, weight=[1 if clicks[row] else 20 for row in kept]), every
 
 
 def test_only_rows_of_a_weight_above_0_are_both_labels(tmp_path):
@@ -56,21 +56,21 @@ def test_only_rows_of_a_weight_above_0_are_both_labels(tmp_path):
 
 
 def test_sampled_negatives_choose_the_epoch_and_are_evaluated_by_their_weights(tmp_path, caplog):
-    some, every = sampled(tmp_path)
+    subset, every = sampled(tmp_path)
     settings = {**SMALL, "epochs": "8", "learning_rate": "0.01", "ema": "0.9", "held_out": "0.3"}
-    zoo.train("deepfm", some, tmp_path / "model", settings=settings)
+    zoo.train("deepfm", subset, tmp_path / "model", settings=settings)
     record = json.loads((tmp_path / "model/train.json").read_text())
-    shifted = [each["shifted"] for each in record["history"]]
+    shifted = [epoch["shifted"] for epoch in record["history"]]
     assert max(shifted) < 0.5 and len(set(shifted)) == len(shifted)  # once 13.3277 in every epoch
     assert shifted[record["epochs"] - 1] < min(shifted) + 2e-4 and record["metrics"]["auc"] > 0.75
     assert record["metrics"]["logloss"] < 0.2  # of 2% clicks, as the weights say, not 30%
-    found = zoo.evaluate(tmp_path / "model", some, engine="onnxruntime")
-    assert found["weighted"] is True and found["metrics"]["int8"]["logloss"] < 0.2
+    report = zoo.evaluate(tmp_path / "model", subset, engine="onnxruntime")
+    assert report["weighted"] is True and report["metrics"]["int8"]["logloss"] < 0.2
     assert not caplog.records
-    found = zoo.evaluate(tmp_path / "model", every, engine="onnxruntime")
-    assert found["weighted"] is False and found["metrics"]["int8"]["logloss"] < 0.2
+    report = zoo.evaluate(tmp_path / "model", every, engine="onnxruntime")
+    assert report["weighted"] is False and report["metrics"]["int8"]["logloss"] < 0.2
     assert "the rows lack the weight column of the model's training; the metrics are unweighted" in caplog.text
     with pytest.raises(RequestError, match="all.csv lacks the column weight"):  # of two logs, one has none
-        zoo.evaluate(tmp_path / "model", [some, every], engine="onnxruntime")
+        zoo.evaluate(tmp_path / "model", [subset, every], engine="onnxruntime")
     with pytest.raises(RequestError, match="all.csv lacks the column weight"):
         zoo.train("deepfm", every, tmp_path / "other", settings=settings, schema=tmp_path / "model/schema.json")

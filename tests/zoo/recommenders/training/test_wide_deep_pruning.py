@@ -42,7 +42,7 @@ def logits(network, rows):
 
 def test_the_groups_are_layers_and_columns_of_each_table(model):
     assert model.groups == {"embeddings": 32, "deep.0": 64, "deep.3": 48}
-    assert [len(each) for each in model.units.groups.values()] == [2, 1, 1]
+    assert [len(group) for group in model.units.groups.values()] == [2, 1, 1]
 
 
 def test_units_that_are_silent_go_first_and_change_nothing(model):
@@ -55,7 +55,7 @@ def test_units_that_are_silent_go_first_and_change_nothing(model):
         network.embeddings.table(1)[:, 16:] = 0  # other columns in each table
     config, smaller = model._pruned({"deep.0": 48, "deep.3": 32, "embeddings": 16})
     assert (config.hidden, config.embedding_size) == ((48, 32), 16)
-    assert [list(each.weight.shape) for each in smaller.deep if hasattr(each, "weight")] == [
+    assert [list(layer.weight.shape) for layer in smaller.deep if hasattr(layer, "weight")] == [
         [48, 35],
         [32, 48],
         [1, 32],
@@ -93,7 +93,7 @@ def test_a_strategy_leaves_a_smaller_model_and_goes_on_to_the_same(start, log, t
     settings = {"batch_size": "64", "held_out": "0.25", "teacher": str(start), "epochs": "2"}
     options = {"prune": "ratio=.4", "drop": 1.0}
     log_of = zoo.finetune(start, log, tmp_path / "whole", settings=dict(settings), **options)
-    assert [each["step"] for each in log_of["steps"]] == ["1-prune-distil"]
+    assert [step["step"] for step in log_of["steps"]] == ["1-prune-distil"]
     sizes = read_json(tmp_path / "whole/train.json")["config"]
     assert sum([*sizes["hidden"], sizes["embedding_size"]]) <= 0.6 * (64 + 48 + 32)
     assert log_of["steps"][0]["bytes"] < log_of["base"]["bytes"]
@@ -113,5 +113,5 @@ def test_it_trains_with_the_rounding_of_int8(start, log, tmp_path):
     settings = {"qat": "true", "held_out": "0.25", "epochs": "1", "learning_rate": "0.0001"}
     zoo.finetune(start, log, tmp_path / "m", settings=settings)
     zoo.build(tmp_path / "m")
-    found = zoo.evaluate(tmp_path / "m", str(log), engine="onnxruntime")
-    assert found["difference"]["max_probability"] < 0.02
+    report = zoo.evaluate(tmp_path / "m", str(log), engine="onnxruntime")
+    assert report["difference"]["max_probability"] < 0.02

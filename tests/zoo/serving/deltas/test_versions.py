@@ -86,7 +86,7 @@ def test_deltas_are_applied_in_order_and_taken_back(
         assert engine != FORM or is_served(server, days, day)
     (place / "2.zoo").unlink()
     wait_until(lambda: ask(server, days)[0] == days.version(1), 60)
-    wait_until(lambda: any(each.endswith("1 delta taken back") for each in server.said), 60)
+    wait_until(lambda: any(message.endswith("1 delta taken back") for message in server.said), 60)
     shutil.copy(days.folder / "2.zoo", place / "2.zoo")
     wait_until(lambda: ask(server, days)[0] == days.version(2), 60)
     for day in (1, 2):
@@ -135,17 +135,17 @@ def test_faults_are_one_line_and_the_served_version_stays(
     place.mkdir()
     server = start(days.folder / "monday", "--workers", "1", "--deltas", place, "--engine", FORM)
     shutil.copy(days.folder / "2.zoo", place / "2.zoo")  # a gap
-    wait_until(lambda: any("2.zoo changes the model" in each for each in server.said), 60)
+    wait_until(lambda: any("2.zoo changes the model" in message for message in server.said), 60)
     assert is_served(server, days, 0)
     (place / "1.zoo").write_bytes((days.folder / "1.zoo").read_bytes()[:5000])  # a copy that is not finished
-    wait_until(lambda: any("1.zoo is no whole delta" in each for each in server.said), 60)
+    wait_until(lambda: any("1.zoo is no whole delta" in message for message in server.said), 60)
     assert is_served(server, days, 0)
     shutil.copy(days.folder / "1.zoo", place / "1.zoo")
     wait_until(lambda: is_served(server, days, 2), 60)
     shutil.copy(days.folder / "1.zoo", place / "3.zoo")  # another parent
-    wait_until(lambda: any("3.zoo changes the model" in each for each in server.said), 60)
+    wait_until(lambda: any("3.zoo changes the model" in message for message in server.said), 60)
     assert is_served(server, days, 2)
-    assert all(each.startswith("zoo: ") for each in server.said)
+    assert all(message.startswith("zoo: ") for message in server.said)
     assert server.end() == 0
 
 
@@ -238,7 +238,7 @@ def test_fine_tuning_writes_a_small_delta_behind_the_last(days: Days, tmp_path: 
     again = zoo.finetune(tmp_path / "new", log, tmp_path / "newer", settings=settings, delta=place)["delta"]
     assert again["path"].endswith("place/000002.zoo") and again["parent"] == made["digest"]
     with open_delta(place / "000002.zoo") as delta:
-        given = {piece.table: (piece.given, piece.rows) for piece in delta.files["native.onnx"].pieces if piece.given}
-    assert given and all(changed < rows for changed, rows in given.values())  # the scales are kept
+        tables = {piece.table: (piece.given, piece.rows) for piece in delta.files["native.onnx"].pieces if piece.given}
+    assert tables and all(changed < rows for changed, rows in tables.values())  # the scales are kept
     with pytest.raises(RequestError, match="neither --prune nor --strategy"):
         zoo.finetune(days.folder / "monday", log, tmp_path / "x", prune="rows=5", delta=place)

@@ -40,8 +40,8 @@ class Ends:
 
     def say(self, i: int, what: str, *message: Any) -> None:
         plain = [
-            [tuple(part) for part in each] if isinstance(each, list) and what == worker.RESULTS else each
-            for each in message
+            [tuple(part) for part in field] if isinstance(field, list) and what == worker.RESULTS else field
+            for field in message
         ]
         self.channels[i].sendall(pack((what, *plain)))
 
@@ -62,16 +62,16 @@ class Ends:
 async def dispatched(workers: int = 1, max_batch: int = 2) -> AsyncIterator[tuple[Dispatcher, Ends]]:
     """Workers that are ready."""
     ends = Ends()
-    found = Dispatcher([ROWS, TEXTS], workers, max_batch, 64, ends.fork, lambda text, code: ends.failed.append(text))
-    await found.start()
+    pool = Dispatcher([ROWS, TEXTS], workers, max_batch, 64, ends.fork, lambda text, code: ends.failed.append(text))
+    await pool.start()
     for i in range(workers):
         ends.say(i, worker.READY, 100 + i, MODELS)
     await settled()
-    yield found, ends
-    found.close()
+    yield pool, ends
+    pool.close()
     await settled()
-    for each in ends.channels:
-        each.close()
+    for channel in ends.channels:
+        channel.close()
 
 
 async def settled() -> None:
@@ -90,17 +90,17 @@ def nothing(answer: JobResult) -> None:
 
 def test_what_nobody_waits_for_leaves_its_place_to_others() -> None:
     async def run() -> None:
-        async with dispatched() as (found, ends):
-            first = [found.submit(TEXTS, job(), nothing) for _ in range(3)]
+        async with dispatched() as (pool, ends):
+            first = [pool.submit(TEXTS, job(), nothing) for _ in range(3)]
             await settled()
             assert ends.numbers(0) == [1, 2]
-            found.cancel(first[0])
+            pool.cancel(first[0])
             await settled()
             assert ends.told(0) == [(worker.CANCEL, 1), (worker.JOBS, TEXTS, [first[2].job])]
-            for each in first[1:]:
-                found.cancel(each)
-            assert found.state()["working"] == 0
-            await asyncio.wait_for(found.drained(), 1)
+            for pending in first[1:]:
+                pool.cancel(pending)
+            assert pool.state()["working"] == 0
+            await asyncio.wait_for(pool.drained(), 1)
 
     asyncio.run(run())
 
@@ -111,11 +111,11 @@ def test_a_worker_that_still_computes_a_dropped_job_is_killed(monkeypatch: pytes
     monkeypatch.setattr(worker_connection, "kill", killed.append)
 
     async def run() -> None:
-        async with dispatched(workers=3) as (found, ends):
-            jobs = [found.submit(name, job(), nothing) for name in (ROWS, TEXTS, ROWS)]
+        async with dispatched(workers=3) as (pool, ends):
+            jobs = [pool.submit(name, job(), nothing) for name in (ROWS, TEXTS, ROWS)]
             await settled()
-            for each in jobs:
-                found.cancel(each)
+            for pending in jobs:
+                pool.cancel(pending)
             ends.say(1, worker.CANCELED, 2)  # the others say nothing
             await asyncio.sleep(0.1)
             assert sorted(killed) == [100, 102]
@@ -125,41 +125,41 @@ def test_a_worker_that_still_computes_a_dropped_job_is_killed(monkeypatch: pytes
 
 def test_an_old_worker_ends_when_the_last_client_of_its_stream_has_left() -> None:
     async def run() -> None:
-        async with dispatched() as (found, ends):
-            pending = found.submit(TEXTS, job(), nothing)
-            await found.start()
+        async with dispatched() as (pool, ends):
+            pending = pool.submit(TEXTS, job(), nothing)
+            await pool.start()
             ends.say(1, worker.READY, 200, MODELS)
             await settled()
-            assert len(found.workers) == 2
-            found.cancel(pending)
+            assert len(pool.workers) == 2
+            pool.cancel(pending)
             await settled()
-            assert [each.pid for each in found.workers] == [200]
+            assert [process.pid for process in pool.workers] == [200]
 
     asyncio.run(run())
 
 
 def test_an_old_worker_that_dies_is_not_replaced_where_newer_ones_open() -> None:
     async def run() -> None:
-        async with dispatched(workers=2) as (found, ends):
-            assert not found.replaces  # workers that replace others start at a low priority
-            await found.start()
-            assert found.replaces
+        async with dispatched(workers=2) as (pool, ends):
+            assert not pool.replaces  # workers that replace others start at a low priority
+            await pool.start()
+            assert pool.replaces
             ends.channels[0].close()
             await settled()
             for i in (2, 3):
                 ends.say(i, worker.READY, 200 + i, MODELS)
             await settled()
-            assert sorted(each.pid for each in found.workers) == [202, 203] and len(ends.channels) == 4
+            assert sorted(process.pid for process in pool.workers) == [202, 203] and len(ends.channels) == 4
 
     asyncio.run(run())
 
 
 def test_rows_do_not_wait_for_streams_but_for_rows() -> None:
     async def run() -> None:
-        async with dispatched() as (found, ends):
+        async with dispatched() as (pool, ends):
             for _ in range(4):
-                found.submit(TEXTS, job(), nothing)
-            rows = [found.submit(ROWS, job(), nothing) for _ in range(3)]
+                pool.submit(TEXTS, job(), nothing)
+            rows = [pool.submit(ROWS, job(), nothing) for _ in range(3)]
             await settled()
             assert ends.numbers(0) == [1, 2, 5]  # the first row at once, beside a full stream
             ends.say(0, worker.RESULTS, [JobResult(5, 200, "", b"")])
@@ -167,7 +167,7 @@ def test_rows_do_not_wait_for_streams_but_for_rows() -> None:
             assert rows[0].done and ends.numbers(0) == [6, 7]  # what gathered meanwhile, together
             ends.say(0, worker.RESULTS, [JobResult(1, 200, "", b"")])
             await settled()
-            assert found.submit(TEXTS, job(), nothing).connection is None
+            assert pool.submit(TEXTS, job(), nothing).connection is None
             assert ends.numbers(0) == [3]  # what waits goes before who comes
 
     asyncio.run(run())
@@ -175,9 +175,9 @@ def test_rows_do_not_wait_for_streams_but_for_rows() -> None:
 
 def test_streams_are_shared_out_among_the_workers() -> None:
     async def run() -> None:
-        async with dispatched(workers=2, max_batch=64) as (found, ends):
+        async with dispatched(workers=2, max_batch=64) as (pool, ends):
             for _ in range(4):
-                found.submit(TEXTS, job(), nothing)
+                pool.submit(TEXTS, job(), nothing)
             await settled()
             assert (ends.numbers(0), ends.numbers(1)) == ([1, 3], [2, 4])
 
@@ -186,22 +186,22 @@ def test_streams_are_shared_out_among_the_workers() -> None:
 
 def test_a_request_whose_workers_died_twice_or_amid_its_answer_is_told() -> None:
     async def run() -> None:
-        async with dispatched() as (found, ends):
+        async with dispatched() as (pool, ends):
             answers: dict[str, list[JobResult]] = {"row": [], "text": []}
-            found.submit(ROWS, job(), answers["row"].append)
-            found.submit(TEXTS, job(), answers["text"].append)
+            pool.submit(ROWS, job(), answers["row"].append)
+            pool.submit(TEXTS, job(), answers["text"].append)
             ends.say(0, worker.RESULTS, [JobResult(2, 200, "", b"a line\n", last=False)])
             await settled()
             ends.channels[0].close()
             await settled()
-            assert [each.status for each in answers["text"]] == [200, 503] and answers["text"][1].last
+            assert [answer.status for answer in answers["text"]] == [200, 503] and answers["text"][1].last
             ends.say(1, worker.READY, 300, MODELS)
             await settled()
             assert ends.numbers(1) == [1] and not answers["row"]
             ends.channels[1].close()
             await settled()
-            assert [each.status for each in answers["row"]] == [503]
-            assert found.state()["working"] == 0
+            assert [answer.status for answer in answers["row"]] == [503]
+            assert pool.state()["working"] == 0
 
     asyncio.run(run())
 
@@ -216,8 +216,8 @@ def test_workers_that_die_while_they_open_are_replaced_later_and_later(monkeypat
 
     async def run() -> None:
         ends, loop, times = Ends(), asyncio.get_running_loop(), []
-        found = Dispatcher([ROWS], 1, 2, 64, ends.fork, lambda text, code: ends.failed.append(text))
-        await found.start()
+        pool = Dispatcher([ROWS], 1, 2, 64, ends.fork, lambda text, code: ends.failed.append(text))
+        await pool.start()
         for i in range(dispatcher.MAX_START_FAILURES):
             await until(lambda i=i: len(ends.channels) > i)
             times.append(loop.time())
@@ -227,7 +227,7 @@ def test_workers_that_die_while_they_open_are_replaced_later_and_later(monkeypat
         assert times[-1] - times[-2] > 2 * (times[2] - times[1]) > 0.02
         await asyncio.sleep(0.1)
         assert len(ends.channels) == dispatcher.MAX_START_FAILURES  # given up
-        found.close()
+        pool.close()
 
     asyncio.run(run())
 
@@ -236,16 +236,16 @@ def test_a_server_that_was_ready_waits_until_its_files_can_be_opened_again(monke
     monkeypatch.setattr(dispatcher, "RESTART_SECONDS", 0.0001)
 
     async def run() -> None:
-        async with dispatched() as (found, ends):
+        async with dispatched() as (pool, ends):
             for i in range(dispatcher.MAX_START_FAILURES + 2):
                 ends.channels[i].close()
                 async with asyncio.timeout(5):
                     while len(ends.channels) < i + 2:
                         await asyncio.sleep(0.001)
-            assert not ends.failed and not found.ready
+            assert not ends.failed and not pool.ready
             ends.say(len(ends.channels) - 1, worker.READY, 400, MODELS)
             await settled()
-            assert found.ready
+            assert pool.ready
 
     asyncio.run(run())
 
@@ -254,7 +254,7 @@ def test_a_worker_that_cannot_open_what_others_could_is_replaced(monkeypatch: py
     monkeypatch.setattr(dispatcher, "RESTART_SECONDS", 0.001)
 
     async def run() -> None:
-        async with dispatched(workers=2) as (found, ends):
+        async with dispatched(workers=2) as (pool, ends):
             ends.channels[0].close()
             await settled()
             ends.say(2, worker.LOAD_FAILED, "no memory", 1)
@@ -263,7 +263,7 @@ def test_a_worker_that_cannot_open_what_others_could_is_replaced(monkeypatch: py
             assert len(ends.channels) == 4 and not ends.failed
             ends.say(3, worker.READY, 400, MODELS)
             await settled()
-            assert found.state()["workers"] == 2
+            assert pool.state()["workers"] == 2
 
     asyncio.run(run())
 
@@ -283,7 +283,7 @@ class Shaky:
 
 def test_an_application_that_could_not_open_its_models_opens_them_later_and_leaves_no_worker_behind() -> None:
     def workers() -> int:
-        return sum(each.name.startswith("zoo-worker") for each in threading.enumerate())
+        return sum(thread.name.startswith("zoo-worker") for thread in threading.enumerate())
 
     async def until(count: int) -> None:
         async with asyncio.timeout(5):

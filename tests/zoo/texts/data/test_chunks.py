@@ -37,8 +37,8 @@ def test_chunks_hold_all_words_in_whole(tokenizer: Tokenizer, size: int, stride:
     words, position = text.split(), 0
     for chunk, (start, end) in zip(own, chunks.spans, strict=False):
         assert text[start:end] == chunk and pieces(tokenizer, prompt + chunk) <= size
-        found = chunk.replace(",", " , ").replace("!", " !").replace(".", " .").split()
-        assert found and {*found} <= {*text.replace(",", " , ").replace("!", " !").replace(".", " .").split()}
+        parts = chunk.replace(",", " , ").replace("!", " !").replace(".", " .").split()
+        assert parts and {*parts} <= {*text.replace(",", " , ").replace("!", " !").replace(".", " .").split()}
         assert start <= position or not text[position:start].strip()  # nothing is left out
         position = max(position, int(end))
     assert not text[position:].strip() and words

@@ -17,7 +17,7 @@ ROWS = [
 
 
 def found(path, *arguments, **options):
-    return [each.texts for each in text_files.read_rows(str(path), *arguments, **options) if not each.error]
+    return [row.texts for row in text_files.read_rows(str(path), *arguments, **options) if not row.error]
 
 
 def table(path, rows):
@@ -26,10 +26,12 @@ def table(path, rows):
         case ".parquet":
             parquet.write_table(pa.Table.from_pylist(rows), path)
         case ".jsonl":
-            path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         case _:
             mark = "\t" if path.suffix == ".tsv" else ","
-            path.write_text("\n".join(mark.join(map(str, each)) for each in [rows[0], *(row.values() for row in rows)]))
+            path.write_text(
+                "\n".join(mark.join(map(str, cells)) for cells in [rows[0], *(row.values() for row in rows)])
+            )
     return path
 
 
@@ -67,13 +69,13 @@ def test_a_quote_that_nothing_closes_costs_its_row_alone(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text('text,n\n"one\nline",1\n"two,2\nthree,3\n"four",4\n"five""",5\n')
     items = list(text_files.read_rows(str(path), 1))
-    assert [(each.location.rpartition(" ")[2], each.texts[0]) for each in items if not each.error] == [
+    assert [(row.location.rpartition(" ")[2], row.texts[0]) for row in items if not row.error] == [
         ("3", "one\nline"),
         ("5", "three"),
         ("6", "four"),
         ("7", 'five"'),
     ]
-    (fault,) = [each for each in items if each.error]
+    (fault,) = [row for row in items if row.error]
     assert fault.location.endswith("line 4") and fault.error.startswith("is no row of CSV")
 
 
@@ -81,8 +83,8 @@ def test_many_quotes_that_nothing_closes(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("text\n" + 'a\n"b\n' * 50 + '"')
     items = list(text_files.read_rows(str(path), 1))
-    found = [each.error[:12] or each.texts[0] for each in items]
-    assert found == [*["a", "is no row of"] * 49, "a", "b\n"]  # the last but one is closed by the last
+    outcomes = [row.error[:12] or row.texts[0] for row in items]
+    assert outcomes == [*["a", "is no row of"] * 49, "a", "b\n"]  # the last but one is closed by the last
 
 
 @pytest.mark.parametrize("name", ["t.txt", "t.csv", "t.jsonl"])

@@ -35,11 +35,11 @@ def test_a_folder_has_one_module_and_what_it_runs_from(folder: Path, tmp_path: P
     assert np.array_equal(copied.encode(TEXTS), zoo.pipeline(folder, engine="native").encode(TEXTS))
     with pytest.raises(RequestError, match="choose a new folder"):
         api.export(folder, "sentence-transformers", tmp_path / "st")
-    found = CliRunner().invoke(
+    result = CliRunner().invoke(
         cli,
         ["export", str(folder), "--to", "sentence-transformers", "-o", str(tmp_path / "two"), "--precision", "fp32"],
     )
-    assert found.exit_code == 0 and "6 files" in found.output
+    assert result.exit_code == 0 and "6 files" in result.output
     assert (tmp_path / "two" / "0_NativeEncoder" / "rewritten.onnx").is_file()
 
 
@@ -60,9 +60,9 @@ def test_rankers_are_exported_for_cross_encoder(tmp_path: Path) -> None:
     pipeline, documents = zoo.pipeline(folder, engine="native"), [pair[0] for pair in PAIRS]
     model = library.CrossEncoder(str(tmp_path / "st"), trust_remote_code=True)
     expected = pipeline.rank("the cat", documents)
-    found = model.rank("the cat", documents)
-    assert [row["corpus_id"] for row in found] == [row["corpus_id"] for row in expected]
-    assert np.allclose([row["score"] for row in found], [row["score"] for row in expected], atol=1e-6)
+    ranking = model.rank("the cat", documents)
+    assert [row["corpus_id"] for row in ranking] == [row["corpus_id"] for row in expected]
+    assert np.allclose([row["score"] for row in ranking], [row["score"] for row in expected], atol=1e-6)
     assert np.allclose(model.predict(PAIRS), [row["score"] for row in pipeline(map(tuple, PAIRS))], atol=1e-6)
 
 

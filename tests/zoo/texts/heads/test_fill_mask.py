@@ -34,11 +34,11 @@ def same(found, wanted):
 def test_tokens_are_those_of_transformers(tmp_path, kind):
     folder, theirs = imported(tmp_path, kind)
     ours = zoo.pipeline(folder, "fp32", "onnxruntime")
-    for found, wanted in zip(ours(TEXTS), theirs(TEXTS), strict=True):
-        same(found, wanted)
+    for fills, wanted in zip(ours(TEXTS), theirs(TEXTS), strict=True):
+        same(fills, wanted)
     two = "the [MASK] sat, [MASK]"
-    for found, wanted in zip(ours(two, top_k=3)[0], theirs(two, top_k=3), strict=True):
-        same(found, wanted)
+    for fills, wanted in zip(ours(two, top_k=3)[0], theirs(two, top_k=3), strict=True):
+        same(fills, wanted)
     same(ours(TEXTS[0], targets=["cat", "b", "the"])[0], theirs(TEXTS[0], targets=["cat", "b", "the"]))
 
 
@@ -53,7 +53,7 @@ def test_int8_masks_run_natively_and_are_evaluated(tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS * 30))
     zoo.calibrate(folder, str(tmp_path / "texts.txt"), samples=16)
     assert zoo.pipeline(folder, "int8", "native")(TEXTS)[0][0]["sequence"]
-    best = [each[0]["token_str"] for each in theirs(TEXTS)]
+    best = [fills[0]["token_str"] for fills in theirs(TEXTS)]
     fifth = theirs(TEXTS[0])[4]["token_str"]
     lines = [f"{text}\t{token}" for text, token in zip(TEXTS, [fifth, *best[1:]], strict=True)]
     (tmp_path / "data.tsv").write_text("\n".join(lines))
@@ -83,8 +83,8 @@ def test_texts_without_a_mask_are_left_out_of_files(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [line["row"] for line in lines] == [1, 2, 4] and lines[1] == {"row": 2}
     ours = zoo.pipeline(folder, **options)
-    found = ours([TEXTS[0], "the cat", "a b " * 60 + "[MASK]"], on_error="skip")
-    assert "expected it in the place" in found[1]["error"] and found[2] == [] and len(found[0]) == 5
+    results = ours([TEXTS[0], "the cat", "a b " * 60 + "[MASK]"], on_error="skip")
+    assert "expected it in the place" in results[1]["error"] and results[2] == [] and len(results[0]) == 5
     zoo.calibrate(folder, str(tmp_path / "texts.txt"), samples=4)  # which reads texts without masks
     (tmp_path / "data.tsv").write_text(f"{TEXTS[0]}\tcat\n{'a b ' * 60}[MASK]\tcat\n")
     assert fill_mask.evaluate({"fp32": ours}, tmp_path / "data.tsv")["samples"] == 2

@@ -62,9 +62,9 @@ def test_labels_of_published_classifiers(tmp_path, name):
     ours, model, fast = imported(tmp_path, name, "AutoModelForSequenceClassification")
     assert ours.folder.entry.name == "text-classification"
     theirs = transformers.pipeline("text-classification", model=model, tokenizer=fast)
-    for found, wanted in zip(ours(text_models.TEXTS, top_k=None), theirs(text_models.TEXTS, top_k=None), strict=True):
-        assert [label["label"] for label in found] == [label["label"] for label in wanted]
-        assert np.allclose([label["score"] for label in found], [label["score"] for label in wanted], 0, 1e-5)
+    for labels, wanted in zip(ours(text_models.TEXTS, top_k=None), theirs(text_models.TEXTS, top_k=None), strict=True):
+        assert [label["label"] for label in labels] == [label["label"] for label in wanted]
+        assert np.allclose([label["score"] for label in labels], [label["score"] for label in wanted], 0, 1e-5)
 
 
 @pytest.mark.parametrize("name", TAGGERS)
@@ -72,10 +72,12 @@ def test_entities_of_published_taggers(tmp_path, name):
     ours, model, fast = imported(tmp_path, name, "AutoModelForTokenClassification")
     theirs = transformers.pipeline("token-classification", model=model, tokenizer=fast)
     for strategy in ("none", "simple", "first", "average", "max"):
-        for found, wanted in zip(
+        for entities, wanted in zip(
             ours(text_models.TEXTS, aggregation_strategy=strategy),
             theirs(text_models.TEXTS, aggregation_strategy=strategy),
             strict=True,
         ):
-            assert [{**entity, "score": 0} for entity in found] == [{**entity, "score": 0} for entity in wanted]
-            assert np.allclose([each["score"] for each in found], [each["score"] for each in wanted], 0, 1e-5)
+            assert [{**entity, "score": 0} for entity in entities] == [{**entity, "score": 0} for entity in wanted]
+            assert np.allclose(
+                [entity["score"] for entity in entities], [entity["score"] for entity in wanted], 0, 1e-5
+            )

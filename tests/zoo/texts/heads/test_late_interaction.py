@@ -30,10 +30,10 @@ def opened(path, precision="fp32", engine="onnxruntime"):
 def check(ours, made, query, document, texts=TEXTS):
     """The vectors of queries and documents are those of the definition."""
     for encode, settings in ((ours.encode_query, query), (ours.encode_document, document)):
-        for text, found in zip(texts, encode(texts), strict=True):
+        for text, vectors in zip(texts, encode(texts), strict=True):
             wanted = models.expected(made, text, **settings)
-            assert found.shape == wanted.shape
-            assert np.abs(found - wanted).max() < 1e-5
+            assert vectors.shape == wanted.shape
+            assert np.abs(vectors - wanted).max() < 1e-5
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
@@ -63,8 +63,8 @@ def test_folders_of_sentence_transformers(tmp_path):
     made = models.sentence_transformers(tmp_path / "theirs", expansion=expansion, skiplist_words=["."])
     ours = opened(tmp_path)
     assert [len(rows) for rows in ours.encode_query(["a", "b c d e f g h i j k", "z " * 40])] == [10, 14, 16]
-    for text, found in zip(TEXTS, ours.encode_document(TEXTS), strict=True):
-        assert np.abs(found - models.expected(made, text, most=20, skipped=["."])).max() < 1e-5
+    for text, vectors in zip(TEXTS, ours.encode_document(TEXTS), strict=True):
+        assert np.abs(vectors - models.expected(made, text, most=20, skipped=["."])).max() < 1e-5
 
 
 def test_int8_ranking_run_and_evaluation(tmp_path):
@@ -75,13 +75,13 @@ def test_int8_ranking_run_and_evaluation(tmp_path):
     native = zoo.pipeline(tmp_path / "ours", "int8", "native")
     for encode, other in ((exact.encode_query, native.encode_query), (exact.encode_document, native.encode_document)):
         cosines = [(a * b).sum(axis=1) for a, b in zip(encode(TEXTS), other(TEXTS), strict=True)]
-        assert min(each.min() for each in cosines) > 0.95 and np.concatenate(cosines).mean() > 0.99
+        assert min(cosine.min() for cosine in cosines) > 0.95 and np.concatenate(cosines).mean() > 0.99
     query, texts = "the cat", text_models.TEXTS
-    scores = [models.max_sim(exact.encode_query(query), each) for each in exact.encode_document(texts)]
+    scores = [models.max_sim(exact.encode_query(query), document) for document in exact.encode_document(texts)]
     ranked = exact.rank(query, texts, top_k=3, return_documents=True)
-    assert [each["corpus_id"] for each in ranked] == np.argsort(-np.array(scores))[:3].tolist()
+    assert [hit["corpus_id"] for hit in ranked] == np.argsort(-np.array(scores))[:3].tolist()
     assert ranked[0]["text"] == texts[ranked[0]["corpus_id"]]
-    assert np.allclose([each["score"] for each in exact(texts, query=query)], scores, atol=1e-4)
+    assert np.allclose([result["score"] for result in exact(texts, query=query)], scores, atol=1e-4)
     zoo.run(tmp_path / "ours", tmp_path / "texts.txt", tmp_path / "out.jsonl", query=query, engine="onnxruntime")
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert len(lines) == 150 and {*lines[0]} == {"row", "score"}
@@ -94,13 +94,13 @@ def test_int8_ranking_run_and_evaluation(tmp_path):
     )
     lines = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
     assert [(line["row"], line["document"] - 1) for line in lines[::2]] == [
-        (i, native.rank(each, index, top_k=1)[0]["corpus_id"]) for i, each in enumerate(("the cat", "zebra"), 1)
+        (i, native.rank(text, index, top_k=1)[0]["corpus_id"]) for i, text in enumerate(("the cat", "zebra"), 1)
     ]
     assert (
         native.index(texts).scores(native.encode_query(query)).tobytes()
         == index.scores(native.encode_query(query), np.arange(5)).tobytes()
     )
-    assert np.allclose([each["score"] for each in native(texts, query=query)], scores, rtol=0.02)
+    assert np.allclose([result["score"] for result in native(texts, query=query)], scores, rtol=0.02)
     rows = ["\t".join((query, text, str(i % 2))) for i, text in enumerate(texts)]
     (tmp_path / "pairs.tsv").write_text("\n".join(rows))
     report = zoo.evaluate(tmp_path / "ours", str(tmp_path / "pairs.tsv"))
@@ -135,8 +135,8 @@ def test_expansion_beyond_the_window_of_local_attention(tmp_path, attend):
     (tmp_path / "texts.txt").write_text("\n".join(text_models.TEXTS * 30))
     zoo.calibrate(tmp_path / "ours", str(tmp_path / "texts.txt"), samples=16)
     native = zoo.pipeline(tmp_path / "ours", "int8", "native")
-    for found, wanted in zip(native.encode_query(TEXTS), ours.encode_query(TEXTS), strict=True):
-        assert (found * wanted).sum(axis=1).min() > 0.97
+    for vectors, wanted in zip(native.encode_query(TEXTS), ours.encode_query(TEXTS), strict=True):
+        assert (vectors * wanted).sum(axis=1).min() > 0.97
 
 
 def test_layout_of_jina_colbert(tmp_path):

@@ -40,7 +40,7 @@ def expected(model, fast, question, context, length=76, stride=38, longest=15):
             out = model(**{name: torch.tensor([ids]) for name, ids in inputs.items()})
         allowed = [i for i, sequence in enumerate(window.sequence_ids) if sequence == 1]
         chosen = [0, *allowed]
-        start, end = (torch.softmax(each[0, chosen], 0).numpy() for each in (out.start_logits, out.end_logits))
+        start, end = (torch.softmax(logits[0, chosen], 0).numpy() for logits in (out.start_logits, out.end_logits))
         none.append(start[0] * end[0])
         spans = sorted(
             ((start[1 + a] * end[1 + b], allowed[a], allowed[b])
@@ -62,10 +62,10 @@ def test_answers_are_those_of_transformers(tmp_path, kind):
     ours = zoo.pipeline(folder, "fp32", "onnxruntime")
     for question, context in QUESTIONS:
         wanted, none = expected(model, fast, question, context)
-        (found,) = ours({"question": question, "context": context}, doc_stride=38)
+        (best,) = ours({"question": question, "context": context}, doc_stride=38)
         score, start, end = max(wanted.values())
-        assert (found["start"], found["end"], found["answer"]) == (start, end, context[start:end])
-        assert abs(found["score"] - score) < 1e-5
+        assert (best["start"], best["end"], best["answer"]) == (start, end, context[start:end])
+        assert abs(best["score"] - score) < 1e-5
         (ranked,) = ours((question, context), top_k=500, doc_stride=38, handle_impossible_answer=True)
         assert {"score": pytest.approx(none, abs=1e-5), "start": 0, "end": 0, "answer": ""} in ranked
     assert [answer["answer"] for answer in ours(QUESTIONS)] == [ours([pair])[0]["answer"] for pair in QUESTIONS]
@@ -76,8 +76,8 @@ def test_int8_answers_run_natively(tmp_path):
     folder, _, _ = imported(tmp_path)
     (tmp_path / "texts.tsv").write_text("\n".join("\t".join(pair) for pair in QUESTIONS * 30))
     zoo.calibrate(folder, str(tmp_path / "texts.tsv"), samples=16)
-    found = zoo.pipeline(folder, "int8", "native")(QUESTIONS, top_k=5)
-    assert len(found) == 3 and {*found[0][0]} == {"score", "start", "end", "answer"}
+    answers = zoo.pipeline(folder, "int8", "native")(QUESTIONS, top_k=5)
+    assert len(answers) == 3 and {*answers[0][0]} == {"score", "start", "end", "answer"}
 
 
 def test_options_out_of_range_are_refused(tmp_path):
@@ -115,7 +115,7 @@ def test_exact_match_and_f1(tmp_path, form):
     else:
         (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     report = question_answering.evaluate(opened, tmp_path / ("data.json" if form == "squad" else "data.jsonl"))
-    found = [len(question_answering.normalized(answer)) for answer in answers]
-    partial = 2 * found[2] / (2 * found[2] + 1)
+    lengths = [len(question_answering.normalized(answer)) for answer in answers]
+    partial = 2 * lengths[2] / (2 * lengths[2] + 1)
     assert report["metrics"]["fp32"]["exact_match"] == pytest.approx(2 / 3)
     assert report["metrics"]["fp32"]["f1"] == pytest.approx(np.mean([1, 1, partial]))

@@ -91,14 +91,14 @@ def test_modules_of_sentence_transformers(tmp_path, false, tied):
     network = write(tmp_path / "theirs", template=TEMPLATE, modules=modules, tie_word_embeddings=tied)
     ours, behind = opened(tmp_path), " . cat ."
     for prompt, instruction in ((None, "the zoo"), ("b c :", "b c :")):
-        found = [each["score"] for each in ours(PAIRS, prompt=prompt)]
-        for (query, document), score in zip(PAIRS, found, strict=True):
+        scores = [result["score"] for result in ours(PAIRS, prompt=prompt)]
+        for (query, document), score in zip(PAIRS, scores, strict=True):
             logits = last(network, f"a {instruction} q {query} d {document}{behind}", behind)
             expected = (logits[40] - (logits[41] if false else 0)).sigmoid().item()
             assert abs(score - expected) < 1e-5
-    assert any(each["cut"] for each in ours([("the cat", "a b " * 100)]))
-    assert [each["corpus_id"] for each in ours.rank("the cat", TEXTS[:5])] == np.argsort(
-        [-each["score"] for each in ours(PAIRS)], kind="stable"
+    assert any(result["cut"] for result in ours([("the cat", "a b " * 100)]))
+    assert [hit["corpus_id"] for hit in ours.rank("the cat", TEXTS[:5])] == np.argsort(
+        [-result["score"] for result in ours(PAIRS)], kind="stable"
     ).tolist()
 
 
@@ -115,29 +115,29 @@ def test_templates_of_model_cards(tmp_path, name, text):
     assert text.format("x?", "the cat") in filled and filled.startswith("<|im_start|>system\n")
     network = write(tmp_path / "theirs", limit=400)
     ours = opened(tmp_path, format="cross-encoder", template=name)
-    (yes, no), (found,) = numbers(*answers), ours([("x?", "the cat")])
+    (yes, no), (result,) = numbers(*answers), ours([("x?", "the cat")])
     logits = last(network, filled, limit=400)
-    assert abs(found["score"] - (logits[yes] - logits[no]).sigmoid().item()) < 1e-5
+    assert abs(result["score"] - (logits[yes] - logits[no]).sigmoid().item()) < 1e-5
 
 
 def test_modules_without_messages_take_plain_pairs(tmp_path):
     network = write(tmp_path / "theirs", modules=[("Transformer", {}), ("LogitScore", {"true_token_id": 40})])
-    found = [each["score"] for each in opened(tmp_path)(PAIRS)]
+    scores = [result["score"] for result in opened(tmp_path)(PAIRS)]
     made, expected = Tokenizer.from_str(json.dumps(tokenizer())), []
     for pair in PAIRS:
         ids = torch.tensor([made.encode(*pair).ids])
         with torch.no_grad():
             logits = network(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
         expected.append(logits[0, -1, 40].sigmoid().item())
-    assert np.allclose(found, expected, 0, 1e-5)
+    assert np.allclose(scores, expected, 0, 1e-5)
 
 
 def test_sequence_classifiers_with_a_template(tmp_path):
     changes = {"architectures": ["Qwen3ForSequenceClassification"], "num_labels": 1, "id2label": {"0": "LABEL_0"}}
     network = write(tmp_path / "theirs", template=TEMPLATE, **changes)
-    found = [each["score"] for each in opened(tmp_path)(PAIRS)]
+    scores = [result["score"] for result in opened(tmp_path)(PAIRS)]
     expected = [last(network, f"a the zoo q {q} d {d} . cat .", " . cat .")[0].sigmoid().item() for q, d in PAIRS]
-    assert np.allclose(found, expected, 0, 1e-5)
+    assert np.allclose(scores, expected, 0, 1e-5)
 
 
 def test_a_file_of_a_template_is_found_from_other_folders(tmp_path, monkeypatch):
@@ -157,8 +157,8 @@ def test_native_int8_is_close(tmp_path):
     (tmp_path / "pairs.tsv").write_text("\n".join(f"{q}\t{d}" for q, d in PAIRS * 10))
     zoo.calibrate(tmp_path / "ours", str(tmp_path / "pairs.tsv"), samples=16)
     native = zoo.pipeline(tmp_path / "ours", "int8", "native")
-    found, expected = native.compute_texts(PAIRS), exact.compute_texts(PAIRS)
-    assert np.abs(found - expected).max() < 0.1 * np.ptp(expected) + 0.05
+    scores, expected = native.compute_texts(PAIRS), exact.compute_texts(PAIRS)
+    assert np.abs(scores - expected).max() < 0.1 * np.ptp(expected) + 0.05
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,12 @@ def test_labels_are_those_of_transformers(tmp_path, kind):
     wanted = theirs(texts, truncation=True)
     same(ours(texts), wanted)
     assert set(ours(texts)[0]) == {"label", "score"}
-    for found, each in zip(ours(texts, top_k=None), theirs(texts, top_k=None, truncation=True), strict=True):
-        same(found, each)
-    same([each[1] for each in ours(texts, top_k=2)], [each[1] for each in theirs(texts, top_k=2, truncation=True)])
+    for labels, expected in zip(ours(texts, top_k=None), theirs(texts, top_k=None, truncation=True), strict=True):
+        same(labels, expected)
+    same(
+        [ranked[1] for ranked in ours(texts, top_k=2)],
+        [ranked[1] for ranked in theirs(texts, top_k=2, truncation=True)],
+    )
     pairs = [{"text": a, "text_pair": b} for a, b in zip(texts, texts[::-1], strict=True)]
     same(ours(pairs), [theirs(pair, truncation=True) for pair in pairs])
     same(ours([tuple(pair.values()) for pair in pairs]), ours(pairs))
@@ -93,7 +96,7 @@ def test_options_and_labels_out_of_range_are_refused(tmp_path):
             ours("the cat", **options)
     with pytest.raises(RequestError, match="expected the keys text and text_pair"):
         ours({"txt": "the cat"})
-    assert [set(each) for each in ours(["the cat", " "], on_error="skip")] == [{"label", "score"}, {"error"}]
+    assert [set(result) for result in ours(["the cat", " "], on_error="skip")] == [{"label", "score"}, {"error"}]
     for change, message in (
         ({"problem_type": "poetry"}, "its problem_type is 'poetry'"),
         ({"id2label": {"0": "a", "2": "b"}}, r"its labels have the numbers \[0, 2\], expected 0 to 1"),
@@ -139,8 +142,8 @@ def test_int8_runs_in_every_engine(classifier):
     for engine in ("native", "onnxruntime", "openvino"):
         ours = zoo.pipeline(folder, "int8", engine)
         assert ours.engine == engine
-        found = ours(text_models.TEXTS, top_k=None)
-        for a, b in zip(exact, found, strict=True):
+        results = ours(text_models.TEXTS, top_k=None)
+        for a, b in zip(exact, results, strict=True):
             scores = {label["label"]: label["score"] for label in b}
             assert max(abs(label["score"] - scores[label["label"]]) for label in a) < 0.1, engine
 
@@ -157,11 +160,11 @@ def test_accuracy_and_f1_of_labelled_texts(classifier, tmp_path):
     report = zoo.evaluate(folder, tmp_path / "data.jsonl")
     assert report["samples"] == 5
     assert report["metrics"]["fp32"]["accuracy"] == pytest.approx(0.8)
-    expected, found = [row["label"] for row in rows], labels
+    expected, predicted = [row["label"] for row in rows], labels
     per_class = []
-    for name in {*expected, *found}:
-        right = sum(a == b == name for a, b in zip(expected, found, strict=True))
-        per_class.append(2 * right / (expected.count(name) + found.count(name)))
+    for name in {*expected, *predicted}:
+        right = sum(a == b == name for a, b in zip(expected, predicted, strict=True))
+        per_class.append(2 * right / (expected.count(name) + predicted.count(name)))
     assert report["metrics"]["fp32"]["f1"] == pytest.approx(np.mean(per_class))
     assert 0 <= report["difference"]["agreement"] <= 1 and len(report["interval"]["accuracy"]) == 2
     (tmp_path / "data.tsv").write_text("the cat\t7\n")
@@ -173,8 +176,8 @@ def test_several_labels_a_text_and_numbers(tmp_path):
     folder, theirs = imported(tmp_path, problem_type="multi_label_classification")
     scores = [{label["label"]: label["score"] for label in labels} for labels in theirs(text_models.TEXTS, top_k=None)]
     rows = [
-        {"text": text, "labels": [name for name, score in each.items() if score > 0.5]}
-        for text, each in zip(text_models.TEXTS, scores, strict=True)
+        {"text": text, "labels": [name for name, score in by_label.items() if score > 0.5]}
+        for text, by_label in zip(text_models.TEXTS, scores, strict=True)
     ]
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     from zoo.texts.heads.sequence_classification import evaluate
@@ -182,7 +185,7 @@ def test_several_labels_a_text_and_numbers(tmp_path):
     opened = {"fp32": zoo.pipeline(folder, "fp32", "onnxruntime")}
     assert evaluate(opened, tmp_path / "data.jsonl")["metrics"]["fp32"] == {"accuracy": 1.0, "f1": 1.0}
     folder, theirs = imported(tmp_path / "number", names={0: "grade"}, problem_type="regression")
-    grades = [each["score"] for each in theirs(text_models.TEXTS)]
+    grades = [label["score"] for label in theirs(text_models.TEXTS)]
     lines = [f"{text}\t{grade}" for text, grade in zip(text_models.TEXTS, grades, strict=True)]
     (tmp_path / "data.tsv").write_text("\n".join(lines))
     opened = {"fp32": zoo.pipeline(folder, "fp32", "onnxruntime")}
@@ -200,7 +203,7 @@ def test_pairs_have_the_token_types_that_the_tokenizer_names(tmp_path, typed):
     pair = ("the cat", "sat, and sat.")
     with torch.no_grad():
         wanted = model(**fast(*pair, return_tensors="pt")).logits.numpy()
-    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([pair])
-    assert np.abs(found - wanted).max() < 1e-5
+    logits = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([pair])
+    assert np.abs(logits - wanted).max() < 1e-5
     int8 = zoo.pipeline(tmp_path / "ours", "int8", "native").compute_texts([pair])
     assert np.abs(int8 - wanted).max() < 0.25 * np.abs(wanted).max()

@@ -40,12 +40,12 @@ def imported(path, kind="bert", **settings):
 def test_weights_are_those_of_transformers(tmp_path, kind):
     folder, model, fast = imported(tmp_path, kind, pooling_strategy="max")
     ours = zoo.pipeline(folder, "fp32", "onnxruntime")
-    for text, found in zip(text_models.TEXTS, ours(text_models.TEXTS), strict=True):
+    for text, vector in zip(text_models.TEXTS, ours(text_models.TEXTS), strict=True):
         with torch.no_grad():
             logits = model(**fast(text, return_tensors="pt")).logits[0]
         wanted = torch.log1p(torch.relu(logits)).max(0).values.numpy()
         dense = np.zeros(len(wanted), np.float32)
-        dense[found["indices"]] = found["values"]
+        dense[vector["indices"]] = vector["values"]
         assert np.abs(dense - wanted).max() < 1e-5
         (few,) = ours(text, max_active_dims=3)
         assert {*few["indices"]} == {*np.argsort(-wanted)[:3]}
@@ -99,15 +99,15 @@ def test_queries_without_a_network_have_the_weights_of_their_tokens(tmp_path, is
     routed(tmp_path / "theirs", fast, named if is_json else weights)
     assert zoo.import_model(tmp_path / "theirs", tmp_path / "ours")["family"] == "sparse-encoder"
     ours = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")
-    found, empty = ours.encode_query(["the cat, a cat", ""])
+    vector, empty = ours.encode_query(["the cat, a cat", ""])
     ids = np.unique(fast("the cat, cat", add_special_tokens=False)["input_ids"])
-    assert found["indices"].tolist() == ids.tolist() and np.allclose(found["values"], weights[ids])
+    assert vector["indices"].tolist() == ids.tolist() and np.allclose(vector["values"], weights[ids])
     assert not len(empty["indices"])
     with torch.no_grad():
         logits = model(**fast("the cat", return_tensors="pt")).logits[0]
     wanted = torch.log1p(torch.log1p(torch.relu(logits))).max(0).values.numpy()
-    (found,) = ours.encode_document("the cat")
-    assert np.abs(found["values"] - wanted[found["indices"]]).max() < 1e-5
+    (vector,) = ours.encode_document("the cat")
+    assert np.abs(vector["values"] - wanted[vector["indices"]]).max() < 1e-5
     with pytest.raises(RequestError, match="whose queries have no network; it is not evaluated"):
         zoo.evaluate(tmp_path / "ours", data=tmp_path / "theirs" / "config.json")
 
@@ -130,9 +130,9 @@ def test_int8_run_and_evaluation(tmp_path):
     folder, _, _ = imported(tmp_path)
     (tmp_path / "texts.txt").write_text("\n".join(text_models.TEXTS * 30))
     zoo.calibrate(folder, str(tmp_path / "texts.txt"), samples=16)
-    exact, found = (zoo.pipeline(folder, name, "onnxruntime") for name in ("fp32", "int8"))
+    exact, int8 = (zoo.pipeline(folder, name, "onnxruntime") for name in ("fp32", "int8"))
     rows = [(text,) for text in text_models.TEXTS]
-    a, b = (each.compute_texts(rows) for each in (exact, found))
+    a, b = (pipeline.compute_texts(rows) for pipeline in (exact, int8))
     assert ((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)).min() > 0.95
     native = zoo.pipeline(folder, "int8", "native")
     assert native.engine == "native"
@@ -153,7 +153,7 @@ def test_int8_run_and_evaluation(tmp_path):
     assert len(lines) == 2 * 150 and {*lines[0]} == {"row", "token", "token_str", "weight"}
     pairs = zip(text_models.TEXTS, text_models.TEXTS[::-1], [5, 1, 4, 2, 3], strict=True)
     (tmp_path / "pairs.tsv").write_text("\n".join("\t".join(map(str, pair)) for pair in pairs))
-    report = metrics.evaluate({"fp32": exact, "int8": found}, tmp_path / "pairs.tsv")
+    report = metrics.evaluate({"fp32": exact, "int8": int8}, tmp_path / "pairs.tsv")
     assert report["difference"]["cosine"] > 0.95
 
 

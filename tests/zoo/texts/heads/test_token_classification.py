@@ -59,12 +59,12 @@ def test_blanks_that_are_tokens_are_those_of_transformers(tmp_path):
         for text, entities in zip(texts, ours(texts, aggregation_strategy=strategy), strict=True):
             same(entities, theirs(text, aggregation_strategy=strategy))
     options = {"aggregation_strategy": "simple", "ignore_labels": []}
-    assert not all(each["end"] > each["start"] for each in ours(texts[0], **options)[0])
+    assert not all(entity["end"] > entity["start"] for entity in ours(texts[0], **options)[0])
     card = json.loads((tmp_path / "ours" / "card.json").read_text())
     card["preprocessing"]["blanks"] = "O"
     (tmp_path / "ours" / "card.json").write_text(json.dumps(card))
     ours = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")
-    assert all(each["end"] > each["start"] for each in ours(texts[0], **options)[0])
+    assert all(entity["end"] > entity["start"] for entity in ours(texts[0], **options)[0])
 
 
 def byte_tokenizer():
@@ -84,8 +84,8 @@ def test_entities_are_those_of_transformers(tmp_path, kind):
     folder, theirs = imported(tmp_path, kind)
     ours = zoo.pipeline(folder, "fp32", "onnxruntime")
     for strategy in ("none", "simple", "first", "average", "max"):
-        found = ours(TEXTS, aggregation_strategy=strategy)
-        for text, entities in zip(TEXTS, found, strict=True):
+        tagged = ours(TEXTS, aggregation_strategy=strategy)
+        for text, entities in zip(TEXTS, tagged, strict=True):
             same(entities, theirs(text, aggregation_strategy=strategy))
         same(ours(LONG, aggregation_strategy=strategy)[0], theirs(LONG, aggregation_strategy=strategy))
         if strategy != "none":
@@ -145,9 +145,9 @@ def test_a_text_has_the_same_entities_alone_and_in_a_batch(tmp_path):
     exact = zoo.pipeline(folder, "fp32", "onnxruntime")
     for engine in ("native", "onnxruntime", "openvino"):
         ours = zoo.pipeline(folder, "int8", engine)
-        found = ours(text_models.TEXTS, ignore_labels=[])
+        tagged = ours(text_models.TEXTS, ignore_labels=[])
         assert ours.engine == engine
-        scores = [[token["score"] for token in tokens] for tokens in found]
+        scores = [[token["score"] for token in tokens] for tokens in tagged]
         for text, tokens in zip(text_models.TEXTS, scores, strict=True):
             alone = [token["score"] for token in ours(text, ignore_labels=[])[0]]
             assert np.abs(np.subtract(alone, tokens)).max() < 0.02, engine
@@ -163,8 +163,8 @@ def test_of_the_layers_of_a_token_only_the_classifier_is_float(tmp_path):
     last = [step for step in program.encoder.operations if isinstance(step, Linear)][-1]
     assert last.layer.quantizes
     exact, int8 = zoo.pipeline(folder, "fp32", "onnxruntime"), zoo.pipeline(folder, "int8", "native")
-    wanted, found = (np.concatenate([*each.compute_texts(TEXTS)]) for each in (exact, int8))
-    assert np.abs(found - wanted).max() < 0.1 * np.abs(wanted).max()
+    wanted, logits = (np.concatenate([*pipeline.compute_texts(TEXTS)]) for pipeline in (exact, int8))
+    assert np.abs(logits - wanted).max() < 0.1 * np.abs(wanted).max()
 
 
 def test_run_writes_a_line_an_entity(tmp_path):
@@ -196,17 +196,17 @@ def test_f1_of_entities(tmp_path, form):
     folder, theirs = imported(tmp_path)
     sentences = [text.replace(",", " ,").replace("!", " !").split() for text in text_models.TEXTS]
     sentences.append((text_models.TEXTS * 6)[4].split() * 6)  # of several windows
-    found = zoo.pipeline(folder, "fp32", "onnxruntime").tag(
+    tagged = zoo.pipeline(folder, "fp32", "onnxruntime").tag(
         [labelled.Sentence.of_words("", words, []) for words in sentences]
     )
-    for words, tags in zip(sentences[:-1], found, strict=False):
-        tokens = {each["start"]: each["entity"] for each in theirs(" ".join(words), ignore_labels=[])}
+    for words, tags in zip(sentences[:-1], tagged, strict=False):
+        tokens = {token["start"]: token["entity"] for token in theirs(" ".join(words), ignore_labels=[])}
         starts = np.cumsum([0, *(len(word) + 1 for word in words)])[: len(words)]
         assert tags == [tokens[start] for start in starts]
     if form == "conll":
         lines = [
             f"{word} X {tag}"
-            for words, tags in zip(sentences, found, strict=True)
+            for words, tags in zip(sentences, tagged, strict=True)
             for word, tag in [*zip(words, tags, strict=True), ("", "")]
         ]
         text = "-DOCSTART- -X- O\n\n" + "\n".join("" if line.startswith(" ") else line for line in lines)
@@ -214,7 +214,7 @@ def test_f1_of_entities(tmp_path, form):
         numbers = {name: i for i, name in NAMES.items()}
         text = "\n".join(
             json.dumps({"tokens": words, "ner_tags": [numbers[tag] for tag in tags]})
-            for words, tags in zip(sentences, found, strict=True)
+            for words, tags in zip(sentences, tagged, strict=True)
         )
     (tmp_path / f"data.{form}").write_text(text)
     report = evaluate({"fp32": zoo.pipeline(folder, "fp32", "onnxruntime")}, tmp_path / f"data.{form}")

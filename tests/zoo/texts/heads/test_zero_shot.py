@@ -37,8 +37,8 @@ def test_labels_are_those_of_transformers(tmp_path, kind, names):
     texts = [*text_models.TEXTS, " ".join(text_models.TEXTS * 4)]
     for options in ({}, {"multi_label": True}, {"hypothesis_template": "the {} sat."}):
         for labels in (LABELS, "cat, a zoo", ["cat"]):
-            found, wanted = ours(texts, labels, **options), theirs(texts, labels, **options)
-            for a, b in zip(found, wanted, strict=True):
+            results, wanted = ours(texts, labels, **options), theirs(texts, labels, **options)
+            for a, b in zip(results, wanted, strict=True):
                 assert (a["sequence"], a["labels"]) == (b["sequence"], b["labels"])
                 assert np.allclose(a["scores"], b["scores"], 0, 1e-5)
 
@@ -62,7 +62,7 @@ def test_int8_runs_natively_and_labels_are_evaluated(tmp_path):
     zoo.run(folder, tmp_path / "texts.txt", tmp_path / "out.csv", candidate_labels="cat,zoo")
     rows = list(csv.DictReader((tmp_path / "out.csv").open()))
     assert len(rows) == 2 * 30 * len(text_models.TEXTS) and {*rows[0]} == {"row", "label", "score"}
-    best = [each["labels"][0] for each in theirs(text_models.TEXTS, LABELS)]
+    best = [result["labels"][0] for result in theirs(text_models.TEXTS, LABELS)]
     labels = [label for label in LABELS if label != best[0]]
     lines = [f"{text}\t{label}" for text, label in zip(text_models.TEXTS, [labels[0], *best[1:]], strict=True)]
     lines += [f"the cat\t{label}" for label in LABELS]

@@ -30,9 +30,9 @@ def check(folder, model, pooling="mean", normalize=True, labels=0):
     zoo.import_model(folder, folder.parent / "ours")
     texts = PAIRS if labels else TEXTS
     opened = zoo.pipeline(folder.parent / "ours", "fp32", "onnxruntime")
-    found = opened.compute_texts(texts if labels else [(text,) for text in texts])
+    outputs = opened.compute_texts(texts if labels else [(text,) for text in texts])
     wanted = text_models.expected(model, texts, pooling, normalize)
-    assert np.abs(found - wanted).max() < 1e-5 * max(np.abs(wanted).max(), 1)
+    assert np.abs(outputs - wanted).max() < 1e-5 * max(np.abs(wanted).max(), 1)
 
 
 @pytest.mark.parametrize("kind", text_models.MORE_CONFIGS)
@@ -43,8 +43,8 @@ def test_networks_of_the_shape_of_bert_are_imported(folder, kind, labels):
     data.write_text("\n".join("\t".join(pair) if labels else pair[0] for pair in PAIRS * 10))
     zoo.calibrate(folder.parent / "ours", str(data), samples=8)
     texts = PAIRS if labels else [(text,) for text in TEXTS]
-    exact, found = (zoo.pipeline(folder.parent / "ours", name).compute_texts(texts) for name in ("fp32", "int8"))
-    assert np.abs(found - exact).max() < 0.2
+    exact, int8 = (zoo.pipeline(folder.parent / "ours", name).compute_texts(texts) for name in ("fp32", "int8"))
+    assert np.abs(int8 - exact).max() < 0.2
 
 
 def from_the_hub(folder):
@@ -160,29 +160,29 @@ def test_texts_are_truncated_at_the_side_of_the_tokenizer(folder, name, values):
     text_models.write(folder)
     letters = "abcdefghijklmnopqrstuvwxyz" * 400 + "zqj"  # more characters than are looked at for the first tokens
     first, last = (" ".join(part) for part in (letters[:78], letters[-78:]))
-    found = vectors(folder, [" ".join(letters), first, last])
-    assert (found[0] == found[1]).all() and (found[0] != found[2]).any()
+    embeddings = vectors(folder, [" ".join(letters), first, last])
+    assert (embeddings[0] == embeddings[1]).all() and (embeddings[0] != embeddings[2]).any()
     change(folder / name, **values)
-    found = vectors(folder, [" ".join(letters), first, last])
-    assert (found[0] == found[2]).all() and (found[0] != found[1]).any()
+    embeddings = vectors(folder, [" ".join(letters), first, last])
+    assert (embeddings[0] == embeddings[2]).all() and (embeddings[0] != embeddings[1]).any()
 
 
 @pytest.mark.parametrize(("kind", "same"), [("BertTokenizer", False), ("PreTrainedTokenizerFast", True)])
 def test_normalization_of_the_configuration_of_a_tokenizer_of_bert(folder, kind, same):
     text_models.write(folder)
     change(folder / "tokenizer_config.json", tokenizer_class=kind, do_lower_case=False)
-    found = vectors(folder, ["the cat", "THE cat"])
-    assert (found[0] == found[1]).all() == same
+    embeddings = vectors(folder, ["the cat", "THE cat"])
+    assert (embeddings[0] == embeddings[1]).all() == same
 
 
 @pytest.mark.parametrize("name", ["swish", "gelu_python", "gelu_fast"])
 def test_other_names_of_activations(folder, name):
     text_models.write(folder)
     change(folder / "config.json", hidden_act=name, position_embedding_type=None)
-    known = {"swish": "silu", "gelu_python": "gelu", "gelu_fast": "gelu_new"}[name]
-    found = vectors(folder, TEXTS)
-    change(folder / "config.json", hidden_act=known)
-    assert (vectors(folder, TEXTS) == found).all()
+    activation = {"swish": "silu", "gelu_python": "gelu", "gelu_fast": "gelu_new"}[name]
+    embeddings = vectors(folder, TEXTS)
+    change(folder / "config.json", hidden_act=activation)
+    assert (vectors(folder, TEXTS) == embeddings).all()
 
 
 SETTINGS = "config_sentence_transformers.json"

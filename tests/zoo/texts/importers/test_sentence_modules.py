@@ -31,26 +31,26 @@ def embeddings(tmp_path, modules, settings=None, **options):
     network = text_networks.write(tmp_path / "theirs", BERT, modules)
     (tmp_path / "theirs/config_sentence_transformers.json").write_text(json.dumps(settings or {}))
     zoo.import_model(tmp_path / "theirs", tmp_path / "ours", **options)
-    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
-    return found, [text_networks.hidden(network, text) for text in TEXTS]
+    vectors = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
+    return vectors, [text_networks.hidden(network, text) for text in TEXTS]
 
 
 @pytest.mark.parametrize("modes", [[mode] for mode in POOLINGS] + [["mean_tokens", "cls_token"], [*POOLINGS]])
 def test_poolings_alone_and_concatenated(tmp_path, modes):
     about = {f"pooling_mode_{mode}": mode in modes for mode in reversed(POOLINGS)}
-    found, layers = embeddings(tmp_path, [("Pooling", about)])
+    vectors, layers = embeddings(tmp_path, [("Pooling", about)])
     expected = np.stack([np.concatenate([POOLINGS[mode](x) for mode in POOLINGS if mode in modes]) for x in layers])
-    assert found.shape[1] == 32 * len(modes)
-    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+    assert vectors.shape[1] == 32 * len(modes)
+    assert np.abs(vectors - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("mode", ["cls", "weightedmean", "lasttoken", ["mean", "cls"]])
 def test_poolings_under_the_names_of_newer_versions(tmp_path, mode):
-    found, layers = embeddings(tmp_path, [("Pooling", {"pooling_mode": mode})])
+    vectors, layers = embeddings(tmp_path, [("Pooling", {"pooling_mode": mode})])
     names = {"cls": "cls_token", "mean": "mean_tokens", "weightedmean": "weightedmean_tokens", "lasttoken": "lasttoken"}
     modes = [mode] if isinstance(mode, str) else mode
     expected = np.stack([np.concatenate([POOLINGS[names[mode]](x) for mode in modes]) for x in layers])
-    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+    assert np.abs(vectors - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("mode", ["last", "weighted_mean", "mean_sqrt_len", "mean", "max"])
@@ -66,8 +66,8 @@ def test_poolings_with_padding_on_the_left(tmp_path, mode):
     alone = session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})[0]
     for pad in ((5, 0), (0, 5)):
         padded = [np.pad(array, ((0, 0), pad)) for array in (ids, np.ones_like(ids))]
-        found = session.run(None, dict(zip(("input_ids", "attention_mask"), padded, strict=True)))[0]
-        assert np.abs(found - alone).max() < 1e-5
+        outputs = session.run(None, dict(zip(("input_ids", "attention_mask"), padded, strict=True)))[0]
+        assert np.abs(outputs - alone).max() < 1e-5
 
 
 DENSE = {"in_features": 32, "out_features": 48, "bias": True, "activation_function": "torch.nn.modules.activation.Tanh"}
@@ -97,14 +97,14 @@ def test_dense_layers_follow_the_pooling(tmp_path, pickled):
         torch.save(load_file(path), path.with_name("pytorch_model.bin"))
         path.unlink()
     zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
-    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
-    assert found.shape == (len(TEXTS), 24)
-    assert np.abs(found - text_networks.unit(expected)).max() < 1e-5
+    exact = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
+    assert exact.shape == (len(TEXTS), 24)
+    assert np.abs(exact - text_networks.unit(expected)).max() < 1e-5
     (tmp_path / "t.txt").write_text("\n".join(TEXTS * 4))
     zoo.calibrate(tmp_path / "ours", str(tmp_path / "t.txt"), samples=8)
     zoo.run(tmp_path / "ours", str(tmp_path / "t.txt"), tmp_path / "v.npy")
     vectors = np.load(tmp_path / "v.npy")
-    assert (vectors[: len(TEXTS)] * found).sum(axis=1).min() > 0.95
+    assert (vectors[: len(TEXTS)] * exact).sum(axis=1).min() > 0.95
 
 
 @pytest.mark.parametrize(("key", "value"), [("use_residual", True), ("activation_function", "torch.nn.SELU")])
@@ -124,9 +124,9 @@ def test_a_dense_layer_without_weights_is_named(tmp_path):
 @pytest.mark.parametrize(("listed", "option"), [(True, False), (True, True), (False, True), (False, False)])
 def test_embeddings_are_truncated_as_sentence_transformers_does(tmp_path, listed, option):
     modules = [MEAN, *([("Normalize", {})] if listed else [])]
-    found, layers = embeddings(tmp_path, modules, {"truncate_dim": 8}, normalize=option)
+    vectors, layers = embeddings(tmp_path, modules, {"truncate_dim": 8}, normalize=option)
     expected = np.stack([x.mean(axis=0) for x in layers])
     expected = (text_networks.unit(expected) if listed else expected)[:, :8]
     expected = text_networks.unit(expected) if option else expected
-    assert found.shape == (len(TEXTS), 8)
-    assert np.abs(found - expected).max() < 1e-5
+    assert vectors.shape == (len(TEXTS), 8)
+    assert np.abs(vectors - expected).max() < 1e-5

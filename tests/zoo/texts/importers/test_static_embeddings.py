@@ -76,15 +76,15 @@ def test_vectors_are_the_means_of_rows(tmp_path, layout):
     assert zoo.import_model(tmp_path / "theirs", tmp_path / "ours")["family"] == "sentence-encoder"
     wanted = expected(TEXTS, table(), unknown=layout == "st", normalize=layout != "st")
     rows = [(text,) for text in TEXTS]
-    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts(rows)
-    assert_equal(found, wanted)
+    vectors = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts(rows)
+    assert_equal(vectors, wanted)
     for engine in ("native", "onnxruntime"):
         opened = zoo.pipeline(tmp_path / "ours", "int8", engine)
-        found = opened.compute_texts(rows)
-        assert opened.engine == engine and cosines(found, wanted).min() > 0.999
-        assert not found[TEXTS.index(EMPTY)].any()
+        vectors = opened.compute_texts(rows)
+        assert opened.engine == engine and cosines(vectors, wanted).min() > 0.999
+        assert not vectors[TEXTS.index(EMPTY)].any()
         alone = np.concatenate([opened.compute_texts([row]) for row in rows])
-        assert np.array_equal(found, alone) if engine == "native" else np.allclose(found, alone, atol=1e-5)
+        assert np.array_equal(vectors, alone) if engine == "native" else np.allclose(vectors, alone, atol=1e-5)
 
 
 def test_tokens_that_share_rows_have_their_own_factors(tmp_path):
@@ -94,8 +94,8 @@ def test_tokens_that_share_rows_have_their_own_factors(tmp_path):
     write(tmp_path / "theirs", rows.astype(np.float16), "model2vec", mapping=mapping, weights=factors)
     zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
     whole = rows.astype(np.float16).astype(np.float32)[mapping] * factors[:, None]
-    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
-    assert_equal(found, expected(TEXTS, whole, unknown=False, normalize=True))
+    vectors = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
+    assert_equal(vectors, expected(TEXTS, whole, unknown=False, normalize=True))
 
 
 def test_truncated_dimensions_and_the_limit_of_the_tokenizer(tmp_path):
@@ -106,9 +106,9 @@ def test_truncated_dimensions_and_the_limit_of_the_tokenizer(tmp_path):
     limited.enable_truncation(4)
     limited.save(str(file))
     zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
-    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")("the cat sat the cat sat")
+    results = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")("the cat sat the cat sat")
     wanted = table()[text_models.tokenizer().encode("the cat sat the", add_special_tokens=False).ids[:4]].mean(0)
-    assert found[0]["cut"] and np.allclose(found[0]["embedding"], wanted[:16], atol=1e-6)
+    assert results[0]["cut"] and np.allclose(results[0]["embedding"], wanted[:16], atol=1e-6)
 
 
 @pytest.mark.parametrize(

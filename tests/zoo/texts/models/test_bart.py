@@ -46,8 +46,8 @@ def test_scores_are_those_of_transformers(tmp_path, scaled):
     model = write(tmp_path / "theirs", "ForSequenceClassification", scale_embedding=scaled)
     zoo.import_model(tmp_path / "theirs", tmp_path / "ours", format="text-classification")
     wanted = np.stack([row.logits[0].numpy() for row in expected(model, PAIRS)])
-    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts(PAIRS)
-    assert np.abs(found - wanted).max() < 1e-5 and np.ptp(wanted, axis=0).min() > 0.1
+    scores = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts(PAIRS)
+    assert np.abs(scores - wanted).max() < 1e-5 and np.ptp(wanted, axis=0).min() > 0.1
     quantized = zoo.pipeline(tmp_path / "ours").compute_texts(PAIRS)
     assert np.abs(quantized - wanted).max() < 0.1 * np.abs(wanted).max()
 
@@ -55,10 +55,10 @@ def test_scores_are_those_of_transformers(tmp_path, scaled):
 def test_labels_of_the_call_are_those_of_transformers(tmp_path):
     model = write(tmp_path / "theirs", "ForSequenceClassification")
     assert zoo.import_model(tmp_path / "theirs", tmp_path / "ours")["family"] == "zero-shot-classification"
-    (found,) = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")(["the cat sat"], ["zoo", "cat", "the zoo"])
+    (result,) = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")(["the cat sat"], ["zoo", "cat", "the zoo"])
     pairs = [("the cat sat", f"This example is {label}.") for label in ("zoo", "cat", "the zoo")]
     entailed = torch.tensor([float(row.logits[0, 2]) for row in expected(model, pairs)]).softmax(0)
-    assert found["scores"] == pytest.approx(sorted(entailed.tolist(), reverse=True), abs=1e-5)
+    assert result["scores"] == pytest.approx(sorted(entailed.tolist(), reverse=True), abs=1e-5)
 
 
 def test_answers_are_those_of_transformers(tmp_path):
@@ -66,8 +66,8 @@ def test_answers_are_those_of_transformers(tmp_path):
     zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
     opened = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")
     rows = [np.stack([row.start_logits[0], row.end_logits[0]], -1) for row in expected(model, PAIRS)]
-    found = opened.compute_texts(PAIRS)
-    assert np.abs(np.concatenate(found).reshape(-1, 2) - np.concatenate(rows)).max() < 1e-5
+    scores = opened.compute_texts(PAIRS)
+    assert np.abs(np.concatenate(scores).reshape(-1, 2) - np.concatenate(rows)).max() < 1e-5
 
 
 def test_a_network_without_a_head_is_refused(tmp_path):

@@ -55,19 +55,19 @@ def logits(network, first, second):
 def test_logits_are_those_of_transformers(tmp_path, kind):
     network = write(tmp_path / "theirs", kind)
     zoo.import_model(tmp_path / "theirs", tmp_path / "ours", format="cross-encoder")
-    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts(PAIRS)
+    outputs = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts(PAIRS)
     expected = np.stack([logits(network, *pair) for pair in PAIRS])
-    assert np.abs(found - expected).max() < 1e-5 * max(1, np.abs(expected).max())
+    assert np.abs(outputs - expected).max() < 1e-5 * max(1, np.abs(expected).max())
 
 
-@pytest.mark.parametrize("kind", ["t5", *(pytest.param(each, marks=pytest.mark.slow) for each in HEADS)])
+@pytest.mark.parametrize("kind", ["t5", *(pytest.param(head, marks=pytest.mark.slow) for head in HEADS)])
 def test_networks_without_kernels_run_in_another_engine_without_a_word(tmp_path, kind, capfd):
     text_networks.write(tmp_path / "theirs", CONFIGS[kind])
     zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
     (tmp_path / "texts.txt").write_text("\n".join(text_networks.TEXTS))
     zoo.calibrate(tmp_path / "ours", str(tmp_path / "texts.txt"))
     capfd.readouterr()
-    found = zoo.pipeline(tmp_path / "ours").compute_texts([(text,) for text in text_networks.TEXTS])
+    vectors = zoo.pipeline(tmp_path / "ours").compute_texts([(text,) for text in text_networks.TEXTS])
     exact = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(x,) for x in text_networks.TEXTS])
-    assert (found * exact).sum(axis=1).mean() > 0.95
+    assert (vectors * exact).sum(axis=1).mean() > 0.95
     assert capfd.readouterr() == ("", "")

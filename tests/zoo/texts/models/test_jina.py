@@ -94,11 +94,11 @@ def test_embeddings_of_v2_follow_its_formula(tmp_path, heads, kind):
     (tmp_path / "theirs/config.json").write_text(json.dumps(values))
     text_networks.finish(tmp_path / "theirs", POOLED)
     zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
-    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
+    vectors = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
     activation = torch.nn.GELU() if kind == "geglu" else torch.nn.ReLU()
     with torch.no_grad():
         rows = [network(torch.tensor(text_models.tokenizer().encode(x).ids), activation).mean(0) for x in TEXTS]
-    assert np.abs(found - text_networks.unit(torch.stack(rows).numpy())).max() < 1e-5
+    assert np.abs(vectors - text_networks.unit(torch.stack(rows).numpy())).max() < 1e-5
 
 
 def test_rerankers_of_v2_have_the_head_of_bert(tmp_path):
@@ -119,14 +119,14 @@ def test_rerankers_of_v2_have_the_head_of_bert(tmp_path):
     zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
     opened = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")
     assert opened.folder.entry.name == "cross-encoder"
-    found = opened.compute_texts([(TEXTS[0], text) for text in TEXTS])
+    scores = opened.compute_texts([(TEXTS[0], text) for text in TEXTS])
     expected = []
     with torch.no_grad():
         for text in TEXTS:
             ids = torch.tensor(text_models.tokenizer().encode(TEXTS[0], text).ids)
             row = parts["bert"](ids, torch.nn.GELU())[0]
             expected.append(parts["classifier"](parts["pooler"](row).tanh()).numpy())
-    assert np.abs(found - np.stack(expected)).max() < 1e-5
+    assert np.abs(scores - np.stack(expected)).max() < 1e-5
 
 
 @pytest.mark.parametrize("heads", [12, 5])
@@ -191,7 +191,7 @@ def test_adapters_of_v3_are_merged_into_the_weights(tmp_path, task):
     network, adapters = adapted(tmp_path / "theirs")
     text_models.prompted(tmp_path / "theirs", prompts={"retrieval.query": "the "}, default_prompt_name=None)
     zoo.import_model(tmp_path / "theirs", tmp_path / "ours", task=task)
-    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
+    vectors = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
     if task:
         names = {name: name.replace("roberta.", "").replace("emb_ln", "embeddings.LayerNorm") for name in adapters}
         parameters = dict(network.named_parameters())
@@ -206,7 +206,7 @@ def test_adapters_of_v3_are_merged_into_the_weights(tmp_path, task):
                     parameters[name] += delta
     prompt = "the " if task == "retrieval.query" else ""
     expected = [text_networks.hidden(network, prompt + text).mean(axis=0) for text in TEXTS]
-    assert np.abs(found - text_networks.unit(np.stack(expected))).max() < 1e-5
+    assert np.abs(vectors - text_networks.unit(np.stack(expected))).max() < 1e-5
     features = zoo.info(tmp_path / "ours")["preprocessing"]
     assert features["prompt"] == (task if prompt else "")
 

@@ -62,9 +62,9 @@ def test_logits_are_those_of_transformers(tmp_path, kind, changes):
     zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
     opened = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")
     for text in TEXTS:
-        (found,) = opened.predict(opened.preprocess([text])).values()
+        (scores,) = opened.predict(opened.preprocess([text])).values()
         expected = logits(network, text)
-        assert np.abs(found.reshape(expected.shape) - expected).max() < 1e-5 * max(np.abs(expected).max(), 1)
+        assert np.abs(scores.reshape(expected.shape) - expected).max() < 1e-5 * max(np.abs(expected).max(), 1)
 
 
 @pytest.mark.parametrize("kind", ["modernbert", "gte", "nomic_bert"])
@@ -78,12 +78,12 @@ def test_rerankers_of_newer_networks(tmp_path, kind):
     tokens = text_models.tokenizer().encode_batch(pairs)
     expected = []
     for token in tokens:
-        given = {"input_ids": torch.tensor([token.ids]), "attention_mask": torch.ones(1, len(token.ids), dtype=int)}
-        given |= {"token_type_ids": torch.tensor([token.type_ids])} if kind != "modernbert" else {}
+        inputs = {"input_ids": torch.tensor([token.ids]), "attention_mask": torch.ones(1, len(token.ids), dtype=int)}
+        inputs |= {"token_type_ids": torch.tensor([token.type_ids])} if kind != "modernbert" else {}
         with torch.no_grad():
-            expected.append(network(**given).logits[0].numpy())
-    found = opened.compute_texts(pairs)
-    assert np.abs(found - np.stack(expected)).max() < 1e-5 * max(np.abs(expected).max(), 1)
+            expected.append(network(**inputs).logits[0].numpy())
+    scores = opened.compute_texts(pairs)
+    assert np.abs(scores - np.stack(expected)).max() < 1e-5 * max(np.abs(expected).max(), 1)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_masked_language_models_of_newer_networks(tmp_path, kind, architecture):
         with torch.no_grad():
             rows = network(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0].softmax(-1).numpy()
         expected = rows[ids[0].tolist().index(fast.mask_token_id)]
-        found = {each["token"]: each["score"] for each in opened(text, top_k=64)[0]}
-        assert len(found) == 64 and max(abs(score - expected[token]) for token, score in found.items()) < 1e-5
+        scores = {fill["token"]: fill["score"] for fill in opened(text, top_k=64)[0]}
+        assert len(scores) == 64 and max(abs(score - expected[token]) for token, score in scores.items()) < 1e-5
 
 
 def test_a_reranker_of_flash_attention_code_has_the_positions_of_xlm_r(tmp_path):
@@ -143,10 +143,10 @@ def test_a_reranker_of_flash_attention_code_has_the_positions_of_xlm_r(tmp_path)
     zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
     opened = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")
     assert opened.folder.entry.name == "cross-encoder"
-    found = opened.compute_texts([(TEXTS[0], text) for text in TEXTS])
+    scores = opened.compute_texts([(TEXTS[0], text) for text in TEXTS])
     expected = []
     for text in TEXTS:
         ids = torch.tensor([text_models.tokenizer().encode(TEXTS[0], text).ids])
         with torch.no_grad():
             expected.append(network(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0].numpy())
-    assert np.abs(found - np.stack(expected)).max() < 1e-5 * max(np.abs(expected).max(), 1)
+    assert np.abs(scores - np.stack(expected)).max() < 1e-5 * max(np.abs(expected).max(), 1)

@@ -76,8 +76,8 @@ def test_a_token_classifier_learns_labels_of_the_data(tmp_path):
     assert report["metrics"]["fp32"]["f1"] > 0.95
     text = " ".join(rows[1]["tokens"])
     start = text.index("the cat")
-    found = pipeline(text, aggregation_strategy="simple")[0]
-    assert [(each["entity_group"], each["word"], each["start"], each["end"]) for each in found] == [
+    entities = pipeline(text, aggregation_strategy="simple")[0]
+    assert [(entity["entity_group"], entity["word"], entity["start"], entity["end"]) for entity in entities] == [
         ("PET", "the cat", start, start + 7)
     ]
 
@@ -149,10 +149,10 @@ def test_a_tenth_of_the_masked_tokens_is_kept(tmp_path):
     texts = ["b " * 40] * 400  # of several windows
     tokens, targets = task.examples(texts, tokenizer, np.random.default_rng(0))
     mask, token = tokenizer.number("[MASK]"), tokenizer.number("b")
-    found = tokens.padded(["input_ids"])["input_ids"][targets != IGNORED]
+    masked = tokens.padded(["input_ids"])["input_ids"][targets != IGNORED]
     assert set(targets[targets != IGNORED].tolist()) == {token}
-    assert len(found) / (400 * 14) == pytest.approx(0.15, abs=0.02)
-    assert (found == mask).mean() == pytest.approx(0.8, abs=0.06) and (found == token).mean() > 0.06
+    assert len(masked) / (400 * 14) == pytest.approx(0.15, abs=0.02)
+    assert (masked == mask).mean() == pytest.approx(0.8, abs=0.06) and (masked == token).mean() > 0.06
     assert not (tokens.ids == mask)[tokens.ids == token].any() and tokens.lengths.max() == 16
 
 
@@ -160,8 +160,8 @@ def test_a_question_answering_model_learns(tmp_path):
     text_models.write_task(tmp_path / "theirs", "AutoModelForQuestionAnswering")
     zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
     contexts = [f"{text} end" for text, good in texts(96) if good]
-    rows = [{"question": "pet?", "context": each, "answers": {"text": ["the cat"], "answer_start": [each.index("the cat")]}}
-            for each in contexts] * 4  # fmt: skip
+    rows = [{"question": "pet?", "context": text, "answers": {"text": ["the cat"], "answer_start": [text.index("the cat")]}}
+            for text in contexts] * 4  # fmt: skip
     data = tmp_path / "data.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)))
     zoo.finetune(tmp_path / "ours", str(data), tmp_path / "tuned", settings=SETTINGS)
@@ -182,7 +182,7 @@ def test_answers_are_tokens_of_a_window(tmp_path):
     tokens, targets = task.examples(samples, tokenizer, np.random.default_rng(0))
     ids = tokens.padded(["input_ids"])["input_ids"]
     words = [[tokenizer.token(i) for i in row[start : end + 1]] for row, (start, end) in zip(ids, targets, strict=True)]
-    answered = [each for each in words if each != ["[CLS]"]]
+    answered = [span for span in words if span != ["[CLS]"]]
     assert answered == [["the", "cat"]] * len(answered) and 25 < len(answered) < 45
     assert (targets[1::2] == 0).all()
 
@@ -208,10 +208,10 @@ def test_a_new_classifier_starts_from_an_encoder(tmp_path):
     data.write_text("\n".join(f"{text}\t{('bad', 'good')[label]}" for text, label in texts()))
     settings = {**SETTINGS, "encoder": str(tmp_path / "encoder")}
     zoo.train("text-classification", str(data), tmp_path / "new", settings=settings)
-    found = zoo.pipeline(tmp_path / "new", "fp32", "onnxruntime")([text for text, _ in texts()])
+    results = zoo.pipeline(tmp_path / "new", "fp32", "onnxruntime")([text for text, _ in texts()])
     opened = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "new")
     assert type(opened).__name__ == "BertForSequenceClassification" and opened.config.id2label == {0: "bad", 1: "good"}
-    right = [each["label"] == ("bad", "good")[label] for each, (_, label) in zip(found, texts(), strict=True)]
+    right = [result["label"] == ("bad", "good")[label] for result, (_, label) in zip(results, texts(), strict=True)]
     assert np.mean(right) > 0.95
     with pytest.raises(RequestError, match="run: zoo finetune MODEL"):
         zoo.train("sentence-encoder", str(data), tmp_path / "other", settings=settings)

@@ -60,7 +60,7 @@ def test_pairs_without_a_third_column_have_no_labels(tmp_path, suffix):
     path = tmp_path / f"pairs{suffix}"
     lines = [("a", "b"), ("c", "d")]
     mark = "," if suffix == ".csv" else "\t"
-    text = "".join(f"{mark.join(each)}\n" for each in lines)
+    text = "".join(f"{mark.join(pair)}\n" for pair in lines)
     path.write_text(
         "".join(json.dumps({"query": q, "answer": a}) + "\n" for q, a in lines) if suffix == ".jsonl" else text
     )
@@ -97,7 +97,7 @@ def test_encoders_without_a_network_here_are_refused_by_name(tmp_path, kind, why
 )
 def test_fine_tuning_trains_and_calibrates_with_the_prompts_of_inference(tmp_path, monkeypatch, prompts, expected):
     text_models = pytest.importorskip("helpers.text_models", reason="needs the test extra", exc_type=ImportError)
-    begin = {each: text_models.tokenizer().encode(each).ids[:2] for each in ("the", "a")}
+    begin = {prompt: text_models.tokenizer().encode(prompt).ids[:2] for prompt in ("the", "a")}
     (tmp_path / "theirs").mkdir()
     text_models.write(tmp_path / "theirs")
     text_models.prompted(tmp_path / "theirs")
@@ -107,7 +107,7 @@ def test_fine_tuning_trains_and_calibrates_with_the_prompts_of_inference(tmp_pat
     monkeypatch.setattr(train._Trainer, "fit", lambda self, pairs, *_: seen.append(self._inputs(pairs[0])) or 0.0)
     settings = {"batch_size": "4", "prompts": prompts}
     zoo.finetune(tmp_path / "ours", str(tmp_path / "pairs.tsv"), tmp_path / "tuned", settings=settings)
-    assert seen[0]["input_ids"][:, :2].tolist() == [begin[each] for each in expected.split()]
+    assert seen[0]["input_ids"][:, :2].tolist() == [begin[prompt] for prompt in expected.split()]
     first = begin[expected.split()[0]]
     assert np.load(tmp_path / "tuned" / "calibration.npz")["input_ids"][0, :2].tolist() == first
     with pytest.raises(RequestError, match="found no prompt qurey; the model has query, passage, document"):

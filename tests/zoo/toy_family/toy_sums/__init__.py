@@ -45,14 +45,14 @@ class SumFamily(Family, Trainable, Freezable, Reported):
         for node, name in zip(model.graph.node, ("hidden", "relu", "sum"), strict=True):
             node.name = name
         with np.load(folder / "model.npz") as weights:
-            model.graph.initializer.extend(onnx.numpy_helper.from_array(each, name) for name, each in weights.items())
+            model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in weights.items())
         onnx.save(model, folder / "fp32.onnx")
         return {"nodes": len(model.graph.node)}
 
     def passes(self, preprocessing):
         from pipelines.rewrites.shared import SHARED
 
-        return [each() for each in SHARED]
+        return [rewrite() for rewrite in SHARED]
 
     def pipeline(self):
         from toy_sums.pipeline import SumPipeline
@@ -64,7 +64,7 @@ class SumFamily(Family, Trainable, Freezable, Reported):
         from toy_sums.pipeline import read
 
         numbers, labels = read(data)
-        outputs = {name: each.predict({"numbers": numbers})["sum"][:, 0] for name, each in pipelines.items()}
+        outputs = {name: pipeline.predict({"numbers": numbers})["sum"][:, 0] for name, pipeline in pipelines.items()}
         compared = against_fp32(
             outputs,
             lambda sums: {"r2": r2(labels, sums)},

@@ -72,15 +72,15 @@ def marked(rng, placeholders):
 
 def tree(text):
     """{id: (name, ids of the elements around it)} of well-formed markup."""
-    found = {}
+    elements = {}
 
     def visit(element, around):
         for child in element:
-            found[child.get("id")] = child.tag, around
+            elements[child.get("id")] = child.tag, around
             visit(child, (*around, child.get("id")))
 
     visit(ElementTree.fromstring(f'<text xmlns:x="x">{text}</text>'), ())
-    return found
+    return elements
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.slow)])
@@ -94,13 +94,13 @@ def test_tags_of_random_sentences_equal_those_of_the_source(opened, count):
         text = marked(rng, left)
         with_placeholders.append(" ".join([text, *left]))
     texts += with_placeholders
-    found = [each["translation"] for each in opened(texts, tag_handling="xml")]
-    for text, translation in zip(texts, found, strict=True):
+    translations = [result["translation"] for result in opened(texts, tag_handling="xml")]
+    for text, translation in zip(texts, translations, strict=True):
         assert tree(translation) == tree(text), text
-    for placeholders, translation in zip(chosen, found[-len(chosen) :], strict=True):
-        for each in placeholders:
-            assert translation.count(each) == 1, (each, translation)
-    assert np.mean([bool(re.sub("<[^>]*>", "", each).strip()) for each in found]) > 0.9
+    for placeholders, translation in zip(chosen, translations[-len(chosen) :], strict=True):
+        for placeholder in placeholders:
+            assert translation.count(placeholder) == 1, (placeholder, translation)
+    assert np.mean([bool(re.sub("<[^>]*>", "", translation).strip()) for translation in translations]) > 0.9
 
 
 def test_plain_text_is_translated_as_without_the_option(opened):
@@ -109,8 +109,8 @@ def test_plain_text_is_translated_as_without_the_option(opened):
     plain = opened(texts)
     assert opened(texts, tag_handling="html") == opened(texts, placeholders="off") == plain
     bold = opened([f"<b>{text}</b>" for text in texts], tag_handling="html")
-    assert [each["translation"] for each in bold] == [f"<b>{each['translation']}</b>" for each in plain]
-    assert [each["score"] for each in bold] == [each["score"] for each in plain]
+    assert [result["translation"] for result in bold] == [f"<b>{result['translation']}</b>" for result in plain]
+    assert [result["score"] for result in bold] == [result["score"] for result in plain]
 
 
 def test_text_without_tags_is_escaped_and_not_aligned(opened, monkeypatch):
@@ -129,15 +129,15 @@ def test_text_without_tags_is_escaped_and_not_aligned(opened, monkeypatch):
     ],
 )
 def test_tags_are_around_the_translated_words(opened, text, expected):
-    (found,) = opened(text, tag_handling="html")
-    assert re.search(r"<(\w+)[^>]*>(.*)</\1>", found["translation"])[2] == expected
-    assert re.findall("<[^>]*>", found["translation"]) == re.findall("<[^>]*>", text)
+    (result,) = opened(text, tag_handling="html")
+    assert re.search(r"<(\w+)[^>]*>(.*)</\1>", result["translation"])[2] == expected
+    assert re.findall("<[^>]*>", result["translation"]) == re.findall("<[^>]*>", text)
 
 
 def aligned(text, target, pairs, handling="html", placeholders=None):
     """Writes the markup of a text into a translation whose word j is the source's word pairs[j]."""
     markup = read_markup(text, handling, placeholders)
-    spans = [[match.span() for match in re.finditer(r"\w+|[^\w\s]", each)] for each in (markup.text, target)]
+    spans = [[match.span() for match in re.finditer(r"\w+|[^\w\s]", side)] for side in (markup.text, target)]
     weights = np.zeros((len(spans[1]), len(spans[0])), np.float32)
     weights[np.arange(len(pairs)), pairs] = 1
     line = Line("", markup.text, "", (None,), ((),))
@@ -165,9 +165,9 @@ def aligned(text, target, pairs, handling="html", placeholders=None):
     ],
 )  # fmt: skip
 def test_tags_by_alignment(text, target, pairs, expected):
-    found = aligned(text, target, pairs)
-    assert found == expected
-    assert Counter(re.findall("<[^>]*>", found)) == Counter(re.findall("<[^>]*>", text))
+    written = aligned(text, target, pairs)
+    assert written == expected
+    assert Counter(re.findall("<[^>]*>", written)) == Counter(re.findall("<[^>]*>", text))
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_placeholders_by_alignment(text, target, pairs, expected):
     ],
 )
 def test_what_is_a_placeholder(kind, text, expected):
-    expected = ["{{ x }}" if each == "{{" else each for each in expected if each not in ("x", "}}")]
+    expected = ["{{ x }}" if part == "{{" else part for part in expected if part not in ("x", "}}")]
     assert [match[0] for match in PLACEHOLDERS[kind].finditer(text)] == expected
 
 
@@ -207,9 +207,9 @@ def test_placeholders_that_a_translation_loses_are_put_back(opened):
     texts = ["A man sits at www.example.com and reads.", "%(name)s runs.", "See me@example.com now.", "{0}"]
     lost = opened(texts, placeholders="off")
     assert "www.example.com" not in lost[0]["translation"] and "%(name)s" not in lost[1]["translation"]
-    for text, each in zip(texts, opened(texts), strict=True):
+    for text, result in zip(texts, opened(texts), strict=True):
         (kept,) = (match[0] for match in PLACEHOLDERS["auto"].finditer(text))
-        assert each["translation"].count(kept) == 1
+        assert result["translation"].count(kept) == 1
     assert opened("A dog runs 5 km.", placeholders="all")[0]["translation"].count("5 km") == 1
 
 

@@ -32,26 +32,28 @@ def words(text, found):
 
 
 def test_words_are_aligned_with_their_translations(opened):
-    (found,) = opened(TEXT, alignments=True)
-    known = {("man", "Mann"), ("red", "roten"), ("jacket", "Jacke"), ("bicycle", "Fahrrad"), ("street.", "Straße")}
-    assert known <= words(TEXT, found)
+    (result,) = opened(TEXT, alignments=True)
+    certain = {("man", "Mann"), ("red", "roten"), ("jacket", "Jacke"), ("bicycle", "Fahrrad"), ("street.", "Straße")}
+    assert certain <= words(TEXT, result)
     assert "alignment" not in opened(TEXT)[0]
 
 
 def test_every_target_word_is_aligned_and_copied_words_to_themselves(opened):
     text = "Two dogs run on \u96ea \u96ea and a {0} jumps. See https://example.com/page for it."
-    (found,) = opened(text, alignments=True, word_scores=True)
-    assert {("\u96ea", "\u96ea"), ("{0}", "{0}"), ("https://example.com/page",) * 2} <= words(text, found)
-    targets = {int(pair.split("-")[1]) for pair in found["alignment"].split()}
-    assert targets == set(range(len(found["translation"].split()))) == set(range(len(found["word_scores"])))
+    (result,) = opened(text, alignments=True, word_scores=True)
+    assert {("\u96ea", "\u96ea"), ("{0}", "{0}"), ("https://example.com/page",) * 2} <= words(text, result)
+    targets = {int(pair.split("-")[1]) for pair in result["alignment"].split()}
+    assert targets == set(range(len(result["translation"].split()))) == set(range(len(result["word_scores"])))
 
 
 def test_scores_of_words_sum_to_the_score_of_the_search(opened):
     texts = [TEXT, "Two children are playing with a dog on the beach."]
     sources = opened.vocabulary.encode(texts)
-    found = [each[0] for each in opened.translate(sources)]
-    scores = opened.token_scores(sources, [[*each.tokens, END] for each in found])
-    assert [each.mean() for each in scores] == pytest.approx([each.score for each in found], abs=0.02)  # int8 rounds
+    best = [hypotheses[0] for hypotheses in opened.translate(sources)]
+    scores = opened.token_scores(sources, [[*hypothesis.tokens, END] for hypothesis in best])
+    assert [row.mean() for row in scores] == pytest.approx(
+        [hypothesis.score for hypothesis in best], abs=0.02
+    )  # int8 rounds
     for result, values in zip(opened(texts, word_scores=True), scores, strict=True):
         assert sum(result["word_scores"]) == pytest.approx(values[:-1].sum(), abs=1e-6)
         assert len(result["word_scores"]) == len(result["translation"].split())
@@ -59,7 +61,7 @@ def test_scores_of_words_sum_to_the_score_of_the_search(opened):
 
 def test_pairs_of_a_batch_are_those_alone(opened):
     sources = opened.vocabulary.encode([TEXT, "A dog.", "Two men sit."])
-    targets = [[*each[0].tokens] for each in opened.translate(sources)]
+    targets = [[*hypotheses[0].tokens] for hypotheses in opened.translate(sources)]
     for kind in ("attention", "scores"):
         together = getattr(opened.forced, kind)(sources, [*targets[:2], []])
         alone = [getattr(opened.forced, kind)([a], [b])[0] for a, b in zip(sources[:2], targets[:2], strict=True)]
@@ -72,15 +74,15 @@ def test_pairs_of_a_batch_are_those_alone(opened):
 def test_native_passes_are_near_those_of_onnxruntime(opened):
     native = zoo.pipeline(MODEL, engine="native")
     sources = opened.vocabulary.encode([*sample_texts.evaluation_texts()[:24], TEXT, ""])
-    targets = [[*each[0].tokens] for each in opened.translate(sources)]
-    attention = [each.forced.attention(sources, targets) for each in (native, opened)]
+    targets = [[*hypotheses[0].tokens] for hypotheses in opened.translate(sources)]
+    attention = [pipeline.forced.attention(sources, targets) for pipeline in (native, opened)]
     for ours, theirs in zip(*attention, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=0.05)
     same = [ours.argmax(1) == theirs.argmax(1) for ours, theirs in zip(*attention, strict=True) if len(ours)]
     assert np.concatenate(same).mean() > 0.98
-    scores = [np.concatenate(each.token_scores(sources, targets)) for each in (native, opened)]
+    scores = [np.concatenate(pipeline.token_scores(sources, targets)) for pipeline in (native, opened)]
     assert np.corrcoef(*scores)[0, 1] > 0.999 and np.abs(scores[0] - scores[1]).max() < 0.3
-    pairs = [each([TEXT], alignments=True, word_scores=True)[0] for each in (native, opened)]
+    pairs = [pipeline([TEXT], alignments=True, word_scores=True)[0] for pipeline in (native, opened)]
     assert pairs[0]["alignment"] == pairs[1]["alignment"]
     np.testing.assert_allclose(pairs[0]["word_scores"], pairs[1]["word_scores"], atol=0.3)
 
@@ -91,9 +93,9 @@ def test_files_have_alignments_and_scores_of_words(opened, tmp_path, output):
     opened.run(str(tmp_path / "in.txt"), tmp_path / output, alignments=True, word_scores=True)
     lines = (tmp_path / output).read_text().splitlines()
     if output == "out.jsonl":
-        found = [json.loads(line) for line in lines]
-        assert [len(each["word_scores"].split()) for each in found] == [13, 0, 2]
-        assert "5-5" in found[0]["alignment"].split()
+        results = [json.loads(line) for line in lines]
+        assert [len(result["word_scores"].split()) for result in results] == [13, 0, 2]
+        assert "5-5" in results[0]["alignment"].split()
     else:
         assert [line.count("\t") for line in lines] == [2, 2, 2]
         assert "5-5" in lines[0].split("\t")[1].split()
@@ -118,7 +120,9 @@ def test_tokens_have_their_characters(opened):
     (written,) = opened.vocabulary.decode([tokens])
     parts = [written[a:b] for a, b in target_spans(opened.vocabulary, tokens, written)]
     assert "".join(parts) == written.replace(" ", "")
-    joined = piece_spans(["\u0120a", "b", "\u0120c"], "ab c", lambda some: "".join(some).replace("\u0120", " ").strip())
+    joined = piece_spans(
+        ["\u0120a", "b", "\u0120c"], "ab c", lambda pieces: "".join(pieces).replace("\u0120", " ").strip()
+    )
     assert joined == [(0, 1), (1, 2), (3, 4)]
 
 
@@ -129,9 +133,9 @@ def test_lines_in_pieces():
 
     line = Line("", "a b x c \u00ad d e", "", (None, None), ((), "c", ((0.5, "x"),)), texts=("a b", "d e"))
     line = line._replace(text="a b c d x e", pieces=((), "c", ((0.5, "x"),)))
-    found = Alignment(line, [sentence("a b", "A B"), sentence("d e", "D E")])
-    assert found.target == line.join(["A B", "D E"]) == "A B c D x E"
-    assert found.pairs() == [(i, i) for i in range(6)]
-    assert found.shares(0, 3).tolist() == [1, 1, 0, 0, 0, 0]
-    assert found.shares(8, 9).tolist() == [0, 0, 0, 0, 1, 0]
-    assert found.word_scores() == [0] * 6
+    alignment = Alignment(line, [sentence("a b", "A B"), sentence("d e", "D E")])
+    assert alignment.target == line.join(["A B", "D E"]) == "A B c D x E"
+    assert alignment.pairs() == [(i, i) for i in range(6)]
+    assert alignment.shares(0, 3).tolist() == [1, 1, 0, 0, 0, 0]
+    assert alignment.shares(8, 9).tolist() == [0, 0, 0, 0, 1, 0]
+    assert alignment.word_scores() == [0] * 6

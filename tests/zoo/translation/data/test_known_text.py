@@ -46,16 +46,16 @@ def test_words_together_are_as_words_alone(words):
 
 @given(st.text(CHARS + " ", max_size=12))
 def test_unknown_characters_in_order(text):
-    known = KnownText(can_write)
-    assert known.unknown(text) == [char for char in dict.fromkeys(text) if char not in WRITTEN]
-    assert all((char in known) == (char in WRITTEN or char == " ") for char in text)
+    alphabet = KnownText(can_write)
+    assert alphabet.unknown(text) == [char for char in dict.fromkeys(text) if char not in WRITTEN]
+    assert all((char in alphabet) == (char in WRITTEN or char == " ") for char in text)
 
 
 def test_characters_are_asked_for_once():
     asked = []
-    known = KnownText(lambda texts: asked.extend(texts) or can_write(texts))
-    assert known.unknown("a雪a") == known.unknown("雪a") == ["雪"]
-    assert known.unknown_words(["a雪", "雪"]) == [True, True]
+    alphabet = KnownText(lambda texts: asked.extend(texts) or can_write(texts))
+    assert alphabet.unknown("a雪a") == alphabet.unknown("雪a") == ["雪"]
+    assert alphabet.unknown_words(["a雪", "雪"]) == [True, True]
     assert asked == ["a", "雪", " ", "a雪"]
 
 

@@ -108,10 +108,10 @@ def test_bad_sources_are_refused(tmp_path, monkeypatch):
 
 def test_cleaning_tidies_and_counts_what_it_leaves_out():
     faults = Faults()
-    found = parallel_text.clean(
+    cleaned = parallel_text.clean(
         [(" a  b\u00a0c ", "d"), ("a b c", "d"), ("", "x"), ("x", "  "), ("bell\x07", "x"), ("x", "\ue000")], faults
     )
-    assert list(found) == [("a b c", "d")]
+    assert list(cleaned) == [("a b c", "d")]
     assert faults == {"repeated": 1, "empty": 2, "strange characters": 2}
 
 
@@ -119,8 +119,10 @@ def test_a_vocabulary_is_the_same_for_the_same_text_and_gives_it_back(language, 
     assert learn_vocabulary(language.pairs(300), 60, 0) == vocabulary.content
     texts = [a for a, _ in language.pairs(20)]
     tokens = vocabulary.encode(texts)
-    assert all(each.dtype == np.int32 and each[-1] == END and not (each[:-1] == END).any() for each in tokens)
-    assert vocabulary.decode([each[:-1].tolist() for each in tokens]) == texts
+    assert all(
+        sentence.dtype == np.int32 and sentence[-1] == END and not (sentence[:-1] == END).any() for sentence in tokens
+    )
+    assert vocabulary.decode([sentence[:-1].tolist() for sentence in tokens]) == texts
     assert len(vocabulary) <= 60
     assert vocabulary.encode(["", "ж"])[0].tolist() == [END]
     assert UNKNOWN in vocabulary.encode(["", "ж"])[1]
@@ -133,23 +135,25 @@ def test_a_vocabulary_is_the_same_for_the_same_text_and_gives_it_back(language, 
 def test_pairs_too_long_or_too_unequal_are_left_out(vocabulary):
     pairs = [("balan", "lanxba"), ("balan " * 30, "lanxba " * 30), ("balan", "lanxba " * 12)]
     faults = Faults()
-    found, kept = parallel_text.corpus(pairs, vocabulary, faults, max_length=30, max_ratio=2.0)
-    assert (kept, len(found)) == ([0], 1)
+    corpus, kept = parallel_text.corpus(pairs, vocabulary, faults, max_length=30, max_ratio=2.0)
+    assert (kept, len(corpus)) == ([0], 1)
     assert faults == {"too long": 1, "lengths differ too much": 1} or faults == {"too long": 2}
     assert parallel_text.corpus(pairs, vocabulary)[1] == [0, 1, 2]
-    assert [each.tolist() for each in found.pair(0)] == [vocabulary.encode([text])[0].tolist() for text in pairs[0]]
+    assert [sentence.tolist() for sentence in corpus.pair(0)] == [
+        vocabulary.encode([text])[0].tolist() for text in pairs[0]
+    ]
 
 
 def test_batches_hold_every_pair_once_and_no_more_tokens_than_allowed(language, vocabulary):
-    found, _ = parallel_text.corpus(language.pairs(400), vocabulary)
-    longest = np.maximum(*found.lengths)
+    corpus, _ = parallel_text.corpus(language.pairs(400), vocabulary)
+    longest = np.maximum(*corpus.lengths)
     for seed in (None, [0, 1]):
-        parts = parallel_text.batches(found, 256, seed)
-        assert sorted(np.concatenate(parts).tolist()) == list(range(len(found)))
+        parts = parallel_text.batches(corpus, 256, seed)
+        assert sorted(np.concatenate(parts).tolist()) == list(range(len(corpus)))
         assert all(longest[part].max() * len(part) <= 256 for part in parts)
         used = longest.sum() / sum(longest[part].max() * len(part) for part in parts)
         assert used > 0.8  # like lengths lie together: little is padding
-    again, other = parallel_text.batches(found, 256, [0, 1]), parallel_text.batches(found, 256, [0, 2])
+    again, other = parallel_text.batches(corpus, 256, [0, 1]), parallel_text.batches(corpus, 256, [0, 2])
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(parts, other, strict=False))
 
@@ -163,7 +167,7 @@ def test_batches_by_tokens_keep_order_and_limits():
 def test_held_out_pairs_are_not_trained_on(language, tmp_path):
     pairs = list(dict.fromkeys(language.pairs(200)))
     path = write(tmp_path / "pairs.tsv", "".join(f"{a}\t{b}\n" for a, b in pairs))
-    learn = lambda found: Vocabulary(learn_vocabulary(found, 60, 0))  # noqa: E731
+    learn = lambda lines: Vocabulary(learn_vocabulary(lines, 60, 0))  # noqa: E731
     text = load_parallel_text(path, learn, languages="en-de", validation=30)
     assert len(text.references) == len(text.held_out) == len(pairs) // 10
     assert len(text.train) == len(pairs) - len(text.held_out)
@@ -184,6 +188,6 @@ def test_held_out_pairs_are_not_trained_on(language, tmp_path):
 @pytest.mark.data
 def test_the_development_data_is_read(shared):
     folder = shared / "data" / "translation"
-    found = list(read_pairs(f"{folder}/multi30k/val.en.gz,{folder}/multi30k/val.de.gz"))
-    assert len(found) == 1014
+    pairs = list(read_pairs(f"{folder}/multi30k/val.en.gz,{folder}/multi30k/val.de.gz"))
+    assert len(pairs) == 1014
     assert sum(1 for _ in read_pairs(folder / "tatoeba_deu_eng.zip")) == 169_813

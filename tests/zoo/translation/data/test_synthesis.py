@@ -15,15 +15,17 @@ def sentences(*texts: str) -> list[np.ndarray]:
 
 def test_imitations_are_new_end_and_follow_the_text():
     text = sentences("abcd", "abce", "bbcd", "xbcda", "abc")
-    found = sample_sentences(text, 40, seed=3)
-    assert 5 < len(found) <= 40
-    assert all(each.dtype == np.int32 and each[-1] == END and (each[:-1] != END).all() for each in found)
-    keys = [each.tobytes() for each in found]
-    assert len(set(keys)) == len(keys) and not {*keys} & {each.tobytes() for each in text}
-    assert {*np.concatenate(found).tolist()} <= {*np.concatenate(text).tolist()}
+    sampled = sample_sentences(text, 40, seed=3)
+    assert 5 < len(sampled) <= 40
+    assert all(
+        sentence.dtype == np.int32 and sentence[-1] == END and (sentence[:-1] != END).all() for sentence in sampled
+    )
+    keys = [sentence.tobytes() for sentence in sampled]
+    assert len(set(keys)) == len(keys) and not {*keys} & {sentence.tobytes() for sentence in text}
+    assert {*np.concatenate(sampled).tolist()} <= {*np.concatenate(text).tolist()}
     again, other = sample_sentences(text, 40, seed=3), sample_sentences(text, 40, seed=4)
-    assert [each.tobytes() for each in again] == keys != [each.tobytes() for each in other]
-    assert all(len(each) <= 4 for each in sample_sentences(text, 40, longest=4))
+    assert [sentence.tobytes() for sentence in again] == keys != [sentence.tobytes() for sentence in other]
+    assert all(len(sentence) <= 4 for sentence in sample_sentences(text, 40, longest=4))
 
 
 def test_a_text_that_repeats_itself_gives_few():
@@ -33,7 +35,7 @@ def test_a_text_that_repeats_itself_gives_few():
 def test_tokens_are_drawn_as_often_as_witten_and_bell_say():
     """Of a context seen c times with t different followers its own are taken with the probability c / (c + t)."""
     text = sentences("ab", "ab", "ab", "ac")
-    stream = np.concatenate([part for each in text for part in (np.full(CONTEXT, START), each)])
+    stream = np.concatenate([part for sentence in text for part in (np.full(CONTEXT, START), sentence)])
     level = NGramCounts(stream, 1, 30)
     past = np.full((40_000, CONTEXT), 4)  # after "a": three times "b", once "c"
     token, taken = level.draw(past, np.random.default_rng(0))
@@ -46,18 +48,18 @@ def test_tokens_are_drawn_as_often_as_witten_and_bell_say():
 
 def test_contexts_are_counted_as_they_stand():
     text = sentences("abab", "ab")
-    stream = np.concatenate([part for each in text for part in (np.full(CONTEXT, START), each)])
+    stream = np.concatenate([part for ids in text for part in (np.full(CONTEXT, START), ids)])
     for length in range(CONTEXT + 1):
         level = NGramCounts(stream, length, 30)
         wanted: dict[tuple[int, ...], Counter[int]] = {}
-        for each in text:
-            row = [START] * CONTEXT + each.tolist()
+        for sentence in text:
+            row = [START] * CONTEXT + sentence.tolist()
             for i in range(CONTEXT, len(row)):
                 wanted.setdefault(tuple(row[i - length : i]), Counter())[row[i]] += 1
         assert len(level.keys) == len(wanted)
         for context, followers in wanted.items():
             key = sum(token * 30 ** (length - 1 - i) for i, token in enumerate(context))
-            at = int(np.searchsorted(level.keys, key))
-            assert level.keys[at] == key
-            there = level.tokens[level.first[at] : level.first[at] + level.counts[at]]
-            assert Counter(there.tolist()) == followers and level.distinct[at] == len(followers)
+            position = int(np.searchsorted(level.keys, key))
+            assert level.keys[position] == key
+            there = level.tokens[level.first[position] : level.first[position] + level.counts[position]]
+            assert Counter(there.tolist()) == followers and level.distinct[position] == len(followers)

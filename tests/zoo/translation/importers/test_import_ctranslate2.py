@@ -76,7 +76,7 @@ def agree(original, imported, beam, length_penalty):
     pipeline = zoo.pipeline(imported, "fp32")
     pipeline.beam, pipeline.best, pipeline.length_penalty = beam, beam, length_penalty
     translator = ctranslate2.Translator(str(original), compute_type="float32", intra_threads=1, inter_threads=1)
-    given = translator.translate_batch(
+    results = translator.translate_batch(
         [text.split() for text in TEXTS],
         beam_size=beam,
         num_hypotheses=beam,
@@ -84,12 +84,12 @@ def agree(original, imported, beam, length_penalty):
         min_decoding_length=0,
         return_scores=True,
     )
-    found = pipeline.translate(pipeline.vocabulary.encode(TEXTS))
-    for one, other in zip(found, given, strict=True):
-        assert pipeline.vocabulary.decode([each.tokens for each in one]) == [
-            " ".join(each) for each in other.hypotheses
+    translated = pipeline.translate(pipeline.vocabulary.encode(TEXTS))
+    for one, other in zip(translated, results, strict=True):
+        assert pipeline.vocabulary.decode([hypothesis.tokens for hypothesis in one]) == [
+            " ".join(words) for words in other.hypotheses
         ]
-        np.testing.assert_allclose([each.score for each in one], other.scores, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose([hypothesis.score for hypothesis in one], other.scores, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -120,14 +120,14 @@ def test_alignments_are_by_the_layer_and_heads_that_ctranslate2_aligns_by(option
     zoo.import_model(original, tmp_path / "imported")
     pipeline = zoo.pipeline(tmp_path / "imported", "fp32")
     translator = ctranslate2.Translator(str(original), compute_type="float32", intra_threads=1, inter_threads=1)
-    given = translator.translate_batch([text.split() for text in TEXTS], beam_size=1, return_attention=True)
-    texts = [" ".join(each.hypotheses[0]) for each in given]
+    results = translator.translate_batch([text.split() for text in TEXTS], beam_size=1, return_attention=True)
+    texts = [" ".join(result.hypotheses[0]) for result in results]
     targets = [tokens[:-1].tolist() for tokens in pipeline.vocabulary.encode_target(texts)]
-    found = pipeline.forced.attention(pipeline.vocabulary.encode(TEXTS), targets)
-    for rows, each in zip(found, given, strict=True):
-        attention = np.array(each.attention[0], np.float32).reshape(len(rows), -1)
+    maps = pipeline.forced.attention(pipeline.vocabulary.encode(TEXTS), targets)
+    for rows, other in zip(maps, results, strict=True):
+        attention = np.array(other.attention[0], np.float32).reshape(len(rows), -1)
         np.testing.assert_allclose(rows[:, : attention.shape[1]], attention, atol=1e-4)
-    assert sum(len(each) for each in targets) > len(TEXTS)
+    assert sum(len(target) for target in targets) > len(TEXTS)
 
 
 def edited(path, **changes):
@@ -149,14 +149,14 @@ def test_a_line_of_one_known_word_is_translated_where_sources_have_no_end(tmp_pa
 def test_options_of_a_run_hold_for_that_run_alone(tmp_path):
     zoo.import_model(folder_of(tmp_path / "original"), tmp_path / "imported")
     pipeline = zoo.pipeline(tmp_path / "imported", "fp32")
-    given = tmp_path / "in.txt"
-    given.write_text("\n".join(TEXTS[:9]))
+    source = tmp_path / "in.txt"
+    source.write_text("\n".join(TEXTS[:9]))
     wanted = pipeline(TEXTS[:9])
-    pipeline.run(given, tmp_path / "short.txt", max_tokens=1, beam=3, n_best=3, sentences=True)
-    pipeline.run(given, tmp_path / "out.txt")
+    pipeline.run(source, tmp_path / "short.txt", max_tokens=1, beam=3, n_best=3, sentences=True)
+    pipeline.run(source, tmp_path / "out.txt")
     whole = (tmp_path / "out.txt").read_text().splitlines()
-    assert whole == [each["translation"] for each in wanted] and max(len(each.split()) for each in whole) > 1
-    assert all(len(each.split("\t")[1].split()) < 2 for each in (tmp_path / "short.txt").read_text().splitlines())
+    assert whole == [result["translation"] for result in wanted] and max(len(line.split()) for line in whole) > 1
+    assert all(len(line.split("\t")[1].split()) < 2 for line in (tmp_path / "short.txt").read_text().splitlines())
     assert pipeline(TEXTS[:9]) == wanted
 
 
@@ -201,9 +201,9 @@ def test_what_is_not_supported_is_named(tmp_path):
 def glued(path):
     """A folder with a further tensor in its file."""
     content = (folder_of(path) / "model.bin").read_bytes()
-    at = content.index(b"Spec\0") + 5 + 4
-    (count,) = struct.unpack_from("<I", content, at)
+    offset = content.index(b"Spec\0") + 5 + 4
+    (count,) = struct.unpack_from("<I", content, offset)
     name = b"encoder/layer_0/ffn/linear_0_noact/weight\0"
     more = struct.pack("<H", len(name)) + name + struct.pack("<BIBI", 1, 1, 0, 4) + bytes(4)
-    (path / "model.bin").write_bytes(content[:at] + struct.pack("<I", count + 1) + more + content[at + 4 :])
+    (path / "model.bin").write_bytes(content[:offset] + struct.pack("<I", count + 1) + more + content[offset + 4 :])
     return path

@@ -59,8 +59,8 @@ class Original:
     def begun(self, texts):
         """The texts with the language that a Marian model, or MADLAD-400, reads there."""
         if self.kind == "madlad":
-            return [f"<2{self.target}> {each}" for each in texts]
-        return [f">>{self.target}<< {each}" for each in texts] if self.kind == "marian languages" else texts
+            return [f"<2{self.target}> {text}" for text in texts]
+        return [f">>{self.target}<< {text}" for text in texts] if self.kind == "marian languages" else texts
 
     def generate(self, texts, **options):
         """(tokens of every translation in the zoo's numbers, its scores, its text)."""
@@ -72,12 +72,12 @@ class Original:
         for begin in range(0, len(texts), 50):
             batch = self.tokenizer(self.begun(texts[begin : begin + 50]), return_tensors="pt", padding=True)
             with torch.inference_mode():
-                found = self.model.generate(**batch, **options, return_dict_in_generate=True, output_scores=True)
-            scores += found.sequences_scores.tolist() if options["num_beams"] > 1 else []
-            decoded += self.tokenizer.batch_decode(found.sequences, skip_special_tokens=True)
+                output = self.model.generate(**batch, **options, return_dict_in_generate=True, output_scores=True)
+            scores += output.sequences_scores.tolist() if options["num_beams"] > 1 else []
+            decoded += self.tokenizer.batch_decode(output.sequences, skip_special_tokens=True)
             end, pad = self.model.config.eos_token_id, self.model.config.pad_token_id
-            for row in found.sequences[:, 1:].tolist():
-                row = row[: row.index(end)] if end in row else [each for each in row if each != pad]
+            for row in output.sequences[:, 1:].tolist():
+                row = row[: row.index(end)] if end in row else [token for token in row if token != pad]
                 tokens.append(self.targets.ours[row].tolist())
         return tokens, scores, decoded
 
@@ -123,27 +123,27 @@ def compare(original, count, beams, **options):
     texts = folders.sentences(count, 1)
     pipeline = zoo.pipeline(original.imported, "fp32")
     tokens = pipeline.vocabulary.encode(texts)
-    theirs = [original.sources.ours[each].tolist() for each in original.tokenizer(original.begun(texts)).input_ids]
-    assert [each.tolist() for each in tokens] == theirs
+    theirs = [original.sources.ours[ids].tolist() for ids in original.tokenizer(original.begun(texts)).input_ids]
+    assert [ids.tolist() for ids in tokens] == theirs
     for beam in beams:
         wanted, scores, decoded = original.generate(texts, num_beams=beam, **options)
         pipeline.beam = beam
-        found = [each[0] for each in pipeline.translate(tokens)]
-        other = [i for i, each in enumerate(found) if each.tokens != wanted[i]]
+        best = [hypotheses[0] for hypotheses in pipeline.translate(tokens)]
+        other = [i for i, hypothesis in enumerate(best) if hypothesis.tokens != wanted[i]]
         assert len(other) <= count // 250, other
         for i in other:
-            assert original.undecided(texts[i], found[i], beam, scores[i] if scores else None), i
-        assert len({tuple(each) for each in wanted}) > FEW / 4  # they differ, and so do their lengths
+            assert original.undecided(texts[i], best[i], beam, scores[i] if scores else None), i
+        assert len({tuple(ids) for ids in wanted}) > FEW / 4  # they differ, and so do their lengths
         if beam == 1:
-            assert len({len(each) for each in wanted}) > 1
+            assert len({len(ids) for ids in wanted}) > 1
         else:
             same = [i for i in range(count) if i not in other]
-            close([found[i].score for i in same], [scores[i] for i in same])
+            close([best[i].score for i in same], [scores[i] for i in same])
         if original.kind in ("m2m", "marian languages"):
             continue  # transformers writes the languages into the text there, where a random model has chosen one
-        assert [each["translation"] for each in pipeline(texts[:5])] == [
-            each.strip().removesuffix("@@")
-            for each in decoded[:5]  # of a word that goes on
+        assert [result["translation"] for result in pipeline(texts[:5])] == [
+            text.strip().removesuffix("@@")
+            for text in decoded[:5]  # of a word that goes on
         ]
 
 
@@ -151,7 +151,7 @@ SLOW = (*folders.NEAR, "mbart50")
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(each, marks=pytest.mark.slow) if each in SLOW else each for each in folders.KINDS]
+    "kind", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in folders.KINDS]
 )
 def test_tokens_and_scores_are_those_of_generate(originals, kind):
     compare(originals(kind), FEW, (1, 4))
@@ -161,18 +161,18 @@ FAST = ("marian separate", "nllb", "bart", "t5")  # of exports; the others are n
 
 
 @pytest.mark.parametrize(
-    "kind", [each if each in FAST else pytest.param(each, marks=pytest.mark.slow) for each in folders.KINDS]
+    "kind", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in folders.KINDS]
 )
 def test_an_exported_folder_gives_the_tokens_of_the_original(originals, kind, tmp_path):
     original = originals(kind)
-    found = api.export(original.imported, "huggingface", tmp_path / "exported")
-    assert "model.safetensors" in found["files"]
+    report = api.export(original.imported, "huggingface", tmp_path / "exported")
+    assert "model.safetensors" in report["files"]
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "exported")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
     texts = original.begun(folders.sentences(6, 2))
     batch = original.tokenizer(texts, return_tensors="pt", padding=True)
     assert all(
-        torch.equal(each, batch[key]) for key, each in tokenizer(texts, return_tensors="pt", padding=True).items()
+        torch.equal(tensor, batch[key]) for key, tensor in tokenizer(texts, return_tensors="pt", padding=True).items()
     )
     options = {}
     if original.source:  # which the exported folder has in its generation_config.json
@@ -197,9 +197,9 @@ TEXTS = (
 def test_texts_are_split_into_words_like_the_tokenizer(originals, kind):
     original = originals(kind)
     vocabulary = zoo.pipeline(original.imported, "fp32").vocabulary
-    wanted = [original.sources.ours[each].tolist() for each in original.tokenizer([*TEXTS]).input_ids]
-    assert [each.tolist() for each in vocabulary.encode(TEXTS)] == wanted
-    for text, tokens in zip(TEXTS, vocabulary.encode_target([each.replace("\n", " ") for each in TEXTS]), strict=True):
+    wanted = [original.sources.ours[ids].tolist() for ids in original.tokenizer([*TEXTS]).input_ids]
+    assert [ids.tolist() for ids in vocabulary.encode(TEXTS)] == wanted
+    for text, tokens in zip(TEXTS, vocabulary.encode_target([text.replace("\n", " ") for text in TEXTS]), strict=True):
         theirs = original.tokenizer.decode(rows_of(original, tokens.tolist()), skip_special_tokens=True)
         assert vocabulary.decode([tokens.tolist()]) == [theirs.strip().removesuffix("@@")], text
 
@@ -301,17 +301,17 @@ def test_what_generation_config_says_is_followed(originals, options, tmp_path):
     pipeline = zoo.pipeline(tmp_path / "imported", "fp32")
     assert pipeline.beam == said["num_beams"]
     texts = folders.sentences(FEW, 1)
-    options = {name: each for name, each in options.items() if name not in ("temperature", "top_k")}
+    options = {name: option for name, option in options.items() if name not in ("temperature", "top_k")}
     wanted, scores, _ = original.generate(texts, **{"num_beams": 4, **options})
-    found = [each[0] for each in pipeline.translate(pipeline.vocabulary.encode(texts))]
-    assert [each.tokens for each in found] == wanted
-    close([each.score for each in found], scores)
+    best = [hypotheses[0] for hypotheses in pipeline.translate(pipeline.vocabulary.encode(texts))]
+    assert [hypothesis.tokens for hypothesis in best] == wanted
+    close([hypothesis.score for hypothesis in best], scores)
 
 
 def rows_of(original, tokens):
     """The zoo's target tokens in the original's numbers."""
     theirs = {int(ours): token for token, ours in enumerate(original.targets.ours)}
-    return [theirs[each] for each in tokens]
+    return [theirs[token] for token in tokens]
 
 
 @pytest.mark.parametrize("beam", [1, 4])
@@ -320,24 +320,26 @@ def test_rules_of_scores_are_those_of_generate(originals, kind, beam, tmp_path):
     """Penalties, n-grams of the source, phrases and first tokens that must not come; the folder's, and of a run."""
     original, texts = originals(kind), folders.sentences(FEW, 1)
     usual, _, _ = original.generate(texts, num_beams=beam)
-    pairs = [each[i : i + 2] for each in usual[::2] for i in range(len(each) - 1)]
+    pairs = [ids[i : i + 2] for ids in usual[::2] for i in range(len(ids) - 1)]
     options = {
-        "bad_words_ids": [[2] if kind == "marian" else [1], *(rows_of(original, each) for each in pairs)],
-        "begin_suppress_tokens": rows_of(original, [each[0] for each in usual[1::4] if each]),
+        "bad_words_ids": [[2] if kind == "marian" else [1], *(rows_of(original, pair) for pair in pairs)],
+        "begin_suppress_tokens": rows_of(original, [ids[0] for ids in usual[1::4] if ids]),
         "repetition_penalty": 1.3,
         "encoder_no_repeat_ngram_size": 2,
         "no_repeat_ngram_size": 0,
     }
     shutil.copytree(original.path, tmp_path / "original")
     change("generation_config.json", num_beams=beam, **options)(tmp_path / "original")
-    found = generated(original, tmp_path / "original", tmp_path, **options)
-    assert [each[0].tokens for each in found.translate(found.vocabulary.encode(texts))] != usual
+    pipeline = generated(original, tmp_path / "original", tmp_path, **options)
+    assert [hypotheses[0].tokens for hypotheses in pipeline.translate(pipeline.vocabulary.encode(texts))] != usual
     for run in ({"repetition_penalty": 0.8}, {"repetition_penalty": 1.0, "min_tokens": 8}):
-        theirs = {**options, **{name.replace("min_tokens", "min_new_tokens"): each for name, each in run.items()}}
+        theirs = {**options, **{name.replace("min_tokens", "min_new_tokens"): option for name, option in run.items()}}
         wanted, scores, _ = original.generate(texts, num_beams=beam, **theirs)
-        ours = [each[0] for each in found.with_options(**run).translate(found.vocabulary.encode(texts))]
-        assert [each.tokens for each in ours] == wanted
-        close([each.score for each in ours if scores], scores)
+        ours = [
+            hypotheses[0] for hypotheses in pipeline.with_options(**run).translate(pipeline.vocabulary.encode(texts))
+        ]
+        assert [hypothesis.tokens for hypothesis in ours] == wanted
+        close([hypothesis.score for hypothesis in ours if scores], scores)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -349,8 +351,8 @@ def test_ngrams_count_the_start_as_in_transformers(size):
         tokens = random.integers(6, 9, random.integers(0, 9)).tolist()
         wanted = processor(torch.tensor([[7, *tokens]]), torch.zeros(1, 10)).numpy()
         history = np.array([tokens], np.int64).reshape(1, -1)
-        found = apply_rules(np.zeros((1, 10), np.float32), history, rules, end=3, begins=not tokens)
-        np.testing.assert_array_equal(found, wanted)
+        scores = apply_rules(np.zeros((1, 10), np.float32), history, rules, end=3, begins=not tokens)
+        np.testing.assert_array_equal(scores, wanted)
 
 
 def test_folders_that_sample_are_imported(originals, tmp_path):
@@ -370,30 +372,30 @@ def test_prefixes_of_translations_are_decoder_inputs_of_generate(originals, beam
     pipeline = zoo.pipeline(original.imported, "fp32").with_options(beam=beam, n_best=beam, repetition_penalty=1.2)
     tokens = pipeline.vocabulary.encode(texts)
     prefixes = [pipeline.target_tokens(text) for text in folders.sentences(FEW, 2)]
-    prefixes = [each[: i % 3] for i, each in enumerate(prefixes)]
-    found = pipeline.translate(tokens, [Demands(each) for each in prefixes])
+    prefixes = [prefix[: i % 3] for i, prefix in enumerate(prefixes)]
+    translated = pipeline.translate(tokens, [Demands(prefix) for prefix in prefixes])
     start = original.model.config.decoder_start_token_id
     for count in range(3):  # of one length in a batch
-        rows = [i for i, each in enumerate(prefixes) if len(each) == count]
+        rows = [i for i, prefix in enumerate(prefixes) if len(prefix) == count]
         inputs = torch.tensor([[start, *rows_of(original, prefixes[i])] for i in rows])
         options = {"num_beams": beam, "num_return_sequences": beam, "repetition_penalty": 1.2}
         wanted, scores, _ = original.generate([texts[i] for i in rows], decoder_input_ids=inputs, **options)
-        assert [one.tokens for i in rows for one in found[i]] == wanted
-        close([one.score for i in rows for one in found[i] if scores], scores)
+        assert [one.tokens for i in rows for one in translated[i]] == wanted
+        close([one.score for i in rows for one in translated[i] if scores], scores)
 
 
 def test_options_of_a_run_override_generation_config(originals, tmp_path):
     original, texts = originals("marian"), folders.sentences(FEW, 1)
     pipeline = zoo.pipeline(original.imported, "fp32")
     tokens = pipeline.vocabulary.encode(texts)
-    before = [each[0] for each in pipeline.translate(tokens)]
+    before = [hypotheses[0] for hypotheses in pipeline.translate(tokens)]
     for beam, size, penalty in ((3, 2, 0.2), (3, 3, -0.5), (4, 0, 2.0), (1, 2, 1.0)):
         options = {"beam": beam, "no_repeat_ngram": size, "length_penalty": penalty}
         wanted, scores, _ = original.generate(texts, num_beams=beam, no_repeat_ngram_size=size, length_penalty=penalty)
-        found = [each[0] for each in pipeline.with_options(**options).translate(tokens)]
-        assert [each.tokens for each in found] == wanted
-        close([each.score for each in found if scores], scores)
-    assert [each[0] for each in pipeline.translate(tokens)] == before
+        best = [hypotheses[0] for hypotheses in pipeline.with_options(**options).translate(tokens)]
+        assert [hypothesis.tokens for hypothesis in best] == wanted
+        close([hypothesis.score for hypothesis in best if scores], scores)
+    assert [hypotheses[0] for hypotheses in pipeline.translate(tokens)] == before
 
 
 def generated(original, folder, tmp_path, **options):
@@ -402,7 +404,7 @@ def generated(original, folder, tmp_path, **options):
     pipeline = zoo.pipeline(tmp_path / "imported", "fp32")
     texts = folders.sentences(FEW, 1)
     wanted, _, _ = original.generate(texts, num_beams=pipeline.beam, **options)
-    assert [each[0].tokens for each in pipeline.translate(pipeline.vocabulary.encode(texts))] == wanted
+    assert [hypotheses[0].tokens for hypotheses in pipeline.translate(pipeline.vocabulary.encode(texts))] == wanted
     return pipeline
 
 
@@ -452,7 +454,7 @@ def test_a_mask_beyond_the_table_is_no_fault(tmp_path):
     vocabulary.pop("<mask>")
     rows = max(vocabulary.values()) + 1
     vocabulary["<mask>"] = rows
-    fast["added_tokens"] = [{**each, "id": vocabulary[each["content"]]} for each in fast["added_tokens"]]
+    fast["added_tokens"] = [{**token, "id": vocabulary[token["content"]]} for token in fast["added_tokens"]]
     (tmp_path / "original/tokenizer.json").write_text(json.dumps(fast))
     model.resize_token_embeddings(rows)
     model.save_pretrained(tmp_path / "original")
@@ -480,11 +482,11 @@ def test_weights_in_a_pickle_and_in_several_files_are_the_same(originals, tmp_pa
     original.model.save_pretrained(tmp_path / "parts", max_shard_size="20KB")
     tokenizer.save_pretrained(tmp_path / "parts")
     assert len(list((tmp_path / "parts").glob("model-*.safetensors"))) > 1
-    found = [zoo.pipeline(original.imported, "fp32")(texts)]
+    results = [zoo.pipeline(original.imported, "fp32")(texts)]
     for name in ("bin", "parts"):
         zoo.import_model(tmp_path / name, tmp_path / f"{name}-imported")
-        found.append(zoo.pipeline(tmp_path / f"{name}-imported", "fp32")(texts))
-    assert found[0] == found[1] == found[2]
+        results.append(zoo.pipeline(tmp_path / f"{name}-imported", "fp32")(texts))
+    assert results[0] == results[1] == results[2]
 
 
 def test_half_precision_is_read(originals, tmp_path):
@@ -501,17 +503,17 @@ def test_pieces_of_sentencepiece_are_used_where_they_lie_beside_tokenizers(tmp_p
     folders.make("nllb", tmp_path / "nllb")
     assert (tmp_path / "nllb" / folders.PIECES).is_file()
     (tmp_path / "plain").mkdir()
-    for each in (tmp_path / "nllb").iterdir():
-        if each.name != folders.PIECES:
-            shutil.copy(each, tmp_path / "plain")
+    for path in (tmp_path / "nllb").iterdir():
+        if path.name != folders.PIECES:
+            shutil.copy(path, tmp_path / "plain")
     vocabularies = []
     for name in ("nllb", "plain"):
         zoo.import_model(tmp_path / name, tmp_path / f"{name}-out", target_language="deu_Latn")
         vocabularies.append(zoo.pipeline(tmp_path / f"{name}-out", "fp32").vocabulary)
-    assert [each.framing.kind for each in vocabularies] == ["sentencepiece", "tokenizers"]
+    assert [vocabulary.framing.kind for vocabulary in vocabularies] == ["sentencepiece", "tokenizers"]
     texts = folders.sentences(50, 3)
-    one, other = (each.encode(texts) for each in vocabularies)
-    assert [each.tolist() for each in one] == [each.tolist() for each in other]
+    one, other = (vocabulary.encode(texts) for vocabulary in vocabularies)
+    assert [ids.tolist() for ids in one] == [ids.tolist() for ids in other]
     assert vocabularies[0].decode(one) == vocabularies[1].decode(other)
 
 
@@ -525,7 +527,7 @@ def test_the_languages_are_chosen_at_run(originals, tmp_path):
         cli.call([*arguments, "--target-language", target, "--source-language", "eng_Latn", "--beam", "2"])
         original.target = target
         _, _, decoded = original.generate(texts, num_beams=2)
-        decoded = [each.strip() for each in decoded]
+        decoded = [text.strip() for text in decoded]
         done[target] = out.read_text().split("\n")
         assert done[target] == [*decoded[:5], "", *decoded[5:], ""]
     original.target = "deu_Latn"
@@ -538,14 +540,14 @@ def test_the_languages_are_chosen_at_run(originals, tmp_path):
 
 def test_a_language_in_the_text_of_a_marian_model(originals):
     original, texts = originals("marian languages"), folders.sentences(6, 5)
-    pipeline, found = zoo.pipeline(original.imported, "fp32"), []
+    pipeline, outputs = zoo.pipeline(original.imported, "fp32"), []
     for target in ("fr", "de"):
         original.target = target
         pipeline.vocabulary = pipeline.vocabulary.choose(target_language=target)
         wanted, _, _ = original.generate(texts, num_beams=4)
-        found.append([each[0].tokens for each in pipeline.translate(pipeline.vocabulary.encode(texts))])
-        assert found[-1] == wanted
-    assert found[0] != found[1]
+        outputs.append([hypotheses[0].tokens for hypotheses in pipeline.translate(pipeline.vocabulary.encode(texts))])
+        assert outputs[-1] == wanted
+    assert outputs[0] != outputs[1]
 
 
 def test_prompts_are_put_before_every_source(originals, tmp_path):
@@ -560,9 +562,9 @@ def test_prompts_are_put_before_every_source(originals, tmp_path):
     }
     for prompt, changed in forms.items():
         tokens = [
-            original.sources.ours[each].tolist() for each in original.tokenizer([prompt + x for x in texts]).input_ids
+            original.sources.ours[ids].tolist() for ids in original.tokenizer([prompt + x for x in texts]).input_ids
         ]
-        assert [each.tolist() for each in changed.vocabulary.encode(texts)] == tokens
+        assert [ids.tolist() for ids in changed.vocabulary.encode(texts)] == tokens
         assert changed.vocabulary.frame == len(changed.vocabulary.encode([""])[0])
     with pytest.raises(RequestError, match="found --target-language xx; expected one of: de, fr"):
         pipeline.with_options(target_language="xx")
@@ -599,7 +601,7 @@ def test_it_is_a_model_folder_like_any_other(originals, tmp_path):
     assert info["preprocessing"]["form"]["shared_source"] is False
     texts = folders.sentences(40, 5)
     (tmp_path / "text.txt").write_text("\n".join(texts))
-    (tmp_path / "pairs.tsv").write_text("".join(f"{each}\t{each}\n" for each in texts))
+    (tmp_path / "pairs.tsv").write_text("".join(f"{text}\t{text}\n" for text in texts))
     zoo.calibrate(folder, str(tmp_path / "text.txt"))
     assert zoo.run(folder, tmp_path / "text.txt", tmp_path / "out.txt")["precision"] == "int8"
     assert zoo.evaluate(folder, str(tmp_path / "pairs.tsv"))["samples"] == 40
@@ -613,13 +615,13 @@ def test_a_folder_holds_the_weights_no_more_often_than_running_needs(originals, 
     path, texts = tmp_path / "folder", folders.sentences(12, 5)
     shutil.copytree(original.imported, path)
     (tmp_path / "text.txt").write_text("\n".join(texts))
-    (tmp_path / "pairs.tsv").write_text("".join(f"{each}\t{each}\n" for each in texts))
+    (tmp_path / "pairs.tsv").write_text("".join(f"{text}\t{text}\n" for text in texts))
     zoo.calibrate(path, str(tmp_path / "text.txt"))
     zoo.run(path, tmp_path / "text.txt", tmp_path / "out.txt")
     zoo.evaluate(path, str(tmp_path / "pairs.tsv"))
-    graphs = {each.name for each in path.iterdir() if each.suffix in (".onnx", ".data")}
+    graphs = {file.name for file in path.iterdir() if file.suffix in (".onnx", ".data")}
     assert graphs == {"int8.onnx"}
-    size = sum(each.stat().st_size for each in path.iterdir())
+    size = sum(file.stat().st_size for file in path.iterdir())
     assert size <= 2.1 * (original.path / "model.safetensors").stat().st_size  # 5.5 with all that was made
     folder = zoo.load(path)
     before = {name: files.sha256(path / name) for name in graphs}
@@ -659,14 +661,14 @@ def test_a_shortlist_is_learned_of_parallel_text(originals, tmp_path):
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("".join(f"{a}\t{b}\n" for a, b in zip(texts, texts[::-1], strict=True)))
     zoo.import_model(folder, tmp_path / "listed", shortlist=str(pairs))
-    found = zoo.pipeline(tmp_path / "listed", "fp32")
-    words = [{*found.shortlist.allowed(each.tolist()).tolist()} for each in found.vocabulary.encode(texts)]
-    spoken = found.vocabulary.encode_target(texts[::-1])
-    missing = [token not in each for each, tokens in zip(words, spoken, strict=True) for token in tokens.tolist()]
-    assert np.mean(missing) < 0.02 and all(len(each) < len(found.vocabulary) for each in words)
-    found.beam = 1
-    for each, tokens in zip(words, found.translate(found.vocabulary.encode(texts[:8])), strict=False):
-        assert each >= {*tokens[0].tokens}
+    pipeline = zoo.pipeline(tmp_path / "listed", "fp32")
+    words = [{*pipeline.shortlist.allowed(ids.tolist()).tolist()} for ids in pipeline.vocabulary.encode(texts)]
+    spoken = pipeline.vocabulary.encode_target(texts[::-1])
+    missing = [token not in allowed for allowed, tokens in zip(words, spoken, strict=True) for token in tokens.tolist()]
+    assert np.mean(missing) < 0.02 and all(len(allowed) < len(pipeline.vocabulary) for allowed in words)
+    pipeline.beam = 1
+    for shortlist, tokens in zip(words, pipeline.translate(pipeline.vocabulary.encode(texts[:8])), strict=False):
+        assert shortlist >= {*tokens[0].tokens}
     pairs.write_text("one\tpair\n")
     with pytest.raises(RequestError, match="1 pairs are too few"):
         zoo.import_model(folder, tmp_path / "none", shortlist=str(pairs))
@@ -703,8 +705,10 @@ class Code:
 def change(name, **values):
     def apply(folder):
         path = folder / name
-        found = json.loads(path.read_text())
-        path.write_text(json.dumps({key: each for key, each in {**found, **values}.items() if each != "gone"}))
+        settings = json.loads(path.read_text())
+        path.write_text(
+            json.dumps({key: setting for key, setting in {**settings, **values}.items() if setting != "gone"})
+        )
 
     return apply
 
@@ -723,9 +727,9 @@ def truncate(folder):
 
 
 def other_vocabulary(folder):
-    found = json.loads((folder / "vocab.json").read_text())
-    del found[list(found)[-1]]
-    (folder / "vocab.json").write_text(json.dumps(found))
+    vocabulary = json.loads((folder / "vocab.json").read_text())
+    del vocabulary[list(vocabulary)[-1]]
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
 
 
 def dropped(*names):
@@ -823,8 +827,8 @@ def test_a_wrong_folder_is_refused_in_one_line(wrong, capsys, fault):
     spoil, said = FAULTS[fault]
     spoil(wrong)
     capsys.readouterr()
-    found = refused(wrong, capsys)
-    assert re.search(said, found), found
+    message = refused(wrong, capsys)
+    assert re.search(said, message), message
 
 
 def test_all_faults_are_said_at_once(wrong, capsys):
@@ -833,8 +837,8 @@ def test_all_faults_are_said_at_once(wrong, capsys):
         (wrong / name).unlink()
     change("config.json", activation_function="mish")(wrong)
     change("generation_config.json", do_sample=True)(wrong)
-    found = refused(wrong, capsys)
-    assert all(each in found for each in ("damaged", "found no vocabulary", "mish", "do_sample"))
+    message = refused(wrong, capsys)
+    assert all(part in message for part in ("damaged", "found no vocabulary", "mish", "do_sample"))
 
 
 def test_formats_and_places(wrong, capsys, tmp_path):

@@ -23,9 +23,9 @@ torch.set_num_threads(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_translations_of_many_sentences_equal_marians(name: str, tmp_path: Path) -> None:
     folder, texts = folder_of(tmp_path, MODELS[name], seed=1), words(500, 2)
-    found = marian.read(folder)
-    agree(search(found, texts, 1, length_penalty=0.0), theirs(folder, texts, 1))
-    agree(search(found, texts, 4, length_penalty=1.0), theirs(folder, texts, 4, normalize=1.0))
+    model = marian.read(folder)
+    agree(search(model, texts, 1, length_penalty=0.0), theirs(folder, texts, 1))
+    agree(search(model, texts, 4, length_penalty=1.0), theirs(folder, texts, 4, normalize=1.0))
 
 
 @pytest.mark.parametrize("name", ["ssru", "attention", "average"])
@@ -39,9 +39,11 @@ def test_an_imported_folder_translates_as_marian_does(name: str, tmp_path: Path)
     assert (report["format"], report["imported"]["version"]) == ("marian", "v1.12.42")
     pipeline = zoo.pipeline(tmp_path / "imported", "fp32")
     assert (pipeline.engine, pipeline.beam) == ("onnxruntime", 3)
-    given = theirs(folder, TEXTS, 3, normalize=1.0, shortlist=[str(path), "11", "5", "0.2"])
-    found = pipeline(TEXTS)
-    agree([[(each["translation"], each["score"])] for each in found], [each[:1] for each in given])
+    reference = theirs(folder, TEXTS, 3, normalize=1.0, shortlist=[str(path), "11", "5", "0.2"])
+    results = pipeline(TEXTS)
+    agree(
+        [[(result["translation"], result["score"])] for result in results], [hypotheses[:1] for hypotheses in reference]
+    )
 
 
 @pytest.mark.skipif(not extension.isas(), reason="the native kernels are not built")
@@ -52,34 +54,34 @@ def test_an_imported_folder_becomes_int8(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("\n".join(TEXTS))
     zoo.calibrate(tmp_path / "imported", str(tmp_path / "text"))
     zoo.build(tmp_path / "imported")
-    found, wanted = (zoo.pipeline(tmp_path / "imported", precision) for precision in ("int8", "fp32"))
-    assert (found.engine, found.rules.kind) == ("native", "marian")
-    found.beam = wanted.beam = 1
-    scores = [[each["score"] for each in one(TEXTS)] for one in (found, wanted)]
+    int8, wanted = (zoo.pipeline(tmp_path / "imported", precision) for precision in ("int8", "fp32"))
+    assert (int8.engine, int8.rules.kind) == ("native", "marian")
+    int8.beam = wanted.beam = 1
+    scores = [[result["score"] for result in one(TEXTS)] for one in (int8, wanted)]
     assert np.corrcoef(*scores)[0, 1] > 0.8
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_translations_equal_marians(name: str, tmp_path: Path) -> None:
     folder = folder_of(tmp_path, MODELS[name])
-    found = marian.read(folder)
-    agree(search(found, TEXTS, 1, length_penalty=0.0), theirs(folder, TEXTS, 1))
-    agree(search(found, TEXTS, 4, length_penalty=0.6), theirs(folder, TEXTS, 4, normalize=0.6))
+    model = marian.read(folder)
+    agree(search(model, TEXTS, 1, length_penalty=0.0), theirs(folder, TEXTS, 1))
+    agree(search(model, TEXTS, 4, length_penalty=0.6), theirs(folder, TEXTS, 4, normalize=0.6))
 
 
 def test_rules_of_the_search_equal_marians(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, MODELS["ssru"])
-    found = marian.read(folder)
+    model = marian.read(folder)
     options = {"normalize": 1.0, "word_penalty": 0.3, "max_length_factor": 0.7}
     agree(
-        search(found, TEXTS, 3, length_penalty=1.0, word_penalty=0.3, growth=0.7), theirs(folder, TEXTS, 3, **options)
+        search(model, TEXTS, 3, length_penalty=1.0, word_penalty=0.3, growth=0.7), theirs(folder, TEXTS, 3, **options)
     )
 
 
 def lexicon(folder: Path, seed: int = 0) -> list[tuple[str, str, float]]:
     """Target pieces, source pieces and probabilities, made up."""
     draw = random.Random(seed)
-    sides = [sentencepiece.SentencePieceProcessor(model_file=str(each)) for each in sorted(folder.glob("*.spm"))]
+    sides = [sentencepiece.SentencePieceProcessor(model_file=str(path)) for path in sorted(folder.glob("*.spm"))]
     source, target = ([side.id_to_piece(i) for i in range(len(side))] for side in (sides[0], sides[-1]))
     return [
         (to, of, round(draw.random(), 4))
@@ -96,12 +98,12 @@ def test_translations_with_a_shortlist_equal_marians(name: str, binary: bool, tm
     path = folder / "lex.s2t"
     path.write_text("".join(f"{to} {of} {probability}\n" for to, of, probability in lexicon(folder)))
     if binary:
-        names = sorted(str(each) for each in folder.glob("*.spm"))
+        names = sorted(str(path) for path in folder.glob("*.spm"))
         marian_itself("convert", "-s", path, "11", "5", "0.2", "-d", folder / "lex.bin", "-V", names[0], names[-1])
         path.unlink()
         path = folder / "lex.bin"
         (folder / "decoder.yml").unlink()
     options: dict[str, Any] = {"shortlist": [str(path)] if binary else [str(path), "11", "5", "0.2"]}
-    found = marian.read(folder)
-    agree(search(found, TEXTS, 1, length_penalty=0.0), theirs(folder, TEXTS, 1, **options))
-    agree(search(found, TEXTS, 4, length_penalty=0.6), theirs(folder, TEXTS, 4, normalize=0.6, **options))
+    model = marian.read(folder)
+    agree(search(model, TEXTS, 1, length_penalty=0.0), theirs(folder, TEXTS, 1, **options))
+    agree(search(model, TEXTS, 4, length_penalty=0.6), theirs(folder, TEXTS, 4, normalize=0.6, **options))

@@ -45,21 +45,21 @@ def test_int8_weights_are_read_with_their_multipliers(name: str, kind: int, tmp_
     originals = marian.read(folder).state
     (folder / "model.npz").rename(tmp_path / "model.txt")
     (folder / "model.ende.intgemm.bin").write_bytes(binary(weights(options), options, kind))
-    found = marian.read(folder)
-    matrices = {key for key, each in originals.items() if each.ndim == 2}
+    model = marian.read(folder)
+    matrices = {key for key, matrix in originals.items() if matrix.ndim == 2}
     tables = {"embedding.weight", "source_embedding.weight"}
     quantized = matrices if kind == 0x4101 else matrices - tables
-    assert found.about["int8"] == f"{len(quantized)} matrices"
+    assert model.about["int8"] == f"{len(quantized)} matrices"
     multiplied = quantized - tables if name == "untied" else quantized
-    assert found.magnitudes == dict.fromkeys(multiplied, pytest.approx(127 / 9.5))
-    for key, each in found.state.items():
+    assert model.magnitudes == dict.fromkeys(multiplied, pytest.approx(127 / 9.5))
+    for key, array in model.state.items():
         if key in quantized:
             step = np.abs(originals[key]).max() / 127
-            np.testing.assert_allclose(each / step, np.rint(each / step), atol=1e-4)
-            np.testing.assert_allclose(each, originals[key], atol=0.51 * step)
+            np.testing.assert_allclose(array / step, np.rint(array / step), atol=1e-4)
+            np.testing.assert_allclose(array, originals[key], atol=0.51 * step)
         else:
-            np.testing.assert_array_equal(each, originals[key])
-    assert (found.languages, found.rules) == ("en-de", marian.FIREFOX)
+            np.testing.assert_array_equal(array, originals[key])
+    assert (model.languages, model.rules) == ("en-de", marian.FIREFOX)
 
 
 def test_int8_files_of_marian_are_read(tmp_path: Path) -> None:
@@ -67,8 +67,8 @@ def test_int8_files_of_marian_are_read(tmp_path: Path) -> None:
     marian_itself("convert", "-f", folder / "model.npz", "-t", folder / "their.bin", "-g", "intgemm8")
     (folder / "ours.bin").write_bytes(binary(weights(options := {**OPTIONS, **MODELS["untied"]}), options, 0x10001))
     theirs_, ours = (marian.read(folder / name) for name in ("their.bin", "ours.bin"))
-    for key, each in ours.state.items():
-        np.testing.assert_allclose(theirs_.state[key], each, rtol=1e-6)
+    for key, array in ours.state.items():
+        np.testing.assert_allclose(theirs_.state[key], array, rtol=1e-6)
     assert theirs_.about["int8"] == ours.about["int8"] and not theirs_.magnitudes and ours.magnitudes
 
 
@@ -86,14 +86,16 @@ def test_int8_weights_stay_as_they_are(tmp_path: Path) -> None:
     zoo.build(imported)
 
     wanted: dict[bytes, float] = {}
-    for name, each in originals.items():
+    for name, array in originals.items():
         if name.rpartition("_")[2].startswith("W"):
-            step = np.abs(each).max() / 127
-            integers = np.rint(each / step).astype(np.int8)
+            step = np.abs(array).max() / 127
+            integers = np.rint(array / step).astype(np.int8)
             for column in integers if "Wemb" in name else integers.T:
                 wanted[column.tobytes()] = step / 4 if name.endswith("_Wq") else step  # attention's 1 / sqrt(16)
     encoder, decoder = programs(graph_io.load(imported / "int8.onnx"))
-    layers = [each.layer for each in (*encoder.operations, *decoder.operations) if hasattr(each, "layer")]
+    layers = [
+        operation.layer for operation in (*encoder.operations, *decoder.operations) if hasattr(operation, "layer")
+    ]
     assert len(layers) == 2 * 4 + 2 * 6 + 1
     for layer in layers:
         for column, scale in zip(layer.weight.T, layer.scale.tolist(), strict=True):
@@ -108,17 +110,17 @@ def test_a_binary_shortlist(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, MODELS["ssru"])
     lists = [[i % 7, i] if i % 3 else [] for i in range(PIECE_COUNT)]
     offsets = np.cumsum([0, *map(len, lists)]).astype("<u8").tobytes()
-    body = offsets + np.array([each for one in lists for each in one], "<u4").tobytes()
+    body = offsets + np.array([word for one in lists for word in one], "<u4").tobytes()
 
     def made(words: int = PIECE_COUNT + 1) -> bytes:
-        rest = struct.pack("<4Q", 10, 2, words, sum(map(len, lists))) + body
-        return struct.pack("<QQ", MAGIC, compute_checksum(bytes(16) + rest)) + rest
+        content = struct.pack("<4Q", 10, 2, words, sum(map(len, lists))) + body
+        return struct.pack("<QQ", MAGIC, compute_checksum(bytes(16) + content)) + content
 
     content = made()
     (folder / "lex.50.50.ende.s2t.bin").write_bytes(content)
-    found = Shortlist.from_bytes(marian.read(folder).files[SHORTLIST])
+    shortlist = Shortlist.from_bytes(marian.read(folder).files[SHORTLIST])
     _, vocabulary = network(marian.read(folder))
-    assert set(found.allowed(vocabulary.encode([""])[0].tolist())) >= {1, 3, *range(4, 12)}
+    assert set(shortlist.allowed(vocabulary.encode([""])[0].tolist())) >= {1, 3, *range(4, 12)}
     for damage, why in (
         (content[:-4], "it has"),
         (content[:-1] + b"\1", "its checksum is another"),
@@ -135,32 +137,32 @@ def test_a_vocabulary_of_yaml(cut: bool, tmp_path: Path) -> None:
     folder = folder_of(tmp_path, MODELS["ssru"])
     content = (folder / "vocab.spm").read_bytes()
     model = sentencepiece.SentencePieceProcessor(model_proto=content)
-    known = [model.id_to_piece(i) for i in range(PIECE_COUNT)]
-    known[5:8] = ["no", "1", "~"]
-    known[11], known[0] = 'a"b: c', "</s>"
+    pieces = [model.id_to_piece(i) for i in range(PIECE_COUNT)]
+    pieces[5:8] = ["no", "1", "~"]
+    pieces[11], pieces[0] = 'a"b: c', "</s>"
     (folder / "vocab.spm").unlink()
     text = "".join(
-        f"{each if each in ('no', '1') else json.dumps(each)}: {i}\n" for i, each in enumerate(known)
+        f"{piece if piece in ('no', '1') else json.dumps(piece)}: {i}\n" for i, piece in enumerate(pieces)
     ).encode()
     (folder / "vocab.yml").write_bytes(text)
     if cut:
         for side in ("source", "target"):
             (folder / f"{side}.spm").write_bytes(content)
-    texts = TEXTS if cut else [" ".join(model.encode(each, out_type=str)) for each in TEXTS] + ["no 1 nowhere ~ no"]
-    given = [" ".join(model.encode(each, out_type=str)) for each in TEXTS] if cut else texts
-    found = marian.read(folder)
-    ours = search(found, texts, 2, length_penalty=1.0)
-    wanted = theirs(folder, given, 2, normalize=1.0)
+    texts = TEXTS if cut else [" ".join(model.encode(line, out_type=str)) for line in TEXTS] + ["no 1 nowhere ~ no"]
+    sources = [" ".join(model.encode(line, out_type=str)) for line in TEXTS] if cut else texts
+    imported = marian.read(folder)
+    ours = search(imported, texts, 2, length_penalty=1.0)
+    wanted = theirs(folder, sources, 2, normalize=1.0)
     if cut:
-        wanted = [[(model.decode_pieces(text.split()), score) for text, score in each] for each in wanted]
+        wanted = [[(model.decode_pieces(text.split()), score) for text, score in hypotheses] for hypotheses in wanted]
     agree(ours, wanted)
 
 
 def changed_bytes(path: Path, **arrays: Any) -> None:
     """Change arrays of an npz; None leaves one out."""
     with np.load(path, allow_pickle=True) as archive:
-        found = {name: archive[name] for name in archive.files} | arrays
-    np.savez(path, **{name: each for name, each in found.items() if each is not None})
+        merged = {name: archive[name] for name in archive.files} | arrays
+    np.savez(path, **{name: array for name, array in merged.items() if array is not None})
 
 
 def test_every_fault_is_listed_by_its_name(tmp_path: Path) -> None:

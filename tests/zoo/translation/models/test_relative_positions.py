@@ -43,19 +43,21 @@ class Run:
         self.outputs = [value.name for value in model.graph.outputs]
 
     def run(self, batch):
-        found = reference_session.run(self.session, {key: each for key, each in batch.items() if key in self.inputs})
-        return dict(zip(self.outputs, found, strict=True))
+        results = reference_session.run(
+            self.session, {key: array for key, array in batch.items() if key in self.inputs}
+        )
+        return dict(zip(self.outputs, results, strict=True))
 
 
 @pytest.fixture(scope="module", params=FORMS)
 def network(request):
     torch.manual_seed(0)
-    found = Transformer(FORMS[request.param], WORDS, pre_norm=True, dropout=0.0).eval()
+    model = Transformer(FORMS[request.param], WORDS, pre_norm=True, dropout=0.0).eval()
     with torch.no_grad():
-        for each in found.parameters():
-            each.add_(0.1 * torch.randn_like(each))
-        found.embedding.weight *= 3
-    return found
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        model.embedding.weight *= 3
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -87,16 +89,16 @@ def test_graph_and_steps_with_caches_compute_what_teacher_forcing_does(network, 
         steps.append(cached_step(Run(incremental.step), encoded, incremental.caches))
     for t in range(LENGTH):
         newest = tokens[1][:, t]
-        for found in (decoding(newest, np.arange(3)), *(step(newest, np.arange(3)) for step in steps)):
-            np.testing.assert_allclose(found, whole[:, t], atol=1e-4)
+        for logits in (decoding(newest, np.arange(3)), *(step(newest, np.arange(3)) for step in steps)):
+            np.testing.assert_allclose(logits, whole[:, t], atol=1e-4)
 
 
 def test_biases_become_tables_by_distance(network, graph):
     encoder, decoder = programs(graph)
     assert (encoder.positions, decoder.positions) == (64, 40)
     assert (encoder.embedding.longest, decoder.embedding.longest) == (64, 40)
-    own = [each.bias for each in decoder.operations if isinstance(each, SelfAttention)]
-    both = [each.bias for each in encoder.operations if isinstance(each, QuantizedAttention)]
+    own = [operation.bias for operation in decoder.operations if isinstance(operation, SelfAttention)]
+    both = [operation.bias for operation in encoder.operations if isinstance(operation, QuantizedAttention)]
     shared = network.config.shared_buckets
     assert (own[0] is own[1], both[0] is both[1]) == (shared, shared)
     weight = network.decoder[1 - shared].attention.relative.weight.detach().numpy()
@@ -111,13 +113,15 @@ def test_biases_become_tables_by_distance(network, graph):
 def test_native_code_finds_the_words_of_the_reference(graph, tokens):
     encoder, decoder = programs(graph)
     sources = [row[row != 0].astype(np.int32) for row in tokens[0]]
-    memories = [reference.encode(encoder, each.astype(np.int64)) for each in sources]
+    memories = [reference.encode(encoder, source.astype(np.int64)) for source in sources]
     limits = np.array([20, 40, 33])
     wanted = beam_search(reference.Decoding(decoder, memories), limits, start=START, end=END, beam=3)
     for isa in extension.isas():
-        found = NativeTranslator(graph, isa=isa).translate(sources, limits, start=START, end=END, beam=3)
-        assert [each[0][0] for each in found] == [each[0].tokens for each in wanted]
-        np.testing.assert_allclose([each[0][1] for each in found], [each[0].score for each in wanted], atol=1e-5)
+        translated = NativeTranslator(graph, isa=isa).translate(sources, limits, start=START, end=END, beam=3)
+        assert [pairs[0][0] for pairs in translated] == [hypotheses[0].tokens for hypotheses in wanted]
+        np.testing.assert_allclose(
+            [pairs[0][1] for pairs in translated], [hypotheses[0].score for hypotheses in wanted], atol=1e-5
+        )
 
 
 def test_int8_logits_are_close(network, graph, tokens):
@@ -125,5 +129,5 @@ def test_int8_logits_are_close(network, graph, tokens):
     with torch.no_grad():
         whole = network(*map(torch.from_numpy, tokens)).numpy()
     step = reference.Decoding(decoder, [reference.encode(encoder, row[row != 0]) for row in tokens[0]])
-    found = np.stack([step(tokens[1][:, t], np.arange(3)) for t in range(LENGTH)], 1)
-    assert np.square(found - whole).mean() < 0.03 * np.square(whole).mean()
+    logits = np.stack([step(tokens[1][:, t], np.arange(3)) for t in range(LENGTH)], 1)
+    assert np.square(logits - whole).mean() < 0.03 * np.square(whole).mean()

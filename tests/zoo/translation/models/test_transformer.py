@@ -29,11 +29,11 @@ WORDS = 40
 def network(request):
     """Untrained, but with biases and norms that do something."""
     torch.manual_seed(0)
-    found = models.Transformer(FORM, WORDS, pre_norm=request.param, dropout=0.1).eval()
+    model = models.Transformer(FORM, WORDS, pre_norm=request.param, dropout=0.1).eval()
     with torch.no_grad():
-        for each in found.parameters():
-            each.add_(0.1 * torch.randn_like(each))
-    return found
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +50,10 @@ def batch(sentences):
 
 
 def test_positions_are_sines_then_cosines():
-    found = models.sinusoids(50, 8)
-    assert found[0].tolist() == [0] * 4 + [1] * 4
-    assert found[7, 0] == pytest.approx(math.sin(7))
-    assert found[7, 7] == pytest.approx(math.cos(7 / 10_000))
+    table = models.sinusoids(50, 8)
+    assert table[0].tolist() == [0] * 4 + [1] * 4
+    assert table[7, 0] == pytest.approx(math.sin(7))
+    assert table[7, 7] == pytest.approx(math.cos(7 / 10_000))
 
 
 def test_presets_have_the_published_sizes():
@@ -61,8 +61,8 @@ def test_presets_have_the_published_sizes():
     for name in models.ARCHITECTURES:
         with torch.device("meta"):
             sizes[name] = sum(
-                each.numel()
-                for each in models.Transformer(
+                parameter.numel()
+                for parameter in models.Transformer(
                     models.ARCHITECTURES[name], 32_000, pre_norm=False, dropout=0
                 ).parameters()
             )
@@ -108,8 +108,8 @@ def wanted(network, batch) -> np.ndarray:
 
 @pytest.mark.parametrize("name", stock.STOCK)
 def test_the_frozen_graph_computes_what_torch_does(network, frozen, batch, name):
-    found = catalog.load(frozen, name).run(dict(zip(("source", "target"), batch, strict=True)))["logits"]
-    np.testing.assert_allclose(found, wanted(network, batch), atol=2e-5)
+    logits = catalog.load(frozen, name).run(dict(zip(("source", "target"), batch, strict=True)))["logits"]
+    np.testing.assert_allclose(logits, wanted(network, batch), atol=2e-5)
 
 
 @pytest.mark.parametrize("name", stock.STOCK)
@@ -117,8 +117,8 @@ def test_cut_at_the_memory_it_is_an_encoder_and_a_decoder(network, frozen, batch
     encoder, decoder = sessions.split_sessions(frozen, name)
     memory = encoder.run({"source": batch[0]})["memory"]
     assert memory.shape == (*batch[0].shape, FORM.width)
-    found = decoder.run({"source": batch[0], "memory": memory, "target": batch[1]})["logits"]
-    np.testing.assert_allclose(found, wanted(network, batch), atol=2e-5)
+    logits = decoder.run({"source": batch[0], "memory": memory, "target": batch[1]})["logits"]
+    np.testing.assert_allclose(logits, wanted(network, batch), atol=2e-5)
     with pytest.raises(RequestError, match="no part from target to logits"):
         edit.extract(io.load(frozen), ["target"], ["logits"])
 
@@ -126,10 +126,10 @@ def test_cut_at_the_memory_it_is_an_encoder_and_a_decoder(network, frozen, batch
 def test_the_frozen_graph_is_stock_onnx_with_weights_alone_under_their_names(network, frozen, tmp_path):
     model = onnx.load(frozen)
     onnx.checker.check_model(model, full_check=True)
-    assert {each.domain for each in model.opset_import} == {""}
-    names = {each.name for each in model.graph.initializer}
+    assert {opset.domain for opset in model.opset_import} == {""}
+    names = {tensor.name for tensor in model.graph.initializer}
     assert set(network.state_dict()) <= names
-    parameters = sum(each.numel() for each in network.parameters())
+    parameters = sum(parameter.numel() for parameter in network.parameters())
     assert frozen.stat().st_size < 4 * (parameters + POSITIONS * FORM.width) + 60_000
     assert io.save(freezing.export(network), tmp_path / "again.onnx").read_bytes() == frozen.read_bytes()
 
@@ -139,11 +139,11 @@ def test_training_can_start_from_the_frozen_weights_also_rounded_to_float16(netw
         loaded = io.load(frozen)
         if half:
             edit.compress_fp16(loaded)
-        found = checkpoints.read_weights(io.save(loaded, tmp_path / "fp32.onnx"), network)
-        assert found.keys() == network.state_dict().keys()
-        for name, each in network.state_dict().items():
-            rounded = each.half().float() if half and each.numel() >= 64 else each
-            assert torch.equal(found[name], rounded), name
+        state = checkpoints.read_weights(io.save(loaded, tmp_path / "fp32.onnx"), network)
+        assert state.keys() == network.state_dict().keys()
+        for name, tensor in network.state_dict().items():
+            rounded = tensor.half().float() if half and tensor.numel() >= 64 else tensor
+            assert torch.equal(state[name], rounded), name
 
 
 @torch.no_grad()
@@ -163,7 +163,7 @@ def torch_reference(network, sentence, beam: int, penalty: float = 1.0):
         if len(done) >= beam:
             break
         beams, scores = grown[~ended][:beam], values[~ended][:beam]
-    return max(done, key=lambda each: each[1])
+    return max(done, key=lambda pair: pair[1])
 
 
 @pytest.mark.parametrize("beam", [1, 4])
@@ -171,7 +171,7 @@ def test_all_ways_to_decode_find_the_same_tokens(network, frozen, sentences, bea
     encoder, decoder = sessions.split_sessions(frozen, "onnxruntime")
     source = pad(sentences)
     step = naive_step(decoder, source, encoder.run({"source": source})["memory"])
-    limits = np.array([limit(len(each), POSITIONS) for each in sentences])
+    limits = np.array([limit(len(sentence), POSITIONS) for sentence in sentences])
     naive = beam_search(step, limits, start=START, end=END, beam=beam)
     cached = decoding.translate(network, sentences, beam=beam)
     for sentence, a, b in zip(sentences, naive, cached, strict=True):
@@ -182,5 +182,5 @@ def test_all_ways_to_decode_find_the_same_tokens(network, frozen, sentences, bea
 
 
 def test_the_batch_and_both_lengths_are_free(frozen):
-    inputs = {each.name: each.shape for each in onnxruntime.InferenceSession(frozen).get_inputs()}
+    inputs = {argument.name: argument.shape for argument in onnxruntime.InferenceSession(frozen).get_inputs()}
     assert inputs == {"source": ["batch", "source_length"], "target": ["batch", "target_length"]}

@@ -16,16 +16,16 @@ START, END, WORDS = 2, 3, 12
 def logits_of(sentence: int, prefix: tuple[int, ...], ends: float = 0.0) -> np.ndarray:
     """Random, but always the same for the same words; `ends` makes sentences shorter."""
     seed = hashlib.sha256(repr((sentence, prefix)).encode()).digest()[:8]
-    found = np.random.default_rng(int.from_bytes(seed)).normal(0, 2, WORDS).astype(np.float32)
-    found[END] += ends
-    return found
+    logits = np.random.default_rng(int.from_bytes(seed)).normal(0, 2, WORDS).astype(np.float32)
+    logits[END] += ends
+    return logits
 
 
 class Table:
     """A step that looks the logits up, and notes how many rows it was asked for."""
 
     def __init__(self, sentences, ends: float = 0.0):
-        self.prefixes = [(each,) for each in sentences]
+        self.prefixes = [(sentence,) for sentence in sentences]
         self.ends, self.rows = ends, []
 
     def __call__(self, tokens, parents):
@@ -43,7 +43,7 @@ def reference(sentence: int, most: int, beam: int, penalty: float, best: int, en
             logits = logits_of(sentence, list(prefix), ends).astype(np.float64)
             logs = logits - np.log(np.exp(logits).sum())
             candidates += [((*prefix, word), score + logs[word]) for word in range(WORDS)]
-        candidates = sorted(candidates, key=lambda each: -each[1])[: 2 * beam]
+        candidates = sorted(candidates, key=lambda candidate: -candidate[1])[: 2 * beam]
         for prefix, score in candidates[:beam]:
             if prefix[-1] == END or length == most:
                 words = [*prefix[1:-1]] if prefix[-1] == END else [*prefix[1:]]
@@ -51,8 +51,8 @@ def reference(sentence: int, most: int, beam: int, penalty: float, best: int, en
         topped |= candidates[0][0][-1] == END
         if (len(done) >= beam) if penalty else (topped and len(done) >= best):
             break
-        beams = [each for each in candidates if each[0][-1] != END][:beam]
-    return sorted(done, key=lambda each: -each[1])[:best]
+        beams = [candidate for candidate in candidates if candidate[0][-1] != END][:beam]
+    return sorted(done, key=lambda candidate: -candidate[1])[:best]
 
 
 @pytest.mark.parametrize("beam", [1, 2, 4, 6])
@@ -60,22 +60,24 @@ def reference(sentence: int, most: int, beam: int, penalty: float, best: int, en
 @pytest.mark.parametrize("ends", [-2.0, 2.0])
 def test_a_batch_finds_what_the_search_of_each_sentence_finds(beam, penalty, ends):
     sentences, limits, best = range(7), np.array([9, 3, 12, 1, 7, 2, 10]), max(1, beam // 2)
-    found = beam_search(
+    results = beam_search(
         Table(sentences, ends), limits, start=START, end=END, beam=beam, length_penalty=penalty, best=best
     )
-    for sentence, most, hypotheses in zip(sentences, limits, found, strict=True):
+    for sentence, most, hypotheses in zip(sentences, limits, results, strict=True):
         wanted = reference(sentence, most, beam, penalty, best, ends)
-        assert [each.tokens for each in hypotheses] == [tokens for tokens, _ in wanted]
-        assert [each.score for each in hypotheses] == pytest.approx([score for _, score in wanted], abs=1e-4)
+        assert [hypothesis.tokens for hypothesis in hypotheses] == [tokens for tokens, _ in wanted]
+        assert [hypothesis.score for hypothesis in hypotheses] == pytest.approx(
+            [score for _, score in wanted], abs=1e-4
+        )
 
 
 def test_a_beam_of_one_is_greedy_search():
-    found = beam_search(Table(range(5)), np.full(5, 20), start=START, end=END, beam=1)
-    for sentence, (hypothesis,) in enumerate(found):
+    results = beam_search(Table(range(5)), np.full(5, 20), start=START, end=END, beam=1)
+    for sentence, (hypothesis,) in enumerate(results):
         prefix = [START]
         while prefix[-1] != END and len(prefix) <= 20:
             prefix.append(int(logits_of(sentence, prefix).argmax()))
-        assert hypothesis.tokens == [each for each in prefix[1:] if each != END]
+        assert hypothesis.tokens == [token for token in prefix[1:] if token != END]
 
 
 def test_finished_sentences_leave_the_batch():
@@ -88,18 +90,18 @@ def test_finished_sentences_leave_the_batch():
 
 
 def test_no_sentence_is_longer_than_its_limit_and_scores_fall():
-    found = beam_search(Table(range(6), ends=-50.0), np.arange(1, 7), start=START, end=END, beam=4, best=3)
-    for most, hypotheses in enumerate(found, 1):
-        assert [len(each.tokens) for each in hypotheses] == [most] * 3
-        scores = [each.score for each in hypotheses]
+    results = beam_search(Table(range(6), ends=-50.0), np.arange(1, 7), start=START, end=END, beam=4, best=3)
+    for most, hypotheses in enumerate(results, 1):
+        assert [len(hypothesis.tokens) for hypothesis in hypotheses] == [most] * 3
+        scores = [hypothesis.score for hypothesis in hypotheses]
         assert scores == sorted(scores, reverse=True)
-        assert len({tuple(each.tokens) for each in hypotheses}) == 3
+        assert len({tuple(hypothesis.tokens) for hypothesis in hypotheses}) == 3
 
 
 def test_a_sentence_that_ends_at_once_has_no_words_and_a_score():
-    (found,) = beam_search(Table([0], ends=50.0), np.array([5]), start=START, end=END, beam=1)
-    assert found[0].tokens == []
-    assert found[0].score == pytest.approx(0, abs=1e-6)
+    (ranked,) = beam_search(Table([0], ends=50.0), np.array([5]), start=START, end=END, beam=1)
+    assert ranked[0].tokens == []
+    assert ranked[0].score == pytest.approx(0, abs=1e-6)
     assert beam_search(Table([]), np.zeros(0, np.int64), start=START, end=END) == []
 
 

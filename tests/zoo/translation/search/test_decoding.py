@@ -58,14 +58,14 @@ def network(name):
     """Untrained, but with biases and norms that do something, and sentences that end."""
     form, pre_norm = {**FORMS, **OTHERS}[name]
     torch.manual_seed(0)
-    found = models.Transformer(form, WORDS, pre_norm=pre_norm, dropout=0).eval()
+    model = models.Transformer(form, WORDS, pre_norm=pre_norm, dropout=0).eval()
     with torch.no_grad():
-        for each in found.parameters():
-            each.add_(0.1 * torch.randn_like(each))
-        for each in found.buffers():
-            each.add_(0.1 * torch.randn_like(each))
-        found.embedding.weight[END] *= 1.4
-    return found
+        for tensor in model.parameters():
+            tensor.add_(0.1 * torch.randn_like(tensor))
+        for tensor in model.buffers():
+            tensor.add_(0.1 * torch.randn_like(tensor))
+        model.embedding.weight[END] *= 1.4
+    return model
 
 
 def quantized_of(model):
@@ -82,9 +82,9 @@ def naive(request):
 
 @pytest.fixture(scope="module")
 def rewritten(naive):
-    found = naive.clone()
-    rewrite(found, passes())
-    return found
+    model = naive.clone()
+    rewrite(model, passes())
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -110,14 +110,16 @@ class Opened:
 
     def run(self, batch):
         return dict(
-            zip([each.name for each in self._session.get_outputs()], self._session.run(None, batch), strict=True)
+            zip([output.name for output in self._session.get_outputs()], self._session.run(None, batch), strict=True)
         )
 
 
 def assert_same(found, wanted):
     for one, other in zip(found, wanted, strict=True):
-        assert [each.tokens for each in one] == [each.tokens for each in other]
-        assert [each.score for each in one] == pytest.approx([each.score for each in other], abs=1e-4)
+        assert [hypothesis.tokens for hypothesis in one] == [hypothesis.tokens for hypothesis in other]
+        assert [hypothesis.score for hypothesis in one] == pytest.approx(
+            [hypothesis.score for hypothesis in other], abs=1e-4
+        )
 
 
 @pytest.mark.parametrize("form", ["naive", "rewritten", "int8"])
@@ -142,12 +144,12 @@ def assert_equal_logits(model, tolerance):
     """Rows of a sentence stand together; they swap places, double and vanish from step to step. tolerance: of the
     largest logit.
     """
-    found = incremental_model(model)
-    whole, encoder, step = (Opened(each, optimize=False) for each in (model, found.encoder, found.step))
+    incremental = incremental_model(model)
+    whole, encoder, step = (Opened(graph, optimize=False) for graph in (model, incremental.encoder, incremental.step))
     random, width = np.random.default_rng(3), 3
     source = random.integers(END + 1, WORDS, (4, 6))
     source[1, 4:] = source[3, 1:] = PAD
-    search = cached_step(step, encoder.run({"source": source}), found.caches)
+    search = cached_step(step, encoder.run({"source": source}), incremental.caches)
     history, kept = np.zeros((4, 0), np.int64), np.arange(4)
     for length in range(6):
         alive = np.array([0, 2]) if length == 3 else np.arange(len(kept))  # two sentences leave
@@ -165,33 +167,35 @@ def assert_equal_logits(model, tolerance):
 
 def test_the_caches_of_a_quantized_model_are_float16_and_those_of_a_float_one_float32(rewritten, sentences):
     for model, kind in ((rewritten, ir.DataType.FLOAT), (quantized_of(rewritten), ir.DataType.FLOAT16)):
-        found = incremental_model(model)
-        assert {each.dtype for each in found.caches} == {kind}
-        given = Opened(found.encoder).run({"source": pad(sentences)})
+        incremental = incremental_model(model)
+        assert {cache.dtype for cache in incremental.caches} == {kind}
+        encoded = Opened(incremental.encoder).run({"source": pad(sentences)})
         floats = [
-            each for each in given.values() if each.dtype == np.float32 and each.ndim == 4 and np.ptp(each) < 1000
+            array
+            for array in encoded.values()
+            if array.dtype == np.float32 and array.ndim == 4 and np.ptp(array) < 1000
         ]  # not the mask
         assert len(floats) >= 2
-        assert all(np.array_equal(each, each.astype(np.float16)) == (kind == ir.DataType.FLOAT16) for each in floats)
+        assert all(np.array_equal(array, array.astype(np.float16)) == (kind == ir.DataType.FLOAT16) for array in floats)
 
 
 def test_a_step_has_no_trace_of_the_tokens_before(rewritten):
     step = incremental_model(rewritten).step
-    assert not {"Trilu", "GatherND", "Expand", "Slice"} & {each.op_type for each in step.graph}
-    layers = sum(each.op_type == "Softmax" for each in step.graph) // 2
-    gathers = [each for each in step.graph if each.op_type == "Gather" and each.inputs[1].name == "parents"]
+    assert not {"Trilu", "GatherND", "Expand", "Slice"} & {node.op_type for node in step.graph}
+    layers = sum(node.op_type == "Softmax" for node in step.graph) // 2
+    gathers = [node for node in step.graph if node.op_type == "Gather" and node.inputs[1].name == "parents"]
     assert len(gathers) == 2 * layers  # one reorder for each cache, on the axis of rows
-    assert not any(each.attributes.get_int("axis", 0) for each in gathers)
+    assert not any(node.attributes.get_int("axis", 0) for node in gathers)
 
 
 @pytest.mark.parametrize(("beam", "penalty"), [(1, 1.0), (2, 0.0), (3, 1.0), (4, 0.6), (5, 0.0), (5, 1.0)])
 def test_the_search_in_the_graph_finds_what_the_reference_does(rewritten, sentences, beam, penalty):
     model, best = incremental_model(rewritten), max(1, beam // 2)
     encoder, step = Opened(model.encoder), Opened(model.step)
-    limits = np.array([limit(len(each), POSITIONS) for each in sentences])
-    given = encoder.run({"source": pad(sentences)})
+    limits = np.array([limit(len(sentence), POSITIONS) for sentence in sentences])
+    encoded = encoder.run({"source": pad(sentences)})
     wanted = beam_search(
-        cached_step(step, given, model.caches),
+        cached_step(step, encoded, model.caches),
         limits,
         start=START,
         end=END,
@@ -199,15 +203,15 @@ def test_the_search_in_the_graph_finds_what_the_reference_does(rewritten, senten
         length_penalty=penalty,
         best=best,
     )
-    assert penalty < 1 or len({len(each[0].tokens) for each in wanted}) > 1
+    assert penalty < 1 or len({len(ranked[0].tokens) for ranked in wanted}) > 1
     opened = Opened(search(model))
-    found = opened.run({"source": pad(sentences), **options(beam, best, penalty)})
-    assert found["tokens"].dtype == np.int64
-    assert found["scores"].dtype == np.float32
-    assert_same(hypotheses(found["tokens"], found["scores"]), wanted)
+    outputs = opened.run({"source": pad(sentences), **options(beam, best, penalty)})
+    assert outputs["tokens"].dtype == np.int64
+    assert outputs["scores"].dtype == np.float32
+    assert_same(hypotheses(outputs["tokens"], outputs["scores"]), wanted)
     alone = [
-        hypotheses(*opened.run({"source": pad([each]), **options(beam, best, penalty)}).values())[0]
-        for each in sentences
+        hypotheses(*opened.run({"source": pad([sentence]), **options(beam, best, penalty)}).values())[0]
+        for sentence in sentences
     ]
     assert_same(alone, wanted)
 
@@ -216,7 +220,7 @@ def test_the_search_in_the_graph_finds_what_the_reference_does(rewritten, senten
 def test_banned_tokens_are_never_chosen_and_keep_their_probability(rewritten, sentences, beam):
     model = incremental_model(rewritten)
     encoder, step = Opened(model.encoder), Opened(model.step)
-    limits = np.array([limit(len(each), POSITIONS) for each in sentences])
+    limits = np.array([limit(len(sentence), POSITIONS) for sentence in sentences])
     memory = encoder.run({"source": pad(sentences)})
 
     def reference(rules):
@@ -233,25 +237,25 @@ def test_banned_tokens_are_never_chosen_and_keep_their_probability(rewritten, se
 
 def test_the_naive_decoder_finds_the_same(naive, rewritten, sentences):
     encoder, decoder = (
-        edit.extract(naive, *each) for each in ((["source"], ["memory"]), (["source", "memory", "target"], ["logits"]))
+        edit.extract(naive, *ends) for ends in ((["source"], ["memory"]), (["source", "memory", "target"], ["logits"]))
     )
     source = pad(sentences)
     step = naive_step(Opened(decoder), source, Opened(encoder).run({"source": source})["memory"])
-    limits = np.array([limit(len(each), POSITIONS) for each in sentences])
+    limits = np.array([limit(len(sentence), POSITIONS) for sentence in sentences])
     wanted = beam_search(step, limits, start=START, end=END, beam=3, best=2)
-    found = Opened(search(incremental_model(rewritten))).run({"source": source, **options(3, 2)})
-    assert_same(hypotheses(found["tokens"], found["scores"]), wanted)
+    outputs = Opened(search(incremental_model(rewritten))).run({"source": source, **options(3, 2)})
+    assert_same(hypotheses(outputs["tokens"], outputs["scores"]), wanted)
 
 
 def test_the_search_is_a_valid_model_of_standard_operators_with_one_copy_of_each_weight(rewritten):
     model = search(incremental_model(rewritten))
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto, full_check=True)
-    assert {each.domain for each in ir.traversal.RecursiveGraphIterator(model.graph)} <= {"", "ai.onnx"}
-    weights = sum(each.const_value.nbytes for each in rewritten.graph.initializers.values())
+    assert {node.domain for node in ir.traversal.RecursiveGraphIterator(model.graph)} <= {"", "ai.onnx"}
+    weights = sum(tensor.const_value.nbytes for tensor in rewritten.graph.initializers.values())
     positions = (
         POSITIONS
-        * next(each.shape[1] for name, each in rewritten.graph.initializers.items() if name == "positions")
+        * next(tensor.shape[1] for name, tensor in rewritten.graph.initializers.items() if name == "positions")
         * 4
     )
     assert proto.ByteSize() < weights + positions + 200_000
@@ -259,18 +263,18 @@ def test_the_search_is_a_valid_model_of_standard_operators_with_one_copy_of_each
 
 def test_lengths_are_forced_for_timing_and_limited_by_the_source(rewritten, sentences):
     model = incremental_model(rewritten)
-    found = Opened(search(model, end=-1)).run({"source": pad(sentences), **options(2, growth=(0, 7))})
-    assert found["tokens"].shape == (len(sentences), 1, 7)
-    assert (found["tokens"] != PAD).all()
+    outputs = Opened(search(model, end=-1)).run({"source": pad(sentences), **options(2, growth=(0, 7))})
+    assert outputs["tokens"].shape == (len(sentences), 1, 7)
+    assert (outputs["tokens"] != PAD).all()
 
 
 def test_logits_that_are_no_numbers_are_told(rewritten, sentences):
     model = rewritten.clone()
     (weight,) = model.graph.outputs[0].producer().inputs[1:2]
     weight.const_value = ir.tensor(np.full(weight.shape.numpy(), np.nan, np.float32))
-    found = Opened(search(incremental_model(model))).run({"source": pad(sentences), **options(2)})
+    outputs = Opened(search(incremental_model(model))).run({"source": pad(sentences), **options(2)})
     with pytest.raises(ZooError, match="NaN"):
-        hypotheses(found["tokens"], found["scores"])
+        hypotheses(outputs["tokens"], outputs["scores"])
 
 
 def test_int8_layers_stay_int8_inside_the_loop(rewritten, tmp_path):
@@ -281,14 +285,14 @@ def test_int8_layers_stay_int8_inside_the_loop(rewritten, tmp_path):
     onnxruntime.InferenceSession(io.serialized(model), chosen, providers=["CPUExecutionProvider"])
     nodes = list(ir.traversal.RecursiveGraphIterator(ir.load(tmp_path / "optimized.onnx").graph))
     made = {
-        name: sum(each.op_type == name for each in nodes) for name in ("Gemm", "FusedGemm", "DequantizeLinear", "QGemm")
+        name: sum(node.op_type == name for node in nodes) for name in ("Gemm", "FusedGemm", "DequantizeLinear", "QGemm")
     }
-    layers = sum(each.op_type == "Softmax" for each in incremental_model(rewritten).step.graph) // 2
+    layers = sum(node.op_type == "Softmax" for node in incremental_model(rewritten).step.graph) // 2
     assert made == {"Gemm": 0, "FusedGemm": 0, "DequantizeLinear": 0, "QGemm": 6 * layers}
 
 
 def the(model, kind, number=0):
-    return [each for each in model.graph if each.op_type == kind][number]
+    return [node for node in model.graph if node.op_type == kind][number]
 
 
 def see_the_future(model):
@@ -347,10 +351,10 @@ def test_a_decoder_without_such_a_form_is_run_the_naive_way_with_one_warning(tra
 
     monkeypatch.setattr(sessions, "derived_graph", refuse)
     with caplog.at_level(logging.WARNING):
-        found = zoo.pipeline(translator, precision="fp32")(texts)
-    assert [each["translation"] for each in found] == [each["translation"] for each in wanted]
-    assert [each["score"] for each in found] == pytest.approx([each["score"] for each in wanted], abs=1e-4)
-    assert sum("Loop x" in each.getMessage() for each in caplog.records) == 1
+        results = zoo.pipeline(translator, precision="fp32")(texts)
+    assert [result["translation"] for result in results] == [result["translation"] for result in wanted]
+    assert [result["score"] for result in results] == pytest.approx([result["score"] for result in wanted], abs=1e-4)
+    assert sum("Loop x" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_an_int8_translation_does_not_depend_on_the_batch(translator, language):

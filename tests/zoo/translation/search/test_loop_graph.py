@@ -35,11 +35,11 @@ def structure(graph):
 
 def test_the_version_changes_with_the_graph():
     graph = loop_graph.search(incremental_model(export(plain_network()))).graph
-    found = (
+    current = (
         loop_graph.GRAPH_VERSION,
         hashlib.sha256(json.dumps(structure(graph), sort_keys=True).encode()).hexdigest()[:16],
     )
-    assert found == RECORDED, (
+    assert current == RECORDED, (
         "the search is another graph than when RECORDED was written: bump GRAPH_VERSION in zoo/translation/search/loop_graph.py, so that "
-        f"cached graphs are made anew, and record {found} here with the new version"
+        f"cached graphs are made anew, and record {current} here with the new version"
     )

@@ -27,32 +27,34 @@ def text(count: int, rng: np.random.Generator) -> tuple[list[np.ndarray], list[n
 
 def test_words_that_come_together_are_found_and_frequent_ones_are_everywhere():
     sources, targets = text(3000, np.random.default_rng(0))
-    found = learn_shortlist(sources, targets, (WORDS, WORDS), best=1, shared=False)
+    shortlist = learn_shortlist(sources, targets, (WORDS, WORDS), best=1, shared=False)
     for token in range(10, 150):
-        assert found.targets[found.offsets[token] : found.offsets[token + 1]].tolist() == [token + 150]
-    assert found.first == MULTIPLE and {5, END} <= {*found.common_tokens.tolist()}
-    assert {*found.allowed([20, 30, END]).tolist()} >= {170, 180, 5, END}
-    again = Shortlist.from_bytes(found.to_bytes())
-    assert all(np.array_equal(vars(again)[name], each) for name, each in vars(found).items())
+        assert shortlist.targets[shortlist.offsets[token] : shortlist.offsets[token + 1]].tolist() == [token + 150]
+    assert shortlist.first == MULTIPLE and {5, END} <= {*shortlist.common_tokens.tolist()}
+    assert {*shortlist.allowed([20, 30, END]).tolist()} >= {170, 180, 5, END}
+    again = Shortlist.from_bytes(shortlist.to_bytes())
+    assert all(np.array_equal(vars(again)[name], array) for name, array in vars(shortlist).items())
 
 
 def test_so_many_are_frequent_that_few_words_of_unseen_sentences_are_missing():
     """A third of all words are translated by any of 100, with which no source token goes."""
     rng = np.random.default_rng(1)
     sources, targets = text(3000, rng)
-    for each in targets:
-        each[:-1] = np.where(rng.random(len(each) - 1) < 1 / 3, rng.integers(300, 400, len(each) - 1), each[:-1])
-    found = learn_shortlist(sources[:2900], targets[:2900], (WORDS, WORDS), best=2, shared=False)
-    lists = [{*found.allowed(each.tolist()).tolist()} for each in sources[2900:]]
-    missing = [token not in each for each, target in zip(lists, targets[2900:], strict=True) for token in target]
+    for sentence in targets:
+        sentence[:-1] = np.where(
+            rng.random(len(sentence) - 1) < 1 / 3, rng.integers(300, 400, len(sentence) - 1), sentence[:-1]
+        )
+    shortlist = learn_shortlist(sources[:2900], targets[:2900], (WORDS, WORDS), best=2, shared=False)
+    lists = [{*shortlist.allowed(source.tolist()).tolist()} for source in sources[2900:]]
+    missing = [token not in allowed for allowed, target in zip(lists, targets[2900:], strict=True) for token in target]
     assert np.mean(missing) < 4 / MISS_RATE
-    assert 80 <= found.first <= WORDS  # those hundred have to be everywhere
+    assert 80 <= shortlist.first <= WORDS  # those hundred have to be everywhere
 
 
 def test_a_token_brings_along_itself_where_vocabularies_are_one():
     sources, targets = text(200, np.random.default_rng(2))
-    found = learn_shortlist(sources, targets, (WORDS, WORDS), best=1)
-    assert 399 in found.allowed([399])
+    shortlist = learn_shortlist(sources, targets, (WORDS, WORDS), best=1)
+    assert 399 in shortlist.allowed([399])
 
 
 def test_too_little_text_is_refused():
@@ -75,9 +77,11 @@ def listed(translator, language, tmp_path):
 @pytest.mark.parametrize("engine", ["onnxruntime", *(["native"] if extension.isas() else [])])
 def test_a_frozen_model_says_only_the_words_of_its_shortlist(translator, listed, language, engine):
     texts = [source for source, _ in language.pairs(12, seed=5)]
-    found, whole = (zoo.pipeline(each, "int8", engine) for each in (listed, translator))
-    allowed = [{*found.shortlist.allowed(each.tolist()).tolist()} for each in found.vocabulary.encode(texts)]
-    said, unlisted = ([each[0].tokens for each in p.translate(p.vocabulary.encode(texts))] for p in (found, whole))
+    limited, whole = (zoo.pipeline(folder, "int8", engine) for folder in (listed, translator))
+    allowed = [{*limited.shortlist.allowed(ids.tolist()).tolist()} for ids in limited.vocabulary.encode(texts)]
+    said, unlisted = (
+        [hypotheses[0].tokens for hypotheses in p.translate(p.vocabulary.encode(texts))] for p in (limited, whole)
+    )
     assert all({*tokens} <= words for tokens, words in zip(said, allowed, strict=True))
     assert not all({*tokens} <= words for tokens, words in zip(unlisted, allowed, strict=True))
 
@@ -102,11 +106,11 @@ def test_a_model_that_goes_on_or_is_cut_keeps_its_shortlist_and_its_search(liste
     zoo.finetune(listed, pairs, tmp_path / "cut", prune="ratio=.3", drop=100, settings=dict(settings))
     for name in ("on", "cut"):
         assert (tmp_path / name / "shortlist.npz").read_bytes() == (listed / "shortlist.npz").read_bytes()
-        found = zoo.pipeline(tmp_path / name, "int8", "onnxruntime")
-        assert found.beam == 2 and found.folder.preprocessing["shortlist"] == "shortlist.npz"
-        texts = found.vocabulary.encode([source for source, _ in language.pairs(12, seed=5)])
-        allowed = [{*found.shortlist.allowed(each.tolist()).tolist()} for each in texts]
-        said = [each[0].tokens for each in found.translate(texts)]
+        pipeline = zoo.pipeline(tmp_path / name, "int8", "onnxruntime")
+        assert pipeline.beam == 2 and pipeline.folder.preprocessing["shortlist"] == "shortlist.npz"
+        texts = pipeline.vocabulary.encode([source for source, _ in language.pairs(12, seed=5)])
+        allowed = [{*pipeline.shortlist.allowed(ids.tolist()).tolist()} for ids in texts]
+        said = [hypotheses[0].tokens for hypotheses in pipeline.translate(texts)]
         assert all({*tokens} <= words for tokens, words in zip(said, allowed, strict=True))
 
 
@@ -116,9 +120,9 @@ def test_a_model_takes_a_text_shortlist_in_place(listed, tmp_path):
     lex.write_text(f"{pieces[-1]} {pieces[-2]} 0.5\nNULL {pieces[-2]} 0.4\n")
     before = read_json(listed / "card.json")["files"]["shortlist.npz"]["sha256"]
     zoo.freeze(listed, shortlist=str(lex))
-    found = zoo.pipeline(listed, "fp32").shortlist
+    shortlist = zoo.pipeline(listed, "fp32").shortlist
     assert read_json(listed / "card.json")["files"]["shortlist.npz"]["sha256"] != before
-    assert len(pieces) - 1 in found.targets and found.first == min(100, len(pieces))
+    assert len(pieces) - 1 in shortlist.targets and shortlist.first == min(100, len(pieces))
 
 
 def test_what_cannot_have_a_shortlist_is_refused(translator, tmp_path, capsys):

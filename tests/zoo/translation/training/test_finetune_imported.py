@@ -156,10 +156,10 @@ def test_training_lowers_the_loss_and_keeps_what_transformers_shares(marian):
 def test_a_fine_tuned_model_is_fine_tuned_again(marian, tmp_path):
     _, new, _, tuned, _ = marian
     zoo.load(tuned).ensure("int8.onnx")
-    before = {each.name for each in tuned.iterdir()}
+    before = {path.name for path in tuned.iterdir()}
     result = zoo.finetune(tuned, new, tmp_path / "again", settings={**QUICK, "epochs": "1"})
     assert result["loss"] < marian[4]["loss"]
-    assert {each.name for each in tuned.iterdir()} == before  # no float graph stays
+    assert {path.name for path in tuned.iterdir()} == before  # no float graph stays
     assert zoo.load(tmp_path / "again").preprocessing == zoo.load(tuned).preprocessing
 
 
@@ -174,7 +174,7 @@ def exported(folder, tmp_path):
             tokens = model.generate(**tokenizer(texts, return_tensors="pt", padding=True), num_beams=beam)
         decoded = tokenizer.batch_decode(tokens, skip_special_tokens=True)
         pipeline.beam = beam
-        assert [each["translation"] for each in pipeline(texts)] == [each.strip() for each in decoded]
+        assert [result["translation"] for result in pipeline(texts)] == [text.strip() for text in decoded]
 
 
 def test_a_fine_tuned_model_is_exported_to_transformers(marian, tmp_path):
@@ -223,15 +223,15 @@ def test_merged_adapters_compute_the_same(marian):
     adapters.merge(model)
     assert state.keys() == model.state_dict().keys()
     torch.testing.assert_close(model(source, target), expected)
-    assert all(torch.equal(state[name], each) for name, each in model.state_dict().items())
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_the_command_freezes_the_encoder(marian, tmp_path):
     start, new, _, _, _ = marian
     settings = [f"--set={name}={value}" for name, value in {**QUICK, "epochs": "1"}.items()]
     command = ["finetune", str(start), "--data", new, "-o", str(tmp_path / "tuned"), "--freeze", "encoder", *settings]
-    found = CliRunner().invoke(cli, command)
-    assert found.exit_code == 0, found.output
+    result = CliRunner().invoke(cli, command)
+    assert result.exit_code == 0, result.output
     old, now = weights(start), weights(tmp_path / "tuned")
     changed = {name.split(".")[0] for name in old if not torch.equal(old[name], now[name])}
     assert changed == {"decoder"}

@@ -63,7 +63,7 @@ def test_a_cut_network_is_the_one_whose_heads_and_units_give_zeros(opened, trans
                 kept = torch.zeros(opened.groups[group])
                 kept[opened._kept(group, path, widths[group])] = 1
                 last = whole.get_submodule(f"{path}.{LAST[path.rpartition('.')[2]]}")
-                last.register_forward_pre_hook(lambda _, given, kept=kept: (given[0] * kept,))
+                last.register_forward_pre_hook(lambda _, inputs, kept=kept: (inputs[0] * kept,))
         zeroed = whole(source, labels)
     np.testing.assert_allclose(cut, zeroed, rtol=1e-4, atol=1e-4)
     assert (cut - before).abs().max() > 1e-2
@@ -86,19 +86,19 @@ def test_a_cut_model_is_one_like_any_other(opened, tmp_path, engine):
     folder = zoo.build(tmp_path / "cut")
     pipeline = zoo.pipeline(tmp_path / "cut", engine=engine)
     asked = [opened.text.held_out.pair(i)[0] for i in range(20)]
-    said = [each[0].tokens for each in pipeline.translate(asked)]
+    said = [hypotheses[0].tokens for hypotheses in pipeline.translate(asked)]
     naive = zoo.pipeline(tmp_path / "cut", "fp32", "onnxruntime")
-    same = np.mean([a == each[0].tokens for a, each in zip(said, naive.translate(asked), strict=True)])
+    same = np.mean([a == hypotheses[0].tokens for a, hypotheses in zip(said, naive.translate(asked), strict=True)])
     assert folder is not None and same > 0.5  # int8 of a model that nobody trained on after the cut
 
 
 def test_from_the_command_line_and_trained_on(translator, pairs, tmp_path):
     out = str(tmp_path / "out")
-    options = [each for name, value in TUNED.items() for each in ("--set", f"{name}={value}")]
+    options = [word for name, value in TUNED.items() for word in ("--set", f"{name}={value}")]
     command = ["finetune", str(translator), "--data", pairs, "-o", out, "--prune", "ratio=.3", "--epochs", "2"]
     cli.call([*command, "--drop", "100", *options])
-    told = read_json(tmp_path / "out/compression.json")
-    assert told["within"] and told["steps"][-1]["bytes"] < told["base"]["bytes"]
+    log = read_json(tmp_path / "out/compression.json")
+    assert log["within"] and log["steps"][-1]["bytes"] < log["base"]["bytes"]
     form = read_json(tmp_path / "out/train.json")["features"]["form"]
     assert form == read_json(tmp_path / "out/card.json")["preprocessing"]["form"]
     zoo.finetune(tmp_path / "out", pairs, tmp_path / "on", settings=TUNED | {"epochs": "1"})
@@ -117,12 +117,12 @@ def whole(translator, pairs, tmp_path_factory):
 def test_interrupted_in_any_step_and_gone_on_it_leaves_the_same_bytes(
     whole, translator, pairs, tmp_path, monkeypatch, steps
 ):
-    assert [each["step"] for each in read_json(whole / "out/compression.json")["steps"]] == ["1-prune-distil", "2-qat"]
-    given = {"strategy": whole / "compress.json", "settings": dict(TUNED)}
-    broken_off(Trainer, steps, lambda: zoo.finetune(translator, pairs, tmp_path / "out", **given))
+    assert [step["step"] for step in read_json(whole / "out/compression.json")["steps"]] == ["1-prune-distil", "2-qat"]
+    options = {"strategy": whole / "compress.json", "settings": dict(TUNED)}
+    broken_off(Trainer, steps, lambda: zoo.finetune(translator, pairs, tmp_path / "out", **options))
     asked_again = "what the teacher had said was asked again"
     monkeypatch.setattr(distillation, "progress", lambda *_: pytest.fail(asked_again))
-    zoo.finetune(translator, pairs, tmp_path / "out", resume=True, **given)
+    zoo.finetune(translator, pairs, tmp_path / "out", resume=True, **options)
     for name in ("2-qat/model.pt", "1-prune-distil.cut/sensitivity.json"):
         assert (tmp_path / "out/checkpoint" / name).read_bytes() == (whole / "out/checkpoint" / name).read_bytes()
 

@@ -46,12 +46,12 @@ def test_the_int8_model_of_the_road_computes_what_was_trained(tuned, translator)
     shared.start_ranges(student.eval(), table.tensors)
     samples = np.load(tuned / "calibration.npz")
     source, target = (samples[name][:16] for name in ("source", "target"))
-    given, logits = bytes_of(student, torch.from_numpy(source), torch.from_numpy(target))
-    assert {table.tensors[name].method for name in given} == {"qat"}
+    trained, logits = bytes_of(student, torch.from_numpy(source), torch.from_numpy(target))
+    assert {table.tensors[name].method for name in trained} == {"qat"}
     ends = (np.arange(16), (target != 0).sum(1) - 1)
-    given["last"] = given["last"][ends]
-    found, outputs = layer_by_layer(io.load(tuned / "int8.onnx"), given, source=source, target=target)
-    assert_same_bytes(found, given)
+    trained["last"] = trained["last"][ends]
+    computed, outputs = layer_by_layer(io.load(tuned / "int8.onnx"), trained, source=source, target=target)
+    assert_same_bytes(computed, trained)
     np.testing.assert_allclose(outputs["logits"], logits[ends], atol=2e-3 * np.abs(logits).max())
 
 
@@ -59,13 +59,13 @@ def test_the_folder_is_one_like_any_other(tuned, translator):
     config = read_json(tuned / "train.json")["config"]
     assert config["qat"] and config["precision"] == "fp32"
     assert config["learning_rate"] == pytest.approx(0.002 * QAT_RATE)
-    one, other = (torch.load(each / "model.pt", weights_only=True)["state_dict"] for each in (tuned, translator))
+    one, other = (torch.load(folder / "model.pt", weights_only=True)["state_dict"] for folder in (tuned, translator))
     assert one.keys() == other.keys()
     recipe = zoo.load(tuned).recipe
     assert (recipe.observer, recipe.search, recipe.correct) == ("minmax", False, False)
     before = CalibrationTable.load(translator / "calibration.json").tensors
     after = CalibrationTable.load(tuned / "calibration.json").tensors
-    moved = [name for name, each in after.items() if each.method == "qat" and each.high != before[name].high]
+    moved = [name for name, tensor in after.items() if tensor.method == "qat" and tensor.high != before[name].high]
     assert moved and after.keys() == before.keys()
 
 
@@ -77,7 +77,7 @@ def test_resuming_changes_nothing(tuned, translator, pairs, tmp_path):
     train(resume=True)
     assert (tuned / "qat.json").read_bytes() == (tmp_path / "parts" / "qat.json").read_bytes()
     one, other = (
-        torch.load(each / "model.pt", weights_only=True)["state_dict"] for each in (tuned, tmp_path / "parts")
+        torch.load(folder / "model.pt", weights_only=True)["state_dict"] for folder in (tuned, tmp_path / "parts")
     )
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -103,7 +103,7 @@ def test_what_post_training_quantization_loses_is_won_back(translator, language,
     shutil.copytree(translator, start)
     kept = torch.load(start / "model.pt", weights_only=True)
     state = kept["state_dict"]
-    for name in [each for each in state if each.endswith("norm.weight")]:
+    for name in [key for key in state if key.endswith("norm.weight")]:
         path, _, around = name.removesuffix(".norm.weight").rpartition(".around_")
         readers = {"attention": ("query", "key", "value"), "cross": ("query",), "feed": ("inner",)}.get(around, ())
         for reader in readers:
@@ -115,7 +115,7 @@ def test_what_post_training_quantization_loses_is_won_back(translator, language,
     zoo.build(start)
     settings = {**TUNED, "epochs": "6", "learning_rate": "0.01"}
     zoo.finetune(start, more, tuned, settings=settings)
-    before, after = (zoo.evaluate(each, [new], engine="onnxruntime")["metrics"] for each in (start, tuned))
+    before, after = (zoo.evaluate(folder, [new], engine="onnxruntime")["metrics"] for folder in (start, tuned))
     lost = before["fp32"]["bleu"] - before["int8"]["bleu"]
     assert lost > 1
     assert after["int8"]["bleu"] - before["int8"]["bleu"] > 0.8 * lost

@@ -36,11 +36,11 @@ def teacher(language, monkeypatch):
 
 
 def test_soft_needs_the_teacher_s_very_vocabulary(language, teacher):
-    known = teacher(ARCHITECTURES["one"])
+    vocabulary = teacher(ARCHITECTURES["one"])
     pairs = [(a.upper(), b.upper()) for a, b in language.pairs(60)]
-    other, student = Vocabulary(learn_vocabulary(pairs, 60, 0)), Transformer.of("one", len(known))
-    assert len(other) == len(known)
-    checkpoints.load_teacher(QUICK, student, known)
+    other, student = Vocabulary(learn_vocabulary(pairs, 60, 0)), Transformer.of("one", len(vocabulary))
+    assert len(other) == len(vocabulary)
+    checkpoints.load_teacher(QUICK, student, vocabulary)
     with pytest.raises(RequestError, match="soft needs the same vocabulary: --set inherit=true"):
         checkpoints.load_teacher(QUICK, student, other)
 
@@ -72,7 +72,7 @@ def test_what_the_teacher_said_before_the_first_checkpoint_is_not_lost(translato
     broken_off(Trainer, 0, lambda: TRANSFORMER_MT.train(pairs, out, config=config))
     kept = out / "checkpoint" / distillation.PAIRS
     before = kept.read_bytes()
-    assert {each.name for each in kept.parent.iterdir()} == {distillation.PAIRS, distillation.DIGEST}
+    assert {path.name for path in kept.parent.iterdir()} == {distillation.PAIRS, distillation.DIGEST}
     with monkeypatch.context() as patch:
         patch.setattr(distillation, "progress", lambda *_: pytest.fail("the teacher was asked again"))
         broken_off(Trainer, 0, lambda: TRANSFORMER_MT.train(pairs, out, config=config))

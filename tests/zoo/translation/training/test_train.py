@@ -58,7 +58,7 @@ def corpus(language, count: int = 60) -> data.Corpus:
 
 def test_a_run_leaves_its_files_and_says_how_it_was_made(quick, pairs):
     folder, metrics = quick
-    assert {each.name for each in folder.iterdir()} == MADE
+    assert {path.name for path in folder.iterdir()} == MADE
     record = read_json(folder / "train.json")
     assert record["features"] == {"arch": "one", "pre_norm": True, "languages": "en-de", "max_length": 128}
     assert record["metrics"] == metrics
@@ -66,9 +66,9 @@ def test_a_run_leaves_its_files_and_says_how_it_was_made(quick, pairs):
     assert record["signatures"]["bleu"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
     assert record["config"] == asdict(QUICK)
     assert record["rows"]["train"] + record["rows"]["held_out"] + sum(record["rows"]["left_out"].values()) == 300
-    assert [each["file"] for each in record["data"]] == ["pairs.tsv"]
+    assert [source["file"] for source in record["data"]] == ["pairs.tsv"]
     history = read_json(folder / "history.json")
-    assert [each["epoch"] for each in history] == [1, 2, 3]
+    assert [epoch["epoch"] for epoch in history] == [1, 2, 3]
     assert history[-1]["train_loss"] < history[0]["train_loss"]
     assert history[-1]["loss"] < history[0]["loss"]
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -99,7 +99,7 @@ def test_the_kept_weights_are_those_that_were_measured(quick, pairs):
 def test_weights_are_averaged(quick, tmp_path):
     folder, _ = quick
     record = read_json(folder / "train.json")
-    kept = {each.name for each in (folder / "checkpoint").glob("epoch-*.pt")}
+    kept = {path.name for path in (folder / "checkpoint").glob("epoch-*.pt")}
     assert {f"epoch-{epoch:04d}.pt" for epoch in record["averaged"]} <= kept
     states = [torch.load(weight_averaging.weights_after(folder, epoch), weights_only=True) for epoch in (2, 3)]
     mean = weight_averaging.average(folder, [2, 3])
@@ -110,7 +110,7 @@ def test_weights_are_averaged(quick, tmp_path):
 def test_same_seed_same_weights_and_resuming_changes_nothing(quick, tmp_path, pairs):
     # of 5 steps an epoch or so: it breaks off in the second
     broken_off(Trainer, 7, lambda: TRANSFORMER_MT.train(pairs, tmp_path / "parts", config=QUICK))
-    assert {each.name for each in (tmp_path / "parts").iterdir()} == {"checkpoint"}
+    assert {path.name for path in (tmp_path / "parts").iterdir()} == {"checkpoint"}
     with pytest.raises(RequestError, match="resume the training with --resume"):
         TRANSFORMER_MT.train(pairs, tmp_path / "parts", config=QUICK)
     with pytest.raises(RequestError, match=r"dropout 0.2 \(now 0.1\)"):
@@ -137,8 +137,8 @@ def test_fine_tuning_keeps_vocabulary_and_network_and_starts_from_the_weights(qu
     TRANSFORMER_MT.train(other, tmp_path / "out", config=still, start_from=folder)
     assert (tmp_path / "out" / "vocabulary.model").read_bytes() == (folder / "vocabulary.model").read_bytes()
     assert read_json(tmp_path / "out" / "train.json")["features"] == read_json(folder / "train.json")["features"]
-    for name, each in weights(tmp_path / "out").items():
-        assert torch.allclose(each, weights(folder)[name], atol=1e-5), name
+    for name, tensor in weights(tmp_path / "out").items():
+        assert torch.allclose(tensor, weights(folder)[name], atol=1e-5), name
     with pytest.raises(RequestError, match="no translation model"):
         TRANSFORMER_MT.train(other, tmp_path / "none", config=still, start_from=_empty(tmp_path / "empty"))
 
@@ -163,7 +163,7 @@ def test_fine_tuning_improves_on_what_training_left(translator, language, tmp_pa
     zoo.finetune(translator, str(data), tmp_path / "out", settings=settings)
     history = read_json(tmp_path / "out" / "history.json")
     assert history[0]["loss"] < 1.0  # from scratch it begins near 4
-    assert max(each["bleu"] for each in history) > 85
+    assert max(epoch["bleu"] for epoch in history) > 85
     assert read_json(tmp_path / "out" / "card.json")["entry"] == "transformer-mt"
 
 
@@ -173,15 +173,16 @@ def test_a_teacher_s_translations_are_trained_on(translator, pairs, language, tm
     )
     vocabulary = data.Vocabulary.read(tmp_path / "out" / "vocabulary.model")
     with np.load(tmp_path / "out" / "checkpoint" / "distilled.npz") as arrays:
-        found = data.Corpus(**arrays)
+        sentences = data.Corpus(**arrays)
     asked, said = (
-        [vocabulary.decode([found.pair(i)[side][:-1].tolist()])[0] for i in range(len(found))] for side in (0, 1)
+        [vocabulary.decode([sentences.pair(i)[side][:-1].tolist()])[0] for i in range(len(sentences))]
+        for side in (0, 1)
     )
     rows = 300 - read_json(tmp_path / "out" / "train.json")["rows"]["held_out"]
-    assert 0.98 * rows <= len(found) <= rows  # empty and over-long translations are left out
+    assert 0.98 * rows <= len(sentences) <= rows  # empty and over-long translations are left out
     right = [
-        each == " ".join(language.words[word] for word in source.split())
-        for source, each in zip(asked, said, strict=True)
+        target == " ".join(language.words[word] for word in source.split())
+        for source, target in zip(asked, said, strict=True)
     ]
     assert np.mean(right) > 0.5  # it is the teacher who speaks, who makes mistakes
     with pytest.raises(RequestError, match="nobody"):
@@ -197,8 +198,12 @@ def test_what_a_teacher_said_in_a_training_beside_is_not_asked_again(translator,
 
     monkeypatch.setattr(TranslationPipeline, "translate", counted)
     config = replace(QUICK, epochs=1, teacher=str(translator), teacher_beam=1)
-    for name, given, times in (("one", config, 1), ("two", config, 1), ("three", replace(config, teacher_beam=2), 2)):
-        TRANSFORMER_MT.train(pairs, tmp_path / name, config=given)
+    for name, settings, times in (
+        ("one", config, 1),
+        ("two", config, 1),
+        ("three", replace(config, teacher_beam=2), 2),
+    ):
+        TRANSFORMER_MT.train(pairs, tmp_path / name, config=settings)
         assert len(asked) == times
     kept = [(tmp_path / name / "checkpoint" / "distilled.npz").read_bytes() for name in ("one", "two")]
     assert kept[0] == kept[1]
@@ -210,22 +215,22 @@ def test_a_frozen_encoder_stays_and_the_decoder_learns_the_teacher_s_distributio
     torch.manual_seed(1)
     teacher, student = Transformer.of("one", 60), Transformer.of("one", 60)
     student.load_state_dict(teacher.state_dict() | {k: v for k, v in student.state_dict().items() if "decoder" in k})
-    before = {name: each.clone() for name, each in student.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in student.state_dict().items()}
     config = replace(QUICK, teacher="some", inherit=True, frozen=True, soft=1.0, learning_rate=1e-2, warmup=0)
     trainer = Trainer(student, config, Processes(), teacher)
-    found, batch = corpus(language), np.arange(6)
+    sentences, batch = corpus(language), np.arange(6)
     student.train()
     losses = []
     for _ in range(30):
-        losses.append(float(trainer.loss(student, found, batch, False, 0.0)[0].detach()))
-        trainer.step(found, batch, 30)
-    source, labels = (torch.from_numpy(pad([found.pair(i)[side] for i in batch])) for side in (0, 1))
+        losses.append(float(trainer.loss(student, sentences, batch, False, 0.0)[0].detach()))
+        trainer.step(sentences, batch, 30)
+    source, labels = (torch.from_numpy(pad([sentences.pair(i)[side] for i in batch])) for side in (0, 1))
     target = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=START)
     with torch.no_grad():
         taught = teacher.eval()(source, target)[labels != PAD].softmax(1)
     entropy = float(-(taught * taught.log()).sum())
     assert losses[-1] - entropy < 0.2 * (losses[0] - entropy)
-    same = {name for name, each in student.state_dict().items() if torch.equal(each, before[name])}
+    same = {name for name, tensor in student.state_dict().items() if torch.equal(tensor, before[name])}
     assert {name for name in before if not name.startswith("decoder")} == same
     for wrong in ({"soft": 0.5}, {"synthetic": 9}, {"references": True}, {"hints": 1.0}, {"attention": 1.0}):
         with pytest.raises(RequestError, match="without"):
@@ -237,23 +242,23 @@ def test_a_student_learns_where_its_teacher_looks(language):
     teacher, student = Transformer.of("one", 60), Transformer.of("one", 60)
     config = replace(QUICK, teacher="some", soft=1.0, attention=50.0, dropout=0.0, learning_rate=1e-2, warmup=0)
     trainers = [Trainer(student, replace(config, attention=weight), Processes(), teacher) for weight in (0.0, 50.0)]
-    found, batch = corpus(language), np.arange(6)
-    source, labels = (torch.from_numpy(pad([found.pair(i)[side] for i in batch])) for side in (0, 1))
+    sentences, batch = corpus(language), np.arange(6)
+    source, labels = (torch.from_numpy(pad([sentences.pair(i)[side] for i in batch])) for side in (0, 1))
     target = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=START)
 
     def distance() -> float:
         with torch.no_grad(), capture_attention(student) as own, capture_attention(teacher) as wanted:
             student(source, target)
             teacher(source, target)
-        (own,), (wanted,) = ([each.mean(1)[labels != PAD] for each in maps] for maps in (own, wanted))
+        (own,), (wanted,) = ([layer.mean(1)[labels != PAD] for layer in maps] for maps in (own, wanted))
         return float((own - wanted).square().mean() / wanted.square().mean())
 
     student.train()
-    plain, taught = (float(each.loss(student, found, batch, False, 0.0)[0].detach()) for each in trainers)
+    plain, taught = (float(trainer.loss(student, sentences, batch, False, 0.0)[0].detach()) for trainer in trainers)
     first = distance()
     assert taught - plain == pytest.approx(50 * first * int((labels != PAD).sum()), rel=1e-4)
     for _ in range(20):
-        trainers[1].step(found, batch, 1)
+        trainers[1].step(sentences, batch, 1)
     assert distance() < 0.5 * first
 
 
@@ -263,8 +268,8 @@ def test_hints_bring_the_layers_of_the_decoder_to_those_of_the_teacher(language)
     student.load_state_dict(teacher.state_dict() | {k: v for k, v in student.state_dict().items() if "decoder" in k})
     config = replace(QUICK, teacher="some", soft=1.0, hints=3.0, dropout=0.0, learning_rate=1e-2, warmup=0)
     trainers = [Trainer(student, replace(config, hints=hints), Processes(), teacher) for hints in (0.0, 3.0)]
-    found, batch = corpus(language), np.arange(6)
-    source, labels = (torch.from_numpy(pad([found.pair(i)[side] for i in batch])) for side in (0, 1))
+    sentences, batch = corpus(language), np.arange(6)
+    source, labels = (torch.from_numpy(pad([sentences.pair(i)[side] for i in batch])) for side in (0, 1))
     target = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=START)
 
     def distance() -> float:
@@ -279,11 +284,11 @@ def test_hints_bring_the_layers_of_the_decoder_to_those_of_the_teacher(language)
         return float(sum(parts))
 
     student.train()
-    plain, hinted = (float(each.loss(student, found, batch, False, 0.0)[0].detach()) for each in trainers)
+    plain, hinted = (float(trainer.loss(student, sentences, batch, False, 0.0)[0].detach()) for trainer in trainers)
     first = distance()
     assert hinted - plain == pytest.approx(3 * first * int((labels != PAD).sum()), rel=1e-4)
     for _ in range(30):
-        trainers[1].step(found, batch, 30)
+        trainers[1].step(sentences, batch, 30)
     assert distance() < 0.5 * first
 
 
@@ -302,26 +307,27 @@ def test_a_teacher_translates_synthetic_sentences_too(translator, pairs, languag
     TRANSFORMER_MT.train(pairs, tmp_path / "out", config=config)
     vocabulary = data.Vocabulary.read(tmp_path / "out" / "vocabulary.model")
     with np.load(tmp_path / "out" / "checkpoint" / "distilled.npz") as arrays:
-        found = data.Corpus(**arrays)
+        sentences = data.Corpus(**arrays)
     sources, targets = (
-        [vocabulary.decode([found.pair(i)[side][:-1].tolist()])[0] for i in range(len(found))] for side in (0, 1)
+        [vocabulary.decode([sentences.pair(i)[side][:-1].tolist()])[0] for i in range(len(sentences))]
+        for side in (0, 1)
     )
-    given = dict(text_files.read_pairs(str(pairs)))
-    counts = [sources.count(each) for each in sources]
-    new = [each for each in sources if each not in given]
+    references = dict(text_files.read_pairs(str(pairs)))
+    counts = [sources.count(source) for source in sources]
+    new = [source for source in sources if source not in references]
     assert 50 < len(new) <= 100 and len(set(new)) == len(new)
     twice = [i for i, count in enumerate(counts) if count == 2]
     rows = 300 - read_json(tmp_path / "out" / "train.json")["rows"]["held_out"]
     assert 0.98 * rows <= len(twice) // 2 <= rows  # empty and over-long translations are left out
-    assert all(targets[i] == given[sources[i]] for i in twice[len(twice) // 2 :])  # the data's own come last
+    assert all(targets[i] == references[sources[i]] for i in twice[len(twice) // 2 :])  # the data's own come last
 
 
 def test_the_loss_is_cross_entropy_with_smoothed_labels(language):
-    found = corpus(language)
+    sentences = corpus(language)
     trainer = Trainer(Transformer.of("one", 60), QUICK, Processes())
     batch = np.arange(6)
-    smooth, plain, tokens = trainer.loss(trainer.model, found, batch, False, 0.1)
-    source, labels = (torch.from_numpy(pad([found.pair(i)[side] for i in batch])) for side in (0, 1))
+    smooth, plain, tokens = trainer.loss(trainer.model, sentences, batch, False, 0.1)
+    source, labels = (torch.from_numpy(pad([sentences.pair(i)[side] for i in batch])) for side in (0, 1))
     logits = trainer.model(source, torch.nn.functional.pad(labels[:, :-1], (1, 0), value=START)).flatten(0, 1)
     options = {"ignore_index": PAD, "reduction": "sum"}
     assert tokens == int((labels != PAD).sum())
@@ -338,15 +344,15 @@ def test_the_loss_is_cross_entropy_with_smoothed_labels(language):
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_the_parts_of_all_processes_make_the_whole(language, count):
-    found, model = corpus(language), Transformer.of("one", 60).requires_grad_(False)
+    sentences, model = corpus(language), Transformer.of("one", 60).requires_grad_(False)
     batch = np.arange(3)  # for 4 processes: one has nothing to do
-    whole, plain, tokens = Trainer(model, QUICK, Processes()).loss(model, found, batch, False, 0.1)
+    whole, plain, tokens = Trainer(model, QUICK, Processes()).loss(model, sentences, batch, False, 0.1)
     parts = [
-        Trainer(model, QUICK, Processes(rank, count)).loss(model, found, batch, False, 0.1) for rank in range(count)
+        Trainer(model, QUICK, Processes(rank, count)).loss(model, sentences, batch, False, 0.1) for rank in range(count)
     ]
-    assert sum(float(each[0]) for each in parts) == pytest.approx(float(whole), rel=1e-5)
-    assert sum(float(each[1]) for each in parts) == pytest.approx(float(plain), rel=1e-5)
-    assert {each[2] for each in parts} == {tokens}
+    assert sum(float(part[0]) for part in parts) == pytest.approx(float(whole), rel=1e-5)
+    assert sum(float(part[1]) for part in parts) == pytest.approx(float(plain), rel=1e-5)
+    assert {part[2] for part in parts} == {tokens}
 
 
 def test_the_rate_rises_and_falls_with_the_square_root():
@@ -363,7 +369,7 @@ def test_a_step_is_limited(language):
     torch.manual_seed(0)
     trainer = Trainer(Transformer.of("one", 60), replace(QUICK, clip=1e-3), Processes())
     trainer.step(corpus(language), np.arange(6), 10)
-    norm = torch.stack([each.grad.norm() for each in trainer.model.parameters()]).norm()
+    norm = torch.stack([parameter.grad.norm() for parameter in trainer.model.parameters()]).norm()
     assert float(norm) == pytest.approx(1e-3, rel=1e-3)
 
 
@@ -390,21 +396,24 @@ def test_settings_out_of_range_are_refused(settings):
 
 
 def test_bf16_is_taken_only_where_it_is_quicker(language, monkeypatch):
-    trainer, found = Trainer(Transformer.of("one", 60), replace(QUICK, precision="auto"), Processes()), corpus(language)
+    trainer, sentences = (
+        Trainer(Transformer.of("one", 60), replace(QUICK, precision="auto"), Processes()),
+        corpus(language),
+    )
     monkeypatch.setattr(machine, "has_bf16", lambda: True)
     for quick in (True, False):
         monkeypatch.setattr(tuning, "time_step", lambda model, loss, bf16, quick=quick: 1.0 + (bf16 != quick))
-        assert trainer.choose(found, np.arange(4)) == {"precision": "bf16" if quick else "fp32"}
+        assert trainer.choose(sentences, np.arange(4)) == {"precision": "bf16" if quick else "fp32"}
     monkeypatch.undo()
-    before = {name: each.clone() for name, each in trainer.model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     assert (
         tuning.time_step(
-            trainer.model, lambda model, bf16: trainer.loss(model, found, np.arange(4), bf16, 0.0)[0], bf16=False
+            trainer.model, lambda model, bf16: trainer.loss(model, sentences, np.arange(4), bf16, 0.0)[0], bf16=False
         )
         > 0
     )
-    assert all(torch.equal(each, before[name]) for name, each in trainer.model.state_dict().items())
-    assert all(each.grad is None for each in trainer.model.parameters())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.model.state_dict().items())
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
 
 
 def in_processes(data: str, folder: str, *, resume: bool) -> None:
@@ -418,7 +427,7 @@ def two(tmp_path, pairs):
 
 def test_two_processes_train_one_model(tmp_path, two, quick):
     two.train(tmp_path / "out")
-    assert {each.name for each in (tmp_path / "out").iterdir()} == MADE
+    assert {path.name for path in (tmp_path / "out").iterdir()} == MADE
     assert read_json(tmp_path / "out" / "train.json")["processes"] == 2
     alone, together = (read_json(folder / "history.json") for folder in (quick[0], tmp_path / "out"))
     for a, b in zip(alone, together, strict=True):
@@ -444,10 +453,10 @@ def test_a_shipped_model_is_translated_with_and_fine_tuned(translator, language,
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     card = script.ship(translator, "small")
-    assert {"fp16.onnx", "vocabulary.model", "int8.onnx"} <= {each.name for each in card.files}
+    assert {"fp16.onnx", "vocabulary.model", "int8.onnx"} <= {file.name for file in card.files}
     texts = [a for a, _ in language.pairs(20, seed=4)]
-    found, before = (zoo.pipeline(model, precision="fp32")(texts) for model in ("small", translator))
-    assert np.mean([a["translation"] == b["translation"] for a, b in zip(found, before, strict=True)]) > 0.8
+    results, before = (zoo.pipeline(model, precision="fp32")(texts) for model in ("small", translator))
+    assert np.mean([a["translation"] == b["translation"] for a, b in zip(results, before, strict=True)]) > 0.8
     assert zoo.pipeline("small")(texts[:3])[0]["translation"]
     settings = {"epochs": "1", "learning_rate": "0.0001", "dropout": "0", "precision": "fp32"}
     metrics = zoo.finetune(

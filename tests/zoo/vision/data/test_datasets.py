@@ -71,7 +71,7 @@ def test_a_folder_with_splits_keeps_them(tmp_path, name):
     fill(tmp_path / name, 2)
     images = open_images(tmp_path)
     assert (len(images.train), len(images.held_out)) == (10, 4)
-    assert all(each.startswith(f"{name}/") for each in images.held_out.names)
+    assert all(path.startswith(f"{name}/") for path in images.held_out.names)
     assert len(unlabelled_images(tmp_path)) == 10  # what int8 is calibrated on
 
 
@@ -96,7 +96,7 @@ def test_a_class_called_as_a_split_is_named_in_labels_csv(tmp_path):
     (tmp_path / "red").rename(tmp_path / "test")  # or images of no class
     with pytest.raises(RequestError, match=r"found test and blue in .*or name the classes in labels.csv"):
         open_images(tmp_path)
-    files = [f"{each.relative_to(tmp_path)},{each.parent.name}" for each in tmp_path.glob("*/*.png")]
+    files = [f"{path.relative_to(tmp_path)},{path.parent.name}" for path in tmp_path.glob("*/*.png")]
     (tmp_path / "labels.csv").write_text("\n".join(["file,label", *files]) + "\n")
     assert open_images(tmp_path, held_out=0.3).classes == ("blue", "test")
 
@@ -201,7 +201,7 @@ def test_bad_images_stop_the_run_or_are_counted(tmp_path):
     with pytest.raises(RequestError, match=r"blue/5.jpg: not an image.*skip"):
         open_images(tmp_path)
     images = open_images(tmp_path, on_error="skip")
-    assert [each.partition(":")[0] for each in images.left_out] == ["blue/5.jpg", "red/3.jpg", "red/4.jpg"]
+    assert [fault.partition(":")[0] for fault in images.left_out] == ["blue/5.jpg", "red/3.jpg", "red/4.jpg"]
     assert len(images.train) + len(images.held_out) == 17
     with pytest.raises(RequestError, match="expected raise or skip"):
         open_images(tmp_path, on_error="ignore")
@@ -277,7 +277,7 @@ def test_operations_keep_the_shape_and_grow_with_strength(operation):
     for sign in (-1.0, 1.0):
         weak, strong = (np.asarray(table[operation](image, strength, sign)).astype(int) for strength in (0.1, 1.0))
         assert weak.shape == strong.shape == (32, 32, 3)
-        change = [np.abs(each - np.asarray(image)).mean() for each in (weak, strong)]
+        change = [np.abs(changed - np.asarray(image)).mean() for changed in (weak, strong)]
         assert change[1] > 0
         assert change[1] >= change[0] or operation in ("equalize", "autocontrast")
 
@@ -311,12 +311,12 @@ def test_crops_lie_inside_the_image():
 def test_views_hang_on_seed_epoch_and_index_alone(tmp_path):
     images = open_images(fill(tmp_path, 8, size=(32, 32)), held_out=0.3).train
     views = AugmentedImages(images, 48, 2, 5.0, seed=3, epoch=1)
-    some, label = views[2, False]
-    assert some.shape == (1, 48, 48, 3)
+    view, label = views[2, False]
+    assert view.shape == (1, 48, 48, 3)
     assert label == images.labels[2]
-    np.testing.assert_array_equal(AugmentedImages(images, 48, 2, 5.0, seed=3, epoch=1)[2, False][0], some)
+    np.testing.assert_array_equal(AugmentedImages(images, 48, 2, 5.0, seed=3, epoch=1)[2, False][0], view)
     for other in (AugmentedImages(images, 48, 2, 5.0, 4, 1), AugmentedImages(images, 48, 2, 5.0, 3, 2)):
-        assert (other[2, False][0] != some).any()
+        assert (other[2, False][0] != view).any()
     mixed = views[2, True][0]
     assert mixed.shape == (3, 48, 48, 3)
     assert (mixed[0] != mixed[1]).any()

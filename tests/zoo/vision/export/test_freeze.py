@@ -43,7 +43,7 @@ def trained(folder: Path, **changes: Any) -> Path:
 def test_a_trained_folder_freezes_to_the_same_bytes(tmp_path: Path) -> None:
     said = mobilenet.MOBILENET_V1.freeze(trained(tmp_path))
     assert said["network"] == "mobilenet-v1" and said["parameters"] == sum(
-        each.numel() for each in build_mobilenet("mobilenet-v1", 3, 0.25).parameters()
+        parameter.numel() for parameter in build_mobilenet("mobilenet-v1", 3, 0.25).parameters()
     )
     first = files.sha256(tmp_path / "fp32.onnx")
     mobilenet.MOBILENET_V1.freeze(tmp_path)
@@ -80,8 +80,8 @@ def test_published_weights_freeze_by_what_the_card_says(kind: str, tmp_path: Pat
     else:
         torch.save(state, tmp_path / f"w.{kind}")
     mobilenet.MOBILENET_V1.freeze(published(tmp_path, f"w.{kind}"))
-    found = io.load(tmp_path / "fp32.onnx").graph.initializers["features.18.0.weight"]
-    assert np.array_equal(query.constant(found), state["features.18.0.weight"].numpy())
+    weight = io.load(tmp_path / "fp32.onnx").graph.initializers["features.18.0.weight"]
+    assert np.array_equal(query.constant(weight), state["features.18.0.weight"].numpy())
 
 
 def test_the_road_starts_from_the_file_that_the_card_names(tmp_path: Path) -> None:
@@ -215,14 +215,14 @@ def twenty(shared: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     folder = shared / "data" / "imagenet" / "nips17"
     with (folder / "labels.csv").open() as text:
         rows = list(csv.DictReader(text))[::25]
-    found = []
+    crops = []
     for row in rows:
         photo = image.open(folder / row["file"]).convert("RGB")
         scale = 256 / min(photo.size)
         photo = photo.resize([round(side * scale) for side in photo.size], image.Resampling.BILINEAR)
         left, top = ((side - 224) // 2 for side in photo.size)
-        found.append(np.asarray(photo.crop((left, top, left + 224, top + 224))).transpose(2, 0, 1))
-    return np.ascontiguousarray(found), np.array([int(row["label"]) for row in rows])
+        crops.append(np.asarray(photo.crop((left, top, left + 224, top + 224))).transpose(2, 0, 1))
+    return np.ascontiguousarray(crops), np.array([int(row["label"]) for row in rows])
 
 
 def reference(
@@ -244,13 +244,13 @@ def reference(
         return np.asarray(model.predict(keras.applications.resnet.preprocess_input(x), verbose=0))
     interpreter = pytest.importorskip("tensorflow").lite.Interpreter(str(file))
     interpreter.allocate_tensors()
-    (taken,), (given,) = interpreter.get_input_details(), interpreter.get_output_details()
-    found = []
-    for each in x:
-        interpreter.set_tensor(taken["index"], each[None] / 127.5 - 1)
+    (taken,), (output,) = interpreter.get_input_details(), interpreter.get_output_details()
+    outputs = []
+    for image in x:
+        interpreter.set_tensor(taken["index"], image[None] / 127.5 - 1)
         interpreter.invoke()
-        found.append(interpreter.get_tensor(given["index"])[0])
-    return np.stack(found)
+        outputs.append(interpreter.get_tensor(output["index"])[0])
+    return np.stack(outputs)
 
 
 @pytest.mark.data

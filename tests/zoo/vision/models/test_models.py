@@ -52,7 +52,7 @@ def photos(size: int = 64, n: int = 2) -> npt.NDArray[np.uint8]:
 @pytest.mark.parametrize("arch", PARAMETERS)
 def test_the_networks_are_of_their_published_size(arch: str) -> None:
     model = build_of(arch)(arch, 1000)
-    assert sum(each.numel() for each in model.parameters()) == PARAMETERS[arch]
+    assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[arch]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_same_padding_puts_the_odd_pixel_behind() -> None:
 
 
 def test_width() -> None:
-    assert [channels(each) for each in (32 * 0.25, 32 * 0.35, 64 * 0.75, 3)] == [8, 16, 48, 8]
+    assert [channels(width) for width in (32 * 0.25, 32 * 0.35, 64 * 0.75, 3)] == [8, 16, 48, 8]
     half = build_mobilenet("mobilenet-v1", 10, 0.5)
     assert half.classifier.in_features == 512 and half.conv_stem.out_channels == 16
     assert build_mobilenet("mobilenet-v2", 10, 0.5).classifier[1].in_features == 1280  # never narrower

@@ -36,9 +36,9 @@ def reference(found: Any, scores: Any, classes: Any, iou: float) -> list[int]:
 
 @pytest.mark.parametrize("iou", [0.0, 0.45, 0.7, 1.0])
 def test_suppression_is_that_of_torchvision(rng: np.random.Generator, iou: float) -> None:
-    found, classes = boxes_of(rng, 120), rng.integers(0, 3, 120)
+    corners, classes = boxes_of(rng, 120), rng.integers(0, 3, 120)
     scores = rng.integers(0, 20, 120).astype(np.float32) / 20  # with equal ones
-    assert boxes.suppress(found, scores, classes, iou).tolist() == reference(found, scores, classes, iou)
+    assert boxes.suppress(corners, scores, classes, iou).tolist() == reference(corners, scores, classes, iou)
 
 
 def test_suppression_of_boxes_without_area_and_of_none() -> None:
@@ -48,9 +48,9 @@ def test_suppression_of_boxes_without_area_and_of_none() -> None:
 
 
 def test_all_anchors_are_suppressed_in_little_time(rng: np.random.Generator) -> None:
-    found, scores = boxes_of(rng, 8400), rng.uniform(0.3, 1, 8400).astype(np.float32)
+    corners, scores = boxes_of(rng, 8400), rng.uniform(0.3, 1, 8400).astype(np.float32)
     start = time.thread_time()
-    kept = boxes.suppress(found, scores, rng.integers(0, 80, 8400), 0.7)
+    kept = boxes.suppress(corners, scores, rng.integers(0, 80, 8400), 0.7)
     assert len(kept) == boxes.MOST and time.thread_time() - start < 1
 
 
@@ -59,12 +59,14 @@ def test_dense_rows_with_and_without_objectness(rng: np.random.Generator) -> Non
         np.float32
     )
     best = rows[:, 4:7].max(axis=1)
-    found = boxes.dense(rows, 2, False, 0.6, 1.0)
+    detections = boxes.dense(rows, 2, False, 0.6, 1.0)
     order = np.argsort(-best, kind="stable")[: (best > 0.6).sum()]
-    assert np.array_equal(found.scores, best[order]) and np.array_equal(found.extra, rows[order, 7:])
-    assert np.array_equal(found.classes, rows[order, 4:7].argmax(axis=1))
-    np.testing.assert_allclose(found.boxes[:, :2] + found.boxes[:, 2:], 2 * rows[order, :2], rtol=1e-5)
-    np.testing.assert_allclose(found.boxes[:, 2:] - found.boxes[:, :2], rows[order, 2:4], rtol=1e-3, atol=1e-3)
+    assert np.array_equal(detections.scores, best[order]) and np.array_equal(detections.extra, rows[order, 7:])
+    assert np.array_equal(detections.classes, rows[order, 4:7].argmax(axis=1))
+    np.testing.assert_allclose(detections.boxes[:, :2] + detections.boxes[:, 2:], 2 * rows[order, :2], rtol=1e-5)
+    np.testing.assert_allclose(
+        detections.boxes[:, 2:] - detections.boxes[:, :2], rows[order, 2:4], rtol=1e-3, atol=1e-3
+    )
     objects = boxes.dense(rows, 2, True, 0.3, 1.0)  # the first score is the objectness
     products = rows[:, 4] * rows[:, 5:7].max(axis=1)
     assert np.array_equal(objects.scores, np.sort(products[products > 0.3])[::-1])
@@ -91,8 +93,8 @@ def test_feature_maps_are_interpolated_as_by_torch(rng: np.random.Generator, pla
     inner = values[:, 4:12] if place is LETTERBOX else values
     size = (place.height, place.width)
     expected = torch.nn.functional.interpolate(torch.from_numpy(inner[None]), size, mode="bilinear")[0].numpy()
-    found = masks.resampled(values, place, (0, place.height), (0, place.width))
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    resized = masks.resampled(values, place, (0, place.height), (0, place.width))
+    np.testing.assert_allclose(resized, expected, atol=1e-5)
     assert np.array_equal(masks.class_map(values, place), expected.argmax(axis=0))
     assert np.array_equal(masks.class_map(values.argmax(axis=0), place).shape, size)
 

@@ -19,9 +19,9 @@ IMAGE = np.zeros((64, 64, 3), np.uint8)
 
 def rows(*anchors: list[float], count: int = ANCHORS) -> Any:
     """Anchors [1, count, channels], the others without a score."""
-    found = np.zeros((1, count, len(anchors[0])), np.float32)
-    found[0, 3 : 3 + len(anchors)] = anchors
-    return found
+    output = np.zeros((1, count, len(anchors[0])), np.float32)
+    output[0, 3 : 3 + len(anchors)] = anchors
+    return output
 
 
 def opened(path: Path, **options: Any) -> NetworkPipeline:
@@ -100,24 +100,24 @@ DETECTORS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = { 
 def test_a_detector_is_recognized(tmp_path: Path, name: str) -> None:
     outputs, metadata, options = DETECTORS[name]
     outputs = {key: array.astype(np.float32) if array.dtype.kind == "f" else array for key, array in outputs.items()}
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if count := options.pop("labels", 0) if "labels" in (options := dict(options)) else 0:
         (tmp_path / "labels.txt").write_text("\n".join(["cat", "dog"][:count]))
-        given["labels"] = tmp_path / "labels.txt"
+        arguments["labels"] = tmp_path / "labels.txt"
     if options.get("last"):  # boxes go through the sigmoid, too
         outputs["boxes"] = np.log(np.clip(outputs["boxes"], 1e-9, 1) / (1 - np.clip(outputs["boxes"], 1e-9, 0.999)))
-    if not metadata and "labels" not in given and options.get("shape", (1,))[0] != 3 and "sizes" not in options:
+    if not metadata and "labels" not in arguments and options.get("shape", (1,))[0] != 3 and "sizes" not in options:
         (tmp_path / "spec.json").write_text('{"size": 64, "mean": [0, 0, 0], "std": [1, 1, 1]}')
-        given["preprocess"] = tmp_path / "spec.json"
-    elif given:
-        given["preprocess"] = tmp_path / "spec.json"
+        arguments["preprocess"] = tmp_path / "spec.json"
+    elif arguments:
+        arguments["preprocess"] = tmp_path / "spec.json"
         (tmp_path / "spec.json").write_text('{"size": {"height": 64, "width": 64}, "do_resize": true}')
     network = constant_network(tmp_path / "model.onnx", outputs, metadata, **options)
     for task in ("detect", None):
-        ((found, *others),) = opened(network, task=task, **given)(IMAGE)
-        assert not others and found["score"] == pytest.approx(0.9, abs=1e-4)
-        assert list(found["box"].values()) == pytest.approx(CORNERS, abs=0.02)
-        assert found["label"] == ("dog" if metadata or "labels" in given else "class 1")
+        ((detection, *others),) = opened(network, task=task, **arguments)(IMAGE)
+        assert not others and detection["score"] == pytest.approx(0.9, abs=1e-4)
+        assert list(detection["box"].values()) == pytest.approx(CORNERS, abs=0.02)
+        assert detection["label"] == ("dog" if metadata or "labels" in arguments else "class 1")
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
@@ -149,10 +149,10 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] =
 def test_a_network_that_is_ambiguous_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
     outputs, metadata, options, message = REFUSED[name]
     (tmp_path / "spec.json").write_text('{"size": 64}')
-    given = {"preprocess": tmp_path / "spec.json"} if options else {}
+    arguments = {"preprocess": tmp_path / "spec.json"} if options else {}
     network = constant_network(tmp_path / "model.onnx", outputs, metadata)
     with pytest.raises(RequestError, match=message) as error:
-        opened(network, task="detect", **given)
+        opened(network, task="detect", **arguments)
     assert "\n" not in str(error.value) and "model.onnx" in str(error.value)
 
 
@@ -162,7 +162,7 @@ def test_raw_maps_of_a_detector_are_refused(tmp_path: Path) -> None:
 
     path = constant_network(tmp_path / "model.onnx", {"output0": V8}, NAMES)
     model = onnx.load(path)
-    (node,) = [each for each in model.graph.node if each.output[0] == "output0"]
+    (node,) = [node for node in model.graph.node if node.output[0] == "output0"]
     model.graph.initializer.append(numpy_helper.from_array(np.eye(ANCHORS, dtype=np.float32)[:, :, None], "weights"))
     model.graph.node.insert(-1, helper.make_node("Transpose", [node.input[0]], ["rows"], perm=[0, 2, 1]))
     model.graph.node.insert(-1, helper.make_node("Conv", ["rows", "weights"], ["raw"]))
@@ -193,14 +193,14 @@ def test_masks_of_prototypes_and_of_torchvision(tmp_path: Path) -> None:
     for name, (outputs, metadata, options) in networks.items():
         pipeline = opened(constant_network(tmp_path / f"{name}.onnx", outputs, metadata, **options))
         assert pipeline.task == "segment"
-        ((found,),) = pipeline(IMAGE)
+        ((detection,),) = pipeline(IMAGE)
         mask = np.zeros((64, 64), np.uint8)
         mask[expected[name]] = 255
-        assert found["mask"].mode == "L" and np.array_equal(np.asarray(found["mask"]), mask), name
+        assert detection["mask"].mode == "L" and np.array_equal(np.asarray(detection["mask"]), mask), name
         ((box,),) = (
-            opened(tmp_path / f"{name}.onnx", task="detect", confidence=0.5)(IMAGE) if name == "mask" else [[found]]
+            opened(tmp_path / f"{name}.onnx", task="detect", confidence=0.5)(IMAGE) if name == "mask" else [[detection]]
         )
-        assert box["box"] == found["box"]
+        assert box["box"] == detection["box"]
 
 
 def test_classes_of_pixels(tmp_path: Path) -> None:
@@ -232,13 +232,13 @@ def test_classifiers_and_embeddings(tmp_path: Path) -> None:
     network = constant_network(tmp_path / "model.onnx", {"output": logits})
     with pytest.raises(RequestError, match="classify or embed: say which with --task"):
         opened(network, **spec)
-    (found,) = opened(network, task="classify", **spec)(IMAGE)
+    (result,) = opened(network, task="classify", **spec)(IMAGE)
     powers = np.exp(logits[0]) / np.exp(logits).sum()
-    assert found["label"] == "class 1" and found["probability"] == pytest.approx(powers[1])
-    assert [name for name, _ in found["top5"]] == ["class 1", "class 2", "class 0"]
+    assert result["label"] == "class 1" and result["probability"] == pytest.approx(powers[1])
+    assert [name for name, _ in result["top5"]] == ["class 1", "class 2", "class 0"]
     softmax = constant_network(tmp_path / "softmax.onnx", {"output": logits}, last="Softmax")
-    (found,) = opened(softmax, **spec)(IMAGE)
-    assert found["probability"] == pytest.approx(powers[1])
+    (result,) = opened(softmax, **spec)(IMAGE)
+    assert result["probability"] == pytest.approx(powers[1])
     with pytest.raises(RequestError, match="2 class names for 3 classes"):
         (tmp_path / "two.json").write_text('["a", "b"]')
         opened(softmax, labels=tmp_path / "two.json", **spec)(IMAGE)
@@ -251,8 +251,8 @@ def test_classifiers_and_embeddings(tmp_path: Path) -> None:
         ("clip", {"image_embeds": logits, "last_hidden_state": tokens}, logits[0]),
     ):
         network = constant_network(tmp_path / f"{name}.onnx", outputs)
-        (found,) = opened(network, task="embed", **spec)(IMAGE)
-        np.testing.assert_allclose(found["embedding"], expected, rtol=1e-6)
+        (result,) = opened(network, task="embed", **spec)(IMAGE)
+        np.testing.assert_allclose(result["embedding"], expected, rtol=1e-6)
 
 
 def test_ultralytics_classifiers_are_cropped(tmp_path: Path) -> None:

@@ -59,10 +59,10 @@ def test_boxes_are_in_pixels_of_the_image(opened: NetworkPipeline, photos: Path)
         if box is None:
             assert result == []
             continue
-        ((found),) = result
-        assert found["label"] == "bright" and found["score"] == 0.75
+        ((detection),) = result
+        assert detection["label"] == "bright" and detection["score"] == 0.75
         pixel = max(SIZES[name]) / 64  # of the network's input
-        assert np.abs(np.array(list(found["box"].values())) - box).max() <= pixel
+        assert np.abs(np.array(list(detection["box"].values())) - box).max() <= pixel
     with Image.open(photos / "wide.png") as image:
         assert opened(image) == opened(np.asarray(image)) == opened((photos / "wide.png").read_bytes()) == results[:1]
     assert opened.folder.card.name == "bright-boxes" and (opened.task, opened.precision) == ("detect", "fp32")
@@ -71,9 +71,9 @@ def test_boxes_are_in_pixels_of_the_image(opened: NetworkPipeline, photos: Path)
 def test_the_three_parts_chain(opened: NetworkPipeline, photos: Path) -> None:
     batch = opened.preprocess(photos / "wide.png")
     assert batch["images"].shape == (1, 3, 64, 64) and batch["images"].flags.c_contiguous
-    ((found,),) = opened.postprocess(opened.predict(batch))  # in pixels of the input
+    ((detection,),) = opened.postprocess(opened.predict(batch))  # in pixels of the input
     whole = opened(photos / "wide.png")[0][0]["box"]
-    assert found["box"]["xmin"] == pytest.approx(whole["xmin"] * 64 / 200, abs=0.01)
+    assert detection["box"]["xmin"] == pytest.approx(whole["xmin"] * 64 / 200, abs=0.01)
 
 
 def test_a_folder_is_run_to_a_file_and_drawn(detector: Path, photos: Path, tmp_path: Path, capsys: Any) -> None:
@@ -174,8 +174,8 @@ def test_shipped_names_are_those_of_coco(detector: Path, tmp_path: Path) -> None
     assert zoo.pipeline(network, labels="coco", engine="onnxruntime").name(16) == "dog"
     one = {"boxes": np.zeros((1, 4), np.float32), "labels": np.array([18]), "scores": np.ones(1, np.float32)}
     network = constant_network(tmp_path / "torchvision.onnx", one, {}, (3, "height", "width"))
-    ((found,),) = zoo.pipeline(network, labels="coco91", engine="onnxruntime")(np.zeros((20, 30, 3), np.uint8))
-    assert found["label"] == "dog"
+    ((detection,),) = zoo.pipeline(network, labels="coco91", engine="onnxruntime")(np.zeros((20, 30, 3), np.uint8))
+    assert detection["label"] == "dog"
 
 
 def multipart(*files: tuple[str, bytes]) -> tuple[str, bytes]:
@@ -193,9 +193,9 @@ def test_a_server_answers_with_boxes(detector: Path, photos: Path) -> None:
     )
     kind, body = multipart(*((name, (photos / name).read_bytes()) for name in BOXES))
     (result,) = handler.run([Job(1, "run", kind, responses.JSON, {}, -1, body)])
-    found = json.loads(result.body)["results"]
-    assert result.status == 200 and [row["row"] for row in found][:2] == [1, 2] and found[0]["file"] == "wide.png"
-    assert found[0]["label"] == "bright" and found[0]["xmax"] == pytest.approx(120, abs=4)
+    results = json.loads(result.body)["results"]
+    assert result.status == 200 and [row["row"] for row in results][:2] == [1, 2] and results[0]["file"] == "wide.png"
+    assert results[0]["label"] == "bright" and results[0]["xmax"] == pytest.approx(120, abs=4)
     (result,) = handler.run([Job(2, "run", "image/png", responses.JSON, {}, -1, (photos / "high.png").read_bytes())])
     assert json.loads(result.body)["results"][0]["ymin"] == pytest.approx(60, abs=3)
     with pytest.raises(RequestError, match="--task is for .onnx files; found none to serve"):

@@ -26,16 +26,16 @@ def photo(rng: np.random.Generator, width: int, height: int) -> Any:
 def test_a_letterbox_is_that_of_ultralytics(rng: np.random.Generator, width: int, height: int) -> None:
     torch = pytest.importorskip("torch", reason="needs the train extra")
     image = photo(rng, width, height)
-    found, place = ImageTransform((64, 64), LETTERBOX).apply(image)
+    pixels, place = ImageTransform((64, 64), LETTERBOX).apply(image)
     ratio = min(64 / height, 64 / width)
     rows, columns = round(height * ratio), round(width * ratio)
     top, left = round((64 - rows) / 2 - 0.1), round((64 - columns) / 2 - 0.1)
     values = torch.from_numpy(image.transpose(2, 0, 1)[None].astype(np.float32))
     inner = torch.nn.functional.interpolate(values, (rows, columns), mode="bilinear")[0].numpy()
-    assert np.abs(found[:, top : top + rows, left : left + columns] - inner).max() <= 1
+    assert np.abs(pixels[:, top : top + rows, left : left + columns] - inner).max() <= 1
     outside = np.ones((64, 64), bool)
     outside[top : top + rows, left : left + columns] = False
-    assert (found[:, outside] == 114).all()
+    assert (pixels[:, outside] == 114).all()
     assert place == Placement(width, height, (columns / width, rows / height), (left, top), (64, 64))
     whole = np.array([[left, top, left + columns, top + rows]], np.float32)
     np.testing.assert_allclose(place.boxes(whole), [[0, 0, width, height]], rtol=1e-5)
@@ -52,9 +52,9 @@ def test_a_square_is_prepared_as_for_the_models_of_the_zoo(
 
 def test_a_crop_beyond_the_image_is_black(rng: np.random.Generator) -> None:
     image = photo(rng, 40, 20)
-    found, place = ImageTransform((30, 30), transforms.CROP, (20,)).apply(image)
-    assert not found[:, :5].any() and not found[:, 25:].any()
-    assert np.array_equal(found[:, 5:25], image.transpose(2, 0, 1)[:, :, 5:35]) and place.offset == (-5, 5)
+    pixels, place = ImageTransform((30, 30), transforms.CROP, (20,)).apply(image)
+    assert not pixels[:, :5].any() and not pixels[:, 25:].any()
+    assert np.array_equal(pixels[:, 5:25], image.transpose(2, 0, 1)[:, :, 5:35]) and place.offset == (-5, 5)
 
 
 FILES = {  # file -> input size for 50 x 100 pixels (height, width), first value of pixels of 255, fit
@@ -148,9 +148,9 @@ def test_files_beside_a_model_are_found(tmp_path: Path) -> None:
     model = tmp_path / "onnx" / "model.onnx"
     assert transforms.beside(model) is None
     (tmp_path / "preprocessor_config.json").write_text('{"size": 20, "do_resize": true}')
-    found = transforms.beside(model)
-    assert found is not None and found.size == (20, 20)
-    assert transforms.beside(tmp_path / "model.onnx") == found
+    transform = transforms.beside(model)
+    assert transform is not None and transform.size == (20, 20)
+    assert transforms.beside(tmp_path / "model.onnx") == transform
 
 
 def test_values_are_in_the_order_and_type_of_the_input() -> None:

@@ -39,7 +39,7 @@ from zoo.vision.training import qat  # noqa: E402
 SETTINGS = [
     "--batch-size",
     "12",
-    *(word for each in ("workers=0", "image_size=32", "randaugment_n=0") for word in ("--set", each)),
+    *(word for setting in ("workers=0", "image_size=32", "randaugment_n=0") for word in ("--set", setting)),
 ]
 
 
@@ -53,7 +53,9 @@ def start(tmp_path_factory, pictures):
     """The folder of a small float model."""
     folder = tmp_path_factory.mktemp("start") / "small"
     options = ["--epochs", "15", "--learning-rate", "2"]
-    options += [word for each in ("clip=10", "width=0.25", "ema=0.5", "progressive=1") for word in ("--set", each)]
+    options += [
+        word for setting in ("clip=10", "width=0.25", "ema=0.5", "progressive=1") for word in ("--set", setting)
+    ]
     cli.call(["train", "mobilenet-v1", "--data", str(pictures), "-o", str(folder), *SETTINGS, *options])
     return folder
 
@@ -91,9 +93,9 @@ def photos(size: int, count: int = 8):
 
 def assert_one_step(student, int8, pixels, x):
     """Every layer gives the student's bytes, but for a step here and there; returns the student's logits."""
-    given, logits = bytes_of(student, x)
-    found, outputs = layer_by_layer(int8, given, image=pixels)
-    assert_same_bytes(found, given)
+    trained, logits = bytes_of(student, x)
+    computed, outputs = layer_by_layer(int8, trained, image=pixels)
+    assert_same_bytes(computed, trained)
     np.testing.assert_allclose(outputs["logits"], logits, rtol=1e-3, atol=1e-3 * np.abs(logits).max())
     return logits
 
@@ -103,22 +105,22 @@ def test_the_int8_model_of_the_road_computes_what_was_trained(tuned):
     pixels = np.load(tuned / "calibration.npz")["image"]
     int8 = io.load(tuned / "int8.onnx")
     logits = assert_one_step(student, int8, pixels, normalized(pixels, features))
-    found = run(int8, optimized=True, image=pixels)["logits"]
+    outputs = run(int8, optimized=True, image=pixels)["logits"]
     fp32 = run(io.load(tuned / "fp32.onnx"), image=pixels)["logits"]
     # what lies between two steps may fall to either side, and all layers after it spread that
-    assert np.abs(found - logits).max() < 0.05 * np.abs(logits).max()
-    assert np.square(found - logits).mean() < 0.5 * np.square(fp32 - logits).mean()  # .02 to .24, by the CPU
+    assert np.abs(outputs - logits).max() < 0.05 * np.abs(logits).max()
+    assert np.square(outputs - logits).mean() < 0.5 * np.square(fp32 - logits).mean()  # .02 to .24, by the CPU
 
 
 def test_the_table_holds_the_very_ranges_trained(tuned):
     student, _ = student_of(tuned)
     table = CalibrationTable.load(tuned / "calibration.json")
     table.require(io.load(tuned / "rewritten.onnx"))
-    assert {each.method for each in table.tensors.values()} == {"qat"}
+    assert {tensor.method for tensor in table.tensors.values()} == {"qat"}
     assert not (table.bias or table.rounding or table.equalization or table.clip)
-    ranges = {each.tensor: each for each in student.modules() if isinstance(each, Range)}
-    for name, each in table.tensors.items():
-        assert [each.low, each.high] == ranges[name].ends.tolist(), name
+    ranges = {module.tensor: module for module in student.modules() if isinstance(module, Range)}
+    for name, span in table.tensors.items():
+        assert [span.low, span.high] == ranges[name].ends.tolist(), name
     assert table.samples == 9 * 12  # ranges stood still in the last 3 of 12 steps
     for node in io.load(tuned / "int8.onnx").graph:
         if node.op_type == "QuantizeLinear":
@@ -127,9 +129,9 @@ def test_the_table_holds_the_very_ranges_trained(tuned):
 
 
 def test_the_folder_is_one_like_any_other(tuned, start):
-    made = {each.name for each in tuned.iterdir()}
+    made = {path.name for path in tuned.iterdir()}
     assert {"model.pt", "train.json", "card.json", "calibration.npz", "history.json", "qat.json"} <= made
-    weights, before = (torch.load(each / "model.pt", weights_only=True)["state_dict"] for each in (tuned, start))
+    weights, before = (torch.load(folder / "model.pt", weights_only=True)["state_dict"] for folder in (tuned, start))
     assert weights.keys() == before.keys() == build_mobilenet("mobilenet-v1", 3, 0.25).state_dict().keys()
     config = read_json(tuned / "train.json")["config"]
     assert config["qat"] and config["learning_rate"] == pytest.approx(
@@ -159,16 +161,16 @@ def test_building_anew_needs_neither_samples_nor_the_training(tuned, tmp_path):
 def test_a_tensor_without_a_trained_range_is_observed_and_named(tuned, caplog):
     folder = zoo.load(tuned)
     trained = folder.trained
-    fewer = replace(trained, tensors={name: each for name, each in trained.tensors.items() if name != "act1"})
+    fewer = replace(trained, tensors={name: tensor for name, tensor in trained.tensors.items() if name != "act1"})
     table = _trained(folder, fewer, io.load(tuned / "rewritten.onnx"))
     assert "no trained range for act1, observed on calibration.npz" in caplog.text
-    assert {name for name, each in table.tensors.items() if each.method != "qat"} == {"act1"}
+    assert {name for name, tensor in table.tensors.items() if tensor.method != "qat"} == {"act1"}
 
 
 def test_post_training_quantization_is_had_by_asking_for_it(tuned, tmp_path):
     copy = Path(shutil.copytree(tuned, tmp_path / "copy"))
     zoo.quantize(copy, observer="auto", correct=True)
-    assert "qat" not in {each.method for each in CalibrationTable.load(copy / "calibration.json").tensors.values()}
+    assert "qat" not in {tensor.method for tensor in CalibrationTable.load(copy / "calibration.json").tensors.values()}
     zoo.quantize(copy, observer="minmax", correct=False)
     assert (copy / "int8.onnx").read_bytes() == (tuned / "int8.onnx").read_bytes()
 
@@ -225,16 +227,16 @@ def test_new_classes_train_at_the_full_rate(start, tmp_path):
             ("mobilenet-v2", "RGB"),
             pytest.param("resnet26d", "RGB", marks=pytest.mark.slow),
         ),
-        *(pytest.param(each, "BGR", marks=pytest.mark.slow) for each in ("resnet50", "resnet50-v1")),
+        *(pytest.param(arch, "BGR", marks=pytest.mark.slow) for arch in ("resnet50", "resnet50-v1")),
     ],
 )
 def test_every_network_rounds_what_its_int8_form_does(arch, channels):
     """Preprocessing of all kinds: means that are no whole pixels, a scale for each channel, channels reversed."""
     torch.manual_seed(0)
     network = build_resnet(arch, 5) if arch.startswith("resnet") else build_mobilenet(arch, 5, 0.25)
-    for name, each in network.named_parameters():  # none that makes a layer do nothing
-        if each.ndim == 1 and name.endswith("weight"):
-            torch.nn.init.uniform_(each, 0.3, 0.9)
+    for name, parameter in network.named_parameters():  # none that makes a layer do nothing
+        if parameter.ndim == 1 and name.endswith("weight"):
+            torch.nn.init.uniform_(parameter, 0.3, 0.9)
     features = {"size": 64, "resize": 64, "interpolation": "bilinear", "channels": channels}
     features |= {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.325]}
     pixels = photos(64)
@@ -247,11 +249,13 @@ def test_every_network_rounds_what_its_int8_form_does(arch, channels):
     fill(fresh, qat.weights(student), "the student")
     model = export(fresh, Preprocess.from_json(features))
     rewrite(model, passes())
-    ranges = {each.tensor: each.range() for each in student.modules() if isinstance(each, Range) and each.tensor}
+    ranges = {
+        module.tensor: module.range() for module in student.modules() if isinstance(module, Range) and module.tensor
+    }
     int8, report = quantize(
         model, QuantRecipe(correct=False), CalibrationTable(io.digest(model), "minmax", 1, "", ranges)
     )
-    assert {each.type for each in report.operators if each.precision == "float"} <= {"Flatten"}
+    assert {operator.type for operator in report.operators if operator.precision == "float"} <= {"Flatten"}
     assert_one_step(student.eval(), int8, pixels, x)
 
 
@@ -259,8 +263,8 @@ def test_channels_in_reverse_are_normalized_by_their_own_means():
     features = {**training.PREPROCESSING, "mean": [0.1, 0.2, 0.3], "std": [0.2, 0.3, 0.4], "channels": "BGR"}
     trainer = training.Trainer(torch.nn.Linear(1, 1), MOBILENET_V1.finetune_config(), features, Processes())
     pixels = photos(8, 2)
-    found = trainer.logits(torch.nn.Identity(), torch.from_numpy(pixels), False)
-    torch.testing.assert_close(found, normalized(pixels, features))
+    logits = trainer.logits(torch.nn.Identity(), torch.from_numpy(pixels), False)
+    torch.testing.assert_close(logits, normalized(pixels, features))
 
 
 @pytest.mark.slow
@@ -272,13 +276,13 @@ def test_what_post_training_quantization_loses_is_won_back(start, tmp_path):
 
     def judged(folder):
         metrics = zoo.evaluate(folder, [str(data / "test")], engine="onnxruntime")["metrics"]
-        return {name: each["top1"] for name, each in metrics.items()}
+        return {name: scores["top1"] for name, scores in metrics.items()}
 
     def smaller(factor):
         folder = Path(shutil.copytree(start, tmp_path / f"{factor}"))
         kept = torch.load(folder / "model.pt", weights_only=True)
         state = kept["state_dict"]
-        for name in [each for each in state if each.endswith("conv_pw.weight")]:
+        for name in [key for key in state if key.endswith("conv_pw.weight")]:
             state[name][:, 1:] *= factor
             for part in ("weight", "bias"):
                 state[name.replace("conv_pw.weight", f"bn1.{part}")][1:] /= factor
@@ -288,7 +292,7 @@ def test_what_post_training_quantization_loses_is_won_back(start, tmp_path):
 
     # three colors are told apart even so, up to some factor
     tried = map(smaller, (200, 300, 400, 500, 600))
-    lossy, before = next(each for each in tried if each[1]["fp32"] - each[1]["int8"] > 0.02)
+    lossy, before = next(trial for trial in tried if trial[1]["fp32"] - trial[1]["int8"] > 0.02)
     settings = {"qat": "true", "epochs": "6", "batch_size": "12", "workers": "0", "image_size": "32"}
     zoo.finetune(lossy, data, tuned, settings=settings | {"randaugment_n": "0", "learning_rate": "0.2"})
     assert judged(tuned)["int8"] - before["int8"] > 0.8 * (before["fp32"] - before["int8"])

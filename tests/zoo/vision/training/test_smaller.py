@@ -78,8 +78,8 @@ def smaller(tmp_path_factory, pictures, start):
 
 def test_a_strategy_cuts_by_the_sensitivity_it_keeps_and_leaves_a_model(smaller, start, pictures):
     log = read_json(smaller / "compression.json")
-    assert [each["step"] for each in log["steps"]] == ["1-prune-distil", "2-prune-distil", "3-distil-qat"]
-    assert all({"metrics", "speed", "bytes", "drop", "within"} <= each.keys() for each in log["steps"])
+    assert [step["step"] for step in log["steps"]] == ["1-prune-distil", "2-prune-distil", "3-distil-qat"]
+    assert all({"metrics", "speed", "bytes", "drop", "within"} <= step.keys() for step in log["steps"])
     widths = read_json(smaller / "checkpoint/2-prune-distil.cut/cuts.json")["widths"]
     assert sum(widths.values()) <= 0.6 * log["channels"]
     assert read_json(smaller / "sensitivity.json")["groups"].keys() == widths.keys()
@@ -214,7 +214,7 @@ def test_a_network_cannot_be_set_to_another(start, pictures, tmp_path, prune):
 @pytest.mark.parametrize(("given", "qat"), [({}, False), ({"qat": "false"}, False), ({"qat": "yes"}, True)])
 def test_int8_is_trained_for_only_where_that_is_asked(start, given, qat):
     planned = compression.plan(zoo.load(start), "ratio=.3", None, None, {"epochs": "2", **given})
-    assert any(each.qat for each in planned.steps()) == qat
+    assert any(step.qat for step in planned.steps()) == qat
 
 
 def test_unknown_layers_and_flags_beside_a_strategy_end_with_2(start, pictures, tmp_path, capsys):

@@ -60,7 +60,7 @@ def trained(tmp_path_factory, pictures):
 
 def test_a_run_leaves_its_files_and_nothing_else(trained, pictures):
     folder, metrics = trained
-    assert {each.name for each in folder.iterdir()} == MADE
+    assert {path.name for path in folder.iterdir()} == MADE
     record = read_json(folder / "train.json")
     assert record["arch"] == "tiny"
     assert record["classes"] == sorted(COLORS)
@@ -78,7 +78,7 @@ def test_a_run_leaves_its_files_and_nothing_else(trained, pictures):
 def test_an_easy_task_is_learnt(trained):
     folder, metrics = trained
     history = read_json(folder / "history.json")
-    assert [each["size"] for each in history] == [8, 8, 16, 16, 16, 16, 16, 16]
+    assert [epoch["size"] for epoch in history] == [8, 8, 16, 16, 16, 16, 16, 16]
     assert history[-1]["train_loss"] < history[0]["train_loss"]
     assert metrics["top1"] > 0.8
 
@@ -92,8 +92,8 @@ def test_the_kept_weights_are_those_that_were_measured(trained, pictures):
     x = torch.from_numpy(pixels).permute(0, 3, 1, 2)
     mean, std = (torch.tensor(record["features"][name]).view(1, 3, 1, 1) for name in ("mean", "std"))
     with torch.no_grad():
-        found = model.eval()((x / 255 - mean) / std).argmax(1).numpy()
-    assert (found == images.labels).mean() == metrics["top1"]
+        predicted = model.eval()((x / 255 - mean) / std).argmax(1).numpy()
+    assert (predicted == images.labels).mean() == metrics["top1"]
 
 
 def test_same_seed_same_weights_and_resuming_changes_nothing(tmp_path, pictures):
@@ -101,7 +101,7 @@ def test_same_seed_same_weights_and_resuming_changes_nothing(tmp_path, pictures)
     fit(build, pictures, tmp_path / "whole", config=config)
     # of 4 steps an epoch: it breaks off in the second
     broken_off(training.Trainer, 6, lambda: fit(build, pictures, tmp_path / "parts", config=config))
-    assert {each.name for each in (tmp_path / "parts").iterdir()} == {"checkpoint"}
+    assert {path.name for path in (tmp_path / "parts").iterdir()} == {"checkpoint"}
     fit(build, pictures, tmp_path / "parts", config=config, resume=True)
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
     for name in ("calibration.npz", "confusion.png"):
@@ -228,9 +228,9 @@ def test_the_rate_falls_in_the_shortest_training_too(epochs, epoch_steps):
 def test_a_step_is_limited():
     config = replace(TINY, clip=1e-3, momentum=0.0, weight_decay=0.0)
     trainer = training.Trainer(build(config.arch, 3), config, dict(training.PREPROCESSING), Processes())
-    before = torch.cat([each.detach().clone().flatten() for each in trainer.model.parameters()])
+    before = torch.cat([parameter.detach().clone().flatten() for parameter in trainer.model.parameters()])
     trainer.step(torch.randint(256, (8, 3, 16, 16), dtype=torch.uint8), torch.arange(8) % 3, 1, 1)
-    moved = torch.cat([each.detach().flatten() for each in trainer.model.parameters()]) - before
+    moved = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()]) - before
     assert moved.norm().item() == pytest.approx(config.rate(0, 1) * config.clip, rel=0.01)
 
 
@@ -238,7 +238,7 @@ def test_norms_and_biases_do_not_decay():
     trainer = training.Trainer(build(TINY.arch, 3), TINY, dict(training.PREPROCESSING), Processes())
     decayed, plain = trainer.optimizer.param_groups
     assert (decayed["weight_decay"], plain["weight_decay"]) == (TINY.weight_decay, 0.0)
-    assert {each.ndim for each in plain["params"]} == {1}
+    assert {parameter.ndim for parameter in plain["params"]} == {1}
     assert len(decayed["params"]) == 3
 
 
@@ -261,7 +261,7 @@ def test_jensen_shannon_divergence():
     assert jensen_shannon(logits[:1].expand(3, -1, -1)).item() == pytest.approx(0, abs=1e-6)
     p = logits.softmax(-1).numpy().astype(np.float64)
     mixture = p.mean(0)
-    expected = np.mean([(each * np.log(each / mixture)).sum(-1) for each in p])
+    expected = np.mean([(q * np.log(q / mixture)).sum(-1) for q in p])
     assert jensen_shannon(logits).item() == pytest.approx(expected, rel=1e-4)
 
 
@@ -269,11 +269,11 @@ def test_timing_precisions_leaves_no_trace():
     trainer = training.Trainer(
         build(TINY.arch, 3), replace(TINY, precision="auto"), dict(training.PREPROCESSING), Processes()
     )
-    before = {name: each.clone() for name, each in trainer.model.state_dict().items()}
+    before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
     assert trainer.choose(16, 4)["precision"] in ("fp32", "bf16")
-    for name, each in trainer.model.state_dict().items():
-        assert torch.equal(each, before[name]), name
-    assert all(each.grad is None for each in trainer.model.parameters())
+    for name, tensor in trainer.model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
 
 
 def test_bf16_training_is_near_fp32(tmp_path, pictures):
@@ -292,7 +292,7 @@ def two(tmp_path, pictures):
 
 def test_two_processes_train_one_model(tmp_path, two):
     two.train(tmp_path / "out")
-    assert {each.name for each in (tmp_path / "out").iterdir()} == MADE
+    assert {path.name for path in (tmp_path / "out").iterdir()} == MADE
     record = read_json(tmp_path / "out" / "train.json")
     assert record["processes"] == 2
 

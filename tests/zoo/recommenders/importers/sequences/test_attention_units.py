@@ -97,17 +97,17 @@ class DIN(torch.nn.Module):
             scores = self.unit(pairs.view(-1, 4 * SIZE)).view(-1, LENGTH)
         else:
             scores = self.unit(pairs)[:, :, 0] if self.weights != "raw" else self.unit(pairs).squeeze(2)
-        known = history != 0
+        mask = history != 0
         if self.mask == "where":
-            scores = torch.where(known, scores, torch.full_like(scores, -1e9 if self.weights == "softmax" else 0.0))
+            scores = torch.where(mask, scores, torch.full_like(scores, -1e9 if self.weights == "softmax" else 0.0))
         elif self.mask == "times":
-            scores = scores * known.float()
+            scores = scores * mask.float()
             if self.weights == "softmax":
-                scores = scores - 1e9 * (1 - known.float())
+                scores = scores - 1e9 * (1 - mask.float())
         if self.weights == "softmax":
             scores = scores.softmax(-1)
         if self.weights == "sigmoid":
-            scores = torch.sigmoid(scores) * known.float()
+            scores = torch.sigmoid(scores) * mask.float()
         summed = (scores.unsqueeze(-1) * keys).sum(1)
         total = summed if self.joined else torch.matmul(scores[:, None], keys)[:, 0]
         return torch.sigmoid(self.top(torch.cat([self.user(user), query, total], 1)))

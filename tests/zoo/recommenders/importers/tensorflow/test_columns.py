@@ -23,13 +23,13 @@ def check(
     graph: Any, texts: Sequence[str], numbers: Sequence[str], shape: str = "[n, 1]", output: str = PROBABILITY
 ) -> Any:
     """That a graph and its ONNX model say the same of 512 rows and of one; returns the model."""
-    known, model = converted(graph)
+    feats, model = converted(graph)
     for count in (512, 1, 1, 1):
         rows = some_rows(count, texts, numbers, seed=count)
         rows[0] |= {texts[0]: ""} if count == 1 else {}
         before = run(graph, feed_of(rows, shape), output)
         before = before[:, 1:] if before.shape[1:] == (2,) else before.reshape(-1, 1)
-        after = scores(model, known, raw(rows, known))
+        after = scores(model, feats, raw(rows, feats))
         assert after.shape == before.shape == (count, 1)
         assert np.abs(after - before).max() < TOLERANCE
         assert count == 1 or before.std() > 0.002, "a model that says something"
@@ -89,20 +89,20 @@ def test_outputs_before_and_after_are_equal(kind: str, shape: str) -> None:
 
 def deep_buckets(deep: Sequence[Any]) -> int:
     return next(
-        each.categorical_column.hash_bucket_size
-        for each in deep
-        if getattr(each, "categorical_column", None) and "a" in each.name[:1]
+        column.categorical_column.hash_bucket_size
+        for column in deep
+        if getattr(column, "categorical_column", None) and "a" in column.name[:1]
     )
 
 
 def check_filled(graph: Any) -> Any:
-    known, model = converted(graph)
+    feats, model = converted(graph)
     for count in (512, 1):
         rows = [
             {name: 1.25 if value is None else value for name, value in row.items()}
             for row in some_rows(count, "abcz", "uvw", count)
         ]
-        assert np.abs(scores(model, known, raw(rows, known)) - run(graph, feed_of(rows, "examples"))).max() < TOLERANCE
+        assert np.abs(scores(model, feats, raw(rows, feats)) - run(graph, feed_of(rows, "examples"))).max() < TOLERANCE
     return model
 
 
@@ -152,14 +152,14 @@ def test_shared_embeddings_wide_numbers_and_the_two_class_output() -> None:
         classifier(inputs, [*shared, numbers], [hashed("b"), numbers], head=True)
 
     graph = graph_of(build)
-    known, model = converted(graph)
-    assert [each.name for each in known.numbers] == ["m_1", "m_2", "m_3"]
-    rows = some_rows(64, "ab", [each.name for each in known.numbers])
+    feats, model = converted(graph)
+    assert [number.name for number in feats.numbers] == ["m_1", "m_2", "m_3"]
+    rows = some_rows(64, "ab", [number.name for number in feats.numbers])
     feed = feed_of(rows)
-    feed["m"] = np.concatenate([feed.pop(name) for name in [each.name for each in known.numbers]], axis=1)
+    feed["m"] = np.concatenate([feed.pop(name) for name in [number.name for number in feats.numbers]], axis=1)
     for output in (PROBABILITY, "head/predictions/probabilities"):
         before = run(graph, feed, output)
-        assert np.abs(scores(model, known, raw(rows, known)) - before[:, -1:]).max() < TOLERANCE
+        assert np.abs(scores(model, feats, raw(rows, feats)) - before[:, -1:]).max() < TOLERANCE
 
 
 def test_plain_lookups_and_a_softmax_over_two_classes() -> None:
@@ -169,8 +169,8 @@ def test_plain_lookups_and_a_softmax_over_two_classes() -> None:
         inputs = features("ab", "u", (None,))
         table = [v1.get_variable(f"t{i}", [9, 4]) for i in range(2)]
         rows = [
-            tf.gather(each, tf.strings.to_hash_bucket_fast(inputs[name], 9))
-            for each, name in zip(table, "ab", strict=True)
+            tf.gather(variable, tf.strings.to_hash_bucket_fast(inputs[name], 9))
+            for variable, name in zip(table, "ab", strict=True)
         ]
         x = tf.concat([*rows, inputs["u"][:, None] / 10], 1)
         logits = tf.matmul(tf.nn.relu(tf.matmul(x, v1.get_variable("k", [9, 8]))), v1.get_variable("l", [8, 2]))
@@ -189,7 +189,7 @@ def test_names_of_nodes_mean_nothing() -> None:
     renamed = type(graph).FromString(graph.SerializeToString())
     for node in renamed.node:
         node.name = names[node.name]
-        node.input[:] = [names[each.split(":")[0]] + each[len(each.split(":")[0]) :] for each in node.input]
+        node.input[:] = [names[name.split(":")[0]] + name[len(name.split(":")[0]) :] for name in node.input]
     assert onnx_graph.serialized(converted(graph)[1]) == onnx_graph.serialized(converted(renamed)[1])
 
 
@@ -219,9 +219,9 @@ def test_every_category_has_its_own_buckets_and_a_missing_one_none_of_them(
     lines = [f"{i}\t{a}\t{b}\t{a}" for i, a in enumerate(texts) for b in texts] * 300
     ids = np.concatenate([rows.ids for rows in read_rows(lines, numeric=1, categorical=3, buckets=sizes)])
     columns = [[line.split("\t")[1 + k] for line in lines] for k in range(3)]
-    for column, size, found in zip(columns, sizes, ids.T, strict=True):
+    for column, size, buckets in zip(columns, sizes, ids.T, strict=True):
         wanted = tf.strings.to_hash_bucket_fast(column, size).numpy()
-        assert found.tolist() == [
+        assert buckets.tolist() == [
             size if not text else bucket for text, bucket in zip(column, wanted.tolist(), strict=True)
         ]
     import pyarrow as pa

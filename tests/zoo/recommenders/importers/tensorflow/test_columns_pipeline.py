@@ -57,7 +57,7 @@ def pb(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("graph") / "graph.pb"
     categories = [hashed(name, size) for name, size in zip("abc", (20, 30, 40), strict=True)]
     numbers = [fc.numeric_column(name, normalizer_fn=normalized) for name in ("I10", "I2")]
-    deep = [*(fc.embedding_column(each, size) for each, size in zip(categories, (4, 4, 6), strict=True)), *numbers]
+    deep = [*(fc.embedding_column(column, size) for column, size in zip(categories, (4, 4, 6), strict=True)), *numbers]
     graph = graph_of(lambda: classifier(features("abc", ["I10", "I2"]), deep, [*categories, *numbers], hidden=(24, 8)))
     path.write_bytes(graph.SerializeToString())
     return path
@@ -76,13 +76,11 @@ def test_a_graph_goes_down_the_whole_road(taken: Path, pb: Path, log: Path, tmp_
     assert len(onnx.load(taken / "rewritten.onnx").graph.node) * 10 < report["nodes"]["operators"]
     assert set(zoo.build(taken)["stages"].values()) == {"kept"}
     quantized = json.loads((taken / "quantization.json").read_text())
-    assert [each["precision"] for each in quantized["operators"] if each["type"] in ("Gemm", "MatMul")].count(
-        "int8"
-    ) == 4
+    assert [op["precision"] for op in quantized["operators"] if op["type"] in ("Gemm", "MatMul")].count("int8") == 4
 
     lines = log.read_text().splitlines()
-    found = zoo.run(taken, str(log), tmp_path / "scores.csv", precision="fp32", engine="onnxruntime")
-    assert found["rows"] == 600
+    summary = zoo.run(taken, str(log), tmp_path / "scores.csv", precision="fp32", engine="onnxruntime")
+    assert summary["rows"] == 600
     said = np.loadtxt(tmp_path / "scores.csv", delimiter=",", skiprows=1)[:, 1]
     names = ("label", "I2", "I10", "a", "b", "c")
     rows = [
@@ -133,7 +131,7 @@ def test_the_rewritten_graph_is_that_of_a_model_trained_here(trained: Path) -> N
     names, numbers = [f"C{i + 1}" for i in range(26)], [f"I{i + 1}" for i in range(13)]
     categories = [hashed(name, 100) for name in names]
     deep = [
-        *(fc.embedding_column(each, 8) for each in categories),
+        *(fc.embedding_column(column, 8) for column in categories),
         *(fc.numeric_column(name, normalizer_fn=normalized) for name in numbers),
     ]
     graph = graph_of(lambda: classifier(features(names, numbers), deep, categories, hidden=(64, 32)))
@@ -152,14 +150,14 @@ def test_a_graph_is_trained_on(taken: Path, log: Path, tmp_path: Path) -> None:
     models = [onnx_graph.load(folder / "fp32.onnx") for folder in (taken, tmp_path / "still")]
     assert query.op_counts(models[0]) == query.op_counts(models[1])
     opened = [zoo.pipeline(folder, "fp32", "onnxruntime") for folder in (taken, tmp_path / "still")]
-    batches = [each.preprocess(log) for each in opened]
+    batches = [pipeline.preprocess(log) for pipeline in opened]
     assert all((batches[0][name] == batches[1][name]).all() for name in batches[0])
-    still = [each.predict(batch)["probability"] for each, batch in zip(opened, batches, strict=True)]
+    still = [pipeline.predict(batch)["probability"] for pipeline, batch in zip(opened, batches, strict=True)]
     np.testing.assert_allclose(still[1], still[0], atol=1e-6)
 
     settings |= {"learning_rate": "0.02", "epochs": "5", "refit": "false", "min_delta": "0.0"}
     zoo.finetune(tmp_path / "still", str(log), tmp_path / "tuned", settings=settings)
-    losses = [each["train_logloss"] for each in json.loads((tmp_path / "tuned/train.json").read_text())["history"]]
+    losses = [epoch["train_logloss"] for epoch in json.loads((tmp_path / "tuned/train.json").read_text())["history"]]
     assert losses[-1] < losses[0] - 0.01
     zoo.build(tmp_path / "tuned")
     assert zoo.evaluate(tmp_path / "tuned", str(log), engine="onnxruntime")["difference"]["max_probability"] < 0.03
@@ -200,8 +198,8 @@ def test_what_an_estimator_exports(resource: bool, tmp_path: Path) -> None:
             both,
             {serialized: feed_of([row | {"u": row["u"] or 0.0} for row in rows], "examples")["input_example_tensor"]},
         )
-    known, model = converted(read_graph(tmp_path / "m"))
-    assert np.abs(scores(model, known, raw(rows, known)) - before[:, 1:]).max() < TOLERANCE
+    feats, model = converted(read_graph(tmp_path / "m"))
+    assert np.abs(scores(model, feats, raw(rows, feats)) - before[:, 1:]).max() < TOLERANCE
 
 
 def test_saved_models_of_both_kinds(pb: Path, tmp_path: Path) -> None:
@@ -221,11 +219,11 @@ def test_saved_models_of_both_kinds(pb: Path, tmp_path: Path) -> None:
     model = Model()
     inputs = [tf.TensorSpec([None, 1], kind, name) for kind, name in ((tf.string, "a"), (tf.float32, "u"))]
     tf.saved_model.save(model, str(tmp_path / "two"), model.__call__.get_concrete_function(*inputs))
-    known, network = converted(read_graph(tmp_path / "two"))
+    feats, network = converted(read_graph(tmp_path / "two"))
     rows = some_rows(64, "a", "u")
     feed = feed_of(rows)
-    assert names_of(known) == ["u", "a"]
-    assert np.abs(scores(network, known, raw(rows, known)) - model(feed["a"], feed["u"]).numpy()).max() < TOLERANCE
+    assert names_of(feats) == ["u", "a"]
+    assert np.abs(scores(network, feats, raw(rows, feats)) - model(feed["a"], feed["u"]).numpy()).max() < TOLERANCE
 
 
 def fails(arguments: Sequence[str], capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
@@ -286,11 +284,11 @@ def test_the_published_model_at_its_full_size() -> None:
     names, numbers = [f"C{i + 1}" for i in range(26)], [f"I{i + 1}" for i in range(13)]
     categories = [hashed(name, 1000) for name in names]
     ready = [fc.numeric_column(name, normalizer_fn=normalized) for name in numbers]
-    deep = [*(fc.embedding_column(each, 32) for each in categories), *ready]
+    deep = [*(fc.embedding_column(column, 32) for column in categories), *ready]
     graph = graph_of(lambda: classifier(features(names, numbers), deep, [*categories, *ready], hidden=(1024, 512, 256)))
-    known, model = converted(graph)
+    feats, model = converted(graph)
     assert sum(node.op not in ("Const", "Placeholder") for node in graph.node) > 10 * len(model.graph)
     rows = some_rows(10_000, names, numbers)
     before = np.concatenate([run(graph, feed_of(rows[i : i + 2500])) for i in range(0, len(rows), 2500)])
     assert before.std() > 0.1
-    assert np.abs(scores(model, known, raw(rows, known)) - before).max() < TOLERANCE
+    assert np.abs(scores(model, feats, raw(rows, feats)) - before).max() < TOLERANCE

@@ -76,7 +76,7 @@ def test_from_log_to_scores(models, log, family, tmp_path, capsys):
     folder = models[family]
     metrics = json.loads((folder / "train.json").read_text())["metrics"]
     assert set(metrics["labels"]) == set(LABELS) and metrics["labels"]["bought"]["auc"] > 0.6
-    assert metrics["auc"] == pytest.approx(np.mean([each["auc"] for each in metrics["labels"].values()]))
+    assert metrics["auc"] == pytest.approx(np.mean([scores["auc"] for scores in metrics["labels"].values()]))
     code, _, err = call(capsys, "run", str(folder), str(log), "-o", str(tmp_path / "scores.csv"), "--keep", "user_id")
     assert code == 0 and "in native" in err, err
     lines = (tmp_path / "scores.csv").read_text().splitlines()
@@ -105,8 +105,8 @@ def test_answers_of_a_server(models, family):
     body = orjson.dumps({"rows": rows})
     (answer,) = handler.run([Job(1, "run", "application/json", "", {}, -1, body)])
     assert answer.status == 200, answer.body
-    for found, wanted in zip(json.loads(answer.body)["results"], expected, strict=True):
-        assert [found[f"probability_{label}"] for label in LABELS] == pytest.approx(
+    for result, wanted in zip(json.loads(answer.body)["results"], expected, strict=True):
+        assert [result[f"probability_{label}"] for label in LABELS] == pytest.approx(
             [wanted[f"probability_{label}"] for label in LABELS], abs=1e-7
         )
 
@@ -123,18 +123,18 @@ def test_pairs_of_vectors_are_multiplied(models, log, family):
             tower[-1].bias.zero_()
         vectors = network.embeddings(ids, scales).split(about["config"].embedding_size, 1)
         expected = sum((a * b).sum(1) for a, b in itertools.combinations(vectors, 2))
-        found = network(ids, numbers, scales)
-    assert found.shape[1] == 2 and expected.abs().max() > 0.01
-    for logits in found.T:
+        outputs = network(ids, numbers, scales)
+    assert outputs.shape[1] == 2 and expected.abs().max() > 0.01
+    for logits in outputs.T:
         np.testing.assert_allclose(logits.numpy(), expected.numpy(), atol=1e-4)
 
 
 def test_missing_labels_do_not_train(log, tmp_path):
     schema = zoo.schema(log, tmp_path / "schema.json", label=LABELS)
-    assert [each["name"] for each in schema["schema"]["columns"] if each["kind"] == "label"] == list(LABELS)
+    assert [spec["name"] for spec in schema["schema"]["columns"] if spec["kind"] == "label"] == list(LABELS)
     assert "train the other labels alone" in json.dumps(schema["schema"])
     columns = [
-        {**each, "where": "clicked"} if each["name"] == "bought" else each for each in schema["schema"]["columns"]
+        {**spec, "where": "clicked"} if spec["name"] == "bought" else spec for spec in schema["schema"]["columns"]
     ]
     conditional = Features(Schema.from_json({**schema["schema"], "columns": columns}))
     (plain,) = Features(Schema.load(tmp_path / "schema.json")).read(log, labelled=True)
@@ -186,7 +186,7 @@ def test_faulty_labels_are_named(log, tmp_path):
 
 
 def test_a_history_reads_the_table_of_the_items(models):
-    (history,) = (each for each in Schema.load(models["mmoe"] / "schema.json").columns if each.name == "history")
+    (history,) = (column for column in Schema.load(models["mmoe"] / "schema.json").columns if column.name == "history")
     assert history.shares == "item_id" and history.pooling == "mean"
 
 

@@ -34,12 +34,12 @@ def write(path, users, items=range(12), rows=240, seed=0, taste=None):
     with path.open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["click", "bought", "user_id", "item_id", "history", "price", "ts"])
-        for at in range(rows):
+        for index in range(rows):
             user, item = draw.choice(users), draw.choice(items)
             odds = 0.8 if (user + item) % 2 else 0.2
             click = int(draw.random() < (odds if taste is None else taste[user]))
             history = "|".join(f"i{draw.choice(items)}" for _ in range(draw.randrange(1, 5)))
-            row = [click, click * draw.randrange(2), f"u{user}", f"i{item}", history, draw.randrange(100), at]
+            row = [click, click * draw.randrange(2), f"u{user}", f"i{item}", history, draw.randrange(100), index]
             table.writerow(row)
     return path
 
@@ -69,7 +69,7 @@ def tables(folder):
     zoo.build(folder)
     graph = io.load(folder / "fp32.onnx")
     features = Features.from_json(read_json(folder / "card.json")["preprocessing"])
-    arrays = {name: each.const_value.numpy() for name, each in graph.graph.initializers.items()}
+    arrays = {name: value.const_value.numpy() for name, value in graph.graph.initializers.items()}
     named = {}
     for field in features.fields:
         own = [arrays[name] for name in sorted(arrays) if name.endswith(f".{field.name}.table")]
@@ -119,8 +119,8 @@ def test_new_ids_start_from_the_mean_of_similar_ones(tmp_path, capsys):
     assert "6 new ids start from the row of unknown values, but 5 from the mean of ids with the same genre" in str(
         capsys.readouterr()
     )
-    known = {at: vector(tmp_path / "a", "item_id", f"f{at}") for at in range(2, 10)}
-    odd, even = (np.mean([known[at] for at in known if at % 2 == side], axis=0) for side in (1, 0))
+    vectors = {i: vector(tmp_path / "a", "item_id", f"f{i}") for i in range(2, 10)}
+    odd, even = (np.mean([vectors[i] for i in vectors if i % 2 == side], axis=0) for side in (1, 0))
     for film, expected in ((11, odd), (13, odd), (41, odd), (10, even), (12, even)):
         np.testing.assert_allclose(vector(tmp_path / "b", "item_id", f"f{film}"), expected, atol=1e-5)
     unknown = vector(tmp_path / "a", "item_id", "nothing")
@@ -196,7 +196,7 @@ def test_row_numbers_grow(tmp_path):
 
 
 def test_ids_need_a_count_over_all_days_if_the_schema_says_so(tmp_path):
-    rows = "click,user_id,item_id\n" + "".join(f"{at % 2},u{at % 4},i{at % 3}\n" for at in range(200))
+    rows = "click,user_id,item_id\n" + "".join(f"{i % 2},u{i % 4},i{i % 3}\n" for i in range(200))
     (tmp_path / "day0.csv").write_text(rows)
     (tmp_path / "day1.csv").write_text(rows + "1,new,i1\n0,new,i2\n")
     (tmp_path / "day2.csv").write_text(rows + "1,new,i1\n0,other,i2\n")
@@ -210,7 +210,7 @@ def test_ids_need_a_count_over_all_days_if_the_schema_says_so(tmp_path):
     second = zoo.finetune(tmp_path / "1", tmp_path / "day2.csv", tmp_path / "2", settings=AGAIN)["ids"]["user_id"]
     assert (second["unknown_before"], second["unknown_after"], second["added"]) == (2, 1, 1)
     counts = pq.read_table(tmp_path / "2" / "id_counts.parquet").to_pylist()
-    assert {each["value"]: (each["row"], each["count"]) for each in counts if each["value"] in ("new", "other")} == {
+    assert {line["value"]: (line["row"], line["count"]) for line in counts if line["value"] in ("new", "other")} == {
         "new": (5, 3),
         "other": (None, 1),
     }
@@ -228,7 +228,7 @@ def test_eviction_by_age_and_by_count(days, tmp_path):
     seldom = zoo.finetune(tmp_path / "0", days[1], tmp_path / "3", settings={**AGAIN, "evict_below": "50"})["ids"]
     counts = pq.read_table(tmp_path / "3" / "id_counts.parquet").to_pylist()
     assert seldom["user_id"]["evicted"] > 0
-    assert all(each["count"] >= 1 for each in counts if each["column"] == "user_id" and each["value"])
+    assert all(line["count"] >= 1 for line in counts if line["column"] == "user_id" and line["value"])
 
 
 @pytest.mark.parametrize("family", ["wide-deep", "din"])
@@ -287,7 +287,7 @@ def test_a_stopped_finetuning_resumes(days, tmp_path, monkeypatch):
 def test_days_one_after_the_other_are_as_good_as_all_at_once(family, tmp_path):
     taste = 1 / (1 + np.exp(-np.random.default_rng(3).normal(0, 2, 400)))
     users = [range(100), range(200), range(300), range(400)]  # of every day, a hundred of them new
-    days = [write(tmp_path / f"day{n}.csv", each, range(50), 2000, n, taste) for n, each in enumerate(users)]
+    days = [write(tmp_path / f"day{n}.csv", group, range(50), 2000, n, taste) for n, group in enumerate(users)]
     judged = write(tmp_path / "judged.csv", range(400), range(50), 4000, 9, taste)
     ignored = {name: {"kind": "ignored"} for name in ("history", "price")}
     schema = schema_of(tmp_path / "schema.json", days, family, **ignored)

@@ -55,16 +55,16 @@ def far(found, wanted):
 @pytest.mark.parametrize("settled", [0, 7])
 def test_rows_in_every_batch_are_adams(settled):
     lazy, dense = stepped(0.0, 1.1, 300, settled)
-    for found, wanted in zip(lazy, dense, strict=True):
-        assert far(found, wanted) < 1e-5
+    for result, wanted in zip(lazy, dense, strict=True):
+        assert far(result, wanted) < 1e-5
 
 
 @pytest.mark.parametrize(("strength", "share", "bound"), [(0.0, 0.02, 0.03), (2e-5, 0.02, 0.05), (2e-3, 1.1, 0.05)])
 def test_what_idle_rows_missed_is_made_up_for(strength, share, bound):
     lazy, dense = stepped(strength, share, 2000)
-    for found, wanted in zip(lazy, dense, strict=True):
+    for result, wanted in zip(lazy, dense, strict=True):
         assert float(wanted.norm()) > 0.5
-        assert far(found, wanted) < bound
+        assert far(result, wanted) < bound
 
 
 def test_a_prior_without_data_pulls_to_where_it_pulls():
