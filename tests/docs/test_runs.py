@@ -57,7 +57,7 @@ LACKS: Mapping[str, str] = {
 }
 # the model of commands that do not name it
 OF: Mapping[str, str] = {"cut -c1-40 labels.csv": "mobilenet-v2-imagenet", "python search.py": "minilm-l6"}
-RUN = [page for page in PAGES if any(not any(held in each.text for held in LACKS) for each in commands(page))]
+RUN = [page for page in PAGES if any(not any(held in command.text for held in LACKS) for command in commands(page))]
 
 
 def lacking(text: str) -> str | None:
@@ -74,7 +74,7 @@ def lacking(text: str) -> str | None:
     for name in hub.names():
         if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text):
             card = hub.card(name)
-            if absent := [each.name for each in card.files if not hub._here(card, each)]:
+            if absent := [file.name for file in card.files if not hub._here(card, file)]:
                 return f"{name}: neither here nor in ZOO_MIRROR is {absent[0]}"
     return None
 
@@ -95,7 +95,7 @@ class Shell:
             text = f"for i in {{1..8}}; do {text.replace('1/8', '$i/8')} || exit; done"
         if text.startswith("zoo serve"):
             return self.serve(text)
-        wanted = 2 if any(each.startswith("zoo: found") for each in command.printed) else 0
+        wanted = 2 if any(line.startswith("zoo: found") for line in command.printed) else 0
         pipe = f"set -o pipefail; {text}" if "| head" not in text else text
         process = self.start(pipe)
         try:
@@ -167,17 +167,17 @@ def shell(tmp_path: Path, zoo_home: Path, monkeypatch: pytest.MonkeyPatch) -> It
 def test_commands_of_a_page_end_as_it_says(page: Path, shell: Shell) -> None:
     FOLDERS[page.stem](shell.folder)
     wrong, ran = [], 0
-    for each in commands(page):
-        if lacking(each.text):
+    for command in commands(page):
+        if lacking(command.text):
             continue
         ran += 1
         # a page prints the files that it reads
-        if (shown := re.fullmatch(r"(?:cat|head -1) (spec.json|text.txt|pairs.tsv)", each.text)) and not (
+        if (shown := re.fullmatch(r"(?:cat|head -1) (spec.json|text.txt|pairs.tsv)", command.text)) and not (
             shell.folder / shown[1]
         ).exists():
-            (shell.folder / shown[1]).write_text("\n".join(each.printed) + "\n")
-        if fault := shell.run(each):
-            wrong.append(f"{page.name}:{each.line}: {each.text}\n    {fault}")
+            (shell.folder / shown[1]).write_text("\n".join(command.printed) + "\n")
+        if fault := shell.run(command):
+            wrong.append(f"{page.name}:{command.line}: {command.text}\n    {fault}")
     wrong += shell.end()
     assert not wrong, "\n".join(wrong)
     assert ran, "no command of this page was run"
@@ -185,7 +185,7 @@ def test_commands_of_a_page_end_as_it_says(page: Path, shell: Shell) -> None:
 
 def test_what_is_not_run_stands_on_a_page() -> None:
     """What is listed above still stands there, and most commands are run."""
-    every = [each.text for page in PAGES for each in commands(page)]
+    every = [command.text for page in PAGES for command in commands(page)]
     assert [held for held in LACKS if not any(held in text for text in every)] == []
     assert sum(any(held in text for held in LACKS) for text in every) < len(every) / 3
     assert {page.stem for page in RUN} == set(FOLDERS)

@@ -43,12 +43,12 @@ Two (Intel Xeon with AMX 6/167, 2 threads, [b](b.json)).
 ## Next
 
 Three, AMD EPYC 25/17 alone is no source."""
-    found = hooks.cpu_parts(page)
-    parts = re.findall(r'<div data-cpu="([^"]+)" markdown>\n\n(.*?)\n\n</div>', found, re.S)
+    divided = hooks.cpu_parts(page)
+    parts = re.findall(r'<div data-cpu="([^"]+)" markdown>\n\n(.*?)\n\n</div>', divided, re.S)
     assert [cpu for cpu, _ in parts] == ["AMD EPYC 25/17", "Intel Xeon with AMX 6/167"]
     assert [text.split()[0] for _, text in parts] == ["One", "Two"] and "Its note." in parts[0][1]
-    assert found.count("<div") == found.count("</div>") == 2
-    assert re.sub(r"</?div[^>]*>\n\n", "", found) == page
+    assert divided.count("<div") == divided.count("</div>") == 2
+    assert re.sub(r"</?div[^>]*>\n\n", "", divided) == page
 
 
 def test_every_table_of_a_report_is_part_of_its_cpu(hooks: ModuleType) -> None:

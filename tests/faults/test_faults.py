@@ -129,12 +129,12 @@ def test_two_processes_do_not_train_into_one_folder(tmp_path):
     output = tmp_path / "model"
     for _ in range(2):  # one process may, one training after the other
         runs.require_output(output, "state", resume=False)
-    found = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code, tmp_path / "work" / ".." / "model"], capture_output=True, text=True
     )
-    assert "another training in" in found.stderr
-    found = subprocess.run([sys.executable, "-c", code, tmp_path / "other"], capture_output=True, text=True)
-    assert (found.returncode, found.stderr) == (0, "")
+    assert "another training in" in completed.stderr
+    completed = subprocess.run([sys.executable, "-c", code, tmp_path / "other"], capture_output=True, text=True)
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
 def test_a_folder_without_permission_is_named_with_the_reason(tmp_path, monkeypatch):
@@ -186,7 +186,7 @@ NUMBERS = {
 @pytest.mark.parametrize(("arguments", "said"), NUMBERS.values(), ids=NUMBERS.keys())
 def test_numbers_out_of_range(arguments, said, here, capsys):
     sample = str(zoo.SHIPPED / "wide-deep-criteo" / "sample.tsv.gz")
-    assert said in refused(capsys, *(sample if each == "SAMPLE" else each for each in arguments))
+    assert said in refused(capsys, *(sample if argument == "SAMPLE" else argument for argument in arguments))
 
 
 # ------------------------------------------------------------------------------------------------ data that do not fit
@@ -245,9 +245,9 @@ def test_a_cache_where_a_file_is_says_which_setting_to_change(zoo_home):
 @pytest.mark.parametrize("name", ["card.json", "quantization.json"])
 def test_a_folder_where_a_cached_file_should_be(name):
     shelf = hub.Hub(zoo.SHIPPED)
-    (found := shelf.folder("wide-deep-criteo") / name).mkdir(parents=True)
+    (folder := shelf.folder("wide-deep-criteo") / name).mkdir(parents=True)
     with pytest.raises(
-        RequestError, match=f"^cannot read or write {found}: Is a directory; set ZOO_HOME to another folder$"
+        RequestError, match=f"^cannot read or write {folder}: Is a directory; set ZOO_HOME to another folder$"
     ):
         shelf.fetch("wide-deep-criteo", ["quantization.json"])
 
@@ -283,7 +283,7 @@ def test_who_waits_for_another_process_is_told(tmp_path, monkeypatch, caplog):
     threading.Thread(target=hold).start()
     held.wait()
     with files.locked(tmp_path / ".lock", "another process builds m"):
-        assert [each.message for each in caplog.records] == ["waiting: another process builds m"]
+        assert [record.message for record in caplog.records] == ["waiting: another process builds m"]
     with files.locked(tmp_path / ".lock", "another process builds m"):
         assert len(caplog.records) == 1
 
@@ -374,8 +374,8 @@ def test_no_engine_reports_to_its_maker(here):
     home = here / "home"
     home.mkdir()
     code = "import sys; from pathlib import Path; from pipelines.engines.catalog import load; [load(Path(sys.argv[1]), e) for e in sys.argv[2:]]"
-    chosen = {key: each for key, each in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"} | {"HOME": str(home)}
-    engines = [each for each in ("onnxruntime", "openvino") if each in stock.available()]
+    chosen = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"} | {"HOME": str(home)}
+    engines = [engine for engine in ("onnxruntime", "openvino") if engine in stock.available()]
     subprocess.run([sys.executable, "-c", code, here / "m.onnx", *engines], env=chosen, check=True)
     assert not [path for path in home.rglob("*") if path.is_file()]
 

@@ -59,19 +59,19 @@ def quietly(call, *arguments):
 
 def changed(draw, content: bytes) -> bytes:
     """`content` with a few bytes changed, cut out or doubled."""
-    found = bytearray(content)
+    damaged = bytearray(content)
     for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.integers(0, max(len(found) - 1, 0)))
+        offset = draw(st.integers(0, max(len(damaged) - 1, 0)))
         kind = draw(st.sampled_from(["change", "cut", "double", "zero"]))
         if kind == "change":
-            found[at : at + 1] = draw(st.binary(min_size=1, max_size=4))
+            damaged[offset : offset + 1] = draw(st.binary(min_size=1, max_size=4))
         elif kind == "cut":
-            del found[at : at + draw(st.integers(1, 200))]
+            del damaged[offset : offset + draw(st.integers(1, 200))]
         elif kind == "double":
-            found[at:at] = found[at : at + draw(st.integers(1, 64))]
+            damaged[offset:offset] = damaged[offset : offset + draw(st.integers(1, 64))]
         else:
-            found[at : at + draw(st.integers(1, 200))] = b""
-    return bytes(found)
+            damaged[offset : offset + draw(st.integers(1, 200))] = b""
+    return bytes(damaged)
 
 
 def mutated(content: bytes):
@@ -117,7 +117,7 @@ def test_files_of_rows(clicks, row, tmp_path, data, packed):
 
 
 @fuzz
-@given(st.text(max_size=200) | st.binary(max_size=200).map(lambda each: each.decode("utf-8", "surrogateescape")))
+@given(st.text(max_size=200) | st.binary(max_size=200).map(lambda data: data.decode("utf-8", "surrogateescape")))
 @example("\0" * 50)
 def test_sentences(translator, text):
     if quietly(translator.preprocess, [text]):
@@ -206,11 +206,11 @@ def planned(model, tmp_path_factory):
 @given(st.data())
 def test_plans(planned, data):
     with zipfile.ZipFile(planned / "m.plan") as archive:
-        found = json.loads(archive.read(plan.CONTENTS))
+        contents = json.loads(archive.read(plan.CONTENTS))
         blobs = {name: archive.read(name) for name in archive.namelist() if name != plan.CONTENTS}
-    found[data.draw(st.sampled_from(sorted(found)))] = data.draw(JSON)
+    contents[data.draw(st.sampled_from(sorted(contents)))] = data.draw(JSON)
     with zipfile.ZipFile(planned / "x.plan", "w") as archive:
-        archive.writestr(plan.CONTENTS, json.dumps(found))
+        archive.writestr(plan.CONTENTS, json.dumps(contents))
         for name, blob in blobs.items():
             archive.writestr(name, blob)
     quietly(lambda: catalog.load(planned / "x.plan").run({"x": np.ones((2, 4), np.float32)}))
@@ -248,13 +248,13 @@ def with_other_numbers(packed, target, data):
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
     arrays = content[-(-(8 + size) // packed_programs.PAGE) * packed_programs.PAGE :]
-    for at in data.draw(st.lists(st.sampled_from(list(numbers(header["programs"]))), min_size=1, max_size=3)):
-        *way, last = at
+    for path in data.draw(st.lists(st.sampled_from(list(numbers(header["programs"]))), min_size=1, max_size=3)):
+        *way, last = path
         place = functools.reduce(lambda value, key: value[key], way, header["programs"])
         place[last] = data.draw(st.sampled_from([-1, 0, 1, 2, 3, 7, 64, 1024, 2**31, 2**62]) | st.integers(0, 300))
-    told = json.dumps(header).encode()
-    start = -(8 + len(told)) % packed_programs.PAGE
-    target.write_bytes(len(told).to_bytes(8, "little") + told + bytes(start) + arrays)
+    encoded = json.dumps(header).encode()
+    start = -(8 + len(encoded)) % packed_programs.PAGE
+    target.write_bytes(len(encoded).to_bytes(8, "little") + encoded + bytes(start) + arrays)
 
 
 @pytest.fixture(scope="module", params=["folded", *FAMILIES])

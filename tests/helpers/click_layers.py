@@ -94,15 +94,15 @@ def dense_program(layer, x):
 def check_dense(layer, isa, x):
     """The native layer must return the bits of `LinearLayer.compute`."""
     ids = np.arange(len(x), dtype=np.int32)[:, None]
-    found = native.click_program(dense_program(layer, x), isa)(ids, None, None)
-    same([found], [layer.compute(x).astype(np.float32)])
+    output = native.click_program(dense_program(layer, x), isa)(ids, None, None)
+    same([output], [layer.compute(x).astype(np.float32)])
 
 
 def same(found, expected):
     assert len(found) == len(expected)
-    for each, wanted in zip(found, expected, strict=True):
-        assert (each.dtype, each.shape) == (wanted.dtype, wanted.shape)
-        assert each.tobytes() == wanted.tobytes()
+    for array, wanted in zip(found, expected, strict=True):
+        assert (array.dtype, array.shape) == (wanted.dtype, wanted.shape)
+        assert array.tobytes() == wanted.tobytes()
 
 
 def ranked(made, shared, arrays, positions):
@@ -112,12 +112,12 @@ def ranked(made, shared, arrays, positions):
     """
     items = made.items(len(arrays[0]))
     user, rows = [None] * len(arrays), [None] * len(arrays)
-    for at, (array, columns) in enumerate(zip(arrays, (shared.ids, shared.numbers, shared.scales), strict=True)):
+    for index, (array, columns) in enumerate(zip(arrays, (shared.ids, shared.numbers, shared.scales), strict=True)):
         if array is not None:
-            rows[at], user[at] = array.copy(), np.zeros_like(array[:1])
-            rows[at][:, list(columns)], user[at][:, list(columns)] = 0, array[0, list(columns)]
+            rows[index], user[index] = array.copy(), np.zeros_like(array[:1])
+            rows[index][:, list(columns)], user[index][:, list(columns)] = 0, array[0, list(columns)]
     middle = len(arrays[0]) // 3
     for first, end in ((0, middle), (middle, len(arrays[0]))):
-        made.fill(items, first, *(None if each is None else each[first:end] for each in rows))
+        made.fill(items, first, *(None if feed is None else feed[first:end] for feed in rows))
     assert items.nbytes == len(items) * made.item_bytes >= len(items) * made.score_bytes
     return made.rank(items, positions, *user)

@@ -44,8 +44,8 @@ class Network(FieldNetworks):
         self.family, self.fields, self.width, self.hidden, self.numbers = family, fields, width, hidden, numbers
         self.rank, self.crosses, self.users = rank, crosses, users
         self.weights, self.lines = {}, []
-        self.means = [f for f, each in enumerate(fields) if each[2] == "mean"]
-        self.columns = np.cumsum([0, *(each[1] for each in fields)])
+        self.means = [f for f, field in enumerate(fields) if field[2] == "mean"]
+        self.columns = np.cumsum([0, *(field[1] for field in fields)])
         outputs = getattr(self, "_" + family.replace("-", "_"))()
         self.lines.append("probability = Sigmoid(logit)")
         inputs = [f"int32[n,{self.columns[-1]}] ids"]
@@ -69,10 +69,10 @@ class Network(FieldNetworks):
             )
             if pool == "mean":
                 scales[:, self.means.index(f)] = 1 / np.maximum(filled, 1)
-        found = {"ids": ids}
+        batch = {"ids": ids}
         if self.numbers:
-            found["numbers"] = self.rng.standard_normal((count, self.numbers)).astype(np.float32) * 2
-        return found | ({"scales": scales} if self.means else {})
+            batch["numbers"] = self.rng.standard_normal((count, self.numbers)).astype(np.float32) * 2
+        return batch | ({"scales": scales} if self.means else {})
 
     def _weight(self, name, *shape, scale=1.0):
         self.weights[name] = (self.rng.standard_normal(shape) * scale).astype(np.float32)
@@ -103,10 +103,10 @@ class Network(FieldNetworks):
                     total = f"{name}p" if pool == "mean" else name
                     self._add(f"{total} = ReduceSum<keepdims=0>({name}r, {name}a)")
                 if pool == "mean":
-                    at = self.means.index(f)
+                    index = self.means.index(f)
                     self._add(
                         f"{name}m = Slice(scales, {name}u, {name}v, {name}a) {name} = Mul({name}p, {name}m)",
-                        **_int64({f"{name}u": [at], f"{name}v": [at + 1]}),
+                        **_int64({f"{name}u": [index], f"{name}v": [index + 1]}),
                     )
             names.append(name)
         return names

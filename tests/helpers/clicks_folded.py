@@ -61,8 +61,8 @@ def folded(*, dense=True, wide=True, sigmoid=False, ids="int32"):
 
 def feeds(count, *, dense=True, ids="int32", seed=1):
     rng = np.random.default_rng(seed)
-    found = {"ids": rng.integers(0, ROWS, (count, len(ROWS)), np.dtype(ids))}
-    return found | ({"x": rng.uniform(-1, 1, (count, 4)).astype(np.float32)} if dense else {})
+    batch = {"ids": rng.integers(0, ROWS, (count, len(ROWS)), np.dtype(ids))}
+    return batch | ({"x": rng.uniform(-1, 1, (count, 4)).astype(np.float32)} if dense else {})
 
 
 def one_line(error, *words):
@@ -79,5 +79,5 @@ def first_form(path):
 def by_reference(path, batch):
     """The logits in numpy."""
     program = click_program(io.load_mapped(path).graph[0])
-    (found,) = reference.run(program, batch["ids"], batch["x"])
-    return found
+    (scores,) = reference.run(program, batch["ids"], batch["x"])
+    return scores

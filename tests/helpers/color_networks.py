@@ -60,10 +60,10 @@ def network(classes: list[str]) -> Any:
 def make_folder(path: Path, outputs: list[str], **details: Any) -> Path:
     path.mkdir(parents=True)
     file = graph.save(network(outputs), path / "fp32.onnx")
-    given = (CardFile("fp32.onnx", file.stat().st_size, files.sha256(file), None),)
+    card_files = (CardFile("fp32.onnx", file.stat().st_size, files.sha256(file), None),)
     files.write_json(
         path / "card.json",
-        Card("colors", "mobilenet-v1", "of a test", given, {"preprocessing": SPEC, **details}).to_json(),
+        Card("colors", "mobilenet-v1", "of a test", card_files, {"preprocessing": SPEC, **details}).to_json(),
     )
     return path
 
@@ -75,7 +75,7 @@ def everything(folder: Path) -> list[Path]:
 def failure(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[Any, str, str]:
     """Exit code, stdout and the one line on stderr of a command."""
     with pytest.raises(SystemExit) as end:
-        cli.call([str(each) for each in arguments])
-    found = capsys.readouterr()
-    assert found.err.count("\n") == 1
-    return end.value.code, found.out, found.err
+        cli.call([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    return end.value.code, captured.out, captured.err

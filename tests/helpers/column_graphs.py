@@ -54,7 +54,7 @@ def some_rows(count: int, texts: Sequence[str], numbers: Sequence[str], seed: in
 def feed_of(rows: Rows, shape: str = "[n, 1]", integers: Sequence[str] = ()) -> dict[str, Any]:
     """The rows as TensorFlow takes them; a missing number is 0."""
     if shape == "examples":
-        found = []
+        examples = []
         for row in rows:
             example = tf.train.Example()
             for name, value in row.items():
@@ -62,8 +62,8 @@ def feed_of(rows: Rows, shape: str = "[n, 1]", integers: Sequence[str] = ()) -> 
                     example.features.feature[name].bytes_list.value.extend([value.encode()] if value else [])
                 elif value is not None:
                     example.features.feature[name].float_list.value.append(value)
-            found.append(example.SerializeToString())
-        return {"input_example_tensor": np.array(found, object)}
+            examples.append(example.SerializeToString())
+        return {"input_example_tensor": np.array(examples, object)}
     feed = {}
     for name in rows[0]:
         text = isinstance(rows[0][name], str)
@@ -74,7 +74,7 @@ def feed_of(rows: Rows, shape: str = "[n, 1]", integers: Sequence[str] = ()) -> 
 
 def names_of(known: Features) -> list[str]:
     """The columns of a row without its label."""
-    return [each.name for each in known.raw.schema.columns if each.kind != "label"]
+    return [column.name for column in known.raw.schema.columns if column.kind != "label"]
 
 
 def raw(rows: Rows, known: Features) -> list[str]:
@@ -85,18 +85,18 @@ def raw(rows: Rows, known: Features) -> list[str]:
 def converted(graph: Any, columns: Sequence[str] | None = None) -> tuple[Features, Any]:
     """Features whose numbers have a range of their own, and the ONNX model of a graph."""
     network = optimize(graph)
-    known = map_features(network, columns)
-    places = {each.name: at for at, each in enumerate(known.numbers)}
+    features = map_features(network, columns)
+    places = {column.name: index for index, column in enumerate(features.numbers)}
 
     def ranged(column: Column) -> Column:
         if column.kind != "number":
             return column
-        at = places[column.name]
-        return dataclasses.replace(column, encoding={**column.encoding, "minimum": -0.5 * at, "maximum": 1.0 + at})
+        i = places[column.name]
+        return dataclasses.replace(column, encoding={**column.encoding, "minimum": -0.5 * i, "maximum": 1.0 + i})
 
-    columns_of = tuple(map(ranged, known.schema.columns))
-    known = Features(dataclasses.replace(known.schema, columns=columns_of))
-    return known, network_to_onnx(network, known)
+    columns_of = tuple(map(ranged, features.schema.columns))
+    features = Features(dataclasses.replace(features.schema, columns=columns_of))
+    return features, network_to_onnx(network, features)
 
 
 def scores(model: Any, known: Features, lines: Sequence[str]) -> np.ndarray:

@@ -50,8 +50,8 @@ def raw_features(numeric=13, categorical=26, buckets=1000):
     """Numbers as they are, NaN for missing; buckets: of all categories, or those of each, missing values behind them."""
     own = not isinstance(buckets, int)
     sizes = list(buckets) if own else [buckets] * categorical
-    numbers = [criteo.logarithm(f"I{at + 1}", 0.0, 1.0) for at in range(numeric)]
-    categories = [criteo.category(f"C{at + 1}", size, missing_row=own) for at, size in enumerate(sizes)]
+    numbers = [criteo.logarithm(f"I{index + 1}", 0.0, 1.0) for index in range(numeric)]
+    categories = [criteo.category(f"C{index + 1}", size, missing_row=own) for index, size in enumerate(sizes)]
     return Features(Features(Schema((criteo.LABEL, *numbers, *categories), header=False)).raw.schema)
 
 

@@ -59,7 +59,7 @@ def bright_box_network(path: Path, side: int = 64) -> Path:
     """
     ramp = np.arange(1, side + 1, dtype=np.float32)
     anchors = sum((side // stride) ** 2 for stride in (8, 16, 32))
-    rest = np.zeros((1, 6, anchors - 1), np.float32)
+    others = np.zeros((1, 6, anchors - 1), np.float32)
     weights = {
         "limit": np.float32(0.9),
         "up": ramp,
@@ -67,7 +67,7 @@ def bright_box_network(path: Path, side: int = 64) -> Path:
         "side": np.float32(side),
         "half": np.float32(0.5),
     }
-    weights |= {"scores": np.array([[[0.1], [0.75]]], np.float32), "rest": rest}
+    weights |= {"scores": np.array([[[0.1], [0.75]]], np.float32), "rest": others}
     steps = [
         ("ReduceMin", ["images"], "grey", {"axes": [1], "keepdims": 0}),
         ("Greater", ["grey", "limit"], "bright", {}),

@@ -131,27 +131,27 @@ def _handler(hub):
 
         def opened(self, name):
             """The repository, if this client may read it; else the answer is sent."""
-            repo, known = hub.repos.get(name), self.headers.get("Authorization") == f"Bearer {TOKEN}"
-            if repo is None or (repo.private and not known):
-                return self.fail(404 if known else 401, "RepoNotFound")
+            repo, authorized = hub.repos.get(name), self.headers.get("Authorization") == f"Bearer {TOKEN}"
+            if repo is None or (repo.private and not authorized):
+                return self.fail(404 if authorized else 401, "RepoNotFound")
             if repo.gated:
                 return self.fail(403, "GatedRepo")
             return repo
 
         def get(self):
-            if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(tree|revision)/([^/]+))?", self.path):
-                name, what, revision = found.groups()
+            if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(tree|revision)/([^/]+))?", self.path):
+                name, what, revision = match.groups()
                 if repo := self.opened(name):
                     commit, files = repo.at(revision or "main")
                     if commit is None:
                         return self.fail(404, "RevisionNotFound")
                     listed = [self.entry(path, content) for path, content in sorted(files.items())]
-                    siblings = [{"rfilename": each["path"]} for each in listed]
+                    siblings = [{"rfilename": file["path"]} for file in listed]
                     about = {"id": name, "sha": commit, "siblings": siblings, "tags": [], "downloads": 0}
                     self.send(200, listed if what == "tree" else about, Content_Type="application/json")
                 return None
-            if found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.path):
-                name, revision, path = found.groups()
+            if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.path):
+                name, revision, path = match.groups()
                 if repo := self.opened(name):
                     commit, files = repo.at(revision)
                     if commit is None or path not in files:
@@ -199,19 +199,19 @@ def _handler(hub):
                     return self.send(409, {"error": "exists", "url": f"{hub.url}/{name}"})
                 hub.add(name, private=asked.get("visibility") == "private" or bool(asked.get("private")))
                 return self.send(200, {"url": f"{hub.url}/{name}", "name": name, "id": name})
-            if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/([^/]+)", self.path):
-                name, what, branch = found.groups()
+            if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/([^/]+)", self.path):
+                name, what, branch = match.groups()
                 if repo := self.opened(name):
                     return self.preupload() if what == "preupload" else self.commit(name, repo, branch)
                 return None
             if self.path.endswith("/info/lfs/objects/batch"):
                 objects = [
                     {
-                        **each,
+                        **entry,
                         "authenticated": True,
-                        "actions": {"upload": {"href": f"{hub.url}/lfs/{each['oid']}", "header": {}}},
+                        "actions": {"upload": {"href": f"{hub.url}/lfs/{entry['oid']}", "header": {}}},
                     }
-                    for each in json.loads(self.body)["objects"]
+                    for entry in json.loads(self.body)["objects"]
                 ]
                 return self.send(200, {"transfer": "basic", "objects": objects})
             return self.fail(404, "EntryNotFound")
@@ -220,11 +220,11 @@ def _handler(hub):
             files = json.loads(self.body)["files"]
             modes = [
                 {
-                    "path": each["path"],
-                    "uploadMode": "lfs" if each["path"].endswith(hub.LARGE) else "regular",
+                    "path": file["path"],
+                    "uploadMode": "lfs" if file["path"].endswith(hub.LARGE) else "regular",
                     "shouldIgnore": False,
                 }
-                for each in files
+                for file in files
             ]
             return self.send(200, {"files": modes})
 

@@ -10,7 +10,7 @@ class FieldNetworks:
         x0, _ = self._x0()
         x, size = x0, self._total
         for level in range(self.crosses):
-            w, g = (self._weight(f"{each}{level}", size, size, scale=0.7 / size**0.5) for each in "WG")
+            w, g = (self._weight(f"{letter}{level}", size, size, scale=0.7 / size**0.5) for letter in "WG")
             b = self._weight(f"B{level}", size, scale=0.1)
             self._add(f"w{level} = MatMul({x}, {w}) u{level} = Add(w{level}, {b}) g{level} = MatMul({x}, {g})")
             self._add(f"s{level} = Sigmoid(g{level})")
@@ -74,7 +74,7 @@ class FieldNetworks:
         self._add("e_ = Reshape(flat, e_shape)", e_shape=np.int64(shape))
         for level in range(self.crosses):
             own = "qkv" if self.layout == "fuxictr" and inputs == heads * columns else "qkvr"
-            parts = {each: f"{each}{level}x" for each in own}
+            parts = {role: f"{role}{level}x" for role in own}
             for name in parts.values():
                 w = self._weight(f"W{name}", inputs, heads * columns, scale=1.2 / inputs**0.5)
                 self._add(f"{name} = MatMul({x}, {w})")
@@ -96,9 +96,9 @@ class FieldNetworks:
         """
         if self.layout == "flat":
             return self._flat_heads(level, fields, heads, columns)
-        for each, perm in (("q", [0, 2, 1, 3]), ("k", [0, 2, 3, 1]), ("v", [0, 2, 1, 3])):
+        for role, perm in (("q", [0, 2, 1, 3]), ("k", [0, 2, 3, 1]), ("v", [0, 2, 1, 3])):
             self._add(
-                f"{each}{level}h = Reshape({each}{level}x, h_shape) {each}{level}t = Transpose<perm={perm}>({each}{level}h)"
+                f"{role}{level}h = Reshape({role}{level}x, h_shape) {role}{level}t = Transpose<perm={perm}>({role}{level}h)"
             )
         self._add(f"s{level} = MatMul(q{level}t, k{level}t)", h_shape=np.int64([-1, fields, heads, columns]))
         scores = f"s{level}"
@@ -116,12 +116,12 @@ class FieldNetworks:
     def _flat_heads(self, level, fields, heads, columns):
         own = np.arange(fields * heads * columns).reshape(fields, heads, columns)
         shapes = {"q": (heads, fields, columns), "k": (heads, columns, fields), "v": (heads, fields, columns)}
-        for each, axes in (("q", (1, 0, 2)), ("k", (1, 2, 0)), ("v", (1, 0, 2))):
-            name = f"{each}{level}"
+        for role, axes in (("q", (1, 0, 2)), ("k", (1, 2, 0)), ("v", (1, 0, 2))):
+            name = f"{role}{level}"
             self._add(
-                f"{name}f = Reshape({name}x, flat_shape) {name}g = Gather<axis=1>({name}f, {each}_picks) "
-                f"{name}t = Reshape({name}g, {each}_shape)",
-                **{f"{each}_picks": own.transpose(axes).ravel(), f"{each}_shape": np.int64([-1, *shapes[each]])},
+                f"{name}f = Reshape({name}x, flat_shape) {name}g = Gather<axis=1>({name}f, {role}_picks) "
+                f"{name}t = Reshape({name}g, {role}_shape)",
+                **{f"{role}_picks": own.transpose(axes).ravel(), f"{role}_shape": np.int64([-1, *shapes[role]])},
             )
         back = np.arange(own.size).reshape(heads, fields, columns).transpose(1, 0, 2).ravel()
         self._add(
@@ -136,12 +136,12 @@ class FieldNetworks:
 
     def _deepctr(self, level, fields, heads, columns):
         """Heads are split, and stacked along a new first axis."""
-        for each in "qkv":
-            parts = [f"{each}{level}_{head}" for head in range(heads)]
-            self._add(f"{', '.join(parts)} = Split<axis=2>({each}{level}x, widths)", widths=np.int64([columns] * heads))
+        for role in "qkv":
+            parts = [f"{role}{level}_{head}" for head in range(heads)]
+            self._add(f"{', '.join(parts)} = Split<axis=2>({role}{level}x, widths)", widths=np.int64([columns] * heads))
             for part in parts:
                 self._add(f"{part}u = Unsqueeze({part}, zero)", zero=np.int64([0]))
-            self._add(f"{each}{level}s = Concat<axis=0>({', '.join(f'{part}u' for part in parts)})")
+            self._add(f"{role}{level}s = Concat<axis=0>({', '.join(f'{part}u' for part in parts)})")
         heads_of = [f"o{level}_{head}" for head in range(heads)]
         self._add(
             f's{level} = Einsum<equation="bnik,bnjk->bnij">(q{level}s, k{level}s) a{level} = Softmax<axis=-1>(s{level}) '

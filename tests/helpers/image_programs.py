@@ -20,7 +20,7 @@ def program(shape: tuple[int, ...], tensors: list[Any], steps: list[Any], result
 
 def same_bits(found: ImageProgram, samples: Any) -> None:
     """Every instruction set gives the reference's bits, on one thread and on two."""
-    wanted = np.stack([reference.run(found, each) for each in samples])
+    wanted = np.stack([reference.run(found, sample) for sample in samples])
     for isa in extension.isas():
         network = native.pack(found, isa).open()
         for threads in (1, 2):

@@ -114,8 +114,8 @@ def words(count: int, seed: int) -> list[str]:
     """Sentences of made-up words."""
     draw = random.Random(seed)
     syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
-    known = ["".join(draw.choices(syllables, k=draw.randint(2, 4))) for _ in range(200)]
-    return [" ".join(draw.choices(known, k=draw.randint(1, 9))) for _ in range(count)]
+    lexicon = ["".join(draw.choices(syllables, k=draw.randint(2, 4))) for _ in range(200)]
+    return [" ".join(draw.choices(lexicon, k=draw.randint(1, 9))) for _ in range(count)]
 
 
 TEXTS = words(40, 1)
@@ -137,16 +137,16 @@ def pieces(path: Path, seed: int) -> None:
 
 def weights(options: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
     """Random weights by the names that Marian gives them."""
-    draw, found = np.random.default_rng(seed), dict[str, np.ndarray]()
+    draw, arrays = np.random.default_rng(seed), dict[str, np.ndarray]()
 
     def linear(prefix: str, suffix: str, rows: int, columns: int, bias: bool = True) -> None:
-        found[f"{prefix}_W{suffix}"] = draw.uniform(-1, 1, (rows, columns)) * (6 / (rows + columns)) ** 0.5
+        arrays[f"{prefix}_W{suffix}"] = draw.uniform(-1, 1, (rows, columns)) * (6 / (rows + columns)) ** 0.5
         if bias:
-            found[f"{prefix}_b{suffix}"] = draw.normal(0, 0.1, (1, columns))
+            arrays[f"{prefix}_b{suffix}"] = draw.normal(0, 0.1, (1, columns))
 
     def norm(prefix: str, suffix: str = "") -> None:
-        found[f"{prefix}_ln_scale{suffix}"] = draw.normal(1, 0.1, (1, WIDTH))
-        found[f"{prefix}_ln_bias{suffix}"] = draw.normal(0, 0.1, (1, WIDTH))
+        arrays[f"{prefix}_ln_scale{suffix}"] = draw.normal(1, 0.1, (1, WIDTH))
+        arrays[f"{prefix}_ln_bias{suffix}"] = draw.normal(0, 0.1, (1, WIDTH))
 
     before = "n" in options["transformer-preprocess"]
 
@@ -189,14 +189,14 @@ def weights(options: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
             norm(f"{side}_top")
     everywhere = options["tied-embeddings-all"]
     for name in ["Wemb"] if everywhere or options["tied-embeddings-src"] else ["encoder_Wemb", "decoder_Wemb"]:
-        found[name] = draw.normal(0, 0.3, (PIECE_COUNT, WIDTH))
+        arrays[name] = draw.normal(0, 0.3, (PIECE_COUNT, WIDTH))
     if not everywhere and not options["tied-embeddings"]:
-        found["decoder_ff_logit_out_Wt"] = draw.normal(0, 0.3, (PIECE_COUNT, WIDTH))
+        arrays["decoder_ff_logit_out_Wt"] = draw.normal(0, 0.3, (PIECE_COUNT, WIDTH))
     if not options["output-omit-bias"]:
         bias = draw.normal(0, 0.3, (1, PIECE_COUNT))
         bias[0, 0] += 3  # the end comes before the limit, mostly
-        found["decoder_ff_logit_out_b"] = bias
-    return {name: each.astype(np.float32) for name, each in found.items()}
+        arrays["decoder_ff_logit_out_b"] = bias
+    return {name: array.astype(np.float32) for name, array in arrays.items()}
 
 
 def folder_of(path: Path, changed: Mapping[str, Any], seed: int = 0, **more: Any) -> Path:
@@ -209,15 +209,15 @@ def folder_of(path: Path, changed: Mapping[str, Any], seed: int = 0, **more: Any
     text = np.frombuffer(json.dumps(options).encode() + b"\0", np.int8)
     np.savez(path / "model.npz", **weights(options, seed), **{marian_file.CONFIG: text})
     for name, values in more.items():
-        (path / f"{name}.yml").write_text("".join(f"{key}: {json.dumps(each)}\n" for key, each in values.items()))
+        (path / f"{name}.yml").write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in values.items()))
     return path
 
 
 def network(found: ImportedModel) -> tuple[Transformer, ImportedVocabulary]:
     """What was read, as modules."""
-    sizes = [len(each) for each in found.pieces]
+    sizes = [len(vocab) for vocab in found.pieces]
     model = Transformer(found.config, sizes[-1], pre_norm=found.pre_norm, dropout=0.0, source_vocabulary=sizes[0])
-    model.load_state_dict({key: torch.from_numpy(each) for key, each in found.state.items()})
+    model.load_state_dict({key: torch.from_numpy(array) for key, array in found.state.items()})
     texts = dict(zip(("source", "target"), found.pieces, strict=False))
     return model.eval(), ImportedVocabulary(found.framing, {**found.files, PIECES: json.dumps(texts).encode()})
 
@@ -229,8 +229,8 @@ def search(found: ImportedModel, texts: Sequence[str], beam: int, **rules: Any) 
     shortlist = Shortlist.from_bytes(found.files[SHORTLIST]) if SHORTLIST in found.files else None
     changed = dataclasses.replace(found.rules, **rules)
     tokens = vocabulary.encode(texts)
-    limits = np.array([changed.limit(len(each), 512) for each in tokens])
-    allowed = [shortlist.allowed(each.tolist()) for each in tokens] if shortlist else None
+    limits = np.array([changed.limit(len(source), 512) for source in tokens])
+    allowed = [shortlist.allowed(source.tolist()) for source in tokens] if shortlist else None
     options = {
         "beam": beam,
         "best": beam,
@@ -238,10 +238,10 @@ def search(found: ImportedModel, texts: Sequence[str], beam: int, **rules: Any) 
         "rules": changed,
         "allowed": allowed,
     }
-    given: list[list[Hypothesis]] = beam_search(
+    hypotheses: list[list[Hypothesis]] = beam_search(
         model.begin(torch.from_numpy(pad(tokens))), limits, start=START, end=END, **options
     )
-    return [[(vocabulary.decode([one.tokens])[0], one.score) for one in each] for each in given]
+    return [[(vocabulary.decode([one.tokens])[0], one.score) for one in ranked] for ranked in hypotheses]
 
 
 def theirs(folder: Path, texts: Sequence[str], beam: int, **options: Any) -> list[list[tuple[str, float]]]:
@@ -251,7 +251,7 @@ def theirs(folder: Path, texts: Sequence[str], beam: int, **options: Any) -> lis
     names = [files[0].name, files[-1].name]
     translator = pymarian.Translator(
         models=[str(folder / options.pop("model", "model.npz"))],
-        vocabs=[str(folder / each) for each in names],
+        vocabs=[str(folder / name) for name in names],
         beam_size=beam,
         n_best="true",
         cpu_threads=1,
@@ -261,11 +261,11 @@ def theirs(folder: Path, texts: Sequence[str], beam: int, **options: Any) -> lis
         quiet_translation="true",
         **options,
     )
-    found: list[list[tuple[str, float]]] = [[] for _ in texts]
+    results: list[list[tuple[str, float]]] = [[] for _ in texts]
     for line in translator.translate("\n".join(texts)).splitlines():
         number, text, *_, score = line.split(" ||| ")
-        found[int(number)].append((text.strip(), float(score)))
-    return found
+        results[int(number)].append((text.strip(), float(score)))
+    return results
 
 
 def agree(ours: list[list[tuple[str, float]]], given: list[list[tuple[str, float]]]) -> None:

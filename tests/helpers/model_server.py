@@ -82,21 +82,21 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(body) - start))
         self.send_header("Connection", "close")
         self.end_headers()
-        rest = body[start:]
+        tail = body[start:]
         server.full += (
             act not in ("drop", "stall", "unsized") and start == 0
         )  # counted first: a client that has it all is quick
         if act in ("drop", "stall", "unsized"):
-            self.wfile.write(rest[: len(rest) // 2])
+            self.wfile.write(tail[: len(tail) // 2])
             self.wfile.flush()
             if act == "stall":
                 time.sleep(1)
         elif act == "slow":
-            for position in range(0, len(rest), 50_000):
-                self.wfile.write(rest[position : position + 50_000])
+            for position in range(0, len(tail), 50_000):
+                self.wfile.write(tail[position : position + 50_000])
                 time.sleep(0.05)
         else:
-            self.wfile.write(rest)
+            self.wfile.write(tail)
         self.close_connection = True
 
 

@@ -23,8 +23,8 @@ def stanford(folder, kind="bert", **metadata):
     safetensors.torch.save_file({**tensors, "linear.weight": weight}, file)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["HF_ColBERT"]}))
-    given = {"query_token_id": "[unused63]", "doc_token_id": "cat", "query_maxlen": 12, "doc_maxlen": 20}
-    (folder / "artifact.metadata").write_text(json.dumps({**given, "dim": OUTPUTS, **metadata}))
+    defaults = {"query_token_id": "[unused63]", "doc_token_id": "cat", "query_maxlen": 12, "doc_maxlen": 20}
+    (folder / "artifact.metadata").write_text(json.dumps({**defaults, "dim": OUTPUTS, **metadata}))
     return model, lambda x: x @ weight.T, fast
 
 
@@ -96,9 +96,9 @@ def modules(folder, kind="bert", layers=((OUTPUTS, False),), more=(), names="pyl
 def pylate(folder, kind="bert", layers=((OUTPUTS, False),), **settings):
     """A folder of PyLate; as `stanford`."""
     made = modules(folder, kind, layers)
-    given = {"query_prefix": "[unused63]", "document_prefix": "cat", "query_length": 12, "document_length": 20}
+    defaults = {"query_prefix": "[unused63]", "document_prefix": "cat", "query_length": 12, "document_length": 20}
     (folder / "config_sentence_transformers.json").write_text(
-        json.dumps({"model_type": "ColBERT", **given, **settings})
+        json.dumps({"model_type": "ColBERT", **defaults, **settings})
     )
     return made
 
@@ -126,11 +126,11 @@ def expected(made, text, *, marker=None, most, expand=0, attend=False, skipped=(
     count = len(ids)
     ids += [fast.mask_token_id] * (expand - count)
     mask = [1] * count + [int(attend)] * (len(ids) - count)
-    given = {"input_ids": torch.tensor([ids]), "attention_mask": torch.tensor([mask])}
+    inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.tensor([mask])}
     if model.config.model_type == "xlm-roberta":
-        given["position_ids"] = torch.arange(1, 1 + len(ids))[None]
+        inputs["position_ids"] = torch.arange(1, 1 + len(ids))[None]
     with torch.no_grad():
-        rows = torch.nn.functional.normalize(project(model(**given).last_hidden_state[0]), dim=-1).numpy()
+        rows = torch.nn.functional.normalize(project(model(**inputs).last_hidden_state[0]), dim=-1).numpy()
     left_out = {fast.convert_tokens_to_ids(word) for word in skipped} - {fast.unk_token_id}
     return rows[[i not in left_out for i in ids]]
 

@@ -36,7 +36,7 @@ TUT = (
 
 def written(folder: Path, name: str, lines: Iterable[str]) -> None:
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text("".join(f"{each}\n" for each in lines))
+    (folder / name).write_text("".join(f"{line}\n" for line in lines))
 
 
 def synthetic(kind: str, path: Path, rows: int) -> None:
@@ -88,7 +88,7 @@ def run(folder: Path) -> None:
     labels = list(map(str, range(24)))
     real = Path(os.environ.get("ZOO_SHARED", ROOT.parent / "shared")) / "data" / "imagenet" / "nips17"
     if real.is_dir():
-        rows = [each.split(",") for each in (real / "labels.csv").read_text().splitlines()[1:25]]
+        rows = [line.split(",") for line in (real / "labels.csv").read_text().splitlines()[1:25]]
         labels = [row[1] for row in rows]
         for i, row in enumerate(rows):
             shutil.copyfile(real / row[0], folder / "photos" / f"photo{i}.jpg")
@@ -214,15 +214,15 @@ def smaller(folder: Path) -> None:
 
 def strategy() -> dict[str, Any]:
     """The strategy with a schedule that the page shows."""
-    found: dict[str, Any] = json.loads(block("smaller.md", '{"epochs": 12'))
-    return found
+    settings: dict[str, Any] = json.loads(block("smaller.md", '{"epochs": 12'))
+    return settings
 
 
 def block(page: str, start: str) -> str:
     """The code block of a page that starts with a text."""
     text = (ROOT / "docs" / page).read_text()
-    at = text.index(f"\n{start}") + 1
-    return text[at : text.index("```", at)]
+    offset = text.index(f"\n{start}") + 1
+    return text[offset : text.index("```", offset)]
 
 
 def translate(folder: Path) -> None:
@@ -232,7 +232,7 @@ def translate(folder: Path) -> None:
     texts = huggingface_folders.sentences(80)
     for name in ("text.txt", "some-text.txt", "book.txt"):
         written(folder, name, texts[:40])
-    written(folder, "pairs.tsv", (f"{each}\t{each}" for each in texts))
+    written(folder, "pairs.tsv", (f"{text}\t{text}" for text in texts))
 
 
 def control(folder: Path) -> None:

@@ -25,13 +25,13 @@ class Command(NamedTuple):
         """Of each command in a pipe or list of them."""
         lexer = shlex.shlex(self.text, posix=True, punctuation_chars="|&;<>")
         lexer.whitespace_split = True
-        found: list[list[str]] = [[]]
+        parts: list[list[str]] = [[]]
         for word in lexer:
             if re.fullmatch(r"[|&;]+", word):
-                found.append([])
+                parts.append([])
             else:
-                found[-1].append(word)
-        return [each[: next((i for i, word in enumerate(each) if word in (">", "<")), len(each))] for each in found]
+                parts[-1].append(word)
+        return [part[: next((i for i, word in enumerate(part) if word in (">", "<")), len(part))] for part in parts]
 
 
 def commands(page: Path) -> list[Command]:
@@ -40,13 +40,13 @@ def commands(page: Path) -> list[Command]:
     In a console block a command starts with "$ " and its output follows; in a bash block every line is a command. A
     line that ends with a backslash continues on the next one.
     """
-    found: list[Command] = []
+    collected: list[Command] = []
     lines = [line.strip() for line in page.read_text().splitlines()]
     language = ""
-    at = 0
-    while at < len(lines):
-        start, text = at, lines[at]
-        at += 1
+    index = 0
+    while index < len(lines):
+        start, text = index, lines[index]
+        index += 1
         if text.startswith("```"):
             language = "" if language else text.removeprefix("```") or "text"
             continue
@@ -55,11 +55,11 @@ def commands(page: Path) -> list[Command]:
             continue
         text = text.removeprefix("$ ")
         while text.endswith("\\"):
-            text = text[:-1] + lines[at]
-            at += 1
-        end = at
+            text = text[:-1] + lines[index]
+            index += 1
+        end = index
         while end < len(lines) and not lines[end].startswith(("$ ", "```")):
             end += 1
         text = re.sub(r"\s+#.*", "", text)
-        found.append(Command(page.name, start + 1, text, tuple(lines[at:end]) if shown else ()))
-    return found
+        collected.append(Command(page.name, start + 1, text, tuple(lines[index:end]) if shown else ()))
+    return collected

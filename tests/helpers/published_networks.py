@@ -17,21 +17,21 @@ PREPROCESSING = {"size": 64, "resize": 64, "interpolation": "bilinear", "mean": 
 def build_of(arch: str) -> Callable[[str, int], nn.Module]:
     """The function that builds an architecture."""
     modules = (convnext, efficientnet, vision_transformer)
-    found = next((module.build for module in modules if arch in module.CONFIGS), None)
-    return found or (resnet.build if arch.startswith("resnet") else mobilenet.build)
+    builder = next((module.build for module in modules if arch in module.CONFIGS), None)
+    return builder or (resnet.build if arch.startswith("resnet") else mobilenet.build)
 
 
 def build(arch: str, classes: int = 10) -> nn.Module:
     torch.manual_seed(0)
     model: nn.Module = build_of(arch)(arch, classes)
-    for name, each in model.named_parameters():  # none at the values that make a layer do nothing
-        if each.ndim == 1:
-            nn.init.uniform_(each, 0.2, 0.8)
+    for name, tensor in model.named_parameters():  # none at the values that make a layer do nothing
+        if tensor.ndim == 1:
+            nn.init.uniform_(tensor, 0.2, 0.8)
         elif name.endswith(("fc.weight", "classifier.weight", "classifier.1.weight", "head.weight")):
-            nn.init.normal_(each)
-    for each in model.buffers():
-        if each.ndim:
-            nn.init.uniform_(each, 0.2, 0.8)
+            nn.init.normal_(tensor)
+    for tensor in model.buffers():
+        if tensor.ndim:
+            nn.init.uniform_(tensor, 0.2, 0.8)
     return model.eval()
 
 

@@ -54,14 +54,14 @@ class Graph:
         opset: int = 17,
     ) -> Path:
         """The model's file. more: further outputs."""
-        given = helper.make_tensor_value_info("image", dtype, [batch, *shape])
+        image = helper.make_tensor_value_info("image", dtype, [batch, *shape])
         ranks = {self.flat: 2, **self.ranks}
-        found = [
-            helper.make_tensor_value_info(each, TensorProto.FLOAT, ["n"] + ["m"] * (ranks.get(each, 4) - 1))
-            for each in (out, *more)
+        outputs = [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"] + ["m"] * (ranks.get(name, 4) - 1))
+            for name in (out, *more)
         ]
         made = [numpy_helper.from_array(value, name) for name, value in self.constants.items()]
-        graph = helper.make_graph(self.nodes, "g", [given], found, made)
+        graph = helper.make_graph(self.nodes, "g", [image], outputs, made)
         path.write_bytes(
             helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9).SerializeToString()
         )
@@ -115,7 +115,7 @@ def drawn(seed: int) -> tuple[Graph, list[int], str]:
         return Tensor(g.quantize(name, scale, zero, dtype), scale, *size)
 
     def some(least: int, most: int, count: int = 2) -> list[int]:
-        return [int(each) for each in r.integers(least, most, count)]
+        return [int(number) for number in r.integers(least, most, count)]
 
     values = [quantized("image", 0.02, *shape)]
     for _ in range(int(r.integers(2, 7))):
@@ -151,23 +151,23 @@ def drawn(seed: int) -> tuple[Graph, list[int], str]:
                 outputs = channels if kind == "depthwise" else groups * int(r.integers(1, 20))
                 weights = (outputs, channels // groups, *kernel)
                 y = g.layer("Conv", name, weights, scale, pads=pads, strides=strides, group=groups)
-                found = (scale * 0.4 * float(np.prod(weights[1:])) ** 0.5, outputs, *counts)
+                measures = (scale * 0.4 * float(np.prod(weights[1:])) ** 0.5, outputs, *counts)
             case "add":
-                others = [each for each in values if each[2:] == x[2:] and each is not x]
+                others = [value for value in values if value[2:] == x[2:] and value is not x]
                 if not others:
                     continue
                 y = g.add("Add", [name, others[0].name] if r.random() < 0.5 else [others[0].name, name])
-                found = ((scale + others[0].scale) * 0.7, channels, *size)
+                measures = ((scale + others[0].scale) * 0.7, channels, *size)
             case "gate":
                 mean = quantized(g.add("GlobalAveragePool", [name]), scale * 0.5, channels, 1, 1)
                 gate = quantized(
                     g.layer("Conv", mean.name, (channels, channels, 1, 1), mean.scale), 0.05, channels, 1, 1
                 )
                 y = g.add("Mul", [name, gate.name] if r.random() < 0.5 else [gate.name, name])
-                found = (scale * 3.0, channels, *size)
+                measures = (scale * 3.0, channels, *size)
             case "swish":
                 y = g.add("Mul", [name, quantized(g.add("Sigmoid", [name]), 1 / 255, channels, *size).name])
-                found = (scale * 0.6, channels, *size)
+                measures = (scale * 0.6, channels, *size)
             case "average":
                 kernel, strides = some(1, 4), some(1, 3)
                 pads = [int(r.integers(0, kernel[i % 2])) for i in range(4)]
@@ -176,22 +176,22 @@ def drawn(seed: int) -> tuple[Graph, list[int], str]:
                 y = g.add(
                     "AveragePool", [name], kernel_shape=kernel, pads=pads, strides=strides, count_include_pad=include
                 )
-                found = (scale * 0.8, channels, *counts)
+                measures = (scale * 0.8, channels, *counts)
             case "max":
                 y = g.add("MaxPool", [name], kernel_shape=[2, 3], strides=[1, 2], pads=[1, 0, 0, 1])
-                found = (scale, channels, size[0], (size[1] - 2) // 2 + 1)
+                measures = (scale, channels, size[0], (size[1] - 2) // 2 + 1)
             case "concat":
-                others = [each for each in values if each[3:] == x[3:]]
+                others = [value for value in values if value[3:] == x[3:]]
                 other = others[int(r.integers(len(others)))]
                 y = g.add("Concat", [name, other.name], axis=1)
-                found = (max(scale, other.scale), channels + other.channels, *size)
+                measures = (max(scale, other.scale), channels + other.channels, *size)
             case "function":
                 y = g.add(str(r.choice(FUNCTIONS)), [name])
-                found = (scale * 0.5, channels, *size)
+                measures = (scale * 0.5, channels, *size)
             case _:
                 y = g.add("Clip", [name, g.constant(np.float32(-0.5)), g.constant(np.float32(1.5))])
-                found = (scale, channels, *size)
-        values.append(quantized(g.add("Relu", [y]) if r.random() < 0.3 else y, *found))
+                measures = (scale, channels, *size)
+        values.append(quantized(g.add("Relu", [y]) if r.random() < 0.3 else y, *measures))
     last = values[-1]
     if seed % 3 == 0:
         return g, shape, last.name

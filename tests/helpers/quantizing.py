@@ -42,11 +42,11 @@ def check_steps(result):
 
 def check_report(result, report):
     real = [node.op_type for node in result.graph if node.op_type not in ("QuantizeLinear", "DequantizeLinear")]
-    assert collections.Counter(each.type for each in report.operators) == collections.Counter(real)
-    names = [each.name for each in report.operators]
+    assert collections.Counter(operator.type for operator in report.operators) == collections.Counter(real)
+    names = [operator.name for operator in report.operators]
     assert len(set(names)) == len(names) and all(names)
-    assert all(each.precision in ("int8", "float", "integer") for each in report.operators)
-    assert all(each.reason for each in report.operators if each.precision == "float")
+    assert all(operator.precision in ("int8", "float", "integer") for operator in report.operators)
+    assert all(operator.reason for operator in report.operators if operator.precision == "float")
     assert sum(report.counts().values()) == len(names)
 
 
@@ -70,17 +70,17 @@ def check_executed(result, report, folder, **feeds):
     """Every layer that the report calls int8 runs on bytes in both engines, and no other one does."""
     path = io.save(result, folder / "executed.onnx")
     expected = sorted(
-        "u8" if each.precision == "int8" else "f32"
-        for each in report.operators
-        if each.type in ("Gemm", "MatMul", "Conv")
+        "u8" if operator.precision == "int8" else "f32"
+        for operator in report.operators
+        if operator.type in ("Gemm", "MatMul", "Conv")
     )
     for engine in EXACT:
-        ran = [each for each in load(path, engine).executed(feeds) if each.type in LAYERS[engine]]
-        assert sorted(each.precision for each in ran) == expected, (engine, ran)
+        ran = [operator for operator in load(path, engine).executed(feeds) if operator.type in LAYERS[engine]]
+        assert sorted(operator.precision for operator in ran) == expected, (engine, ran)
 
 
 def precisions(report):
-    return [(each.type, each.precision) for each in report.operators]
+    return [(operator.type, operator.precision) for operator in report.operators]
 
 
 def input_qparams(x):
@@ -151,10 +151,10 @@ def image(body, opset=17, outputs="float y", **inputs):
     """A graph over images x [n, 3, 8, 8]: r = Relu(Conv(x)) [n, 8, 8, 8], then `body`."""
     more = "".join(f", float[{shape}] {name}" for name, shape in inputs.items())
     text = f"(float[n,3,8,8] x{more}) => ({outputs}) {{ h = Conv<pads=[1,1,1,1]>(x, k, kb) r = Relu(h) {body} }}"
-    found = model(text, opset, **{name: each for name, each in WEIGHTS.items() if re.search(rf"[(, ]{name}[,)]", text)})
-    for each in found.graph.outputs:
-        each.shape = None
-    return found
+    net = model(text, opset, **{name: array for name, array in WEIGHTS.items() if re.search(rf"[(, ]{name}[,)]", text)})
+    for output in net.graph.outputs:
+        output.shape = None
+    return net
 
 
 def quantized(found, recipe=None, **feeds):
@@ -186,7 +186,7 @@ def check(found, least, folder, recipe=None, **feeds):
                     name,
                     decibels(output, expected[name][:size]),
                 )
-        ran[engine] = [(each.type, each.precision) for each in session.executed(feeds)]
+        ran[engine] = [(operator.type, operator.precision) for operator in session.executed(feeds)]
     return report, ran
 
 
@@ -203,8 +203,8 @@ ATTENTION = """(float[n,16,64] x) => (float y) {
 
 def attention(normal, text=ATTENTION, **more):
     weights = {name: normal(64, 64, scale=0.12) for name in ("wq", "wk", "wv", "wo")}
-    found = model(
+    net = model(
         text, **weights, b=normal(64, scale=0.2), heads=np.array([0, 16, 4, 16]), joined=np.array([0, 16, 64]), **more
     )
-    found.graph.outputs[0].shape = None
-    return found
+    net.graph.outputs[0].shape = None
+    return net

@@ -22,16 +22,16 @@ HIDDEN = (16, 8)
 def randomize(model: torch.nn.Module) -> None:
     """Weights, and statistics of batch normalization, as after a training; rows of padding stay zeros."""
     generator = torch.Generator().manual_seed(0)
-    for name, each in [*model.named_parameters(), *model.named_buffers()]:
-        if not each.is_floating_point() or each.ndim == 0:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if not tensor.is_floating_point() or tensor.ndim == 0:
             continue
-        kept = each[:1].clone()
-        noise = torch.randn(each.shape, generator=generator)
+        kept = tensor[:1].clone()
+        noise = torch.randn(tensor.shape, generator=generator)
         noise = noise.abs() if name.endswith("bias") else noise  # most layers are alive behind their Relu
         with torch.no_grad():
-            each.copy_(1 + 0.3 * noise.abs() if name.endswith("running_var") else 0.3 * noise)
+            tensor.copy_(1 + 0.3 * noise.abs() if name.endswith("running_var") else 0.3 * noise)
             if name.split(".")[-2:-1] == ["history"] and not kept.any():
-                each[:1] = kept
+                tensor[:1] = kept
     model.eval()
 
 
@@ -45,12 +45,12 @@ def torch_rechub(name: str, path: Path, dynamo: bool = False, pool: str = "mean"
     from torch_rechub.models.ranking import DCN, DCNv2, DeepFM, WideDeep
     from torch_rechub.utils.onnx_export import ONNXExporter
 
-    sparse = [SparseFeature(each, rows, SIZE) for each, rows in (("user", USERS), ("country", COUNTRIES))]
+    sparse = [SparseFeature(field, rows, SIZE) for field, rows in (("user", USERS), ("country", COUNTRIES))]
     item = SparseFeature("item", ITEMS, SIZE)
     padding = None if name.endswith("-places") else 0
     history = SequenceFeature("history", ITEMS, SIZE, pooling=pool, padding_idx=padding)
     dense = [DenseFeature("age"), DenseFeature("price")]
-    activation = next((each for each in ("prelu", "dice") if name.endswith(f"-{each}")), "relu")
+    activation = next((kind for kind in ("prelu", "dice") if name.endswith(f"-{kind}")), "relu")
     mlp = {"dims": list(HIDDEN), "dropout": 0.2, "activation": activation}
     every = [*sparse, item, history]
     model = {
@@ -75,7 +75,7 @@ def deepctr(name: str, path: Path, dynamo: bool = False, pool: str = "mean") -> 
     from deepctr_torch.models import DCN, WDL, AutoInt, DeepFM, xDeepFM
 
     rows = (("user", USERS), ("country", COUNTRIES), ("item", ITEMS))
-    columns = [SparseFeat(each, count, SIZE) for each, count in rows]
+    columns = [SparseFeat(field, count, SIZE) for field, count in rows]
     columns += [VarLenSparseFeat(SparseFeat("history", ITEMS, SIZE), LENGTH, pool)]
     columns += [DenseFeat("age", 1), DenseFeat("price", 1)]
     options: dict[str, Any] = {"dnn_hidden_units": HIDDEN, "dnn_dropout": 0.2}
@@ -125,7 +125,7 @@ def fuxictr(name: str, path: Path, dynamo: bool = False, pool: str = "mean") -> 
             )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            parts = {each: x[:, features.get_column_index(each)] for each in features.features}
+            parts = {feature: x[:, features.get_column_index(feature)] for feature in features.features}
             e = self.embedding(parts, flatten_emb=name == "dcn-v2")
             flat = e.flatten(start_dim=1)
             if name == "dcn-v2":
@@ -151,10 +151,10 @@ def _export(model: torch.nn.Module, example: tuple[Any, ...], path: Path, names:
 def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
     """Rows of a log whose ids are the rankers' own; histories of 0 to LENGTH items, one of them with more."""
     random = np.random.default_rng(seed)
-    found = []
-    for at in range(count):
+    records = []
+    for index in range(count):
         history = random.integers(1, ITEMS, random.integers(0, LENGTH + 1))
-        found.append(
+        records.append(
             {
                 "user": str(random.integers(1, USERS)),
                 "country": str(random.integers(1, COUNTRIES)),
@@ -162,10 +162,10 @@ def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
                 "history": "|".join(map(str, history)) or None,
                 "age": f"{random.normal():.4f}",
                 "price": f"{random.uniform(0, 1):.4f}",
-                "label": str(at % 2),
+                "label": str(index % 2),
             }
         )
-    return found
+    return records
 
 
 def sequence_schema(path: Path) -> Path:
@@ -188,9 +188,9 @@ def sequence_feeds(rows: Sequence[Mapping[str, Any]], newest_first: bool = False
     """What a user of such an export feeds."""
     feeds = {name: np.array([int(row[name]) for row in rows]) for name in ("user", "item")}
     feeds["history"] = np.zeros((len(rows), LENGTH), np.int64)
-    for at, row in enumerate(rows):
+    for index, row in enumerate(rows):
         items = [int(item) for item in (row["history"] or "").split("|") if item]
-        feeds["history"][at, : len(items)] = items[::-1] if newest_first else items
+        feeds["history"][index, : len(items)] = items[::-1] if newest_first else items
     return feeds
 
 

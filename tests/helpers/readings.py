@@ -20,17 +20,17 @@ Read = Callable[..., Iterable[Rows]]
 
 def outcome(read: Read, source: Any, **options: Any) -> list[Any]:
     """The arrays or the error, and the logged faults, for both ways of treating faults."""
-    found: list[Any] = []
+    outcomes: list[Any] = []
     for on_error in ("raise", "skip"):
         errors = ErrorLog(limit=100)
         try:
             rows = Rows.concatenate(list(read(source, on_error=on_error, errors=errors, **options)))
             arrays = [getattr(rows, name) for name in ARRAYS]
-            found.append([None if each is None else (each.dtype, each.shape, each.tobytes()) for each in arrays])
+            outcomes.append([None if data is None else (data.dtype, data.shape, data.tobytes()) for data in arrays])
         except RequestError as error:
-            found.append(str(error))
-        found.append((errors.counts, errors.messages))
-    return found
+            outcomes.append(str(error))
+        outcomes.append((errors.counts, errors.messages))
+    return outcomes
 
 
 def same_without_kernels(read: Read, path: Path, block: int, **options: Any) -> list[Any]:

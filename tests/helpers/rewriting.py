@@ -55,7 +55,7 @@ def run(model, optimized=False, **feeds):
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimized else level.ORT_DISABLE_ALL
     session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return dict(zip([each.name for each in session.get_outputs()], session.run(None, feeds), strict=True))
+    return dict(zip([output.name for output in session.get_outputs()], session.run(None, feeds), strict=True))
 
 
 def ops(model):
@@ -78,9 +78,9 @@ def rewritten(model, *passes, exact=False, **feeds):
             np.testing.assert_array_equal(value, after[name])
         else:
             np.testing.assert_allclose(value, after[name], rtol=1e-5, atol=1e-6)
-    settled, fired = ops(model), [each.fired for each in passes]
+    settled, fired = ops(model), [transform.fired for transform in passes]
     rewrite(model, passes)
-    assert (ops(model), [each.fired for each in passes]) == (settled, fired), "fires again on its own result"
+    assert (ops(model), [transform.fired for transform in passes]) == (settled, fired), "fires again on its own result"
     return report
 
 
@@ -93,4 +93,4 @@ def fires(model, one, wanted, exact=False, **feeds):
 
 def reasons(report, name):
     """Why the pass called `name` left near matches alone: {node: reason}."""
-    return next(refused for each, _, refused in report.passes if each == name)
+    return next(refused for title, _, refused in report.passes if title == name)

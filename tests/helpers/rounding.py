@@ -24,19 +24,19 @@ def one_thread():
 
 def bytes_of(student, *inputs):
     """({tensor: uint8 array that the student computes}, its first result)."""
-    found = {}
+    arrays = {}
 
     def keep(each, _, result):
         if each.active:
             scale, zero = activation_qparams(each.range())
-            found[each.tensor] = (np.rint(result.numpy() / scale) + zero).astype(np.uint8)
+            arrays[each.tensor] = (np.rint(result.numpy() / scale) + zero).astype(np.uint8)
 
-    hooks = [each.register_forward_hook(keep) for each in student.modules() if isinstance(each, Range)]
+    hooks = [module.register_forward_hook(keep) for module in student.modules() if isinstance(module, Range)]
     with torch.no_grad():
         results = student(*inputs)
-    for each in hooks:
-        each.remove()
-    return found, (results[0] if isinstance(results, tuple) else results).numpy()
+    for hook in hooks:
+        hook.remove()
+    return arrays, (results[0] if isinstance(results, tuple) else results).numpy()
 
 
 def layer_by_layer(int8, given, **feeds):
@@ -59,7 +59,7 @@ def layer_by_layer(int8, given, **feeds):
         if name not in given:  # a layer rounded by what a Relu behind it gives
             name = node.outputs[0].consumers()[0].outputs[0].name
         array = given[name]
-        if not all(isinstance(each, int) for each in shape):
+        if not all(isinstance(size, int) for size in shape):
             shape = array.shape[1:]
         if array[0].size == 4 * np.prod(shape):  # a stride taken before the layer
             array = array[..., ::2, ::2]
@@ -69,8 +69,8 @@ def layer_by_layer(int8, given, **feeds):
         value.replace_all_uses_with(fed)
         cut.graph.inputs.append(fed)
         cut.graph.outputs.append(value)
-    found = run(cut, optimized=True, **feeds)
-    return {name: (found[value], wanted) for value, (name, wanted) in made.items()}, found
+    outputs = run(cut, optimized=True, **feeds)
+    return {name: (outputs[value], wanted) for value, (name, wanted) in made.items()}, outputs
 
 
 def assert_same_bytes(found, given):

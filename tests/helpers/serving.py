@@ -66,28 +66,28 @@ class Server:
     def _read(self) -> None:
         for line in self.process.stderr:
             self.said.append(line.rstrip("\n"))
-            if found := re.search(r" at (https?://\S+)$", line):
-                self.url = found[1]
+            if match := re.search(r" at (https?://\S+)$", line):
+                self.url = match[1]
                 self._opened.set()
         self._opened.set()
 
     def ask(self, path: str, body: bytes | None = None, kind: str = "", **headers: str) -> Answer:
         """Status, headers and body of the answer; names of headers have _ for -."""
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        fields = {name.replace("_", "-"): value for name, value in headers.items()}
         if kind:
-            given["content-type"] = kind
-        request = urllib.request.Request(self.url + path, body, given)
+            fields["content-type"] = kind
+        request = urllib.request.Request(self.url + path, body, fields)
         try:
-            with urllib.request.urlopen(request, timeout=60) as found:
-                return found.status, dict(found.headers), found.read()
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return response.status, dict(response.headers), response.read()
         except urllib.error.HTTPError as error:
             return error.code, dict(error.headers), error.read()
 
     def json(self, path: str, body: bytes | None = None, kind: str = "", **headers: str) -> Any:
         """The answer, which must be a good one."""
-        status, _, found = self.ask(path, body, kind, **headers)
-        assert status == 200, found
-        return json.loads(found)
+        status, _, reply = self.ask(path, body, kind, **headers)
+        assert status == 200, reply
+        return json.loads(reply)
 
     def workers(self) -> list[int]:
         """The processes that compute."""
@@ -105,9 +105,9 @@ def own_folder(folder: Path, lines: list[bytes]) -> Path:
     source = zoo.load("wide-deep-criteo").path
     folder.mkdir()
     card = json.loads((source / "card.json").read_text())
-    given = ("fp16.onnx", "calibration.json")
-    card |= {"name": "mine", "files": {name: card["files"][name] for name in given}}
-    for name in given:
+    names = ("fp16.onnx", "calibration.json")
+    card |= {"name": "mine", "files": {name: card["files"][name] for name in names}}
+    for name in names:
         shutil.copy(source / name, folder)
     (folder / "card.json").write_text(json.dumps(card))
     (folder / "sample.tsv.gz").write_bytes(gzip.compress(b"\n".join(lines[:100])))
@@ -117,7 +117,7 @@ def own_folder(folder: Path, lines: list[bytes]) -> Path:
 
 def _children(pid: int) -> list[int]:
     text = "".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
-    return [int(each) for each in text.split()]
+    return [int(child) for child in text.split()]
 
 
 def wait_until(true: Callable[[], Any], seconds: float = 30.0) -> None:
@@ -176,13 +176,13 @@ def at_once(server: Server, questions: list[Question], key: str = "results") -> 
     """Each gets its own answer, where 64 clients ask before any worker goes on. key: of the rows in an answer."""
 
     def ask(each: Question) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = server.json(each.path, each.body, each.kind)[key]
-        return found
+        answers: list[dict[str, Any]] = server.json(each.path, each.body, each.kind)[key]
+        return answers
 
     with concurrent.futures.ThreadPoolExecutor(CLIENTS) as clients:
         with stopped(server):
-            asked = [clients.submit(ask, each) for each in questions * 3]
+            asked = [clients.submit(ask, question) for question in questions * 3]
             wait_until(lambda: figure(server, "zoo_queue_requests") + figure(server, "zoo_working_requests") == CLIENTS)
-        for question, each in zip(questions * 3, asked, strict=True):
-            for found, expected in zip(each.result(), question.expected, strict=True):
-                assert {key: found[key] for key in expected} == expected
+        for question, future in zip(questions * 3, asked, strict=True):
+            for answer, expected in zip(future.result(), question.expected, strict=True):
+                assert {key: answer[key] for key in expected} == expected

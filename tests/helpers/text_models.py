@@ -10,7 +10,7 @@ import transformers
 
 import zoo
 
-WORDS = [*"abcdefghijklmnopqrstuvwxyz", *(f"##{each}" for each in "abcdefghijklmnopqrstuvwxyz"), *".,!?", "the", "cat"]
+WORDS = [*"abcdefghijklmnopqrstuvwxyz", *(f"##{char}" for char in "abcdefghijklmnopqrstuvwxyz"), *".,!?", "the", "cat"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TEXTS = [
     "the cat",
@@ -69,7 +69,7 @@ def tokenizer():
     made = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
     made.normalizer = tokenizers.normalizers.BertNormalizer()
     made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    ends = [(each, vocabulary[each]) for each in ("[CLS]", "[SEP]")]
+    ends = [(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")]
     made.post_processor = tokenizers.processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
     )
@@ -93,10 +93,10 @@ def write(folder, kind="bert", labels=0, pooling="mean", normalize=True, seed=0,
             {
                 "idx": i,
                 "name": str(i),
-                "path": "" if not i else f"{i}_{each}",
-                "type": f"sentence_transformers.models.{each}",
+                "path": "" if not i else f"{i}_{module}",
+                "type": f"sentence_transformers.models.{module}",
             }
-            for i, each in enumerate(modules)
+            for i, module in enumerate(modules)
         ]
         (folder / "modules.json").write_text(json.dumps(listed))
         (folder / "1_Pooling").mkdir()
@@ -116,15 +116,15 @@ def expected(model, texts, pooling="mean", normalize=True):
     """What transformers computes: float32 [n, width or labels]."""
     made = tokenizer()
     made.no_truncation()
-    found = made.encode_batch(texts)
+    encodings = made.encode_batch(texts)
     rows = []
-    for each in found:
-        given = {
-            "input_ids": torch.tensor([each.ids]),
-            "attention_mask": torch.ones(1, len(each.ids), dtype=torch.int64),
+    for encoding in encodings:
+        inputs = {
+            "input_ids": torch.tensor([encoding.ids]),
+            "attention_mask": torch.ones(1, len(encoding.ids), dtype=torch.int64),
         }
         if getattr(model.config, "type_vocab_size", 1) > 1:
-            given["token_type_ids"] = torch.tensor([each.type_ids])
+            inputs["token_type_ids"] = torch.tensor([encoding.type_ids])
         if model.config.model_type in (
             "roberta",
             "xlm-roberta",
@@ -132,9 +132,9 @@ def expected(model, texts, pooling="mean", normalize=True):
             "data2vec-text",
         ):  # a token 0 is no padding here
             first = 2 if model.config.model_type == "mpnet" else model.config.pad_token_id + 1
-            given["position_ids"] = torch.arange(first, first + len(each.ids))[None]
+            inputs["position_ids"] = torch.arange(first, first + len(encoding.ids))[None]
         with torch.no_grad():
-            out = model(**given)
+            out = model(**inputs)
         if hasattr(out, "logits"):
             rows.append(out.logits[0].numpy())
             continue
@@ -157,9 +157,9 @@ def write_task(folder, task, kind="bert", seed=0, **more):
 def randomize(model):
     """Gives a model weights that are large enough that its parts show."""
     with torch.no_grad():
-        for name, each in model.named_parameters():
-            spread = 0.1 if each.ndim == 1 else 1.5 / each.shape[-1] ** 0.5
-            each.copy_(torch.randn_like(each) * spread + ("orm.weight" in name))
+        for name, parameter in model.named_parameters():
+            spread = 0.1 if parameter.ndim == 1 else 1.5 / parameter.shape[-1] ** 0.5
+            parameter.copy_(torch.randn_like(parameter) * spread + ("orm.weight" in name))
 
 
 def save(folder, model, limit=76):

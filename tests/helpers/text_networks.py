@@ -253,8 +253,8 @@ def write(folder, values, modules=(("Pooling", {"pooling_mode_mean_tokens": True
     native = NATIVE.get(values["model_type"], {}) if values.get("auto_map") else {}
     labels = {key: values[key] for key in ("id2label", "label2id") if key in values}
     base = labels if "n_embd" in values else copy.deepcopy(values)
-    given = {key: value for key, value in {**base, **native}.items() if value is not None}
-    config = transformers.AutoConfig.for_model(**given)
+    options = {key: value for key, value in {**base, **native}.items() if value is not None}
+    config = transformers.AutoConfig.for_model(**options)
     if values["model_type"] == "t5":
         network = transformers.T5EncoderModel(config).float().eval()
     else:

@@ -20,9 +20,9 @@ def check_reference(rng, path, program, lengths):
     ends = np.cumsum(lengths)
     expected = [reference.compute(program, ids[a:b], types[a:b]) for a, b in zip(ends - lengths, ends, strict=True)]
     for isa in extension.isas():
-        found = NativeTexts(path, isa=isa).compute(ids, types, lengths)
-        assert np.array_equal(found, np.concatenate([np.atleast_2d(each) for each in expected])), isa
-        assert np.ptp(found) > 0
+        vectors = NativeTexts(path, isa=isa).compute(ids, types, lengths)
+        assert np.array_equal(vectors, np.concatenate([np.atleast_2d(vector) for vector in expected])), isa
+        assert np.ptp(vectors) > 0
 
 
 def check_independence(rng, path, program, threads):
@@ -35,7 +35,7 @@ def check_independence(rng, path, program, threads):
     ends = np.cumsum(lengths)
     places = [np.arange(a, b) for a, b in zip(ends - lengths, ends, strict=True)]
     for i, place in enumerate(places[:8]):
-        for each in (native, several):  # several threads share the rows of one text
-            assert np.array_equal(each.compute(ids[place], types[place], lengths[i : i + 1])[0], together[i])
+        for encoder in (native, several):  # several threads share the rows of one text
+            assert np.array_equal(encoder.compute(ids[place], types[place], lengths[i : i + 1])[0], together[i])
     back = np.concatenate(places[::-1])
     assert np.array_equal(native.compute(ids[back], types[back], lengths[::-1])[::-1], together)

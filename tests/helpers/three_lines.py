@@ -38,7 +38,7 @@ class ThreeLines(Family):
     def passes(self, preprocessing):
         """See `Family`."""
         assert preprocessing == {"mean": 0}
-        return [each() for each in SHARED]
+        return [kind() for kind in SHARED]
 
 
 def samples(count=50):
@@ -50,4 +50,4 @@ def entry(**changes):
 
 
 def outcome(folder, **options):
-    return "".join(each[0] for each in build(folder, **options).values())  # m(ade), k(ept) or g(iven), in order
+    return "".join(state[0] for state in build(folder, **options).values())  # m(ade), k(ept) or g(iven), in order

@@ -22,7 +22,7 @@ def attention(g: Graph, x: str, merged: bool, tokens: int, bias: tuple[str, str]
     if merged:
         rows = g.add("Reshape", [linear(g, x, (CHANNELS, 3 * CHANNELS)), shape])
         rows = g.quantize(g.add("Transpose", [rows], perm=[2, 0, 3, 1, 4]), 0.02, 128)
-        q, k, v = (g.add("Gather", [rows, g.constant(np.array(each))], axis=0) for each in range(3))
+        q, k, v = (g.add("Gather", [rows, g.constant(np.array(index))], axis=0) for index in range(3))
     else:
         parts = [g.add("Reshape", [linear(g, x, (CHANNELS, CHANNELS)), shape]) for _ in range(3)]
         q, k, v = (g.quantize(g.add("Transpose", [part], perm=[0, 2, 1, 3]), 0.02, 128) for part in parts)
@@ -44,20 +44,20 @@ def check(g: Graph, path: Path, share: float = 0.01) -> list[type[Step]]:
     made = image_program(io.load(path))
     assert not made.rest
     samples = g.rng.normal(0, 1, (2, 3, 16, 16)).astype(np.float32)
-    found = np.stack([reference.run(made, each) for each in samples])
+    outputs = np.stack([reference.run(made, sample) for sample in samples])
     for isa in extension.isas():
         for threads in (1, 2):
-            assert np.array_equal(native.pack(made, isa).open()(samples, threads), found)
-    wanted = np.concatenate([results(path, each[None]) for each in samples]).reshape(found.shape)
-    assert np.square(found - wanted).sum() < share * np.square(wanted - wanted.mean()).sum()
-    return [type(each) for each in made.steps]
+            assert np.array_equal(native.pack(made, isa).open()(samples, threads), outputs)
+    wanted = np.concatenate([results(path, sample[None]) for sample in samples]).reshape(outputs.shape)
+    assert np.square(outputs - wanted).sum() < share * np.square(wanted - wanted.mean()).sum()
+    return [type(step) for step in made.steps]
 
 
 def rolled(g: Graph, x: str, by: int) -> str:
     """torch.roll of both spatial axes, as it is exported."""
     for axis in (1, 2):
         ends = g.constant(np.array([9000]))
-        cut, along, none = (g.constant(np.array([each])) for each in (by, axis, 0))
+        cut, along, none = (g.constant(np.array([number])) for number in (by, axis, 0))
         x = g.add("Concat", [g.add("Slice", [x, cut, ends, along]), g.add("Slice", [x, none, cut, along])], axis=axis)
     return x
 

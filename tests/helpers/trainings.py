@@ -71,8 +71,8 @@ def random_network(build, features, config):
     torch.manual_seed(0)
     network = build(features, config).eval()
     with torch.no_grad():
-        for each in network.parameters():
-            each.add_(torch.randn_like(each) * 0.1)
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
         for module in network.modules():
             if hasattr(module, "clear"):
                 module.clear()
@@ -84,8 +84,8 @@ def results(network, rows):
     import torch
 
     with torch.no_grad():
-        found = network(rows["ids"], rows["numbers"], rows["scales"])
-    return [each.numpy() for each in (found if isinstance(found, tuple) else (found,))]
+        outputs = network(rows["ids"], rows["numbers"], rows["scales"])
+    return [output.numpy() for output in (outputs if isinstance(outputs, tuple) else (outputs,))]
 
 
 class TwoProcesses:

@@ -27,17 +27,17 @@ def network(form="small", pre=True, sharp=3.0, seed=0):
     torch.manual_seed(seed)
     model = Transformer(FORMS[form], WORDS, pre_norm=pre, dropout=0.0)
     with torch.no_grad():
-        for name, each in model.named_parameters():
+        for name, tensor in model.named_parameters():
             if name.endswith("bias"):
-                torch.nn.init.normal_(each, std=0.2)
-            elif each.ndim == 1:
-                torch.nn.init.uniform_(each, 0.7, 1.3)
+                torch.nn.init.normal_(tensor, std=0.2)
+            elif tensor.ndim == 1:
+                torch.nn.init.uniform_(tensor, 0.7, 1.3)
         model.embedding.weight *= sharp
         if not model.config.tied_output:
             model.output_weight *= sharp
-        for each in model.buffers():
-            if not each.any():
-                torch.nn.init.normal_(each)
+        for tensor in model.buffers():
+            if not tensor.any():
+                torch.nn.init.normal_(tensor)
     return model.eval()
 
 

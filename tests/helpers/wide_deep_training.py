@@ -41,7 +41,7 @@ def write_log(path: Path, rows: int = 400, seed: int = 0, labelled: bool = True)
 
 def weights_of(folder: Path) -> dict[str, np.ndarray]:
     state = torch.load(folder / "model.pt", weights_only=True)["state_dict"]
-    return {name: each.numpy() for name, each in state.items()}
+    return {name: tensor.numpy() for name, tensor in state.items()}
 
 
 def record_of(folder: Path) -> dict:

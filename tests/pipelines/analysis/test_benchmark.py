@@ -36,21 +36,21 @@ def quick(monkeypatch):
 
 def test_results_have_the_promised_keys(path, quick):
     configurations = [Configuration(engine, "fp32", path) for engine in ("onnxruntime", "openvino")]
-    found = benchmark(
+    results = benchmark(
         configurations, FEEDS, threads=1, rounds=3, stages=Stages(lambda: FEEDS, lambda out: out["y"].sum())
     )
-    assert [each["engine"] for each in found] == ["onnxruntime", "openvino"]
-    for each in found:
-        assert list(each) == [
+    assert [result["engine"] for result in results] == ["onnxruntime", "openvino"]
+    for row in results:
+        assert list(row) == [
             *("engine", "precision", "batch_size", "threads", "instances"),
             *("samples_per_second", "spread", "latency_ms", "split_ms", "memory_mb"),
         ]
-        assert (each["precision"], each["batch_size"], each["threads"], each["instances"]) == ("fp32", 8, 1, 1)
-        latency = each["latency_ms"]
+        assert (row["precision"], row["batch_size"], row["threads"], row["instances"]) == ("fp32", 8, 1, 1)
+        latency = row["latency_ms"]
         assert list(latency) == ["p50", "p95", "p99"] and 0 < latency["p50"] <= latency["p95"] <= latency["p99"]
-        assert list(each["split_ms"]) == ["preprocess", "model", "postprocess"] and min(each["split_ms"].values()) >= 0
-        assert each["spread"][0] <= each["samples_per_second"] <= each["spread"][1]
-        assert each["memory_mb"] == 12.5
+        assert list(row["split_ms"]) == ["preprocess", "model", "postprocess"] and min(row["split_ms"].values()) >= 0
+        assert row["spread"][0] <= row["samples_per_second"] <= row["spread"][1]
+        assert row["memory_mb"] == 12.5
 
 
 class Fake:
@@ -98,17 +98,17 @@ def test_figures_are_those_of_the_clock(clock, tmp_path):
 
 def test_sessions_take_turns(clock, tmp_path):
     clock["a"], clock["b"] = Fake("a", lambda call: 0.1), Fake("b", lambda call: 0.1)
-    benchmark([Configuration(each, "int8", tmp_path) for each in "ab"], FEEDS, rounds=3)
+    benchmark([Configuration(engine, "int8", tmp_path) for engine in "ab"], FEEDS, rounds=3)
     turns = "".join(Fake.order)
     assert turns == "aabb" + "aabb" * 3  # two calls to size a turn; then one that warms up and one that is timed
 
 
 def test_percentiles_are_of_single_calls(clock, tmp_path):
     clock["a"] = Fake("a", lambda call: 0.001 if call % 20 else 0.01)  # every twentieth call is slow
-    (found,) = benchmark([Configuration("a", "int8", tmp_path)], FEEDS, rounds=20)
-    assert found["latency_ms"]["p50"] == 1.0 and found["latency_ms"]["p99"] == 10.0
-    assert found["split_ms"] == {"model": 1.0}
-    assert found["samples_per_second"] == pytest.approx(8 / 0.00145, rel=0.02)  # the mean of a turn
+    (row,) = benchmark([Configuration("a", "int8", tmp_path)], FEEDS, rounds=20)
+    assert row["latency_ms"]["p50"] == 1.0 and row["latency_ms"]["p99"] == 10.0
+    assert row["split_ms"] == {"model": 1.0}
+    assert row["samples_per_second"] == pytest.approx(8 / 0.00145, rel=0.02)  # the mean of a turn
 
 
 def test_memory_is_that_of_the_model_and_not_of_the_process_that_asks(path):
@@ -140,55 +140,55 @@ TWO = [[FIRST], [LAST]]
 @pytest.fixture
 def started(monkeypatch):
     """The processes of all workers."""
-    found = []
+    processes = []
 
     class Noted(module._Worker):
         def __init__(self, what):
             super().__init__(what)
-            found.append(self.process)
+            processes.append(self.process)
 
     monkeypatch.setattr(module, "_Worker", Noted)
-    return found
+    return processes
 
 
 def test_two_instances_of_a_model(path, started, monkeypatch):
     monkeypatch.setattr(module, "WINDOW_SECONDS", 0.05)
     rows = {"x": np.ones((32, 64), np.float32)}
-    (found,) = instances([Configuration("onnxruntime", "fp32", path)], rows, 8, TWO, rounds=2)
-    assert list(found) == [
+    (row,) = instances([Configuration("onnxruntime", "fp32", path)], rows, 8, TWO, rounds=2)
+    assert list(row) == [
         *("engine", "precision", "batch_size", "threads", "instances"),
         *("samples_per_second", "spread", "latency_ms", "split_ms", "memory_mb", "rss_mb"),
     ]
-    assert [found[key] for key in ("engine", "precision", "batch_size", "threads", "instances")] == [
+    assert [row[key] for key in ("engine", "precision", "batch_size", "threads", "instances")] == [
         "onnxruntime",
         "fp32",
         8,
         1,
         2,
     ]
-    assert json.loads(json.dumps(found)) == found
-    latency = found["latency_ms"]
+    assert json.loads(json.dumps(row)) == row
+    latency = row["latency_ms"]
     assert list(latency) == ["p50", "p95", "p99"] and 0 < latency["p50"] <= latency["p95"] <= latency["p99"]
-    assert found["split_ms"] == {"model": latency["p50"]}
-    assert 0 < found["spread"][0] <= found["samples_per_second"] <= found["spread"][1]
-    assert len(found["rss_mb"]) == 2 and min(found["rss_mb"]) > 20
-    assert 0 < found["memory_mb"] < sum(found["rss_mb"])  # the libraries' pages count once: less, where others map them
-    assert len(started) == 4 and all(each.returncode == 0 for each in started)
+    assert row["split_ms"] == {"model": latency["p50"]}
+    assert 0 < row["spread"][0] <= row["samples_per_second"] <= row["spread"][1]
+    assert len(row["rss_mb"]) == 2 and min(row["rss_mb"]) > 20
+    assert 0 < row["memory_mb"] < sum(row["rss_mb"])  # the libraries' pages count once: less, where others map them
+    assert len(started) == 4 and all(process.returncode == 0 for process in started)
 
 
 def test_each_instance_is_pinned_and_begins_elsewhere(path, tmp_path):
     rows = {"x": np.zeros((4, 64), np.float32)}
     with module._saved(rows) as saved:
         with module._workers("it", Configuration("onnxruntime", "fp32", path), saved, 2, 1, TWO) as workers:
-            assert [os.sched_getaffinity(each.process.pid) for each in workers] == [{FIRST}, {LAST}]
-        assert all(each.process.returncode == 0 for each in workers)
-    assert not any(Path(each).exists() for each in saved.values())
+            assert [os.sched_getaffinity(worker.process.pid) for worker in workers] == [{FIRST}, {LAST}]
+        assert all(worker.process.returncode == 0 for worker in workers)
+    assert not any(Path(file).exists() for file in saved.values())
     with module._saved({"x": np.arange(8), "y": np.arange(16).reshape(8, 2)}) as saved:
         request = {"inputs": saved, "batch_size": 2, "begin": 0.5}
         batches = module._batches(request)
-        assert [each["x"].tolist() for each in batches] == [[4, 5], [6, 7], [0, 1], [2, 3]]
+        assert [batch["x"].tolist() for batch in batches] == [[4, 5], [6, 7], [0, 1], [2, 3]]
         assert batches[0]["y"].tolist() == [[8, 9], [10, 11]]
-        assert [each["x"].tolist() for each in module._batches({**request, "batch_size": 3, "begin": 0})] == [
+        assert [batch["x"].tolist() for batch in module._batches({**request, "batch_size": 3, "begin": 0})] == [
             [0, 1, 2],
             [3, 4, 5],
         ]
@@ -214,7 +214,7 @@ def test_figures_of_instances_are_sums_over_them_and_configurations_take_turns(m
 
     monkeypatch.setattr(module, "_workers", workers)
     monkeypatch.setattr(module, "_memory", lambda configuration, batch, cores: ([10.25, 20.5], [30.0, 40.0]))
-    a, b = instances([Configuration(each, "int8", tmp_path) for each in "ab"], FEEDS, 8, [[0, 1], [2, 3]], rounds=3)
+    a, b = instances([Configuration(engine, "int8", tmp_path) for engine in "ab"], FEEDS, 8, [[0, 1], [2, 3]], rounds=3)
     assert (a["samples_per_second"], b["samples_per_second"]) == (1000.0, 1200.0)
     assert a["latency_ms"] == {"p50": 25.0, "p95": 40.0, "p99": 40.0} and a["spread"] == [1000.0, 1000.0]
     assert (a["threads"], a["instances"], a["memory_mb"], a["rss_mb"]) == (2, 2, 30.8, [30.0, 40.0])
@@ -254,13 +254,13 @@ def test_more_instances_than_cores_are_refused(monkeypatch, capsys):
 def test_a_model_that_does_not_load_gives_one_line_and_leaves_no_process(path, started):
     broken = path.parent / "broken.onnx"
     broken.write_bytes(b"broken")
-    configurations = [Configuration("onnxruntime", "fp32", each) for each in (path, broken)]
+    configurations = [Configuration("onnxruntime", "fp32", file) for file in (path, broken)]
     with pytest.raises(
         ZooError, match=r"^an instance of .*broken\.onnx in onnxruntime failed: onnxruntime cannot load"
     ) as caught:
         instances(configurations, FEEDS, 8, TWO[:1])
     assert "\n" not in str(caught.value)
-    assert len(started) == 2 and all(each.returncode is not None for each in started)
+    assert len(started) == 2 and all(process.returncode is not None for process in started)
 
 
 def test_an_instance_that_dies_gives_one_line(path, started):
@@ -291,12 +291,12 @@ module.instances([module.Configuration("onnxruntime", "fp32", module.Path(sys.ar
         [sys.executable, "-c", code, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         workers = [int(process.stdout.readline()) for _ in TWO]
-        assert all(Path(f"/proc/{each}").exists() for each in workers)
+        assert all(Path(f"/proc/{pid}").exists() for pid in workers)
         process.send_signal(how)
         process.communicate(timeout=20)
     assert process.returncode == -how
     for _ in range(100):
-        if not any(_runs(each) for each in workers):
+        if not any(_runs(pid) for pid in workers):
             return
         time.sleep(0.1)
     pytest.fail("a worker goes on")
@@ -326,17 +326,17 @@ def test_the_table_shows_the_instances(monkeypatch, capsys):
         "split_ms": {"model": 1.0},
         "memory_mb": 77.7,
     }
-    given = {}
+    received = {}
     monkeypatch.setattr(
         api,
         "benchmark",
         lambda model, others, **options: (
-            given.update(options) or {"model": model, "results": [row], "environment": {"cpu": "C"}}
+            received.update(options) or {"model": model, "results": [row], "environment": {"cpu": "C"}}
         ),
     )
     cli.call(["benchmark", "m", "--instances", "3"])
     header, line, last = capsys.readouterr().out.strip().splitlines()
-    assert given["instances"] == 3
+    assert received["instances"] == 3
     assert (
         header.split("inst.")[0].split() == ["engine", "precision", "batch"]
         and "model ms" in header

@@ -50,8 +50,8 @@ def test_each_precision_is_compared_with_fp32():
     def compare(fp32, other):
         return {"difference": other - fp32}
 
-    found = against_fp32({"int8": 5, "fp32": 3, "bf16": 4}, lambda output: {"score": output}, compare)
-    assert found == {
+    scores = against_fp32({"int8": 5, "fp32": 3, "bf16": 4}, lambda output: {"score": output}, compare)
+    assert scores == {
         "metrics": {"int8": {"score": 5}, "fp32": {"score": 3}, "bf16": {"score": 4}},
         "difference": 2,
         "others": {"bf16": {"difference": 1}},

@@ -55,7 +55,7 @@ def found(net):
 
 
 def operator(found, name):
-    return next(each for each in found["operators"] if each["name"] == name)
+    return next(node for node in found["operators"] if node["name"] == name)
 
 
 def db(x, y):
@@ -77,7 +77,7 @@ def test_a_layers_own_error_is_that_of_its_weights_and_the_rounding_of_its_input
     )
     table = calibrate(alone, [{"x": X}], "minmax")
     int8, _ = quantize(alone, QuantRecipe(observer="minmax"), table)
-    values = {each.name for each in int8.graph.outputs}
+    values = {output.name for output in int8.graph.outputs}
     assert values == {"a"}
     own = operator(what, "a")["own_db"]
     assert own == operator(what, "a")["sqnr_db"]  # the first layer: nothing came down the chain
@@ -92,15 +92,15 @@ def test_layers_whose_channels_were_equalized_are_compared_so():
         w1=weights(8, 3, 1, 1),
         w2=weights(4, 8, 1, 1),
     )
-    factors = {"a": tuple(float(each) for each in np.linspace(0.5, 2, 8))}
+    factors = {"a": tuple(float(factor) for factor in np.linspace(0.5, 2, 8))}
     equalized = net.clone()
     scale_channels(equalized, factors)
     table = replace(calibrate(equalized, [{"x": X}], "minmax"), graph=io.digest(net), equalization=factors)
     int8, said = quantize(net, QuantRecipe(observer="minmax"), table)
     layers = [
-        each for each in report.explain(net, int8, said, table, [{"x": X}])["operators"] if each["type"] == "Conv"
+        node for node in report.explain(net, int8, said, table, [{"x": X}])["operators"] if node["type"] == "Conv"
     ]
-    assert len(layers) == 2 and all(each["sqnr_db"] > 30 and each["own_db"] > 30 for each in layers)
+    assert len(layers) == 2 and all(node["sqnr_db"] > 30 and node["own_db"] > 30 for node in layers)
     assert min(report.noise_of_layers(net, int8, said, table, [{"x": X}]).values()) > 30
 
 
@@ -119,7 +119,7 @@ def test_the_most_damaging_layer_comes_first(net):
     for name, array in (("w2", w), ("w1", first)):
         spoilt.graph.initializers[name].const_value = ir.tensor(array, name=name)
     what = explained(spoilt)[2]
-    own = {each["name"]: each["own_db"] for each in what["operators"]}
+    own = {node["name"]: node["own_db"] for node in what["operators"]}
     assert what["damaging"][0] == "b" and own["b"] == min(own[name] for name in what["damaging"])
 
 
@@ -140,7 +140,7 @@ def test_tensors_show_scale_saturation_and_rounding(net):
 
 
 def test_nothing_saturates_with_minmax(found):
-    assert {each["saturated"] for each in found[2]["tensors"].values()} == {0.0}
+    assert {tensor["saturated"] for tensor in found[2]["tensors"].values()} == {0.0}
 
 
 @pytest.mark.parametrize("cut", [1, 7, 16])
@@ -160,8 +160,8 @@ def test_little_memory_means_groups_and_the_same_result(net, found, monkeypatch)
     )
     what = explained(net)[2]
     assert len(groups) > 2
-    assert [each["own_db"] for each in what["operators"]] == pytest.approx(
-        [each["own_db"] for each in found[2]["operators"]], abs=0.02
+    assert [node["own_db"] for node in what["operators"]] == pytest.approx(
+        [node["own_db"] for node in found[2]["operators"]], abs=0.02
     )
 
 
@@ -182,7 +182,7 @@ def test_tables_of_embeddings_and_bytes_between_operators():
     int8, said = quantize(net, QuantRecipe(), table)
     what = report.explain(net, int8, said, table, [{"ids": ids}])
     assert what["outputs"]["y"]["sqnr_db"] > 30 and operator(what, "y")["own_db"] > 30
-    assert all(each["precision"] == "int8" for each in what["operators"])
+    assert all(node["precision"] == "int8" for node in what["operators"])
 
 
 def test_bytes_that_are_moved_before_a_product_stand_for_their_own_tensors():
@@ -214,7 +214,7 @@ def test_products_with_ranges_of_run_time():
     table = calibrate(net, [{"x": x}], "minmax")
     int8, said = quantize(net, QuantRecipe(dynamic=("h", "y")), table)
     what = report.explain(net, int8, said, table, [{"x": x}])
-    assert [each["reason"] for each in what["operators"] if each["name"] in "hy"] == [
+    assert [node["reason"] for node in what["operators"] if node["name"] in "hy"] == [
         "its input is quantized at run time"
     ] * 2
     got = run(int8, x=x)["y"]
@@ -237,8 +237,8 @@ def test_outputs_of_any_shape(end, shape, told):
     )
     net.graph.outputs[0].shape = None
     what = explained(net, np.random.default_rng(3).normal(size=(40, 6)).astype(np.float32))[2]
-    for each in what["engines"].values():
-        assert "error" not in each and set(each["outputs"]) <= told and each["fallbacks"] == []
+    for engine in what["engines"].values():
+        assert "error" not in engine and set(engine["outputs"]) <= told and engine["fallbacks"] == []
 
 
 def test_no_samples(net):
@@ -289,7 +289,7 @@ def test_a_group_that_the_engine_did_not_fuse_is_a_fallback(monkeypatch):
         Executed("conv2.dequantized/duplicated", "DequantizeLinear", "f32"),
     ]
     said = ran(monkeypatch, executed)
-    assert [(each["name"], each["type"]) for each in said["fallbacks"]] == [
+    assert [(fallback["name"], fallback["type"]) for fallback in said["fallbacks"]] == [
         ("conv", "FusedConv"),
         ("conv2", "Convolution"),
     ]
@@ -303,7 +303,7 @@ def test_a_real_fallback_is_found():
     lone = next(node for node in int8.graph if node.op_type == "Conv")
     lone.replace_input_with(0, int8.graph.inputs[0])  # no longer between a pair
     said = report._ran("onnxruntime", int8, what["operators"], {"x": X[:1]}, {})
-    assert [each["name"] for each in said["fallbacks"]] == [lone.name]
+    assert [fallback["name"] for fallback in said["fallbacks"]] == [lone.name]
 
 
 def test_an_engine_that_refuses_the_model_says_so(monkeypatch):

@@ -30,14 +30,14 @@ def test_the_layer_would_saturate_sums_of_16_bits(monkeypatch):
             self.weights = {k: query.constant(v) for k, v in io.load(path).graph.initializers.items()}
 
         def run(self, feeds):
-            found = {name.split("/")[-1]: array for name, array in self.weights.items()}
-            scale, zero = found["x.scale"], int(found["x.zero_point"])
+            weights = {name.split("/")[-1]: array for name, array in self.weights.items()}
+            scale, zero = weights["x.scale"], int(weights["x.zero_point"])
             x = np.clip(np.rint(feeds["x"] / scale) + zero, 0, 255).astype(np.int64)
-            w = found["w.quantized"].astype(np.int64)
+            w = weights["w.quantized"].astype(np.int64)
             products = x[:, :, None] * w[None]
             pairs = products.reshape(len(x), -1, 2, w.shape[1]).sum(axis=2)
             seen["clipped"] = (np.abs(pairs) > 2**15 - 1).mean()
-            return {"y": np.clip(pairs, -(2**15), 2**15 - 1).sum(axis=1) * (scale * found["w.scale"])}
+            return {"y": np.clip(pairs, -(2**15), 2**15 - 1).sum(axis=1) * (scale * weights["w.scale"])}
 
     monkeypatch.setattr(selfcheck, "load", Saturating)
     assert selfcheck.largest_error("any") > 0.1 and seen["clipped"] > 0.5

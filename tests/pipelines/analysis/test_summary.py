@@ -38,24 +38,24 @@ def summary_of(rng, net, samples=True, quick=False, **recipe):
 
 def test_the_line_counts_layers_and_macs(rng, net, monkeypatch):
     monkeypatch.setattr(summary, "measure", lambda sessions, batch: [3.2, 2.0])
-    found = summary_of(rng, net)
-    assert (found["layers"], found["int8_layers"], found["macs_int8"]) == (2, 2, 1.0)
-    assert found["line"].startswith("2 of 2 layers int8, 100% of the MACs; SQNR ") and "; 1.6x in " in found["line"]
-    assert found["sqnr_db"] > summary.LOW and found["warnings"] == []
-    assert "Shape" not in {each["type"] for each in found["costliest"]}
+    facts = summary_of(rng, net)
+    assert (facts["layers"], facts["int8_layers"], facts["macs_int8"]) == (2, 2, 1.0)
+    assert facts["line"].startswith("2 of 2 layers int8, 100% of the MACs; SQNR ") and "; 1.6x in " in facts["line"]
+    assert facts["sqnr_db"] > summary.LOW and facts["warnings"] == []
+    assert "Shape" not in {layer["type"] for layer in facts["costliest"]}
     conv, gemm = 8 * 36 * 27, 4 * 8
     left = summary_of(rng, net, keep_float=("c",))
     assert left["macs_int8"] == pytest.approx(gemm / (conv + gemm))
     assert (left["costliest"][0]["type"], left["costliest"][0]["cost"]) == ("Conv", conv)
-    costs = [each["cost"] for each in left["costliest"][1:]]
+    costs = [layer["cost"] for layer in left["costliest"][1:]]
     assert costs == sorted(costs, reverse=True) and costs[0] == 8 * 36
 
 
 def test_the_line_also_has_the_speed_in_onnxruntime(rng, net, monkeypatch):
-    found = summary_of(rng, net, quick=True)
-    assert found["line"].count(" in onnxruntime") == 1, "the only engine"
-    found |= {"engine": "openvino", "speed": {"onnxruntime": 1.24, "openvino": 2.0}, "speed_of_many": {}}
-    assert "; 2.0x in openvino; 1.2x in onnxruntime" in summary._line(found)
+    facts = summary_of(rng, net, quick=True)
+    assert facts["line"].count(" in onnxruntime") == 1, "the only engine"
+    facts |= {"engine": "openvino", "speed": {"onnxruntime": 1.24, "openvino": 2.0}, "speed_of_many": {}}
+    assert "; 2.0x in openvino; 1.2x in onnxruntime" in summary._line(facts)
 
 
 def test_an_engine_that_refuses_the_int8_file_alone_is_named(rng, net, monkeypatch):
@@ -66,10 +66,10 @@ def test_an_engine_that_refuses_the_int8_file_alone_is_named(rng, net, monkeypat
 
     as_opened = summary.open_file
     monkeypatch.setattr(summary, "open_file", refuse)
-    found = summary_of(rng, net, quick=True)
+    facts = summary_of(rng, net, quick=True)
     reason = "openvino cannot compile the int8 file as it is: no QuantizeLinear"
-    assert found["as_opened"] is None and found["refused"] == reason
-    assert f"{reason}; the float file runs there: run the int8 file in onnxruntime" in found["warnings"]
+    assert facts["as_opened"] is None and facts["refused"] == reason
+    assert f"{reason}; the float file runs there: run the int8 file in onnxruntime" in facts["warnings"]
 
 
 def test_what_is_bad_is_said_and_what_costs_it(rng, net, monkeypatch):
@@ -112,10 +112,10 @@ def test_rows_are_timed_in_batches_too(rng, monkeypatch, one, many, said, warned
     )
     feed = [{"x": rng.normal(size=(20, 8)).astype(np.float32), "i": np.arange(20)}]
     table = make_table(net, QuantRecipe(correct=False), feed)
-    found = summarize(net, *quantize(net, QuantRecipe(correct=False), table), table, feed)
-    assert found["many"] == 512 and set(found["speed_of_many"].values()) == {many}
-    assert said.format(engine=found["engine"]) in found["line"]
-    assert [each.startswith("SLOWER THAN FLOAT: 0.50x in ") for each in found["warnings"]] == [True] * warned
+    facts = summarize(net, *quantize(net, QuantRecipe(correct=False), table), table, feed)
+    assert facts["many"] == 512 and set(facts["speed_of_many"].values()) == {many}
+    assert said.format(engine=facts["engine"]) in facts["line"]
+    assert [note.startswith("SLOWER THAN FLOAT: 0.50x in ") for note in facts["warnings"]] == [True] * warned
 
 
 def test_the_file_is_timed_as_users_open_it(rng, net, monkeypatch):
@@ -126,12 +126,12 @@ def test_the_file_is_timed_as_users_open_it(rng, net, monkeypatch):
     monkeypatch.setattr(
         summary, "measure", lambda sessions, batch: [1.0, 2.0] if isinstance(sessions[0], plain) else [2.0, 1.0]
     )
-    found = summary_of(rng, net)
-    opened = found["as_opened"]
-    assert opened["speed"] == 0.5 and found["speed"][found["engine"]] == 2.0
-    assert f"; 2.0x in {found['engine']}; 0.5x as {opened['engine']} opens the file" in found["line"]
-    (slow,) = found["warnings"]
-    assert slow.startswith(f"SLOWER THAN FLOAT: 2.00x in {found['engine']}, 0.50x as {opened['engine']} opens the file")
+    facts = summary_of(rng, net)
+    opened = facts["as_opened"]
+    assert opened["speed"] == 0.5 and facts["speed"][facts["engine"]] == 2.0
+    assert f"; 2.0x in {facts['engine']}; 0.5x as {opened['engine']} opens the file" in facts["line"]
+    (slow,) = facts["warnings"]
+    assert slow.startswith(f"SLOWER THAN FLOAT: 2.00x in {facts['engine']}, 0.50x as {opened['engine']} opens the file")
 
 
 @pytest.mark.parametrize("installed", [["onnxruntime"], ["onnxruntime", "openvino"]])
@@ -164,12 +164,12 @@ def test_an_engine_that_differs_on_float_too_is_no_fault_of_int8(rng, net, monke
         return run_spoiled
 
     monkeypatch.setattr(OpenVinoSession, "run", spoiled(float_too=False))
-    found = summary_of(rng, net)
-    assert "openvino" in found["wrong"] and not found["float_differs"] and "WRONG in openvino" in found["line"]
+    facts = summary_of(rng, net)
+    assert "openvino" in facts["wrong"] and not facts["float_differs"] and "WRONG in openvino" in facts["line"]
     monkeypatch.setattr(OpenVinoSession, "run", spoiled(float_too=True))
-    found = summary_of(rng, net)
-    assert not found["wrong"] and "WRONG" not in found["line"] + "".join(found["warnings"])
-    assert any(each.startswith("openvino computes the float file differently, too: ") for each in found["warnings"])
+    facts = summary_of(rng, net)
+    assert not facts["wrong"] and "WRONG" not in facts["line"] + "".join(facts["warnings"])
+    assert any(note.startswith("openvino computes the float file differently, too: ") for note in facts["warnings"])
 
 
 @pytest.fixture
@@ -191,11 +191,11 @@ def test_quick_timings_open_the_reference_and_the_files_as_users_do(rng, net, op
     repeats = []
     measure = summary.measure
     monkeypatch.setattr(summary, "measure", lambda *args, **more: (repeats.append(more), measure(*args, **more))[1])
-    found = summary_of(rng, net, quick=True)
-    assert opened_in == ["onnxruntime"] * 2 and set(found["speed"]) <= {"onnxruntime", "native"}
-    assert found["as_opened"]["speed"] > 0 and found["wrong"] == {}
-    assert all(each == {"repeats": summary.QUICK_REPEATS} for each in repeats)
-    assert set(found) == set(summary_of(rng, net))
+    facts = summary_of(rng, net, quick=True)
+    assert opened_in == ["onnxruntime"] * 2 and set(facts["speed"]) <= {"onnxruntime", "native"}
+    assert facts["as_opened"]["speed"] > 0 and facts["wrong"] == {}
+    assert all(options == {"repeats": summary.QUICK_REPEATS} for options in repeats)
+    assert set(facts) == set(summary_of(rng, net))
 
 
 def test_an_engine_that_differs_is_checked_in_full_after_quick_timings(rng, net, opened_in, monkeypatch):
@@ -205,17 +205,17 @@ def test_an_engine_that_differs_is_checked_in_full_after_quick_timings(rng, net,
         "fault_of_engine",
         lambda engine, *more: "it differs" if engine == "openvino" else checked(engine, *more),
     )
-    found = summary_of(rng, net, quick=True)
+    facts = summary_of(rng, net, quick=True)
     assert set(opened_in) == {"onnxruntime", "openvino"}
-    assert found["wrong"] == {"openvino": "it differs"} and found["as_opened"] is None
-    assert any(each.startswith("WRONG IN openvino: it differs") for each in found["warnings"])
+    assert facts["wrong"] == {"openvino": "it differs"} and facts["as_opened"] is None
+    assert any(note.startswith("WRONG IN openvino: it differs") for note in facts["warnings"])
 
 
 def test_the_line_says_that_other_processes_had_the_cpu(rng, net, monkeypatch):
     for busy in (False, True):
         monkeypatch.setattr(summary, "watch_cpu", lambda busy=busy: lambda: busy)
-        found = summary_of(rng, net, quick=True)
-        assert found["busy"] is busy and ("timed on a busy CPU" in found["line"]) is busy
+        facts = summary_of(rng, net, quick=True)
+        assert facts["busy"] is busy and ("timed on a busy CPU" in facts["line"]) is busy
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_the_line_says_that_other_processes_had_the_cpu(rng, net, monkeypatch):
     ],
 )
 def test_the_line_begins_with_the_batch_sizes_at_which_int8_is_slower(changes, first):
-    found = {
+    facts = {
         "layers": 1,
         "int8_layers": 1,
         "macs_int8": None,
@@ -238,7 +238,7 @@ def test_the_line_begins_with_the_batch_sizes_at_which_int8_is_slower(changes, f
         "wrong": {},
         "busy": False,
     }
-    found |= {"as_opened": None, "many": 512, **changes}
+    facts |= {"as_opened": None, "many": 512, **changes}
     if changes.get("as_opened"):
-        found["as_opened"] = dict(zip(("engine", "speed", "speed_of_many"), changes["as_opened"], strict=True))
-    assert summary._line(found).split(";")[0] == first
+        facts["as_opened"] = dict(zip(("engine", "speed", "speed_of_many"), changes["as_opened"], strict=True))
+    assert summary._line(facts).split(";")[0] == first

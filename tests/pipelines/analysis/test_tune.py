@@ -88,33 +88,33 @@ def floats(path):
 
 def test_the_search_keeps_a_model_that_meets_the_goal(net, data, tmp_path, all_observers):
     output = tmp_path / "int8.onnx"
-    found = search(net, data, output)
-    assert (found["met"], found["missed_by"], found["stopped"], found["metric"]) == (True, 0.0, "done", "agreement")
-    tried = {each["settings"]["observer"] for each in found["trials"]}
+    result = search(net, data, output)
+    assert (result["met"], result["missed_by"], result["stopped"], result["metric"]) == (True, 0.0, "done", "agreement")
+    tried = {trial["settings"]["observer"] for trial in result["trials"]}
     assert tried == {"auto", "minmax", "percentile", "mse", "kl"}
     assert {"correct", "symmetric"} <= {
-        key for each in found["trials"] for key in ("correct", "symmetric") if each["settings"][key]
+        key for trial in result["trials"] for key in ("correct", "symmetric") if trial["settings"][key]
     }
-    assert sha256(output) == found["best"]["sha256"] and floats(output) == 0
-    meeting = [each for each in found["trials"] if each["drop"] <= 0.02]
-    assert found["best"]["milliseconds"] <= tune.TIE * min(each["milliseconds"] for each in meeting)
+    assert sha256(output) == result["best"]["sha256"] and floats(output) == 0
+    meeting = [trial for trial in result["trials"] if trial["drop"] <= 0.02]
+    assert result["best"]["milliseconds"] <= tune.TIE * min(trial["milliseconds"] for trial in meeting)
     y = load(output, "onnxruntime").run({"x": data[1]})["y"]
     agreement = (y.argmax(1) == run(net, x=data[1])["y"].argmax(1)).mean()
-    assert found["best"]["drop"] == pytest.approx(1 - agreement, abs=0.02)
+    assert result["best"]["drop"] == pytest.approx(1 - agreement, abs=0.02)
 
 
 def test_two_searches_try_the_same_and_leave_the_same_model(net, data, tmp_path):
-    found = [search(net, data, tmp_path / name / "int8.onnx", max_drop=-1.0) for name in "ab"]
-    assert [[each["name"], each["drop"], each["sqnr_db"], each["sha256"]] for each in found[0]["trials"]] == [
-        [each["name"], each["drop"], each["sqnr_db"], each["sha256"]] for each in found[1]["trials"]
+    results = [search(net, data, tmp_path / name / "int8.onnx", max_drop=-1.0) for name in "ab"]
+    assert [[trial["name"], trial["drop"], trial["sqnr_db"], trial["sha256"]] for trial in results[0]["trials"]] == [
+        [trial["name"], trial["drop"], trial["sqnr_db"], trial["sha256"]] for trial in results[1]["trials"]
     ]
 
 
 def test_layers_go_float_until_the_goal_is_met_and_no_more(net, data, tmp_path):
     metric = Scripted(data, lambda kept: 0.01 if kept >= 2 else 0.1)
-    found = search(net, data, tmp_path / "int8.onnx", metric=metric)
-    assert found["met"] and floats(found["path"]) == 2
-    counts = [len(each["settings"]["keep_float"]) for each in found["trials"]]
+    result = search(net, data, tmp_path / "int8.onnx", metric=metric)
+    assert result["met"] and floats(result["path"]) == 2
+    counts = [len(trial["settings"]["keep_float"]) for trial in result["trials"]]
     assert max(counts) < len(list(net.graph))
 
 
@@ -130,17 +130,17 @@ def test_the_layer_of_most_error_goes_float_first(rng, data, tmp_path):
         w2=wide,
         w3=weights(rng, 8, 8, 3, 3),
     )
-    found = search(net, data, tmp_path / "int8.onnx", metric=Scripted(data, lambda kept: 0.0 if kept else 0.1))
-    assert found["best"]["settings"]["keep_float"] == ["b"]
+    result = search(net, data, tmp_path / "int8.onnx", metric=Scripted(data, lambda kept: 0.0 if kept else 0.1))
+    assert result["best"]["settings"]["keep_float"] == ["b"]
     lines = [json.loads(line) for line in log_path(tmp_path / "int8.onnx").read_text().splitlines()]
-    gains = {each["layer"]: each["sqnr_db"] for each in lines if "layer" in each}
+    gains = {line["layer"]: line["sqnr_db"] for line in lines if "layer" in line}
     assert max(gains, key=gains.get) == "b"
 
 
 def test_a_goal_that_is_missed_leaves_the_best_and_says_by_how_much(net, data, tmp_path):
     metric = Scripted(data, lambda kept: 0.5 - 0.1 * min(kept, 2))
-    found = search(net, data, tmp_path / "int8.onnx", metric=metric)
-    assert not found["met"] and found["missed_by"] == pytest.approx(0.3 - 0.02) and floats(found["path"]) >= 2
+    result = search(net, data, tmp_path / "int8.onnx", metric=metric)
+    assert not result["met"] and result["missed_by"] == pytest.approx(0.3 - 0.02) and floats(result["path"]) >= 2
 
 
 def test_a_second_run_repeats_no_trial(net, data, tmp_path, monkeypatch):
@@ -160,13 +160,13 @@ def test_a_run_that_was_killed_goes_on(net, data, tmp_path):
     metric = Scripted(data, lambda kept: 0.5)
     whole = search(net, data, output, metric=metric)
     lines = log_path(output).read_text().splitlines(keepends=True)
-    end = [at for at, line in enumerate(lines) if '"settings"' in line][2] + 1  # three trials
+    end = [index for index, line in enumerate(lines) if '"settings"' in line][2] + 1  # three trials
     log_path(output).write_text("".join(lines[:end]) + lines[end][:20])  # killed in the middle of a line
     metric.asked = 0
     again = search(net, data, output, metric=metric)
-    first, later = ({each["sha256"] for each in part} for part in (whole["trials"][:3], whole["trials"][3:]))
+    first, later = ({trial["sha256"] for trial in part} for part in (whole["trials"][:3], whole["trials"][3:]))
     assert metric.asked == len(later - first)  # the same bytes are judged once
-    assert [each["name"] for each in again["trials"]] == [each["name"] for each in whole["trials"]]
+    assert [trial["name"] for trial in again["trials"]] == [trial["name"] for trial in whole["trials"]]
 
 
 def test_a_log_of_other_data_is_not_used(net, data, tmp_path, caplog):
@@ -186,14 +186,14 @@ def test_another_goal_uses_the_trials_made(net, data, tmp_path):
     asked = metric.asked
     second = search(net, data, output, metric=metric, max_drop=0.05)
     assert first["met"] and second["met"] and floats(output) >= 2
-    made = [{each["sha256"] for each in found["trials"]} for found in (first, second)]
+    made = [{trial["sha256"] for trial in result["trials"]} for result in (first, second)]
     assert metric.asked == asked + len(made[1] - made[0])
 
 
 def test_the_budget_ends_the_search_with_what_there_is(net, data, tmp_path):
-    found = search(net, data, tmp_path / "int8.onnx", seconds=0.0)
-    assert found["stopped"] == "time" and len(found["trials"]) == 1
-    assert sha256(found["path"]) == found["best"]["sha256"]
+    result = search(net, data, tmp_path / "int8.onnx", seconds=0.0)
+    assert result["stopped"] == "time" and len(result["trials"]) == 1
+    assert sha256(result["path"]) == result["best"]["sha256"]
 
 
 def test_a_trial_that_does_not_end_in_time_is_given_up_for_a_plain_model(net, data, tmp_path, monkeypatch):
@@ -208,22 +208,22 @@ def test_a_trial_that_does_not_end_in_time_is_given_up_for_a_plain_model(net, da
 
     monkeypatch.setattr(ptq, "correct_table", slow)
     output = tmp_path / "int8.onnx"
-    found = search(net, data, output, seconds=2.0)
+    result = search(net, data, output, seconds=2.0)
     assert len(begun) == 1 and time.monotonic() - begun[0] < 5  # of 10
-    assert found["stopped"] == "time" and [each["name"] for each in found["trials"]] == ["minmax, few samples"]
-    assert sha256(output) == found["best"]["sha256"] and found["best"]["drop"] is not None
+    assert result["stopped"] == "time" and [trial["name"] for trial in result["trials"]] == ["minmax, few samples"]
+    assert sha256(output) == result["best"]["sha256"] and result["best"]["drop"] is not None
     assert "few samples" not in log_path(output).read_text()  # another run may have the time
 
 
 def test_float_is_the_quickest_float_of_the_engines_allowed(net, data, tmp_path, monkeypatch):
     def timed(sessions, batch):  # int8 is quickest in onnxruntime, float in openvino
         table = {("onnxruntime", True): 0.5, ("openvino", True): 3.0, ("onnxruntime", False): 9.0}
-        return [table.get((each.engine, floats(each.path) == 0), 1.0) for each in sessions]
+        return [table.get((session.engine, floats(session.path) == 0), 1.0) for session in sessions]
 
     monkeypatch.setattr("pipelines.engines.timing.measure", timed)
     monkeypatch.setattr(tune, "measure", timed)
-    found = search(net, data, tmp_path / "int8.onnx", engine="auto", seconds=20.0)
-    assert (found["engine"], found["fp32_engine"], found["fp32_ms"]) == ("onnxruntime", "openvino", 1.0)
+    result = search(net, data, tmp_path / "int8.onnx", engine="auto", seconds=20.0)
+    assert (result["engine"], result["fp32_engine"], result["fp32_ms"]) == ("onnxruntime", "openvino", 1.0)
 
 
 def test_ctrl_c_leaves_the_best_model(net, data, tmp_path):
@@ -233,9 +233,9 @@ def test_ctrl_c_leaves_the_best_model(net, data, tmp_path):
         return 0.3 / metric.asked
 
     metric = Scripted(data, drop)
-    found = search(net, data, tmp_path / "int8.onnx", metric=metric)
-    assert found["stopped"] == "interrupted" and len({trial["sha256"] for trial in found["trials"]}) == 2
-    assert found["best"]["drop"] == 0.15 and sha256(found["path"]) == found["best"]["sha256"]
+    result = search(net, data, tmp_path / "int8.onnx", metric=metric)
+    assert result["stopped"] == "interrupted" and len({trial["sha256"] for trial in result["trials"]}) == 2
+    assert result["best"]["drop"] == 0.15 and sha256(result["path"]) == result["best"]["sha256"]
 
 
 def test_histograms_are_collected_once_for_every_graph(net, data, tmp_path, monkeypatch):
@@ -270,7 +270,7 @@ def test_a_trial_is_what_quantize_makes_of_the_same_recipe(uneven, data, correct
     int8, report = quantize(uneven, recipe, table)
     made = Maker(uneven, [{"x": data[0]}], QuantRecipe()).make(Settings(search=True, correct=correct))
     assert (io.serialized(made[0]), made[1]) == (io.serialized(int8), report)
-    quantized = {name: made[2].tensors[name] for name, each in table.tensors.items() if each.histogram}
+    quantized = {name: made[2].tensors[name] for name, tensor in table.tensors.items() if tensor.histogram}
     assert quantized.items() <= table.tensors.items()  # trials count the values of all tensors in bins
     assert replace(made[2], tensors=table.tensors) == table
 
@@ -279,25 +279,25 @@ def test_the_search_for_equalization_is_made_once_and_its_model_is_kept(uneven, 
     calls, searched = [], ptq.search_equalization
     monkeypatch.setattr(ptq, "search_equalization", lambda *arguments: calls.append(arguments) or searched(*arguments))
     metric = OutputMetric({"x": data[1]}, batch_size=8)
-    found = search(uneven, data, tmp_path / "int8.onnx", metric=metric, max_drop=1.0)
+    result = search(uneven, data, tmp_path / "int8.onnx", metric=metric, max_drop=1.0)
     assert len(calls) == 1
-    sqnr = {trial["name"]: trial["sqnr_db"] for trial in found["trials"]}
+    sqnr = {trial["name"]: trial["sqnr_db"] for trial in result["trials"]}
     assert sqnr["minmax + search + correct"] > sqnr["minmax + correct"] + 1
-    assert sum(trial["settings"]["search"] for trial in found["trials"]) >= 3  # it is what the others build on
+    assert sum(trial["settings"]["search"] for trial in result["trials"]) >= 3  # it is what the others build on
     lines = log_path(tmp_path / "int8.onnx").read_text().splitlines(keepends=True)
-    end = next(at for at, line in enumerate(lines) if "minmax + search" in line) + 1
+    end = next(index for index, line in enumerate(lines) if "minmax + search" in line) + 1
     log_path(tmp_path / "int8.onnx").write_text("".join(lines[:end]))
     again = search(uneven, data, tmp_path / "int8.onnx", metric=metric, max_drop=1.0)
     assert len(calls) == 1
-    assert [trial["sha256"] for trial in again["trials"]] == [trial["sha256"] for trial in found["trials"]]
+    assert [trial["sha256"] for trial in again["trials"]] == [trial["sha256"] for trial in result["trials"]]
 
 
 def test_of_equally_quick_models_the_one_of_least_error_is_kept(net, data, tmp_path, monkeypatch):
     monkeypatch.setattr(tune, "measure", lambda sessions, batch: [1.0] * len(sessions))
     drops, errors = iter([0.001, *[0.01] * 99]), iter([20.0, 20.0, 40.0, *[30.0] * 99])
     metric = Scripted(data, lambda kept: next(drops), lambda kept: next(errors))
-    found = search(net, data, tmp_path / "int8.onnx", metric=metric)
-    assert found["met"] and found["best"]["sqnr_db"] == 40.0
+    result = search(net, data, tmp_path / "int8.onnx", metric=metric)
+    assert result["met"] and result["best"]["sqnr_db"] == 40.0
 
 
 def test_models_that_differ_in_constants_alone_are_timed_once(net, data, tmp_path, monkeypatch):
@@ -305,17 +305,17 @@ def test_models_that_differ_in_constants_alone_are_timed_once(net, data, tmp_pat
     monkeypatch.setattr(
         tune, "measure", lambda sessions, batch: timed.append(len(sessions)) or measure(sessions, batch)
     )
-    found = search(net, data, tmp_path / "int8.onnx", metric=Scripted(data, lambda kept: 0.5 if kept < 2 else 0.0))
-    models = {trial["sha256"]: trial["milliseconds"] for trial in found["trials"]}
+    result = search(net, data, tmp_path / "int8.onnx", metric=Scripted(data, lambda kept: 0.5 if kept < 2 else 0.0))
+    models = {trial["sha256"]: trial["milliseconds"] for trial in result["trials"]}
     assert 1 < timed.count(2) < len(models) and len(set(models.values())) <= timed.count(2)
     same = ("minmax + correct", "minmax + search + correct", "minmax + search")
-    assert len({trial["milliseconds"] for trial in found["trials"] if trial["name"] in same}) == 1
+    assert len({trial["milliseconds"] for trial in result["trials"] if trial["name"] in same}) == 1
 
 
 def test_a_search_that_would_end_too_late_is_passed_over(net, data, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(tune, "SEARCH_COST", 1e9)
-    found = search(net, data, tmp_path / "int8.onnx", seconds=1e4)
-    assert found["stopped"] == "done" and not any(trial["settings"]["search"] for trial in found["trials"])
+    result = search(net, data, tmp_path / "int8.onnx", seconds=1e4)
+    assert result["stopped"] == "done" and not any(trial["settings"]["search"] for trial in result["trials"])
     assert "too short for the search for equalized channels" in caplog.text
 
 
@@ -338,8 +338,8 @@ def test_models_are_judged_and_timed_in_what_the_opener_opens(net, data, tmp_pat
 
     options = {"opener": Opened, "engines": ["slow", "quick"], "seconds": 0.0}
     metric = Scripted(data, lambda kept: 0.0)
-    found = search(net, data, tmp_path / "int8.onnx", engine="quick", threads=2, metric=metric, **options)
-    assert found["engine"] == "quick" and set(opened) == {("fp32.onnx", "quick", 2), ("trial.onnx", "quick", 2)}
+    result = search(net, data, tmp_path / "int8.onnx", engine="quick", threads=2, metric=metric, **options)
+    assert result["engine"] == "quick" and set(opened) == {("fp32.onnx", "quick", 2), ("trial.onnx", "quick", 2)}
     opened.clear()
     search(net, data, tmp_path / "auto.onnx", engine="auto", metric=metric, **options)
     assert {engine for name, engine, _ in opened if name == "fp32.onnx"} == {"slow", "quick"}
@@ -356,9 +356,9 @@ def test_a_trial_that_fails_is_noted_and_passed_over(net, data, tmp_path, monkey
         return quantize(model, recipe, table)
 
     monkeypatch.setattr(tuning_settings, "quantize", failing)
-    found = search(net, data, tmp_path / "int8.onnx")
-    assert found["best"]["settings"]["observer"] == "percentile"
-    assert {each.get("error") for each in found["trials"]} == {None, "no"}
+    result = search(net, data, tmp_path / "int8.onnx")
+    assert result["best"]["settings"]["observer"] == "percentile"
+    assert {trial.get("error") for trial in result["trials"]} == {None, "no"}
     monkeypatch.setattr(tuning_settings, "quantize", lambda *_: failing(None, Settings(), None))
     with pytest.raises(ZooError, match="no recipe gave a model that runs: no"):
         search(net, data, tmp_path / "none.onnx")
@@ -367,14 +367,14 @@ def test_a_trial_that_fails_is_noted_and_passed_over(net, data, tmp_path, monkey
 
 @pytest.mark.parametrize("name", available())
 def test_trials_run_in_the_engine_asked_for(net, data, tmp_path, name):
-    found = search(net, data, tmp_path / "int8.onnx", engine=name, seconds=0.0)
-    assert found["engine"] == name and found["best"]["milliseconds"] > 0
+    result = search(net, data, tmp_path / "int8.onnx", engine=name, seconds=0.0)
+    assert result["engine"] == name and result["best"]["milliseconds"] > 0
 
 
 def test_auto_takes_the_quicker_engine(net, data, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "pipelines.engines.timing.measure",
-        lambda sessions, batch: [{"openvino": 1.0}.get(each.engine, 2.0) for each in sessions],
+        lambda sessions, batch: [{"openvino": 1.0}.get(session.engine, 2.0) for session in sessions],
     )
     assert search(net, data, tmp_path / "int8.onnx", engine="auto", seconds=0.0)["engine"] == "openvino"
 
@@ -410,19 +410,19 @@ def test_products_are_tried_with_ranges_of_run_time(mlp, tmp_path, monkeypatch):
         def __call__(self, fp32, int8):
             return QualityDrop(0.0 if "MatMulInteger" in kinds(int8.path) else 0.1)
 
-    found = search(mlp, data, tmp_path / "int8.onnx", metric=Preferring(data, None))
-    assert found["met"] and found["best"]["settings"]["dynamic"] and kinds(found["path"]).count("MatMulInteger") == 3
+    result = search(mlp, data, tmp_path / "int8.onnx", metric=Preferring(data, None))
+    assert result["met"] and result["best"]["settings"]["dynamic"] and kinds(result["path"]).count("MatMulInteger") == 3
     slow = search(mlp, data, tmp_path / "slow.onnx", metric=Scripted(data, lambda kept: 0.1), seconds=1e6)
-    assert [each["settings"]["dynamic"] for each in slow["trials"]].count(True) >= 1
+    assert [trial["settings"]["dynamic"] for trial in slow["trials"]].count(True) >= 1
 
 
 def test_nets_of_convolutions_are_not(net, data, tmp_path):
-    found = search(net, data, tmp_path / "int8.onnx", max_drop=-1.0)
-    assert not any(each["settings"]["dynamic"] for each in found["trials"])
+    result = search(net, data, tmp_path / "int8.onnx", max_drop=-1.0)
+    assert not any(trial["settings"]["dynamic"] for trial in result["trials"])
 
 
 def test_what_helps_most_is_tried_first(net, data, tmp_path, all_observers):
-    names = [each["name"] for each in search(net, data, tmp_path / "int8.onnx")["trials"]]
+    names = [trial["name"] for trial in search(net, data, tmp_path / "int8.onnx")["trials"]]
     assert names[:2] == ["auto + correct", "auto + search + correct"] and "symmetric" in names[-2]
     assert not any("correct" in name for name in names[-1:])
 
@@ -433,10 +433,10 @@ def test_any_failure_of_a_trial_is_passed_over(net, data, tmp_path, monkeypatch,
         raise error
 
     monkeypatch.setattr(ptq, "correct_table", failing)
-    found = search(net, data, tmp_path / "int8.onnx")
-    assert found["stopped"] == "done" and any("correct fails: " in each.getMessage() for each in caplog.records)
-    failed = [each for each in found["trials"] if "error" in each]
-    assert failed and all(each["settings"]["correct"] and "\n" not in each["error"] for each in failed)
+    result = search(net, data, tmp_path / "int8.onnx")
+    assert result["stopped"] == "done" and any("correct fails: " in record.getMessage() for record in caplog.records)
+    failed = [trial for trial in result["trials"] if "error" in trial]
+    assert failed and all(trial["settings"]["correct"] and "\n" not in trial["error"] for trial in failed)
 
 
 def test_a_goal_that_cannot_be_met_ends_and_a_second_run_adds_nothing(net, data, tmp_path):
@@ -449,7 +449,7 @@ def test_a_goal_that_cannot_be_met_ends_and_a_second_run_adds_nothing(net, data,
     )
     assert (
         first["metric"] == "agreement"
-        and first["best"]["drop"] == min(each["drop"] for each in first["trials"])
+        and first["best"]["drop"] == min(trial["drop"] for trial in first["trials"])
         and sha256(output) == first["best"]["sha256"]
     )
     assert floats(output) == 3 or first["best"]["drop"] == 0
@@ -461,7 +461,7 @@ def test_the_report_is_of_the_model_found_and_nothing_is_made_again(net, data, t
     made, make = [], Maker.make
     monkeypatch.setattr(Maker, "make", lambda self, settings: made.append(settings) or make(self, settings))
     monkeypatch.setattr(tune._Search, "run", lambda self: self._try(Settings()))
-    found = search(net, data, tmp_path / "int8.onnx", report_path=tmp_path / "r.json")
-    assert len(made) == 1 and read_json(tmp_path / "r.json")["trials"] == found["trials"]
+    result = search(net, data, tmp_path / "int8.onnx", report_path=tmp_path / "r.json")
+    assert len(made) == 1 and read_json(tmp_path / "r.json")["trials"] == result["trials"]
     search(net, data, tmp_path / "int8.onnx", report_path=tmp_path / "again.json")  # all from the log
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "r.json").read_bytes()

@@ -42,7 +42,7 @@ def test_channels_that_give_nothing_can_go_without_changing_the_result(network):
                     module.weight[index[gone]] = 0
                     module.bias[index[gone]] = 0
     smaller = channels.cut(network, EXAMPLE, removed)
-    assert sum(each.numel() for each in smaller.parameters()) < 0.8 * sum(each.numel() for each in network.parameters())
+    assert sum(p.numel() for p in smaller.parameters()) < 0.8 * sum(p.numel() for p in network.parameters())
     with torch.no_grad():
         torch.testing.assert_close(smaller(x), silent(x), rtol=1e-4, atol=1e-4)
 
@@ -71,11 +71,11 @@ def test_channels_without_weight_matter_least(kind):
     with torch.no_grad():
         for path, index in members:
             module = network.get_submodule(path)
-            for each in (module.weight, module.bias):
-                if each is not None:
-                    each[index[:2]] = 0
+            for tensor in (module.weight, module.bias):
+                if tensor is not None:
+                    tensor[index[:2]] = 0
     batches = [(torch.randn(8, 3, 32, 32), torch.arange(8) % 4) for _ in range(2)]
     loss = lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1])  # noqa: E731
-    found = channels.importances(network, grouped, batches, loss, kind)
-    assert found.keys() == grouped.keys()
-    assert set(np.argsort(found[name])[:2]) == {0, 1} and (found[name][2:] > 0).all()
+    scores = channels.importances(network, grouped, batches, loss, kind)
+    assert scores.keys() == grouped.keys()
+    assert set(np.argsort(scores[name])[:2]) == {0, 1} and (scores[name][2:] > 0).all()

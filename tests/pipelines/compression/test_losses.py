@@ -24,9 +24,9 @@ def test_fsp_matrices_are_products_of_maps_averaged_over_places():
 
 def test_the_fsp_loss_is_zero_for_the_same_flow_and_has_a_gradient_otherwise():
     maps = [torch.rand(2, 3, side, side) for side in (8, 4, 2)]
-    own = [each.clone().requires_grad_(True) for each in maps]
+    own = [tensor.clone().requires_grad_(True) for tensor in maps]
     assert fsp_loss(own, maps) == 0
-    loss = fsp_loss([2 * each for each in own], maps)
+    loss = fsp_loss([2 * tensor for tensor in own], maps)
     loss.backward()
     assert loss.item() == pytest.approx(9.0, rel=1e-5)  # flows are products: four times theirs, (4 - 1)^2
-    assert all(each.grad.abs().sum() > 0 for each in own)
+    assert all(tensor.grad.abs().sum() > 0 for tensor in own)

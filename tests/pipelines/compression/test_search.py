@@ -24,10 +24,10 @@ class Model:
 
 
 def test_sensitivity_is_the_loss_of_each_group_cut_alone():
-    found = sensitivity(Model())
-    assert found["loss"] == 1.0
-    assert found["groups"]["dear"] == {"width": 64, "losses": {"0.25": 1.25, "0.5": 1.5, "0.75": 1.75}}
-    assert found["groups"]["cheap"]["losses"]["0.5"] == 1.05
+    measured = sensitivity(Model())
+    assert measured["loss"] == 1.0
+    assert measured["groups"]["dear"] == {"width": 64, "losses": {"0.25": 1.25, "0.5": 1.5, "0.75": 1.75}}
+    assert measured["groups"]["cheap"]["losses"]["0.5"] == 1.05
 
 
 def test_what_matters_least_goes_first_in_tiles():
@@ -43,8 +43,8 @@ def test_what_saves_no_time_is_cut_last():
 
 
 def test_a_width_that_is_no_multiple_of_the_tile_is_cut_to_one():
-    found = {"loss": 1.0, "groups": {"odd": {"width": 40, "losses": {"0.5": 1.1}}}}
-    assert cuts(found, {"odd": 40}, {"odd": 16}, {"odd": 1.0}) == [("odd", 32), ("odd", 16)]
+    measured = {"loss": 1.0, "groups": {"odd": {"width": 40, "losses": {"0.5": 1.1}}}}
+    assert cuts(measured, {"odd": 40}, {"odd": 16}, {"odd": 1.0}) == [("odd", 32), ("odd", 16)]
 
 
 def test_a_ratio_is_of_all_channels():
@@ -65,8 +65,8 @@ def test_a_speed_is_reached_by_measuring_and_an_impossible_one_is_said():
 
 def test_time_decides_where_a_goal_is_a_speed():
     model = Model()
-    found = sensitivity(model)
-    made = choose(model, found, Cut(Goal(speed=1.5)), Goal(speed=1.5), 128, model.speed)
+    measured = sensitivity(model)
+    made = choose(model, measured, Cut(Goal(speed=1.5)), Goal(speed=1.5), 128, model.speed)
     assert made["speed"] >= 1.5 and made["widths"]["cheap"] == 16
     assert made["saved"] == {"dear": 0.25, "cheap": 0.125}
 

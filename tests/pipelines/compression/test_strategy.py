@@ -25,23 +25,23 @@ def test_a_schedule_becomes_steps_that_begin_where_a_strategy_begins_ends_or_cut
         ),
     )
     steps = schedule.steps()
-    assert [each.epochs for each in steps] == [2, 2, 2, 2, 1, 3]
-    assert [each.name.partition("-")[2] for each in steps] == [
+    assert [step.epochs for step in steps] == [2, 2, 2, 2, 1, 3]
+    assert [step.name.partition("-")[2] for step in steps] == [
         "distil", "prune-distil", "prune-distil", "prune-distil", "distil", "distil-qat",
     ]  # fmt: skip
-    assert [round(each.cut.goal.speed, 3) for each in steps if each.cut] == [1.145, 1.31, 1.5]
-    assert all(dict(each.distil) == {"teacher": "big", "temperature": 4} for each in steps)
+    assert [round(step.cut.goal.speed, 3) for step in steps if step.cut] == [1.145, 1.31, 1.5]
+    assert all(dict(step.distil) == {"teacher": "big", "temperature": 4} for step in steps)
 
 
 def test_pruning_during_training_cuts_before_every_epoch():
     steps = Strategy(3, ({"kind": "prune", "goal": "ratio=.3", "schedule": "during"},)).steps()
-    assert [(each.epochs, round(each.cut.goal.ratio, 3)) for each in steps] == [(1, 0.1), (1, 0.2), (1, 0.3)]
+    assert [(step.epochs, round(step.cut.goal.ratio, 3)) for step in steps] == [(1, 0.1), (1, 0.2), (1, 0.3)]
 
 
 def test_the_preset_distils_cuts_and_trains_for_int8_in_that_order(tmp_path):
     steps = read(written(tmp_path, {"preset": "distil-prune-qat", "epochs": 12, "goal": "1.5x"})).steps()
-    assert [(each.name, each.epochs) for each in steps] == [("1-distil", 3), ("2-prune-distil", 6), ("3-distil-qat", 3)]
-    assert [each.qat for each in steps] == [False, False, True]
+    assert [(step.name, step.epochs) for step in steps] == [("1-distil", 3), ("2-prune-distil", 6), ("3-distil-qat", 3)]
+    assert [step.qat for step in steps] == [False, False, True]
 
 
 def test_a_strategy_is_written_as_it_is_read(tmp_path):
@@ -81,7 +81,7 @@ def test_of_two_goals_that_are_one_it_is_said(text):
 
 def test_rows_go_in_the_first_cut():
     steps = Strategy(4, ({"kind": "prune", "goal": "ratio=.4,rows=5", "schedule": "iterative", "times": 2},)).steps()
-    assert [str(each.cut.goal) for each in steps] == ["ratio=0.2,rows=5", "ratio=0.4"]
+    assert [str(step.cut.goal) for step in steps] == ["ratio=0.2,rows=5", "ratio=0.4"]
     (only,) = Strategy(4, ({"kind": "prune", "goal": "rows=5"},)).steps()
     assert only.cut.goal == Goal(rows=5) and not only.cut.goal.channels
 

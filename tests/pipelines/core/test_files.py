@@ -15,7 +15,7 @@ from pipelines.core.errors import RequestError, ZooError
 
 
 def listing(folder):
-    return sorted(each.name for each in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir())
 
 
 def test_a_file_appears_only_when_it_is_whole(tmp_path):
@@ -160,7 +160,7 @@ def test_bytes_and_copies_replace_a_file_whole(tmp_path):
     assert second.read_bytes() == first.read_bytes() == b"\x00after"
     with pytest.raises(FileNotFoundError, match="missing"):
         files.copy_file(tmp_path / "missing", second)
-    assert second.read_bytes() == b"\x00after" and sorted(each.name for each in tmp_path.iterdir()) == ["b.bin", "new"]
+    assert second.read_bytes() == b"\x00after" and sorted(path.name for path in tmp_path.iterdir()) == ["b.bin", "new"]
 
 
 def test_json_may_be_compressed(tmp_path: Path) -> None:

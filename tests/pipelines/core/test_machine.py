@@ -65,17 +65,17 @@ def test_caches_are_those_of_the_first_processor(tmp_path, monkeypatch):
 
 
 def test_versions():
-    found = machine.versions()
-    assert {"python", "onnxruntime", "openvino", "numpy", "onnx-ir"} <= set(found)
+    versions = machine.versions()
+    assert {"python", "onnxruntime", "openvino", "numpy", "onnx-ir"} <= set(versions)
     import onnxruntime
 
-    assert found["onnxruntime"] == onnxruntime.__version__
+    assert versions["onnxruntime"] == onnxruntime.__version__
 
 
 def test_environment_is_json_with_the_facts_of_the_run():
-    found = machine.environment(threads=3)
-    assert found["threads"] == 3 and found["cores"] == machine.cores() >= 1
-    assert {"cpu", "cpu_model", "isa", "versions", "commit"} <= set(json.loads(json.dumps(found)))
+    facts = machine.environment(threads=3)
+    assert facts["threads"] == 3 and facts["cores"] == machine.cores() >= 1
+    assert {"cpu", "cpu_model", "isa", "versions", "commit"} <= set(json.loads(json.dumps(facts)))
 
 
 def test_fingerprint_follows_cpu_cores_and_versions(monkeypatch):
@@ -158,16 +158,16 @@ PAIRS = [(number, f"{number % 4},{number % 4 + 4}") for number in range(8)]  # f
 
 
 def test_threads_take_each_core_once(system):
-    found = system(range(8), PAIRS)
-    assert (found.threads, found.count, found.order) == (4, 8, [0, 1, 2, 3, 4, 5, 6, 7])
-    found = system({0, 4, 5}, PAIRS)
-    assert (found.threads, found.count, found.order) == (2, 3, [0, 5, 4])
+    layout = system(range(8), PAIRS)
+    assert (layout.threads, layout.count, layout.order) == (4, 8, [0, 1, 2, 3, 4, 5, 6, 7])
+    layout = system({0, 4, 5}, PAIRS)
+    assert (layout.threads, layout.count, layout.order) == (2, 3, [0, 5, 4])
 
 
 def test_threads_of_hybrid_cpus_are_on_performance_cores(system):
     pairs = [(0, "0-1"), (1, "0-1"), (2, "2-3"), (3, "2-3"), (4, "4"), (5, "5")]
-    found = system(range(6), pairs, efficient="4-5")
-    assert (found.threads, found.count, found.order) == (2, 6, [0, 2, 4, 5, 1, 3])
+    layout = system(range(6), pairs, efficient="4-5")
+    assert (layout.threads, layout.count, layout.order) == (2, 6, [0, 2, 4, 5, 1, 3])
     assert system({4, 5}, pairs, efficient="4-5").threads == 2  # no other core is allowed
 
 
@@ -191,8 +191,8 @@ def test_smaller_capacity_is_that_of_efficiency_cores(system):
     ],
 )
 def test_threads_are_within_the_limits_of_control_groups(system, groups, files, threads):
-    found = system(range(8), groups=groups, files=files)
-    assert found.threads == found.count == machine.cores() == threads
+    layout = system(range(8), groups=groups, files=files)
+    assert layout.threads == layout.count == machine.cores() == threads
 
 
 def test_threads_that_share_a_core_are_warned_of_once(system, caplog):
@@ -208,7 +208,7 @@ def test_threads_that_share_a_core_are_warned_of_once(system, caplog):
 
 def test_linear_algebra_in_one_thread():
     def threads():
-        return [each["num_threads"] for each in threadpoolctl.threadpool_info() if each["user_api"] == "blas"]
+        return [pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
 
     with threadpoolctl.threadpool_limits(limits=2, user_api="blas"):
         before = threads()

@@ -18,8 +18,8 @@ def test_in_order_is_a_map(workers: int) -> None:
 
     assert list(ordered_map(slow_first, iter(range(30)), workers)) == [x * x for x in range(30)]
     made = []
-    some = ordered_map(slow_first, (made.append(x) or x for x in range(30)), workers)
-    assert [next(some), next(some)] == [0, 1]
+    mapped = ordered_map(slow_first, (made.append(x) or x for x in range(30)), workers)
+    assert [next(mapped), next(mapped)] == [0, 1]
     assert len(made) <= 2 * workers + 2, "what is under way is bounded"
-    some.close()
-    assert not [each for each in threading.enumerate() if each not in before]
+    mapped.close()
+    assert not [thread for thread in threading.enumerate() if thread not in before]

@@ -122,12 +122,12 @@ def test_modes_are_seen_as_a_person_does(kind, mode):
     else:
         image = seen.quantize(256) if mode == "P" else seen.convert(mode)
     data = encoded(image, kind)
-    found = decode(data)
-    assert found.shape == (16, 16, 3) and found.dtype == np.uint8
+    decoded = decode(data)
+    assert decoded.shape == (16, 16, 3) and decoded.dtype == np.uint8
     if mode != "1" and kind != "GIF":
-        assert np.abs(found - values).mean() < 12
+        assert np.abs(decoded - values).mean() < 12
     if mode == "I;16":
-        assert np.array_equal(found, values)
+        assert np.array_equal(decoded, values)
 
 
 def test_alpha_is_dropped():
@@ -270,7 +270,7 @@ def obvious(image, spec):
     filtered = Image.Resampling.BICUBIC if spec.interpolation == "bicubic" else Image.Resampling.BILINEAR
     resized = resized if side else (size, size)
     image = image.resize((resized[0], height), filtered).resize(resized, filtered)
-    left, top = (round((each - size) / 2) for each in image.size)
+    left, top = (round((length - size) / 2) for length in image.size)
     return np.asarray(image.crop((left, top, left + size, top + size))).transpose(2, 0, 1)
 
 
@@ -292,10 +292,10 @@ def test_prepare_has_the_bits_of_pillow(rng, native, interpolation, shape, size,
 @pytest.mark.parametrize("shape", [(1, 60000), (60000, 1)])
 def test_very_long_images_need_little_memory_with_and_without_kernels(rng, shape, monkeypatch):
     pixels = rng.integers(0, 256, (*shape, 3), dtype=np.uint8)
-    found = [prepare(pixels, Preprocess(8, 64)), prepare(pixels, Preprocess(8))]
+    prepared = [prepare(pixels, Preprocess(8, 64)), prepare(pixels, Preprocess(8))]
     monkeypatch.setattr(extension, "native", lambda: None)
     monkeypatch.setattr(images, "MAX_PIXELS", 10**6)
-    assert np.array_equal(found, [prepare(pixels, Preprocess(8, 64)), prepare(pixels, Preprocess(8))])
+    assert np.array_equal(prepared, [prepare(pixels, Preprocess(8, 64)), prepare(pixels, Preprocess(8))])
 
 
 def test_prepare_writes_into_a_batch():
@@ -316,10 +316,10 @@ def test_normalized_is_what_torchvision_does(rng):
     pixels = rng.integers(0, 256, (2, 3, 4, 5), dtype=np.uint8)
     spec = Preprocess(4, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
     wanted = (pixels / 255 - np.array(spec.mean)[:, None, None]) / np.array(spec.std)[:, None, None]
-    found = normalized(pixels, spec)
-    assert found.dtype == np.float32 and np.allclose(found, wanted, atol=1e-6)
+    array = normalized(pixels, spec)
+    assert array.dtype == np.float32 and np.allclose(array, wanted, atol=1e-6)
     reverse = Preprocess(4, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7), channels="BGR")
-    assert np.array_equal(normalized(pixels, reverse), found[:, ::-1])
+    assert np.array_equal(normalized(pixels, reverse), array[:, ::-1])
 
 
 # --------------------------------------------------------------------------------------------------------------- lists
@@ -354,20 +354,20 @@ def test_listed_takes_files_folders_and_stdin(folder, monkeypatch, tmp_path):
 
 
 def test_labels_from_subfolders(folder):
-    found = labelled(folder)
-    assert names(found.paths, folder) == ["cat/c.jpeg", "dog/b.PNG", "dog/deep/a.jpg"]
-    assert found.labels.tolist() == [0, 1, 1] and found.labels.dtype == np.int64 and found.names == ["cat", "dog"]
+    dataset = labelled(folder)
+    assert names(dataset.paths, folder) == ["cat/c.jpeg", "dog/b.PNG", "dog/deep/a.jpg"]
+    assert dataset.labels.tolist() == [0, 1, 1] and dataset.labels.dtype == np.int64 and dataset.names == ["cat", "dog"]
 
 
 def test_labels_from_a_table(folder):
     (folder / "labels.csv").write_text(
         "\ufefffile,label,author\ndog/b.PNG,388,someone\ncat/c.jpeg, 7 ,\n", encoding="utf-8"
     )
-    found = labelled(folder)
+    dataset = labelled(folder)
     assert (
-        names(found.paths, folder) == ["dog/b.PNG", "cat/c.jpeg"]
-        and found.labels.tolist() == [388, 7]
-        and found.names is None
+        names(dataset.paths, folder) == ["dog/b.PNG", "cat/c.jpeg"]
+        and dataset.labels.tolist() == [388, 7]
+        and dataset.names is None
     )
     (folder / "labels.csv").write_text("file,label\ndog/b.PNG,dog\ncat/c.jpeg,cat\n")
     assert labelled(folder).labels.tolist() == [1, 0] and labelled(folder).names == ["cat", "dog"]
@@ -401,10 +401,10 @@ def port(dtype, *shape):
 def test_batches_as_the_graph_takes_them(folder):
     spec = Preprocess(8, 10, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7), channels="BGR")
     pixels = np.stack([prepare(path, spec) for path in listed(folder)])
-    given = list(batches(folder, spec, port(np.uint8, None, 3, 8, 8), 2))
-    assert [len(each["image"]) for each in given] == [2, 1]
-    assert np.array_equal(np.concatenate([each["image"] for each in given]), pixels[:, ::-1])
-    assert all(each["image"].flags.c_contiguous for each in given)
+    loaded = list(batches(folder, spec, port(np.uint8, None, 3, 8, 8), 2))
+    assert [len(batch["image"]) for batch in loaded] == [2, 1]
+    assert np.array_equal(np.concatenate([batch["image"] for batch in loaded]), pixels[:, ::-1])
+    assert all(batch["image"].flags.c_contiguous for batch in loaded)
     (last,) = batches(listed(folder), spec, port(np.float32, None, None, None, 3))
     assert last["image"].dtype == np.float32 and np.array_equal(
         last["image"].transpose(0, 3, 1, 2), normalized(pixels, spec)
@@ -439,8 +439,8 @@ def test_images_that_cannot_be_read_raise_or_are_listed(folder):
     with pytest.raises(RequestError, match=r"bad\.jpg"):
         list(batches(folder, SPEC, graph))
     skipped: list[str] = []
-    (found,) = batches(folder, SPEC, graph, skipped=skipped)
-    assert len(found["image"]) == 3 and len(skipped) == 2 and "bad.jpg" in skipped[0] and "bad.png" in skipped[1]
+    (batch,) = batches(folder, SPEC, graph, skipped=skipped)
+    assert len(batch["image"]) == 3 and len(skipped) == 2 and "bad.jpg" in skipped[0] and "bad.png" in skipped[1]
     with pytest.raises(RequestError, match=r"none of 2 images could be read; first: .*bad\.jpg"):
         list(batches([folder / "bad.jpg", folder / "cat" / "bad.png"], SPEC, graph, skipped=[]))
 
@@ -453,8 +453,8 @@ def damaged(data, i, rng):
     kind, size = i % 5, len(data)
     if kind == 0:  # bits flipped, anywhere or in the header
         changed = bytearray(data)
-        for at in rng.integers(0, size if i % 2 else min(size, 700), 1 + i % 20):
-            changed[at] ^= 1 << int(rng.integers(8))
+        for offset in rng.integers(0, size if i % 2 else min(size, 700), 1 + i % 20):
+            changed[offset] ^= 1 << int(rng.integers(8))
         return bytes(changed)
     if kind == 1:
         return data[: int(rng.integers(0, size))]
@@ -472,17 +472,17 @@ def damaged(data, i, rng):
 @pytest.mark.data
 def test_a_thousand_damaged_photos_give_an_image_or_one_line(shared, tmp_path):
     photos, rng = sorted((shared / "data/imagenet/nips17").glob("*.jpg")), np.random.default_rng(0)
-    told = 0
+    refused = 0
     for i in range(1000):
         path = tmp_path / f"{i}.jpg"
         path.write_bytes(damaged(photos[i % len(photos)].read_bytes(), i, rng))
         try:
-            found = prepare(path, Preprocess(224, 256))
-            assert found.shape == (3, 224, 224)
+            prepared = prepare(path, Preprocess(224, 256))
+            assert prepared.shape == (3, 224, 224)
         except RequestError as error:
             assert str(path) in str(error) and "\n" not in str(error)
-            told += 1
-    assert 500 < told < 1000
+            refused += 1
+    assert 500 < refused < 1000
 
 
 @pytest.mark.data

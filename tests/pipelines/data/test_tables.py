@@ -49,7 +49,7 @@ def test_csv_gz(tmp_path):
 def test_parquet(tmp_path):
     write(tmp_path / "out.parquet")
     table = parquet.read_table(tmp_path / "out.parquet")
-    assert [str(each) for each in table.schema.types] == ["int64", "float", "bool"]
+    assert [str(dtype) for dtype in table.schema.types] == ["int64", "float", "bool"]
     assert table.column("row").to_pylist() == [0, 1, 2, 3, 4]
     np.testing.assert_array_equal(table.column("probability"), np.array([0.25, 0.1, 1e-9, 0.5, 7], np.float32))
 

@@ -31,15 +31,15 @@ def read(data: bytes) -> pa.Table:
     st.sampled_from([1, 3, 7, 20, 1000]),
 )
 def test_pieces_hold_the_rows_that_pyarrow_finds_in_the_whole(rows, feed, last, size, block):
-    lines = ["h,k", *("" if each is None else ",".join(each) for each in rows)]
+    lines = ["h,k", *("" if row is None else ",".join(row) for row in rows)]
     data = (feed.join(lines) + feed * last).encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "BLOCK", block)
-        found = pieces(io.BytesIO(data), CSV, size)
-    assert found is not None
+        spans = pieces(io.BytesIO(data), CSV, size)
+    assert spans is not None
     head = data[: data.index(b"\n") + 1]
-    parts = [read(head + data[each.begin : each.end]) for each in found]
-    assert [len(each) for each in parts] == [each.rows for each in found]
+    parts = [read(head + data[span.begin : span.end]) for span in spans]
+    assert [len(part) for part in parts] == [span.rows for span in spans]
     whole = read(data)
     assert pa.concat_tables(parts).equals(whole) if parts else not len(whole)
 

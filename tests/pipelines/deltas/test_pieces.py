@@ -26,7 +26,7 @@ def save(path: Path, *tables: NDArray[np.float32], outside: bool = False) -> Pat
         "graph",
         [helper.make_tensor_value_info("ids", TensorProto.INT64, ["n"])],
         [helper.make_tensor_value_info(f"{name}.rows", TensorProto.FLOAT, ["n", None]) for name in names],
-        [numpy_helper.from_array(each, name) for each, name in zip(tables, names, strict=True)],
+        [numpy_helper.from_array(array, name) for array, name in zip(tables, names, strict=True)],
     )
     options = {"save_as_external_data": True, "location": f"{path.name}.data"} if outside else {}
     onnx.save(helper.make_model(graph), path, **options)
@@ -100,9 +100,9 @@ def test_lines_of_text_that_are_there_are_copied(tmp_path: Path) -> None:
 
 def test_tables_of_a_file_are_its_large_initializers(tmp_path: Path) -> None:
     path = save(tmp_path / "model.onnx", table(1000), table(3), table(100))
-    found = tables_of(path)
-    assert [(each.name, each.rows, each.row_bytes) for each in found] == [("table0", 1000, 64), ("table2", 100, 64)]
-    assert path.read_bytes()[found[0].offset : found[0].end] == table(1000).tobytes()
+    tables = tables_of(path)
+    assert [(info.name, info.rows, info.row_bytes) for info in tables] == [("table0", 1000, 64), ("table2", 100, 64)]
+    assert path.read_bytes()[tables[0].offset : tables[0].end] == table(1000).tobytes()
     assert tables_of(tmp_path / "none.onnx") == [] and tables_of(tmp_path / "model.txt") == []
 
 

@@ -43,7 +43,7 @@ BATCH = {"x": np.ones((3, 1, 2, 2), np.float32)}
 
 def test_a_file_that_is_wrong_as_users_open_it(wrong):
     sessions = [open_session(wrong, name) for name in ("openvino", "onnxruntime")]
-    results = [each.run(BATCH)["y"] for each in sessions]
+    results = [session.run(BATCH)["y"] for session in sessions]
     np.testing.assert_array_equal(*results)  # our session fixes the shapes
     with pytest.raises(ZooError, match=r"^output y of openvino \(the file as it is\) differs from .* by \d+% of"):
         agreement.require_correct_as_opened(sessions[0], BATCH)
@@ -57,14 +57,14 @@ def test_it_is_neither_chosen_nor_planned(wrong, tmp_path, caplog):
     assert "the engine openvino is left out: output y of openvino (the file as it is)" in caplog.text
     candidates = [plan.Candidate(engine=name, precision="int8", path=wrong) for name in openers]
     made = plan.build(candidates, [BATCH], [1], tmp_path / "plan.zip", lambda path, name, *_: open_session(path, name))
-    assert {each["engine"] for each in made["profiles"]} == {"onnxruntime"}
-    assert any("the file as it is" in each for each in made["failed"])
+    assert {profile["engine"] for profile in made["profiles"]} == {"onnxruntime"}
+    assert any("the file as it is" in reason for reason in made["failed"])
 
 
 @needs_vnni
 def test_the_first_line_says_so(wrong):
-    found = io.load(wrong)
-    timed = summary._speed(found, found, BATCH)
+    net = io.load(wrong)
+    timed = summary._speed(net, net, BATCH)
     assert "onnxruntime" in timed["speed"] and "openvino" not in timed["speed"] and timed["engine"] != "openvino"
     assert list(timed["wrong"]) == ["openvino"] and timed["as_opened"] is None
     said = {
@@ -113,13 +113,13 @@ LAYER = "a = QuantizeLinear(x, step, zero) b = DequantizeLinear(a, step, zero) w
 )
 def test_attention_over_one_key_and_then_over_many(rng, tmp_path, caplog, text, sizes, shapes):
     """A plain session of OpenVINO 2026.4 keeps the buffers of the first shape, see `engine_quirks`."""
-    found = model(
+    net = model(
         text.replace("{", "{ " + LAYER, 1),
         step=np.float32(0.02),
         zero=np.uint8(128),
         weight=rng.integers(-90, 90, (16, 8), dtype=np.int8),
     )
-    path = io.save(found, tmp_path / "int8.onnx")
+    path = io.save(net, tmp_path / "int8.onnx")
     batch = {name: rng.normal(size=size).astype(np.float32) for name, size in sizes.items()}
     sessions = [open_session(path, name) for name in ("openvino", "onnxruntime")]
     for size in (1, len(batch["x"])):  # our session opens it in a form that is right
@@ -129,7 +129,7 @@ def test_attention_over_one_key_and_then_over_many(rng, tmp_path, caplog, text, 
     with pytest.raises(agreement.WrongResultsError, match=rf"^output y of openvino \(the file as it is\) .*{wrong}$"):
         agreement.require_correct_as_opened(sessions[0], batch)
     for quick in (False, True):
-        timed = summary._speed(found, found, batch, quick=quick)
+        timed = summary._speed(net, net, batch, quick=quick)
         assert list(timed["wrong"]) == ["openvino"] and timed["as_opened"] is None
 
 
@@ -146,9 +146,9 @@ def test_a_crash_of_the_file_as_it_is_is_no_crash_of_ours(wrong, monkeypatch):
 
 
 def shapes(inputs, **batch):
-    found = list(agreement.variants(inputs, {name: np.zeros(shape, np.float32) for name, shape in batch.items()}))
-    assert all(compared for _, compared in found[1:])
-    return [[each[name].shape for name in batch] for each, _ in found]
+    variants = list(agreement.variants(inputs, {name: np.zeros(shape, np.float32) for name, shape in batch.items()}))
+    assert all(compared for _, compared in variants[1:])
+    return [[variant[name].shape for name in batch] for variant, _ in variants]
 
 
 def test_one_element_first_and_many_later():
@@ -218,11 +218,11 @@ def test_the_check_of_openvino_allows_what_rounding_decides(tmp_path, monkeypatc
         "(float[n,2] x) => (float[n,1] y) { s = MatMul(x, w) y = Sigmoid(s) }", w=np.full((2, 1), 150, np.float32)
     )
     path = io.save(graph, tmp_path / "int8.onnx")
-    given = {"path": path, "threads": 1, "model": None, "precision": None, "cached": False}
+    config = {"path": path, "threads": 1, "model": None, "precision": None, "cached": False}
     run = probe._Uncached.run
     for offset, right in ((0.003, True), (3.0, False)):
         monkeypatch.setattr(
             probe._Uncached, "run", lambda self, batch, by=offset: run(self, {"x": batch["x"] - np.float32(by)})
         )
-        found = probe.check(given, probe.DYNAMIC, {"x": np.array([[0.5, -0.5]], np.float32)}, [1])
-        assert (found["difference"] <= agreement.ALIKE) == right, found
+        result = probe.check(config, probe.DYNAMIC, {"x": np.array([[0.5, -0.5]], np.float32)}, [1])
+        assert (result["difference"] <= agreement.ALIKE) == right, result

@@ -46,8 +46,8 @@ def batch(value):
 
 def test_calls_of_two_contexts_compute_at_once():
     session = Meeting(2)
-    found = [session.submit(batch(i)) for i in range(4)]
-    assert [int(each.result(timeout=10)["y"][0]) for each in found] == [0, 2, 4, 6]
+    futures = [session.submit(batch(i)) for i in range(4)]
+    assert [int(future.result(timeout=10)["y"][0]) for future in futures] == [0, 2, 4, 6]
 
 
 def test_calls_begin_in_their_order_and_too_many_wait_for_room():
@@ -59,7 +59,7 @@ def test_calls_begin_in_their_order_and_too_many_wait_for_room():
     assert late.is_alive() and len(several) == 1 + WAITING  # there is no room until one is done
     session.gate.set()
     late.join(10)
-    assert [int(each.result(10)["y"][0]) for each in several] == [*range(1 + WAITING), 99]
+    assert [int(future.result(10)["y"][0]) for future in several] == [*range(1 + WAITING), 99]
     assert session.began == [*range(1 + WAITING), 99]
 
 
@@ -74,7 +74,7 @@ def test_a_stream_keeps_its_order_and_does_not_run_ahead():
 
     results = session.map(batches())
     assert int(next(results)["y"][0]) == 0 and len(read) == 3
-    assert [int(each["y"][0]) for each in results] == list(range(1, 20))
+    assert [int(result["y"][0]) for result in results] == list(range(1, 20))
 
 
 def test_a_call_that_fails_raises_in_its_future_and_leaves_its_room():
@@ -82,7 +82,7 @@ def test_a_call_that_fails_raises_in_its_future_and_leaves_its_room():
     session = pipeline.session
     assert isinstance(session, OnnxRuntimeSession)
     bad = [session.submit({"ids": np.zeros((1, 3), np.int32)}) for _ in range(30)]
-    assert all(isinstance(each.exception(10), RequestError) for each in bad)
+    assert all(isinstance(future.exception(10), RequestError) for future in bad)
     with pytest.raises(RequestError, match="contexts is -1"):
         Meeting(-1).submit(batch(1))
 
@@ -92,9 +92,9 @@ def test_what_contexts_compute_is_what_one_call_after_the_other_does(engine):
     pipeline = zoo.pipeline("wide-deep-criteo", engine=engine, batch_size=64)
     pipeline.session.contexts = 2
     several = [pipeline.preprocess(pipeline.example(64))] * 6
-    wanted = [pipeline.predict(each)["probability"] for each in several]
-    found = [each["probability"] for each in pipeline.session.map(several)]
-    assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
+    wanted = [pipeline.predict(feeds)["probability"] for feeds in several]
+    scores = [outputs["probability"] for outputs in pipeline.session.map(several)]
+    assert all(np.array_equal(a, b) for a, b in zip(scores, wanted, strict=True))
     assert np.array_equal(pipeline.submit(several[0]).result()["probability"], wanted[0])
     with pytest.raises(RequestError, match="more samples than the batch size"):
-        pipeline.submit({name: np.concatenate([each] * 2) for name, each in several[0].items()})
+        pipeline.submit({name: np.concatenate([array] * 2) for name, array in several[0].items()})

@@ -129,7 +129,7 @@ def test_a_cache_that_may_not_be_written_is_named_with_what_to_do(path, timed, z
     zoo_home.mkdir(parents=True)
     (zoo_home / "plans").write_text("no folder")
     assert quickest(path, FEEDS).engine == "openvino"
-    (said,) = [each.getMessage() for each in caplog.records]
+    (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith(f"the choice of an engine is not cached: cannot write {zoo_home / 'plans'}")
     assert said.endswith("set ZOO_HOME to a folder you may write") and "output path" not in said
 
@@ -183,8 +183,8 @@ def test_rounds_that_differ_settle_nothing(path, idle, monkeypatch):
     rounds = iter([[1.0, 2.0], [2.5, 2.0], [1.0, 2.0], [1.5, 2.0]])
     monkeypatch.setattr(timing, "measure", lambda *_: next(rounds))
     assert not quickest(path, FEEDS).settled
-    found = quickest(path, FEEDS, fresh=True)
-    assert found.settled and found.milliseconds == {"onnxruntime": 1.0, "openvino": 2.0}
+    choice = quickest(path, FEEDS, fresh=True)
+    assert choice.settled and choice.milliseconds == {"onnxruntime": 1.0, "openvino": 2.0}
 
 
 @pytest.mark.parametrize(("other", "chosen"), [(0.97, "onnxruntime"), (0.9, "openvino")])
@@ -224,8 +224,8 @@ def test_first_uses_at_once_make_one_choice(zoo_home):
     running = [
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) for _ in range(4)
     ]
-    assert len({each.communicate()[0] for each in running} - {""}) == 1
-    assert not any(each.returncode for each in running)
+    assert len({process.communicate()[0] for process in running} - {""}) == 1
+    assert not any(process.returncode for process in running)
 
 
 WHOLE = {"threads": 1, "batch_size": 4, "milliseconds": {"onnxruntime": 1.0, "openvino": 2.0}, "machine": ""}
@@ -272,8 +272,8 @@ def test_an_engine_that_fails_is_passed_over(path, timed, monkeypatch):
 
 def test_no_engine_runs_it(tmp_path):
     path = io.save(model("(float[n,3] x) => (float[n,3] y) { y = Foo(x) }"), tmp_path / "foo.onnx")
-    each = "onnxruntime cannot load .*foo.onnx: .*; openvino cannot load .*foo.onnx"
-    with pytest.raises(ZooError, match=f"no engine runs the model: {each}") as caught:
+    reasons = "onnxruntime cannot load .*foo.onnx: .*; openvino cannot load .*foo.onnx"
+    with pytest.raises(ZooError, match=f"no engine runs the model: {reasons}") as caught:
         quickest(path, FEEDS)
     assert "\n" not in str(caught.value)
 
@@ -290,10 +290,10 @@ def test_one_engine_needs_no_timing(path, monkeypatch, zoo_home):
 
 
 def test_real_engines(path):
-    found = quickest(path, FEEDS)
-    assert set(found.milliseconds) == {"onnxruntime", "openvino"} and min(found.milliseconds.values()) > 0
-    assert found.engine == min(found.milliseconds, key=found.milliseconds.get)
-    assert quickest(path, FEEDS) == found
+    choice = quickest(path, FEEDS)
+    assert set(choice.milliseconds) == {"onnxruntime", "openvino"} and min(choice.milliseconds.values()) > 0
+    assert choice.engine == min(choice.milliseconds, key=choice.milliseconds.get)
+    assert quickest(path, FEEDS) == choice
 
 
 def test_sessions_are_measured_in_turn(timed):
@@ -324,16 +324,16 @@ def rewrite_plan(path, **changed):
 
 
 def test_a_plan_file_holds_every_timing_and_the_quickest_of_each_batch_size(planned):
-    output, found = planned
-    assert plan.read_plan(output) == found
-    assert {(each["engine"], each["batch_size"]) for each in found["timings"]} == {
+    output, built = planned
+    assert plan.read_plan(output) == built
+    assert {(entry["engine"], entry["batch_size"]) for entry in built["timings"]} == {
         (name, size) for name in available() for size in (1, 4)
     }
-    for profile in found["profiles"]:
-        same = [each["milliseconds"] for each in found["timings"] if each["batch_size"] == profile["batch_size"]]
+    for profile in built["profiles"]:
+        same = [entry["milliseconds"] for entry in built["timings"] if entry["batch_size"] == profile["batch_size"]]
         assert profile["milliseconds"] == min(same) and profile["compiled"] > 0
-    assert plan.stale(output, found) == ""
-    assert found["models"]["m.onnx"]["sha256"] == files.sha256(output.parent / "m.onnx")
+    assert plan.stale(output, built) == ""
+    assert built["models"]["m.onnx"]["sha256"] == files.sha256(output.parent / "m.onnx")
 
 
 @pytest.mark.parametrize("name", available())
@@ -357,11 +357,11 @@ def test_a_plan_made_again_can_be_opened(path, tmp_path, name):
 
 
 def test_a_plan_of_another_machine_says_so_and_is_built_anew(planned, caplog, monkeypatch):
-    output, found = planned
+    output, built = planned
     elsewhere = {
-        **found["environment"],
+        **built["environment"],
         "cpu": "Elbrus",
-        "versions": {**found["environment"]["versions"], "openvino": "1.0"},
+        "versions": {**built["environment"]["versions"], "openvino": "1.0"},
     }
     rewrite_plan(output, machine="another", environment=elsewhere)
     opened = catalog.load(output)
@@ -440,34 +440,34 @@ def _without(key):
     ],
 )
 def test_a_plan_whose_contents_are_no_plan_is_refused_in_one_line(planned, damage):
-    output, found = planned
-    found = json.loads(json.dumps(found))
-    damage(found)
+    output, built = planned
+    built = json.loads(json.dumps(built))
+    damage(built)
     with zipfile.ZipFile(output, "w") as archive:
-        archive.writestr(plan.CONTENTS, json.dumps(found))
+        archive.writestr(plan.CONTENTS, json.dumps(built))
     with pytest.raises(RequestError, match="is not a plan of this version") as raised:
         load(output)
     assert "\n" not in str(raised.value)
 
 
 def test_a_plan_without_its_compiled_models(planned):
-    output, found = planned
+    output, built = planned
     with zipfile.ZipFile(output, "w") as archive:
-        archive.writestr(plan.CONTENTS, json.dumps(found))
+        archive.writestr(plan.CONTENTS, json.dumps(built))
     with pytest.raises(RequestError, match="plan anew"):
         load(output).run(FEEDS)
 
 
 def test_a_candidate_that_fails_is_named_in_the_plan(path, tmp_path):
     broken = io.save(model("(float[n,3] x) => (float[n,3] y) { y = Foo(x) }"), tmp_path / "foo.onnx")
-    found = plan.build(
+    built = plan.build(
         [Candidate("onnxruntime", "a", broken), Candidate("onnxruntime", "b", path)],
         [FEEDS],
         [1],
         tmp_path / "m.plan",
         load,
     )
-    assert found["profiles"][0]["precision"] == "b" and "foo.onnx" in found["failed"][0]
+    assert built["profiles"][0]["precision"] == "b" and "foo.onnx" in built["failed"][0]
     with pytest.raises(ZooError, match="no engine runs the model"):
         plan.build([Candidate("onnxruntime", "a", broken)], [FEEDS], [1], tmp_path / "n.plan", load)
     assert not (tmp_path / "n.plan").exists()
@@ -505,8 +505,8 @@ def test_a_plan_of_bf16_stays_bf16(tmp_path, monkeypatch, compiled):
     path = io.save(model("(float[n,64] x) => (float[n,64] y) { y = MatMul(x, w) }", w=w), tmp_path / "m.onnx")
     if not compiled:
         monkeypatch.setattr(plan, "_compiled", lambda *_: b"")
-    found = plan.build([Candidate("openvino", "bf16", path)], [{"x": x}], [1], tmp_path / "m.plan", load)
-    assert (found["profiles"][0]["precision"], found["profiles"][0]["compiled"] > 0) == ("bf16", compiled)
+    built = plan.build([Candidate("openvino", "bf16", path)], [{"x": x}], [1], tmp_path / "m.plan", load)
+    assert (built["profiles"][0]["precision"], built["profiles"][0]["compiled"] > 0) == ("bf16", compiled)
     off = np.abs(catalog.load(tmp_path / "m.plan").run({"x": x})["y"] - x @ w).max()
     assert 1e-3 < off < 0.02 * np.abs(x @ w).max()
 

@@ -34,14 +34,14 @@ def feeds(count):
 @pytest.fixture
 def asked(monkeypatch):
     """The batches that were timed, and among which; the first name in the alphabet is the quickest."""
-    found = []
+    calls = []
 
     def choose(digest, candidates, batch, threads):
-        found.append((len(batch["x"]), sorted(candidates)))
+        calls.append((len(batch["x"]), sorted(candidates)))
         return timing.Choice(min(candidates), threads, len(batch["x"]), {}, "")
 
     monkeypatch.setattr(quickest, "choose", choose)
-    return found
+    return calls
 
 
 def options(**smallest):
@@ -65,11 +65,11 @@ def test_single_rows_after_a_large_batch_run_in_the_engine_that_is_faster_for_th
 
     monkeypatch.setattr(quickest, "choose", choose)
     session = QuickestSession("m", {"a": Option(lambda: Fake("a")), "a+fp32": Option(lambda: Fake("a"))})
-    found = []
+    engines = []
     for count in (512, 1, 1, 1, 512):
         session.run(feeds(count))
-        found.append(session.engine)
-    assert found == ["a", "a", "a+fp32", "a+fp32", "a"]
+        engines.append(session.engine)
+    assert engines == ["a", "a", "a+fp32", "a+fp32", "a"]
 
 
 def test_an_option_is_not_tried_below_its_smallest_batch(asked):
@@ -140,13 +140,13 @@ def test_the_float_file_runs_where_it_is_faster(monkeypatch, caplog):
 def test_the_finest_form_runs_unless_another_is_clearly_faster(monkeypatch, tmp_path):
     monkeypatch.setenv("ZOO_HOME", str(tmp_path))
     times = {"native:fine": 1.04, "native:fast": 1.0, "native:slow": 1.03}
-    monkeypatch.setattr(timing, "measure", lambda sessions, *_: [times[each.engine] for each in sessions])
+    monkeypatch.setattr(timing, "measure", lambda sessions, *_: [times[session.engine] for session in sessions])
     options = {name: (lambda name=name: Fake(name)) for name in times}
-    found = timing.choose("m", options, feeds(3), finest=list(times))
-    assert found.engine == "native:fine"
+    choice = timing.choose("m", options, feeds(3), finest=list(times))
+    assert choice.engine == "native:fine"
     times["native:fine"] = 1.1
-    found = timing.choose("m", options, feeds(3), finest=list(times), fresh=True)
-    assert found.engine == "native:fast"
+    choice = timing.choose("m", options, feeds(3), finest=list(times), fresh=True)
+    assert choice.engine == "native:fast"
 
 
 def test_batches_are_varied_where_a_session_can(monkeypatch):

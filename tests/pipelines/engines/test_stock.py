@@ -37,12 +37,12 @@ def batch(rng, n):
 
 
 def check(session, feeds):
-    found = session.run(feeds)
+    outputs = session.run(feeds)
     y = np.concatenate([T[feeds["ids"][:, 1]], feeds["x"]], axis=1) @ W
-    assert list(found) == ["y", "best"] and found["y"].dtype == np.float32 and found["best"].dtype == np.int64
-    np.testing.assert_allclose(found["y"], y, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(found["best"], y.argmax(axis=1))
-    assert found["y"].shape == (len(feeds["x"]), 2)
+    assert list(outputs) == ["y", "best"] and outputs["y"].dtype == np.float32 and outputs["best"].dtype == np.int64
+    np.testing.assert_allclose(outputs["y"], y, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(outputs["best"], y.argmax(axis=1))
+    assert outputs["y"].shape == (len(feeds["x"]), 2)
 
 
 @ENGINES
@@ -71,7 +71,7 @@ def test_weights_beyond_memory_stay_in_their_file(rng, tmp_path, monkeypatch):
     assert session.run(feeds)["y"].tobytes() == expected.tobytes() and session.engine == "onnxruntime"
     maps = Path("/proc/self/smaps").read_text().split("VmFlags:")
     flags = [after.split("\n")[0].split() for before, after in pairwise(maps) if str(mapped(path)) in before]
-    assert flags and all("rr" in each for each in flags)  # read at random places
+    assert flags and all("rr" in flag for flag in flags)  # read at random places
 
 
 @ENGINES
@@ -150,26 +150,26 @@ def mlps(tmp_path_factory):
     rng = np.random.default_rng(0)
     folder = tmp_path_factory.mktemp("mlps")
     normal = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
-    found = model(MLP, w=normal(32, 64), b=normal(64), v=normal(64, 64), u=normal(64, 8), d=normal(8))
-    int8, _ = quantize(found, QuantRecipe(), calibrate(found, [{"x": normal(64, 32)}]))
-    return io.save(found, folder / "fp32.onnx"), io.save(int8, folder / "int8.onnx")
+    fp32 = model(MLP, w=normal(32, 64), b=normal(64), v=normal(64, 64), u=normal(64, 8), d=normal(8))
+    int8, _ = quantize(fp32, QuantRecipe(), calibrate(fp32, [{"x": normal(64, 32)}]))
+    return io.save(fp32, folder / "fp32.onnx"), io.save(int8, folder / "int8.onnx")
 
 
 def gemms(session):
     """Element types of the operators that multiply matrices, and all types that ran."""
     ran = session.executed({"x": np.ones((16, 32), np.float32)})
-    assert ran and all(each.name and each.type for each in ran)
+    assert ran and all(node.name and node.type for node in ran)
     return [
-        each.precision for each in ran if "Gemm" in each.type or "MatMul" in each.type or "FullyConnected" in each.type
+        node.precision for node in ran if "Gemm" in node.type or "MatMul" in node.type or "FullyConnected" in node.type
     ], ran
 
 
 @ENGINES
 def test_an_int8_network_runs_in_int8(mlps, name):
     session = catalog.load(mlps[1], name)
-    found, ran = gemms(session)
-    assert found == ["u8"] * 3
-    assert not any("Dequantize" in each.type for each in ran) and sum("Quantize" in each.type for each in ran) <= 1
+    precisions, ran = gemms(session)
+    assert precisions == ["u8"] * 3
+    assert not any("Dequantize" in node.type for node in ran) and sum("Quantize" in node.type for node in ran) <= 1
     assert gemms(catalog.load(mlps[1], name))[0] == ["u8"] * 3  # also from the compiler's cache
 
 
@@ -292,7 +292,7 @@ def test_bf16_runs_in_bf16_and_fp32_does_not_whatever_the_cache_holds(rng, mlps,
         for precision, ran in (("bf16", "bf16"), ("fp32", "f32"), ("int8", "f32")):
             assert gemms(catalog.load(mlps[0], "openvino", 1, precision))[0] == [ran] * 3
     x = {"x": rng.standard_normal((16, 32)).astype(np.float32)}
-    exact, brief = (catalog.load(mlps[0], "openvino", 1, each).run(x)["y"] for each in ("fp32", "bf16"))
+    exact, brief = (catalog.load(mlps[0], "openvino", 1, precision).run(x)["y"] for precision in ("fp32", "bf16"))
     assert 0 < np.abs(brief - exact).max() < 0.02 * np.abs(exact).max()
 
 
@@ -313,13 +313,13 @@ def test_bf16_is_refused_by_another_engine_and_without_the_instructions(mlps, mo
 def test_shared_weights_without_vnni(monkeypatch, tmp_path):
     """onnxruntime itself cannot load such a file with the option that makes it exact there."""
     rng = np.random.default_rng(0)
-    found = model(
+    fp32 = model(
         "(float[n,8] x) => (float[n,8] y) { h = Gemm(x, w) r = Relu(h) y = Gemm(r, w) }",
         w=rng.standard_normal((8, 8)).astype(np.float32),
     )
     feeds = {"x": rng.standard_normal((16, 8)).astype(np.float32)}
-    int8, _ = quantize(found, QuantRecipe(), calibrate(found, [feeds], "minmax"))
-    assert [each.dtype.name for each in int8.graph.initializers.values()].count("INT8") == 2, "weights, zero point"
+    int8, _ = quantize(fp32, QuantRecipe(), calibrate(fp32, [feeds], "minmax"))
+    assert [value.dtype.name for value in int8.graph.initializers.values()].count("INT8") == 2, "weights, zero point"
     path = io.save(int8, tmp_path / "int8.onnx")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
@@ -328,6 +328,6 @@ def test_shared_weights_without_vnni(monkeypatch, tmp_path):
         onnxruntime.InferenceSession(path, options)
     expected = catalog.load(path, "onnxruntime").run(feeds)["y"]
     monkeypatch.setattr(machine, "has_vnni", lambda: False)
-    for given in (None, path.read_bytes()):
-        session = OnnxRuntimeSession(path, 1, given)
+    for content in (None, path.read_bytes()):
+        session = OnnxRuntimeSession(path, 1, content)
         np.testing.assert_allclose(session.run(feeds)["y"], expected, atol=0.02 * np.abs(expected).max())

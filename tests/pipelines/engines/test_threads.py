@@ -34,12 +34,12 @@ def path(tmp_path):
 
 def batches(count=THREADS):
     random = np.random.default_rng(1)
-    return [{"x": random.normal(size=(1 + at % 3, 256)).astype(np.float32)} for at in range(count)]
+    return [{"x": random.normal(size=(1 + index % 3, 256)).astype(np.float32)} for index in range(count)]
 
 
 def each_gets_its_own(call, inputs, same=np.testing.assert_array_equal):
     """`call` in as many threads as there are inputs gives what it gives alone."""
-    alone = [call(each) for each in inputs]
+    alone = [call(batch) for batch in inputs]
 
     def repeat(at):
         for _ in range(CALLS):
@@ -71,7 +71,7 @@ def test_threads_share_a_plan(path, tmp_path):
 def test_threads_share_a_click_pipeline(engine, rows):
     pipeline = zoo.pipeline("wide-deep-criteo", engine=engine)
     batch = pipeline.preprocess(pipeline.example(rows * THREADS))
-    parts = [{name: array[at::THREADS] for name, array in batch.items()} for at in range(THREADS)]
+    parts = [{name: array[start::THREADS] for name, array in batch.items()} for start in range(THREADS)]
     each_gets_its_own(lambda part: pipeline.predict(part)["probability"], parts, close)
 
 
@@ -80,7 +80,7 @@ def test_threads_share_an_image_pipeline(engine):
     pipeline = zoo.pipeline("mobilenet-v1-cifar10", engine=engine)
     random = np.random.default_rng(0)
     name, (dtype, shape) = next(iter(pipeline.input_ports.items()))
-    parts = [{name: random.integers(0, 256, (1 + at % 2, *shape[1:])).astype(dtype)} for at in range(THREADS)]
+    parts = [{name: random.integers(0, 256, (1 + index % 2, *shape[1:])).astype(dtype)} for index in range(THREADS)]
     each_gets_its_own(lambda part: pipeline.predict(part)["logits"], parts, close)
 
 
@@ -91,8 +91,8 @@ def test_threads_share_a_native_translator(threads):
     texts = [f"{count} children play in the snow." for count in ("Two", "Three", "Four", "Five")]
     alone = [pipeline([text])[0]["translation"] for text in texts]
     with ThreadPoolExecutor(THREADS) as pool:
-        found = list(pool.map(lambda at: pipeline([texts[at % 4]])[0]["translation"], range(40)))
-    assert found == [alone[at % 4] for at in range(40)]
+        translated = list(pool.map(lambda index: pipeline([texts[index % 4]])[0]["translation"], range(40)))
+    assert translated == [alone[index % 4] for index in range(40)]
 
 
 def in_a_child(call) -> int:

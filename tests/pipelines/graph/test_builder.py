@@ -15,14 +15,14 @@ def test_a_graph_is_built_operator_by_operator():
     add.graph.outputs.extend([first, values, places])
     assert len(add.graph.initializers) == 3  # 2.0 is one constant
     session = reference_session.session(ir.Model(add.graph, ir_version=9), "the test needs")
-    found = reference_session.run(session, {"x": np.array([[1, 2, 3]], np.float32)})
-    assert [each.tolist() for each in found] == [[[4.0]], [[8.0]], [[1]]]
+    outputs = reference_session.run(session, {"x": np.array([[1, 2, 3]], np.float32)})
+    assert [output.tolist() for output in outputs] == [[[4.0]], [[8.0]], [[1]]]
 
 
 def test_names_are_unique_in_graphs_that_share_them():
     outer = GraphBuilder(ir.Graph([], [], nodes=[], name="outer"))
     inner = GraphBuilder(ir.Graph([], [], nodes=[], name="inner"), taken=outer.taken)
-    names = [each.constant(1).name for each in (outer, inner)] + [
-        each.input("x", ir.DataType.INT64, []).name for each in (outer, inner)
+    names = [builder.constant(1).name for builder in (outer, inner)] + [
+        builder.input("x", ir.DataType.INT64, []).name for builder in (outer, inner)
     ]
     assert len({*names}) == 4

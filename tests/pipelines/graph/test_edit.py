@@ -10,12 +10,12 @@ from pipelines.graph import edit, io, query
 
 
 def test_float16_round_trip(rng, tmp_path):
-    found, x = mlp(), rng.standard_normal((5, 8)).astype(np.float32)
-    before = {name: query.constant(value) for name, value in found.graph.initializers.items()}
-    full = run(found, x=x)["y"]
+    net, x = mlp(), rng.standard_normal((5, 8)).astype(np.float32)
+    before = {name: query.constant(value) for name, value in net.graph.initializers.items()}
+    full = run(net, x=x)["y"]
 
-    edit.compress_fp16(found)
-    small = io.save(found, tmp_path / "half.onnx")
+    edit.compress_fp16(net)
+    small = io.save(net, tmp_path / "half.onnx")
     half = io.load(small)
     stored = {name: query.constant(value).dtype for name, value in half.graph.initializers.items()}
     assert stored == {"w.fp16": np.float16, "b": np.float32, "v": np.float32}  # those of 64 elements or more
@@ -33,63 +33,63 @@ def test_float16_round_trip(rng, tmp_path):
 
 def test_float16_halves_a_file_and_can_be_done_again(rng, tmp_path):
     weight = rng.standard_normal((200, 300)).astype(np.float32)
-    found = model("(float[n,200] x) => (float[n,300] y) { y = MatMul(x, w) }", w=weight)
-    full = io.save(found, tmp_path / "full.onnx").stat().st_size
-    edit.compress_fp16(found)
-    first = io.save(found, tmp_path / "half.onnx").read_bytes()
+    net = model("(float[n,200] x) => (float[n,300] y) { y = MatMul(x, w) }", w=weight)
+    full = io.save(net, tmp_path / "full.onnx").stat().st_size
+    edit.compress_fp16(net)
+    first = io.save(net, tmp_path / "half.onnx").read_bytes()
     assert len(first) < 0.51 * full
-    edit.expand_fp16(found)
-    edit.compress_fp16(found)
-    assert io.save(found, tmp_path / "half.onnx").read_bytes() == first
+    edit.expand_fp16(net)
+    edit.compress_fp16(net)
+    assert io.save(net, tmp_path / "half.onnx").read_bytes() == first
 
 
 def test_float16_of_a_weight_with_two_readers():
-    found = model(
+    net = model(
         "(float[n,9] x) => (float[n,9] y) { h = MatMul(x, w) y = MatMul(h, w) }", w=np.eye(9, dtype=np.float32) / 3
     )
-    edit.compress_fp16(found)
-    assert ops(found) == ["Cast", "MatMul", "MatMul"]
-    edit.expand_fp16(found)
-    assert ops(found) == ["MatMul", "MatMul"] and list(found.graph.initializers) == ["w"]
+    edit.compress_fp16(net)
+    assert ops(net) == ["Cast", "MatMul", "MatMul"]
+    edit.expand_fp16(net)
+    assert ops(net) == ["MatMul", "MatMul"] and list(net.graph.initializers) == ["w"]
 
 
 def test_a_weight_beyond_float16_is_refused(recwarn):
-    found = model("(float[n,9] x) => (float[n,9] y) { y = MatMul(x, w) }", w=np.full((9, 9), 70000, np.float32))
+    net = model("(float[n,9] x) => (float[n,9] y) { y = MatMul(x, w) }", w=np.full((9, 9), 70000, np.float32))
     with pytest.raises(RequestError, match=r"weight w does not fit float16 \(largest magnitude 70000\)"):
-        edit.compress_fp16(found)
+        edit.compress_fp16(net)
     assert not recwarn.list
 
 
 def test_expanding_leaves_other_casts_alone():
     text = "(float[n,9] x) => (double[9] y, float16[n,9] z) { y = Cast<to=11>(h) z = Cast<to=10>(x) }"
-    found = model(text, h=np.ones(9, np.float16))
-    edit.expand_fp16(found)
-    assert ops(found) == ["Cast", "Cast"] and list(found.graph.initializers) == ["h"]
+    net = model(text, h=np.ones(9, np.float16))
+    edit.expand_fp16(net)
+    assert ops(net) == ["Cast", "Cast"] and list(net.graph.initializers) == ["h"]
 
 
 def test_expanding_float16_weights_of_other_exporters():
-    found = model(
+    net = model(
         "(float[n,3] x) => (float[n,3] y, float[3,3] z) { w = Cast<to=1>(half) y = MatMul(x, w) z = Cast<to=1>(half) }",
         half=np.eye(3, dtype=np.float16),
     )
-    edit.expand_fp16(found)
-    assert ops(found) == ["MatMul", "Cast"]  # the second one leaves the graph
-    np.testing.assert_array_equal(run(found, x=np.ones((2, 3), np.float32))["y"], np.ones((2, 3)))
+    edit.expand_fp16(net)
+    assert ops(net) == ["MatMul", "Cast"]  # the second one leaves the graph
+    np.testing.assert_array_equal(run(net, x=np.ones((2, 3), np.float32))["y"], np.ones((2, 3)))
 
 
 def test_new_initializers_get_names_of_their_own():
-    found = mlp()
-    names = [edit.initializer(found.graph, "w", np.zeros(1, np.float32)).name for _ in range(2)]
-    assert names == ["w_1", "w_2"] and {"w", *names} <= set(found.graph.initializers)
+    net = mlp()
+    names = [edit.initializer(net.graph, "w", np.zeros(1, np.float32)).name for _ in range(2)]
+    assert names == ["w_1", "w_2"] and {"w", *names} <= set(net.graph.initializers)
 
 
 def test_new_names_are_not_those_of_values_or_nodes():
-    found = model(BRANCH)
-    taken = query.used_names(found.graph)
-    used = [value.name for node in ir.traversal.RecursiveGraphIterator(found.graph) for value in node.outputs]
-    for name in (*used, *(each.name for each in found.graph.inputs)):
-        assert name in taken and edit.initializer(found.graph, name, np.zeros(1, np.float32)).name == f"{name}_1"
-    source = found.graph.inputs[0]
+    net = model(BRANCH)
+    taken = query.used_names(net.graph)
+    used = [value.name for node in ir.traversal.RecursiveGraphIterator(net.graph) for value in node.outputs]
+    for name in (*used, *(value.name for value in net.graph.inputs)):
+        assert name in taken and edit.initializer(net.graph, name, np.zeros(1, np.float32)).name == f"{name}_1"
+    source = net.graph.inputs[0]
     made = [edit.node("Relu", [source], used[0], taken=taken) for _ in range(2)]
-    assert [each.name for each in made] == [each.outputs[0].name for each in made] == [f"{used[0]}_1", f"{used[0]}_2"]
+    assert [node.name for node in made] == [node.outputs[0].name for node in made] == [f"{used[0]}_1", f"{used[0]}_2"]
     assert edit.node("Relu", [source], used[0]).name == used[0]  # takes another one's place

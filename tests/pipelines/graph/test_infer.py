@@ -14,24 +14,24 @@ PARTS = """(float[n,8] x) => (float[n,4] y) {
 
 
 def test_sequences_of_tensors_stay_sequences():
-    found = model(PARTS, four=np.int64(4), zero=np.int64(0))
+    net = model(PARTS, four=np.int64(4), zero=np.int64(0))
     x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
     for _ in range(2):
-        infer_shapes(found)
-    values = {str(value.name): value for node in found.graph for value in node.outputs}
+        infer_shapes(net)
+    values = {str(value.name): value for node in net.graph for value in node.outputs}
     assert all(isinstance(values[name].type, ir.SequenceType) for name in ("parts", "same"))
     assert not query.is_float(values["parts"]) and query.is_float(values["first"])
-    np.testing.assert_array_equal(run(found, x=x)["y"], np.maximum(x[:, :4], 0))
+    np.testing.assert_array_equal(run(net, x=x)["y"], np.maximum(x[:, :4], 0))
 
 
 def test_stated_shapes_that_contradict_the_inputs_are_not_trusted(caplog):
     """As in a file whose input was made larger by hand."""
-    found = model(
+    net = model(
         "(float[n,8] x) => (float[n,m] y) { h = Relu(x) s = Shape<start=1>(h) c = Cast<to=1>(s) y = Mul(h, c) }"
     )
-    hidden = next(iter(found.graph)).outputs[0]
+    hidden = next(iter(net.graph)).outputs[0]
     hidden.type, hidden.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(["n", 6])
-    rewrite(found, [FoldConstants()])
+    rewrite(net, [FoldConstants()])
     x = np.ones((2, 8), np.float32)
-    np.testing.assert_array_equal(run(found, x=x)["y"], 8 * x)
+    np.testing.assert_array_equal(run(net, x=x)["y"], 8 * x)
     assert not caplog.records

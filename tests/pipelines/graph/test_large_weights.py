@@ -58,7 +58,7 @@ def test_files_have_the_bytes_of_the_whole_protobuf(least: int, tmp_path: Path) 
     again = io.load(path)
     assert io.digest(again) == io.digest(made)
     for name in SHAPES:
-        array, expected = (each.graph.initializers[name].const_value for each in (again, made))
+        array, expected = (net.graph.initializers[name].const_value for net in (again, made))
         assert array is not None and expected is not None
         np.testing.assert_array_equal(array.numpy(), expected.numpy())
         assert tuple(again.graph.initializers[name].shape or ()) == SHAPES[name]
@@ -68,24 +68,24 @@ def test_files_have_the_bytes_of_the_whole_protobuf(least: int, tmp_path: Path) 
 def test_sessions_read_tables_where_they_lie(least: int) -> None:
     made = model()
     opened = reference_session.session(made, "the test needs")
-    assert [each.name for each in opened.get_inputs()] == ["i", "x"]
+    assert [value.name for value in opened.get_inputs()] == ["i", "x"]
     feeds = {"i": np.array([3, 49, 3]), "x": np.ones((3, 4), np.float32)}
-    (found,) = reference_session.run(opened, feeds)
+    (output,) = reference_session.run(opened, feeds)
     arrays = {name: made.graph.initializers[name].const_value.numpy() for name in SHAPES}  # type: ignore[union-attr]
     rows = arrays["table"][feeds["i"]] + arrays["integers"][feeds["i"]]
-    np.testing.assert_allclose(found, rows @ arrays["matrix"] * [1, 2, 3, 4] + 1, rtol=1e-5)
+    np.testing.assert_allclose(output, rows @ arrays["matrix"] * [1, 2, 3, 4] + 1, rtol=1e-5)
     assert large_weights.lookup_tables(made.graph) == ({"table", "integers"} if least <= 200 else set())
 
 
 def test_damaged_files_get_one_line(least: int, tmp_path: Path) -> None:
     content = io.save(model(), tmp_path / "model.onnx").read_bytes()
     random = np.random.default_rng(1)
-    for at in random.integers(1, len(content), 40).tolist():
-        (tmp_path / "short.onnx").write_bytes(content[:at])
+    for offset in random.integers(1, len(content), 40).tolist():
+        (tmp_path / "short.onnx").write_bytes(content[:offset])
         with pytest.raises(RequestError, match="is not a (readable|valid) ONNX model"):
             io.load(tmp_path / "short.onnx")
         changed = bytearray(content)
-        changed[at] ^= 1 << int(random.integers(8))
+        changed[offset] ^= 1 << int(random.integers(8))
         (tmp_path / "changed.onnx").write_bytes(changed)
         try:
             io.load(tmp_path / "changed.onnx")
@@ -102,9 +102,9 @@ def test_tables_are_quantized_in_blocks_as_at_once(steps: bool, monkeypatch: pyt
     table[7] = 0
     whole = scales.weight_qparams(table, 0)
     monkeypatch.setattr(scales, "BLOCK", 4096)
-    for found, expected in zip(scales.weight_qparams(table, 0), whole, strict=True):
-        np.testing.assert_array_equal(found, expected)
-        assert found.dtype == expected.dtype
+    for array, expected in zip(scales.weight_qparams(table, 0), whole, strict=True):
+        np.testing.assert_array_equal(array, expected)
+        assert array.dtype == expected.dtype
 
 
 PEAK = """
@@ -139,7 +139,7 @@ def test_stacked_arrays_are_written_as_joined_ones(least: int, tmp_path: Path) -
     assert table.const_value is not None
     array = table.const_value.numpy()
     table.const_value = large_weights.StackedTensor([array[:7], array[7:7], array[7:]], "table")
-    paths = [io.save(each, tmp_path / f"{number}.onnx") for number, each in enumerate((joined, stacked))]
+    paths = [io.save(net, tmp_path / f"{number}.onnx") for number, net in enumerate((joined, stacked))]
     assert paths[0].read_bytes() == paths[1].read_bytes() == io.serialized(stacked)
     assert io.digest(joined) == io.digest(stacked)
 
@@ -178,9 +178,9 @@ def test_links_to_files_outside_the_folder_are_refused(tmp_path):
     (tmp_path / "in").mkdir()
     onnx.save(proto, tmp_path / "in" / "m.onnx", save_as_external_data=True, location="w", size_threshold=0)
     os.link(tmp_path / "in" / "w", tmp_path / "w")
-    found = onnx.load(tmp_path / "in" / "m.onnx", load_external_data=False)
-    found.graph.initializer[0].external_data[0].value = "../w"
-    onnx.save(found, tmp_path / "in" / "m.onnx")
+    loaded = onnx.load(tmp_path / "in" / "m.onnx", load_external_data=False)
+    loaded.graph.initializer[0].external_data[0].value = "../w"
+    onnx.save(loaded, tmp_path / "in" / "m.onnx")
     with pytest.raises(RequestError, match=r"its weights are in \.\./w, expected a file in its folder"):
         io.load(tmp_path / "in" / "m.onnx")
 

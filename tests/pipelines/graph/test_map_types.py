@@ -46,7 +46,7 @@ def test_classifiers_are_quantized(zip_map, keys, tmp_path):
     outputs = [ort.InferenceSession(tmp_path / f"{name}.onnx").run(None, {"x": x}) for name in ("float", "int8")]
     assert np.mean(outputs[0][0] == outputs[1][0]) > 0.97
     if zip_map:
-        assert [list(each) for each in outputs[0][1]] == [list(each) for each in outputs[1][1]]
+        assert [list(row) for row in outputs[0][1]] == [list(row) for row in outputs[1][1]]
     tuned = zoo.tune(tmp_path / "float.onnx", tmp_path / "x.npz", tmp_path / "tuned.onnx", max_drop=0.05, seconds=20)
     assert tuned["met"]
 

@@ -17,19 +17,19 @@ def test_sole_user_stays_in_its_graph():
 
 
 def test_constant_reads_initializers_and_constant_nodes_only():
-    found = model(
+    net = model(
         "(float[n] x) => (float[n] y) { k = Constant<value_float=2.0>() a = Mul(x, k) y = Add(a, w) }", w=np.float32(3)
     )
-    values = {value.name: value for node in found.graph for value in node.inputs}
+    values = {value.name: value for node in net.graph for value in node.inputs}
     assert query.constant(values["k"]) == 2 and query.constant(values["w"]) == 3
     assert query.constant(values["x"]) is None and query.constant(None) is None
 
 
 def test_sole_user():
-    found = model(
+    net = model(
         "(float[n] x) => (float[n] y, float[n] b) { a = Relu(x) b = Abs(a) c = Neg(b) d = Mul(c, c) y = Add(d, x) }"
     )
-    users = {node.outputs[0].name: query.sole_user(node.outputs[0]) for node in found.graph}
+    users = {node.outputs[0].name: query.sole_user(node.outputs[0]) for node in net.graph}
     found_users = {name: user and user.op_type for name, user in users.items()}
     # b also leaves the graph, c is read twice, by one node
     assert found_users == {"a": "Abs", "b": None, "c": None, "d": "Add", "y": None}
@@ -76,13 +76,13 @@ def test_table_lookup(body, found):
 
 
 def test_a_lookup_that_leaves_the_graph_is_none():
-    found = model(
+    net = model(
         "(int64[n] i) => (float[n,4] y, float[n,4] e) { e = Gather(T, i) y = Relu(e) }", T=np.ones((5, 4), np.float32)
     )
-    assert query.table_lookup(found.graph[0].outputs[0]) is None
-    assert query.table_lookup(None) is None and query.table_lookup(found.graph.inputs[0]) is None
+    assert query.table_lookup(net.graph[0].outputs[0]) is None
+    assert query.table_lookup(None) is None and query.table_lookup(net.graph.inputs[0]) is None
 
 
 def test_operators_counts_most_first():
-    found = model("(float[n] x) => (float[n] y) { a = Abs(x) b = Relu(a) y = Relu(b) }")
-    assert json.dumps(query.op_counts(found)) == '{"Relu": 2, "Abs": 1}'
+    net = model("(float[n] x) => (float[n] y) { a = Abs(x) b = Relu(a) y = Relu(b) }")
+    assert json.dumps(query.op_counts(net)) == '{"Relu": 2, "Abs": 1}'

@@ -27,14 +27,14 @@ def net(rng, *shape, text=NET):
 
 @pytest.mark.parametrize("size", [1, 4])
 def test_a_batch_size_fixed_inside_becomes_that_of_the_inputs(rng, size, capfd):
-    found = net(rng, size, 16)
-    said = reference_session.fix_batch(found)
+    built = net(rng, size, 16)
+    said = reference_session.fix_batch(built)
     assert said.startswith(f"the graph computes only batches of {size} (Reshape") and capfd.readouterr().err == ""
-    assert [query.dimensions(each) for each in (found.graph.inputs[0], found.graph.outputs[0])] == [
+    assert [query.dimensions(port) for port in (built.graph.inputs[0], built.graph.outputs[0])] == [
         [size, 3, 8, 8],
         [size, 10],
     ]
-    assert reference_session.fix_batch(found) == ""
+    assert reference_session.fix_batch(built) == ""
 
 
 def test_an_operator_that_fails_later_is_named(rng):
@@ -53,10 +53,10 @@ def test_an_operator_that_fails_later_is_named(rng):
     ],
 )
 def test_other_graphs_stay_as_they_are(rng, shape, text):
-    found = net(rng, *shape, text=text)
-    before = [query.dimensions(each) for each in found.graph.inputs]
+    built = net(rng, *shape, text=text)
+    before = [query.dimensions(port) for port in built.graph.inputs]
     assert (
-        reference_session.fix_batch(found) == "" and [query.dimensions(each) for each in found.graph.inputs] == before
+        reference_session.fix_batch(built) == "" and [query.dimensions(port) for port in built.graph.inputs] == before
     )
 
 
@@ -74,11 +74,11 @@ def test_a_class_token_of_one_sample_fixes_the_batch(rng, token):
         "= c y", "= Identity(c) y"
     )
     token_of_one = rng.normal(size=(1, 1, 8)).astype(np.float32)
-    found = model(text, c=token_of_one, **({"s": np.array([1, 1, 8])} if "Expand" in token else {}))
+    built = model(text, c=token_of_one, **({"s": np.array([1, 1, 8])} if "Expand" in token else {}))
     if "Expand" not in token:
-        CleanUp()(found)
-    assert reference_session.fix_batch(found).startswith("the graph computes only batches of 1 (Concat")
-    assert query.dimensions(found.graph.inputs[0]) == [1, 4, 8]
+        CleanUp()(built)
+    assert reference_session.fix_batch(built).startswith("the graph computes only batches of 1 (Concat")
+    assert query.dimensions(built.graph.inputs[0]) == [1, 4, 8]
 
 
 def faults():
@@ -92,9 +92,9 @@ def test_lean_sessions_share_the_memory_of_their_runs():
 
 
 def run_two_lean_sessions():
-    found = model("(float[n,1024] x) => (float[n,1024] y) { a = Exp(x) b = Neg(a) y = Exp(b) }")
+    built = model("(float[n,1024] x) => (float[n,1024] y) { a = Exp(x) b = Neg(a) y = Exp(b) }")
     x = np.zeros((4096, 1024), np.float32)  # 16 MB each
-    sessions = [reference_session.session(found, "", reference_session.options(lean=True)) for _ in range(2)]
+    sessions = [reference_session.session(built, "", reference_session.options(lean=True)) for _ in range(2)]
     reference_session.run(sessions[0], {"x": x})
     before = faults()
     results = reference_session.run(sessions[1], {"x": x})

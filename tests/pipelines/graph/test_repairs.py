@@ -28,8 +28,8 @@ def test_an_input_or_output_without_a_shape(normal, tmp_path, side):
     expected = run(ir.from_proto(proto), x=x)["y"]
     getattr(proto.graph, side)[0].type.tensor_type.ClearField("shape")
     onnx.save(proto, tmp_path / "m.onnx")
-    found = io.load(tmp_path / "m.onnx")
-    int8, _ = quantize(found, QuantRecipe(), calibrate(found, [{"x": x}], "minmax"))
+    net = io.load(tmp_path / "m.onnx")
+    int8, _ = quantize(net, QuantRecipe(), calibrate(net, [{"x": x}], "minmax"))
     again = io.load(io.save(int8, tmp_path / "int8.onnx"))
     assert decibels(run(again, x=x)["y"], expected) > 30
 
@@ -41,9 +41,9 @@ def test_operators_of_one_name_are_told_apart(normal, tmp_path):
         node.name = "layer"
     proto.graph.node[1].name = "y"
     onnx.save(proto, tmp_path / "m.onnx")
-    found = io.load(tmp_path / "m.onnx")
-    assert [node.name for node in found.graph] == ["layer", "y", "layer_0"]
-    np.testing.assert_array_equal(run(found, x=x)["y"], expected)
+    net = io.load(tmp_path / "m.onnx")
+    assert [node.name for node in net.graph] == ["layer", "y", "layer_0"]
+    np.testing.assert_array_equal(run(net, x=x)["y"], expected)
 
 
 def test_a_sparse_constant_is_made_dense(normal, tmp_path):
@@ -57,5 +57,5 @@ def test_a_sparse_constant_is_made_dense(normal, tmp_path):
     dense = np.zeros(32, np.float32)
     dense[[0, 9, 31]] = 1, 2, -1
     w = onnx.numpy_helper.to_array(proto.graph.initializer[0])
-    found = run(io.load(tmp_path / "m.onnx"), x=x)["y"]
-    np.testing.assert_allclose(found, np.maximum(x @ w, 0) @ dense.reshape(8, 4), rtol=1e-5, atol=1e-6)
+    output = run(io.load(tmp_path / "m.onnx"), x=x)["y"]
+    np.testing.assert_allclose(output, np.maximum(x @ w, 0) @ dense.reshape(8, 4), rtol=1e-5, atol=1e-6)

@@ -46,8 +46,8 @@ def test_a_folder_of_feeds_with_time_first(tmp_path):
     path = io.save(lstm(), tmp_path / "float.onnx")
     feeds = [normals(seed)(seed + 3, 2, 6) for seed in range(9)]
     (tmp_path / "feeds").mkdir()
-    for at, x in enumerate(feeds):
-        np.savez(tmp_path / "feeds" / f"{at}.npz", x=x)
+    for index, x in enumerate(feeds):
+        np.savez(tmp_path / "feeds" / f"{index}.npz", x=x)
     read = read_feeds(io.load(path), tmp_path / "feeds")
     assert [feed["x"].shape for feed in read] == [x.shape for x in feeds]  # joined along time before
     result = zoo.quantize(
@@ -56,7 +56,7 @@ def test_a_folder_of_feeds_with_time_first(tmp_path):
     assert result["summary"]["int8_layers"] == 1 and result["summary"]["sqnr_db"] > 30
     int8 = io.load(tmp_path / "int8.onnx")
     for x in feeds:
-        before, after = (run(each, x=x)["hn"] for each in (io.load(path), int8))
+        before, after = (run(net, x=x)["hn"] for net in (io.load(path), int8))
         assert np.square(after - before).sum() < 0.005 * np.square(before).sum()
 
 

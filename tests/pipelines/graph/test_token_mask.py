@@ -26,8 +26,8 @@ def padded(lengths=LENGTHS, width=6):
 
 def test_texts_of_one_length_come_together_without_padding():
     batches = list(token_mask.Unpadded(texts(), [padded(), padded()]))
-    assert [each["attention_mask"].shape for each in batches] == [(4, 1), (4, 3), (4, 4), (2, 5)]
-    assert all(each["attention_mask"].all() for each in batches)
+    assert [batch["attention_mask"].shape for batch in batches] == [(4, 1), (4, 3), (4, 4), (2, 5)]
+    assert all(batch["attention_mask"].all() for batch in batches)
     np.testing.assert_array_equal(batches[1]["input_ids"], [[0, 1, 2], [30, 31, 32]] * 2)
 
 

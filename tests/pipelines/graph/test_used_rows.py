@@ -25,7 +25,7 @@ def network(extra=()):
         "g",
         [onnx.helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["n", "t"])],
         [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", "t", 5])],
-        [onnx.numpy_helper.from_array(each.astype(np.float32), name) for name, each in weights.items()],
+        [onnx.numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()],
     )
     return ir.from_proto(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9))
 
@@ -44,7 +44,7 @@ def test_the_copy_computes_the_same():
     model = network()
     cut, samples = large_weights.used_rows(model, iter(IDS))
     rows = cut.graph.initializers["table"].const_value.shape[0]
-    assert rows == len(np.unique(np.concatenate([each["ids"] for each in IDS]))) < 150
+    assert rows == len(np.unique(np.concatenate([batch["ids"] for batch in IDS]))) < 150
     assert model.graph.initializers["table"].const_value.shape[0] == 1000
     for x, y in zip(outputs(model, IDS), outputs(cut, samples), strict=True):
         assert np.array_equal(x, y)

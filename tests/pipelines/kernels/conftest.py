@@ -5,11 +5,11 @@ import os
 from pipelines.kernels import extension
 
 MODEL = "avx_vnni_int8_model"
-SETS = {each.name: each for each in extension.instruction_sets()}
+SETS = {isa.name: isa for isa in extension.instruction_sets()}
 
 if (
     MODEL in SETS
     and SETS[MODEL].supported
-    and not any(each.vnni and each.supported and each.listed for each in SETS.values())
+    and not any(isa.vnni and isa.supported and isa.listed for isa in SETS.values())
 ):
     os.environ.setdefault("ZOO_ISA", MODEL)

@@ -92,8 +92,8 @@ def ids_of(count, seed=1, places=PLACES, gaps=False):
 def test_same_bits(isa, weights, activation):
     program, ids = program_of(**activation, **weights), ids_of(150, gaps="gaps" in activation)
     expected = reference.run(program, ids)
-    found = click_program(program, isa)(ids, None, None)
-    for one, other in zip(found, expected, strict=True):
+    outputs = click_program(program, isa)(ids, None, None)
+    for one, other in zip(outputs, expected, strict=True):
         assert one.tobytes() == other.tobytes()
     assert not expected[0][0].any() and np.isfinite(expected[1]).all()
 
@@ -105,8 +105,8 @@ def test_sizes(isa, width, first, second, places, count):
     program = program_of(3, True, width=width, first=first, second=second, places=places, epsilon=0.1)
     ids = ids_of(count, 2, places)
     expected = reference.run(program, ids)
-    for found, right in zip(click_program(program, isa)(ids, None, None), expected, strict=True):
-        assert found.tobytes() == right.tobytes()
+    for output, right in zip(click_program(program, isa)(ids, None, None), expected, strict=True):
+        assert output.tobytes() == right.tobytes()
     assert not count > 1 or len(np.unique(expected[0])) > 2
 
 
@@ -114,10 +114,10 @@ def test_sizes(isa, width, first, second, places, count):
 def test_alone_and_with_others(isa):
     made, ids = click_program(program_of(), isa), ids_of(70)
     together = made(ids, None, None)
-    for at in (0, 3, 69):
+    for row in (0, 3, 69):
         assert all(
-            a.tobytes() == b[at : at + 1].tobytes()
-            for a, b in zip(made(ids[at : at + 1], None, None), together, strict=True)
+            a.tobytes() == b[row : row + 1].tobytes()
+            for a, b in zip(made(ids[row : row + 1], None, None), together, strict=True)
         )
 
 

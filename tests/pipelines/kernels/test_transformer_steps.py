@@ -92,8 +92,8 @@ def ids_of(program, count, seed=1):
 
 
 def results(made, ids):
-    found = made(ids, None, None)
-    return found if isinstance(found, tuple) else (found,)
+    outputs = made(ids, None, None)
+    return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -113,9 +113,9 @@ def test_alone_and_with_others(isa, name):
     program = PROGRAMS[name]()
     made, ids = click_program(program, isa), ids_of(program, 130)
     together = results(made, ids)
-    for at in (0, 3, 64, 129):
-        for a, b in zip(results(made, ids[at : at + 1]), together, strict=True):
-            assert a.tobytes() == b[at : at + 1].tobytes()
+    for row in (0, 3, 64, 129):
+        for a, b in zip(results(made, ids[row : row + 1]), together, strict=True):
+            assert a.tobytes() == b[row : row + 1].tobytes()
 
 
 @pytest.mark.parametrize("isa", ISAS)

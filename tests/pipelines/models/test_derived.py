@@ -49,7 +49,7 @@ def test_another_form_that_has_changed_since_is_derived_anew(folder, part):
 
     path = derive()
     files = {"graph": path, "weights": mapped(path), "identities": derived._identities(path)}
-    content = {name: each.read_bytes() for name, each in files.items()}
+    content = {name: file.read_bytes() for name, file in files.items()}
     os.utime(files["weights"])  # another time, the same bytes
     assert derive() == path and len(made) == 1
     damaged = bytearray(content[part])
@@ -70,6 +70,6 @@ def test_where_the_folder_may_not_be_written_the_cache_is(folder, monkeypatch, t
         return save(found, path, least)
 
     monkeypatch.setattr(io, "save_mapped", refuse)
-    path = derived_graph(folder, "int8.onnx", "other", "1", lambda found: found)
+    path = derived_graph(folder, "int8.onnx", "other", "1", lambda model: model)
     assert path.is_relative_to(tmp_path / "home")
-    assert derived_graph(folder, "int8.onnx", "other", "1", lambda found: found) == path
+    assert derived_graph(folder, "int8.onnx", "other", "1", lambda model: model) == path

@@ -319,12 +319,12 @@ def test_the_hub_is_asked_after_the_mirror_and_before_the_origin(server, shipped
     hub_file = record(BODY, f"{server.base}/origin/model.bin") | {"hub": "hf://org/toy@v1"}
     publish(shipped, {"model.bin": hub_file})
     places = ["/mirror/toy/model.bin", "/mirror/model.bin", "/org/toy/resolve/v1/model.bin", "/origin/model.bin"]
-    at = {"mirror": 0, "hub": 2, "origin": 3}[held]
-    server.bodies = {places[at]: BODY}
+    index = {"mirror": 0, "hub": 2, "origin": 3}[held]
+    server.bodies = {places[index]: BODY}
     monkeypatch.setenv("ZOO_MIRROR", f"{server.base}/mirror")
     monkeypatch.setenv("HF_ENDPOINT", f"{server.base}/")
     assert (Hub(shipped).fetch("toy") / "model.bin").read_bytes() == BODY
-    assert list(dict.fromkeys(path for path, *_ in server.asked)) == places[: at + 1]
+    assert list(dict.fromkeys(path for path, *_ in server.asked)) == places[: index + 1]
     assert Hub(shipped).card("toy").to_json()["files"]["model.bin"] == hub_file
 
 

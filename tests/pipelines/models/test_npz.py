@@ -14,12 +14,12 @@ from pipelines.models.npz import read_npz, write_npz
 def test_npz_written_and_read(tmp_path, compressed):
     x, i = samples(10), np.arange(10)
     write_npz(tmp_path / "s.npz", {"x": x, "i": i}, compressed=compressed)
-    assert [each.name for each in tmp_path.iterdir()] == ["s.npz"]
+    assert [path.name for path in tmp_path.iterdir()] == ["s.npz"]
     batches, total = read_npz(tmp_path / "s.npz", 4)
     batches = list(batches)
-    assert total == 10 and [len(each["x"]) for each in batches] == [4, 4, 2]
-    np.testing.assert_array_equal(np.concatenate([each["x"] for each in batches]), x)
-    np.testing.assert_array_equal(np.concatenate([each["i"] for each in batches]), i)
+    assert total == 10 and [len(batch["x"]) for batch in batches] == [4, 4, 2]
+    np.testing.assert_array_equal(np.concatenate([batch["x"] for batch in batches]), x)
+    np.testing.assert_array_equal(np.concatenate([batch["i"] for batch in batches]), i)
 
 
 def archive(path, **arrays):

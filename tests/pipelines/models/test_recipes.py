@@ -137,4 +137,4 @@ def test_a_table_of_own_data_outlives_a_damaged_record(folder, caplog):
     assert (
         (folder.path / "calibration.found.json").read_bytes() == own != (folder.path / "calibration.json").read_bytes()
     )
-    assert [each.getMessage() for each in caplog.records if "the previous file is kept as" in each.getMessage()]
+    assert [record.getMessage() for record in caplog.records if "the previous file is kept as" in record.getMessage()]

@@ -39,7 +39,7 @@ def test_every_stage_is_made_once(folder):
     assert (record["calibration.json"]["observer"], record["calibration.json"]["samples"]) == ("auto", 50)
     assert record["int8.onnx"]["precisions"] == {"int8": 3} and record["int8.onnx"]["seconds"] >= 0
     report = json.loads((folder.path / QUANTIZATION).read_text())
-    assert [each["precision"] for each in report["operators"]] == ["int8"] * 3
+    assert [operator["precision"] for operator in report["operators"]] == ["int8"] * 3
 
 
 def test_the_int8_model_computes_what_the_float_one_does(folder):
@@ -269,12 +269,12 @@ def test_two_processes_build_one_folder_once(folder):
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(2), context.Queue()
     both = [context.Process(target=build_there, args=(folder.path, barrier, results)) for _ in range(2)]
-    for each in both:
-        each.start()
-    found = sorted(results.get(timeout=60) for _ in both)
-    for each in both:
-        each.join()
-    assert found == [["kept"] * 4, ["made"] * 4]
+    for process in both:
+        process.start()
+    states = sorted(results.get(timeout=60) for _ in both)
+    for process in both:
+        process.join()
+    assert states == [["kept"] * 4, ["made"] * 4]
 
 
 # --- what ships
@@ -294,14 +294,14 @@ def test_files_of_the_card_are_given(folder):
     io.save(model_, folder.path / HALF)
     for name in ("fp32.onnx", "rewritten.onnx", "seed.txt", RECORD):
         (folder.path / name).unlink()
-    given = shipped(folder, HALF, "int8.onnx", "calibration.json")
-    assert build(given) == {
+    published = shipped(folder, HALF, "int8.onnx", "calibration.json")
+    assert build(published) == {
         "fp32.onnx": "made",
         "rewritten.onnx": "made",
         "calibration.json": "given",
         "int8.onnx": "given",
     }
-    w = query.constant(io.load(given.path / "fp32.onnx").graph.initializers["w"])
+    w = query.constant(io.load(published.path / "fp32.onnx").graph.initializers["w"])
     np.testing.assert_array_equal(w, weights(1)["w"].astype(np.float16).astype(np.float32))
 
 
@@ -316,10 +316,10 @@ def test_a_given_file_that_is_not_the_one_of_the_card_is_named(folder):
     model_ = io.load(folder.path / "fp32.onnx")
     edit.compress_fp16(model_, minimum=8)
     io.save(model_, folder.path / HALF)
-    given = shipped(folder, HALF, "int8.onnx")
+    published = shipped(folder, HALF, "int8.onnx")
     for name, use in (
-        ("int8.onnx", lambda: given.ensure("int8.onnx")),
-        (HALF, lambda: given.ensure("fp32.onnx")),
+        ("int8.onnx", lambda: published.ensure("int8.onnx")),
+        (HALF, lambda: published.ensure("fp32.onnx")),
     ):
         body = bytearray((folder.path / name).read_bytes())
         body[50] ^= 1
@@ -330,7 +330,7 @@ def test_a_given_file_that_is_not_the_one_of_the_card_is_named(folder):
             use()
     (folder.path / "int8.onnx").unlink()
     with pytest.raises(RequestError, match=r"holds no int8\.onnx"):
-        given.ensure("int8.onnx")
+        published.ensure("int8.onnx")
 
 
 # --- folders

@@ -30,8 +30,8 @@ def test_the_version_changes_with_what_is_read(tmp_path):
     loaded = CalibrationTable.load(path)
     loaded.require(graph)
     read = json.dumps([loaded.graph, loaded.save(path).read_text()])
-    found = (stages.TABLE_VERSION, hashlib.sha256(read.encode()).hexdigest()[:16])
-    assert found == RECORDED, (
+    stamp = (stages.TABLE_VERSION, hashlib.sha256(read.encode()).hexdigest()[:16])
+    assert stamp == RECORDED, (
         "a table or the digest of its graph is read otherwise than when RECORDED was written: bump TABLE_VERSION in "
-        f"pipelines/models/stages.py, so that built folders are checked anew, and record {found} here with the new version"
+        f"pipelines/models/stages.py, so that built folders are checked anew, and record {stamp} here with the new version"
     )

@@ -41,12 +41,12 @@ def detector(scale: float = 2.0, last: str = "Sigmoid", **resize: Any) -> tuple[
     if scale == 2:
         joined, channels, joined_scale = g.quantize(g.add("Concat", [larger, high], axis=1), 0.25, 100), 64, 0.25
     heads = [
-        g.quantize(g.layer("Conv", each, (9, inputs, 1, 1), of), 0.5, 120)
-        for each, inputs, of in ((joined, channels, joined_scale), (low, 40, 0.2))
+        g.quantize(g.layer("Conv", value, (9, inputs, 1, 1), of), 0.5, 120)
+        for value, inputs, of in ((joined, channels, joined_scale), (low, 40, 0.2))
     ]
-    flat = [g.add("Reshape", [each, g.constant(np.array([0, 9, -1]))]) for each in heads]
+    flat = [g.add("Reshape", [head, g.constant(np.array([0, 9, -1]))]) for head in heads]
     places = g.add("Concat", flat, axis=2)
-    bounds = [g.constant(np.array([each])) for each in (0, 4, 9, 1)]
+    bounds = [g.constant(np.array([number])) for number in (0, 4, 9, 1)]
     boxes = g.add("Slice", [places, bounds[0], bounds[1], bounds[3]])
     scores = g.add(last, [g.add("Slice", [places, bounds[1], bounds[2], bounds[3]])])
     out = g.add("Concat", [boxes, scores], axis=1)
@@ -60,10 +60,10 @@ def agree(path: Path, count: int = 3) -> Any:
     wanted = catalog.load(path, "onnxruntime").run(batch)
     for threads in (2, 1):
         session = catalog.load(path, "native", threads)
-        found = session.run(batch)
-        assert list(found) == list(wanted)
-        for name, each in wanted.items():
-            np.testing.assert_allclose(found[name], each, atol=1e-6)
+        outputs = session.run(batch)
+        assert list(outputs) == list(wanted)
+        for name, array in wanted.items():
+            np.testing.assert_allclose(outputs[name], array, atol=1e-6)
     return session
 
 
@@ -80,34 +80,34 @@ def agree(path: Path, count: int = 3) -> Any:
 def test_boxes_and_scores_are_those_of_onnxruntime(scale: float, resize: dict[str, Any], tmp_path: Path) -> None:
     g, out, _ = detector(scale, **resize)
     session = agree(g.save(tmp_path / "m.onnx", SHAPE, out))
-    kinds = [each.type.split()[0] for each in session.executed({"image": np.zeros((2, *SHAPE), np.float32)})]
+    kinds = [operator.type.split()[0] for operator in session.executed({"image": np.zeros((2, *SHAPE), np.float32)})]
     assert kinds.count("convolution") == 4 and "resampling" in kinds and kinds[-4:] == ["dequantize"] * 4
 
 
 def test_what_is_computed_where_is_said(tmp_path: Path) -> None:
     g, out, _ = detector(last="Sin")
-    found = images.form(g.save(tmp_path / "m.onnx", SHAPE, out))
-    assert (found["steps"]["Resampling"], found["steps"]["Dequantize"]) == (1, 4)
-    assert found["rest"] == {"Sin": 1, "Concat": 1}
+    form = images.form(g.save(tmp_path / "m.onnx", SHAPE, out))
+    assert (form["steps"]["Resampling"], form["steps"]["Dequantize"]) == (1, 4)
+    assert form["rest"] == {"Sin": 1, "Concat": 1}
 
 
 @pytest.mark.parametrize("kind", ["TopK", "NonMaxSuppression"])
 def test_choices_of_boxes_are_the_remainder(kind: str, tmp_path: Path) -> None:
     """Boxes and scores of exports that end with them are native, and are handed over once."""
     g, out, _ = detector()
-    ends = [g.constant(np.array([each])) for each in (0, 4, 9, 2)]
+    ends = [g.constant(np.array([number])) for number in (0, 4, 9, 2)]
     turned = g.add("Transpose", [out], perm=[0, 2, 1])
-    boxes, scores = (g.add("Slice", [turned, ends[at], ends[at + 1], ends[3]]) for at in (0, 1))
+    boxes, scores = (g.add("Slice", [turned, ends[index], ends[index + 1], ends[3]]) for index in (0, 1))
     if kind == "TopK":
         best = g.add("ReduceMax", [scores], axes=[2], keepdims=0)
         g.nodes.append(helper.make_node("TopK", [best, g.constant(np.array([5]))], ["best", "places"]))
         places = g.add("Unsqueeze", ["places", ends[3]])
         chosen = g.add("GatherElements", [boxes, g.add("Tile", [places, g.constant(np.array([1, 1, 4]))])], axis=1)
     else:
-        limits = [g.constant(each) for each in (np.array([3]), np.float32(0.5), np.float32(0.6))]
+        limits = [g.constant(limit) for limit in (np.array([3]), np.float32(0.5), np.float32(0.6))]
         by_class = g.add("Transpose", [scores], perm=[0, 2, 1])
-        found = g.add("NonMaxSuppression", [boxes, by_class, *limits], center_point_box=1)
-        chosen = g.add("Gather", [boxes, g.add("Gather", [found, g.constant(np.array(2))], axis=1)], axis=1)
+        picks = g.add("NonMaxSuppression", [boxes, by_class, *limits], center_point_box=1)
+        chosen = g.add("Gather", [boxes, g.add("Gather", [picks, g.constant(np.array(2))], axis=1)], axis=1)
     g.ranks[chosen] = 3
     path = g.save(tmp_path / "m.onnx", SHAPE, chosen)
     agree(path)
@@ -164,7 +164,7 @@ def test_what_goes_on_may_hold_layers(tmp_path: Path) -> None:
     g.flat = g.add("MatMul", [g.add("LRN", [heads[1]], size=3), g.constant(np.ones((8, 900), np.float32))])
     path = g.save(tmp_path / "m.onnx", SHAPE, g.flat)
     agree(path)
-    assert [each.split(":")[0] for each in images.form(path)["parts"]] == ["native", "onnxruntime"]
+    assert [part.split(":")[0] for part in images.form(path)["parts"]] == ["native", "onnxruntime"]
 
 
 def test_a_map_that_is_interpolated_is_native(tmp_path: Path) -> None:

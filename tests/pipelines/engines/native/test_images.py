@@ -33,7 +33,7 @@ def test_a_quantized_classifier_opens_and_agrees_with_onnxruntime() -> None:
     for session in native.values():
         np.testing.assert_array_equal(session.run(batch)["logits"], wanted["logits"])
         assert session.run({"image": batch["image"][:0]})["logits"].shape == (0, 10)
-    assert {each.precision for each in native[1].executed(batch)} == {"u8"}
+    assert {operator.precision for operator in native[1].executed(batch)} == {"u8"}
     assert native[1].inputs["image"].shape == (None, 3, 64, 64)
 
 
@@ -82,7 +82,7 @@ def _free(path: Path, remainder: bool) -> tuple[Path, np.random.Generator]:
     large = g.quantize(g.layer("Conv", x, (32, 3, 3, 3), 0.02, pads=[1, 1, 1, 1]), 0.1, 120)
     small = g.add("MaxPool", [large], kernel_shape=[2, 2], strides=[2, 2])
     small = g.quantize(g.layer("Conv", small, (32, 32, 1, 1), 0.1), 0.1, 120)
-    ends = [g.constant(np.array(at)) for at in ([0], [2], [4])]
+    ends = [g.constant(np.array(end)) for end in ([0], [2], [4])]
     channels = g.add("Slice", [g.add("Shape", [small]), ends[0], ends[1]])
     sizes = g.add("Concat", [channels, g.add("Slice", [g.add("Shape", [large]), ends[1], ends[2]])], axis=0)
     up = g.add("Resize", [small, "", "", sizes], mode="nearest", coordinate_transformation_mode="asymmetric")
@@ -108,9 +108,9 @@ def test_a_network_of_free_sizes_has_a_program_for_each_of_the_first_sizes(
     assert session.inputs["image"].shape == (None, 3, None, None)
     for sizes, native in (((8, 6), True), ((12, 10), True), ((8, 6), True), ((16, 16), False)):
         batch = {"image": rng.normal(0, 1, (2, 3, *sizes)).astype(np.float32)}
-        (found,), wanted = session.run(batch).values(), results(path, batch["image"])
-        np.testing.assert_allclose(found, wanted, rtol=1e-6)
-        assert any("convolution" in each.type for each in session.executed(batch)) == native
+        (output,), wanted = session.run(batch).values(), results(path, batch["image"])
+        np.testing.assert_allclose(output, wanted, rtol=1e-6)
+        assert any("convolution" in operator.type for operator in session.executed(batch)) == native
     monkeypatch.setattr(images, "_fixed", None)  # that its sizes are free is kept in the cache
     with pytest.raises(images.FreeSizesError, match="are free"):
         images.packed(path)
@@ -129,10 +129,10 @@ def test_a_network_of_free_sizes_that_no_nominal_size_fits_has_parts(tmp_path: P
     path = g.save(tmp_path / "m.onnx", [3, "?", "w"], row, batch=batch)  # type: ignore[list-item]
     session = catalog.load(path, "native")
     image = g.rng.normal(0, 1, (2, 3, 8, 12)).astype(np.float32)
-    (found,) = session.run({"image": image}).values()
-    np.testing.assert_allclose(found, results(path, image), rtol=1e-6)
-    types = [each.type for each in session.executed({"image": image})]
-    assert any("convolution" in each for each in types) and "LRN" in types
+    (output,) = session.run({"image": image}).values()
+    np.testing.assert_allclose(output, results(path, image), rtol=1e-6)
+    types = [operator.type for operator in session.executed({"image": image})]
+    assert any("convolution" in kind for kind in types) and "LRN" in types
 
 
 def test_a_size_with_wrong_results_runs_in_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,5 +145,5 @@ def test_a_size_with_wrong_results_runs_in_onnxruntime(tmp_path: Path, monkeypat
     batch = {"image": np.zeros((1, 3, 8, 6), np.float32)}
     session = images.FreeSizeSession(path, 1)
     for _ in range(2):
-        (found,) = session.run(batch).values()
-        np.testing.assert_array_equal(found, results(path, batch["image"]))
+        (output,) = session.run(batch).values()
+        np.testing.assert_array_equal(output, results(path, batch["image"]))

@@ -36,12 +36,12 @@ def layer(g: Graph, x: str, inputs: int, outputs: int = 32, scale: float = 0.1) 
 def agree(path: Path, batch: Any, step: float, count: int = 3) -> list[str]:
     """Compares with onnxruntime, up to a step of quantization, on one thread and on two; returns the parts."""
     wanted = catalog.load(path, "onnxruntime").run(batch)
-    found = [catalog.load(path, "native", threads).run(batch) for threads in (1, 2)]
-    for name, each in wanted.items():
-        np.testing.assert_array_equal(found[0][name], found[1][name])
-        assert found[0][name].dtype == each.dtype
-        assert np.abs(found[0][name] - each).max() <= step * 1.01
-        assert np.mean(found[0][name] != each) < 0.01
+    outputs = [catalog.load(path, "native", threads).run(batch) for threads in (1, 2)]
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(outputs[0][name], outputs[1][name])
+        assert outputs[0][name].dtype == array.dtype
+        assert np.abs(outputs[0][name] - array).max() <= step * 1.01
+        assert np.mean(outputs[0][name] != array) < 0.01
     parts: list[str] = images.form(path)["parts"]
     return parts
 
@@ -63,10 +63,10 @@ def test_an_operator_between_layers_runs_in_onnxruntime(tmp_path: Path) -> None:
     total = g.quantize(g.add("Add", [low, high]), 0.15, 0)  # over the border
     path = g.save(tmp_path / "m.onnx", SHAPE, layer(g, total, 32, 8, 0.15))
     parts = agree(path, batch_of(), 0.1)
-    assert [each.split(":")[0] for each in parts] == ["native", "onnxruntime", "native"]
+    assert [part.split(":")[0] for part in parts] == ["native", "onnxruntime", "native"]
     form = images.form(path)
     assert form["steps"]["Convolution"] == 4 and form["rest"]["LRN"] == 1 and "LRN" in form["reason"]
-    kinds = [each.type.split()[0] for each in catalog.load(path, "native").executed(batch_of(2))]
+    kinds = [operator.type.split()[0] for operator in catalog.load(path, "native").executed(batch_of(2))]
     assert kinds.count("convolution") == 4 and "LRN" in kinds
     with pytest.raises(BatchError, match=r"expected image float32 \[n, 3, 12, 16\]"):
         catalog.load(path, "native").run({"image": np.zeros((1, 3, 8, 8), np.float32)})
@@ -81,7 +81,7 @@ def test_an_axis_of_samples_that_a_reshape_loses_is_found(tmp_path: Path, batch:
     x = layer(g, layer(g, g.quantize(turned, 0.02, 120), 1, scale=0.02), 32)
     path = g.save(tmp_path / "m.onnx", [12, 16, 1], layer(g, x, 32, 8), batch=batch)
     parts = agree(path, {"image": np.ascontiguousarray(batch_of()["image"][:, 0, :, :, None])}, 0.1)
-    assert [each.split(":")[0] for each in parts] == ["onnxruntime", "native"]
+    assert [part.split(":")[0] for part in parts] == ["onnxruntime", "native"]
 
 
 def test_heads_of_an_attention_pass_a_border(tmp_path: Path) -> None:
@@ -92,18 +92,18 @@ def test_heads_of_an_attention_pass_a_border(tmp_path: Path) -> None:
     tokens = g.add("Transpose", [g.add("Reshape", [x, g.constant(np.array([0, 32, 16]))])], perm=[0, 2, 1])
     odd = g.quantize(g.add("Sin", [tokens]), 0.01, 128)
     shape = g.constant(np.array([-1, 16, 2, 16]))
-    cut = [g.add("Reshape", [linear(g, each, (32, 32)), shape]) for each in (odd, odd, tokens)]
-    q, k, v = (g.add("Transpose", [each], perm=order) for each, order in zip(cut, HEADS, strict=True))
+    cut = [g.add("Reshape", [linear(g, value, (32, 32)), shape]) for value in (odd, odd, tokens)]
+    q, k, v = (g.add("Transpose", [value], perm=order) for value, order in zip(cut, HEADS, strict=True))
     weight = g.add("Softmax", [g.add("Mul", [g.add("MatMul", [q, k]), g.constant(np.float32(0.25))])], axis=-1)
     y = g.add("Transpose", [g.add("MatMul", [weight, v])], perm=[0, 2, 1, 3])
     y = g.quantize(g.add("Reshape", [y, g.constant(np.array([-1, 16, 32]))]), 0.05, 128)
     y = g.quantize(linear(g, g.quantize(linear(g, y, (32, 900)), 0.05, 128), (900, 32)), 0.05, 128)
     g.ranks[y] = 3
     path = g.save(tmp_path / "m.onnx", SHAPE, y)
-    found, wanted = (catalog.load(path, engine).run(batch_of())[y] for engine in ("native", "onnxruntime"))
-    assert np.square(found - wanted).sum() < 0.01 * np.square(wanted).sum()
+    output, wanted = (catalog.load(path, engine).run(batch_of())[y] for engine in ("native", "onnxruntime"))
+    assert np.square(output - wanted).sum() < 0.01 * np.square(wanted).sum()
     form = images.form(path)
-    assert [each.split(":")[0] for each in form["parts"]] == ["native", "onnxruntime", "native"]
+    assert [part.split(":")[0] for part in form["parts"]] == ["native", "onnxruntime", "native"]
     assert set(form["rest"]) <= {"Sin", "QuantizeLinear", "DequantizeLinear"}
 
 
@@ -133,7 +133,7 @@ def test_bytes_are_joined_over_a_border(tmp_path: Path) -> None:
     g = Graph()
     high, low = odd_middle(g)
     qparams = [g.constant(np.float32(0.1)), g.constant(np.uint8(0))]
-    quantized = [g.add("QuantizeLinear", [each, *qparams]) for each in (high, low)]
+    quantized = [g.add("QuantizeLinear", [value, *qparams]) for value in (high, low)]
     joined = g.add("DequantizeLinear", [g.add("Concat", quantized, axis=1), *qparams])
     path = g.save(tmp_path / "m.onnx", SHAPE, layer(g, joined, 64, 8), batch=2)
     assert len(agree(path, batch_of(2), 0.1)) == 3
@@ -150,9 +150,9 @@ def test_indices_and_floats_leave_the_last_part(tmp_path: Path) -> None:
     model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("best", 1, ["n", 5]))
     model.graph.output.append(onnx.helper.make_tensor_value_info("places", 7, ["n", 5]))
     onnx.save(model, path)
-    found, wanted = (catalog.load(path, engine).run(batch_of()) for engine in ("native", "onnxruntime"))
-    np.testing.assert_allclose(found["best"], wanted["best"], atol=0.2)
-    assert found["places"].dtype == np.int64 and images.form(path)["parts"][-1].startswith("onnxruntime")
+    outputs, wanted = (catalog.load(path, engine).run(batch_of()) for engine in ("native", "onnxruntime"))
+    np.testing.assert_allclose(outputs["best"], wanted["best"], atol=0.2)
+    assert outputs["places"].dtype == np.int64 and images.form(path)["parts"][-1].startswith("onnxruntime")
 
 
 def test_layers_that_fill_a_border_go_with_their_readers(tmp_path: Path) -> None:
@@ -163,9 +163,9 @@ def test_layers_that_fill_a_border_go_with_their_readers(tmp_path: Path) -> None
     pooled = g.add("ReduceL2", [g.add("CumSum", [wide, g.constant(np.array(1))]), g.constant(np.array([1]))])
     path = g.save(tmp_path / "m.onnx", SHAPE, pooled, 1, low, opset=18)
     assert len(images.form(path)["parts"]) == 3 and images.form(path)["rest"]["Conv"] == 1
-    found, wanted = (catalog.load(path, engine).run(batch_of()) for engine in ("native", "onnxruntime"))
-    for name, each in wanted.items():
-        np.testing.assert_allclose(found[name], each, rtol=1e-3, atol=0.11)
+    outputs, wanted = (catalog.load(path, engine).run(batch_of()) for engine in ("native", "onnxruntime"))
+    for name, array in wanted.items():
+        np.testing.assert_allclose(outputs[name], array, rtol=1e-3, atol=0.11)
 
 
 def test_several_inputs_and_tokens(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_several_inputs_and_tokens(tmp_path: Path) -> None:
     model.graph.input.append(onnx.helper.make_tensor_value_info("gain", 1, ["n", 1, 32]))
     onnx.save(model, path)
     batch = batch_of() | {"gain": np.random.default_rng(2).random((3, 1, 32), np.float32)}
-    assert [each.split(":")[0] for each in agree(path, batch, 20.0)][-1] == "native"
+    assert [part.split(":")[0] for part in agree(path, batch, 20.0)][-1] == "native"
     with pytest.raises(BatchError, match="expected image"):
         catalog.load(path, "native").run(batch | {"gain": batch["gain"][:1]})
 

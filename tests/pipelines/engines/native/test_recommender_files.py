@@ -110,8 +110,8 @@ def test_the_table_is_the_mapped_file(copy):
 def kept(copy):
     """The packed program beside `copy`."""
     load(copy, FIRST)
-    (found,) = copy.parent.glob("native.clicks-*.zoo")
-    return found
+    (packed,) = copy.parent.glob("native.clicks-*.zoo")
+    return packed
 
 
 def unread(*_):
@@ -150,8 +150,8 @@ def test_a_damaged_packed_program_is_made_anew_or_the_graph_is_read(copy, kept, 
     if not seen:
         os.utime(kept, ns=(made.st_atime_ns, made.st_mtime_ns))
     assert load(copy, FIRST).run(batch)["y"].tobytes() == expected.tobytes()
-    warned = [each.getMessage() for each in caplog.records]
-    assert len(warned) == (0 if seen else 1) and all("\n" not in each for each in warned)
+    warned = [record.getMessage() for record in caplog.records]
+    assert len(warned) == (0 if seen else 1) and all("\n" not in message for message in warned)
     assert seen == (kept.read_bytes() == content)
     assert seen or f"{kept} is not readable" in warned[0]
 
@@ -170,8 +170,8 @@ def test_where_no_packed_program_can_be_kept_the_graph_is_read(copy, monkeypatch
 def test_another_graph_is_packed_anew_and_the_old_program_removed(copy, kept):
     result, _ = folded(sigmoid=True)
     io.save_mapped(result, copy)
-    found = load(copy, FIRST).run(feeds(50))["y"]
-    assert found.min() >= 0 and found.max() <= 1
+    scores = load(copy, FIRST).run(feeds(50))["y"]
+    assert scores.min() >= 0 and scores.max() <= 1
     (new,) = copy.parent.glob("*.zoo")
     assert new != kept
 
@@ -185,11 +185,11 @@ def summary(value):
     if isinstance(value, np.ndarray):
         return [value.dtype.str, list(value.shape), f"{np.abs(value.astype(np.float64)).sum():.2g}"]
     if isinstance(value, list | tuple):
-        return [summary(each) for each in value]
+        return [summary(element) for element in value]
     if isinstance(value, float):
         return f"{value:.2g}"
     if type(value).__name__ in recommender_files.CLASSES:
-        return {type(value).__name__: {name: summary(each) for name, each in vars(value).items()}}
+        return {type(value).__name__: {name: summary(field) for name, field in vars(value).items()}}
     return value
 
 
@@ -199,7 +199,7 @@ def test_the_version_changes_with_what_is_in_a_packed_program(tmp_path):
         net = Network(family)
         table = calibrate(net.model, [net.feeds(700)], "minmax")
         graphs.append(lower(net.model, table, QuantRecipe())[0])
-    found = []
+    summaries = []
     for number, graph in enumerate(graphs):
         path = io.save_mapped(graph, tmp_path / f"{number}.onnx")
         recommender_files.store(path, tmp_path / f"{number}.zoo")
@@ -209,8 +209,8 @@ def test_the_version_changes_with_what_is_in_a_packed_program(tmp_path):
         programs = program_file.load(
             tmp_path / f"{number}.zoo", recommender_files.CLASSES, recommender_files.VERSION, mapped(path)
         )
-        found.append(summary(programs))
-    digest = (recommender_files.VERSION, hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16])
+        summaries.append(summary(programs))
+    digest = (recommender_files.VERSION, hashlib.sha256(json.dumps(summaries).encode()).hexdigest()[:16])
     assert digest == RECORDED, (
         "a graph becomes another packed program than when RECORDED was written: bump VERSION in "
         f"pipelines/engines/native/recommender_files.py, so that those kept are made anew, and record {digest} here with the new "

@@ -38,9 +38,9 @@ def shipped(tmp_path_factory):
     """The folder of the shipped model with its native.onnx."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ZOO_HOME", str(tmp_path_factory.mktemp("home")))
-        found = zoo.load(NAME)
-        found.ensure(NATIVE)
-    return found
+        model = zoo.load(NAME)
+        model.ensure(NATIVE)
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +69,13 @@ def test_a_damaged_build_is_made_anew(shipped, tmp_path):
         else:
             (path / name).write_bytes(damage(made[name]))
         mine.ensure(NATIVE)
-        assert {each: (path / each).read_bytes() for each in made} == made
+        assert {name: (path / name).read_bytes() for name in made} == made
 
 
 @needs_kernels
 def test_info_names_the_form_that_runs(shipped):
-    found = zoo.info(shipped.path)["native"]
-    assert found["chosen"] in [each["form"] for each in found["forms"]]
+    info = zoo.info(shipped.path)["native"]
+    assert info["chosen"] in [form["form"] for form in info["forms"]]
 
 
 @needs_kernels
@@ -101,11 +101,11 @@ def test_two_processes_may_build_at_once(shipped, tmp_path):
     context = multiprocessing.get_context("spawn")
     gate = context.Barrier(2)
     both = [context.Process(target=_ensure, args=(path, gate)) for _ in range(2)]
-    for each in both:
-        each.start()
-    for each in both:
-        each.join(120)
-    assert [each.exitcode for each in both] == [0, 0]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(120)
+    assert [child.exitcode for child in both] == [0, 0]
     assert (path / NATIVE).read_bytes() == (shipped.path / NATIVE).read_bytes()
     assert mapped(path / NATIVE).read_bytes() == mapped(shipped.path / NATIVE).read_bytes()
     assert not list(path.glob("*tmp*"))
@@ -113,20 +113,20 @@ def test_two_processes_may_build_at_once(shipped, tmp_path):
 
 @needs_kernels
 def test_the_shipped_model_scores_alike_in_all_engines(shipped, rows):
-    found = {}
+    scores = {}
     for name in ("native", *EXACT):
         opened = zoo.pipeline(shipped.path, engine=name)
-        found[name] = opened.predict(opened.preprocess(rows))["probability"]
+        scores[name] = opened.predict(opened.preprocess(rows))["probability"]
         assert opened.engine == name
     for name in EXACT:
-        assert np.abs(found["native"] - found[name]).max() < 0.02
+        assert np.abs(scores["native"] - scores[name]).max() < 0.02
 
 
 @needs_kernels
 def test_evaluate_and_run_take_the_engine(shipped, rows, tmp_path):
-    found = zoo.evaluate(shipped.path, str(rows), engine="native")
-    assert found["environment"]["engines"]["int8"] == "native" != found["environment"]["engines"]["fp32"]
-    assert found["samples"] == 600 and found["difference"]["max_probability"] < 0.05
+    report = zoo.evaluate(shipped.path, str(rows), engine="native")
+    assert report["environment"]["engines"]["int8"] == "native" != report["environment"]["engines"]["fp32"]
+    assert report["samples"] == 600 and report["difference"]["max_probability"] < 0.05
     done = zoo.run(shipped.path, str(rows), tmp_path / "scores.csv", engine="native")
     assert (done["engine"], done["rows"]) == ("native", 600)
 
@@ -152,8 +152,8 @@ def test_weights_beyond_memory_run_in_the_native_kernels_alone(shipped, rows, mo
 @needs_kernels
 def test_the_engine_is_found_by_the_process_that_measures_memory(folder, monkeypatch):
     monkeypatch.setenv("ZOO_HOME", str(folder / "home"))
-    found = benchmark([Configuration("native", "int8", folder / NATIVE)], feeds(16), rounds=2)
-    assert found[0]["memory_mb"] > 10 and found[0]["samples_per_second"] > 0
+    results = benchmark([Configuration("native", "int8", folder / NATIVE)], feeds(16), rounds=2)
+    assert results[0]["memory_mb"] > 10 and results[0]["samples_per_second"] > 0
 
 
 @pytest.mark.parametrize("verb", ["pipeline", "run", "benchmark"])
@@ -178,8 +178,8 @@ def bare(monkeypatch):
 
 
 def test_without_kernels_auto_takes_a_stock_engine(bare, shipped, rows, tmp_path):
-    found = zoo.run(shipped.path, str(rows), tmp_path / "scores.csv")
-    assert found["engine"] in ("onnxruntime", "openvino") and found["rows"] == 600
+    report = zoo.run(shipped.path, str(rows), tmp_path / "scores.csv")
+    assert report["engine"] in ("onnxruntime", "openvino") and report["rows"] == 600
     opened = zoo.pipeline(shipped.path)
     plan = choose_engine(shipped, "int8", opened.preprocess(rows), 1, fresh=True)
     timed = {name.removesuffix("+fp32") for name in plan.milliseconds}  # of the float file, those that may be faster

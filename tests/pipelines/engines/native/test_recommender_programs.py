@@ -35,7 +35,7 @@ def made(request, tmp_path_factory):
 
 
 def part(feeds, count):
-    return {name: np.ascontiguousarray(each[:count]) for name, each in feeds.items()}
+    return {name: np.ascontiguousarray(array[:count]) for name, array in feeds.items()}
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -45,17 +45,17 @@ def test_sessions_give_what_the_program_says(made, threads):
     assert set(session.inputs) == set(feeds) and session.threads == threads
     for count in (0, 1, 2, 127, 128, 700):
         batch = part(feeds, count)
-        found = session.run(batch)
+        outputs = session.run(batch)
         wanted = reference.run(program, batch["ids"], batch.get("numbers"), batch.get("scales"))
         assert session.engine == "native"
-        for each, expected in zip(found.values(), wanted, strict=True):
-            assert each.shape == expected.shape and each.dtype == np.float32
-            np.testing.assert_allclose(each, expected, rtol=1e-5, atol=1e-7)
+        for array, expected in zip(outputs.values(), wanted, strict=True):
+            assert array.shape == expected.shape and array.dtype == np.float32
+            np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-7)
         plain = run(net.model, **batch)
-        assert list(found) == list(plain)
-        assert not count or np.abs(found["probability"] - plain["probability"]).max() <= 0.005
+        assert list(outputs) == list(plain)
+        assert not count or np.abs(outputs["probability"] - plain["probability"]).max() <= 0.005
     ran = session.executed(part(feeds, 5))
-    assert any("Mixed" in each.type for each in ran) and {each.precision for each in ran} == {"s16"}
+    assert any("Mixed" in operator.type for operator in ran) and {operator.precision for operator in ran} == {"s16"}
 
 
 def test_threads_share_a_session(made):
@@ -63,7 +63,7 @@ def test_threads_share_a_session(made):
     session = load(path, "native", 2)
     wanted = session.run(feeds)["probability"].tobytes()
     with ThreadPoolExecutor(4) as pool:
-        assert all(each["probability"].tobytes() == wanted for each in pool.map(session.run, [feeds] * 12))
+        assert all(outputs["probability"].tobytes() == wanted for outputs in pool.map(session.run, [feeds] * 12))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -99,4 +99,4 @@ def test_arrays_of_other_layouts_are_copied(made, threads):
     session = load(path, first_form(path), threads)
     wanted = session.run(feeds)["probability"].tobytes()
     for change in (np.asfortranarray, lambda x: np.repeat(x, 2, axis=0)[::2]):
-        assert session.run({name: change(each) for name, each in feeds.items()})["probability"].tobytes() == wanted
+        assert session.run({name: change(array) for name, array in feeds.items()})["probability"].tobytes() == wanted

@@ -32,11 +32,11 @@ def session(folder):
 @needs_kernels
 def test_the_engine_is_the_reference_and_near_float(session, folder):
     batch = feeds(2000)
-    found = session.run(batch)["y"]
+    scores = session.run(batch)["y"]
     expected = by_reference(folder / NATIVE, batch)
-    assert found.dtype == np.float32 and found.tobytes() == expected.tobytes()
+    assert scores.dtype == np.float32 and scores.tobytes() == expected.tobytes()
     float32 = run(io.load(folder / "float.onnx"), **batch)["y"]
-    assert 0 < np.abs(found - float32).max() < 0.03 * np.ptp(float32)
+    assert 0 < np.abs(scores - float32).max() < 0.03 * np.ptp(float32)
 
 
 @needs_kernels
@@ -45,8 +45,8 @@ def test_batches_of_all_sizes_in_any_order_give_the_rows_results(session):
     batch = feeds(max(COUNTS))
     whole = session.run(batch)["y"]
     for count in np.random.default_rng(2).permutation([*COUNTS, *COUNTS]):
-        found = session.run({key: array[:count] for key, array in batch.items()})["y"]
-        assert found.tobytes() == whole[:count].tobytes()
+        scores = session.run({key: array[:count] for key, array in batch.items()})["y"]
+        assert scores.tobytes() == whole[:count].tobytes()
 
 
 @needs_kernels
@@ -60,10 +60,10 @@ def test_models_without_numbers_or_a_wide_part(tmp_path, changes):
     path = io.save_mapped(result, tmp_path / NATIVE)
     batch = feeds(300, **{key: value for key, value in changes.items() if key in ("dense", "ids")})
     opened = load(path, first_form(path), 1)
-    found = opened.run(batch)["y"]
+    scores = opened.run(batch)["y"]
     expected = run(float32, **batch)["y"]
-    assert found.shape == (300, 1)
-    assert np.abs(found - expected).max() < 0.03 * np.ptp(expected)
+    assert scores.shape == (300, 1)
+    assert np.abs(scores - expected).max() < 0.03 * np.ptp(expected)
     assert set(opened.inputs) == set(batch)
 
 
@@ -80,8 +80,8 @@ def test_one_session_in_many_threads(session):
     batches = [feeds(count, seed=count) for count in COUNTS]
     expected = [session.run(batch)["y"] for batch in batches]
     with ThreadPoolExecutor(4) as pool:
-        found = pool.map(lambda batch: session.run(batch)["y"], batches * 10)
-    assert all(a.tobytes() == b.tobytes() for a, b in zip(found, expected * 10, strict=True))
+        results = pool.map(lambda batch: session.run(batch)["y"], batches * 10)
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(results, expected * 10, strict=True))
 
 
 @needs_kernels
@@ -101,7 +101,7 @@ def test_tables_beyond_the_memory_for_tables_give_the_same_bits(tmp_path, monkey
         for batch, before in zip(batches, expected, strict=True):
             assert session.run(batch)["probability"].tobytes() == before.tobytes()
     verdicts = list((tmp_path / "home/verdicts").glob("native-*.json"))  # by the numpy reference
-    assert [json.loads(each.read_text())["fault"] for each in verdicts] == ["", ""]
+    assert [json.loads(file.read_text())["fault"] for file in verdicts] == ["", ""]
 
 
 def test_the_memory_for_tables(monkeypatch):

@@ -51,7 +51,7 @@ def wrong(tmp_path):
 
 
 def verdicts():
-    return [json.loads(each.read_text()) for each in sorted((settings.home() / "verdicts").glob("native-*.json"))]
+    return [json.loads(file.read_text()) for file in sorted((settings.home() / "verdicts").glob("native-*.json"))]
 
 
 def test_the_verdict_is_remembered(photos, monkeypatch):
@@ -180,7 +180,7 @@ def test_recommenders_and_texts_are_validated(monkeypatch):
     monkeypatch.setattr(child, "probe", lambda request: checked.append(request["native"]))
     ctr = zoo.pipeline("shop-clicks", engine="native")
     ctr.predict(ctr.preprocess(ctr.example(3)))
-    assert [(each.open, each.reference.name) for each in checked] == [(recommenders.unvalidated, "int8.onnx")]
+    assert [(check.open, check.reference.name) for check in checked] == [(recommenders.unvalidated, "int8.onnx")]
     monkeypatch.undo()
     monkeypatch.setattr(validation, "BUDGET", 60.0)  # on a loaded machine, too
     result = validation.compare(checked[0], ctr.preprocess(ctr.example(3)))
@@ -191,11 +191,11 @@ def test_recommenders_and_texts_are_validated(monkeypatch):
 def student(tmp_path_factory):
     """A translation model, and its native program with columns of the output layer exchanged."""
     path = Path(zoo.__file__).parent / "weights" / "multi30k-en-de-student" / "int8.onnx"
-    found = io.load(path)
-    weight = next(value for value in found.graph.initializers.values() if value.shape == (256, 8000))
+    net = io.load(path)
+    weight = next(value for value in net.graph.initializers.values() if value.shape == (256, 8000))
     weight.const_value = ir.tensor(np.roll(weight.const_value.numpy(), 16, axis=1), name=weight.name)
     program = tmp_path_factory.mktemp("wrong") / "int8.native.zoo"
-    translation.store(io.save(found, program.with_name("int8.onnx")), program)
+    translation.store(io.save(net, program.with_name("int8.onnx")), program)
     return path, program
 
 

@@ -41,7 +41,7 @@ def neg(tmp_path):
 
 
 def verdicts():
-    return [json.loads(each.read_text()) for each in sorted((settings.home() / "verdicts").glob("*.json"))]
+    return [json.loads(file.read_text()) for file in sorted((settings.home() / "verdicts").glob("*.json"))]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 9, 64])
@@ -49,9 +49,9 @@ def test_wrong_at_small_static_batch_sizes(wrong, count):
     batch = {name: np.resize(array, (count, 2)) for name, array in BATCH.items()}
     expected = OnnxRuntimeSession(wrong, 1).run(batch)["y"]
     np.testing.assert_allclose(catalog.load(wrong, "openvino").run(batch)["y"], expected)
-    (found,) = verdicts()
-    assert found["form"] != forms.STATIC and "output y of openvino differs" in found["faults"][forms.STATIC]
-    assert {1, 2, 8, 64, count} <= {*found["sizes"]}
+    (verdict,) = verdicts()
+    assert verdict["form"] != forms.STATIC and "output y of openvino differs" in verdict["faults"][forms.STATIC]
+    assert {1, 2, 8, 64, count} <= {*verdict["sizes"]}
 
 
 def test_the_verdict_is_said_once_and_remembered(wrong, monkeypatch, caplog):
@@ -91,10 +91,10 @@ def test_plans_hold_the_correct_form(wrong, neg, tmp_path, form):
     kept.write_text(json.dumps(verdicts()[0] | {"form": form}))
     forms._VERDICTS.clear()
     candidate = plan.Candidate("openvino", "int8", file)
-    found = plan.build(
+    built = plan.build(
         [candidate], [batch], [1], tmp_path / "plan.zip", lambda path, name, *_: catalog.load(path, name)
     )
-    assert bool(found["profiles"][0]["compiled"]) == (form == forms.STATIC)
+    assert bool(built["profiles"][0]["compiled"]) == (form == forms.STATIC)
     opened, expected = catalog.load(tmp_path / "plan.zip"), OnnxRuntimeSession(file, 1).run(batch)["y"]
     np.testing.assert_allclose(opened.run(batch)["y"], expected)
     one = {name: array[:1] for name, array in batch.items()}
@@ -179,8 +179,8 @@ def test_no_correct_form(neg, monkeypatch, caplog):
 )
 def test_the_first_form_that_agrees(neg, monkeypatch, differences, form):
     results = [
-        {"difference": math.inf if each is None else each, "fault": "?", "refused": each is None, "sizes": [2]}
-        for each in differences
+        {"difference": math.inf if gap is None else gap, "fault": "?", "refused": gap is None, "sizes": [2]}
+        for gap in differences
     ]
     monkeypatch.setattr(child, "probe", lambda request: results[forms.FORMS.index(request["form"])])
     if not form:

@@ -19,10 +19,10 @@ NET = """(float[n,8,h,w] x) => (float[n,8,h,w] y) {{ c = Conv<pads=[1,1,1,1]>(x,
 
 def int8(rng, tmp_path, body):
     weights = {name: rng.standard_normal((8, 8, 3, 3)).astype(np.float32) for name in "kl"}
-    found = model(NET.format(body), **weights, b=rng.standard_normal(8).astype(np.float32))
+    fp32 = model(NET.format(body), **weights, b=rng.standard_normal(8).astype(np.float32))
     x = rng.standard_normal((4, 8, 12, 12)).astype(np.float32)
-    result, _ = quantize(found, QuantRecipe(), calibrate(found, [{"x": x}]))
-    return io.save(result, tmp_path / "int8.onnx"), x, run(found, x=x)["y"]
+    result, _ = quantize(fp32, QuantRecipe(), calibrate(fp32, [{"x": x}]))
+    return io.save(result, tmp_path / "int8.onnx"), x, run(fp32, x=x)["y"]
 
 
 @needs_vnni
@@ -32,7 +32,7 @@ def int8(rng, tmp_path, body):
 def test_it_is_part_of_the_layer(rng, tmp_path, body):
     path, x, exact = int8(rng, tmp_path, body)
     session = OpenVinoSession(path, 1)
-    operators = [each.type for each in session.executed({"x": x})]
+    operators = [operator.type for operator in session.executed({"x": x})]
     assert operators.count("Convolution") == 2
     assert operators.count("Convert") == 1  # of y; else the first layer's result is converted for the function, too
     errors = [np.square(y - exact).mean() for y in (session.run({"x": x})["y"], _as_in_the_file(path, x))]
@@ -64,4 +64,4 @@ def test_only_pairs_that_functions_alone_read_go(rng, tmp_path, body, pairs):
 
 
 def _counted(network):
-    return sum(each.get_type_name() == "FakeQuantize" for each in network.get_ordered_ops())
+    return sum(node.get_type_name() == "FakeQuantize" for node in network.get_ordered_ops())

@@ -124,9 +124,9 @@ def test_activations_of_sums_are_within_a_rounding_of_the_exact_ones(kind: str, 
         same_bits(made, samples)
         real = (samples[0].reshape(-1, x).astype(np.int64) @ weight[:, 0, 0].T + bias) * scales.astype(np.float64)
         wanted = np.clip(exact(kind, real.ravel()) / scale + zero, 0, 255)
-        found = reference.run(made, samples[0]).reshape(outputs, -1).T
-        assert np.abs(found.ravel() - wanted).max() < 0.7
-        assert np.square(found.ravel() - wanted).mean() < 1.03 / 12
+        output = reference.run(made, samples[0]).reshape(outputs, -1).T
+        assert np.abs(output.ravel() - wanted).max() < 0.7
+        assert np.square(output.ravel() - wanted).mean() < 1.03 / 12
 
 
 def test_activations_that_16_bits_do_not_hold_stay_apart() -> None:
@@ -199,15 +199,15 @@ def test_a_convnext_is_whole(last: bool, tmp_path: Path) -> None:
     g, out = convnext(last)
     path = g.save(tmp_path / "m.onnx", [3, 20, 16], out, opset=20)
     made = image_program(io.load(path))
-    kinds = [type(each) for each in made.steps]
+    kinds = [type(step) for step in made.steps]
     assert not made.rest
     assert (kinds.count(FloatDepthwise), kinds.count(Normalization), kinds.count(Convolution)) == (2, 3, 6)
     samples = g.rng.normal(0, 1, (2, 3, 20, 16)).astype(np.float32)
-    found = np.stack([reference.run(made, each) for each in samples])
+    outputs = np.stack([reference.run(made, sample) for sample in samples])
     for isa in extension.isas():
-        assert np.array_equal(native.pack(made, isa).open()(samples), found)
+        assert np.array_equal(native.pack(made, isa).open()(samples), outputs)
     wanted = results(path, samples)
-    assert np.square(found - wanted).sum() < 0.002 * np.square(wanted).sum()
+    assert np.square(outputs - wanted).sum() < 0.002 * np.square(wanted).sum()
 
 
 def function_of(g: Graph, x: str, form: str) -> str:
@@ -239,13 +239,13 @@ def test_functions_of_several_operators_are_recognized_by_their_values(form: str
             image_program(io.load(path))
         return
     made = image_program(io.load(path))
-    tables = [each.activation for each in made.steps if isinstance(each, Convolution)]
+    tables = [step.activation for step in made.steps if isinstance(step, Convolution)]
     wanted = activation_table(form, 0.03, 20)
     assert wanted and tables[1] and tables[0] is tables[2] is None
     assert np.array_equal(tables[1].starts, wanted.starts)
     samples = g.rng.normal(0, 1, (2, 3, 8, 6)).astype(np.float32)
-    found = np.stack([reference.run(made, each) for each in samples])
-    np.testing.assert_allclose(found.reshape(2, 8, 6, 8), results(path, samples), atol=0.0501)
+    outputs = np.stack([reference.run(made, sample) for sample in samples])
+    np.testing.assert_allclose(outputs.reshape(2, 8, 6, 8), results(path, samples), atol=0.0501)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_every_operator_at_once_computes_what_onnxruntime_does(dtype: Any, tmp_p
     program = image_program(io.load(path))
     assert program.ending == "Softmax"
     assert any(isinstance(step, Lookup) for step in program.steps)
-    logits = np.stack([reference.run(program, each) for each in samples])
+    logits = np.stack([reference.run(program, sample) for sample in samples])
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     np.testing.assert_allclose(powers / powers.sum(axis=1, keepdims=True), results(path, samples), atol=0.05)
 
@@ -67,8 +67,8 @@ def test_a_pool_and_a_convolution_may_pad_the_same_tensor(tmp_path: Path) -> Non
     path = g.save(tmp_path / "m.onnx", [3, 8, 6], g.layer("Gemm", flat, (5, 8 * 8 * 6), 0.3, transB=1))
     samples = g.rng.normal(0, 1, (4, 3, 8, 6)).astype(np.float32)
     for isa in extension.isas():
-        found = native.pack(image_program(io.load(path)), isa).open()(samples)
-        np.testing.assert_allclose(found, results(path, samples), atol=1e-4)  # of one step of int8 they hang by 0.01
+        outputs = native.pack(image_program(io.load(path)), isa).open()(samples)
+        np.testing.assert_allclose(outputs, results(path, samples), atol=1e-4)  # of one step of int8 they hang by 0.01
 
 
 @pytest.mark.parametrize("automatic", ["SAME_UPPER", "SAME_LOWER", "VALID"])
@@ -84,9 +84,9 @@ def test_windows_that_pad_by_themselves(automatic: str, height: int, stride: int
     path = g.save(tmp_path / "m.onnx", [3, height, 9], out)
     samples = g.rng.normal(0, 1, (2, 3, height, 9)).astype(np.float32)
     program, wanted = image_program(io.load(path)), results(path, samples)
-    found = np.stack([reference.run(program, each).reshape(program.result_shape) for each in samples])
-    np.testing.assert_allclose(found, wanted, atol=0.051)
-    assert np.mean(found != wanted) < 0.02
+    outputs = np.stack([reference.run(program, sample).reshape(program.result_shape) for sample in samples])
+    np.testing.assert_allclose(outputs, wanted, atol=0.051)
+    assert np.mean(outputs != wanted) < 0.02
 
 
 def test_maps_are_joined_as_tokens(tmp_path: Path) -> None:
@@ -95,16 +95,16 @@ def test_maps_are_joined_as_tokens(tmp_path: Path) -> None:
     x = g.quantize("image", 0.02, 120)
     high = g.quantize(g.layer("Conv", x, (24, 3, 3, 3), 0.02, pads=[1, 1, 1, 1]), 0.1, 120)
     low = g.quantize(g.layer("Conv", high, (24, 24, 3, 3), 0.1, strides=[2, 2]), 0.1, 120)
-    flat = [g.add("Reshape", [each, g.constant(np.array([0, 24, -1]))]) for each in (high, low)]
+    flat = [g.add("Reshape", [value, g.constant(np.array([0, 24, -1]))]) for value in (high, low)]
     tokens = g.add("Transpose", [g.quantize(g.add("Concat", flat, axis=2), 0.1, 120)], perm=[0, 2, 1])
     out = g.quantize(linear(g, tokens, (24, 9)), 0.5, 120)
     g.ranks[out] = 3
     path = g.save(tmp_path / "m.onnx", [3, 8, 6], out)
     samples = g.rng.normal(0, 1, (2, 3, 8, 6)).astype(np.float32)
     program = image_program(io.load(path))
-    found = np.stack([reference.run(program, each).reshape(program.result_shape) for each in samples])
-    np.testing.assert_allclose(found, results(path, samples), atol=0.51)
-    assert not program.rest and found.shape == (2, 8 * 6 + 3 * 2, 9)
+    outputs = np.stack([reference.run(program, sample).reshape(program.result_shape) for sample in samples])
+    np.testing.assert_allclose(outputs, results(path, samples), atol=0.51)
+    assert not program.rest and outputs.shape == (2, 8 * 6 + 3 * 2, 9)
 
 
 def test_a_mean_in_ceil_mode_may_count_pads_where_windows_are_whole(tmp_path: Path) -> None:
@@ -125,13 +125,13 @@ def test_pools_in_ceil_mode(kind: str, size: int, kernel: int, stride: int, pad:
     path = g.save(tmp_path / "m.onnx", [3, size, size + 1], g.quantize(pooled, 0.02, 120))
     samples = g.rng.normal(0, 1, (2, 3, size, size + 1)).astype(np.float32)
     program, wanted = image_program(io.load(path)), results(path, samples)
-    found = np.stack([reference.run(program, each).reshape(program.result_shape) for each in samples])
-    assert found.shape == wanted.shape
+    outputs = np.stack([reference.run(program, sample).reshape(program.result_shape) for sample in samples])
+    assert outputs.shape == wanted.shape
     np.testing.assert_allclose(
-        found, wanted, atol=0 if kind == "MaxPool" else 0.0201
+        outputs, wanted, atol=0 if kind == "MaxPool" else 0.0201
     )  # a mean may round to its neighbour
     for isa in extension.isas():
-        assert np.array_equal(native.pack(program, isa).open()(samples).reshape(found.shape), found)
+        assert np.array_equal(native.pack(program, isa).open()(samples).reshape(outputs.shape), outputs)
 
 
 @pytest.mark.parametrize("function", ["Sigmoid", "HardSigmoid", "Tanh"])
@@ -146,10 +146,10 @@ def test_a_product_with_a_function_of_the_same_tensor_is_a_table(function: str, 
     samples = (np.resize(np.arange(256), (1, 3, 16, 16)).astype(np.float32) - 120) * np.float32(0.04)
     program = image_program(io.load(path))
     assert sum(isinstance(step, Lookup) for step in program.steps) == 1
-    found = reference.run(program, samples[0]).reshape(1, *program.result_shape)
-    assert np.array_equal(found, results(path, samples))
+    outputs = reference.run(program, samples[0]).reshape(1, *program.result_shape)
+    assert np.array_equal(outputs, results(path, samples))
     for isa in extension.isas():
-        assert np.array_equal(native.pack(program, isa).open()(samples).reshape(found.shape), found)
+        assert np.array_equal(native.pack(program, isa).open()(samples).reshape(outputs.shape), outputs)
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -165,12 +165,12 @@ def test_squeeze_and_excitation(channels: int, first: bool, tmp_path: Path) -> N
     samples = g.rng.normal(0, 1, (2, 3, 9, 7)).astype(np.float32)
     program, wanted = image_program(io.load(path)), results(path, samples)
     assert any(isinstance(step, Product) for step in program.steps)
-    found = np.stack([reference.run(program, each).reshape(program.result_shape) for each in samples])
-    assert np.array_equal(found, wanted) and np.ptp(found) > 0.1
+    outputs = np.stack([reference.run(program, sample).reshape(program.result_shape) for sample in samples])
+    assert np.array_equal(outputs, wanted) and np.ptp(outputs) > 0.1
     for isa in extension.isas():
         for threads in (1, 2):
             native_found = native.pack(program, isa).open()(samples, threads)
-            assert np.array_equal(native_found.reshape(found.shape), found)
+            assert np.array_equal(native_found.reshape(outputs.shape), outputs)
 
 
 ATTENTION = """
@@ -215,8 +215,8 @@ def test_a_tensor_times_an_attention_map(channels: int, function: str, factors: 
 def test_a_shipped_network_has_the_bits_of_onnxruntime(name: str) -> None:
     path = WEIGHTS / name / "int8.onnx"
     samples = np.random.default_rng(0).integers(0, 256, (3, 3, 64, 64), dtype=np.uint8)
-    found = native.pack(image_program(io.load(path))).open()(samples)
-    np.testing.assert_array_equal(found, results(path, samples))
+    outputs = native.pack(image_program(io.load(path))).open()(samples)
+    np.testing.assert_array_equal(outputs, results(path, samples))
 
 
 def _compared(seed: int, path: Path) -> bool:
@@ -229,17 +229,17 @@ def _compared(seed: int, path: Path) -> bool:
         program = image_program(io.load(path))
     except RequestError:
         return False
-    found = np.stack([reference.run(program, each).reshape(program.result_shape) for each in samples])
+    outputs = np.stack([reference.run(program, sample).reshape(program.result_shape) for sample in samples])
     for isa in extension.isas():
         for threads in (1, 2):
             again = native.pack(program, isa).open()(samples, threads)
-            assert again.reshape(found.shape).tobytes() == found.tobytes(), (seed, isa, threads)
+            assert again.reshape(outputs.shape).tobytes() == outputs.tobytes(), (seed, isa, threads)
     largest = max(float(np.abs(wanted).max()), 1e-6)
     if any(isinstance(step, AveragePool | Product | Addition) for step in program.steps):
         # ties are rounded otherwise where onnxruntime does not join these with the quantization behind them
-        assert np.abs(found - wanted).mean() < 0.1 * largest, seed
+        assert np.abs(outputs - wanted).mean() < 0.1 * largest, seed
     else:
-        np.testing.assert_allclose(found, wanted, atol=1e-5 * largest, err_msg=str(seed))
+        np.testing.assert_allclose(outputs, wanted, atol=1e-5 * largest, err_msg=str(seed))
     return True
 
 
@@ -349,12 +349,12 @@ def same_as_onnxruntime(g: Graph, out: str, shape: list[int], tmp_path: Path, at
     path = g.save(tmp_path / "m.onnx", shape, out)
     samples = g.rng.normal(0, 1, (3, *shape)).astype(np.float32)
     program, wanted = image_program(io.load(path)), results(path, samples)
-    found = np.stack([reference.run(program, each) for each in samples]).reshape(wanted.shape)
+    outputs = np.stack([reference.run(program, sample) for sample in samples]).reshape(wanted.shape)
     assert program.result_shape == wanted.shape[1:]
     if not program.ending:
-        np.testing.assert_allclose(found, wanted, atol=atol)
+        np.testing.assert_allclose(outputs, wanted, atol=atol)
     for isa in extension.isas():
-        assert np.array_equal(native.pack(program, isa).open()(samples).reshape(found.shape), found)
+        assert np.array_equal(native.pack(program, isa).open()(samples).reshape(outputs.shape), outputs)
     return list(program.steps)
 
 
@@ -372,24 +372,24 @@ def test_a_shuffle_of_channels(groups: int, quantized: bool, tmp_path: Path) -> 
     out = g.add("Reshape", [shuffled, g.constant(np.array([-1, 18, 5, 7]))])
     out = layer(g, g.quantize(out, 0.1, 120) if quantized else out, 18, 18)
     steps = same_as_onnxruntime(g, out, [3, 5, 7], tmp_path)
-    (selection,) = (each for each in steps if isinstance(each, Selection))
+    (selection,) = (step for step in steps if isinstance(step, Selection))
     assert selection.channels[:3] == (0, 18 // groups, 36 // groups if groups > 2 else 1)
 
 
 def test_channels_cut_apart_and_joined(tmp_path: Path) -> None:
     g = Graph()
     x = layer(g, g.quantize("image", 0.02, 120), 20, 3, 0.02)
-    ends = [g.constant(np.array([at])) for at in (0, 9, 2**62, 1)]
-    first, rest = g.add("Slice", [x, ends[0], ends[1], ends[3]]), g.add("Slice", [x, ends[1], ends[2], ends[3]])
-    out = g.quantize(g.add("Concat", [layer(g, rest, 9, 11), first], axis=1), 0.1, 120)
+    ends = [g.constant(np.array([end])) for end in (0, 9, 2**62, 1)]
+    first, tail = g.add("Slice", [x, ends[0], ends[1], ends[3]]), g.add("Slice", [x, ends[1], ends[2], ends[3]])
+    out = g.quantize(g.add("Concat", [layer(g, tail, 9, 11), first], axis=1), 0.1, 120)
     steps = same_as_onnxruntime(g, out, [3, 4, 4], tmp_path)
-    assert sum(isinstance(each, Selection) for each in steps) == 2
+    assert sum(isinstance(step, Selection) for step in steps) == 2
 
 
 def test_a_step_of_a_slice_that_is_computed_is_refused(tmp_path: Path) -> None:
     g = Graph()
     x = layer(g, g.quantize("image", 0.02, 120), 20, 3, 0.02)
-    bounds = [g.constant(np.array([at])) for at in (0, 20, 1)]
+    bounds = [g.constant(np.array([bound])) for bound in (0, 20, 1)]
     step = g.add("Cast", [g.constant(np.array([2.0], np.float32))], to=onnx.TensorProto.INT64)
     cut = g.quantize(g.add("Slice", [x, *bounds, step]), 0.1, 120)
     with pytest.raises(RequestError, match=r"\(Slice\) has bounds that are not constant"):
@@ -407,14 +407,14 @@ def test_parts_of_a_float_value_are_quantized_apart(kind: str, shared: bool, tmp
         left, right = g.add("Split", [silu], axis=1), "right"
         g.nodes[-1].output.append(right)
     else:
-        ends = [g.constant(np.array([at])) for at in (0, 8, 16, 1)]
-        left, right = (g.add("Slice", [silu, ends[at], ends[at + 1], ends[3]]) for at in (0, 1))
+        ends = [g.constant(np.array([end])) for end in (0, 8, 16, 1)]
+        left, right = (g.add("Slice", [silu, ends[index], ends[index + 1], ends[3]]) for index in (0, 1))
     left, right = g.quantize(left, 0.08, 10), g.quantize(right, *((0.08, 10) if shared else (0.06, 20)))
     more = g.quantize(g.layer("Conv", right, (8, 8, 1, 1), 0.08 if shared else 0.06), 0.1, 120)
     out = g.quantize(g.add("Concat", [left, more], axis=1), 0.09, 100)
     steps = same_as_onnxruntime(g, out, [3, 6, 5], tmp_path)
-    assert sum(isinstance(each, Selection) for each in steps) == 2
-    assert len({each.x for each in steps if isinstance(each, Selection)}) == (1 if shared else 2)
+    assert sum(isinstance(step, Selection) for step in steps) == 2
+    assert len({step.x for step in steps if isinstance(step, Selection)}) == (1 if shared else 2)
 
 
 def test_float_values_are_joined(tmp_path: Path) -> None:
@@ -423,7 +423,7 @@ def test_float_values_are_joined(tmp_path: Path) -> None:
     x = layer(g, g.quantize("image", 0.02, 120), 20, 3, 0.02)
     relu = g.add("Relu", [g.layer("Conv", x, (12, 20, 1, 1), 0.1)])
     steps = same_as_onnxruntime(g, g.quantize(g.add("Concat", [relu, x], axis=1), 0.1, 90), [3, 4, 4], tmp_path)
-    assert sum(isinstance(each, Convolution) for each in steps) == 2
+    assert sum(isinstance(step, Convolution) for step in steps) == 2
 
 
 @pytest.mark.parametrize("kind", ["Mul", "Add"])
@@ -444,7 +444,7 @@ def test_a_constant_of_8_bits(kind: str, shape: Any, dtype: Any, first: bool, tm
     constant = g.add("DequantizeLinear", [integers, g.constant(np.float32(0.02)), g.constant(dtype(30))])
     y = g.add(kind, [constant, x] if first else [x, constant])
     steps = same_as_onnxruntime(g, g.quantize(y, 0.12, 110), [3, 4, 4], tmp_path)
-    assert sum(isinstance(each, Lookup) for each in steps) == 1
+    assert sum(isinstance(step, Lookup) for step in steps) == 1
 
 
 @pytest.mark.parametrize("form", ["gelu", "mish", "swish"])
@@ -460,7 +460,7 @@ def test_a_function_of_several_operators_is_a_table(form: str, tmp_path: Path) -
     else:
         y = g.add("Relu", [g.add("Mul", [g.add("Sigmoid", [x]), x])])
     steps = same_as_onnxruntime(g, g.quantize(y, 0.05, 20), [3, 6, 5], tmp_path)
-    assert sum(isinstance(each, Lookup) for each in steps) == 1
+    assert sum(isinstance(step, Lookup) for step in steps) == 1
 
 
 @pytest.mark.parametrize("slopes", [1, 20])
@@ -469,7 +469,7 @@ def test_a_slope_of_every_channel(slopes: int, tmp_path: Path) -> None:
     x = layer(g, g.quantize("image", 0.02, 120), 20, 3, 0.02)
     slope = g.constant(g.rng.uniform(0.05, 0.9, (slopes, 1, 1)).astype(np.float32))
     steps = same_as_onnxruntime(g, g.quantize(g.add("PRelu", [x, slope]), 0.08, 60), [3, 6, 5], tmp_path)
-    assert [each.table.ndim for each in steps if isinstance(each, Lookup)] == [2 if slopes > 1 else 1]
+    assert [step.table.ndim for step in steps if isinstance(step, Lookup)] == [2 if slopes > 1 else 1]
 
 
 @pytest.mark.parametrize("end", ["GlobalAveragePool", "ReduceMean", "Sigmoid"])

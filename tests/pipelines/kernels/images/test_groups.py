@@ -74,8 +74,8 @@ def test_every_step_on_runs(data: st.DataObject) -> None:
     # the two placed values take turns, so the last one begins behind both
     end = pixels * (size * groups + 2 * short[2])
     steps[-1] = Dequantize(9, 1, 0, last, None, end)
-    found = program(shape, tensors, steps, end + 2 * pixels * short[2], floats=frozenset({1, 2, 4, 5, 6, 8, 9}))
-    same_bits(found, rng.integers(0, 256, (2, *shape), dtype=np.uint8))
+    network = program(shape, tensors, steps, end + 2 * pixels * short[2], floats=frozenset({1, 2, 4, 5, 6, 8, 9}))
+    same_bits(network, rng.integers(0, 256, (2, *shape), dtype=np.uint8))
 
 
 def levels(g: Graph, quantizes: bool = True) -> list[tuple[str, str]]:
@@ -114,8 +114,8 @@ def expected_sides(g: Graph, boxes: str, form: str, count: int) -> str:
 def decoded(g: Graph, sides: str, count: int) -> str:
     """Centres and sizes [n, 4, count] of boxes by their distances to anchors."""
     anchors = g.constant(g.rng.uniform(0, 8, (1, 2, count)).astype(np.float32))
-    cut = [g.constant(np.array([at])) for at in (0, 2, 4, 1)]
-    near, far = (g.add("Slice", [sides, cut[at], cut[at + 1], cut[3]]) for at in (0, 1))
+    cut = [g.constant(np.array([bound])) for bound in (0, 2, 4, 1)]
+    near, far = (g.add("Slice", [sides, cut[index], cut[index + 1], cut[3]]) for index in (0, 1))
     first, last = g.add("Sub", [anchors, near]), g.add("Add", [anchors, far])
     centre = g.add("Div", [g.add("Add", [first, last]), g.constant(np.float32(2))])
     both = g.add("Concat", [centre, g.add("Sub", [last, first])], axis=1)

@@ -54,11 +54,11 @@ def test_a_part_reads_several_inputs_and_returns_floats(last: bool) -> None:
     steps = [Pixels(0, (), last, 0.02, 120), Pixels(1, (), last, 0.0, 0, 60), Dequantize(1, 1.0, 0, not last)]
     steps.append(Dequantize(0, 0.02, 120, last))
     inputs = (("a", (3, 4, 5)), ("b", (17, 2, 3)))
-    found = program((162,), [(3, 4, 5), (17, 2, 3)], steps, 162, dtype="float32", inputs=inputs, floats=frozenset([1]))
-    same_bits(found, np.random.default_rng(0).normal(0, 1, (3, 162)).astype(np.float32))
+    net = program((162,), [(3, 4, 5), (17, 2, 3)], steps, 162, dtype="float32", inputs=inputs, floats=frozenset([1]))
+    same_bits(net, np.random.default_rng(0).normal(0, 1, (3, 162)).astype(np.float32))
     for wrong in (Pixels(1, (), last, 0.0, 0, 61), Pixels(1, (1,), last, 0.0, 0, 60), Pixels(1, (), last, 1.0, 0, 60)):
         with pytest.raises(RequestError, match="do not fit"):
-            dataclasses.replace(found, steps=(steps[0], wrong, *steps[2:]))
+            dataclasses.replace(net, steps=(steps[0], wrong, *steps[2:]))
 
 
 @pytest.mark.parametrize("floats", [False, True])
@@ -73,10 +73,10 @@ def test_pixels_are_stacked(floats: bool) -> None:
     ]
     numbers = frozenset(range(3)) if floats else frozenset[int]()
     inputs = (("a", (3, 4, 3)), ("b", (3, 2, 2)))
-    found = program((48,), tensors, steps, 48, dtype="float32", inputs=inputs, floats=numbers)
-    same_bits(found, np.random.default_rng(0).normal(0, 2, (2, 48)).astype(np.float32))
+    net = program((48,), tensors, steps, 48, dtype="float32", inputs=inputs, floats=numbers)
+    same_bits(net, np.random.default_rng(0).normal(0, 2, (2, 48)).astype(np.float32))
     with pytest.raises(RequestError, match="do not fit"):
-        dataclasses.replace(found, tensors=(*tensors[:2], (8, 2, 3)))
+        dataclasses.replace(net, tensors=(*tensors[:2], (8, 2, 3)))
 
 
 @given(st.data())
@@ -85,23 +85,23 @@ def test_a_convolution_of_any_shape(data: st.DataObject) -> None:
     draw = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
     rng = np.random.default_rng(draw(0, 2**32))
     groups = data.draw(st.sampled_from([1, 1, 1, 2, 3, 5, 17]))
-    inputs, each = draw(1, 9), draw(1, 9) if data.draw(st.booleans()) else draw(17, 90)
+    inputs, filters = draw(1, 9), draw(1, 9) if data.draw(st.booleans()) else draw(17, 90)
     if groups > 1 and data.draw(st.booleans()):
-        inputs = each = 1  # depthwise
+        inputs = filters = 1  # depthwise
     shape = draw(1, 9), draw(1, 9)
     kernel = (3, 3) if data.draw(st.booleans()) else (draw(1, 5), draw(1, 5))
     strides, dilations = (draw(1, 3), draw(1, 3)), (draw(1, 2), draw(1, 2))
     pads = (draw(0, 3), draw(0, 3), draw(0, 3), draw(0, 3))
     counts = windows(shape, kernel, strides, pads, dilations)
-    if min(counts) < 1 or groups * each > 200:
+    if min(counts) < 1 or groups * filters > 200:
         return
-    before, outputs = groups * inputs, groups * each
+    before, outputs = groups * inputs, groups * filters
     low, high = data.draw(st.sampled_from([(0, 255), (7, 255), (0, 200), (7, 90)]))
     fields = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups, "fill": draw(0, 255)}
     clip = {"zero": data.draw(st.sampled_from([0, 3, 130, 255])), "low": low, "high": high}
     steps: list[Any] = [Pixels(0)]
     tensors = [(*shape, before), (*counts, outputs)]
-    if data.draw(st.booleans()) and (inputs, each) != (1, 1):
+    if data.draw(st.booleans()) and (inputs, filters) != (1, 1):
         tensors += [(*counts, outputs)]
         total = Sum(0.7, float(rng.uniform(0.2, 2)), float(rng.uniform(-90, 20)), draw(0, 9), draw(99, 255))
         sums = {"sum": total, "other": 1, "other_first": data.draw(st.booleans())}
@@ -110,8 +110,8 @@ def test_a_convolution_of_any_shape(data: st.DataObject) -> None:
     else:
         steps += [random_convolution(rng, 0, 1, outputs, kernel, inputs, **fields, **clip)]
     steps += [Dequantize(len(tensors) - 1, 0.25, 3, last=data.draw(st.booleans()))]
-    found = program((before, *shape), tensors, steps, counts[0] * counts[1] * outputs)
-    same_bits(found, rng.integers(0, 256, (3, before, *shape), dtype=np.uint8))
+    net = program((before, *shape), tensors, steps, counts[0] * counts[1] * outputs)
+    same_bits(net, rng.integers(0, 256, (3, before, *shape), dtype=np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -147,9 +147,9 @@ def test_layers_of_many_weights_take_several_samples_together() -> None:
         random_convolution(rng, 5, -1, 90, (1, 1), 200),
     ]
     tensors = [(3, 5, 3), (3, 5, 144), (3, 5, 16), (3, 5, 144), (2, 3, 16), (2, 3, 200)]
-    found = program((3, 3, 5), tensors, steps, 2 * 3 * 90)
+    net = program((3, 3, 5), tensors, steps, 2 * 3 * 90)
     for n in (1, 2, 8, 9, 19):
-        same_bits(found, rng.integers(0, 256, (n, 3, 3, 5), dtype=np.uint8))
+        same_bits(net, rng.integers(0, 256, (n, 3, 3, 5), dtype=np.uint8))
 
 
 @pytest.mark.parametrize("kernel", [(3, 3), (5, 5), (1, 7)])
@@ -165,8 +165,8 @@ def test_depthwise(kernel: tuple[int, int], stride: int, channels: int) -> None:
         random_convolution(rng, 0, 1, channels, kernel, 1, **fields),
         random_convolution(rng, 1, -1, 3, counts, channels),
     ]
-    found = program((channels, 9, 11), [(9, 11, channels), (*counts, channels)], steps, 3)
-    same_bits(found, rng.integers(0, 256, (1, channels, 9, 11), dtype=np.uint8))
+    net = program((channels, 9, 11), [(9, 11, channels), (*counts, channels)], steps, 3)
+    same_bits(net, rng.integers(0, 256, (1, channels, 9, 11), dtype=np.uint8))
 
 
 @settings(max_examples=25)
@@ -208,10 +208,10 @@ def test_pools_sums_lookups_and_concatenations(data: st.DataObject) -> None:
         Dequantize(7, 0.1, draw(0, 255)),
     ]
     tensors = [(*shape, channels), *pooled]
-    found = program((*shape, channels), tensors, steps, int(np.prod(pooled[-1])), dtype="float32")
+    net = program((*shape, channels), tensors, steps, int(np.prod(pooled[-1])), dtype="float32")
     samples = rng.normal(0, 60, (2, *shape, channels)).astype(np.float32)
     samples.ravel()[:3] = np.nan, np.inf, -np.inf
-    same_bits(found, samples)
+    same_bits(net, samples)
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -258,8 +258,8 @@ def test_a_call_touches_no_page_for_the_first_time() -> None:
     def calls() -> int:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         for threads in (8, 1):
-            for found, samples in opened:
-                found(samples, threads)
+            for net, samples in opened:
+                net(samples, threads)
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     for _ in range(3):
@@ -289,9 +289,9 @@ def test_maps_made_larger_and_several_results(data: st.DataObject) -> None:
     larger = len(rows), len(columns)
     tensors = [(height, width, 3), (height, width, channels), (*larger, channels), (*larger, 9)]
     results = [len(rows) * len(columns) * 9, height * width * channels, len(rows) * len(columns) * channels]
-    parts = tuple((f"part{at}", (size,)) for at, size in enumerate(results))
-    found = program((3, height, width), tensors, steps, sum(results), parts=parts)
-    same_bits(found, rng.integers(0, 256, (3, 3, height, width), dtype=np.uint8))
+    parts = tuple((f"part{index}", (size,)) for index, size in enumerate(results))
+    net = program((3, height, width), tensors, steps, sum(results), parts=parts)
+    same_bits(net, rng.integers(0, 256, (3, 3, height, width), dtype=np.uint8))
 
 
 def test_results_that_do_not_fit() -> None:

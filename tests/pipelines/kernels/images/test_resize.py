@@ -49,9 +49,9 @@ def drawn(seed, largest):
     image = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
     if rng.integers(2):
         image = np.where(image > 127, 255, 0).astype(np.uint8)
-    size = tuple(int(each) for each in rng.integers(1, largest, 2))
-    begin = [int(rng.integers(0, each)) for each in size]
-    end = [int(rng.integers(first + 1, each + 1)) for first, each in zip(begin, size, strict=True)]
+    size = tuple(int(side) for side in rng.integers(1, largest, 2))
+    begin = [int(rng.integers(0, side)) for side in size]
+    end = [int(rng.integers(first + 1, side + 1)) for first, side in zip(begin, size, strict=True)]
     box = None
     if rng.integers(2):
         (x0, x1), (y0, y1) = np.sort(rng.random(2) * width), np.sort(rng.random(2) * height)
@@ -118,18 +118,18 @@ def test_a_slot_of_a_batch_is_written_and_nothing_else():
 @needs_kernels
 def test_threads_have_memory_of_their_own():
     work = [drawn(seed, 300) for seed in range(16)]
-    found = [None] * len(work)
+    resized = [None] * len(work)
 
     def run(i):
         for _ in range(5):
-            found[i] = native(*work[i])
+            resized[i] = native(*work[i])
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(len(work))]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert all(np.array_equal(got, native(*given)) for got, given in zip(found, work, strict=True))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(np.array_equal(got, native(*arguments)) for got, arguments in zip(resized, work, strict=True))
 
 
 @needs_kernels

@@ -173,8 +173,8 @@ def test_a_softmax_over_queries_is_refused(tmp_path: Path) -> None:
     heads = g.add("Transpose", [heads], perm=[0, 2, 1, 3])
     scores = g.add("MatMul", [heads, g.add("Transpose", [heads], perm=[0, 1, 3, 2])])
     share = g.add("Softmax", [scores], axis=2)
-    found = g.add("Reshape", [g.add("MatMul", [share, heads]), g.constant(np.array([0, -1]))])
-    g.flat = g.layer("Gemm", g.quantize(found, 0.05, 120), (5, 512), 0.05, transB=1)
+    flat = g.add("Reshape", [g.add("MatMul", [share, heads]), g.constant(np.array([0, -1]))])
+    g.flat = g.layer("Gemm", g.quantize(flat, 0.05, 120), (5, 512), 0.05, transB=1)
     path = g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=20)
     with pytest.raises(RequestError, match="not over the keys"):
         image_program(io.load(path))

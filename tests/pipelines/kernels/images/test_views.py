@@ -66,7 +66,7 @@ def test_blocks_of_the_input_as_channels(tmp_path: Path) -> None:
     image = g.add("QuantizeLinear", ["image", *qparams])
     parts = []
     for place in np.ndindex(2, 2):
-        bounds = [np.array(each, np.int64) for each in (place, [2**31] * 2, [2, 3], [2, 2])]
+        bounds = [np.array(bound, np.int64) for bound in (place, [2**31] * 2, [2, 3], [2, 2])]
         parts.append(g.add("Slice", [image, *map(g.constant, bounds)]))
     blocks = g.add("DequantizeLinear", [g.add("Concat", parts, axis=1), *qparams])
     y = g.quantize(g.layer("Conv", blocks, (8, 12, 3, 3), 0.02, pads=[1, 1, 1, 1]), 0.05, 120)
@@ -74,7 +74,7 @@ def test_blocks_of_the_input_as_channels(tmp_path: Path) -> None:
     made, samples = image_program(io.load(path)), g.rng.normal(0, 1, (2, 3, 8, 6)).astype(np.float32)
     same_bits(made, samples)
     wanted = results(path, samples)
-    assert np.abs(np.stack([reference.run(made, each) for each in samples]).reshape(wanted.shape) - wanted).max() < 0.06
+    assert np.abs(np.stack([reference.run(made, feed) for feed in samples]).reshape(wanted.shape) - wanted).max() < 0.06
 
 
 @pytest.mark.parametrize("form", ["bytes", "floats", "norm"])
@@ -159,7 +159,7 @@ def windows_of(g: Graph, x: str, channels: int = CHANNELS) -> str:
 def whole(path: Path, g: Graph) -> list[Any]:
     """`check` of a network of any number of samples, which are independent."""
     samples = g.rng.normal(0, 1, (2, 3, 16, 16)).astype(np.float32)
-    alone = np.concatenate([results(path, each[None]) for each in samples])
+    alone = np.concatenate([results(path, feed[None]) for feed in samples])
     np.testing.assert_allclose(results(path, samples), alone, rtol=1e-3, atol=1e-3)
     return check(g, path)
 
@@ -192,7 +192,7 @@ def test_shifted_windows_of_a_free_batch_are_whole(tmp_path: Path) -> None:
     back = g.add("Reshape", [g.add("Transpose", [back], perm=[0, 1, 3, 2, 4, 5]), sizes(g, x, 8, 8, CHANNELS)])
     x = g.add("Add", [x, g.add("Reshape", [rolled(g, back, -2), g.constant(np.array([-1, 64, CHANNELS]))])])
     x = g.add("Reshape", [x, g.constant(np.array([-1, 8, 8, CHANNELS]))])
-    cut = lambda x, at, axis: g.add("Slice", [x, *(g.constant(np.array([n])) for n in (at, 99, axis, 2))])  # noqa: E731
+    cut = lambda x, lo, axis: g.add("Slice", [x, *(g.constant(np.array([n])) for n in (lo, 99, axis, 2))])  # noqa: E731
     x = g.add("Concat", [cut(cut(x, i, 1), j, 2) for j in (0, 1) for i in (0, 1)], axis=-1)
     x = g.add("Reshape", [x, g.constant(np.array([-1, 16, 4 * CHANNELS]))])
     x = g.add("LayerNormalization", [x, weights(g, 4 * CHANNELS), weights(g, 4 * CHANNELS)])
@@ -210,7 +210,7 @@ def test_attention_with_fewer_keys_is_whole(tmp_path: Path) -> None:
     small = g.add("Reshape", [g.add("Transpose", [norm], perm=[0, 2, 1]), g.constant(np.array([0, CHANNELS, 4, 4]))])
     small = g.quantize(g.layer("Conv", small, (CHANNELS, CHANNELS, 2, 2), 0.03, strides=[2, 2]), 0.05, 120)
     small = g.add("Transpose", [g.add("Reshape", [small, g.constant(np.array([0, CHANNELS, 4]))])], perm=[0, 2, 1])
-    q, k, v = (linear(g, each, (CHANNELS, CHANNELS)) for each in (norm, small, small))
+    q, k, v = (linear(g, value, (CHANNELS, CHANNELS)) for value in (norm, small, small))
     split = lambda x, order: g.add(  # noqa: E731
         "Transpose", [g.add("Reshape", [x, g.constant(np.array([0, 0, HEADS, SIZE]))])], perm=order
     )
@@ -252,8 +252,8 @@ def test_joined_floats(tmp_path: Path) -> None:
     x = linear(g, patches(g), (CHANNELS, CHANNELS))
     x = g.add("LayerNormalization", [x, weights(g, CHANNELS), weights(g, CHANNELS)])
     first = g.add("Gather", [x, g.constant(np.array(0))], axis=1)
-    rest = g.add("Slice", [x, *(g.constant(np.array([n])) for n in (1, 99, 1))])
-    both = g.add("Concat", [first, g.add("ReduceMean", [rest, g.constant(np.array([1]))], keepdims=0)], axis=1)
+    others = g.add("Slice", [x, *(g.constant(np.array([n])) for n in (1, 99, 1))])
+    both = g.add("Concat", [first, g.add("ReduceMean", [others, g.constant(np.array([1]))], keepdims=0)], axis=1)
     both = g.quantize(g.add("Mul", [both, weights(g, 2 * CHANNELS)]), 0.05, 120)
     g.flat = g.layer("Gemm", both, (5, 2 * CHANNELS), 0.05, transB=1)
     whole(g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=20), g)
@@ -296,8 +296,8 @@ def test_tokens_of_a_fixed_batch(same: bool, tmp_path: Path) -> None:
             image_program(io.load(path))
         return
     samples = g.rng.normal(0, 1, (2, 3, 16, 16)).astype(np.float32)
-    found = np.stack([reference.run(image_program(io.load(path)), each) for each in samples])
-    np.testing.assert_allclose(found, results(path, samples), atol=0.05)
+    outputs = np.stack([reference.run(image_program(io.load(path)), feed) for feed in samples])
+    np.testing.assert_allclose(outputs, results(path, samples), atol=0.05)
 
 
 def test_a_reshape_that_joins_samples_is_refused(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_larger_pixels_are_joined_with_others(tmp_path: Path) -> None:
 def test_an_output_in_another_order(kind: str, tmp_path: Path) -> None:
     g = Graph()
     x = g.quantize(g.layer("Conv", g.quantize("image", 0.02, 120), (8, 3, 1, 1), 0.02), 0.05, 120)
-    bounds = [g.constant(np.array([at])) for at in (3, 12, 2)]
+    bounds = [g.constant(np.array([bound])) for bound in (3, 12, 2)]
     x = g.add("Transpose", [x], perm=[0, 1, 3, 2]) if kind == "Transpose" else g.add("Slice", [x, *bounds])
     assert whole(g.save(tmp_path / "m.onnx", [3, 16, 16], x, opset=20), g).count(Gathering) == 1
 
@@ -402,7 +402,7 @@ def test_attention_of_any_values(form: str, tmp_path: Path) -> None:
     if form == "quantized":
         q = g.quantize(q, 0.05, 120)
     elif form == "normalized":
-        q, v = (g.add("LayerNormalization", [each, weights(g, CHANNELS), weights(g, CHANNELS)]) for each in (q, v))
+        q, v = (g.add("LayerNormalization", [value, weights(g, CHANNELS), weights(g, CHANNELS)]) for value in (q, v))
     else:
         q = g.add("Reshape", [g.add("Transpose", [norm], perm=[0, 2, 1]), g.constant(np.array([0, CHANNELS, 4, 4]))])
         q = g.layer("Conv", q, (CHANNELS, CHANNELS, 3, 3), 0.03, pads=[1] * 4)

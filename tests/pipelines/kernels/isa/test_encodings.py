@@ -48,16 +48,16 @@ def disassembled(folder, source, *options):
 def test_dot_products_are_encoded_as_their_instruction_set_has_them(tmp_path, options, encoded):
     """Prefix, W, L and pp of its third byte, opcode: Intel's manual, volume 2, VPDPBUSD, VPDPWSSD and VPDPBSSD."""
     (tmp_path / "products.cpp").write_text(PRODUCTS)
-    found = [code.split() for code, text in disassembled(tmp_path, "products.cpp", "-O1", *options) if "vpdp" in text]
+    codes = [code.split() for code, text in disassembled(tmp_path, "products.cpp", "-O1", *options) if "vpdp" in text]
     opcode = {"c4": 3, "62": 4}
-    assert [(code[0], int(code[2], 16) & 0x87, code[opcode[code[0]]]) for code in found] == encoded
+    assert [(code[0], int(code[2], 16) & 0x87, code[opcode[code[0]]]) for code in codes] == encoded
 
 
 @pytest.mark.slow
 def test_kernels_of_avx_vnni_have_no_instruction_of_avx512(tmp_path):
     source = f"{SOURCES}/isa/x86/avx_vnni/kernels.cpp"
     options = ["-O2", "-ffp-contract=off", "-DZOO_SET=avx_vnni", '-DZOO_VECTORS="isa/x86/avx_vnni/vectors.h"']
-    found = disassembled(tmp_path, source, *options)
-    products = [code for code, text in found if "vpdp" in text]
+    listing = disassembled(tmp_path, source, *options)
+    products = [code for code, text in listing if "vpdp" in text]
     assert len(products) > 100 and all(code.startswith("c4") for code in products)
-    assert not [text for code, text in found if code.startswith("62") or "zmm" in text]
+    assert not [text for code, text in listing if code.startswith("62") or "zmm" in text]

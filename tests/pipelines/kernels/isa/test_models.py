@@ -19,7 +19,7 @@ from pipelines.kernels.transformer import token_vectors
 from pipelines.kernels.transformer.token_vectors import TokenVectors
 from zoo.recommenders.retrieval.index import top_k
 
-MODELS = [each.name for each in extension.instruction_sets() if each.supported and not each.listed]
+MODELS = [isa.name for isa in extension.instruction_sets() if isa.supported and not isa.listed]
 pytestmark = pytest.mark.skipif(not MODELS, reason="built without ZOO_MODELS, or a CPU without AVX2")
 
 
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.skipif(not MODELS, reason="built without ZOO_MODELS, or
 def test_models_return_the_bits_of_the_references(rng, isa):
     check_dense(dense(rng, 70, 50), isa, rng.integers(0, 256, (9, 70), np.uint8))
     queries, items = (rng.integers(-127, 128, (rows, 70)).astype(np.int8) for rows in (3, 30))
-    found = extension.native().top_k(queries, items, 5, isa)
-    assert all(np.array_equal(*pair) for pair in zip(found, top_k(queries, items, 5), strict=True))
+    results = extension.native().top_k(queries, items, 5, isa)
+    assert all(np.array_equal(*pair) for pair in zip(results, top_k(queries, items, 5), strict=True))
     bag, ids = Bag(quantize(rng.normal(0, 0.1, (50, 24)).astype(np.float32), 4), 3), rng.integers(0, 50, (9, 3))
     expected = embedding_bags.pooled([bag], ids)
     assert embedding_bags.embedding_bags([bag], isa)(ids).tobytes() == expected.tobytes()
@@ -58,7 +58,7 @@ def test_models_compute_dense_and_depthwise_convolutions(rng, isa):
     shapes = tuple((5, 7, channels) for channels in (3, 48, 48, 10))
     network = ImageProgram("image", ("out",), "uint8", (3, 5, 7), shapes, steps, (5 * 7 * 10,))
     samples = rng.integers(0, 256, (2, 3, 5, 7), dtype=np.uint8)
-    expected = np.stack([reference.run(network, each) for each in samples])
+    expected = np.stack([reference.run(network, sample) for sample in samples])
     assert np.array_equal(images.pack(network, isa).open()(samples), expected)
 
 
@@ -76,8 +76,8 @@ def test_an_instruction_set_that_is_not_there_is_refused(monkeypatch):
 
 
 def test_the_cap_excludes_the_sets_above(monkeypatch):
-    known = extension.isas()
-    for place, name in enumerate(known):
+    isas = extension.isas()
+    for place, name in enumerate(isas):
         monkeypatch.setenv("ZOO_ISA", name)
-        assert extension.isas() == known[place:]
+        assert extension.isas() == isas[place:]
     assert os.environ["ZOO_ISA"] == "portable" and not extension.has_vnni()

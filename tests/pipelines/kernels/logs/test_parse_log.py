@@ -166,19 +166,19 @@ def parse(block, numeric, categorical, buckets, labelled, isa=""):
     parser = native.LogParser(labelled + numeric + categorical, "\t", "lines", [], categorical, numeric, 0, isa)
     if labelled:
         parser.real(0, "label")
-    for at in range(numeric):
-        parser.number(labelled + at, at, -1, "value", 0, 1, np.nan, np.zeros(0, np.float32))
+    for index in range(numeric):
+        parser.number(labelled + index, index, -1, "value", 0, 1, np.nan, np.zeros(0, np.float32))
     sizes = [buckets] * categorical if isinstance(buckets, int) else buckets
-    for at, size in enumerate(sizes):
+    for index, size in enumerate(sizes):
         empty = int(buckets_of(fingerprints(np.zeros(0, np.uint8), *np.zeros((2, 1), int)), max(size, 1))[0])
         missing = empty if isinstance(buckets, int) else size
-        parser.hash_bucket(labelled + numeric + at, at, size, missing)
+        parser.hash_bucket(labelled + numeric + index, index, size, missing)
     room = [np.empty((0, width), kind) for width, kind in ((categorical, "i4"), (numeric, "f4"), (0, "f4"))]
-    taken, rows, found = parser.parse(np.frombuffer(block + bytes(64), np.uint8), len(block), *room)
-    if found is None:
+    taken, rows, arrays = parser.parse(np.frombuffer(block + bytes(64), np.uint8), len(block), *room)
+    if arrays is None:
         return None
-    assert (taken, rows) == (len(block), found[0])
-    return found[4], found[2], found[1]
+    assert (taken, rows) == (len(block), arrays[0])
+    return arrays[4], arrays[2], arrays[1]
 
 
 @pytest.mark.parametrize("isa", ["amx", "avx512", "avx2", "portable"])
@@ -186,11 +186,11 @@ def test_all_versions_give_the_same_bits(isa):
     numbers = [b"", b"0", b"7", b"12345678", b"123456789", b"-1", b"-0", b"+3", b".5", b"-.25", b"1e3", b"5.", b"0.1"]
     block = regular(700, 13, 26) + b"\t".join([b"1", *numbers, *[b"c" * 5 * i for i in range(26)]]) + b"\n"
     try:
-        found = parse(block, 13, 26, 1000, True, isa)
+        arrays = parse(block, 13, 26, 1000, True, isa)
     except ValueError:
         pytest.skip(f"this CPU has no {isa}")
-    for each, wanted in zip(found, parse(block, 13, 26, 1000, True), strict=True):
-        assert each.tobytes() == wanted.tobytes()
+    for array, wanted in zip(arrays, parse(block, 13, 26, 1000, True), strict=True):
+        assert array.tobytes() == wanted.tobytes()
 
 
 def test_an_unknown_version_is_refused():
@@ -204,9 +204,9 @@ def test_hashes_of_all_lengths_are_those_of_numpy():
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     data = rng.integers(0, 256, lengths.sum(), np.uint8)
     for buckets in (1, 2, 3, 1000, 1 << 20, 2**31 - 2, 2**31 - 1):
-        found = native.hash_buckets(data, starts, lengths, buckets)
-        assert found.dtype == np.int32
-        np.testing.assert_array_equal(found, buckets_of(fingerprints(data, starts, lengths), buckets))
+        hashes = native.hash_buckets(data, starts, lengths, buckets)
+        assert hashes.dtype == np.int32
+        np.testing.assert_array_equal(hashes, buckets_of(fingerprints(data, starts, lengths), buckets))
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_lines_are_those_of_pyarrow():
     ]
     real = np.concatenate(
         [
-            np.array([*edges, *(-each for each in edges)], np.float32),
+            np.array([*edges, *(-edge for edge in edges)], np.float32),
             10.0 ** np.arange(-44, 38, dtype=np.float32),
             rng.random(20_000, np.float32),
             rng.integers(0, 1 << 32, 50_000, np.uint32).view(np.float32),
@@ -291,10 +291,10 @@ def test_lines_are_those_of_pyarrow():
     ).astype(np.float32)
     whole = rng.integers(-(2**63), 2**63 - 1, len(real)) >> rng.integers(0, 64, len(real))
     whole[:2] = -(2**63), 2**63 - 1
-    found = native.csv_lines([whole, real])
-    assert found == pyarrow_lines(whole, real)
-    text = [line.split(b",")[1] for line in found.splitlines()]
-    np.testing.assert_array_equal(np.array([float(each) for each in text], np.float32), real)
+    written = native.csv_lines([whole, real])
+    assert written == pyarrow_lines(whole, real)
+    text = [line.split(b",")[1] for line in written.splitlines()]
+    np.testing.assert_array_equal(np.array([float(field) for field in text], np.float32), real)
 
 
 def test_lines_of_other_columns_are_refused():

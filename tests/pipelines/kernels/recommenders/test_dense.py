@@ -40,8 +40,8 @@ def test_inputs_that_are_mostly_zero(rng, isa, active):
     for count in (1, 2, 5, 6, 13, 250):
         x = np.where(rng.random((count, 1021)) < active, rng.integers(1, 256, (count, 1021)), 0).astype(np.uint8)
         x[:, -1] = rng.integers(0, 2, count)
-        for each in (layer, real):
-            check_dense(each, isa, x)
+        for variant in (layer, real):
+            check_dense(variant, isa, x)
 
 
 @pytest.mark.parametrize("outputs", [3, 70])
@@ -84,6 +84,6 @@ def test_the_sigmoid_is_that_of_float_in_every_version(rng):
     arrays = feeds(rng, program, 4099)
     exact = 1 / (1 + np.exp(-reference.run(logits, *arrays)[0].astype(np.float64)))
     results = [native.click_program(program, isa)(*arrays) for isa in extension.isas()]
-    for each in results:
-        np.testing.assert_allclose(each, exact, rtol=1e-6)
-        same([each], [results[0]])
+    for result in results:
+        np.testing.assert_allclose(result, exact, rtol=1e-6)
+        same([result], [results[0]])

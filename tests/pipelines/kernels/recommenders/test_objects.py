@@ -104,9 +104,9 @@ def test_the_extension_itself_refuses_arrays_that_do_not_fit(rng):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_linear_layers_are_validated(changes, said):
-    with pytest.raises(RequestError) as found:
+    with pytest.raises(RequestError) as caught:
         replace(DENSE, **changes)
-    assert said in str(found.value) and "\n" not in str(found.value)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
 def replaced(program, kind, **changes):
@@ -145,18 +145,18 @@ def test_the_table_stays_in_its_file_and_all_else_is_copied(rng, isa, tmp_path):
     expected = reference.run(NETWORK, *arrays)
     same([kernel(*arrays)], expected)
     table[:, :40] = 77  # what is written to the file is what the kernel sees
-    found = kernel(*arrays)
-    assert not np.array_equal(found, expected[0])
-    same([found], reference.run(replaced(NETWORK, Mixed, table=np.asarray(table)), *arrays))
+    output = kernel(*arrays)
+    assert not np.array_equal(output, expected[0])
+    same([output], reference.run(replaced(NETWORK, Mixed, table=np.asarray(table)), *arrays))
 
 
 def test_results_outlive_their_kernel(rng, isa):
     arrays = feeds(rng, NETWORK, 5)
-    found = native.click_program(NETWORK, isa)(*arrays)
+    output = native.click_program(NETWORK, isa)(*arrays)
     gc.collect()
     kept = [np.full(1 << size, 255, np.uint8) for size in range(6, 20)]  # takes what was freed
-    same([found], reference.run(NETWORK, *arrays))
-    found[:] = kept[0][0]  # results are the caller's own
+    same([output], reference.run(NETWORK, *arrays))
+    output[:] = kept[0][0]  # results are the caller's own
 
 
 # --- threads
@@ -166,7 +166,7 @@ def test_one_object_in_many_threads_gives_the_same_bits(rng, isa):
     program = network(rng, (130, 70, 9, 1), 6, 7, 3)
     kernel = native.click_program(program, isa)
     batches = [feeds(rng, program, count) for count in (1, 300, 17, 600, 256, 5)]
-    wanted = [reference.run(program, *each) for each in batches]
+    wanted = [reference.run(program, *batch) for batch in batches]
 
     def work(number):
         for turn in range(12):
@@ -199,7 +199,7 @@ def test_other_threads_run_during_a_call(rng):
     end = time.perf_counter()
     over.set()
     thread.join()
-    during = sum(begin < each < end for each in counted)
+    during = sum(begin < moment < end for moment in counted)
     assert during >= 3
 
 
@@ -216,8 +216,8 @@ def test_without_the_extension_one_line_says_what_to_do(monkeypatch):
 
 def test_the_extension_is_found_from_another_process_in_any_folder(tmp_path):
     code = "from pipelines.kernels import extension as found; print(found.missing() or found.isas()[-1])"
-    found = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "portable"
+    child = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert child.stdout.strip() == "portable"
 
 
 @pytest.mark.skipif(not extension.isas(), reason=extension.missing())

@@ -42,7 +42,7 @@ def graph(rng, first, middle="Relu(m)"):
         "V": rng.integers(-127, 128, (WIDTH, 9)).astype(np.int8),
         "U": rng.integers(-127, 128, (9, 1)).astype(np.int8),
     }
-    scales = {name: np.float32(each) for name, each in (("s", 0.02), ("sV", 0.01), ("t", 0.05), ("sU", 0.02))}
+    scales = {name: np.float32(data) for name, data in (("s", 0.02), ("sV", 0.01), ("t", 0.05), ("sU", 0.02))}
     zeros = {"z": np.uint8(0), "z8": np.int8(0)}
     x = "x" if numbers else ""
     text = f"""<ir_version: 9, opset_import: ["": 17, "int8.zoo": 1]> g (int32[n,3] ids{", float[n,4] x" if numbers else ""})
@@ -52,8 +52,8 @@ def graph(rng, first, middle="Relu(m)"):
     k = QuantizeLinear(r, t, z) l = DequantizeLinear(k, t, z) u = DequantizeLinear(U, sU, z8) o = MatMul(l, u)
     {"w = Add(o, total) y = Sigmoid(w)" if wide else "y = Sigmoid(o)"} }}"""
     proto = onnx.parser.parse_model(text)
-    given = {**first, **weights, **scales, **zeros}
-    proto.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(each), name) for name, each in given.items())
+    inits = {**first, **weights, **scales, **zeros}
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(data), name) for name, data in inits.items())
     factor = [np.float32(np.float64(a) * b) for a, b in ((scales["s"], scales["sV"]), (scales["t"], scales["sU"]))]
     second = np.full(9, np.float64(scales["s"]) * np.float64(scales["sV"]) / np.float64(scales["t"]), np.float32)
     layers = [
@@ -93,8 +93,8 @@ def test_the_program_has_the_same_integers(rng, tmp_path, numbers, wide):
     same(reference.run(program, ids, x), [wanted])
     if extension.isas():
         session = load(io.save_mapped(model, tmp_path / "native.onnx"), "native")
-        found = session.run({"ids": ids, "x": x} if numbers else {"ids": ids})["y"]
-        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+        scores = session.run({"ids": ids, "x": x} if numbers else {"ids": ids})["y"]
+        np.testing.assert_allclose(scores, wanted, rtol=1e-6)
 
 
 def test_other_layers_and_missing_arrays_are_named(rng):

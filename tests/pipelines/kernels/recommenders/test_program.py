@@ -98,14 +98,14 @@ def feeds(rng, count, dtype=np.int32):
 
 
 def check(made, isa, *arrays):
-    found = native.click_program(made, isa)(*arrays)
-    found = found if isinstance(found, tuple) else (found,)
+    outputs = native.click_program(made, isa)(*arrays)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     wanted = reference.run(made, *arrays)
-    assert len(found) == len(wanted)
-    for each, expected in zip(found, wanted, strict=True):
-        assert (each.dtype, each.shape) == (np.float32, expected.shape)
-        assert each.tobytes() == expected.tobytes()
-    return found
+    assert len(outputs) == len(wanted)
+    for array, expected in zip(outputs, wanted, strict=True):
+        assert (array.dtype, array.shape) == (np.float32, expected.shape)
+        assert array.tobytes() == expected.tobytes()
+    return outputs
 
 
 # --- the same bits as the reference
@@ -194,8 +194,8 @@ def test_pairs_of_inputs_without_weights_are_left_out(rng, isa):
     layer = mixed(rng, 0, 35, [(1, 64, False)], 5)
     weight = layer.weight.copy()
     weight[5:29] = 0
-    for each in (weight, np.zeros_like(weight)):
-        made = program(slots, [*steps, replace(layer, weight=each)], [1])
+    for matrix in (weight, np.zeros_like(weight)):
+        made = program(slots, [*steps, replace(layer, weight=matrix)], [1])
         for count in BATCHES:
             check(made, isa, *feeds(rng, count))
 
@@ -296,19 +296,19 @@ def test_sums_of_long_lists_at_their_bounds(rng, isa, count, sign):
         ),
         (1,),
     )
-    (found,) = check(made, isa, rng.integers(0, 9, (5, count)).astype(np.int32), None, None)
-    np.testing.assert_allclose(found, sign * 33 * CODES, rtol=1e-3)
+    (output,) = check(made, isa, rng.integers(0, 9, (5, count)).astype(np.int32), None, None)
+    np.testing.assert_allclose(output, sign * 33 * CODES, rtol=1e-3)
 
 
 @needs_kernels
 @pytest.mark.parametrize("width", [1, 7, 16, 19, 40, 128])
 def test_interactions(rng, isa, width):
-    at = np.array([3, 3 + width, 3 + 3 * width], np.int32)
+    offsets = np.array([3, 3 + width, 3 + 3 * width], np.int32)
     slots, steps = looked_up(
         rng,
         width,
-        Factorization(0, 1, at, width, 1e-6),
-        Dots(0, 2, 0, at, width, np.array([1e-3, 0, 3e-4], np.float32)),
+        Factorization(0, 1, offsets, width, 1e-6),
+        Dots(0, 2, 0, offsets, width, np.array([1e-3, 0, 3e-4], np.float32)),
         mixed(rng, 2, 3, [(3, 4, False)]),
         extra=[("f4", 1), ("i2", 3), ("f4", 4)],
     )
@@ -319,12 +319,12 @@ def test_interactions(rng, isa, width):
 @needs_kernels
 @pytest.mark.parametrize("count", [2, 3, 16, 17, 18, 40, 128])
 def test_dots_of_many_vectors(rng, isa, count):
-    at = rng.integers(0, 3 + 4 * 20 - 11, count).astype(np.int32)
+    offsets = rng.integers(0, 3 + 4 * 20 - 11, count).astype(np.int32)
     pairs = count * (count - 1) // 2
     slots, steps = looked_up(
         rng,
         20,
-        Dots(0, 1, 0, at, 11, floats(rng, pairs, scale=1e-5)),
+        Dots(0, 1, 0, offsets, 11, floats(rng, pairs, scale=1e-5)),
         Weighted(1, 0, floats(rng, pairs), 2),
         extra=[("i2", pairs), ("f4", 1)],
     )
@@ -398,9 +398,9 @@ def test_cross_layers_in_panels_are_a_layer_and_a_cross(rng, isa, width):
     ]
     for count in (0, 1, 6, 65):
         feed = feeds(rng, count)
-        found, expected = (program(slots, [*steps, *each, Dense(1, 5, layer)], [2, 5]) for each in (joined, apart))
-        check(found, isa, *feed)
-        for a, b in zip(*(native.click_program(each, isa)(*feed) for each in (found, expected)), strict=True):
+        fused, expected = (program(slots, [*steps, *layers, Dense(1, 5, layer)], [2, 5]) for layers in (joined, apart))
+        check(fused, isa, *feed)
+        for a, b in zip(*(native.click_program(network, isa)(*feed) for network in (fused, expected)), strict=True):
             assert a.tobytes() == b.tobytes()
 
 
@@ -458,19 +458,19 @@ def test_a_mixture_of_experts(rng, isa, experts, width):
     )
     for count in (0, 1, 6, 65):
         check(program(slots, steps, [3, 4, 6]), isa, *feeds(rng, count))
-    found = reference.run(program(slots, steps, [1, 2, 3, 4]), *feeds(rng, 50))
-    np.testing.assert_allclose(found[2], np.tanh(found[0].astype(np.float64)), atol=3e-7)
-    weights = np.exp(found[1].astype(np.float64))
+    outputs = reference.run(program(slots, steps, [1, 2, 3, 4]), *feeds(rng, 50))
+    np.testing.assert_allclose(outputs[2], np.tanh(outputs[0].astype(np.float64)), atol=3e-7)
+    weights = np.exp(outputs[1].astype(np.float64))
     weights = np.repeat(weights / weights.sum(axis=1, keepdims=True), width, axis=1)
-    np.testing.assert_allclose(found[3], found[2] * weights, atol=1e-6)
+    np.testing.assert_allclose(outputs[3], outputs[2] * weights, atol=1e-6)
 
 
 @needs_kernels
 def test_the_sigmoid_is_that_of_float(rng, isa):
     slots, steps = looked_up(rng, 4, Weighted(0, 0, floats(rng, 19, scale=1e-3), 1), extra=[("f4", 1)] * 3)
     made = program(slots, [*steps, Total(2, ((1, 1.0),), 0.1, False), Total(3, ((1, 1.0),), 0.1, True)], [2, 3])
-    logit, found = native.click_program(made, isa)(*feeds(rng, 300))
-    np.testing.assert_allclose(found, 1 / (1 + np.exp(-logit.astype(np.float64))), rtol=1e-6)
+    logit, sigmoid = native.click_program(made, isa)(*feeds(rng, 300))
+    np.testing.assert_allclose(sigmoid, 1 / (1 + np.exp(-logit.astype(np.float64))), rtol=1e-6)
 
 
 @needs_kernels
@@ -521,19 +521,19 @@ def test_what_is_no_right_array_is_refused(rng, isa, place):
     kernel, good = native.click_program(small(rng), isa), feeds(rng, 5)
     wrong = [None, "text", [], np.zeros((5, 3), np.float64), np.zeros((5, 99), good[place].dtype), good[place][:4]]
     wrong += [np.repeat(good[place], 2, axis=0)[::2], good[place].ravel()]
-    for each in wrong if place else wrong[:-2]:
-        if each is good[place][:4] or (place == 0 and isinstance(each, np.ndarray) and len(each) == 4):
+    for argument in wrong if place else wrong[:-2]:
+        if argument is good[place][:4] or (place == 0 and isinstance(argument, np.ndarray) and len(argument) == 4):
             continue
         with pytest.raises((TypeError, ValueError)):
-            kernel(*good[:place], each, *good[place + 1 :])
-    for some in ((), good[:1], (*good, 1)):
+            kernel(*good[:place], argument, *good[place + 1 :])
+    for arguments in ((), good[:1], (*good, 1)):
         with pytest.raises((TypeError, ValueError)):
-            kernel(*some)
+            kernel(*arguments)
     kernel(*good)
 
 
 def step_of(made, kind):
-    return next(each for each in made.steps if isinstance(each, kind))
+    return next(step for step in made.steps if isinstance(step, kind))
 
 
 @pytest.mark.parametrize(
@@ -568,8 +568,8 @@ def step_of(made, kind):
 )
 def test_steps_that_do_not_fit_are_refused(rng, kind, changes):
     made = small(rng)
-    at = next(i for i, each in enumerate(made.steps) if isinstance(each, kind))
-    steps = [*made.steps[:at], replace(made.steps[at], **changes), *made.steps[at + 1 :]]
+    index = next(i for i, step in enumerate(made.steps) if isinstance(step, kind))
+    steps = [*made.steps[:index], replace(made.steps[index], **changes), *made.steps[index + 1 :]]
     with pytest.raises(RequestError):
         replace(made, steps=tuple(steps))
 
@@ -619,10 +619,10 @@ def test_a_node_holds_a_program(rng):
     ids = ir.Value(name="ids", type=ir.TensorType(ir.DataType.INT32), shape=ir.Shape(["n", 6]))
     node = from_graph.program_node(graph, made, [ids, None, None], ["y"], "p", {"ids", "y"})
     assert node.outputs[0].name == "y" and list(node.outputs[0].shape)[1] == 1
-    found = from_graph.click_program(node)
+    network = from_graph.click_program(node)
     arrays = feeds(rng, 9)
-    assert reference.run(found, *arrays)[0].tobytes() == reference.run(made, *arrays)[0].tobytes()
-    assert [type(each) for each in found.steps] == [type(each) for each in made.steps]
+    assert reference.run(network, *arrays)[0].tobytes() == reference.run(made, *arrays)[0].tobytes()
+    assert [type(step) for step in network.steps] == [type(step) for step in made.steps]
     for text in ("", "{}", "[]", node.attributes["program"].as_string().replace("Total", "Sum")):
         node.attributes["program"] = ir.AttrString("program", text)
         with pytest.raises(RequestError, match="build the model again"):

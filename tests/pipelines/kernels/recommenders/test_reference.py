@@ -17,14 +17,14 @@ def test_a_linear_layer_is_a_product_in_float(rng, zero):
     of = LinearLayer(weight, bias, scale, zero, zero or 0)
     x = rng.integers(0, 256, (20, 30)).astype(np.uint8)
     expected = (x.astype(np.float64) @ weight + bias) * scale
-    found = of.compute(x)
-    assert found.shape == (20, 7)
+    output = of.compute(x)
+    assert output.shape == (20, 7)
     if zero is None:
-        assert found.dtype == np.float32
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        assert output.dtype == np.float32
+        np.testing.assert_allclose(output, expected, rtol=1e-6)
     else:
-        assert found.dtype == np.uint8 and found.min() == zero
-        assert np.abs(found - np.clip(expected + zero, zero, 255)).max() <= 0.5001
+        assert output.dtype == np.uint8 and output.min() == zero
+        assert np.abs(output - np.clip(expected + zero, zero, 255)).max() <= 0.5001
 
 
 def test_a_linear_layer_by_hand():
@@ -50,11 +50,11 @@ def test_a_linear_layer_by_hand():
     ],
 )
 def test_linear_layers_that_are_refused(changes, reason):
-    found = {
+    fields = {
         "weight": np.ones((2, 1), np.int8),
         "bias": np.zeros(1, np.int32),
         "scale": np.ones(1, np.float32),
         "zero_point": 0,
     }
     with pytest.raises(RequestError, match=reason):
-        LinearLayer(**found | changes)
+        LinearLayer(**fields | changes)

@@ -13,14 +13,14 @@ pytestmark = pytest.mark.skipif(native is None, reason="no native kernels here")
 
 
 def isas():
-    found = []
+    supported = []
     for isa in ("avx512", "avx2", "portable"):
         try:
             native.top_k(np.zeros((1, 1), np.int8), np.zeros((1, 1), np.int8), 1, isa)
-            found.append(isa)
+            supported.append(isa)
         except ValueError:
             continue
-    return found
+    return supported
 
 
 @given(
@@ -36,8 +36,8 @@ def test_the_same_rows_as_the_reference(n, m, size, reach, data):
     queries, items = (rng.integers(-reach, reach + 1, (rows, size)).astype(np.int8) for rows in (n, m))
     wanted = top_k(queries, items, count)
     for isa in isas():
-        for found, each in zip(native.top_k(queries, items, count, isa), wanted, strict=True):
-            np.testing.assert_array_equal(found, each)
+        for array, expected in zip(native.top_k(queries, items, count, isa), wanted, strict=True):
+            np.testing.assert_array_equal(array, expected)
 
 
 def test_extremes_do_not_overflow():

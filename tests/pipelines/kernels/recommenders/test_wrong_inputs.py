@@ -46,8 +46,8 @@ def kernel_of(isa):
 
 
 def works(kernel, arguments, expected):
-    found = kernel(*arguments)
-    same(found if isinstance(found, tuple) else [found], expected)
+    outputs = kernel(*arguments)
+    same(outputs if isinstance(outputs, tuple) else [outputs], expected)
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def test_what_is_no_right_array_is_refused_and_the_kernel_still_works(rng, isa, 
     for place in range(len(arguments)):
         with pytest.raises(REFUSED):
             kernel(*arguments[:place], wrong, *arguments[place + 1 :])
-    for some in ((), (*arguments, 1)):
+    for passed in ((), (*arguments, 1)):
         with pytest.raises(TypeError):
-            kernel(*some)
+            kernel(*passed)
     works(kernel, arguments, expected)
 
 
@@ -148,12 +148,12 @@ def test_any_arrays_give_an_error_or_the_right_result(data):
     if data.draw(st.booleans()) and given_arrays[0].ndim:  # as many numbers as ids
         given_arrays[1:] = [np.resize(good, (len(given_arrays[0]), *good.shape[1:])) for good in arguments[1:]]
     try:
-        found = kernel(*given_arrays)
+        output = kernel(*given_arrays)
     except REFUSED as error:
         assert str(error)
     else:
         assert given_arrays[1].shape == (len(given_arrays[0]), NETWORK.numbers)
-        same([found], reference.run(NETWORK, *given_arrays))
+        same([output], reference.run(NETWORK, *given_arrays))
     works(kernel, arguments, expected)
 
 

@@ -29,7 +29,7 @@ class Case:
         lengths = [(5, 150), (60, 3), *((3 + i, 1 + 2 * i) for i in range(6))]
         self.sources = [np.array([*draw.integers(4, WORDS, n), END], np.int32) for n, _ in lengths]
         self.targets = [draw.integers(4, WORDS, n).tolist() for _, n in lengths]
-        self.memories = [reference.encode(encoder, each) for each in self.sources]
+        self.memories = [reference.encode(encoder, source) for source in self.sources]
 
     def logits(self, i):
         """Logits before each target token of a pair, float64 [tokens, WORDS]."""
@@ -55,12 +55,12 @@ def log_probabilities(logits, targets, shared):
 def test_log_probabilities_are_those_of_the_reference(case, excluded, listed):
     draw, native = np.random.default_rng(2), NativeTranslator(case.graph, threads=2)
     words = [np.sort(draw.choice(WORDS, 20 + i, replace=False)).astype(np.int32) for i in range(len(case.sources))]
-    found = native.forced_scores(
+    scores = native.forced_scores(
         case.sources, case.targets, start=START, words=words if listed else None, excluded=excluded
     )
     for i in (0, 1, 4, 7):
         shared = np.setdiff1d(words[i] if listed else np.arange(WORDS), excluded)
-        np.testing.assert_allclose(found[i], log_probabilities(case.logits(i), case.targets[i], shared), atol=1e-5)
+        np.testing.assert_allclose(scores[i], log_probabilities(case.logits(i), case.targets[i], shared), atol=1e-5)
     alone = NativeTranslator(case.graph).forced_scores(case.sources[2:3], case.targets[2:3], start=START)
     together = native.forced_scores(case.sources, case.targets, start=START)
     np.testing.assert_array_equal(alone[0], together[2])
@@ -69,11 +69,11 @@ def test_log_probabilities_are_those_of_the_reference(case, excluded, listed):
 @pytest.mark.parametrize("heads", [(), (1,)])
 def test_weights_of_attention_are_those_of_the_reference(case, heads, monkeypatch):
     layer = 0
-    crosses = [each for each in case.decoder.operations if isinstance(each, CrossAttention)]
+    crosses = [operation for operation in case.decoder.operations if isinstance(operation, CrossAttention)]
     native = NativeTranslator(case.graph)
     assert native.cross_attentions == len(crosses)
     count = crosses[layer].heads
-    found = native.forced_attention(case.sources, case.targets, start=START, layer=layer, heads=heads)
+    attention = native.forced_attention(case.sources, case.targets, start=START, layer=layer, heads=heads)
     calls = []
 
     def attend(queries, keys, values, number):
@@ -83,7 +83,7 @@ def test_weights_of_attention_are_those_of_the_reference(case, heads, monkeypatc
             mean = np.zeros(len(keys), np.float32)
             for head in heads or range(count):  # values are the identity, as many columns at a time as a head has
                 blocks = np.array_split(np.eye(len(keys), dtype=np.float32), range(size, len(keys), size), axis=1)
-                padded = [np.pad(each, ((0, 0), (0, size - each.shape[1]))) for each in blocks]
+                padded = [np.pad(block, ((0, 0), (0, size - block.shape[1]))) for block in blocks]
                 weights = [reference.attention(*parts[head], block, 1)[0] for block in padded]
                 mean = mean + np.concatenate(weights)[: len(keys)] / np.float32(len(heads or range(count)))
             calls.append(mean)
@@ -93,8 +93,8 @@ def test_weights_of_attention_are_those_of_the_reference(case, heads, monkeypatc
     for i in (1, 4, 7):
         calls.clear()
         case.logits(i)
-        np.testing.assert_array_equal(found[i], np.stack(calls[layer :: len(crosses)]))
-        np.testing.assert_allclose(found[i].sum(axis=1), 1, atol=1e-5)
+        np.testing.assert_array_equal(attention[i], np.stack(calls[layer :: len(crosses)]))
+        np.testing.assert_allclose(attention[i].sum(axis=1), 1, atol=1e-5)
     with pytest.raises(RequestError, match="found head 9"):
         native.forced_attention(case.sources, case.targets, start=START, layer=layer, heads=[9])
     with pytest.raises(RequestError, match="no such cross-attention"):

@@ -54,14 +54,14 @@ def sentences(count, rng, longest=12):
 
 def memories(model, sources):
     session = reference_session.session(edit.extract(model, ["source"], ["memory"]), "the test needs")
-    return [reference_session.run(session, {"source": each[None]})[0][0] for each in sources]
+    return [reference_session.run(session, {"source": source[None]})[0][0] for source in sources]
 
 
 def logits_of(model, source, target):
-    [found] = reference_session.run(
+    [logits] = reference_session.run(
         reference_session.session(model, "the test needs"), {"source": source[None], "target": target[None]}
     )
-    return found[0]
+    return logits[0]
 
 
 def calibrated(model, path):
@@ -76,8 +76,8 @@ def calibrated(model, path):
 @pytest.mark.parametrize("pre", [True, False])
 def test_a_frozen_graph_is_mapped(form, pre):
     model = export(network(form, pre))
-    found = decoder_program(model)
-    kinds = [type(each) for each in found.operations]
+    decoder = decoder_program(model)
+    kinds = [type(operation) for operation in decoder.operations]
     layers, recurrent = FORMS[form].decoder, FORMS[form].autoregression == "ssru"
     assert (kinds[0], kinds[-1]) == (Embedding, Vocabulary)
     assert kinds.count(Recurrence if recurrent else SelfAttention) == kinds.count(CrossAttention) == layers
@@ -87,13 +87,13 @@ def test_a_frozen_graph_is_mapped(form, pre):
     assert kinds.count(Activation) == layers * (FORMS[form].activation != "relu")
     # queries, keys and values are one, and so are gates; residuals and ReLUs are in them
     assert kinds.count(Linear) == (6 - recurrent) * layers
-    assert max(each.out for each in found.operations[:-1]) < 4
+    assert max(operation.out for operation in decoder.operations[:-1]) < 4
     rng = np.random.default_rng(0)
     for source in sentences(5, rng):
         target = np.array([START, *rng.integers(4, WORDS, 6)])
-        step = reference.Decoding(found, memories(model, [source]))
-        for at in range(len(target)):
-            logits = step(target[at : at + 1], np.zeros(1, np.int64))[0]
+        step = reference.Decoding(decoder, memories(model, [source]))
+        for position in range(len(target)):
+            logits = step(target[position : position + 1], np.zeros(1, np.int64))[0]
         exact = logits_of(model, source, target)
         assert np.corrcoef(logits, exact)[0, 1] > 0.995
         np.testing.assert_allclose(logits, exact, atol=np.ptp(exact) * 0.1)
@@ -103,19 +103,19 @@ def test_a_frozen_graph_is_mapped(form, pre):
 @pytest.mark.parametrize("pre", [True, False])
 def test_a_frozen_encoder_is_mapped(form, pre):
     model = export(network(form, pre))
-    found = encoder_program(model)
+    encoder = encoder_program(model)
     layers = FORMS[form].encoder
-    kinds = [type(each) for each in found.operations]
-    assert [kinds.count(each) for each in (Embedding, Attention, LayerNorm, Linear)] == [
+    kinds = [type(operation) for operation in encoder.operations]
+    assert [kinds.count(kind) for kind in (Embedding, Attention, LayerNorm, Linear)] == [
         1,
         layers,
         2 * layers + (pre if FORMS[form].final_norm is None else FORMS[form].final_norm) + FORMS[form].embedding_norm,
         4 * layers,
     ]
-    assert max(each.out for each in found.operations) < 4
+    assert max(operation.out for operation in encoder.operations) < 4
     for source in sentences(5, np.random.default_rng(0)):
         [exact] = memories(model, [source])
-        computed = reference.encode(found, source)
+        computed = reference.encode(encoder, source)
         assert np.corrcoef(computed.ravel(), exact.ravel())[0, 1] > 0.995
         np.testing.assert_allclose(computed, exact, atol=np.ptp(exact) * 0.1)
 
@@ -131,9 +131,9 @@ def test_rewritten_and_quantized_graphs_are_mapped_to_the_same(form, pre, tmp_pa
     small = {"rewritten": 0, "half": 0.009, "int8": 0.03}  # of the largest weight: a step, a few steps
     quantized = calibrated(model, tmp_path / "int8.onnx")
     for kind, other in (("rewritten", rewritten), ("half", half), ("int8", quantized)):
-        found, encoded = decoder_program(other), encoder_program(other)
+        decoded, encoded = decoder_program(other), encoder_program(other)
         for one, two in zip(
-            [*encoded.operations, *found.operations], [*encoding.operations, *wanted.operations], strict=True
+            [*encoded.operations, *decoded.operations], [*encoding.operations, *wanted.operations], strict=True
         ):
             assert type(one) is type(two)
             for name, value in vars(one).items():
@@ -150,8 +150,8 @@ def test_rewritten_and_quantized_graphs_are_mapped_to_the_same(form, pre, tmp_pa
                     assert value == same
     last = quantized.graph.outputs[0].producer()
     integers, scale, _ = query.dequantized(last.inputs[1])
-    np.testing.assert_array_equal(found.operations[-1].layer.weight, integers)  # as the graph has them
-    np.testing.assert_array_equal(found.operations[-1].layer.scale, scale)
+    np.testing.assert_array_equal(decoded.operations[-1].layer.weight, integers)  # as the graph has them
+    np.testing.assert_array_equal(decoded.operations[-1].layer.scale, scale)
 
 
 @pytest.mark.skipif(extension.native() is None, reason=extension.missing())
@@ -161,58 +161,58 @@ def test_translations_are_those_of_the_reference_and_near_the_float_model(pre, b
     net = network("small", pre, sharp=4.0, seed=beam)
     model = export(net)
     rng = np.random.default_rng(1)
-    sources = [np.append(each, END) for each in sentences(30, rng)]
-    limits = [limit(len(each), 20) for each in sources]
+    sources = [np.append(sentence, END) for sentence in sentences(30, rng)]
+    limits = [limit(len(source), 20) for source in sources]
     options = {"start": START, "end": END, "beam": beam}
-    found = NativeTranslator(model, threads=2).translate(sources, limits, **options)
+    translated = NativeTranslator(model, threads=2).translate(sources, limits, **options)
     mapped, encoder = decoder_program(model), encoder_program(model)
-    known = [reference.encode(encoder, each) for each in sources]
-    emulated = beam_search(reference.Decoding(mapped, known), np.array(limits), **options)
-    assert np.mean([one[0][0] == two[0].tokens for one, two in zip(found, emulated, strict=True)]) >= 0.995
+    encoded = [reference.encode(encoder, source) for source in sources]
+    emulated = beam_search(reference.Decoding(mapped, encoded), np.array(limits), **options)
+    assert np.mean([one[0][0] == two[0].tokens for one, two in zip(translated, emulated, strict=True)]) >= 0.995
     if beam == 1:
-        decoding = [net.begin(torch.from_numpy(each[None])) for each in sources]
+        decoding = [net.begin(torch.from_numpy(source[None])) for source in sources]
         with torch.inference_mode():
             exact = [
-                beam_search(each, np.array([most]), **options)[0] for each, most in zip(decoding, limits, strict=True)
+                beam_search(state, np.array([most]), **options)[0] for state, most in zip(decoding, limits, strict=True)
             ]
-        first = [one[0][0][:1] == two[0].tokens[:1] for one, two in zip(found, exact, strict=True)]
+        first = [one[0][0][:1] == two[0].tokens[:1] for one, two in zip(translated, exact, strict=True)]
         assert np.mean(first) > 0.9  # of random weights: int8 changes the rest of a translation after any close call
 
 
 def pairs_of(model, value):
     """The scale and zero point of the QuantizeLinear of a value."""
-    [node] = [each for each in model.graph if each.op_type == "QuantizeLinear" and each.inputs[0].name == value]
-    return StaticQParams(*(query.constant(each).item() for each in node.inputs[1:]))
+    [node] = [node for node in model.graph if node.op_type == "QuantizeLinear" and node.inputs[0].name == value]
+    return StaticQParams(*(query.constant(qparam).item() for qparam in node.inputs[1:]))
 
 
 @pytest.mark.parametrize("pre", [True, False])
 def test_layers_take_their_input_as_the_graph_quantizes_it(pre, tmp_path):
     model = calibrated(export(network(pre=pre)), tmp_path / "int8.onnx")
     encoder, decoder = programs(model)
-    crosses = [each for each in decoder.operations if isinstance(each, CrossAttention)]
-    assert {each.layer.qparams for each in crosses} == {pairs_of(model, "memory")}
+    crosses = [operation for operation in decoder.operations if isinstance(operation, CrossAttention)]
+    assert {cross.layer.qparams for cross in crosses} == {pairs_of(model, "memory")}
     assert decoder.vocabulary.layer.qparams == pairs_of(model, "last")
     assert pairs_of(model, "encoder.0.feed.relu").zero_point == 0
-    inner = [each.layer.qparams for each in encoder.operations if isinstance(each, Linear)]
+    inner = [operation.layer.qparams for operation in encoder.operations if isinstance(operation, Linear)]
     assert pairs_of(model, "encoder.0.feed.relu") in inner
     assert pairs_of(model, "encoder.0.attention.found") in inner  # quantized before its heads are joined
-    found = [
-        each.layer.qparams for program in (encoder, decoder) for each in program.operations if hasattr(each, "layer")
+    qparams = [
+        block.layer.qparams for program in (encoder, decoder) for block in program.operations if hasattr(block, "layer")
     ]
-    quantized = [each for each in model.graph if each.op_type == "QuantizeLinear"]
-    assert None not in found and len(set(found)) == len(quantized)
+    quantized = [node for node in model.graph if node.op_type == "QuantizeLinear"]
+    assert None not in qparams and len(set(qparams)) == len(quantized)
 
 
 def test_rows_that_layers_take_by_other_levels_go_by_their_own_ranges(tmp_path):
     model = calibrated(export(network(pre=True)), tmp_path / "int8.onnx")
     product = next(
-        each
-        for each in model.graph
-        if each.op_type == "MatMul" and each.inputs[0].name.startswith("memory.dequantized")
+        node
+        for node in model.graph
+        if node.op_type == "MatMul" and node.inputs[0].name.startswith("memory.dequantized")
     )
     product.replace_input_with(0, product.inputs[0].producer().inputs[0].producer().inputs[0])  # not quantized
     decoder = decoder_program(model)
-    qparams = [each.layer.qparams for each in decoder.operations if isinstance(each, CrossAttention)]
+    qparams = [operation.layer.qparams for operation in decoder.operations if isinstance(operation, CrossAttention)]
     assert len(qparams) == 2 and (qparams == [None, None])
     assert decoder.vocabulary.layer.qparams is not None
 
@@ -231,20 +231,20 @@ def test_translations_of_an_int8_graph_are_those_of_onnxruntime(form, pre, tmp_p
         np.testing.assert_array_equal(embedding.table, integers)
         np.testing.assert_allclose(embedding.scale, scale * np.float32(net.config.width**0.5), rtol=1e-6)
     sources = sentences(30, np.random.default_rng(1))
-    found = NativeTranslator(model).translate(sources, [12] * 30, start=START, end=END, beam=1)
+    translated = NativeTranslator(model).translate(sources, [12] * 30, start=START, end=END, beam=1)
     session, same = reference_session.session(model, "the test needs"), 0
-    for source, [(tokens, _)] in zip(sources, found, strict=True):
+    for source, [(tokens, _)] in zip(sources, translated, strict=True):
         target = [START]
         while len(target) < 13 and END not in target:
             [logits] = reference_session.run(session, {"source": source[None], "target": np.array([target])})
             target.append(int(logits[0].argmax()))
-        same += [each for each in target[1:] if each != END] == tokens
+        same += [token for token in target[1:] if token != END] == tokens
     assert same >= 27  # native code rounds keys and values to float16, which turns a token now and then
 
 
 def changed(change):
     model = export(network())
-    nodes = {each.name: each for each in model.graph}
+    nodes = {node.name: node for node in model.graph}
     change(model, nodes)
     return model
 
@@ -325,7 +325,7 @@ def test_average_attention_is_read_for_other_engines_alone():
         decoder_program(model)
     mapper = GraphMapper(model, ("source", "target"), "memory", for_kernels=False)
     operations = mapper.decoder_operations("logits")
-    kinds = [type(each) for each in operations]
+    kinds = [type(operation) for operation in operations]
     assert (kinds.count(RunningMean), kinds.count(Gate)) == (1, 2)
     first, last = decoder_program(export(network())).embedding, decoder_program(export(network())).vocabulary
     with pytest.raises(RequestError, match=r"step 1 \(RunningMean\)"):
@@ -379,18 +379,18 @@ def test_the_vocabulary_serves_as_the_table_of_embeddings_where_its_weights_are_
     assert np.may_share_memory(decoder.embedding.table, decoder.vocabulary.layer.weight)
     assert np.may_share_memory(encoder.embedding.table, decoder.vocabulary.layer.weight)
     sources = sentences(20, np.random.default_rng(0))
-    tokens, lengths = np.concatenate(sources).astype(np.int32), np.array([len(each) for each in sources])
+    tokens, lengths = np.concatenate(sources).astype(np.int32), np.array([len(source) for source in sources])
     shared = native.compile_program(decoder, isa)
     both = [
         native.compile_program(encoder, isa, (decoder, shared)),
         native.compile_program(encoder_program(model), isa),
     ]
-    one, two = (each.encode(tokens, lengths) for each in both)
+    one, two = (coder.encode(tokens, lengths) for coder in both)
     assert one.tobytes() == two.tobytes()
     other = native.compile_program(decoder_program(model), isa)
-    found = [
-        each.translate(both[0], tokens, lengths, lengths + 9, START, END, 4, 1, 1.0, 8, 1) for each in (shared, other)
+    translated = [
+        coder.translate(both[0], tokens, lengths, lengths + 9, START, END, 4, 1, 1.0, 8, 1) for coder in (shared, other)
     ]
-    assert found[0] == found[1]
+    assert translated[0] == translated[1]
     with pytest.raises(ValueError, match="shares"):
         native.compile_program(encoder, isa, (decoder, both[1]))

@@ -96,11 +96,11 @@ def test_a_row_that_is_no_number_has_no_finite_scale(isa, odd, qparams):
 def test_layers_are_normalized_alike(isa, n, width, seed):
     rng = np.random.default_rng(seed)
     x, scale, bias = floats(rng, n, width) + 3, floats(rng, width), floats(rng, width)
-    found, rows, scales = native.layer_norm(x, scale, bias, 1e-5, isa)
+    output, rows, scales = native.layer_norm(x, scale, bias, 1e-5, isa)
     wanted = reference.layer_norm(x, scale, bias, 1e-5)
-    same(found, wanted)
+    same(output, wanted)
     exact = (x - x.mean(1, keepdims=True, dtype=np.float64)) / np.sqrt(x.var(1, keepdims=True, dtype=np.float64) + 1e-5)
-    np.testing.assert_allclose(found, exact * scale + bias, atol=1e-4)
+    np.testing.assert_allclose(output, exact * scale + bias, atol=1e-4)
     same(rows, reference.quantize_rows(wanted)[0])
     same(scales[:, 0], reference.quantize_rows(wanted)[1])
     _, rows, _ = native.layer_norm(x, scale, bias, 1e-5, isa, (0.5, 99))
@@ -134,18 +134,18 @@ def test_attention_is_alike(isa, n, count, heads, size, seed):
     keys, values = np.split(keys_values, 2, axis=1)
     same(native.attention(query, keys_values, heads, False, isa), reference.attention(query, keys, values, heads))
     keys, values = np.split(reference.to_float16(keys_values), 2, axis=1)
-    found, together = (
+    apart, together = (
         native.self_attention(query, keys_values, heads, isa),
         native.attention(query, keys_values, heads, True, isa),
     )
     same(together, reference.attention(query, keys, values, heads))
-    for each, other, one in zip(found, together, query, strict=True):
-        same(each, reference.self_attention(one, keys, values, heads))
+    for output, other, one in zip(apart, together, query, strict=True):
+        same(output, reference.self_attention(one, keys, values, heads))
         scores = np.einsum("hd,thd->ht", one.reshape(heads, -1), keys.reshape(count, heads, -1), dtype=np.float64)
         weights = np.exp(scores - scores.max(1, keepdims=True))
         weights /= weights.sum(1, keepdims=True)
         exact = np.einsum("ht,thd->hd", weights, values.reshape(count, heads, -1)).ravel()
-        np.testing.assert_allclose(each, exact, atol=1e-4)
+        np.testing.assert_allclose(output, exact, atol=1e-4)
         np.testing.assert_allclose(other, exact, atol=1e-4)
 
 
@@ -156,8 +156,8 @@ def test_a_bias_by_position_is_added_alike(isa, count, reach, heads, seed):
     query, keys_values = floats(rng, 2, heads * 16), floats(rng, count, 2 * heads * 16)
     bias = floats(rng, heads, reach, scale=3.0)
     keys, values = np.split(reference.to_float16(keys_values), 2, axis=1)
-    for found, one in zip(native.self_attention(query, keys_values, heads, isa, bias), query, strict=True):
-        same(found, reference.self_attention(one, keys, values, heads, bias))
+    for output, one in zip(native.self_attention(query, keys_values, heads, isa, bias), query, strict=True):
+        same(output, reference.self_attention(one, keys, values, heads, bias))
     newest = bias[:, max(reach - count, 0) :]  # all others have the first column of the bias
     whole = np.concatenate([np.repeat(bias[:, :1], count - newest.shape[1], axis=1), newest], axis=1)
     same(
@@ -180,11 +180,11 @@ def test_linear_layers_are_alike(isa, n, inputs, outputs, nonnegative, relu, mor
     rng = np.random.default_rng(seed)
     layer, x, residual = dense(rng, inputs, outputs), floats(rng, n, inputs), floats(rng, n, outputs) if more else None
     x = np.maximum(x, 0) if nonnegative else x
-    found = native.RowLinear(layer.weight, layer.scale, layer.bias, nonnegative, isa)(x, relu, residual)
-    same(found, reference.linear(layer, x, nonnegative, relu, residual))
+    output = native.RowLinear(layer.weight, layer.scale, layer.bias, nonnegative, isa)(x, relu, residual)
+    same(output, reference.linear(layer, x, nonnegative, relu, residual))
     exact = x @ (layer.weight * layer.scale) + layer.bias
     exact = np.maximum(exact, 0) if relu else exact
-    np.testing.assert_allclose(found, exact + (residual if more else 0), atol=0.1)
+    np.testing.assert_allclose(output, exact + (residual if more else 0), atol=0.1)
 
 
 @every_isa
@@ -201,8 +201,8 @@ def test_wide_layers_are_alike(isa, inputs):
         made = native.RowLinear(layer.weight, layer.scale, layer.bias, False, isa, (0.015625, zero))
         same(made(x, False, None), reference.linear(fixed, x))
         same(made(0 * x[:1], False, None), reference.linear(fixed, 0 * x[:1]))
-        for found, wanted in zip(made.top_k(x, 3)[:2], reference.top_k(reference.linear(fixed, x), 3), strict=False):
-            same(found, wanted)
+        for array, wanted in zip(made.top_k(x, 3)[:2], reference.top_k(reference.linear(fixed, x), 3), strict=False):
+            same(array, wanted)
 
 
 @every_isa
@@ -216,7 +216,7 @@ def test_top_k_is_alike(isa, n, inputs, words, data, seed):
         layer.scale[words // 2], layer.bias[words // 2] = layer.scale[0], layer.bias[0]
     values, tokens, log_sum_exp = native.RowLinear(layer.weight, layer.scale, layer.bias, False, isa).top_k(x, count)
     logits = reference.linear(layer, x)
-    for found, wanted in zip((values, tokens, log_sum_exp[:, 0]), reference.top_k(logits, count), strict=True):
-        same(found, wanted)
+    for array, wanted in zip((values, tokens, log_sum_exp[:, 0]), reference.top_k(logits, count), strict=True):
+        same(array, wanted)
     exact = np.log(np.exp(logits - logits.max(1, keepdims=True), dtype=np.float64).sum(1)) + logits.max(1)
     np.testing.assert_allclose(log_sum_exp[:, 0], exact, atol=1e-5)

@@ -23,16 +23,16 @@ RECORDED = (6, "36bfcecb7adaaa28")
 def test_stored_programs_are_the_same_and_share_what_they_shared(tmp_path):
     path = io.save(export(network()), tmp_path / "model.onnx")
     store(path, tmp_path / "model.zoo")
-    given, found = programs(io.load(path)), program_file.load(tmp_path / "model.zoo")
-    for one, other in zip(given, found, strict=True):
-        assert [type(each) for each in one.operations] == [type(each) for each in other.operations]
+    original, loaded = programs(io.load(path)), program_file.load(tmp_path / "model.zoo")
+    for one, other in zip(original, loaded, strict=True):
+        assert [type(operation) for operation in one.operations] == [type(operation) for operation in other.operations]
         for a, b in zip(one.operations, other.operations, strict=True):
             for name, value in vars(a).items():
                 arrays = [(value, getattr(b, name))]
                 if name == "layer":
-                    arrays = [(getattr(value, each), getattr(b.layer, each)) for each in ("weight", "scale", "bias")]
+                    arrays = [(getattr(value, part), getattr(b.layer, part)) for part in ("weight", "scale", "bias")]
                 assert all(np.array_equal(x, y) for x, y in arrays), name
-    for encoder, decoder in (given, found):
+    for encoder, decoder in (original, loaded):
         assert np.may_share_memory(encoder.embedding.table, decoder.vocabulary.layer.weight)
         assert np.may_share_memory(decoder.embedding.table, decoder.vocabulary.layer.weight)
 
@@ -56,7 +56,7 @@ def test_damaged_stored_programs_are_refused_in_one_line(tmp_path, damage):
 
 def quantize_inputs(model):
     """A Q/DQ pair before every matrix product with constant weights."""
-    for node in [each for each in model.graph if each.op_type == "MatMul"]:
+    for node in [node for node in model.graph if node.op_type == "MatMul"]:
         if node.inputs[1].const_value is None:
             continue
         name = str(node.outputs[0].name)
@@ -78,9 +78,9 @@ def summary(value):
         content = hashlib.sha256(value.tobytes()).hexdigest() if exact else f"{np.abs(value).sum(dtype=np.float64):.3g}"
         return [value.dtype.str, list(value.shape), content]
     if isinstance(value, list | tuple):
-        return [summary(each) for each in value]
+        return [summary(element) for element in value]
     if type(value).__name__ in program_file.CLASSES:
-        return {type(value).__name__: {name: summary(each) for name, each in vars(value).items()}}
+        return {type(value).__name__: {name: summary(field) for name, field in vars(value).items()}}
     return value
 
 
@@ -93,9 +93,9 @@ def test_the_version_changes_with_what_is_in_a_file(tmp_path):
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         assert header.pop("version") == program_file.VERSION
         sha.update(json.dumps([header, summary(program_file.load(path))]).encode())
-    found = (program_file.VERSION, sha.hexdigest()[:16])
-    assert found == RECORDED, (
+    stamp = (program_file.VERSION, sha.hexdigest()[:16])
+    assert stamp == RECORDED, (
         "a graph becomes other programs, or these another file, than when RECORDED was written: bump VERSION in "
-        f"pipelines/kernels/transformer/program_file.py, so that cached files are made anew, and record {found} here "
+        f"pipelines/kernels/transformer/program_file.py, so that cached files are made anew, and record {stamp} here "
         "with the new version"
     )

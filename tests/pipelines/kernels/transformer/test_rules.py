@@ -63,13 +63,13 @@ class Case:
         program_file.save(file, (encoder, self.decoder))
         rng = np.random.default_rng(0)
         self.sources = [np.array([*rng.integers(4, WORDS, 3 + i % 5), END], np.int32) for i in range(10)]
-        self.limits = np.array([2 * len(each) + 6 for each in self.sources])
-        self.memories = [reference.encode(encoder, each) for each in self.sources]
+        self.limits = np.array([2 * len(source) + 6 for source in self.sources])
+        self.memories = [reference.encode(encoder, source) for source in self.sources]
 
     def wanted(self, rules, beam, words=None, demands=None):
         """Translations by the numpy search; sentences whose prefixes have the same length are one batch."""
         demands = demands or [Demands()] * len(self.sources)
-        lengths = np.array([len(each.prefix) for each in demands])
+        lengths = np.array([len(demand.prefix) for demand in demands])
         wanted = [None] * len(self.sources)
         for length in np.unique(lengths):
             batch = np.flatnonzero(lengths == length).tolist()
@@ -77,16 +77,16 @@ class Case:
             options |= {"sources": [self.sources[i].tolist() for i in batch], "demands": [demands[i] for i in batch]}
             decoding = reference.Decoding(self.decoder, [self.memories[i] for i in batch])
             options["allowed"] = words and [words[i] for i in batch]
-            found = beam_search(decoding, self.limits[batch], start=START, end=END, **options)
-            for i, each in zip(batch, found, strict=True):
-                wanted[i] = each
+            results = beam_search(decoding, self.limits[batch], start=START, end=END, **options)
+            for i, hypotheses in zip(batch, results, strict=True):
+                wanted[i] = hypotheses
         return wanted
 
     def check(self, found, rules, beam, words=None, demands=None):
-        for each, wanted in zip(found, self.wanted(rules, beam, words, demands), strict=True):
-            assert [tokens for tokens, _ in each] == [one.tokens for one in wanted]
-            np.testing.assert_allclose([score for _, score in each], [one.score for one in wanted], atol=1e-5)
-        assert len({len(tokens) for each in found for tokens, _ in each}) > 1
+        for pairs, wanted in zip(found, self.wanted(rules, beam, words, demands), strict=True):
+            assert [tokens for tokens, _ in pairs] == [one.tokens for one in wanted]
+            np.testing.assert_allclose([score for _, score in pairs], [one.score for one in wanted], atol=1e-5)
+        assert len({len(tokens) for scored in found for tokens, _ in scored}) > 1
 
 
 @pytest.fixture(scope="module")
@@ -106,13 +106,13 @@ def test_the_native_search_follows_the_rules(case, name, beam):
         "slots": 3,
     }
     translator = NativeTranslator(case.file)
-    found = translator.translate(case.sources, case.limits, start=START, end=END, **options)
-    case.check(found, rules, beam)
+    results = translator.translate(case.sources, case.limits, start=START, end=END, **options)
+    case.check(results, rules, beam)
     speculation = translator.speculation(copies=True, costs=(1.0, 0.0, 0.0))  # proposes wherever it can
     options["speculation"] = speculation
-    assert translator.translate(case.sources, case.limits, start=START, end=END, **options) == found
+    assert translator.translate(case.sources, case.limits, start=START, end=END, **options) == results
     assert (speculation.counts[0] > 0) == (beam == 1)
-    for tokens in (tokens for each in found for tokens, _ in each):
+    for tokens in (tokens for pairs in results for tokens, _ in pairs):
         assert not set(tokens) & set(rules.banned) and tuple(tokens[: len(rules.prefix)]) == rules.prefix
 
 
@@ -125,20 +125,20 @@ def test_translations_begin_with_the_prefix_of_their_sentence(case, name, beam):
     options = {"start": START, "end": END, "beam": beam, "best": beam, "demands": demands, "slots": 3}
     options |= {"length_penalty": rules.length_penalty, "rules": rules.native_options}
     translator = NativeTranslator(case.file)
-    found = translator.translate(case.sources, case.limits, **options)
-    case.check(found, rules, beam, demands=demands)
-    for each, asked in zip(found, demands, strict=True):
-        assert all(tuple(tokens[: 1 + len(asked.prefix)]) == (11, *asked.prefix) for tokens, _ in each)
+    results = translator.translate(case.sources, case.limits, **options)
+    case.check(results, rules, beam, demands=demands)
+    for pairs, asked in zip(results, demands, strict=True):
+        assert all(tuple(tokens[: 1 + len(asked.prefix)]) == (11, *asked.prefix) for tokens, _ in pairs)
     speculation = translator.speculation(copies=True, costs=(1.0, 0.0, 0.0))
-    assert translator.translate(case.sources, case.limits, speculation=speculation, **options) == found
+    assert translator.translate(case.sources, case.limits, speculation=speculation, **options) == results
     with contextlib.closing(
-        translator.stream(**{name: each for name, each in options.items() if name != "demands"})
+        translator.stream(**{name: option for name, option in options.items() if name != "demands"})
     ) as stream:
         numbers = stream.submit(case.sources, case.limits, demands=demands)
         streamed = {}
         while len(streamed) < len(numbers):
-            streamed |= {number: each for number, each, _ in stream.finished(5.0)}
-    assert [streamed[number] for number in numbers] == found
+            streamed |= {number: scored for number, scored, _ in stream.finished(5.0)}
+    assert [streamed[number] for number in numbers] == results
     with pytest.raises(RequestError, match="no token after"):
         translator.translate(case.sources[1:2], [2], **options | {"demands": demands[1:2]})
 
@@ -156,19 +156,19 @@ def test_translations_contain_the_phrases_of_their_sentence(case, name, beam):
         demands.append(Demands(phrases[0] if i == 9 else (), phrases, ("",) * len(phrases)))
     if beam < 7:  # where no phrase is part of a longer word: words begin with the first token of a phrase and the end
         marks = draw.integers(0, 4, WORDS, np.uint8)
-        marks[[END, *(phrase[0] for each in demands for phrase in each.phrases)]] |= BEGINS
-        demands = [each._replace(marks=marks.tobytes()) for each in demands]
+        marks[[END, *(phrase[0] for demand in demands for phrase in demand.phrases)]] |= BEGINS
+        demands = [demand._replace(marks=marks.tobytes()) for demand in demands]
     options = {"start": START, "end": END, "beam": beam, "best": beam, "demands": demands, "slots": 3}
     options |= {"length_penalty": rules.length_penalty, "rules": rules.native_options}
     limits = case.limits + 4
-    found = NativeTranslator(case.file).translate(case.sources, limits, **options)
+    results = NativeTranslator(case.file).translate(case.sources, limits, **options)
     case.limits, before = limits, case.limits
-    case.check(found, rules, beam, demands=demands)
+    case.check(results, rules, beam, demands=demands)
     case.limits = before
-    for each, asked in zip(found, demands, strict=True):
-        assert not asked.unmet(each[0][0])
+    for pairs, asked in zip(results, demands, strict=True):
+        assert not asked.unmet(pairs[0][0])
     alone = NativeTranslator(case.file).translate(case.sources[7:8], limits[7:8], **options | {"demands": demands[7:8]})
-    assert alone[0] == found[7]
+    assert alone[0] == results[7]
 
 
 @pytest.mark.parametrize("beam", [2, 5])
@@ -176,21 +176,21 @@ def test_phrases_are_whole_words(case, beam):
     """Of the likeliest translations a token is asked for that is followed by another one of its word there."""
     options = {"start": START, "end": END, "beam": beam, "best": beam}
     native = NativeTranslator(case.file)
-    free = [each[0][0] for each in native.translate(case.sources, case.limits, **options)]
+    free = [pairs[0][0] for pairs in native.translate(case.sources, case.limits, **options)]
     demands = []
     for tokens in free:
         marks = np.full(WORDS, BEGINS, np.uint8)  # no word has two tokens, but for those behind the phrase
         marks[tokens[1:2]] = 0
         demands.append(Demands((), (tuple(tokens[:1]),) if len(tokens) > 1 else (), ("",), (), marks.tobytes()))
-    assert any(each.unmet(tokens) for each, tokens in zip(demands, free, strict=True) if each.phrases)
-    demands = [each if each.phrases else Demands() for each in demands]
-    found = []
+    assert any(demand.unmet(tokens) for demand, tokens in zip(demands, free, strict=True) if demand.phrases)
+    demands = [demand if demand.phrases else Demands() for demand in demands]
+    results = []
     for i, asked in enumerate(demands):
-        found += native.translate(
+        results += native.translate(
             case.sources[i : i + 1], case.limits[i : i + 1], demands=[asked], rules={"kind": "ctranslate2"}, **options
         )
-    case.check(found, SearchConfig(), beam, demands=demands)
-    assert not any(each.unmet(one[0][0]) for each, one in zip(demands, found, strict=True))
+    case.check(results, SearchConfig(), beam, demands=demands)
+    assert not any(demand.unmet(one[0][0]) for demand, one in zip(demands, results, strict=True))
     asked = demands[0]._replace(phrases=((20,),), texts=("",), marks=bytes(WORDS - 1))
     with pytest.raises(RequestError, match="word_marks are not of all tokens"):
         native.translate(case.sources[:1], case.limits[:1], demands=[asked], **options)
@@ -199,11 +199,11 @@ def test_phrases_are_whole_words(case, beam):
 def test_phrases_that_do_not_fit_come_in_part(case):
     asked = Demands((), ((20, 21, 22), (30, 31, 32)), ("a", "b"))
     options = {"start": START, "end": END, "beam": 4, "demands": [asked]}
-    (found,) = NativeTranslator(case.file).translate(case.sources[:1], [5], **options)
-    assert len(asked.unmet(found[0][0])) == 1
+    (pairs,) = NativeTranslator(case.file).translate(case.sources[:1], [5], **options)
+    assert len(asked.unmet(pairs[0][0])) == 1
     options["demands"] = [Demands((), ((20, 21), (30, 31)), ("a", "b"))]
-    (found,) = NativeTranslator(case.file).translate(case.sources[:1], [5], **options)
-    assert not options["demands"][0].unmet(found[0][0])
+    (pairs,) = NativeTranslator(case.file).translate(case.sources[:1], [5], **options)
+    assert not options["demands"][0].unmet(pairs[0][0])
     for wrong, why in (({"beam": 1}, "beam of 2"), ({"demands": [Demands((), ((WORDS,),), ("a",))]}, "vocabulary")):
         with pytest.raises(RequestError, match=why):
             NativeTranslator(case.file).translate(case.sources[:1], [5], **options | wrong)
@@ -227,21 +227,21 @@ def test_samples_and_groups_of_beams_are_those_of_the_reference(case, name):
     demands = [Demands(prefix=(20, 21, 22)[: i % 4]) for i in range(len(case.sources))]
     options = {"start": START, "end": END, "beam": beam, "best": beam, "rules": rules.native_options}
     translator = NativeTranslator(case.file)
-    found = translator.translate(case.sources, case.limits, demands=demands, slots=3, **options)
-    for i, each in enumerate(found):
+    results = translator.translate(case.sources, case.limits, demands=demands, slots=3, **options)
+    for i, pairs in enumerate(results):
         decoding = reference.Decoding(case.decoder, [case.memories[i]])
         sources = [case.sources[i].tolist()]
         more = {"beam": beam, "best": beam, "length_penalty": 1.0, "rules": rules, "sources": sources}
         limits = case.limits[i : i + 1]
         wanted = search_variant(decoding, limits, start=START, end=END, demands=demands[i : i + 1], **more)[0]
-        assert [tokens for tokens, _ in each] == [one.tokens for one in wanted]
-        np.testing.assert_allclose([score for _, score in each], [one.score for one in wanted], atol=1e-5)
+        assert [tokens for tokens, _ in pairs] == [one.tokens for one in wanted]
+        np.testing.assert_allclose([score for _, score in pairs], [one.score for one in wanted], atol=1e-5)
         alone = translator.translate(case.sources[i : i + 1], limits, demands=demands[i : i + 1], **options)
-        assert alone[0] == each
+        assert alone[0] == pairs
     if rules.sample:
-        assert translator.translate(case.sources, case.limits, demands=demands, **options) == found
+        assert translator.translate(case.sources, case.limits, demands=demands, **options) == results
         options["rules"] = {**options["rules"], "seed": rules.seed + 1}
-        assert (translator.translate(case.sources, case.limits, demands=demands, **options) != found) == (beam != 2)
+        assert (translator.translate(case.sources, case.limits, demands=demands, **options) != results) == (beam != 2)
 
 
 def test_samples_have_the_frequencies_of_their_probabilities(case):
@@ -252,8 +252,8 @@ def test_samples_have_the_frequencies_of_their_probabilities(case):
     drawn = []
     for seed in range(8):
         options["rules"]["seed"] = seed
-        (found,) = NativeTranslator(case.file).translate(case.sources[:1], [1], **options)
-        drawn += [tokens[0] if tokens else END for tokens, _ in found]
+        (pairs,) = NativeTranslator(case.file).translate(case.sources[:1], [1], **options)
+        drawn += [tokens[0] if tokens else END for tokens, _ in pairs]
     logits = reference.Decoding(case.decoder, case.memories[:1])(np.array([START]), np.array([0]))
     scores = torch.tensor(logits)
     for warper in (
@@ -280,13 +280,13 @@ def test_only_the_words_of_a_shortlist_come(case, isa):
         for i in range(len(case.sources))
     ]
     translator = NativeTranslator(case.file, isa=isa)
-    found = translator.translate(case.sources, case.limits, start=START, end=END, words=words, best=4, slots=4)
-    case.check(found, SearchConfig(), 4, words)
+    results = translator.translate(case.sources, case.limits, start=START, end=END, words=words, best=4, slots=4)
+    case.check(results, SearchConfig(), 4, words)
     alone = [
-        translator.translate([source], [limit], start=START, end=END, words=[each], best=4)[0]
-        for source, limit, each in zip(case.sources, case.limits, words, strict=True)
+        translator.translate([source], [limit], start=START, end=END, words=[allowed], best=4)[0]
+        for source, limit, allowed in zip(case.sources, case.limits, words, strict=True)
     ]
-    assert found == alone
+    assert results == alone
 
 
 @pytest.mark.parametrize("isa", extension.isas())
@@ -304,14 +304,14 @@ def test_words_that_sentences_share_change_nothing(case, isa, beam):
     translator = NativeTranslator(case.file, isa=isa)
     plain = translator.translate(case.sources, case.limits, words=words, slots=4, **options)
     translator.share_words(shared)
-    found = translator.translate(case.sources, case.limits, words=words, slots=4, **options)
-    case.check(found, SearchConfig(), beam, words)
-    assert [[tokens for tokens, _ in each] for each in found] == [[tokens for tokens, _ in each] for each in plain]
+    results = translator.translate(case.sources, case.limits, words=words, slots=4, **options)
+    case.check(results, SearchConfig(), beam, words)
+    assert [[tokens for tokens, _ in rows] for rows in results] == [[tokens for tokens, _ in rows] for rows in plain]
     alone = [
-        translator.translate([source], [limit], words=[each], **options)[0]
-        for source, limit, each in zip(case.sources, case.limits, words, strict=True)
+        translator.translate([source], [limit], words=[allowed], **options)[0]
+        for source, limit, allowed in zip(case.sources, case.limits, words, strict=True)
     ]
-    assert found == alone
+    assert results == alone
     whole = translator.translate(case.sources, case.limits, slots=3, **options)
     assert whole == NativeTranslator(case.file, isa=isa).translate(case.sources, case.limits, **options)
 

@@ -172,8 +172,8 @@ def test_a_draft_is_built_from_its_file(free):
     content = arrays(rng, free=free)
     plain = translator.greedy(sources, [30] * 6)
     words = {"words.common": np.arange(3, 9), "words.offsets": np.arange(WORDS + 1), "words.targets": np.arange(WORDS)}
-    for each in (content, content | words):
-        speculation = translator.speculation(draft=build_draft(each, made), costs=ALWAYS)
+    for tensors in (content, content | words):
+        speculation = translator.speculation(draft=build_draft(tensors, made), costs=ALWAYS)
         assert translator.greedy(sources, [30] * 6, speculation=speculation) == plain
         assert speculation.counts[1] >= speculation.counts[0] > 0
     other = decoder(rng, qparams=StaticQParams(0.04, 120))

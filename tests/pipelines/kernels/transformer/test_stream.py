@@ -49,18 +49,18 @@ def test_sentences_that_come_one_by_one_are_translated_as_in_one_call(graph, sou
     options = {"start": START, "end": END, "beam": 3, "best": 2}
     wanted = translator.translate(sources, [LIMIT] * COUNT, words=words, **options)
     stream = translator.stream(slots=4, **options)
-    numbers, found = {}, {}
+    numbers, results = {}, {}
     for i, source in enumerate(sources):
         (number,) = stream.submit([source], [LIMIT], None if words is None else [words[i]])
         numbers[number] = i
         if i % 7 == 0:
             time.sleep(0.001)
-        found |= {each[0]: each[1:] for each in stream.finished(0.0)}
-    while len(found) < COUNT:
-        found |= {each[0]: each[1:] for each in stream.finished(10.0)}
+        results |= {result[0]: result[1:] for result in stream.finished(0.0)}
+    while len(results) < COUNT:
+        results |= {result[0]: result[1:] for result in stream.finished(10.0)}
     stream.close()
-    assert {numbers[number]: translations for number, (translations, _) in found.items()} == dict(enumerate(wanted))
-    assert not any(error for _, error in found.values())
+    assert {numbers[number]: translations for number, (translations, _) in results.items()} == dict(enumerate(wanted))
+    assert not any(error for _, error in results.values())
 
 
 def test_a_cancelled_sentence_never_comes_and_the_others_do(graph, sources):
@@ -72,12 +72,12 @@ def test_a_cancelled_sentence_never_comes_and_the_others_do(graph, sources):
     kept = numbers[::3]
     for number in set(numbers) - set(kept):
         stream.cancel(number)
-    found = {}
-    while not set(kept) <= set(found):
-        found |= {number: translations for number, translations, _ in stream.finished(10.0)}
-    left = set(found) - set(kept)  # done before they were cancelled and told: none, for nobody asked meanwhile
+    results = {}
+    while not set(kept) <= set(results):
+        results |= {number: translations for number, translations, _ in stream.finished(10.0)}
+    left = set(results) - set(kept)  # done before they were cancelled and told: none, for nobody asked meanwhile
     assert not left
-    assert [found[number] for number in kept] == [wanted[number] for number in kept]
+    assert [results[number] for number in kept] == [wanted[number] for number in kept]
     assert stream.finished(0.05) == []
     stream.close()
 
@@ -107,5 +107,5 @@ def test_results_that_are_no_numbers_are_named_and_the_stream_goes_on():
     stream = NativeTranslator(export(net)).stream(start=START, end=END)
     for _ in range(2):
         (number,) = stream.submit([np.array([5, 6])], [3])
-        assert [(each[0], "not finite" in each[2]) for each in stream.finished(10.0)] == [(number, True)]
+        assert [(result[0], "not finite" in result[2]) for result in stream.finished(10.0)] == [(number, True)]
     stream.close()

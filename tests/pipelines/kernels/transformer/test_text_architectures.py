@@ -86,7 +86,7 @@ def is_layer(node):
 
 def with_int8_layers(model, float_layers):
     """The graph with int8 weights, but for the layers of these numbers."""
-    for number, node in enumerate([each for each in model.graph if is_layer(each)]):
+    for number, node in enumerate([node for node in model.graph if is_layer(node)]):
         if number in float_layers:
             continue
         scale, integers = weight_qparams(node.inputs[1].const_value.numpy(), 1)
@@ -138,10 +138,10 @@ def test_results_are_near_those_of_the_float_graph(rng, programs, case):
         feed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": types}
         feed = {x.name: feed[x.name][None] for x in model.graph.inputs}
         (expected,) = reference_session.run(session, feed)
-        found = reference.compute(program, ids, types)
+        output = reference.compute(program, ids, types)
         if expected.size > 1:
-            assert cosine(found, expected[0]) > 0.998
-        assert np.abs(found - expected[0]).max() < 0.08 * max(np.abs(expected).max(), 1)
+            assert cosine(output, expected[0]) > 0.998
+        assert np.abs(output - expected[0]).max() < 0.08 * max(np.abs(expected).max(), 1)
 
 
 @pytest.mark.parametrize("case", [*CASES, *FLOAT_LAYERS])
@@ -150,8 +150,8 @@ def test_every_instruction_set_returns_the_bits_of_the_reference(rng, programs, 
     lengths = np.array([1, 3, 17, 70])
     ids = rng.integers(0, 64, lengths.sum()).astype(np.int32)
     types = rng.integers(0, program.types, len(ids)).astype(np.int32)
-    found = [native.compile_texts(program, isa).compute(ids, types, lengths, 1) for isa in extension.isas()]
-    for length, end, *rows in zip(lengths, np.cumsum(lengths), *found, strict=True):
+    outputs = [native.compile_texts(program, isa).compute(ids, types, lengths, 1) for isa in extension.isas()]
+    for length, end, *rows in zip(lengths, np.cumsum(lengths), *outputs, strict=True):
         expected = reference.compute(program, ids[end - length : end], types[end - length : end])
         assert {row.tobytes() for row in rows} == {expected.tobytes()}
 
@@ -164,17 +164,17 @@ def test_long_texts_beside_short_ones_have_the_bits_of_the_reference(rng, progra
     parts = np.split(ids, np.cumsum(lengths)[:-1])
     expected = [reference.compute(program, part, 0 * part).tobytes() for part in parts]
     for isa in extension.isas():
-        found = native.compile_texts(program, isa).compute(ids, 0 * ids, lengths, 1)
-        assert [row.tobytes() for row in found] == expected, isa
+        vectors = native.compile_texts(program, isa).compute(ids, 0 * ids, lengths, 1)
+        assert [row.tobytes() for row in vectors] == expected, isa
 
 
 @pytest.mark.parametrize("case", ["deberta", "content to position alone"])
 def test_distances_that_a_model_does_not_tell_apart_share_a_row(programs, case):
     _, program = programs(case)
-    for each in program.encoder.operations:
-        if isinstance(each, QuantizedAttention):
-            middle = len(each.positions.rows) // 2
-            assert len({*each.positions.rows[middle + 30 :]}) == 1 == len({*each.positions.rows[: middle - 30]})
+    for op in program.encoder.operations:
+        if isinstance(op, QuantizedAttention):
+            middle = len(op.positions.rows) // 2
+            assert len({*op.positions.rows[middle + 30 :]}) == 1 == len({*op.positions.rows[: middle - 30]})
 
 
 def test_float_layers_of_an_int8_graph_stay_float(rng, programs):
@@ -187,7 +187,7 @@ def test_float_layers_of_an_int8_graph_stay_float(rng, programs):
         return 1 - cosine(reference.compute(program, ids, 0 * ids), expected[0])
 
     _, program = programs("all layers but one are float")
-    layers = [each.layer.quantizes for each in program.encoder.operations if isinstance(each, Linear)]
+    layers = [op.layer.quantizes for op in program.encoder.operations if isinstance(op, Linear)]
     assert sum(layers) == 0 and len(layers) == 12  # the int8 query joins its float key and value
     assert error("all layers but one are float") < 0.5 * error("modernbert")
 
@@ -206,12 +206,12 @@ def test_threads_share_the_rows_of_a_long_text(rng, programs, case):
 
 def test_layers_share_tables_and_texts_are_as_long_as_these(programs):
     _, program = programs("modernbert")
-    attention = [each for each in program.encoder.operations if isinstance(each, QuantizedAttention)]
-    assert [(each.before, each.after) for each in attention] == [(None, None), (20, 20), (20, 20)]
+    attention = [op for op in program.encoder.operations if isinstance(op, QuantizedAttention)]
+    assert [(op.before, op.after) for op in attention] == [(None, None), (20, 20), (20, 20)]
     assert attention[1].rotary is attention[2].rotary is not attention[0].rotary
     assert program.longest == 400
     _, causal = programs("qwen3")
-    assert {each.after for each in causal.encoder.operations if isinstance(each, QuantizedAttention)} == {0}
+    assert {op.after for op in causal.encoder.operations if isinstance(op, QuantizedAttention)} == {0}
 
 
 def test_a_graph_of_rows_has_results_for_tokens(tmp_path, rng):

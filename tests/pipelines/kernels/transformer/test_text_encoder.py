@@ -124,20 +124,20 @@ def test_attention_of_any_length_has_the_bits_of_the_reference(rng, isa, size, s
     native = programs.compile_texts(program, isa)
     for length in (1, 3, 15, 16, 31, 32, 33, 49, 130):
         none = np.zeros(length, np.int32)
-        found = native.compute(none, none, np.array([length]), 1)[0]
-        assert found.tobytes() == text_reference.compute(program, none, none).tobytes()
+        vector = native.compute(none, none, np.array([length]), 1)[0]
+        assert vector.tobytes() == text_reference.compute(program, none, none).tobytes()
 
 
 def test_attention_in_integers_is_close_to_that_in_floats(rng):
     rows = rng.standard_normal((180, 3 * 64)).astype(np.float32)
-    found = reference.quantized_attention(rows, QuantizedAttention(0, 2, 1))
+    output = reference.quantized_attention(rows, QuantizedAttention(0, 2, 1))
     wanted = reference.attention(*np.split(rows, 3, axis=1), 2)
-    assert 0 < np.linalg.norm(found - wanted) < 0.03 * np.linalg.norm(wanted)
+    assert 0 < np.linalg.norm(output - wanted) < 0.03 * np.linalg.norm(wanted)
 
 
 def test_gelu_is_near_what_it_is_of_all_numbers():
     x = np.concatenate([np.linspace(-9, 9, 4001), [-1e30, -100, 100, 1e30]]).astype(np.float32)
-    exact = np.array([each * 0.5 * (1 + math.erf(each / math.sqrt(2))) for each in x.tolist()])
+    exact = np.array([number * 0.5 * (1 + math.erf(number / math.sqrt(2))) for number in x.tolist()])
     error = np.abs(reference.activate("gelu", x) - exact)
     assert (error < 7e-5 + 3e-6 * np.abs(x)).all()
 

@@ -66,7 +66,7 @@ def test_a_stored_program_is_the_same(rng, graph, tmp_path):
 def test_smoothing_goes_into_what_is_before_the_layer(rng, graph):
     model = io.load(graph("bert mean"))
     plain = text_program(io.load(graph("bert mean")))
-    for node in [each for each in model.graph if each.op_type in ("MatMul", "Gemm")]:
+    for node in [node for node in model.graph if node.op_type in ("MatMul", "Gemm")]:
         weight = node.inputs[1].const_value
         if weight is None:
             continue
@@ -77,10 +77,10 @@ def test_smoothing_goes_into_what_is_before_the_layer(rng, graph):
         scaled = edit.initializer(model.graph, "w", weight.numpy() / factors[:, None])
         node.replace_input_with(1, scaled)
     ids, types, lengths = tokens(rng, plain, [3, 20, 8])
-    found = NativeTexts(model).compute(ids, types, lengths)
+    vectors = NativeTexts(model).compute(ids, types, lengths)
     wanted = NativeTexts(graph("bert mean")).compute(ids, types, lengths)
-    assert np.abs(found - wanted).max() < 0.1 * np.abs(wanted).max()
-    assert not np.array_equal(found, wanted)
+    assert np.abs(vectors - wanted).max() < 0.1 * np.abs(wanted).max()
+    assert not np.array_equal(vectors, wanted)
 
 
 def test_a_graph_that_pools_otherwise_is_refused(graph):

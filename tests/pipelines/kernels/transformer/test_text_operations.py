@@ -116,8 +116,8 @@ def test_every_instruction_set_returns_the_bits_of_the_reference(rng, case):
     made = program(rng, **CASES[case])
     ids = rng.integers(0, 64, sum(LENGTHS)).astype(np.int32)
     types = rng.integers(0, made.types, len(ids)).astype(np.int32)
-    found = [programs.compile_texts(made, isa).compute(ids, types, np.array(LENGTHS), 1) for isa in extension.isas()]
-    for length, end, *rows in zip(LENGTHS, np.cumsum(LENGTHS), *found, strict=True):
+    outputs = [programs.compile_texts(made, isa).compute(ids, types, np.array(LENGTHS), 1) for isa in extension.isas()]
+    for length, end, *rows in zip(LENGTHS, np.cumsum(LENGTHS), *outputs, strict=True):
         expected = text_reference.compute(made, ids[end - length : end], types[end - length : end])
         assert {row.tobytes() for row in rows} == {expected.tobytes()}
 
@@ -129,8 +129,8 @@ def test_tokens_that_are_computed_and_not_attended_to(rng, case):
     encoders = [programs.compile_texts(made, isa) for isa in extension.isas()]
     ids = rng.integers(0, 64, lengths.sum()).astype(np.int32)
     types = np.zeros_like(ids)
-    found = [encoder.compute(ids, types, lengths, 1, attended) for encoder in encoders]
-    for count, end, length, *rows in zip(attended, np.cumsum(lengths), lengths, *found, strict=True):
+    outputs = [encoder.compute(ids, types, lengths, 1, attended) for encoder in encoders]
+    for count, end, length, *rows in zip(attended, np.cumsum(lengths), lengths, *outputs, strict=True):
         part = ids[end - length : end], types[end - length : end]
         assert {row.tobytes() for row in rows} == {text_reference.compute(made, *part, int(count)).tobytes()}
     for wrong in ([0, 4, 20, 35], [1, 4, 20, 36], [1, 4, 20]):
@@ -143,8 +143,8 @@ def test_a_bias_by_distance_within_a_window(rng, isa):
     bias = rng.standard_normal((4, 2 * LONGEST - 1)).astype(np.float32)
     made = program(rng, bias=bias, before=25, after=40)
     ids = rng.integers(0, 64, 203).astype(np.int32)
-    found = programs.compile_texts(made, isa).compute(ids, np.zeros_like(ids), np.array([len(ids)]), 1)[0]
-    assert found.tobytes() == text_reference.compute(made, ids, np.zeros_like(ids)).tobytes()
+    output = programs.compile_texts(made, isa).compute(ids, np.zeros_like(ids), np.array([len(ids)]), 1)[0]
+    assert output.tobytes() == text_reference.compute(made, ids, np.zeros_like(ids)).tobytes()
 
 
 HEADS = {
@@ -158,13 +158,13 @@ HEADS = {
 
 def head(rng, width, steps):
     made = []
-    for kind, *rest in steps:
+    for kind, *args in steps:
         if kind == "dense":
-            made.append(Dense(floats(rng, rest[0], width, scale=width**-0.5), floats(rng, rest[0]), rest[1]))
+            made.append(Dense(floats(rng, args[0], width, scale=width**-0.5), floats(rng, args[0]), args[1]))
         elif kind == "norm":
             made.append(RowNorm(floats(rng, width), floats(rng, width), 1e-5))
         else:
-            made.append(L2Norm() if kind == "l2" else Truncation(rest[0]))
+            made.append(L2Norm() if kind == "l2" else Truncation(args[0]))
         width = made[-1].outputs(width)
     return made
 
@@ -207,8 +207,8 @@ def test_rows_that_pass_together_do_not_change_the_result(rng):
     encoder = programs.compile_texts(made)
     ids = rng.integers(0, 64, 3 * LONGEST).astype(np.int32)
     none, lengths = np.zeros_like(ids), np.array([LONGEST, 100, 200, LONGEST])
-    found = encoder.compute(ids, none, lengths, 1)
-    for row, end, length in zip(found, np.cumsum(lengths), lengths, strict=True):
+    outputs = encoder.compute(ids, none, lengths, 1)
+    for row, end, length in zip(outputs, np.cumsum(lengths), lengths, strict=True):
         part = ids[end - length : end]
         assert np.array_equal(row, encoder.compute(part, none[:length], np.array([length]), 1)[0])
         assert row.tobytes() == text_reference.compute(made, part, none[:length]).tobytes()
@@ -225,15 +225,15 @@ def test_a_window_equals_attention_to_the_keys_in_it(rng):
 
 def test_scores_of_relative_positions_are_near_those_in_floats(rng):
     x, part = floats(rng, 40, 6 * 32), disentangled(rng, 2, 32)
-    query, key, value = (each.reshape(40, 2, 32) for each in np.split(x, 3, axis=1))
+    query, key, value = (array.reshape(40, 2, 32) for array in np.split(x, 3, axis=1))
     rows = part.rows[np.arange(40) - np.arange(40)[:, None] + len(part.rows) // 2]
     a, b = part.to_position * part.to_position_scale[:, None], part.to_content * part.to_content_scale[:, None]
     scores = np.einsum("ihd,thd->hit", query, key) + np.einsum("ihd,hitd->hit", query, a[:, rows])
     weights = np.exp(scores + np.einsum("thd,hitd->hit", key, b[:, rows]))
     expected = np.einsum("hit,thd->ihd", weights / weights.sum(axis=2, keepdims=True), value).reshape(40, -1)
-    found = reference.quantized_attention(x, QuantizedAttention(0, 2, 1, positions=part))
+    output = reference.quantized_attention(x, QuantizedAttention(0, 2, 1, positions=part))
     plain = reference.quantized_attention(x, QuantizedAttention(0, 2, 1))
-    assert np.linalg.norm(found - expected) < 0.06 * np.linalg.norm(expected) < 0.5 * np.linalg.norm(plain - expected)
+    assert np.linalg.norm(output - expected) < 0.06 * np.linalg.norm(expected) < 0.5 * np.linalg.norm(plain - expected)
 
 
 def test_rotary_positions_leave_products_of_equal_distance_alike(rng):
@@ -260,11 +260,11 @@ def test_activations_are_near_their_definition(kind):
 def test_stored_programs_have_the_same_results(rng, tmp_path):
     made = program(rng, **CASES["gemma"])
     program_file.save(tmp_path / "model.zoo", (made,))
-    (found,) = program_file.load(tmp_path / "model.zoo")
+    (loaded,) = program_file.load(tmp_path / "model.zoo")
     ids = rng.integers(0, 64, 60).astype(np.int32)
     none = np.zeros_like(ids)
-    assert np.array_equal(text_reference.compute(made, ids, none), text_reference.compute(found, ids, none))
-    assert found.longest == LONGEST
+    assert np.array_equal(text_reference.compute(made, ids, none), text_reference.compute(loaded, ids, none))
+    assert loaded.longest == LONGEST
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,10 @@ def test_every_instruction_set_returns_the_bits_of_the_reference(rng, components
     documents = [vectors(rng, count, components) * np.float32(1 + count) for count in LENGTHS]
     packed, query = TokenVectors.of(documents), vectors(rng, tokens, components)
     query[1:2] = 0
-    found = packed.scores(query, isa=isa)
-    assert found.tobytes() == token_vectors.reference(packed, *token_vectors.quantize(query)).tobytes()
-    exact = np.array([(query @ each.T).max(axis=1).sum() for each in documents])
-    assert np.abs(found - exact).max() < 0.01 * np.abs(exact).max()
+    scores = packed.scores(query, isa=isa)
+    assert scores.tobytes() == token_vectors.reference(packed, *token_vectors.quantize(query)).tobytes()
+    exact = np.array([(query @ document.T).max(axis=1).sum() for document in documents])
+    assert np.abs(scores - exact).max() < 0.01 * np.abs(exact).max()
 
 
 def test_chosen_documents_and_threads(rng, documents):
@@ -54,8 +54,8 @@ def test_groups_are_joined_and_files_read(tmp_path, rng, documents):
     arrays = {"codes": packed.codes, "scale": packed.scale, "first": packed.first}
     np.savez_compressed(tmp_path / "small.npz", version=1, components=96, **arrays)
     assert np.array_equal(TokenVectors.load(tmp_path / "small.npz").scores(query), read.scores(query))
-    for found, wanted in zip(read.vectors, documents, strict=True):
-        assert np.abs(found - wanted).max() < 0.002
+    for rows, wanted in zip(read.vectors, documents, strict=True):
+        assert np.abs(rows - wanted).max() < 0.002
     with pytest.raises(RequestError, match="cannot read vectors of tokens"):
         TokenVectors.load(tmp_path / "none.npz")
     content = (tmp_path / "index.npz").read_bytes()

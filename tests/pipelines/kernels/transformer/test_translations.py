@@ -124,7 +124,7 @@ def encoder(rng, layers=2, heads=2, size=16, hidden=48, words=60, positions=600,
 
 
 def packed(memories):
-    return np.concatenate(memories), np.array([len(each) for each in memories])
+    return np.concatenate(memories), np.array([len(memory) for memory in memories])
 
 
 def search(native_decoder, memories, limits, beam=4, best=1, penalty=1.0, slots=8, threads=1, start=START, end=END):
@@ -153,10 +153,10 @@ def reference_translations(pre, beam, best, penalty, fixed):
 @pytest.mark.parametrize("fixed", [False, True])
 def test_translations_are_those_of_the_reference(isa, pre, beam, best, penalty, fixed):
     made, memories, limits, wanted = reference_translations(pre, beam, best, penalty, fixed)
-    found = search(programs.compile_program(made, isa), memories, limits, beam, best, penalty)
-    for each, one in zip(found, wanted, strict=True):
-        assert [tokens for tokens, *_ in each] == [hypothesis.tokens for hypothesis in one]
-        np.testing.assert_allclose([row[1] for row in each], [hypothesis.score for hypothesis in one], atol=1e-5)
+    results = search(programs.compile_program(made, isa), memories, limits, beam, best, penalty)
+    for rows, one in zip(results, wanted, strict=True):
+        assert [tokens for tokens, *_ in rows] == [hypothesis.tokens for hypothesis in one]
+        np.testing.assert_allclose([row[1] for row in rows], [hypothesis.score for hypothesis in one], atol=1e-5)
 
 
 @every_isa
@@ -167,7 +167,7 @@ def test_results_depend_neither_on_batch_nor_order_nor_threads(isa):
     limits = rng.integers(1, 40, 40)
     whole = search(made, memories, limits)
     order = rng.permutation(40)
-    assert whole == [search(made, [each], [limit])[0] for each, limit in zip(memories, limits, strict=True)]
+    assert whole == [search(made, [memory], [limit])[0] for memory, limit in zip(memories, limits, strict=True)]
     assert [whole[i] for i in order] == search(made, [memories[i] for i in order], limits[order], slots=3)
     for threads, slots in ((2, 8), (3, 1), (64, 2)):
         assert search(made, memories, limits, threads=threads, slots=slots) == whole
@@ -184,7 +184,7 @@ def test_float_layers_of_a_decoder_have_the_bits_of_the_reference(isa, fixed):
             floating = RowLinear(layer.weight * layer.scale, np.ones_like(layer.scale), layer.bias)
             made.operations[number] = replace(operation, layer=floating)
     made = DecoderProgram(made.operations, made.memory_width)
-    assert {each.layer.quantizes for each in made.operations if isinstance(each, Linear)} == {True, False}
+    assert {step.layer.quantizes for step in made.operations if isinstance(step, Linear)} == {True, False}
     memory = floats(rng, 7, 24)
     decoding = reference.Decoding(made, [memory])
     ((tokens, score, *_),) = search(programs.compile_program(made, isa), [memory], [12], beam=1)[0]
@@ -202,9 +202,9 @@ def test_all_versions_translate_alike():
     rng = np.random.default_rng(8)
     made = program(rng, heads=3, size=32, hidden=130, words=333)
     memories = [floats(rng, length, 24) for length in rng.integers(1, 40, 30)]
-    found = [search(programs.compile_program(made, isa), memories, [40] * 30) for isa in extension.isas()]
-    assert all(each == found[0] for each in found)
-    assert len({tuple(each[0][0]) for each in found[0]}) > 20
+    results = [search(programs.compile_program(made, isa), memories, [40] * 30) for isa in extension.isas()]
+    assert all(result == results[0] for result in results)
+    assert len({tuple(rows[0][0]) for rows in results[0]}) > 20
 
 
 @every_isa
@@ -213,15 +213,15 @@ def test_all_versions_translate_alike():
 def test_sentences_are_encoded_alike_one_by_one_or_together(isa, lengths, seed):
     rng = np.random.default_rng(seed)
     made = encoder(rng, layers=int(rng.integers(0, 3)), size=int(rng.choice([16, 48])))
-    sources = [rng.integers(0, 60, each).astype(np.int32) for each in lengths]
+    sources = [rng.integers(0, 60, length).astype(np.int32) for length in lengths]
     compiled = programs.compile_program(made, isa)
     together = compiled.encode(np.concatenate([*sources, np.zeros(0, np.int32)]), np.array(lengths, np.int64))
-    apart = [compiled.encode(each, np.array([len(each)])) for each in sources]
+    apart = [compiled.encode(source, np.array([len(source)])) for source in sources]
     assert together.shape[0] == sum(lengths)
-    assert together.tobytes() == b"".join(each.tobytes() for each in apart)
-    for each, source in zip(apart, sources, strict=True):
+    assert together.tobytes() == b"".join(encoded.tobytes() for encoded in apart)
+    for memory, source in zip(apart, sources, strict=True):
         if len(source) <= 40:
-            same(each, reference.encode(made, source))
+            same(memory, reference.encode(made, source))
 
 
 @every_isa
@@ -229,10 +229,10 @@ def test_sentences_are_encoded_alike_one_by_one_or_together(isa, lengths, seed):
 def test_sources_are_translated_as_their_encoder_and_decoder_do_it(isa, threads):
     rng = np.random.default_rng(9)
     first, second = programs.compile_program(encoder(rng, memory=24), isa), programs.compile_program(program(rng), isa)
-    sources = [rng.integers(0, 60, each).astype(np.int32) for each in rng.integers(1, 40, 50)]
-    limits, lengths = rng.integers(1, 20, 50), np.array([len(each) for each in sources])
+    sources = [rng.integers(0, 60, length).astype(np.int32) for length in rng.integers(1, 40, 50)]
+    limits, lengths = rng.integers(1, 20, 50), np.array([len(source) for source in sources])
     tokens = np.concatenate(sources)
-    wanted = search(second, [first.encode(each, np.array([len(each)])) for each in sources], limits)
+    wanted = search(second, [first.encode(source, np.array([len(source)])) for source in sources], limits)
     for slots in (1, 8, 64):
         assert second.translate(first, tokens, lengths, limits, START, END, 4, 1, 1.0, slots, threads) == wanted
     for wrong in (
@@ -244,10 +244,10 @@ def test_sources_are_translated_as_their_encoder_and_decoder_do_it(isa, threads)
         {"lengths": np.array([0])},
         {"encoder": programs.compile_program(encoder(rng), isa)},
     ):
-        given = {"encoder": first, "rows": tokens, "lengths": lengths, "limits": limits} | wrong
+        options = {"encoder": first, "rows": tokens, "lengths": lengths, "limits": limits} | wrong
         with pytest.raises((TypeError, ValueError)):
             second.translate(
-                **given, start=START, end=END, beam=4, n_best=1, length_penalty=1.0, slots=8, threads=threads
+                **options, start=START, end=END, beam=4, n_best=1, length_penalty=1.0, slots=8, threads=threads
             )
 
 
@@ -266,7 +266,7 @@ def test_all_shapes_translate(data):
     memories, limits = [floats(rng, length, 24) for length in lengths], [data.draw(st.integers(1, 40)) for _ in lengths]
     start, end = data.draw(st.sampled_from([(2, 3), (0, -1), (0, 0)]))
     best = data.draw(st.integers(1, beam))
-    found = search(
+    results = search(
         programs.compile_program(made, data.draw(st.sampled_from(extension.isas()))),
         memories,
         limits,
@@ -278,12 +278,12 @@ def test_all_shapes_translate(data):
         start=start if start < made.vocabulary_size else 0,
         end=end if end < made.vocabulary_size else -1,
     )
-    assert len(found) == len(lengths)
-    for each, limit in zip(found, limits, strict=True):
-        assert 1 <= len(each) <= best
-        assert all(len(tokens) <= limit and score <= 0 for tokens, score in each)
-        assert all(0 <= token < made.vocabulary_size for tokens, _ in each for token in tokens)
-        assert [score for _, score in each] == sorted((score for _, score in each), reverse=True)
+    assert len(results) == len(lengths)
+    for rows, limit in zip(results, limits, strict=True):
+        assert 1 <= len(rows) <= best
+        assert all(len(tokens) <= limit and score <= 0 for tokens, score in rows)
+        assert all(0 <= token < made.vocabulary_size for tokens, _ in rows for token in tokens)
+        assert [score for _, score in rows] == sorted((score for _, score in rows), reverse=True)
 
 
 @pytest.mark.parametrize(
@@ -326,8 +326,8 @@ def test_results_that_are_no_numbers_are_named(isa, threads):
     with pytest.raises(RuntimeError, match="not finite"):
         search(made, memories, [9] * 5, threads=threads)
     steps = list(program(rng).operations)
-    at = next(i for i, each in enumerate(steps) if isinstance(each, LayerNorm))
-    steps[at] = replace(steps[at], scale=np.full(32, 3e38, np.float32))
+    index = next(i for i, step in enumerate(steps) if isinstance(step, LayerNorm))
+    steps[index] = replace(steps[index], scale=np.full(32, 3e38, np.float32))
     memories[3][1, 2] = 0
     broken = programs.compile_program(DecoderProgram(steps, 24), isa)
     with pytest.raises(RuntimeError, match="NaN or infinite"):
@@ -426,8 +426,8 @@ def test_threads_of_python_share_one_decoder():
         faults.extend(beam for _ in range(5) if search(made, memories, [30] * 20, beam) != wanted[beam])
 
     others = [threading.Thread(target=work, args=(beam,)) for beam in (1, 2, 4, 4)]
-    for each in others:
-        each.start()
-    for each in others:
-        each.join()
+    for thread in others:
+        thread.start()
+    for thread in others:
+        thread.join()
     assert faults == []

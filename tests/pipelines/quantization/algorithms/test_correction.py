@@ -33,8 +33,8 @@ def quantized(found, feeds, **ranges):
     """The int8 model; `ranges` overrides what was calibrated: {tensor: (low, high)}."""
     table = calibrate(found, [feeds], "minmax")
     tensors = {
-        name: replace(each, low=ranges[name][0], high=ranges[name][1]) if name in ranges else each
-        for name, each in table.tensors.items()
+        name: replace(tensor, low=ranges[name][0], high=ranges[name][1]) if name in ranges else tensor
+        for name, tensor in table.tensors.items()
     }
     return quantize(found, RECIPE, replace(table, tensors=tensors))[0]
 
@@ -46,7 +46,7 @@ def corrected(found, int8, feeds):
     assert (io.digest(found), io.digest(int8)) == before
     onnx.checker.check_model(ir.to_proto(result), full_check=True)
     assert report.samples == len(next(iter(feeds.values())))
-    return result, {each.name: each for each in report.layers}
+    return result, {layer.name: layer for layer in report.layers}
 
 
 def layers(found):
@@ -73,8 +73,8 @@ IMAGES = {"x": normals(0)(20, 3, 9, 9)}
 
 
 def conv(normal):
-    found = model(CONV, W=normal(4, 3, 3, 3), b=normal(4))
-    return found, quantized(found, IMAGES)
+    fp32 = model(CONV, W=normal(4, 3, 3, 3), b=normal(4))
+    return fp32, quantized(fp32, IMAGES)
 
 
 def error(found, int8, feeds):
@@ -83,34 +83,32 @@ def error(found, int8, feeds):
 
 
 def test_a_shift_is_removed(normal):
-    found, int8 = conv(normal)
+    fp32, int8 = conv(normal)
     steps = np.array([900, -700, 0, 400])
-    result, report = corrected(found, shifted(int8, steps), IMAGES)
+    result, report = corrected(fp32, shifted(int8, steps), IMAGES)
     left = bias(layers(result)[0]) - bias(layers(int8)[0])
     assert np.abs(left).max() < 40  # of its own steps: what rounding shifts
-    assert error(found, result, IMAGES) <= 1.02 * error(found, int8, IMAGES)  # a bias is rounded to its steps
+    assert error(fp32, result, IMAGES) <= 1.02 * error(fp32, int8, IMAGES)  # a bias is rounded to its steps
     (layer,) = report.values()
     assert layer.channels == 4 and layer.corrected >= 3 and layer.sqnr_after > layer.sqnr_before + 12
 
 
 @pytest.mark.parametrize("engine", EXACT)
 def test_engines_load_what_it_writes(normal, engine, tmp_path):
-    found, int8 = conv(normal)
-    result, _ = corrected(found, shifted(int8, np.array([900, -700, 0, 400])), IMAGES)
+    fp32, int8 = conv(normal)
+    result, _ = corrected(fp32, shifted(int8, np.array([900, -700, 0, 400])), IMAGES)
     session = load(io.save(result, tmp_path / "int8.onnx"), engine)
-    np.testing.assert_allclose(session.run(IMAGES)["y"], run(found, **IMAGES)["y"], atol=0.4)
+    np.testing.assert_allclose(session.run(IMAGES)["y"], run(fp32, **IMAGES)["y"], atol=0.4)
 
 
 def test_same_inputs_give_the_same_bytes_however_samples_are_batched(normal):
-    found, int8 = conv(normal)
+    fp32, int8 = conv(normal)
     int8 = shifted(int8, np.array([900, -700, 0, 400]))
-    one, again = (
-        ir.to_proto(corrected(found, int8, IMAGES)[0]).SerializeToString(deterministic=True) for _ in range(2)
-    )
+    one, again = (ir.to_proto(corrected(fp32, int8, IMAGES)[0]).SerializeToString(deterministic=True) for _ in range(2))
     assert one == again
     assert len(IMAGES["x"]) > 2 * CHUNK
-    pieces, _ = correct_layers(found, int8, [{"x": IMAGES["x"][at : at + 3]} for at in range(0, 20, 3)])
-    whole, _ = correct_layers(found, int8, [IMAGES])
+    pieces, _ = correct_layers(fp32, int8, [{"x": IMAGES["x"][start : start + 3]} for start in range(0, 20, 3)])
+    whole, _ = correct_layers(fp32, int8, [IMAGES])
     assert np.abs(bias(layers(pieces)[0]) - bias(layers(whole)[0])).max() <= 1
 
 
@@ -120,13 +118,13 @@ def test_a_perfect_model_stays_as_it_is(rng):
     x[0, :2] = 0, 255
     weight = rng.integers(-127, 128, (6, 5)).astype(np.float32)
     weight[0] = 127
-    found = model(
+    fp32 = model(
         "(float[N,6] x) => (float[N,5] y) { y = Gemm(x, W, b) }",
         W=weight,
         b=rng.integers(-99, 99, 5).astype(np.float32),
     )
-    int8 = quantized(found, {"x": x})
-    result, report = corrected(found, int8, {"x": x})
+    int8 = quantized(fp32, {"x": x})
+    result, report = corrected(fp32, int8, {"x": x})
     assert io.digest(result) == io.digest(int8)
     (layer,) = report.values()
     assert (layer.channels, layer.corrected, layer.reason) == (5, 0, "")
@@ -138,35 +136,35 @@ def test_what_a_relu_stops_does_not_count(normal):
     """
     x = np.abs(normal(4000, 2))
     x[::2] *= 8  # every other one saturates
-    found = model(
+    fp32 = model(
         "(float[N,2] x) => (float[N,1] y) { h = Gemm(x, W, b)\n r = Relu(h)\n y = Gemm(r, V) }",
         **{"W": np.float32([[-1], [-0.7]]), "b": np.float32([2]), "V": np.float32([[1]])},
     )
     feeds = {"x": x}
-    int8 = quantized(found, feeds, x=(0, 3))
+    int8 = quantized(fp32, feeds, x=(0, 3))
     before = (x @ [[-1], [-0.7]] + 2).ravel()
     rounded = (np.minimum(x, 3) @ [[-1], [-0.7]] + 2).ravel()
     assert (before - rounded).mean() < -1, "the naive correction would be large"
-    result, report = corrected(found, int8, feeds)
+    result, report = corrected(fp32, int8, feeds)
     layer = report[str(layers(int8)[0].name)]
     step = float(query.constant(layers(int8)[0].inputs[2].producer().inputs[1])[0])
     assert abs(float((bias(layers(result)[0]) - bias(layers(int8)[0]))[0]) * step) < 0.05
     assert layer.sqnr_after >= layer.sqnr_before
-    assert error(found, result, feeds) <= 1.1 * error(found, int8, feeds)
+    assert error(fp32, result, feeds) <= 1.1 * error(fp32, int8, feeds)
 
 
 def test_later_layers_are_corrected_on_what_earlier_corrections_leave(normal):
-    found = model(
+    fp32 = model(
         "(float[N,8] x) => (float[N,4] y) { h = Gemm(x, W, b)\n r = Relu(h)\n y = Gemm(r, V, c) }",
         **{"W": normal(8, 8), "b": normal(8), "V": normal(8, 4), "c": normal(4)},
     )
     feeds = {"x": normal(500, 8)}
-    int8 = quantized(found, feeds)
-    result, report = corrected(found, shifted(int8, np.arange(8) * 300 - 1000), feeds)
+    int8 = quantized(fp32, feeds)
+    result, report = corrected(fp32, shifted(int8, np.arange(8) * 300 - 1000), feeds)
     first, second = report.values()
     assert first.sqnr_after > first.sqnr_before + 3
     assert second.sqnr_before > 25, "measured behind the corrected layer"
-    np.testing.assert_allclose(run(result, **feeds)["y"].mean(axis=0), run(found, **feeds)["y"].mean(axis=0), atol=0.01)
+    np.testing.assert_allclose(run(result, **feeds)["y"].mean(axis=0), run(fp32, **feeds)["y"].mean(axis=0), atol=0.01)
 
 
 RESIDUAL = """(float[N,4,6,6] x) => (float[N,4,6,6] y) {
@@ -178,35 +176,35 @@ RESIDUAL = """(float[N,4,6,6] x) => (float[N,4,6,6] y) {
 
 
 def test_a_sum_is_corrected_once_where_both_parts_are_known(normal):
-    found = model(RESIDUAL, W=normal(4, 4, 1, 1), b=normal(4), V=normal(4, 4, 1, 1))
+    fp32 = model(RESIDUAL, W=normal(4, 4, 1, 1), b=normal(4), V=normal(4, 4, 1, 1))
     feeds = {"x": normal(40, 4, 6, 6)}
-    int8 = shifted(quantized(found, feeds), np.array([500, 0, 0, -800]))
-    result, report = corrected(found, int8, feeds)
+    int8 = shifted(quantized(fp32, feeds), np.array([500, 0, 0, -800]))
+    result, report = corrected(fp32, int8, feeds)
     first, second = report.values()
     assert "other part of its sum" in first.reason and first.corrected == 0
     assert second.corrected >= 2 and second.sqnr_after > second.sqnr_before
     assert len(layers(result)[1].inputs) == 3, "it had no bias"
     assert bias(layers(result)[1]).dtype == np.int32
-    assert error(found, result, feeds) < 0.5 * error(found, int8, feeds)
+    assert error(fp32, result, feeds) < 0.5 * error(fp32, int8, feeds)
 
 
 def test_what_a_narrow_range_cuts_is_not_made_up_for(normal):
-    found = model("(float[N,8] x) => (float[N,4] y) { y = Gemm(x, W, b) }", W=np.abs(normal(8, 4)), b=normal(4))
+    fp32 = model("(float[N,8] x) => (float[N,4] y) { y = Gemm(x, W, b) }", W=np.abs(normal(8, 4)), b=normal(4))
     feeds = {"x": np.abs(normal(300, 8))}
-    narrow = quantized(found, feeds, x=(0.0, 1.0))  # half of the mean of x is beyond it
-    result, _ = corrected(found, narrow, feeds)
+    narrow = quantized(fp32, feeds, x=(0.0, 1.0))  # half of the mean of x is beyond it
+    result, _ = corrected(fp32, narrow, feeds)
     inside = {"x": feeds["x"].clip(0, 1)}
-    assert error(found, result, inside) <= 1.5 * error(found, narrow, inside)
+    assert error(fp32, result, inside) <= 1.5 * error(fp32, narrow, inside)
 
 
 def test_layers_that_cannot_be_corrected_say_why(normal):
     text = "(float[N,5,4] x) => (float[N,5,3] y) { y = MatMul(x, W) }"
-    found = model(text, W=normal(4, 3))
+    fp32 = model(text, W=normal(4, 3))
     feeds = {"x": normal(6, 5, 4)}
-    int8 = quantized(found, feeds)
+    int8 = quantized(fp32, feeds)
     assert any(node.op_type == "MatMul" for node in int8.graph)
-    _, report = corrected(found, int8, feeds)
-    assert [each.reason for each in report.values()] == ["it has no bias of its own"]
+    _, report = corrected(fp32, int8, feeds)
+    assert [layer.reason for layer in report.values()] == ["it has no bias of its own"]
 
 
 def test_branches_that_read_what_lies_around_them_are_run(normal):
@@ -217,20 +215,20 @@ def test_branches_that_read_what_lies_around_them_are_run(normal):
                    else_branch = g () => (float[N,4] q) { q = Mul(r, r) }>
         y = Gemm(c, V, c0)
     }"""
-    found = model(text, W=normal(4, 4), b=normal(4), V=normal(4, 4), c0=normal(4))
+    fp32 = model(text, W=normal(4, 4), b=normal(4), V=normal(4, 4), c0=normal(4))
     feeds = {"x": normal(30, 4), "t": np.array(True)}
-    _, report = corrected(found, quantized(found, feeds), feeds)
-    assert [each.reason for each in report.values()] == ["", ""]
+    _, report = corrected(fp32, quantized(fp32, feeds), feeds)
+    assert [layer.reason for layer in report.values()] == ["", ""]
 
 
 def test_samples_must_be_there_and_fit(normal):
-    found, int8 = conv(normal)
+    fp32, int8 = conv(normal)
     with pytest.raises(RequestError, match="no samples"):
-        correct_layers(found, int8, [])
+        correct_layers(fp32, int8, [])
     with pytest.raises(RequestError, match="hold z; the graph takes x"):
-        correct_layers(found, int8, [{"z": IMAGES["x"]}])
+        correct_layers(fp32, int8, [{"z": IMAGES["x"]}])
     with pytest.raises(RequestError, match="do not fit"):
-        correct_layers(found, int8, [{"x": normal(2, 5, 9, 9)}])
+        correct_layers(fp32, int8, [{"x": normal(2, 5, 9, 9)}])
 
 
 def test_sqnr_of_outputs_is_that_of_numpy_and_looks_before_a_softmax(normal):
@@ -259,23 +257,23 @@ def unequal(normal, spread):
 
 
 def test_equalization_is_kept_where_the_sqnr_rises(normal):
-    found, samples = unequal(normal, 7)
-    before = io.digest(found)
-    (_, factors), tried = ptq.search_equalization(found, RECIPE, samples)
-    assert io.digest(found) == before
+    fp32, samples = unequal(normal, 7)
+    before = io.digest(fp32)
+    (_, factors), tried = ptq.search_equalization(fp32, RECIPE, samples)
+    assert io.digest(fp32) == before
     assert list(factors) == ["a"] and len(factors["a"]) == 8
     assert tried["depthwise"] > tried["none"] + 3
 
 
 def test_equalization_is_not_kept_where_nothing_is_to_be_gained_or_the_sqnr_falls(normal, monkeypatch):
-    found, samples = unequal(normal, 0)
-    (clip, factors), tried = ptq.search_equalization(found, RECIPE, samples)
+    fp32, samples = unequal(normal, 0)
+    (clip, factors), tried = ptq.search_equalization(fp32, RECIPE, samples)
     assert not clip and factors == {} and list(tried) == ["none", "clipped"]
-    found, samples = unequal(normal, 7)
+    fp32, samples = unequal(normal, 7)
     monkeypatch.setattr(ptq, "_sound", lambda model, factors, samples: factors)
     falling = iter([20.0, 19.0, 20.1, 20.3])
     monkeypatch.setattr(ptq, "output_sqnr", lambda *_: next(falling))
-    (clip, factors), tried = ptq.search_equalization(found, RECIPE, samples)
+    (clip, factors), tried = ptq.search_equalization(fp32, RECIPE, samples)
     assert clip and factors == {} and tried == {"none": 20.0, "depthwise": 19.0, "all": 20.1, "clipped": 20.3}
 
 
@@ -287,42 +285,42 @@ def test_channels_that_other_samples_find_cut_are_not_equalized(normal, further,
         y = Conv<pads=[1,1,1,1], group=8>(r, W)
     }"""
     k = np.array([1, 1, 1, 1, 1, 1, 1, 0.01], np.float32).reshape(-1, 1, 1, 1)
-    found = model(text, V=normal(8, 3, 3, 3) * k, W=normal(8, 1, 3, 3) / k, zero=np.float32(0), six=np.float32(6))
+    fp32 = model(text, V=normal(8, 3, 3, 3) * k, W=normal(8, 1, 3, 3) / k, zero=np.float32(0), six=np.float32(6))
     judges, others = normal(ptq.HELD_OUT, 3, 8, 8), normal(ptq.HELD_OUT, 3, 8, 8)
-    factors = ptq._equalization(found, channel_statistics(found, [{"x": others}]), True)
+    factors = ptq._equalization(fp32, channel_statistics(fp32, [{"x": others}]), True)
     assert list(factors) == ["a"]
-    assert bool(ptq._sound(found, factors, [{"x": further * judges}])) is kept
+    assert bool(ptq._sound(fp32, factors, [{"x": further * judges}])) is kept
 
 
 def test_a_table_carries_what_was_found_so_that_quantizing_needs_no_samples(normal, tmp_path):
-    found, samples = unequal(normal, 7)
+    fp32, samples = unequal(normal, 7)
     recipe = replace(RECIPE, search=True)
-    table = make_table(found, recipe, samples)
+    table = make_table(fp32, recipe, samples)
     assert table.equalization and table.bias and recipe.same_but_observer(table.recipe)
     table = CalibrationTable.load(table.save(tmp_path / "calibration.json"))
-    int8, report = quantize(found, recipe, table)
-    equalized = found.clone()
+    int8, report = quantize(fp32, recipe, table)
+    equalized = fp32.clone()
     scale_channels(equalized, table.equalization)
     direct = replace(table, graph=io.digest(equalized), equalization={}, bias={}, rounding={})
     expected, said = correct_layers(equalized, quantize(equalized, recipe, direct)[0], samples)
     assert io.digest(int8) == io.digest(expected)
-    assert sum(each.corrected for each in said.layers) > 0 and "bias corrected" in " ".join(
-        each.reason for each in report.operators
+    assert sum(layer.corrected for layer in said.layers) > 0 and "bias corrected" in " ".join(
+        operator.reason for operator in report.operators
     )
     for changes in ({"correct": False}, {"keep_float": ("y",)}):
-        other, report = quantize(found, replace(recipe, **changes), table)
-        assert "bias corrected" not in " ".join(each.reason for each in report.operators)
+        other, report = quantize(fp32, replace(recipe, **changes), table)
+        assert "bias corrected" not in " ".join(operator.reason for operator in report.operators)
         assert io.digest(other) == io.digest(
-            quantize(found, replace(recipe, **changes), replace(table, bias={}, rounding={}))[0]
+            quantize(fp32, replace(recipe, **changes), replace(table, bias={}, rounding={}))[0]
         )
 
 
 def test_corrections_by_another_recipe_are_left_out_with_a_word(normal, caplog):
-    found, samples = unequal(normal, 3)
-    table = make_table(found, RECIPE, samples)
-    quantize(found, replace(RECIPE, observer="kl"), table)
+    fp32, samples = unequal(normal, 3)
+    table = make_table(fp32, RECIPE, samples)
+    quantize(fp32, replace(RECIPE, observer="kl"), table)
     assert not caplog.records
-    quantize(found, replace(RECIPE, reduced_range=True), table)
+    quantize(fp32, replace(RECIPE, reduced_range=True), table)
     assert "belong to another recipe" in caplog.text
 
 
@@ -338,31 +336,31 @@ CHAIN = """(float[N,3,9,9] x) => (float[N,4,9,9] y) {
 
 
 def test_what_the_time_budget_does_not_suffice_for_is_left_as_it_is(normal, caplog, monkeypatch):
-    found = model(CHAIN, W=normal(4, 3, 1, 1), V=normal(4, 4, 1, 1))
-    int8 = quantized(found, IMAGES)
-    plain, none = correct_layers(found, int8, [IMAGES], seconds=0.0)
-    assert io.digest(plain) == io.digest(int8) and {each.reason for each in none.layers} == {correction.SPENT}
-    assert [each.getMessage() for each in caplog.records] == [
+    fp32 = model(CHAIN, W=normal(4, 3, 1, 1), V=normal(4, 4, 1, 1))
+    int8 = quantized(fp32, IMAGES)
+    plain, none = correct_layers(fp32, int8, [IMAGES], seconds=0.0)
+    assert io.digest(plain) == io.digest(int8) and {layer.reason for layer in none.layers} == {correction.SPENT}
+    assert [record.getMessage() for record in caplog.records] == [
         "the time budget of 0 s sufficed to correct 0 of 3 layers; for the others give more (--time-budget), "
         "or fewer samples"
     ]
     clock = iter(range(100))  # each look at it takes a second
     with monkeypatch.context() as patched:
         patched.setattr(correction.time, "monotonic", lambda: next(clock))
-        _, some = correct_layers(found, int8, [IMAGES], seconds=6.0)
-    reasons = [each.reason for each in some.layers]
+        _, part = correct_layers(fp32, int8, [IMAGES], seconds=6.0)
+    reasons = [layer.reason for layer in part.layers]
     assert reasons[0] == "" and reasons[-1] == correction.SPENT
-    _, whole = correct_layers(found, int8, [IMAGES], seconds=1000.0)
-    assert correction.SPENT not in [each.reason for each in whole.layers] and len(caplog.records) == 2
+    _, whole = correct_layers(fp32, int8, [IMAGES], seconds=1000.0)
+    assert correction.SPENT not in [layer.reason for layer in whole.layers] and len(caplog.records) == 2
 
 
 @pytest.mark.parametrize(("side", "at_once"), [(64, CHUNK), (1600, 3), (3500, 1)])
 def test_few_samples_of_large_maps_are_computed_at_once(side, at_once):
-    found = model("(float[N,1,h,w] x) => (float[N,1,h,w] y) { a = Relu(x) y = Neg(a) }")
+    fp32 = model("(float[N,1,h,w] x) => (float[N,1,h,w] y) { a = Relu(x) y = Neg(a) }")
     samples = [{"x": np.zeros((count, 1, side, side), np.float32)} for count in ((1, 8) if side == 64 else (1, 3))]
-    sizes = [len(each["x"]) for each in sample_chunks(found, samples, most=0)]
-    assert sizes[0] == at_once and sum(sizes) == sum(len(each["x"]) for each in samples)
-    assert [len(each["x"]) for each in sample_chunks(found, samples, most=2)][:-1] == [2] * ((sum(sizes) - 1) // 2)
+    sizes = [len(chunk["x"]) for chunk in sample_chunks(fp32, samples, most=0)]
+    assert sizes[0] == at_once and sum(sizes) == sum(len(batch["x"]) for batch in samples)
+    assert [len(chunk["x"]) for chunk in sample_chunks(fp32, samples, most=2)][:-1] == [2] * ((sum(sizes) - 1) // 2)
 
 
 @pytest.mark.parametrize(
@@ -375,7 +373,7 @@ def test_few_samples_of_large_maps_are_computed_at_once(side, at_once):
 )
 def test_what_a_hard_activation_makes_zero_says_nothing_of_what_passes(function, weight, offset):
     """Small values are rounded down to 0, all of them where the function is 0; the others are rounded as often up."""
-    found = model(
+    fp32 = model(
         f"(float[n,1,8,8] x) => (float[n,1,8,8] y) {{ a = Conv(x, k, b) h = {function}(a) y = Conv(h, one, zero) }}",
         k=np.full((1, 1, 1, 1), weight, np.float32),
         b=np.full(1, offset, np.float32),
@@ -387,14 +385,14 @@ def test_what_a_hard_activation_makes_zero_says_nothing_of_what_passes(function,
     x = np.where(rng.random(shape) < 0.8, rng.uniform(0, 0.49, shape), rng.uniform(30, 255, shape))
     x[0, 0, 0, :2] = 250, -5  # a scale of 1, and small values that do not lie at the end of the range
     feeds = {"x": x.astype(np.float32)}
-    int8 = quantized(found, feeds)
-    after, said = corrected(found, int8, feeds)
+    int8 = quantized(fp32, feeds)
+    after, said = corrected(fp32, int8, feeds)
     first = said[str(layers(int8)[0].name)]
     assert abs(np.array(first.shift or [0.0])[0]) < 0.05 * weight  # the small values alone would shift it by a fifth
-    assert output_sqnr(found, after, [feeds]) > output_sqnr(found, int8, [feeds]) - 0.05
+    assert output_sqnr(fp32, after, [feeds]) > output_sqnr(fp32, int8, [feeds]) - 0.05
 
 
 def test_samples_of_two_shapes_share_no_chunk():
     net = model("(float[n,t] x) => (float[n,t] y) { y = Relu(x) }")
     samples = [{"x": np.ones(shape, np.float32)} for shape in ((3, 4), (2, 4), (2, 5))]
-    assert [each["x"].shape for each in sample_chunks(net, samples)] == [(5, 4), (2, 5)]
+    assert [chunk["x"].shape for chunk in sample_chunks(net, samples)] == [(5, 4), (2, 5)]

@@ -92,7 +92,7 @@ def test_tables_that_fit_stay_mapped(stored):
     cached = cached_tables(stored, total - 1)
     assert {address for address, _, _ in cached.tables} == set(sizes)
     halves = cached_tables(stored, total - 1, total // 2).tables
-    assert sum(each[2] for each in halves) == pytest.approx(sum(each[2] for each in cached.tables) / 2, abs=9)
+    assert sum(table[2] for table in halves) == pytest.approx(sum(table[2] for table in cached.tables) / 2, abs=9)
     assert cached_tables(program(), 0) is None  # its tables are in no file
 
 
@@ -113,11 +113,11 @@ def test_threads_and_forked_processes(stored):
     expected = [reference.run(stored, ids)[0].tobytes() for ids in batches]
     order = random.Random(0).sample([0, 1, 2, 3] * 10, 40)
     with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda at: made(batches[at], None, None).tobytes() == expected[at], order))
+        results = list(pool.map(lambda index: made(batches[index], None, None).tobytes() == expected[index], order))
     assert all(results)
     child = os.fork()
     if not child:
-        right = all(made(ids, None, None).tobytes() == each for ids, each in zip(batches, expected, strict=True))
+        right = all(made(ids, None, None).tobytes() == data for ids, data in zip(batches, expected, strict=True))
         os._exit(0 if right else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert made(batches[3], None, None).tobytes() == expected[3]

@@ -53,7 +53,7 @@ def test_the_bits_of_the_reference_in_every_instruction_set(width, bits):
         expected = reference.run(made, ids, None, scales)
         for isa in extension.isas():
             outputs = native.click_program(made, isa)(ids, None, scales)
-            assert [each.tobytes() for each in outputs] == [each.tobytes() for each in expected], (isa, n)
+            assert [array.tobytes() for array in outputs] == [array.tobytes() for array in expected], (isa, n)
 
 
 @needs_kernels
@@ -64,7 +64,7 @@ def test_rows_that_all_samples_share_are_read_once():
     expected = reference.run(made, ids, None, scales)
     shared = native.SharedInputs(ids=range(6), scales=[0])
     outputs = native.click_program(made, "", shared)(ids, None, scales)
-    assert [each.tobytes() for each in outputs] == [each.tobytes() for each in expected]
+    assert [array.tobytes() for array in outputs] == [array.tobytes() for array in expected]
 
 
 @pytest.mark.parametrize(
