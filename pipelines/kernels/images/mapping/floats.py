@@ -22,6 +22,7 @@ from pipelines.kernels.images.operators import same_pads, windows
 from pipelines.kernels.images.steps import (
     ChannelScale,
     FloatActivation,
+    FloatClip,
     FloatCopy,
     FloatDepthwise,
     FloatDifference,
@@ -81,9 +82,15 @@ class FloatValues(Functions):
     def _operand_of(self, node: ir.Node, found: Bytes | Pending) -> Operand:
         if isinstance(found, Bytes) and found.real and found.scale is not None:
             return Operand(self._wide(found.tensor), float(found.scale), found.zero)
-        if isinstance(found, Pending) and found.real is not None and found.unbounded:
-            return Operand(found.real())
-        raise refused(node, "reads a value that has no native float form")
+        if not isinstance(found, Pending) or found.real is None:
+            raise refused(node, "reads a value that has no native float form")
+        x, key = Operand(found.real()), ("clip", found.real, found.low, found.high)
+        if found.unbounded:
+            return x
+        if key not in self._tensors_of:
+            self._tensors_of[key] = out = self._new_floats(found.shape)
+            self.steps.append(FloatClip(x, Operand(out), float(found.low), float(found.high)))
+        return Operand(self._tensors_of[key])
 
     def _wide(self, tensor: int) -> int:
         """The tensor of the same bytes whose pixels are 16 bytes apart; those of an image of few channels are 4."""

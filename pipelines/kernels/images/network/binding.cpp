@@ -227,6 +227,8 @@ void bind_image_network(nb::module_ &module) {
                  n.float_sum(operand_of(a), operand_of(b), operand_of(out));
              }, "a"_a, "b"_a, "out"_a)
         .def("float_mean", [](BoundNetwork &n, const Operands &x, const Operands &out) { n.float_mean(operand_of(x), operand_of(out)); }, "x"_a, "out"_a)
+        .def("float_clip", [](BoundNetwork &n, const Operands &x, const Operands &out, float low, float high) { n.float_clip(operand_of(x), operand_of(out), low, high); },
+             "x"_a, "out"_a, "low"_a, "high"_a)
         .def("response_gate", [](BoundNetwork &n, const Operands &x, const Operands &out, float epsilon) { n.response_gate(operand_of(x), operand_of(out), epsilon); },
              "x"_a, "out"_a, "epsilon"_a)
         .def("gathering", gathering, "x"_a, "out"_a, "places"_a, "added"_a.none())

@@ -126,6 +126,17 @@ void Network::channel_scale(Operand x, Operand out, const float *gain, const flo
     });
 }
 
+void Network::float_clip(Operand x, Operand out, float low, float high) {
+    require(read(x).channels == written(out).channels && low <= high, "a clip");
+    const int64_t pixel = round_up(at(out.tensor).channels, 16);
+    float_step({x}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) {
+        for (int64_t i = 0; i < n * pixel; ++i) {
+            const float least = xs[0][i] < low ? low : xs[0][i];
+            to[i] = least > high ? high : least;
+        }
+    });
+}
+
 void Network::float_lookup(int64_t x, int64_t out, const float *table) {
     const Tensor &from = at(known(x, true)), &to = at(known(out, false, true));
     require(from.height == to.height && from.width == to.width && from.channels == to.channels && from.pitch >= 16, "a lookup");

@@ -111,6 +111,7 @@ class Network {
     // alike, or windows; 0: none
     void attention(int64_t x, int64_t keys, Operand out, int64_t heads, int64_t size, int64_t windows, const float *bias, int64_t biased);
     void float_mean(Operand x, Operand out);  // out: floats
+    void float_clip(Operand x, Operand out, float low, float high);
     void response_gate(Operand x, Operand out, float epsilon);  // out: floats
     // Of floats: pixels of x at coordinates from -1 to 1, `grid` [height, width, 2]; rows of x, grid and out are in so many groups
     void sampling(int64_t x, int64_t grid, int64_t out, int64_t groups, bool linear, bool border, bool align);

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from pipelines.kernels.images.steps.activation import FloatClip
 from pipelines.kernels.images.steps.base import LARGEST, Packing, Run, Shape, Step
 from pipelines.kernels.images.steps.convolution import Convolution
 from pipelines.kernels.images.steps.elementwise import Addition, Lookup, Product, Sum
@@ -45,6 +46,7 @@ __all__ = [
     "Convolution",
     "Dequantize",
     "FloatActivation",
+    "FloatClip",
     "FloatCopy",
     "FloatDepthwise",
     "FloatDifference",

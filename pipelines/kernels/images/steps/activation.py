@@ -1,20 +1,22 @@
-"""Activations of sums that become bytes, by a table in integers of 16 bits."""
+"""Activations: of sums that become bytes, by a table in integers of 16 bits, and bounds of floats."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.kernels.arrays import Array, require
 from pipelines.kernels.extension import required
-from pipelines.kernels.images.steps.base import clipped, fits
+from pipelines.kernels.images.steps.base import Packing, clipped, fits
+from pipelines.kernels.images.steps.floats import FloatStep, PackedOperand
 
 if TYPE_CHECKING:
     from pipelines.kernels import _native
+    from pipelines.kernels._native import ImageNetwork
 
 PackedTable = tuple[int, int, int, Array]
 SEGMENTS = 64
@@ -150,3 +152,36 @@ def activation_table(kind: str, scale: float, zero: int) -> ActivationTable | No
     if np.abs(off).max() * unit > MOST_OFF * scale or np.abs(starts).max() > LARGEST // 2:
         return None
     return ActivationTable(factor, zero, shift, starts.astype(np.int16))
+
+
+@dataclass(frozen=True, eq=False)
+class FloatClip(FloatStep):
+    """x with bounds: `high` where x is above, `low` where it is below, as Relu and Clip have them.
+
+    Attributes:
+        low: Lower bound.
+        high: Upper bound.
+    """
+
+    low: float
+    high: float
+    method: ClassVar[str] = "float_clip"
+
+    def check_channels(self, channels: int) -> None:
+        """See `FloatStep`."""
+        fits(self, self.low <= self.high)
+
+    def function(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """See `FloatStep`."""
+        low, high = np.float32(self.low), np.float32(self.high)
+        least = np.where(x < low, low, x)
+        return np.where(least > high, high, least)
+
+    def packed(self, packing: Packing) -> tuple[Any, ...]:
+        """See `Step`."""
+        return self.x.packed(), self.to.packed(), self.low, self.high
+
+    @staticmethod
+    def add_to(network: ImageNetwork, x: PackedOperand, out: PackedOperand, low: float, high: float) -> None:
+        """See `Step`."""
+        network.float_clip(x=x, out=out, low=low, high=high)

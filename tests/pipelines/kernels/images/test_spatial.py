@@ -20,6 +20,7 @@ from pipelines.kernels.images.mapping.from_graph import image_program
 from pipelines.kernels.images.steps import (
     Attention,
     Dequantize,
+    FloatClip,
     FloatCopy,
     FloatProduct,
     FloatSum,
@@ -246,3 +247,31 @@ def test_the_gate_of_a_response_normalization_has_the_same_bits() -> None:
     same_bits(made, rng.integers(0, 256, (2, *shape), dtype=np.uint8))
     with pytest.raises(RequestError):
         program(shape, [shape, shape], [*steps[:2], ResponseGate(byte, Operand(1), 1e-6)], 735, floats=frozenset({1}))
+
+
+@pytest.mark.parametrize("bounds", [(0.0, np.inf), (-0.5, 0.75), (0.25, 6.0)])
+def test_bounded_floats_have_the_same_bits(bounds: tuple[float, float]) -> None:
+    shape, byte = (5, 7, 21), Operand(0, 0.02, 120)
+    steps: list[Any] = [
+        Pixels(0, last=True),
+        FloatClip(byte, Operand(1), *bounds),
+        FloatClip(Operand(1), Operand(2, 0.01, 60), *bounds),
+        FloatSum(Operand(1), Operand(2, 0.01, 60), Operand(3)),
+        Dequantize(3, 1.0, 0),
+    ]
+    made = program(shape, [shape] * 4, steps, 735, floats=frozenset({1, 3}))
+    same_bits(made, np.random.default_rng(0).integers(0, 256, (2, *shape), dtype=np.uint8))
+
+
+def test_a_residual_of_floats_with_bounds(tmp_path: Path) -> None:
+    """The result of a Relu behind a normalization is read as floats by a sum and as bytes by a layer (style transfer)."""
+    g = Graph(6)
+    x = g.quantize(
+        g.layer("Conv", g.quantize("image", 0.02, 120), (CHANNELS, 3, 4, 4), 0.02, strides=[4, 4]), 0.03, 120
+    )
+    x = g.add("Relu", [g.add("InstanceNormalization", [x, weights(g, CHANNELS), weights(g, CHANNELS, mean=0)])])
+    y = g.layer("Conv", g.quantize(x, 0.02, 0), (CHANNELS, CHANNELS, 3, 3), 0.02, pads=[1, 1, 1, 1])
+    y = g.add("InstanceNormalization", [y, weights(g, CHANNELS), weights(g, CHANNELS, mean=0)])
+    y = g.quantize(g.add("Add", [x, y]), 0.04, 100)
+    y = g.quantize(g.layer("Conv", y, (8, CHANNELS, 1, 1), 0.04), 0.05, 120)
+    assert FloatClip in check(g, g.save(tmp_path / "n.onnx", [3, 16, 16], y))
