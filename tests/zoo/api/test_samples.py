@@ -367,8 +367,8 @@ def test_a_cast_that_loses_values_is_refused(tmp_path: Path, array: np.ndarray, 
 
 def test_padding_behind_texts_is_cut_from_the_samples_of_a_calibration(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    text = "(int64[b,t] input_ids, int64[b,t] attention_mask) => (float[b,t,8] y) { h = Gather(e, input_ids) y = MatMul(h, w) }"
-    network = model(text, e=rng.normal(size=(9, 8)).astype(np.float32), w=rng.normal(size=(8, 8)).astype(np.float32))
+    text = "(int64[b,t] input_ids, int64[b,t] attention_mask) => (float[b,t,32] y) { h = Gather(e, input_ids) y = MatMul(h, w) }"
+    network = model(text, e=rng.normal(size=(9, 32)).astype(np.float32), w=rng.normal(size=(32, 32)).astype(np.float32))
     mask = (np.arange(6) < rng.integers(1, 6, (40, 1))).astype(np.int64)
     np.savez(tmp_path / "texts.npz", input_ids=rng.integers(1, 9, mask.shape) * mask, attention_mask=mask)
     opened = samples.Calibration(tmp_path / "texts.npz").samples(network)

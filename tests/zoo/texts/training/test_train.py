@@ -129,7 +129,12 @@ NETWORKS = {
     "qwen3": [("Pooling", {"pooling_mode_lasttoken": True})],
     "modernbert": [("Pooling", {"pooling_mode": ["mean", "weightedmean", "mean_sqrt_len_tokens"]})],
     "nomic_bert": [("Pooling", {"pooling_mode_mean_tokens": True})],
-    "gte": [("Pooling", {"pooling_mode_cls_token": True}), ("Dense", DENSE), ("Dense", WIDE), ("Normalize", {})],
+    "gte": [
+        ("Pooling", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}),
+        ("Dense", DENSE),
+        ("Dense", WIDE),
+        ("Normalize", {}),
+    ],
     "stella": [("Pooling", {"pooling_mode_mean_tokens": True}), ("Dense", DENSE)],
     "t5": [("Pooling", {"pooling_mode_mean_tokens": True})],
 }

@@ -226,7 +226,7 @@ def test_tokens_of_fsmt_are_translated_without_the_words_of_moses(originals, mon
         ("relu", "native"),
         ("gelu", "native"),
         ("gelu_new", "native"),
-        ("gelu_pytorch_tanh", "native"),
+        pytest.param("gelu_pytorch_tanh", "native", marks=pytest.mark.slow),  # as gelu_new
         ("quick_gelu", "native"),
         ("silu", "native"),
         ("tanh", "onnxruntime"),
