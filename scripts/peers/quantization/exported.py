@@ -1,4 +1,4 @@
-"""Writes image networks of transformers as its users export them, for `own-models`: .onnx, .calib.npz, .test.npz.
+"""Writes image networks of transformers and YOLO as users export them, for `own-models`: .onnx, .calib.npz, .test.npz.
 
 Networks have the layers of public models and random weights, names end in -shaped: speed is measured, and how near int8
 is to float. torch's TorchScript exporter writes the files, for one photo.
@@ -17,6 +17,7 @@ from torch import nn
 
 from pipelines.data.preprocess import Preprocess
 from scripts.peers import harness
+from scripts.peers.quantization.yolo import yolo_11n, yolo_v8n
 from scripts.peers.vision.float_networks import first_photos, obvious
 
 CALIBRATED, TESTED = 32, 16  # photos
@@ -90,11 +91,13 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # network, pixels 
     "mobilevit-small-shaped": (mobilevit, 256),
     "efficientnet-b0-shaped": (efficientnet, 224),
     "rt-detr-r18-shaped": (rt_detr, 640),
+    "yolov8n-shaped": (yolo_v8n, 640),
+    "yolo11n-shaped": (yolo_11n, 640),
 }
 
 
 class Results(nn.Module):
-    """A network of transformers that returns its logits, and boxes if it finds them."""
+    """A network that returns tensors: of one of transformers its logits, and boxes if it finds them."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -103,12 +106,16 @@ class Results(nn.Module):
     def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Returns what is found in float32 [n, 3, side, side]."""
         outputs = self.network(pixel_values)
+        if isinstance(outputs, torch.Tensor):
+            return (outputs,)
         return (outputs.logits, outputs.pred_boxes) if hasattr(outputs, "pred_boxes") else (outputs.logits,)
 
 
 def drawn(network: nn.Module) -> nn.Module:
     """Draws all weights, so that signals keep their power through the layers and no norm is the identity."""
     for name, parameter in network.named_parameters():
+        if not parameter.requires_grad:
+            continue
         if parameter.ndim > 1 and "embed" not in name.rsplit(".", 1)[-1]:
             nn.init.normal_(parameter, 0, parameter[0].numel() ** -0.5)
         elif name.endswith("weight"):
