@@ -10,6 +10,7 @@ from helpers.trainings import broken_off
 import zoo
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
+from zoo.api import compression
 from zoo.cli import app as cli
 
 torch = pytest.importorskip("torch", reason="needs the train extra")
@@ -32,6 +33,13 @@ STRATEGY = {
         {"kind": "qat", "from": 2, "to": 3},
     ],
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly_timed():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compression, "TIMED", 0.1)
+        yield
 
 
 @pytest.fixture(scope="module")

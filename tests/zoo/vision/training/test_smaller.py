@@ -41,11 +41,12 @@ STRATEGY = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quickly_quantized():
-    """Int8 without a search for ranges, which takes most of the time."""
+def quickly_measured():
+    """Int8 without a search for ranges, and short timings: these take most of the time."""
     recipe = QuantRecipe(observer="minmax", correct=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(zoo.vision.models.mobilenet, "MOBILENET_V1", dataclasses.replace(MOBILENET_V1, recipe=recipe))
+        patch.setattr(compression, "TIMED", 0.1)
         yield
 
 
@@ -110,8 +111,7 @@ def test_interrupted_in_any_step_and_gone_on_it_leaves_the_same_bytes(smaller, s
         assert (tmp_path / "out" / name).read_bytes() == (smaller / name).read_bytes(), name
 
 
-def test_a_speed_is_measured_on_this_machine(start, pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr(compression, "TIMED", 0.1)
+def test_a_speed_is_measured_on_this_machine(start, pictures, tmp_path):
     prune = {"kind": "prune", "goal": "1.001x", "layers": ["blocks.[34].*"]}
     path = strategy_file(tmp_path, epochs=1, strategies=[prune])
     log = zoo.finetune(start, pictures, tmp_path / "out", strategy=path, settings=dict(SETTINGS))
