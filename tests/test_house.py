@@ -51,13 +51,13 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
 def imports(path: Path, top: bool, types: bool = False) -> set[str]:
     """Names of the modules that a file imports: at module level only, or anywhere. types: for type checkers, too."""
     tree = ast.parse(path.read_text())
-    found = set()
+    names = set()
     for node in tree.body if top else ast.walk(tree) if types else statements(tree):
         if isinstance(node, ast.Import):
-            found |= {each.name for each in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
-    return found
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
 
 
 def module(path: Path) -> str:
@@ -67,28 +67,31 @@ def module(path: Path) -> str:
 
 def test_heavy_libraries_are_imported_at_module_level_only_where_training_happens() -> None:
     for path in FILES:
-        found = {name.split(".")[0] for name in imports(path, top=True)} & HEAVY
-        assert not found or HEAVY_ROOMS & {*path.relative_to(ROOT).parts[:-1]}, path
+        heavy = {name.split(".")[0] for name in imports(path, top=True)} & HEAVY
+        assert not heavy or HEAVY_ROOMS & {*path.relative_to(ROOT).parts[:-1]}, path
 
 
 def test_pipelines_never_imports_zoo_and_imports_between_packages_run_one_way() -> None:
     for path in ROOT.glob("pipelines/**/*.py"):
-        found = imports(path, top=False, types=True)
-        assert not any(name.split(".")[0] == "zoo" for name in found), path
+        names = imports(path, top=False, types=True)
+        assert not any(name.split(".")[0] == "zoo" for name in names), path
         own = path.relative_to(ROOT / "pipelines").parts[0]
-        used = {parts[1] for name in found if (parts := name.split("."))[0] == "pipelines" and len(parts) > 1}
+        used = {parts[1] for name in names if (parts := name.split("."))[0] == "pipelines" and len(parts) > 1}
         allowed = PACKAGES[: PACKAGES.index(own) + 1] if own in PACKAGES else ()
         assert own == "__init__.py" or used <= set(allowed), f"{path} may import {', '.join(allowed) or 'nothing'}"
 
 
 def test_no_files_import_each_other_in_a_circle_within_functions_neither() -> None:
-    known = {module(path): path for path in FILES}
+    modules = {module(path): path for path in FILES}
     needed = {
-        name: {each for each in imports(path, top=False) if each in known} - {name} for name, path in known.items()
+        name: {imported for imported in imports(path, top=False) if imported in modules} - {name}
+        for name, path in modules.items()
     }
     for name in needed:  # `from package import module` names the package, too, of which only the module is meant
         needed[name] -= {
-            each for each in needed[name] if any(other.startswith(f"{each}.") for other in (*needed[name], name))
+            imported
+            for imported in needed[name]
+            if any(other.startswith(f"{imported}.") for other in (*needed[name], name))
         }
     graphlib.TopologicalSorter(needed).prepare()  # raises CycleError, which names the circle
 
@@ -142,7 +145,7 @@ def functions(node: ast.Module | ast.ClassDef, prefix: str = "") -> list[tuple[s
 
 def _is_command(part: ast.stmt) -> bool:
     """Whether it is a command of click: its docstring is the text of --help."""
-    return any(".command(" in ast.unparse(each) for each in getattr(part, "decorator_list", ()))
+    return any(".command(" in ast.unparse(decorator) for decorator in getattr(part, "decorator_list", ()))
 
 
 @pytest.mark.parametrize("room", DOCUMENTED)
@@ -173,11 +176,11 @@ def test_no_file_is_longer_than_500_lines() -> None:
 
 
 def test_comments_of_native_code_name_files_that_exist() -> None:
-    known = [f"/{other.relative_to(ROOT)}" for other in (*FILES, *NATIVE)]
+    paths = [f"/{other.relative_to(ROOT)}" for other in (*FILES, *NATIVE)]
     for path in NATIVE:
         comments = re.findall(r"//.*", path.read_text())
         named = {name for comment in comments for name in re.findall(r"\w[\w./]*\.(?:py|h|cpp)\b", comment)}
-        assert not {name for name in named if not any(other.endswith(f"/{name}") for other in known)}, path
+        assert not {name for name in named if not any(other.endswith(f"/{name}") for other in paths)}, path
 
 
 TASKS = ("recommenders", "translation", "texts", "vision")
@@ -210,7 +213,7 @@ OPENS = {  # functions that open a room on demand
 
 
 def test_rooms_of_zoo_import_only_what_they_may() -> None:
-    for path in (each for room in ROOMS for each in ROOT.glob(f"zoo/{room}/**/*.py")):
+    for path in (file for room in ROOMS for file in ROOT.glob(f"zoo/{room}/**/*.py")):
         relative = path.relative_to(ROOT)
         own = relative.parts[1]
         names = [name.split(".") for name in imports(path, top=False)]

@@ -68,30 +68,30 @@ class FuseNormalization(Rewrite):
         for node in list(model.graph):
             if node.graph is None or not query.is_op(node, "ReduceMean"):
                 continue
-            if (found := normalization(model, node)) is not None and found.centered:
-                _replace(model.graph, found)
+            if (matched := normalization(model, node)) is not None and matched.centered:
+                _replace(model.graph, matched)
                 count += 1
         if count and opset < LAYER_NORM:
             model.opset_imports[""] = LAYER_NORM
         return count
 
 
-def _replace(main: ir.Graph, found: Normalization) -> None:
-    last, result = found.nodes[-1], found.nodes[-1].outputs[0]
+def _replace(main: ir.Graph, matched: Normalization) -> None:
+    last, result = matched.nodes[-1], matched.nodes[-1].outputs[0]
     taken = query.used_names(main)
     constants = [
-        edit.initializer(main, f"{result.name}.{key}", each, taken)
-        for key, each in (("gain", found.gain), ("bias", found.bias))
+        edit.initializer(main, f"{result.name}.{key}", constant, taken)
+        for key, constant in (("gain", matched.gain), ("bias", matched.bias))
     ]
-    attributes: dict[str, Any] = {"axis": -1, "epsilon": found.epsilon}
-    if found.axis != 1:
+    attributes: dict[str, Any] = {"axis": -1, "epsilon": matched.epsilon}
+    if matched.axis != 1:
         edit.substitute(
-            [*found.nodes], ir.node("LayerNormalization", [found.x, *constants], attributes, name=last.name)
+            [*matched.nodes], ir.node("LayerNormalization", [matched.x, *constants], attributes, name=last.name)
         )
         return
-    shape = found.x.shape
+    shape = matched.x.shape
     first = edit.node(
-        "Transpose", [found.x], f"{result.name}.last", dtype=ir.DataType.FLOAT, taken=taken, perm=[0, 2, 3, 1]
+        "Transpose", [matched.x], f"{result.name}.last", dtype=ir.DataType.FLOAT, taken=taken, perm=[0, 2, 3, 1]
     )
     values: list[ir.Value | None] = [first.outputs[0], *constants]
     norm = edit.node(
@@ -102,7 +102,7 @@ def _replace(main: ir.Graph, found: Normalization) -> None:
     back = ir.node("Transpose", [norm.outputs[0]], {"perm": [0, 3, 1, 2]}, name=last.name)
     back.outputs[0].type, back.outputs[0].shape = result.type, result.shape
     ir.convenience.replace_nodes_and_values(
-        main, last, [*found.nodes[::-1]], [first, norm, back], [result], back.outputs
+        main, last, [*matched.nodes[::-1]], [first, norm, back], [result], back.outputs
     )
 
 
@@ -145,28 +145,28 @@ def normalization(model: ir.Model, mean: ir.Node, sizes: Sequence[int | None] | 
         or source.dtype not in (None, ir.DataType.FLOAT)
     ):
         return None
-    found = None
+    largest = None
     for nodes in _regions(source, mean):
         larger = _recognized(model, source, nodes, -1 if axis == rank - 1 else axis, rank, channels)
-        if found is not None and larger is None:
+        if largest is not None and larger is None:
             break
-        found = larger
-    return found
+        largest = larger
+    return largest
 
 
 def _regions(x: ir.Value, mean: ir.Node) -> list[list[ir.Node]]:
     """Operators in order that compute one value of x and constants, the mean among them."""
-    known, order = {x}, list[ir.Node]()
+    computed, order = {x}, list[ir.Node]()
     waiting = list(x.consumers())
     while waiting and len(order) < MOST:
-        ready = [node for node in waiting if _fits(node, known)]
+        ready = [node for node in waiting if _fits(node, computed)]
         if not ready:
             break
         node = ready[0]
         waiting.remove(node)
         order.append(node)
-        known.add(node.outputs[0])
-        waiting += [each for each in node.outputs[0].consumers() if each not in waiting]
+        computed.add(node.outputs[0])
+        waiting += [consumer for consumer in node.outputs[0].consumers() if consumer not in waiting]
     regions = []
     for last in order:
         nodes, reached = {last}, [last]
@@ -177,16 +177,16 @@ def _regions(x: ir.Value, mean: ir.Node) -> list[list[ir.Node]]:
                     nodes.add(before)
                     reached.append(before)
         inner = [node for node in nodes if node is not last]
-        closed = all(each in nodes for node in inner for each in node.outputs[0].consumers())
+        closed = all(consumer in nodes for node in inner for consumer in node.outputs[0].consumers())
         if mean in inner and closed and not any(node.outputs[0].is_graph_output() for node in inner):
             regions.append([node for node in order if node in nodes])
     return regions
 
 
-def _fits(node: ir.Node, known: set[ir.Value]) -> bool:
+def _fits(node: ir.Node, computed: set[ir.Value]) -> bool:
     """Whether an operator of `PARTS` reads known values and constants alone."""
     values = [value for value in node.inputs if value is not None]
-    return query.is_op(node, *PARTS) and all(value in known or query.constant(value) is not None for value in values)
+    return query.is_op(node, *PARTS) and all(value in computed or query.constant(value) is not None for value in values)
 
 
 def _recognized(
@@ -195,21 +195,23 @@ def _recognized(
     """The normalization that operators compute, by their results for random numbers."""
     constants = [query.constant(value) for node in nodes for value in node.inputs]
     small = {
-        float(each.item()) for each in constants if each is not None and each.size == 1 and each.dtype == np.float32
+        float(constant.item())
+        for constant in constants
+        if constant is not None and constant.size == 1 and constant.dtype == np.float32
     }
-    epsilons = sorted(each for each in small if 0 < each <= LARGEST) or [0.0]
+    epsilons = sorted(number for number in small if 0 < number <= LARGEST) or [0.0]
     numbers = np.random.default_rng(0).normal(0, 1, (ROWS, channels)) + np.linspace(-1, 1, ROWS)[:, None]
     inputs = [numbers, *(numbers * np.sqrt(epsilon or 1) for epsilon in epsilons)]
-    found = _computed(model, x, nodes[-1], np.concatenate([0 * numbers, *inputs]), axis, rank)
-    if found is None:
+    outputs = _computed(model, x, nodes[-1], np.concatenate([0 * numbers, *inputs]), axis, rank)
+    if outputs is None:
         return None
-    (zeros, *_), rows, *narrow = np.split(found, len(inputs) + 1)
+    (zeros, *_), rows, *narrow = np.split(outputs, len(inputs) + 1)
     for epsilon, small_ones, results in zip(epsilons, inputs[1:], narrow, strict=True):
         for centered in (True, False):
             normal = _normalized(numbers, epsilon, centered)
             gain = ((rows - zeros) * normal).sum(0) / np.square(normal).sum(0)
             pairs = ((rows, normal), (results, _normalized(small_ones, epsilon, centered)))
-            if all(np.abs(each - (gain * other + zeros)).max() < ALIKE for each, other in pairs):
+            if all(np.abs(actual - (gain * other + zeros)).max() < ALIKE for actual, other in pairs):
                 gain, bias = gain.astype(np.float32), zeros.astype(np.float32)
                 return Normalization(x, tuple(nodes), axis, centered, gain, bias, epsilon)
     return None
@@ -225,13 +227,13 @@ def _computed(model: ir.Model, x: ir.Value, last: ir.Node, rows: Array, axis: in
     part = edit.extract(model, [str(x.name)], [str(last.outputs[0].name)])
     shape = [1] * rank
     shape[axis], shape[0] = rows.shape[1], rows.shape[0]
-    given = part.graph.inputs[0]
-    given.type, given.shape, part.graph.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(shape), None
+    source = part.graph.inputs[0]
+    source.type, source.shape, part.graph.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(shape), None
     try:
         opened = reference_session.session(
             part, "recognizing a normalization needs", reference_session.options(quick=True)
         )
-        (found,) = reference_session.run(opened, {str(x.name): rows.astype(np.float32).reshape(shape)})
+        (results,) = reference_session.run(opened, {str(x.name): rows.astype(np.float32).reshape(shape)})
     except RequestError:
         return None
-    return np.asarray(found, np.float64).reshape(rows.shape) if list(found.shape) == shape else None
+    return np.asarray(results, np.float64).reshape(rows.shape) if list(results.shape) == shape else None

@@ -87,20 +87,20 @@ def deformable_attention(g: Graph, values: str, queries: str, sides: tuple[int, 
     weights = shaped(linear(g, queries, (CHANNELS, HEADS * count * points)), -1, 16, HEADS, count * points)
     weights = shaped(g.add("Softmax", [weights], axis=-1), -1, 16, HEADS, count, points)
     boxes = shaped(g.add("Sigmoid", [linear(g, queries, (CHANNELS, 4))]), -1, 16, 1, 1, 1, 4)
-    ends = [g.constant(np.array([each])) for each in (0, 2, 4, 5)]
-    centre, size = (g.add("Slice", [boxes, ends[at], ends[at + 1], ends[3]]) for at in (0, 1))
+    ends = [g.constant(np.array([end])) for end in (0, 2, 4, 5)]
+    centre, size = (g.add("Slice", [boxes, ends[index], ends[index + 1], ends[3]]) for index in (0, 1))
     moved = g.add("Mul", [g.add("Div", [offsets, constant(1, 1, 1, count, 1, 2)]), size])
     places = g.add("Add", [centre, g.add("Mul", [moved, g.constant(np.float32(0.5))])])
     grid = g.add("Sub", [g.add("Mul", [places, g.constant(np.float32(2))]), g.constant(np.float32(1))])
     sampled, first = [], 0
     for level, side in enumerate(sides):
-        bounds = [g.constant(np.array([each])) for each in (first, first + side * side, 1)]
+        bounds = [g.constant(np.array([bound])) for bound in (first, first + side * side, 1)]
         own = shaped(g.add("Slice", [heads, *bounds]), -1, side * side, CHANNELS)
         own = shaped(g.add("Transpose", [own], perm=[0, 2, 1]), -1, SIZE, side, side)
-        at = g.add("Gather", [grid, g.constant(np.array(level))], axis=3)
-        at = shaped(g.add("Transpose", [at], perm=[0, 2, 1, 3, 4]), -1, 16, points, 2)
-        found = g.add("GridSample", [own, at], mode="bilinear", padding_mode="zeros", align_corners=0)
-        sampled.append(g.add("Unsqueeze", [found, g.constant(np.array([-2]))]))
+        own_grid = g.add("Gather", [grid, g.constant(np.array(level))], axis=3)
+        own_grid = shaped(g.add("Transpose", [own_grid], perm=[0, 2, 1, 3, 4]), -1, 16, points, 2)
+        samples = g.add("GridSample", [own, own_grid], mode="bilinear", padding_mode="zeros", align_corners=0)
+        sampled.append(g.add("Unsqueeze", [samples, g.constant(np.array([-2]))]))
         first += side * side
     joined = shaped(g.add("Concat", sampled, axis=-2), -1, SIZE, 16, count * points)
     shares = shaped(g.add("Transpose", [weights], perm=[0, 2, 1, 3, 4]), -1, 1, 16, count * points)

@@ -44,7 +44,7 @@ SIZES = 8  # of images with a program of their own
 logger = logging.getLogger(__name__)
 
 
-CLASSES = {each.__name__: each for each in (PackedProgram, Part, Partition)}
+CLASSES = {cls.__name__: cls for cls in (PackedProgram, Part, Partition)}
 
 
 class FreeSizesError(RequestError):
@@ -66,11 +66,13 @@ def store(source: Path, path: Path, sizes: Sequence[int] = ()) -> None:
     program_file.save(path, () if free and not sizes else (_packed(_mapped(model)),), CLASSES, VERSION)
 
 
-def _packed(found: ImageProgram | Partition[ImageProgram]) -> PackedProgram | Partition[PackedProgram]:
-    if isinstance(found, ImageProgram):
-        return pack(found)
-    parts = [Part(part.feeds, None if part.program is None else pack(part.program), part.model) for part in found.parts]
-    return Partition(found.inputs, found.outputs, found.batch, tuple(parts), found.reason)
+def _packed(program: ImageProgram | Partition[ImageProgram]) -> PackedProgram | Partition[PackedProgram]:
+    if isinstance(program, ImageProgram):
+        return pack(program)
+    parts = [
+        Part(part.feeds, None if part.program is None else pack(part.program), part.model) for part in program.parts
+    ]
+    return Partition(program.inputs, program.outputs, program.batch, tuple(parts), program.reason)
 
 
 def packed(path: Path, sizes: Sequence[int] = ()) -> PackedProgram | Partition[PackedProgram]:
@@ -90,8 +92,8 @@ def packed(path: Path, sizes: Sequence[int] = ()) -> PackedProgram | Partition[P
     programs = program_file.load(derived(path, [], "images", form, make, SUFFIX), CLASSES, VERSION)
     if not programs:
         raise FreeSizesError(f"the sizes of the input of {path} are free")
-    found: PackedProgram | Partition[PackedProgram] = programs[0]
-    return found
+    program: PackedProgram | Partition[PackedProgram] = programs[0]
+    return program
 
 
 def form(path: Path) -> dict[str, Any]:
@@ -106,21 +108,21 @@ def form(path: Path) -> dict[str, Any]:
         {"reason": why the graph cannot be mapped}.
     """
     try:
-        found = _mapped(_fixed(path)[0])
+        program = _mapped(_fixed(path)[0])
     except ZooError as error:
         return {"reason": str(error)}
-    if isinstance(found, ImageProgram):
-        rest = _operators(found.rest) if found.rest else {}
-        return {"steps": _kinds(found)} | ({"rest": rest} if rest else {})
+    if isinstance(program, ImageProgram):
+        remainder = _operators(program.rest) if program.rest else {}
+        return {"steps": _kinds(program)} | ({"rest": remainder} if remainder else {})
     steps: Counter[str] = Counter()
     operators: Counter[str] = Counter()
     parts = []
-    for part in found.parts:
+    for part in program.parts:
         counts = _operators(part.model.tobytes()) if part.program is None else _kinds(part.program)
         (operators if part.program is None else steps).update(counts)
         unit = "operators" if part.program is None else "steps"
         parts.append(f"{'onnxruntime' if part.program is None else 'native'}: {sum(counts.values())} {unit}")
-    return {"steps": dict(steps), "rest": dict(operators.most_common()), "parts": parts, "reason": found.reason}
+    return {"steps": dict(steps), "rest": dict(operators.most_common()), "parts": parts, "reason": program.reason}
 
 
 def _kinds(program: ImageProgram) -> dict[str, int]:
@@ -197,8 +199,8 @@ class _NetworkSession(Asynchronous):
             fits = x is not None and x.shape[1:] == port.shape[1:] and port.shape[0] in (None, len(x))
             if x is None or not fits or x.dtype != port.dtype or len(counts) != 1:
                 expected = f"{name} {port.dtype} [{', '.join(str(size or 'n') for size in port.shape)}]"
-                found = {name: f"{np.asarray(each).dtype} {list(np.shape(each))}" for name, each in batch.items()}
-                raise BatchError(f"the native kernels cannot run {self.path} on {found}; expected {expected}")
+                actual = {name: f"{np.asarray(array).dtype} {list(np.shape(array))}" for name, array in batch.items()}
+                raise BatchError(f"the native kernels cannot run {self.path} on {actual}; expected {expected}")
 
     def _damaged(self, error: Exception) -> RequestError:
         return RequestError(f"the packed program of {self.path} is damaged: {one_line(error)}")
@@ -217,28 +219,28 @@ class ImageSession(_NetworkSession):
     def _outputs(self, batch: Batch) -> dict[str, NDArray[Any]]:
         program = self._program
         x = batch[program.input]
-        found: NDArray[Any] = self._network(contiguous(x), self.threads)
+        results: NDArray[Any] = self._network(contiguous(x), self.threads)
         if program.parts:
-            values = _split(found, program.parts)
+            values = _split(results, program.parts)
             if self._rest is not None:
                 values |= self._rest.run({name: values[name] for name in self._rest.inputs})
             return {name: values[name] for name in program.outputs}
         if program.ending == "Sigmoid":
-            found = 1 / (1 + np.exp(-found))
+            results = 1 / (1 + np.exp(-results))
         if program.ending == "Softmax":
-            powers = np.exp(found - found.max(axis=1, keepdims=True))
-            found = powers / powers.sum(axis=1, keepdims=True)
-        return {program.outputs[0]: found.reshape(len(x), *program.result_shape)}
+            powers = np.exp(results - results.max(axis=1, keepdims=True))
+            results = powers / powers.sum(axis=1, keepdims=True)
+        return {program.outputs[0]: results.reshape(len(x), *program.result_shape)}
 
     def executed(self, batch: Batch) -> list[Executed]:
         """Lists the steps and operators that run, see `Session.executed`."""
-        found = _steps(self._program)
+        steps = _steps(self._program)
         if self._rest is not None:
             count, parts = len(batch[self._program.input]), dict(self._program.parts)
-            found += self._rest.executed(
+            steps += self._rest.executed(
                 {name: np.zeros((count, *parts[name]), np.float32) for name in self._rest.inputs}
             )
-        return found
+        return steps
 
 
 class PartsSession(_NetworkSession):
@@ -280,14 +282,14 @@ class PartsSession(_NetworkSession):
 
     def executed(self, batch: Batch) -> list[Executed]:
         """Lists the steps and operators that run, see `Session.executed`."""
-        values, found = dict(batch), list[Executed]()
+        values, steps = dict(batch), list[Executed]()
         for part, opened in self._parts:
             if part.program is None:
-                found += opened.executed({name: values[value] for name, value in part.feeds})
+                steps += opened.executed({name: values[value] for name, value in part.feeds})
             else:
-                found += _steps(part.program, len(found))
+                steps += _steps(part.program, len(steps))
             values |= self._computed(part, opened, values)
-        return found
+        return steps
 
 
 def _steps(program: PackedProgram, first: int = 0) -> list[Executed]:
@@ -345,9 +347,9 @@ class FreeSizeSession(Asynchronous):
 
     def _session(self, batch: Batch) -> ImageSession | PartsSession | OnnxRuntimeSession:
         sizes = _sizes(batch)
-        found = self._sessions.get(sizes)
-        if found is not None:
-            return found
+        session = self._sessions.get(sizes)
+        if session is not None:
+            return session
         with self._lock:
             if sizes not in self._sessions:
                 if len(self._sessions) >= SIZES or len(sizes) != 3 or 0 in sizes:

@@ -169,8 +169,8 @@ def export(name: str, exporter: str, path: Path) -> int:
 
         def forward(self, image: torch.Tensor) -> torch.Tensor:
             """Returns the output."""
-            found = self.network(image)
-            return getattr(found, "logits", found)  # type: ignore[no-any-return]
+            output = self.network(image)
+            return getattr(output, "logits", output)  # type: ignore[no-any-return]
 
     options: dict[str, Any] = {"input_names": ["image"], "output_names": ["logits"], "verbose": False}
     free = exporter.endswith("free batch")
@@ -181,8 +181,8 @@ def export(name: str, exporter: str, path: Path) -> int:
         options["dynamic_axes"] = {"image": {0: "batch"}, "logits": {0: "batch"}} if free else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        given = example if free else example[:1]
-        torch.onnx.export(Logits().eval(), (given,), str(path), dynamo=exporter.startswith("dynamo"), **options)
+        batch = example if free else example[:1]
+        torch.onnx.export(Logits().eval(), (batch,), str(path), dynamo=exporter.startswith("dynamo"), **options)
     return size
 
 
@@ -190,13 +190,13 @@ def _settle(network: Any, example: Any) -> None:
     """Gives batch norms the statistics of an example, as training would: random ones let values vanish."""
     import torch
 
-    def take(norm: Any, given: tuple[Any, ...]) -> None:
-        variance = given[0].var((0, 2, 3)).clamp(min=1e-12)
-        norm.running_mean.copy_(given[0].mean((0, 2, 3)))
+    def take(norm: Any, inputs: tuple[Any, ...]) -> None:
+        variance = inputs[0].var((0, 2, 3)).clamp(min=1e-12)
+        norm.running_mean.copy_(inputs[0].mean((0, 2, 3)))
         norm.running_var.copy_(variance)
         norm.weight.data.copy_((1 + norm.eps / variance).sqrt())
 
-    norms = [each for each in network.modules() if getattr(each, "running_mean", None) is not None]
+    norms = [module for module in network.modules() if getattr(module, "running_mean", None) is not None]
     hooks = [norm.register_forward_pre_hook(take) for norm in norms]
     with torch.no_grad():
         network(example)
@@ -236,8 +236,8 @@ def cell(name: str, exporter: str, folder: Path) -> str:
     zoo.quantize(path, int8, calibration_data=data, effort="fast", correct=False, search=False)
     form = images.form(int8)
     if "steps" not in form:
-        found = re.search(r"\((\w+)\)", form["reason"])
-        return f"no: {found[1] if found else form['reason']}"
+        match = re.search(r"\((\w+)\)", form["reason"])
+        return f"no: {match[1] if match else form['reason']}"
     between = [kind for kind in form.get("rest", {}) if kind not in ("QuantizeLinear", "DequantizeLinear")]
     return f"parts: {', '.join(between[:4])}" if "parts" in form else "whole"
 
@@ -251,14 +251,14 @@ def table(names: Iterable[str]) -> list[str]:
     Returns:
         Lines of Markdown without the head.
     """
-    found = []
+    rows = []
     for name in names:
         cells = []
         for exporter in EXPORTERS:
             with tempfile.TemporaryDirectory() as folder:
                 cells.append(cell(name, exporter, Path(folder)))
-        found.append(f"| {name} | {' | '.join(cells)} |")
-    return found
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    return rows
 
 
 def rows_of(page: str) -> dict[str, str]:
@@ -278,9 +278,9 @@ def written(page: str, rows: Iterable[str]) -> str:
         page: Markdown.
         rows: Lines of Markdown.
     """
-    known = rows_of(page) | {row.split("|")[1].strip(): row for row in rows}
+    merged = rows_of(page) | {row.split("|")[1].strip(): row for row in rows}
     head = ["| network | " + " | ".join(EXPORTERS) + " |", "|" + " --- |" * (len(EXPORTERS) + 1)]
-    lines = [BEGIN, *head, *(known[name] for name in NETWORKS if name in known)]
+    lines = [BEGIN, *head, *(merged[name] for name in NETWORKS if name in merged)]
     return page[: page.index(BEGIN)] + "\n".join(lines) + "\n" + page[page.index(END) :]
 
 
@@ -289,11 +289,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=f"rows, of {', '.join(NETWORKS)}")
     parser.add_argument("--write", action="store_true", help="put them into docs/own-model.md")
-    given = parser.parse_args()
-    for name in given.names or list(NETWORKS):
+    arguments = parser.parse_args()
+    for name in arguments.names or list(NETWORKS):
         (row,) = table([name])
         print(row, flush=True)
-        if given.write:
+        if arguments.write:
             PAGE.write_text(written(PAGE.read_text(), [row]))
 
 

@@ -28,15 +28,15 @@ def saved(tmp_path):
 
 
 def test_a_model_survives_saving(rng, saved):
-    found, x = io.load(saved), rng.standard_normal((3, 8)).astype(np.float32)
-    assert ops(found) == ["Gemm", "LeakyRelu", "MatMul"] and query.op_counts(found) == {
+    loaded, x = io.load(saved), rng.standard_normal((3, 8)).astype(np.float32)
+    assert ops(loaded) == ["Gemm", "LeakyRelu", "MatMul"] and query.op_counts(loaded) == {
         "Gemm": 1,
         "LeakyRelu": 1,
         "MatMul": 1,
     }
-    again = io.save(found, saved.parent / "again" / "m.onnx")
+    again = io.save(loaded, saved.parent / "again" / "m.onnx")
     assert again.read_bytes() == saved.read_bytes()
-    np.testing.assert_array_equal(run(found, x=x)["y"], run(io.load(again), x=x)["y"])
+    np.testing.assert_array_equal(run(loaded, x=x)["y"], run(io.load(again), x=x)["y"])
 
 
 def one_line(path, *parts):
@@ -179,9 +179,9 @@ def test_digest_changes_with_what_the_graph_computes(change):
 
 
 def made_in_memory():
-    found = mlp()
-    found.graph[1].attributes["alpha"] = ir.AttrFloat32("alpha", 0.1)  # a Python float; a file keeps 32 bits of it
-    return found
+    network = mlp()
+    network.graph[1].attributes["alpha"] = ir.AttrFloat32("alpha", 0.1)  # a Python float; a file keeps 32 bits of it
+    return network
 
 
 @pytest.mark.parametrize(
@@ -214,10 +214,10 @@ def test_digest_looks_into_branches():
 
 def test_digest_is_the_same_in_another_process(saved):
     code = "import sys; from pipelines.graph import io; print(io.digest(io.load(sys.argv[1])))"
-    found = subprocess.run(
+    digest = subprocess.run(
         [sys.executable, "-c", code, str(saved)], capture_output=True, text=True, check=True
     ).stdout.strip()
-    assert found == io.digest(io.load(saved))
+    assert digest == io.digest(io.load(saved))
 
 
 # --- any graph
@@ -256,12 +256,12 @@ def test_opsets_from_11_on_are_read(rng, opset, tmp_path, caplog):
     )
     body = body.replace("Clip(a", "Clip(q") if opset < 13 else body
     proto = parsed(body, opset, **WEIGHTS)
-    found, x = io.load(keep(proto, tmp_path / "m.onnx")), rng.standard_normal((3, 8)).astype(np.float32)
-    assert found.opset_imports[""] == max(opset, 13)
+    loaded, x = io.load(keep(proto, tmp_path / "m.onnx")), rng.standard_normal((3, 8)).astype(np.float32)
+    assert loaded.opset_imports[""] == max(opset, 13)
     assert (f"opset {opset}; it is read as opset 13" in caplog.text) == (opset < 13)
-    np.testing.assert_allclose(run(found, x=x)["y"], run(ir.from_proto(proto), x=x)["y"], rtol=1e-6)
-    rewrite(found, [each() for each in SHARED])
-    np.testing.assert_allclose(run(found, x=x)["y"], run(ir.from_proto(proto), x=x)["y"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(run(loaded, x=x)["y"], run(ir.from_proto(proto), x=x)["y"], rtol=1e-6)
+    rewrite(loaded, [rule() for rule in SHARED])
+    np.testing.assert_allclose(run(loaded, x=x)["y"], run(ir.from_proto(proto), x=x)["y"], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -281,18 +281,18 @@ def test_other_opsets_are_refused(opset, what, tmp_path):
 
 def test_opset_9_of_ir_version_3_is_read_with_its_weights_constant(rng, tmp_path, caplog):
     proto = parsed("(float[n,8] x, float[8,4] w) => (float[n,4] y) { y = MatMul(x, w) }", 9, 3, w=WEIGHTS["w"])
-    found, x = io.load(keep(proto, tmp_path / "m.onnx")), rng.standard_normal((3, 8)).astype(np.float32)
+    loaded, x = io.load(keep(proto, tmp_path / "m.onnx")), rng.standard_normal((3, 8)).astype(np.float32)
     assert "opset 9; it is read as opset 13" in caplog.text
-    assert [each.name for each in found.graph.inputs] == ["x"]
-    np.testing.assert_allclose(run(found, x=x)["y"], x @ WEIGHTS["w"], rtol=1e-5, atol=1e-6)
+    assert [value.name for value in loaded.graph.inputs] == ["x"]
+    np.testing.assert_allclose(run(loaded, x=x)["y"], x @ WEIGHTS["w"], rtol=1e-5, atol=1e-6)
 
 
 def test_sizes_that_say_nothing_are_dynamic(tmp_path):
     proto = parsed("(float[n,3,a,b] x, float[2,c] s) => (float[n,3,a,b] y, float[2,c] t) { y = Relu(x) t = Relu(s) }")
-    first, second = (each.type.tensor_type.shape.dim for each in proto.graph.input)
+    first, second = (value.type.tensor_type.shape.dim for value in proto.graph.input)
     first[0].dim_value, first[2].dim_param, first[3].dim_param, second[1].dim_value = -1, "?", "?", 0
-    found = io.load(keep(proto, tmp_path / "m.onnx"))
-    assert [list(query.symbolic_shape(each)) for each in found.graph.inputs] == [[None, 3, None, None], [2, None]]
+    loaded = io.load(keep(proto, tmp_path / "m.onnx"))
+    assert [list(query.symbolic_shape(value)) for value in loaded.graph.inputs] == [[None, 3, None, None], [2, None]]
 
 
 def test_a_conversion_that_fails_is_one_line(tmp_path, monkeypatch):
@@ -316,11 +316,11 @@ def outside(rng, tmp_path):
 def test_weights_beside_the_model_are_read(rng, outside, tmp_path):
     path, _ = outside
     assert (path.parent / "weights.bin").stat().st_size >= 144
-    found, x = io.load(path), rng.standard_normal((3, 8)).astype(np.float32)
-    rewrite(found, [each() for each in SHARED])
-    alone = io.save(found, tmp_path / "other" / "m.onnx")
+    loaded, x = io.load(path), rng.standard_normal((3, 8)).astype(np.float32)
+    rewrite(loaded, [rule() for rule in SHARED])
+    alone = io.save(loaded, tmp_path / "other" / "m.onnx")
     (path.parent / "weights.bin").unlink()
-    assert ops(io.load(alone)) == ["Gemm", "Relu"] and run(found, x=x)["y"].shape == (3, 4)
+    assert ops(io.load(alone)) == ["Gemm", "Relu"] and run(loaded, x=x)["y"].shape == (3, 4)
 
 
 def test_weights_that_are_not_there_are_named(outside):
@@ -334,22 +334,22 @@ def test_weights_that_are_not_there_are_named(outside):
 def test_weights_outside_the_folder_are_refused(outside):
     path, _ = outside
     proto = onnx.load(path, load_external_data=False)
-    for each in proto.graph.initializer:
-        each.external_data[0].value = "../weights.bin"
+    for tensor in proto.graph.initializer:
+        tensor.external_data[0].value = "../weights.bin"
     one_line(keep(proto, path), "weights.bin")
 
 
 def test_a_model_too_large_for_one_file_keeps_its_weights_beside_it(rng, tmp_path, monkeypatch):
     monkeypatch.setattr(tensor_sizes, "WHOLE", 1000)
-    found = model(
+    network = model(
         "(float[n,512] x) => (float[n,520] y) { y = MatMul(x, w) }",
         w=rng.standard_normal((512, 520)).astype(np.float32),
     )
-    path, x = io.save(found, tmp_path / "m.onnx"), rng.standard_normal((2, 512)).astype(np.float32)
+    path, x = io.save(network, tmp_path / "m.onnx"), rng.standard_normal((2, 512)).astype(np.float32)
     assert path.stat().st_size < 1000 and mapped(path).stat().st_size >= 2**20
     before = (path.read_bytes(), mapped(path).read_bytes())
     again = io.load(path)
-    np.testing.assert_array_equal(run(again, x=x)["y"], run(found, x=x)["y"])
+    np.testing.assert_array_equal(run(again, x=x)["y"], run(network, x=x)["y"])
     io.save(again, tmp_path / "m.onnx")
     assert (path.read_bytes(), mapped(path).read_bytes()) == before
 
@@ -358,10 +358,10 @@ def test_weights_listed_as_inputs_are_weights(tmp_path):
     proto = parsed(DENSE, 13, 3, **WEIGHTS)  # IR version 3 asks for it
     for name, array in WEIGHTS.items():
         proto.graph.input.append(onnx.helper.make_tensor_value_info(name, 1, array.shape))
-    found = io.load(keep(proto, tmp_path / "m.onnx"))
-    rewrite(found, [each() for each in SHARED])
-    assert ops(found) == ["Gemm", "Relu"] and [each.name for each in found.graph.inputs] == ["x"]
-    again = io.load(io.save(found, tmp_path / "again.onnx"))
+    loaded = io.load(keep(proto, tmp_path / "m.onnx"))
+    rewrite(loaded, [rule() for rule in SHARED])
+    assert ops(loaded) == ["Gemm", "Relu"] and [value.name for value in loaded.graph.inputs] == ["x"]
+    again = io.load(io.save(loaded, tmp_path / "again.onnx"))
     assert run(again, x=np.ones((2, 8), np.float32))["y"].shape == (2, 4)
 
 
@@ -369,16 +369,19 @@ def test_several_inputs_dynamic_batch_and_shared_weights(rng, tmp_path):
     text = """(float[n,8] x, float[m,8] z, float[n,m] k) => (float[n,m] y) { a = MatMul(x, w) b = Add(a, b1) c = MatMul(z, w) d = Add(c, b1)
         e = Transpose(d) f = MatMul(b, e) y = Mul(f, k) }"""
     proto = parsed(text, w=WEIGHTS["w"], b1=WEIGHTS["b"])
-    found = io.load(keep(proto, tmp_path / "m.onnx"))
-    rewrite(found, [each() for each in SHARED])
-    assert ops(found) == ["Gemm", "Gemm", "Transpose", "MatMul", "Mul"] and set(found.graph.initializers) == {"w", "b1"}
+    loaded = io.load(keep(proto, tmp_path / "m.onnx"))
+    rewrite(loaded, [rule() for rule in SHARED])
+    assert ops(loaded) == ["Gemm", "Gemm", "Transpose", "MatMul", "Mul"] and set(loaded.graph.initializers) == {
+        "w",
+        "b1",
+    }
     for n, m in ((1, 1), (3, 5)):
         feeds = {
             name: rng.standard_normal(shape).astype(np.float32)
             for name, shape in {"x": (n, 8), "z": (m, 8), "k": (n, m)}.items()
         }
         np.testing.assert_allclose(
-            run(found, **feeds)["y"], run(ir.from_proto(proto), **feeds)["y"], rtol=1e-4, atol=1e-5
+            run(loaded, **feeds)["y"], run(ir.from_proto(proto), **feeds)["y"], rtol=1e-4, atol=1e-5
         )
 
 
@@ -387,9 +390,9 @@ def test_operators_of_other_domains_are_left_alone(tmp_path):
         { a = com.example.Clip(x) h = MatMul(a, w) y = com.example.Add(h, b) }"""
     proto = onnx.parser.parse_model(text)
     proto.graph.initializer.extend(onnx.numpy_helper.from_array(WEIGHTS[name], name) for name in "wb")
-    found = io.load(keep(proto, tmp_path / "m.onnx"))
-    rewrite(found, [each() for each in SHARED])
-    assert ops(found) == ["Clip", "MatMul", "Add"] and [node.domain for node in found.graph] == [
+    loaded = io.load(keep(proto, tmp_path / "m.onnx"))
+    rewrite(loaded, [rule() for rule in SHARED])
+    assert ops(loaded) == ["Clip", "MatMul", "Add"] and [node.domain for node in loaded.graph] == [
         "com.example",
         "",
         "com.example",
@@ -449,9 +452,9 @@ def test_the_models_own_functions_are_inlined(rng, tmp_path):
     proto = onnx.parser.parse_model(FUNCTIONS)
     proto.graph.initializer.extend(onnx.numpy_helper.from_array(WEIGHTS[name], name) for name in "wb")
     path = keep(proto, tmp_path / "m.onnx")
-    found, x = io.load(path), rng.standard_normal((3, 8)).astype(np.float32)
-    assert ops(found) == ["MatMul", "Add", "Relu"] and not found.functions
-    np.testing.assert_allclose(run(found, x=x)["y"], np.maximum(x @ WEIGHTS["w"] + WEIGHTS["b"], 0), rtol=1e-5)
+    loaded, x = io.load(path), rng.standard_normal((3, 8)).astype(np.float32)
+    assert ops(loaded) == ["MatMul", "Add", "Relu"] and not loaded.functions
+    np.testing.assert_allclose(run(loaded, x=x)["y"], np.maximum(x @ WEIGHTS["w"] + WEIGHTS["b"], 0), rtol=1e-5)
 
 
 def test_weights_beside_the_file_may_be_those_of_constants(tmp_path, monkeypatch):
@@ -462,10 +465,10 @@ def test_weights_beside_the_file_may_be_those_of_constants(tmp_path, monkeypatch
     path.parent.mkdir()
     onnx.save(proto, path, save_as_external_data=True, location="m.bin", size_threshold=0, convert_attribute=True)
     monkeypatch.chdir(tmp_path)
-    found = io.load(path)
+    loaded = io.load(path)
     (path.parent / "m.bin").unlink()
     x = np.ones((2, 8), np.float32)
-    np.testing.assert_allclose(run(found, x=x)["y"], x @ WEIGHTS["w"], rtol=1e-5)
+    np.testing.assert_allclose(run(loaded, x=x)["y"], x @ WEIGHTS["w"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("flat", [True, False])
@@ -478,8 +481,8 @@ def test_sparse_weights_are_read(rng, tmp_path, flat):
     indices = onnx.numpy_helper.from_array(places.astype(np.int64), "places")
     proto.graph.sparse_initializer.append(onnx.helper.make_sparse_tensor(values, indices, [8, 4]))
     x = rng.standard_normal((3, 8)).astype(np.float32)
-    found = io.load(keep(proto, tmp_path / "m.onnx"))
-    np.testing.assert_allclose(run(found, x=x)["y"], x @ dense, rtol=1e-6)
+    loaded = io.load(keep(proto, tmp_path / "m.onnx"))
+    np.testing.assert_allclose(run(loaded, x=x)["y"], x @ dense, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -163,8 +163,8 @@ def test_weights_in_a_file_with_several_links_are_read(tmp_path, monkeypatch, li
     assert np.array_equal(model.graph.initializers["W"].const_value.numpy(), weight)
     x = np.ones((2, 3), np.float32)
     for engine in stock.available():
-        (found,) = stock.open_session(snapshot / "m.onnx", engine).run({"x": x}).values()
-        assert np.array_equal(found, x @ weight)
+        (output,) = stock.open_session(snapshot / "m.onnx", engine).run({"x": x}).values()
+        assert np.array_equal(output, x @ weight)
     (blobs / "m.onnx_data").write_bytes(b"short")
     with pytest.raises(RequestError, match="which has 5 bytes, expected 48 bytes there"):
         io.load(snapshot / "m.onnx")

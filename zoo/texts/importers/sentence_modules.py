@@ -203,8 +203,8 @@ def _pooling(path: Path, modules: list[tuple[str, str]], option: str, has_prompt
         return option
     if not config:
         raise RequestError(f"there is no {folder}/{CONFIG}, which says how tokens are pooled; name it with --pooling")
-    given = {"pooling_mode_mean_tokens": True, **config}  # the default of sentence-transformers
-    mode = config.get("pooling_mode") or [key for key in POOLING_MODES if given.get(f"pooling_mode_{key}") is True]
+    flags = {"pooling_mode_mean_tokens": True, **config}  # the default of sentence-transformers
+    mode = config.get("pooling_mode") or [key for key in POOLING_MODES if flags.get(f"pooling_mode_{key}") is True]
     modes = [mode] if isinstance(mode, str) else list(mode)
     modes += [  # of unknown names
         key

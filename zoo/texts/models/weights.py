@@ -158,10 +158,10 @@ def load_weights(
         else:
             weights[shared] = array[index * shape[0] : (index + 1) * shape[0]]
     if head and head.HAS_LAYERS:
-        found = HeadWeights(tensors, weights)
-        head.weights(found, config)
-        weights |= found.weights
-        errors += found.errors
+        head_weights = HeadWeights(tensors, weights)
+        head.weights(head_weights, config)
+        weights |= head_weights.weights
+        errors += head_weights.errors
     after = architecture.layer.format(config.layers)
     if source and after != architecture.layer and any(name.startswith(f"{prefix}{after}.") for name in tensors):
         logger.warning("%s has weights of more layers than the %d of its configuration", source, config.layers)

@@ -74,22 +74,22 @@ class FloatValues(Functions):
     def _operand(self, node: ir.Node, position: int = 0) -> tuple[Operand, Bytes | Pending]:
         """(an input of a float step, its value)."""
         value = node.inputs[position]
-        found = None if value is None else self.values.get(value)
-        if not isinstance(found, Bytes | Pending):
+        mapped = None if value is None else self.values.get(value)
+        if not isinstance(mapped, Bytes | Pending):
             raise refused(node, f"reads {'nothing' if value is None else value.name}, which has no native float form")
-        return self._operand_of(node, found), found
+        return self._operand_of(node, mapped), mapped
 
-    def _operand_of(self, node: ir.Node, found: Bytes | Pending) -> Operand:
-        if isinstance(found, Bytes) and found.real and found.scale is not None:
-            return Operand(self._wide(found.tensor), float(found.scale), found.zero)
-        if not isinstance(found, Pending) or found.real is None:
+    def _operand_of(self, node: ir.Node, mapped: Bytes | Pending) -> Operand:
+        if isinstance(mapped, Bytes) and mapped.real and mapped.scale is not None:
+            return Operand(self._wide(mapped.tensor), float(mapped.scale), mapped.zero)
+        if not isinstance(mapped, Pending) or mapped.real is None:
             raise refused(node, "reads a value that has no native float form")
-        x, key = Operand(found.real()), ("clip", found.real, found.low, found.high)
-        if found.unbounded:
+        x, key = Operand(mapped.real()), ("clip", mapped.real, mapped.low, mapped.high)
+        if mapped.unbounded:
             return x
         if key not in self._tensors_of:
-            self._tensors_of[key] = out = self._new_floats(found.shape)
-            self.steps.append(FloatClip(x, Operand(out), float(found.low), float(found.high)))
+            self._tensors_of[key] = out = self._new_floats(mapped.shape)
+            self.steps.append(FloatClip(x, Operand(out), float(mapped.low), float(mapped.high)))
         return Operand(self._tensors_of[key])
 
     def _wide(self, tensor: int) -> int:
@@ -103,9 +103,9 @@ class FloatValues(Functions):
             self.steps.append(Gathering(Operand(tensor, 1.0), Operand(out, 1.0), places))
         return self._tensors_of[key]
 
-    def _float_tensor(self, node: ir.Node, found: Bytes | Pending, grid: Sequence[int] | None = None) -> int:
+    def _float_tensor(self, node: ir.Node, mapped: Bytes | Pending, grid: Sequence[int] | None = None) -> int:
         """The tensor of floats of a real value, for a node that reads it; its tokens in rows of another grid."""
-        x, shape = self._operand_of(node, found), self._shape(found)
+        x, shape = self._operand_of(node, mapped), self._shape(mapped)
         if grid is not None and shape[:2] != tuple(grid):
             to = self._new_floats((*grid, shape[2]))
             self.steps.append(Gathering(x, Operand(to), np.arange(math.prod(grid)).reshape(grid)))
@@ -116,16 +116,16 @@ class FloatValues(Functions):
         self.steps.append(FloatCopy(x, Operand(to)))
         return to
 
-    def _interpolated(self, node: ir.Node, found: Bytes | Pending, shape: Shape, rows: Taps, columns: Taps) -> None:
+    def _interpolated(self, node: ir.Node, mapped: Bytes | Pending, shape: Shape, rows: Taps, columns: Taps) -> None:
         """Maps weighted sums of pixels; those of bytes are bytes with the same qparams."""
-        if isinstance(found, Bytes) and not found.real:
+        if isinstance(mapped, Bytes) and not mapped.real:
             out = self._new(shape)
-            x, to = (Operand(each, float(found.scale or 1), found.zero) for each in (self._wide(found.tensor), out))
+            x, to = (Operand(y, float(mapped.scale or 1), mapped.zero) for y in (self._wide(mapped.tensor), out))
             self.steps.append(Interpolation(x, to, *rows, *columns))
-            self.values[node.outputs[0]] = replace(found, tensor=out)
+            self.values[node.outputs[0]] = replace(mapped, tensor=out)
             return
-        source = self._operand_of(node, found)
-        self._float_value(node, shape, lambda to: Interpolation(source, to, *rows, *columns), found)
+        source = self._operand_of(node, mapped)
+        self._float_value(node, shape, lambda to: Interpolation(source, to, *rows, *columns), mapped)
 
     def _float_product(self, node: ir.Node) -> None:
         """Maps a product of two float values, one of which may be a pixel for all."""
@@ -145,7 +145,7 @@ class FloatValues(Functions):
         if isinstance(value, Input) or value.last or value.flat:
             raise refused(node, "is not over [n, C, H, W]")
         groups = node.attributes.get_int("num_groups", shape[2])
-        gain, bias = (self._of_groups(node, at, shape[2], groups) for at in (1, 2))
+        gain, bias = (self._of_groups(node, position, shape[2], groups) for position in (1, 2))
         self._normalize_groups(node, value, groups, gain, bias)
 
     def _of_groups(self, node: ir.Node, position: int, channels: int, groups: int) -> NDArray[np.float32]:
@@ -157,26 +157,26 @@ class FloatValues(Functions):
         return self._per_channel(node, position, channels, -1)
 
     def _normalize_groups(
-        self, node: ir.Node, found: Bytes | Pending, groups: int, gain: NDArray[np.float32], bias: NDArray[np.float32]
+        self, node: ir.Node, mapped: Bytes | Pending, groups: int, gain: NDArray[np.float32], bias: NDArray[np.float32]
     ) -> None:
-        x, shape = self._operand_of(node, found), self._shape(found)
+        x, shape = self._operand_of(node, mapped), self._shape(mapped)
         epsilon = float(np.float32(node.attributes.get_float("epsilon", 1e-5)))
         make = functools.partial(GroupNormalization, gain=gain, bias=bias, groups=groups, epsilon=epsilon)
-        self._float_value(node, shape, lambda to: make(x, to), found)
+        self._float_value(node, shape, lambda to: make(x, to), mapped)
 
     def _float_value(
         self,
         node: ir.Node,
         shape: Shape,
         add: Callable[[Operand], Step],
-        found: Bytes | Pending,
+        mapped: Bytes | Pending,
         *,
         quantizes: bool = True,
         **layout: Any,
     ) -> None:
-        """The result of a float step, with the layout of `found`, see `_float_pending`."""
+        """The result of a float step, with the layout of `mapped`, see `_float_pending`."""
         shared = not quantizes or len(node.outputs[0].uses()) > 1
-        layout = {"last": found.last, "flat": found.flat, "tokens": found.tokens} | layout
+        layout = {"last": mapped.last, "flat": mapped.flat, "tokens": mapped.tokens} | layout
         self.values[node.outputs[0]] = self._float_pending(shape, add, shared, **layout)
 
     def _float_pending(self, shape: Shape, add: Callable[[Operand], Step], shared: bool, **layout: Any) -> Pending:
@@ -199,10 +199,10 @@ class FloatValues(Functions):
 
         return Pending(emit, shape, real=real, **layout)
 
-    def _elements(self, found: Bytes | Pending, layout: tuple[bool, bool, bool] | None = None) -> NDArray[np.int64]:
+    def _elements(self, mapped: Bytes | Pending, layout: tuple[bool, bool, bool] | None = None) -> NDArray[np.int64]:
         """The elements of a sample [height, width, channels] in the order of a layout, else of that of the value."""
-        height, width, channels = self._shape(found)
-        last, flat, tokens = layout or layout_of(found)
+        height, width, channels = self._shape(mapped)
+        last, flat, tokens = layout or layout_of(mapped)
         index = np.arange(height * width * channels).reshape(height, width, channels)
         index = index if last else index.transpose(2, 0, 1)
         if flat:
@@ -212,53 +212,54 @@ class FloatValues(Functions):
         return index[None]
 
     def _layernormalization(self, node: ir.Node) -> None:
-        x, found = self._operand(node)
-        shape, channels = self._shape(found), self._shape(found)[2]
-        rank = 2 if found.flat else 3 if found.tokens else 4
+        x, mapped = self._operand(node)
+        shape, channels = self._shape(mapped), self._shape(mapped)[2]
+        rank = 2 if mapped.flat else 3 if mapped.tokens else 4
         over = node.attributes.get_int("axis", -1) % rank == rank - 1
-        if not over or not (found.last or (found.flat and shape[:2] == (1, 1))) or len(node.outputs) > 1:
+        if not over or not (mapped.last or (mapped.flat and shape[:2] == (1, 1))) or len(node.outputs) > 1:
             raise refused(node, "is not over the channels of each pixel")
-        gain, bias = (self._per_channel(node, at, channels, -1) for at in (1, 2))
+        gain, bias = (self._per_channel(node, position, channels, -1) for position in (1, 2))
         epsilon = float(np.float32(node.attributes.get_float("epsilon", 1e-5)))
         root = node.op_type == "RMSNormalization"
         make = functools.partial(Normalization, gain=gain, bias=None if root else bias, epsilon=epsilon)
-        self._float_value(node, shape, lambda to: make(x, to), found)
+        self._float_value(node, shape, lambda to: make(x, to), mapped)
 
     def _written_out(self, mean: ir.Node) -> bool:
         """Maps the normalization of each pixel that a mean and operators behind it are; False if they are none."""
         value = normalized_value(mean)
-        found = None if value is None else self.values.get(value)
-        if not isinstance(found, Bytes | Pending) or found.flat or (found.tokens and not found.last):
+        mapped = None if value is None else self.values.get(value)
+        if not isinstance(mapped, Bytes | Pending) or mapped.flat or (mapped.tokens and not mapped.last):
             return False
-        shape, pixels = self._shape(found), [None] if found.tokens else [None, None]
-        sizes = [None, *pixels, shape[2]] if found.last else [None, shape[2], *pixels]
+        shape, pixels = self._shape(mapped), [None] if mapped.tokens else [None, None]
+        sizes = [None, *pixels, shape[2]] if mapped.last else [None, shape[2], *pixels]
         norm = normalization(self.model, mean, sizes)
-        if norm is None or (norm.axis == 1) == found.last or (norm.bias.any() and not norm.centered):
+        if norm is None or (norm.axis == 1) == mapped.last or (norm.bias.any() and not norm.centered):
             return False
-        x, last = self._operand_of(mean, found), norm.nodes[-1]
+        x, last = self._operand_of(mean, mapped), norm.nodes[-1]
         make = functools.partial(
             Normalization, gain=norm.gain, bias=norm.bias if norm.centered else None, epsilon=norm.epsilon
         )
-        self._float_value(last, shape, lambda to: make(x, to), found)
+        self._float_value(last, shape, lambda to: make(x, to), mapped)
         self.absorbed.update(norm.nodes)
         return True
 
     def _response_gate(self, node: ir.Node) -> None:
         """Maps the roots of sums of squares of all pixels, divided by their mean over the channels (ConvNeXtV2)."""
-        x, found = self._operand(node)
-        roots, channels = node.outputs[0], self._shape(found)[2]
-        means = [each for each in roots.consumers() if query.is_op(each, "ReduceMean")]
+        x, mapped = self._operand(node)
+        roots, channels = node.outputs[0], self._shape(mapped)[2]
+        means = [mean for mean in roots.consumers() if query.is_op(mean, "ReduceMean")]
         plus = query.sole_user(means[0].outputs[0]) if len(means) == 1 else None
         ratio = query.sole_user(plus.outputs[0]) if plus is not None and query.is_op(plus, "Add") else None
-        epsilons = [each for each in map(query.scalar, plus.inputs if plus is not None else ()) if each is not None]
-        known = ratio is not None and query.is_op(ratio, "Div") and ratio.inputs[0] is roots and len(epsilons) == 1
-        if not known or not is_over_pixels(node, found) or not node.attributes.get_int("keepdims", 1):
+        scalars = map(query.scalar, plus.inputs if plus is not None else ())
+        epsilons = [scalar for scalar in scalars if scalar is not None]
+        matches = ratio is not None and query.is_op(ratio, "Div") and ratio.inputs[0] is roots and len(epsilons) == 1
+        if not matches or not is_over_pixels(node, mapped) or not node.attributes.get_int("keepdims", 1):
             raise refused(node, "is not over all pixels, or no part of a global response normalization")
-        axes, rank = query.integers(means[0], "axes", 1) or [], 3 if found.tokens else 4
-        if [axis % rank for axis in axes] != [channel_axis(found) % rank] or len(roots.consumers()) != 2:
+        axes, rank = query.integers(means[0], "axes", 1) or [], 3 if mapped.tokens else 4
+        if [axis % rank for axis in axes] != [channel_axis(mapped) % rank] or len(roots.consumers()) != 2:
             raise refused(node, "is no part of a global response normalization")
         assert plus is not None and ratio is not None
-        self._float_value(ratio, (1, 1, channels), lambda to: ResponseGate(x, to, epsilons[0]), found, quantizes=False)
+        self._float_value(ratio, (1, 1, channels), lambda to: ResponseGate(x, to, epsilons[0]), mapped, quantizes=False)
         self.absorbed.update((means[0], plus, ratio))
 
     def _float_add(self, node: ir.Node) -> None:
@@ -275,41 +276,41 @@ class FloatValues(Functions):
         self._float_value(node, shape, lambda to: make(a, b, to), first)
 
     def _float_mean(self, node: ir.Node, flat: bool) -> None:
-        x, found = self._operand(node)
-        shape = (1, 1, self._shape(found)[2])
+        x, mapped = self._operand(node)
+        shape = (1, 1, self._shape(mapped)[2])
         self._float_value(
             node,
             shape,
             lambda to: FloatMean(x, to),
-            found,
+            mapped,
             quantizes=False,
             flat=flat,
-            tokens=found.tokens and not flat,
+            tokens=mapped.tokens and not flat,
         )
 
     def _float_depthwise(self, node: ir.Node, weight: NDArray[np.float32]) -> None:
         """weight: [channels, 1, kh, kw]."""
-        _, found = self._operand(node)
-        channels = self._shape(found)[2]
-        if True in layout_of(found) or weight.shape[0] != channels:
+        _, mapped = self._operand(node)
+        channels = self._shape(mapped)[2]
+        if True in layout_of(mapped) or weight.shape[0] != channels:
             raise refused(node, "is not over [n, C, H, W]")
         biases = self._per_channel(node, 2, channels, -1)
-        strides, pads, dilations = self._geometry(node, self._shape(found), weight.shape[2:])
-        counts = windows(self._shape(found), weight.shape[2:], strides, pads, dilations)
+        strides, pads, dilations = self._geometry(node, self._shape(mapped), weight.shape[2:])
+        counts = windows(self._shape(mapped), weight.shape[2:], strides, pads, dilations)
         if min(counts) < 1:
             raise refused(node, "has a window larger than its input")
         taps = np.ascontiguousarray(weight[:, 0].transpose(1, 2, 0))
 
         def add(to: Operand) -> Step:
-            source = self._float_tensor(node, found)
+            source = self._float_tensor(node, mapped)
             return FloatDepthwise(source, to.tensor, taps, biases, strides, pads, dilations)
 
-        self._float_value(node, (*counts, channels), add, found, quantizes=False)
+        self._float_value(node, (*counts, channels), add, mapped, quantizes=False)
 
     def _function(self, node: ir.Node) -> None:
         """Maps a function of a float value; one of a single byte is a table."""
-        positions = [at for at, value in enumerate(node.inputs) if value is not None and value in self.values]
-        found = [self.values[node.inputs[at]] for at in positions]  # type: ignore[index]
+        positions = [i for i, value in enumerate(node.inputs) if value is not None and value in self.values]
+        values = [self.values[node.inputs[position]] for position in positions]  # type: ignore[index]
         alone = len(positions) == 1
         linear = alone and len(node.inputs) == 2 and node.op_type in ("Add", "Sub", "Mul", "Div")
         if alone and self._of_parts(node, positions[0]):
@@ -317,20 +318,22 @@ class FloatValues(Functions):
         if linear and self._has_pixels(node, 1 - positions[0]):
             self._affine(node, positions[0])
             return
-        if len(found) == 2 and node.op_type == "Sub" and all(isinstance(each, Bytes) for each in found):
+        if len(values) == 2 and node.op_type == "Sub" and all(isinstance(mapped, Bytes) for mapped in values):
             self._float_add(node)
             return
-        if not any(isinstance(each, Pending) and each.curve is None and (each.real or each.trace) for each in found):
+        if not any(
+            isinstance(mapped, Pending) and mapped.curve is None and (mapped.real or mapped.trace) for mapped in values
+        ):
             super()._function(node)
             return
         trace = self._trace(node)
         if trace is not None and self._activated(node, *trace):
             return
-        reals = all(isinstance(each, Bytes) or (isinstance(each, Pending) and each.real) for each in found)
-        if len(found) == 2 and node.op_type in ("Add", "Sub", "Mul") and reals:
+        reals = all(isinstance(mapped, Bytes) or (isinstance(mapped, Pending) and mapped.real) for mapped in values)
+        if len(values) == 2 and node.op_type in ("Add", "Sub", "Mul") and reals:
             (self._float_product if node.op_type == "Mul" else self._float_add)(node)
             self._keep_trace(node, trace)
-        elif linear and isinstance(found[0], Pending) and found[0].real is not None:
+        elif linear and isinstance(values[0], Pending) and values[0].real is not None:
             self._affine(node, positions[0])
             self._keep_trace(node, trace)
         elif trace is not None:
@@ -343,14 +346,14 @@ class FloatValues(Functions):
         """Maps a function of the concatenation of bytes to that of each part; False for another value."""
         value = node.inputs[position]
         assert value is not None
-        found = self.values[value]
-        if not isinstance(found, Pending) or found.joined is None or not found.unbounded:
+        mapped = self.values[value]
+        if not isinstance(mapped, Pending) or mapped.joined is None or not mapped.unbounded:
             return False
-        constants = [self.constants.real(each) for each in node.inputs if each is not None and each is not value]
+        constants = [self.constants.real(other) for other in node.inputs if other is not None and other is not value]
         if any(constant is None or constant.size != 1 for constant in constants):
             return False
-        made, layout = list[Bytes | Pending](), dict(zip(("last", "flat", "tokens"), layout_of(found), strict=True))
-        for part in found.joined.parts:
+        made, layout = list[Bytes | Pending](), dict(zip(("last", "flat", "tokens"), layout_of(mapped), strict=True))
+        for part in mapped.joined.parts:
             nested = isinstance(part, Pending) and part.joined is not None
             if isinstance(part, Pending) and part.curve is None and not nested:
                 return False
@@ -358,31 +361,32 @@ class FloatValues(Functions):
                 self.values[value] = replace(part, **layout)  # type: ignore[arg-type]
                 self._function(node)
             finally:
-                self.values[value] = found
+                self.values[value] = mapped
             result = self.values.pop(node.outputs[0])
             assert isinstance(result, Bytes | Pending)
             made.append(result)
-        self.values[node.outputs[0]] = self._joined(node, made, found.joined.stacks)
+        self.values[node.outputs[0]] = self._joined(node, made, mapped.joined.stacks)
         return True
 
     def _trace(self, node: ir.Node) -> tuple[Pending, NDArray[np.float32]] | None:
         """(the float value that a node is a function of, the function's results for `GRID`)."""
-        found = [None if value is None else self.values.get(value) for value in node.inputs]
-        varying = [each for each in found if each is not None]
-        pending = [each for each in varying if isinstance(each, Pending) and each.curve is None]
-        traces = [each.trace or (each, GRID) for each in pending if each.unbounded]
+        values = [None if value is None else self.values.get(value) for value in node.inputs]
+        varying = [mapped for mapped in values if mapped is not None]
+        pending = [mapped for mapped in varying if isinstance(mapped, Pending) and mapped.curve is None]
+        traces = [mapped.trace or (mapped, GRID) for mapped in pending if mapped.unbounded]
         if len(traces) != len(varying) or len({id(source) for source, _ in traces}) != 1:
             return None
-        results = iter([each for _, each in traces])
-        arguments = [value if each is None else next(results) for each, value in zip(found, node.inputs, strict=True)]
-        constants = [self.constants.real(each) for each in arguments if isinstance(each, ir.Value)]
-        if any(each is None or each.size != 1 for each in constants):
+        results = iter([result for _, result in traces])
+        pairs = zip(values, node.inputs, strict=True)
+        arguments = [value if mapped is None else next(results) for mapped, value in pairs]
+        constants = [self.constants.real(argument) for argument in arguments if isinstance(argument, ir.Value)]
+        if any(constant is None or constant.size != 1 for constant in constants):
             return None
         return traces[0][0], evaluated(self.model, node, arguments, 1, -1).reshape(GRID.shape)
 
     def _activated(self, node: ir.Node, source: Pending, results: NDArray[np.float32]) -> bool:
         """Maps a node to the activation that has these results; False if there is none."""
-        kinds = [kind for kind, known in _activations().items() if np.abs(results - known).max() < ALIKE]
+        kinds = [kind for kind, expected in _activations().items() if np.abs(results - expected).max() < ALIKE]
         if not kinds:
             return False
         x = self._operand_of(node, source)
@@ -408,9 +412,9 @@ class FloatValues(Functions):
             layer = value.layer if value.unbounded and single else None
             folded = None if layer is None else layer.scaled(gain[0], bias[0])
             if folded is not None:
-                found = self._layer_value(node, folded)
+                mapped = self._layer_value(node, folded)
                 layout: dict[str, Any] = {"last": value.last, "flat": value.flat, "tokens": value.tokens}
-                self.values[node.outputs[0]] = replace(found, **layout, result=found.result if value.result else None)
+                self.values[node.outputs[0]] = replace(mapped, **layout, result=mapped.result if value.result else None)
                 return
         x, _ = self._operand(node, position)
         self._float_value(node, shape, lambda to: ChannelScale(x, to, gain, bias), value)
@@ -430,15 +434,15 @@ class FloatValues(Functions):
             gain, bias = -ones if minus and position == 1 else ones, -constant if minus and position == 0 else constant
         return np.ascontiguousarray(gain, np.float32), np.ascontiguousarray(bias, np.float32)
 
-    def _per_element(self, node: ir.Node, position: int, found: Bytes | Pending) -> NDArray[np.float32]:
+    def _per_element(self, node: ir.Node, position: int, mapped: Bytes | Pending) -> NDArray[np.float32]:
         """float32 [pixels, channels] of a constant, [1, channels] where it is the same for all pixels."""
-        value, shape, axis = input_at(node, position), self._shape(found), channel_axis(found)
+        value, shape, axis = input_at(node, position), self._shape(mapped), channel_axis(mapped)
         constant = None if value is None else self.constants.real(value, 1)
         if constant is None or constant.dtype != np.float32:
             raise refused(node, "has an argument that is not constant")
         if constant.size == 1 or (constant.ndim >= -axis and constant.shape[axis] == constant.size == shape[2]):
             return np.broadcast_to(constant.ravel(), (1, shape[2]))
-        elements = self._elements(found)
+        elements = self._elements(mapped)
         try:
             values = np.broadcast_to(constant, elements.shape)
         except ValueError as error:
@@ -450,7 +454,7 @@ class FloatValues(Functions):
 
     def _by_constant(self, node: ir.Node) -> bool:
         """As its base; a sum or product with a constant that differs between pixels is one of floats."""
-        constant = next((at for at, value in enumerate(node.inputs) if query.dequantized(value) is not None), None)
+        constant = next((i for i, value in enumerate(node.inputs) if query.dequantized(value) is not None), None)
         if constant is None or not self._has_pixels(node, constant):
             return super()._by_constant(node)
         self._affine(node, 1 - constant)
@@ -459,12 +463,12 @@ class FloatValues(Functions):
     def _has_pixels(self, node: ir.Node, position: int) -> bool:
         """Whether a constant has several values along another axis than that of the other input's channels."""
         value, other = input_at(node, position), node.inputs[1 - position]
-        found = None if other is None else self.values.get(other)
+        mapped = None if other is None else self.values.get(other)
         constant = None if value is None else self.constants.real(value)
-        if constant is None or not isinstance(found, Bytes | Pending):
+        if constant is None or not isinstance(mapped, Bytes | Pending):
             return False
         sizes = dict(enumerate(constant.shape, -constant.ndim))
-        return any(size > 1 for axis, size in sizes.items() if axis != channel_axis(found))
+        return any(size > 1 for axis, size in sizes.items() if axis != channel_axis(mapped))
 
     def _per_channel(self, node: ir.Node, position: int, channels: int, axis: int) -> NDArray[np.float32]:
         """float32 [channels] of a constant with one value, or one per channel; zeros for an absent input."""

@@ -89,7 +89,7 @@ class ImageMapping(Layers):
                 f"found the {count} {', '.join(shapes) or 'none'}; the native engine runs ONNX files of image "
                 "networks, with one input [n, C, H, W]. Text encoders run natively once imported with: zoo import"
             )
-        (self.input,), found = self.main.inputs, self.main.outputs[0]
+        (self.input,), result = self.main.inputs, self.main.outputs[0]
         shape = query.dimensions(self.input)
         if shape is None or len(shape) != 4 or None in shape[1:]:
             raise RequestError(f"the input {self.input.name} has shape {shape}; expected [n, C, H, W] of fixed sizes")
@@ -99,35 +99,35 @@ class ImageMapping(Layers):
         self.reals = self.input.dtype == ir.DataType.FLOAT
         last = self.shape[2] <= 4 < self.shape[0]  # as few channels as images have
         self.values[self.input] = Input(last, last)
-        ending, rest = None, Rest(self.model)
+        ending, remainder = None, Rest(self.model)
         for node in self.main:
-            if rest.reads(node):
-                rest.take(node)
+            if remainder.reads(node):
+                remainder.take(node)
             elif self.constants.take(node, self._dimensions(node.inputs[0] if node.inputs else None)):
-                rest.defer(node)
-            elif rest.is_shape(node):
+                remainder.defer(node)
+            elif remainder.is_shape(node):
                 continue
             elif self._is_view(node) or any(value in self.values for value in node.inputs if value is not None):
-                if node.outputs[0] is found and len(self.main.outputs) == 1 and self._is_ending(node):
+                if node.outputs[0] is result and len(self.main.outputs) == 1 and self._is_ending(node):
                     ending = node
                     break
                 try:
                     self._map(node)
                 except RequestError as error:
-                    rest.take(node, error)
+                    remainder.take(node, error)
                 for output in (value for value in node.outputs if value in self.views and value in self.main.outputs):
                     self._gather_output(node, output)
                 if any(value in self.views for value in node.outputs):
-                    rest.defer(node)
-        parts = self._parts(rest) if rest or len(self.main.outputs) > 1 else ()
+                    remainder.defer(node)
+        parts = self._parts(remainder) if remainder or len(self.main.outputs) > 1 else ()
         if parts:
             result_shape: tuple[int, ...] = (sum(int(np.prod(shape)) for _, shape in parts),)
         else:
-            result_shape = self._end(ending.inputs[0] if ending is not None else found, ending)
+            result_shape = self._end(ending.inputs[0] if ending is not None else result, ending)
         tensors, steps, floats = fused(self.tensors, self.steps, self.floats)
         return ImageProgram(
             str(self.input.name),
-            tuple(str(each.name) for each in self.main.outputs),
+            tuple(str(value.name) for value in self.main.outputs),
             "float32" if self.reals else "uint8",
             self.shape,
             tensors,
@@ -135,7 +135,7 @@ class ImageMapping(Layers):
             result_shape,
             "" if ending is None else ending.op_type,
             parts,
-            rest.model(parts) if parts else b"",
+            remainder.model(parts) if parts else b"",
             int(shape[0] or 0) if parts else 0,
             floats,
         )
@@ -161,11 +161,11 @@ class ImageMapping(Layers):
             self._by_rule(node)
         except RequestError as error:
             value = node.inputs[0] if node.inputs else None
-            known = value is not None and isinstance(self.values.get(value), Bytes | Pending)
+            is_mapped = value is not None and isinstance(self.values.get(value), Bytes | Pending)
             try:
                 if node.op_type == "Concat":
                     self._token_concat(node)
-                elif node.op_type in ORDERS and known:
+                elif node.op_type in ORDERS and is_mapped:
                     self._viewed(node, error)
                 else:
                     raise
@@ -188,14 +188,14 @@ class ImageMapping(Layers):
 
     def _end(self, value: ir.Value | None, ending: ir.Node | None) -> tuple[int, ...]:
         """Adds the last step; returns the shape of the results of a sample."""
-        found = None if value is None else self.values.get(value)
-        one = isinstance(found, Pending) and (found.flat or self._shape(found)[:2] == (1, 1))
-        if isinstance(found, Pending) and found.result is not None and found.unbounded and one:
-            found.result()
-            shape = self._elements(found).shape[1:]
+        mapped = None if value is None else self.values.get(value)
+        one = isinstance(mapped, Pending) and (mapped.flat or self._shape(mapped)[:2] == (1, 1))
+        if isinstance(mapped, Pending) and mapped.result is not None and mapped.unbounded and one:
+            mapped.result()
+            shape = self._elements(mapped).shape[1:]
         elif value is not None and self._is_real(value):
             self.steps += self._real_results(value)
-            shape = self._elements(found).shape[1:]  # type: ignore[arg-type]
+            shape = self._elements(mapped).shape[1:]  # type: ignore[arg-type]
         else:
             view = None if value is None else self.views.get(value)
             if isinstance(view, View) and view.reason is not None:
@@ -213,20 +213,20 @@ class ImageMapping(Layers):
         classes = self._elements(value).ndim == 2 and node.attributes.get_int("axis", -1) in (1, -1)
         return classes if node.op_type == "Softmax" else self._shape(value)[:2] == (1, 1)
 
-    def _parts(self, rest: Rest) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    def _parts(self, remainder: Rest) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Returns the values that the float remainder reads, and adds the steps that end the program with them.
 
         Raises RequestError if the remainder would hold layers itself.
         """
-        while odd := [each for each in rest.inputs(self.values) if not self._is_real(each)]:
+        while odd := [value for value in remainder.inputs(self.values) if not self._is_real(value)]:
             producer = odd[0].producer()
             if producer is None:
-                raise rest.reason or RequestError(f"the output {odd[0].name} is not a dequantized tensor")
-            rest.take(producer)
+                raise remainder.reason or RequestError(f"the output {odd[0].name} is not a dequantized tensor")
+            remainder.take(producer)
         weights = sum(step.weight.size for step in self.steps if isinstance(step, Convolution))
-        if rest and rest.weights() * LEAST > weights:
-            raise rest.reason or RequestError("the outputs are results of float layers")
-        values, results, offset = rest.inputs(self.values), list[Dequantize](), 0
+        if remainder and remainder.weights() * LEAST > weights:
+            raise remainder.reason or RequestError("the outputs are results of float layers")
+        values, results, offset = remainder.inputs(self.values), list[Dequantize](), 0
         for value in values:
             results += self._real_results(value, offset)
             offset += math.prod(self._shape(self.values[value]))  # type: ignore[arg-type]
@@ -235,37 +235,37 @@ class ImageMapping(Layers):
 
     def _is_real(self, value: ir.Value) -> bool:
         """Whether a value is dequantized, or float."""
-        found = self.values.get(value)
-        if isinstance(found, Pending):
-            return found.real is not None and found.unbounded
-        return isinstance(found, Bytes) and found.real and found.scale is not None
+        mapped = self.values.get(value)
+        if isinstance(mapped, Pending):
+            return mapped.real is not None and mapped.unbounded
+        return isinstance(mapped, Bytes) and mapped.real and mapped.scale is not None
 
     def _real_results(self, value: ir.Value, offset: int = 0, last: bool = False) -> list[Dequantize]:
         """The steps that write a value to the results, from `offset` on; last: in the order [H, W, C] in any case."""
-        found = self.values.get(value)
-        if not isinstance(found, Bytes | Pending) or not self._is_real(value):
+        mapped = self.values.get(value)
+        if not isinstance(mapped, Bytes | Pending) or not self._is_real(value):
             raise RequestError(f"the value {value.name} is neither dequantized nor float")
-        last = last or found.last
-        height, width, channels = self._shape(found)
-        return self._placed(found, last, offset, channels if last else height * width)
+        last = last or mapped.last
+        height, width, channels = self._shape(mapped)
+        return self._placed(mapped, last, offset, channels if last else height * width)
 
-    def _placed(self, found: Bytes | Pending, last: bool, offset: int, pitch: int) -> list[Dequantize]:
+    def _placed(self, mapped: Bytes | Pending, last: bool, offset: int, pitch: int) -> list[Dequantize]:
         """The steps that write a value, or the parts of a concatenation, to their places among the results."""
         place: dict[str, Any] = {"last": last, "offset": offset, "pitch": pitch}
-        if isinstance(found, Bytes):
-            return [Dequantize(found.tensor, float(found.scale or 0), found.zero, **place)]
-        if found.joined is not None:
+        if isinstance(mapped, Bytes):
+            return [Dequantize(mapped.tensor, float(mapped.scale or 0), mapped.zero, **place)]
+        if mapped.joined is not None:
             steps = []
-            for part in found.joined.parts:
+            for part in mapped.joined.parts:
                 steps += self._placed(part, last, offset, pitch)
                 height, width, channels = self._shape(part)
-                along = height * width if found.joined.stacks else channels
-                offset += along * (pitch if found.joined.stacks == last else 1)
+                along = height * width if mapped.joined.stacks else channels
+                offset += along * (pitch if mapped.joined.stacks == last else 1)
             return steps
-        if found.curve is not None:
-            return [Dequantize(found.curve[0], 1.0, 0, table=np.asarray(found.curve[1], np.float32), **place)]
-        assert found.real is not None
-        return [Dequantize(found.real(), 1.0, 0, **place)]
+        if mapped.curve is not None:
+            return [Dequantize(mapped.curve[0], 1.0, 0, table=np.asarray(mapped.curve[1], np.float32), **place)]
+        assert mapped.real is not None
+        return [Dequantize(mapped.real(), 1.0, 0, **place)]
 
 
 # by ONNX operator; an operator without a rule is a function of single values, or stays float

@@ -44,10 +44,10 @@ def fused(
 
 def _drop_unread(steps: list[Step]) -> None:
     """Removes steps without readers, in place."""
-    for at in range(len(steps) - 1, 0, -1):
-        out = getattr(steps[at], "out", -1)
-        if out >= 0 and not any(out in each.reads() for each in steps[at:]):
-            del steps[at]
+    for position in range(len(steps) - 1, 0, -1):
+        out = getattr(steps[position], "out", -1)
+        if out >= 0 and not any(out in step.reads() for step in steps[position:]):
+            del steps[position]
 
 
 def _fuse_sums(steps: list[Step]) -> None:
@@ -56,8 +56,8 @@ def _fuse_sums(steps: list[Step]) -> None:
     The Addition must be the only reader of the convolution's result, and the other summand must exist before.
     """
     readers = Counter(tensor for step in steps for tensor in step.reads())
-    writers = {getattr(step, "out", -1): at for at, step in enumerate(steps)}
-    for addition in [each for each in steps if isinstance(each, Addition)]:
+    writers = {getattr(step, "out", -1): index for index, step in enumerate(steps)}
+    for addition in [step for step in steps if isinstance(step, Addition)]:
         first = writers[addition.a] > writers[addition.b]  # the later one of the two sums
         own, other = (addition.a, addition.b) if first else (addition.b, addition.a)
         layer = steps[writers[own]]
@@ -66,8 +66,8 @@ def _fuse_sums(steps: list[Step]) -> None:
         if layer.groups > 1 and layer.weight.shape[3] == 1:  # depthwise
             continue
         steps[writers[own]] = replace(layer, out=addition.out, sum=addition.sum, other=other, other_first=not first)
-        at = steps.index(addition)
-        del steps[at]
+        position = steps.index(addition)
+        del steps[position]
         writers = {getattr(step, "out", -1): index for index, step in enumerate(steps)}
 
 
@@ -79,10 +79,10 @@ def _fuse_floats(steps: list[Step]) -> None:
     readers = Counter(tensor for step in steps for tensor in step.reads())
     writers = {getattr(step, "out", -1): step for step in steps}
     for step in [
-        each for each in steps if isinstance(each, FloatActivation | FloatSum) and not isinstance(each, FloatProduct)
+        step for step in steps if isinstance(step, FloatActivation | FloatSum) and not isinstance(step, FloatProduct)
     ]:
         operands = [step.x] if isinstance(step, FloatActivation) else [step.a, step.b]
-        places = [steps.index(writers[each.tensor]) for each in operands]
+        places = [steps.index(writers[operand.tensor]) for operand in operands]
         own = operands[places.index(max(places))]
         layer = writers[own.tensor]
         plain = isinstance(layer, Convolution) and layer.floats and layer.residual < 0
@@ -109,14 +109,14 @@ def _renumbered(
     order: dict[int, int] = {-1: -1}
     for step in steps:
         order.setdefault(getattr(step, "out", -1), len(order) - 1)
-    found = []
+    numbered = []
     for step in steps:
         moved: dict[str, Any] = {}
-        for name in (each.name for each in fields(step) if each.name in NUMBERED):  # type: ignore[arg-type]
+        for name in (field.name for field in fields(step) if field.name in NUMBERED):  # type: ignore[arg-type]
             value = getattr(step, name)
             moved[name] = replace(value, tensor=order[value.tensor]) if isinstance(value, Operand) else order[value]
         if isinstance(step, Concatenation):
             moved["xs"] = tuple(order[x] for x in step.xs)
-        found.append(replace(step, **moved))  # type: ignore[type-var]
+        numbered.append(replace(step, **moved))  # type: ignore[type-var]
     shapes = tuple(tensors[old] for old, new in order.items() if new >= 0)
-    return shapes, tuple(found), frozenset(order[old] for old in floats if old in order)
+    return shapes, tuple(numbered), frozenset(order[old] for old in floats if old in order)

@@ -94,8 +94,8 @@ class Layers(Attentions):
         if constant is not None and depthwise and node.attributes.get_int("group", 1) == len(constant):
             self._float_depthwise(node, constant)
             return
-        given = isinstance(self.values.get(data_input(node)), Input)
-        if constant is not None and not given and self._few_weights(node) is not None:
+        is_input = isinstance(self.values.get(data_input(node)), Input)
+        if constant is not None and not is_input and self._few_weights(node) is not None:
             self._group_linear(node)
             return
         x = self._read(node)
@@ -127,8 +127,8 @@ class Layers(Attentions):
         self._connected(node, weight if turned else weight.T, scale, input_at(node, 2))
 
     def _matmul(self, node: ir.Node) -> None:
-        given = isinstance(self.values.get(data_input(node)), Input)
-        if not given and self._few_weights(node) is not None:
+        is_input = isinstance(self.values.get(data_input(node)), Input)
+        if not is_input and self._few_weights(node) is not None:
             self._group_linear(node)
             return
         weight, scale = int8_weight(node, 1)
@@ -152,7 +152,7 @@ class Layers(Attentions):
         if self._by_constant(node):
             return
         values = [None if value is None else self.values.get(value) for value in node.inputs]
-        if any(isinstance(each, Pending) for each in values):
+        if any(isinstance(mapped, Pending) for mapped in values):
             self._float_add(node)
             return
         a, b = self._read(node, 0), self._read(node, 1)
@@ -162,7 +162,7 @@ class Layers(Attentions):
         assert b.scale is not None
         scales = a.scale, b.scale
         readers = [use.node for use in node.outputs[0].uses() if use.node.op_type == "QuantizeLinear"]
-        if not all(quantized_sum(scales, (a.zero, b.zero), *qparams(each)).in_bounds for each in readers):
+        if not all(quantized_sum(scales, (a.zero, b.zero), *qparams(reader)).in_bounds for reader in readers):
             raise refused(node, "adds values of so different scales that onnxruntime's sums are not exact")
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
@@ -189,8 +189,8 @@ class Layers(Attentions):
         kernel, shape = tuple(node.attributes.get_ints("kernel_shape", [])), self.tensors[x.tensor]
         if len(kernel) != 2 or True in layout_of(x):
             raise refused(node, "is not over [n, C, H, W]")
-        strides, given, dilations = self._geometry(node, shape, kernel)
-        pads: tuple[int, ...] = given
+        strides, padding, dilations = self._geometry(node, shape, kernel)
+        pads: tuple[int, ...] = padding
         if set(dilations) != {1}:
             raise refused(node, "has dilations")
         if node.attributes.get_int("ceil_mode", 0) != 0:

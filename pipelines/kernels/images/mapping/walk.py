@@ -196,57 +196,57 @@ class Walk:
         self.floats.add(tensor)
         return tensor
 
-    def _pixels(self, given: Input, scale: np.float32 | None, zero: int) -> int:
+    def _pixels(self, image: Input, scale: np.float32 | None, zero: int) -> int:
         """The tensor of the input; quantized where it is float."""
         if self.first is not None:
-            if self.first[:3] != (given, scale, zero):
+            if self.first[:3] != (image, scale, zero):
                 raise RequestError("reads the input with other qparams or another layout than an earlier operator")
             return self.first[3]
-        height, width = self.shape[:2] if given.stored else self.shape[1:]
-        channels = self.shape[2] if given.stored else self.shape[0]
-        tensor = self._new((height, width, channels + len(given.fills)))
-        self.steps.insert(0, Pixels(tensor, given.fills, given.stored, float(scale or 0), zero))
-        self.first = (given, scale, zero, tensor)
+        height, width = self.shape[:2] if image.stored else self.shape[1:]
+        channels = self.shape[2] if image.stored else self.shape[0]
+        tensor = self._new((height, width, channels + len(image.fills)))
+        self.steps.insert(0, Pixels(tensor, image.fills, image.stored, float(scale or 0), zero))
+        self.first = (image, scale, zero, tensor)
         return tensor
 
     def _read(self, node: ir.Node, position: int = 0) -> Bytes:
         """An input that is a dequantized tensor."""
         value = node.inputs[position]
-        found = None if value is None else self.values.get(value)
-        if not isinstance(found, Bytes) or not found.real or found.scale is None:
+        mapped = None if value is None else self.values.get(value)
+        if not isinstance(mapped, Bytes) or not mapped.real or mapped.scale is None:
             raise refused(node, f"reads {'nothing' if value is None else value.name}, which is not quantized")
-        return found
+        return mapped
 
     def _quantizelinear(self, node: ir.Node) -> None:
         scale, zero = qparams(node)
-        found = self.values[data_input(node)]
-        if isinstance(found, Input):
+        mapped = self.values[data_input(node)]
+        if isinstance(mapped, Input):
             if not self.reals:
                 raise refused(node, "quantizes bytes")
-            if found.fills:
+            if mapped.fills:
                 raise refused(node, "quantizes a padded input")
-            self.values[node.outputs[0]] = Bytes(self._pixels(found, scale, zero), scale, zero, found.last)
+            self.values[node.outputs[0]] = Bytes(self._pixels(mapped, scale, zero), scale, zero, mapped.last)
             return
-        if isinstance(found, Pending):
-            tensor = self._requantized(found, scale, zero, 0, 255)
-            origin = (tensor, scale, zero, found) if found.layer is not None and found.unbounded else None
-            made = Bytes(tensor, scale, zero, found.last, found.flat, found.tokens, origin=origin)
+        if isinstance(mapped, Pending):
+            tensor = self._requantized(mapped, scale, zero, 0, 255)
+            origin = (tensor, scale, zero, mapped) if mapped.layer is not None and mapped.unbounded else None
+            made = Bytes(tensor, scale, zero, mapped.last, mapped.flat, mapped.tokens, origin=origin)
             self.values[node.outputs[0]] = made
             return
-        if not found.real or found.scale is None:
+        if not mapped.real or mapped.scale is None:
             raise refused(node, "quantizes a quantized value")
-        tensor = self._requantized(found, scale, zero, 0, 255)
-        self.values[node.outputs[0]] = replace(found, tensor=tensor, scale=scale, zero=zero, real=False)
+        tensor = self._requantized(mapped, scale, zero, 0, 255)
+        self.values[node.outputs[0]] = replace(mapped, tensor=tensor, scale=scale, zero=zero, real=False)
 
     def _dequantizelinear(self, node: ir.Node) -> None:
         scale, zero = qparams(node)
-        found = self.values[data_input(node)]
-        if isinstance(found, Input):
-            tensor = self._pixels(found, None, 0)
-            found = Bytes(tensor, scale, zero, found.last)
-        if isinstance(found, Pending) or found.real:
+        mapped = self.values[data_input(node)]
+        if isinstance(mapped, Input):
+            tensor = self._pixels(mapped, None, 0)
+            mapped = Bytes(tensor, scale, zero, mapped.last)
+        if isinstance(mapped, Pending) or mapped.real:
             raise refused(node, "dequantizes a float value")
-        self.values[node.outputs[0]] = replace(found, scale=scale, zero=zero, real=True)
+        self.values[node.outputs[0]] = replace(mapped, scale=scale, zero=zero, real=True)
 
     def _lookup(self, tensor: int, table: NDArray[np.uint8]) -> int:
         out = self._new(self.tensors[tensor])
@@ -258,53 +258,53 @@ class Walk:
             return tensor
         return self._lookup(tensor, np.clip(np.arange(256), low, high).astype(np.uint8))
 
-    def _shape(self, found: Bytes | Pending) -> Shape:
-        return found.shape if isinstance(found, Pending) else self.tensors[found.tensor]
+    def _shape(self, mapped: Bytes | Pending) -> Shape:
+        return mapped.shape if isinstance(mapped, Pending) else self.tensors[mapped.tensor]
 
-    def _emitted(self, found: Pending, scale: np.float32, zero: int, low: int, high: int) -> int:
+    def _emitted(self, mapped: Pending, scale: np.float32, zero: int, low: int, high: int) -> int:
         """The tensor of a value with these qparams and bounds, one for all who read it."""
-        key = found.emit, scale, zero, low, high
+        key = mapped.emit, scale, zero, low, high
         if key not in self._tensors_of:
-            self._tensors_of[key] = found.emit(scale, zero, low, high)
+            self._tensors_of[key] = mapped.emit(scale, zero, low, high)
         return self._tensors_of[key]
 
-    def _requantized(self, found: Bytes | Pending, scale: np.float32, zero: int, low: int, high: int) -> int:
+    def _requantized(self, mapped: Bytes | Pending, scale: np.float32, zero: int, low: int, high: int) -> int:
         """The tensor of a real value with these qparams and bounds."""
-        if isinstance(found, Pending):
-            least, most = (int(quantized(bound, scale, zero)) for bound in (found.low, found.high))
-            return self._emitted(found, scale, zero, min(max(least, low), high), min(max(most, low), high))
-        if (found.scale, found.zero, low, high) == (scale, zero, 0, 255):
-            return found.tensor
-        assert found.scale is not None
-        real = (np.arange(256, dtype=np.float32) - np.float32(found.zero)) * found.scale
-        return self._lookup(found.tensor, np.clip(quantized(real, scale, zero), low, high).astype(np.uint8))
+        if isinstance(mapped, Pending):
+            least, most = (int(quantized(bound, scale, zero)) for bound in (mapped.low, mapped.high))
+            return self._emitted(mapped, scale, zero, min(max(least, low), high), min(max(most, low), high))
+        if (mapped.scale, mapped.zero, low, high) == (scale, zero, 0, 255):
+            return mapped.tensor
+        assert mapped.scale is not None
+        real = (np.arange(256, dtype=np.float32) - np.float32(mapped.zero)) * mapped.scale
+        return self._lookup(mapped.tensor, np.clip(quantized(real, scale, zero), low, high).astype(np.uint8))
 
 
-def layout_of(found: Bytes | Pending) -> tuple[bool, bool, bool]:
+def layout_of(mapped: Bytes | Pending) -> tuple[bool, bool, bool]:
     """Returns the order of a value's axes: `last`, `flat` and `tokens`.
 
     Args:
-        found: The value.
+        mapped: The value.
     """
-    return found.last, found.flat, found.tokens
+    return mapped.last, mapped.flat, mapped.tokens
 
 
-def channel_axis(found: Bytes | Pending) -> int:
+def channel_axis(mapped: Bytes | Pending) -> int:
     """Returns the axis of a value's channels, from the end.
 
     Args:
-        found: The value.
+        mapped: The value.
     """
-    return -1 if found.last or found.flat else -2 if found.tokens else -3
+    return -1 if mapped.last or mapped.flat else -2 if mapped.tokens else -3
 
 
-def is_over_pixels(node: ir.Node, found: Bytes | Pending) -> bool:
+def is_over_pixels(node: ir.Node, mapped: Bytes | Pending) -> bool:
     """Returns whether a reduction is over all pixels of a value, for each channel.
 
     Args:
         node: The reduction.
-        found: The value.
+        mapped: The value.
     """
-    axes, rank = query.integers(node, "axes", 1), 3 if found.tokens else 4
-    pixels = [axis for axis in range(1, rank) if axis != (rank - 1 if found.last else 1)]
-    return not found.flat and axes is not None and sorted(axis % rank for axis in axes) == pixels
+    axes, rank = query.integers(node, "axes", 1), 3 if mapped.tokens else 4
+    pixels = [axis for axis in range(1, rank) if axis != (rank - 1 if mapped.last else 1)]
+    return not mapped.flat and axes is not None and sorted(axis % rank for axis in axes) == pixels

@@ -56,12 +56,12 @@ def partition(model: ir.Model, reason: RequestError) -> Partition[ImageProgram]:
             raise reason
         inputs.append((str(value.name), value.dtype.numpy().name, tuple(size or 0 for size in shape[1:])))
     images = [shape for _, _, shape in inputs if len(shape) == 3]
-    found = _Division(model, reason).parts() if images else []
-    if not found:
+    parts = _Division(model, reason).parts() if images else []
+    if not parts:
         raise reason
     batch = (query.dimensions(model.graph.inputs[0]) or [None])[0]
     outputs = tuple(str(value.name) for value in model.graph.outputs)
-    return Partition(tuple(inputs), outputs, batch or 0, tuple(found), str(reason))
+    return Partition(tuple(inputs), outputs, batch or 0, tuple(parts), str(reason))
 
 
 class _Division:
@@ -104,8 +104,8 @@ class _Division:
                 continue
             if not regions or not self._is_worth_it(regions):
                 return []
-            if (found := self._mapped(ranks, regions)) is not None:
-                return found
+            if (parts := self._mapped(ranks, regions)) is not None:
+                return parts
         return []
 
     def _add_foreign(self, names: Iterable[str]) -> None:
@@ -142,12 +142,12 @@ class _Division:
         earliest = dict(ranks)
         for node in reversed(self._nodes):
             readers = [use.node for value in node.outputs for use in value.uses()]
-            if readers and self._passes_before(node) and not any(each in self._foreign for each in readers):
-                ranks[node] = min(ranks[each] for each in readers)
+            if readers and self._passes_before(node) and not any(reader in self._foreign for reader in readers):
+                ranks[node] = min(ranks[reader] for reader in readers)
         for node in self._nodes:  # arithmetic moves with the layer before it, which reads bytes
             if node.op_type not in ORDERS and ranks[node] != earliest[node]:
                 made = [self._made[value] for value in node.inputs if value in self._made and is_data(value)]
-                if not all(each.op_type == "DequantizeLinear" or ranks[each] == ranks[node] for each in made):
+                if not all(parent.op_type == "DequantizeLinear" or ranks[parent] == ranks[node] for parent in made):
                     ranks[node] = earliest[node]
         return ranks
 
@@ -181,10 +181,10 @@ class _Division:
                 same = producer is not None and ranks[producer] == ranks[node]
                 key = producer if same else (ranks[node], self._before(value).name)
                 parents[root(node)] = root(key)
-        found: dict[object, set[ir.Node]] = {}
+        regions: dict[object, set[ir.Node]] = {}
         for node in natives:
-            found.setdefault(root(node), set()).add(node)
-        return sorted(found.values(), key=lambda region: ranks[next(iter(region))])
+            regions.setdefault(root(node), set()).add(node)
+        return sorted(regions.values(), key=lambda region: ranks[next(iter(region))])
 
     def _feeds(self, nodes: Collection[ir.Node]) -> dict[str, str]:
         """The inputs of a part: name of the input, and name of the value that it is fed."""
@@ -249,10 +249,10 @@ class _Division:
             for node in self._nodes:
                 if node in region and node.op_type in LAYERS:
                     behind, results = self._behind(node, region)
-                    if not any(each.op_type in LAYERS for each in behind):
+                    if not any(operator.op_type in LAYERS for operator in behind):
                         last.setdefault(data_input(node), []).append(({node} | behind, results))
             for value, layers in last.items():
-                nodes = set[ir.Node]().union(*(each for each, _ in layers))
+                nodes = set[ir.Node]().union(*(operators for operators, _ in layers))
                 saved = sum(results for _, results in layers) - math.prod(self._shape(value))
                 if saved > 0 and self._products(nodes) < SAVED * saved and self._products(region - nodes) != 0:
                     trimmed |= nodes
@@ -261,17 +261,17 @@ class _Division:
 
     def _behind(self, node: ir.Node, region: Collection[ir.Node]) -> tuple[set[ir.Node], int]:
         """The operators of a region behind one of them, and the number of their results that foreign ones read."""
-        found: set[ir.Node] = set()
+        behind: set[ir.Node] = set()
         waiting, leaving = [node], 0
         while waiting:
             for value in waiting.pop().outputs:
                 readers = [use.node for use in value.uses()]
-                new = [each for each in readers if each in region and each not in found]
-                found.update(new)
+                new = [reader for reader in readers if reader in region and reader not in behind]
+                behind.update(new)
                 waiting += new
-                outside = any(each in self._foreign for each in readers)
+                outside = any(reader in self._foreign for reader in readers)
                 leaving += math.prod(self._shape(value)) if outside else 0
-        return found, leaving
+        return behind, leaving
 
     def _is_worth_it(self, regions: Sequence[set[ir.Node]]) -> bool:
         natives = sum(self._products(region) for region in regions)
@@ -283,12 +283,13 @@ class _Division:
         for node in self._foreign:
             stock.setdefault(ranks[node], set()).add(node)
         groups = sorted(
-            [(ranks[next(iter(region))], region) for region in regions] + list(stock.items()), key=lambda each: each[0]
+            [(ranks[next(iter(region))], region) for region in regions] + list(stock.items()),
+            key=lambda group: group[0],
         )
         feeds = [self._feeds(nodes) for _, nodes in groups]
         ends = {str(value.name) for value in (*self._main.inputs, *self._main.outputs)}
-        read = {name for each in feeds for name in each.values()} | ends
-        others = {name for (rank, _), each in zip(groups, feeds, strict=True) if rank % 2 for name in each.values()}
+        read = {name for fed in feeds for name in fed.values()} | ends
+        others = {name for (rank, _), fed in zip(groups, feeds, strict=True) if rank % 2 for name in fed.values()}
         stock_made = {str(value.name) for node in self._foreign for value in node.outputs}
         stored = read - ends - others - stock_made  # that only natives hand each other
         parts: list[Part[ImageProgram]] = []
@@ -329,12 +330,12 @@ class _Division:
         return self._regions[key]
 
     def _extracted(self, feeds: Mapping[str, str], outputs: Sequence[str]) -> ir.Model:
-        found = edit.extract(self._model, list(feeds), list(outputs))
+        part = edit.extract(self._model, list(feeds), list(outputs))
         batch = (query.symbolic_shape(self._main.inputs[0]) or ["n"])[0] or "n"
-        for value in found.graph.inputs:
+        for value in part.graph.inputs:
             if (shape := self._shapes.get(str(value.name))) is not None:
                 value.type, value.shape = value.type or ir.TensorType(ir.DataType.FLOAT), ir.Shape([batch, *shape])
-        return found
+        return part
 
 
 def sample_shapes(model: ir.Model) -> dict[str, tuple[int, ...]]:
@@ -349,7 +350,7 @@ def sample_shapes(model: ir.Model) -> dict[str, tuple[int, ...]]:
         Shape without the first axis, by name.
     """
     batch = (query.symbolic_shape(model.graph.inputs[0]) or [None])[0]
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     unknown = []
     for value in (*model.graph.inputs, *(value for node in model.graph for value in node.outputs)):
         shape = query.symbolic_shape(value)
@@ -359,12 +360,12 @@ def sample_shapes(model: ir.Model) -> dict[str, tuple[int, ...]]:
         sizes = tuple(size for size in own if isinstance(size, int))
         whole = shape is not None and len(sizes) == len(own)
         if whole and first == batch:
-            found[str(value.name)] = sizes
+            shapes[str(value.name)] = sizes
         elif value.dtype == ir.DataType.FLOAT and not (whole and isinstance(first, int)):
             unknown.append(str(value.name))  # also where a Reshape's first axis has a name of its own
     if unknown:
-        found |= _computed_shapes(model, unknown, batch if isinstance(batch, int) else SAMPLES)
-    return found
+        shapes |= _computed_shapes(model, unknown, batch if isinstance(batch, int) else SAMPLES)
+    return shapes
 
 
 def _computed_shapes(model: ir.Model, names: Sequence[str], batch: int) -> dict[str, tuple[int, ...]]:
@@ -407,7 +408,7 @@ def _open_bytes(model: ir.Model) -> None:
     for node in list(model.graph):
         if node.op_type == "DequantizeLinear":
             continue
-        for at, value in enumerate(node.inputs):
+        for position, value in enumerate(node.inputs):
             producer = None if value is None else value.producer()
             qparams = None if value is None else _qparams(value)
             if value is None or producer is None or qparams is None:
@@ -419,7 +420,7 @@ def _open_bytes(model: ir.Model) -> None:
                 made.outputs[0].type = ir.TensorType(ir.DataType.FLOAT) if op_type[0] == "D" else value.type
                 model.graph.insert_before(node, made)
                 inputs = [made.outputs[0], *qparams]
-            node.replace_input_with(at, inputs[0])
+            node.replace_input_with(position, inputs[0])
 
 
 def _join_bytes(model: ir.Model) -> None:

@@ -29,8 +29,8 @@ from pipelines.kernels.images.steps.tokens import Attention, Gathering
 
 def _concrete(step: Any) -> list[type[Step]]:
     """The step and its subclasses that have a method of their own."""
-    found = [each for subclass in step.__subclasses__() for each in _concrete(subclass)]
-    return [step, *found] if "method" in vars(step) else found
+    concrete = [kind for subclass in step.__subclasses__() for kind in _concrete(subclass)]
+    return [step, *concrete] if "method" in vars(step) else concrete
 
 
 STEPS: dict[str, type[Step]] = {step.method: step for step in _concrete(Step)}

@@ -66,10 +66,10 @@ class Operand:
         Args:
             run: Tensors written so far.
         """
-        found = run.tensors[self.tensor]
+        values = run.tensors[self.tensor]
         if self.floats:
-            return found
-        return (found.astype(np.int32) - self.zero).astype(np.float32) * np.float32(self.scale)
+            return values
+        return (values.astype(np.int32) - self.zero).astype(np.float32) * np.float32(self.scale)
 
     def store(self, run: Run, real: Array) -> None:
         """Writes the tensor; its bytes are clip(rint(real (1 / scale)) + zero, 0, 255), NaN as 0.
@@ -345,7 +345,7 @@ class FloatSum(Step):
 
     def check(self, program: ImageProgram, written: set[int]) -> None:
         """See `Step`."""
-        a, b = (each.read(self, program, written) for each in (self.a, self.b))
+        a, b = (operand.read(self, program, written) for operand in (self.a, self.b))
         self.check_shapes(a, b, self.to.write(self, program, written))
 
     def check_shapes(self, a: Shape, b: Shape, to: Shape) -> None:
@@ -438,7 +438,7 @@ class FloatDepthwise(Step):
     def check(self, program: ImageProgram, written: set[int]) -> None:
         """See `Step`."""
         shape = program.read(self, self.x, written, floats=True)
-        fits(self, self.weight.ndim == 3 and min(*self.pads, *(each - 1 for each in self.strides)) >= 0)
+        fits(self, self.weight.ndim == 3 and min(*self.pads, *(stride - 1 for stride in self.strides)) >= 0)
         kernel = self.weight.shape[:2]
         require("FloatDepthwise", "weight", self.weight, np.float32, (*kernel, shape[2]))
         require("FloatDepthwise", "bias", self.bias, np.float32, (shape[2],))

@@ -59,18 +59,18 @@ class Sampling(Step):
     def compute(self, run: Run) -> None:
         """See `Step`."""
         x, grid = run.tensors[self.x], run.tensors[self.grid]
-        x, grid = (each.reshape(self.groups, -1, *each.shape[1:]) for each in (x, grid))
-        across, down = (self._coordinate(grid[..., at], x.shape[2 - at]) for at in (0, 1))
+        x, grid = (array.reshape(self.groups, -1, *array.shape[1:]) for array in (x, grid))
+        across, down = (self._coordinate(grid[..., axis], x.shape[2 - axis]) for axis in (0, 1))
         if self.linear:
             left, upper = np.floor(across), np.floor(down)
             p, q = (across - left)[..., None], (down - upper)[..., None]
             i, j, one = _place(upper), _place(left), np.float32(1)
             (a, b), (c, d) = ([self._read(x, i + row, j + column) for column in (0, 1)] for row in (0, 1))
             with np.errstate(invalid="ignore"):
-                found = (one - q) * ((one - p) * a + p * b) + q * ((one - p) * c + p * d)
+                pixels = (one - q) * ((one - p) * a + p * b) + q * ((one - p) * c + p * d)
         else:
-            found = self._read(x, _place(np.rint(down)), _place(np.rint(across)))
-        run.tensors[self.out] = found.reshape(-1, *found.shape[2:])
+            pixels = self._read(x, _place(np.rint(down)), _place(np.rint(across)))
+        run.tensors[self.out] = pixels.reshape(-1, *pixels.shape[2:])
 
     def _coordinate(self, g: NDArray[np.float32], size: int) -> NDArray[np.float32]:
         """Coordinates in pixels, within two of the tensor (or NaN), or at its border."""
@@ -85,8 +85,8 @@ class Sampling(Step):
         height, width = x.shape[1:3]
         outside = (row < 0) | (row >= height) | (column < 0) | (column >= width)
         group = np.arange(len(x)).reshape(-1, 1, 1)
-        found = x[group, np.clip(row, 0, height - 1), np.clip(column, 0, width - 1)]
-        return found if self.border else np.where(outside[..., None], np.float32(0), found)
+        pixels = x[group, np.clip(row, 0, height - 1), np.clip(column, 0, width - 1)]
+        return pixels if self.border else np.where(outside[..., None], np.float32(0), pixels)
 
     def packed(self, packing: Packing) -> tuple[Any, ...]:
         """See `Step`."""

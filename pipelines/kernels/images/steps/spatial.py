@@ -166,10 +166,10 @@ class ResponseGate(FloatMean):
     def function(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """See `FloatStep`."""
         squares = np.square(x.reshape(-1, x.shape[2]))
-        found = np.sqrt(np.add.accumulate(squares, axis=0, dtype=np.float32)[-1])
-        total = np.add.accumulate(found, dtype=np.float32)[-1]
+        norms = np.sqrt(np.add.accumulate(squares, axis=0, dtype=np.float32)[-1])
+        total = np.add.accumulate(norms, dtype=np.float32)[-1]
         with np.errstate(divide="ignore", invalid="ignore"):
-            gate = found / (total / np.float32(len(found)) + np.float32(self.epsilon))
+            gate = norms / (total / np.float32(len(norms)) + np.float32(self.epsilon))
         return np.asarray(gate, np.float32)[None, None]
 
     def packed(self, packing: Packing) -> tuple[Any, ...]:

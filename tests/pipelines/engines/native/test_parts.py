@@ -119,10 +119,10 @@ def test_samples_of_earlier_values_pass_a_border(tmp_path: Path) -> None:
     y = g.quantize(linear(g, g.quantize(linear(g, y, (32, 900)), 0.05, 128), (900, 32)), 0.05, 128)
     g.ranks[y] = 3
     path = g.save(tmp_path / "m.onnx", SHAPE, y)
-    found, wanted = (catalog.load(path, engine).run(batch_of())[y] for engine in ("native", "onnxruntime"))
-    assert np.square(found - wanted).sum() < 0.01 * np.square(wanted).sum()
+    actual, wanted = (catalog.load(path, engine).run(batch_of())[y] for engine in ("native", "onnxruntime"))
+    assert np.square(actual - wanted).sum() < 0.01 * np.square(wanted).sum()
     form = images.form(path)
-    assert [each.split(":")[0] for each in form["parts"]] == ["native", "onnxruntime", "native"]
+    assert [part.split(":")[0] for part in form["parts"]] == ["native", "onnxruntime", "native"]
     assert form["steps"]["Sampling"] == 1 and set(form["rest"]) <= {"Sin", "QuantizeLinear", "DequantizeLinear"}
     handed = [len(part.program.parts) for part in images.packed(path).parts if part.program is not None]
     assert handed == [1, 1]  # tokens alone: the layer of values is behind the border

@@ -58,8 +58,8 @@ def test_every_step(data: st.DataObject) -> None:
         Dequantize(8, 1, 0),
     ]
     grid = (groups * rows, columns, 2)
-    sizes = [int(np.prod(each)) for each in (large, grid, one)]
-    found = program(
+    sizes = [int(np.prod(shape)) for shape in (large, grid, one)]
+    built = program(
         (sum(sizes),),
         [large, grid, large, grid, wide, one, wide, (3, 1, channels), (3, 1, channels)],
         steps,
@@ -68,7 +68,7 @@ def test_every_step(data: st.DataObject) -> None:
         dtype="float32",
         inputs=tuple((name, (size,)) for name, size in zip("abc", sizes, strict=True)),
     )
-    same_bits(found, rng.normal(0, 4, (2, sum(sizes))).astype(np.float32))
+    same_bits(built, rng.normal(0, 4, (2, sum(sizes))).astype(np.float32))
 
 
 def sampled(g: Graph, **options: Any) -> str:
@@ -95,11 +95,11 @@ def test_other_samplings_stay_in_onnxruntime(mode: str, padding: str, tmp_path: 
     g = Graph(4)
     path = g.save(tmp_path / "m.onnx", [3, 16, 16], sampled(g, mode=mode, padding_mode=padding))
     try:
-        rest = image_program(io.load(path)).rest
+        remainder = image_program(io.load(path)).rest
     except RequestError as error:
         assert f"samples by {mode} functions with {padding} outside" in str(error)
     else:
-        assert b"GridSample" in rest
+        assert b"GridSample" in remainder
 
 
 def test_deformable_attention_is_whole(tmp_path: Path) -> None:

@@ -98,13 +98,13 @@ def test_resizing(mode: str, transform: str, scale: float, floats: bool, tmp_pat
     """Up and down, by sizes that depend on the number of samples or by scales, of floats and of bytes."""
     g = Graph()
     x = image(g)
-    given = ["", g.constant(np.array([1, 1, scale, scale], np.float32))]
+    arguments = ["", g.constant(np.array([1, 1, scale, scale], np.float32))]
     if floats:
         x = g.add("Add", [x, g.layer("Conv", x, (CHANNELS, CHANNELS, 1, 1), 0.03)])
         count = g.add("Slice", [g.add("Shape", [x]), *(g.constant(np.array([n])) for n in (0, 2, 0))])
         to = g.constant(np.array([int(8 * scale)] * 2))
-        given = ["", "", g.add("Concat", [count, to], axis=0)]
-    x = g.add("Resize", [x, *given], mode=mode, coordinate_transformation_mode=transform)
+        arguments = ["", "", g.add("Concat", [count, to], axis=0)]
+    x = g.add("Resize", [x, *arguments], mode=mode, coordinate_transformation_mode=transform)
     kinds = check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], head(g, x), opset=20))
     assert kinds.count(Interpolation) == 1
     assert Resampling not in kinds
@@ -209,9 +209,9 @@ def test_float_results_of_several_pixels(outputs: int, tmp_path: Path) -> None:
     made, sample = image_program(io.load(path)), g.rng.normal(0, 1, (3, 16, 16)).astype(np.float32)
     assert not made.rest
     wanted = results(path, sample[None])
-    found = reference.run(made, sample)
-    np.testing.assert_allclose(found[: wanted.size], wanted.ravel(), rtol=1e-3, atol=1e-3)
-    assert len(found) == wanted.size + (outputs - 1) * 5 * 8 * 8
+    actual = reference.run(made, sample)
+    np.testing.assert_allclose(actual[: wanted.size], wanted.ravel(), rtol=1e-3, atol=1e-3)
+    assert len(actual) == wanted.size + (outputs - 1) * 5 * 8 * 8
 
 
 @pytest.mark.parametrize("last", [True, False])

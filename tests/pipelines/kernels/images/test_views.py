@@ -94,7 +94,10 @@ def test_float_steps_on_the_pixels_of_the_input(form: str, tmp_path: Path) -> No
     made, samples = image_program(io.load(path)), g.rng.normal(0, 1, (2, 3, 8, 6)).astype(np.float32)
     same_bits(made, samples)
     wanted = results(path, samples)
-    assert np.abs(np.stack([reference.run(made, each) for each in samples]).reshape(wanted.shape) - wanted).max() < 0.16
+    assert (
+        np.abs(np.stack([reference.run(made, sample) for sample in samples]).reshape(wanted.shape) - wanted).max()
+        < 0.16
+    )
 
 
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])

@@ -378,10 +378,10 @@ def test_layers_of_few_products_between_float_operators_stay_float(normal, text,
 )
 def test_gates_of_rows_stay_float(normal, text, expected):
     """As in cells of an LSTM that an exporter unrolled; SiLU is no gate."""
-    found = model(f"(float[n,8] x) => (float[n,8] y) {{ {text} }}", w=normal(8, 8), v=normal(8, 8))
+    graph = model(f"(float[n,8] x) => (float[n,8] y) {{ {text} }}", w=normal(8, 8), v=normal(8, 8))
     for recipe, precision in ((QuantRecipe(), "int8"), (QuantRecipe(only_faster=True), expected)):
-        _, report = quantized(found, recipe, x=normal(16, 8))
-        assert next(each for each in report.operators if each.name == "d").precision == precision
+        _, report = quantized(graph, recipe, x=normal(16, 8))
+        assert next(operator for operator in report.operators if operator.name == "d").precision == precision
 
 
 @pytest.mark.parametrize(("attributes", "int8"), [("", True), (", pads=[1,1,1,1]", False)])

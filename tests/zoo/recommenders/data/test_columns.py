@@ -466,9 +466,9 @@ def test_ids_and_texts_with_placeholders_have_no_hint(tmp_path):
 
 @pytest.mark.parametrize("written", [" {}", "{}%", "${}", "€ {}"])
 def test_numbers_with_other_characters_say_so(tmp_path, written):
-    found = column(tmp_path, "discount", [written.format(at % 90 / 2) for at in range(ROWS)])
+    inferred = column(tmp_path, "discount", [written.format(row % 90 / 2) for row in range(ROWS)])
     expected = f"numbers written as {written.format(0.0)!r}: to use them as numbers, write the digits alone"
-    assert found.kind == "category" and found.why.endswith(expected)
+    assert inferred.kind == "category" and inferred.why.endswith(expected)
 
 
 def test_bytes_that_are_no_text_are_ignored(tmp_path):

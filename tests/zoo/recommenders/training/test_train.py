@@ -86,14 +86,14 @@ def test_the_exported_graph_computes_what_the_network_does(models, log, family):
     model, features = network(models[family])
     rows = next(features.read(log, batch_rows=500))
     with torch.inference_mode():
-        found = model(*(torch.from_numpy(each) for each in (rows.ids, rows.numbers, rows.scales)))
-    logits = found[0] if isinstance(found, tuple) else found
+        outputs = model(*(torch.from_numpy(array) for array in (rows.ids, rows.numbers, rows.scales)))
+    logits = outputs[0] if isinstance(outputs, tuple) else outputs
     opened = zoo.pipeline(models[family], precision="fp32", engine="onnxruntime")
     out = opened.predict(opened.encode(rows))
     np.testing.assert_allclose(out["probability"], torch.sigmoid(logits).numpy(), atol=1e-6)
     if family == "two-tower":
-        for name, each in zip(("user", "item"), found[1:], strict=True):
-            np.testing.assert_allclose(out[name], each.numpy(), atol=1e-6)
+        for name, vectors in zip(("user", "item"), outputs[1:], strict=True):
+            np.testing.assert_allclose(out[name], vectors.numpy(), atol=1e-6)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -103,35 +103,37 @@ def test_fine_tuning_starts_from_all_weights_of_the_graph(models, family):
     with torch.no_grad():
         for weight in other.parameters():
             weight.fill_(7)
-    found = checkpoints.weights_of(other, models[family] / "fp32.onnx")
+    weights = checkpoints.weights_of(other, models[family] / "fp32.onnx")
     for name, weight in trained.named_parameters():
-        torch.testing.assert_close(found[name], weight.detach(), rtol=0, atol=1e-5, msg=name)
+        torch.testing.assert_close(weights[name], weight.detach(), rtol=0, atol=1e-5, msg=name)
 
 
 def test_gates_and_heads_are_restored_from_what_is_exported():
     gates, heads = field_layers.ConstantGates(5), field_layers.BilinearHeads(6, 4, 2)
     torch.nn.init.normal_(gates.logits)
-    found = gates.restored({"x.gates": gates.gates().detach()}, "x")
-    torch.testing.assert_close(found["x.logits"], gates.logits.detach())
-    found = heads.restored({"x.matrix": heads.matrix()}, "x")
-    torch.testing.assert_close(found["x.weight"], heads.weight.detach())
+    restored = gates.restored({"x.gates": gates.gates().detach()}, "x")
+    torch.testing.assert_close(restored["x.logits"], gates.logits.detach())
+    restored = heads.restored({"x.matrix": heads.matrix()}, "x")
+    torch.testing.assert_close(restored["x.weight"], heads.weight.detach())
 
 
-OTHERS = [pytest.param(each, "openvino", marks=pytest.mark.slow if i % 2 else []) for i, each in enumerate(FAMILIES)]
+OTHERS = [
+    pytest.param(family, "openvino", marks=pytest.mark.slow if i % 2 else []) for i, family in enumerate(FAMILIES)
+]
 
 
 @pytest.mark.parametrize(("family", "engine"), [*((family, "onnxruntime") for family in FAMILIES), *OTHERS])
 def test_int8_is_close_to_float_in_every_stock_engine(models, log, family, engine):
-    found = zoo.evaluate(models[family], [str(log)], engine=engine)
-    assert found["samples"] == 4000 and found["metrics"]["fp32"]["auc"] > 0.6
-    assert {"auc", "logloss", "accuracy", "calibration_error"} <= set(found["metrics"]["int8"])
-    assert found["difference"]["mean_probability"] < 0.01
-    assert abs(found["difference"]["logloss"]) < 0.003
+    evaluation = zoo.evaluate(models[family], [str(log)], engine=engine)
+    assert evaluation["samples"] == 4000 and evaluation["metrics"]["fp32"]["auc"] > 0.6
+    assert {"auc", "logloss", "accuracy", "calibration_error"} <= set(evaluation["metrics"]["int8"])
+    assert evaluation["difference"]["mean_probability"] < 0.01
+    assert abs(evaluation["difference"]["logloss"]) < 0.003
 
 
 def test_two_towers_are_judged_by_what_they_find(models, log, tmp_path):
-    found = zoo.evaluate(models["two-tower"], [str(log)], engine="onnxruntime")
-    for metrics in found["metrics"].values():
+    evaluation = zoo.evaluate(models["two-tower"], [str(log)], engine="onnxruntime")
+    for metrics in evaluation["metrics"].values():
         assert 10 / 50 < metrics["recall@10"] <= metrics["recall@50"] == 1.0 and 0 < metrics["ndcg@10"] < 1
     output = tmp_path / "best.csv"
     report = zoo.run(models["two-tower"], [str(log)], output, engine="onnxruntime", items=str(log), top=3)
@@ -139,19 +141,21 @@ def test_two_towers_are_judged_by_what_they_find(models, log, tmp_path):
     assert (
         report["items"] == 50
         and len(lines) == 3 * 4000
-        and [each["rank"] for each in lines[:4]] == ["1", "2", "3", "1"]
+        and [line["rank"] for line in lines[:4]] == ["1", "2", "3", "1"]
     )
     opened = zoo.pipeline(models["two-tower"], engine="onnxruntime")
     names, index = opened.index(log)
     rows = next(opened.rows(log, batch_rows=1))
     vectors = opened.predict(opened.encode(rows))["user"]
     best, scores = index.top(vectors, 3)
-    assert [names[at] for at in best[0]] == [each["item"] for each in lines[:3]]
+    assert [names[position] for position in best[0]] == [line["item"] for line in lines[:3]]
     with log.open(newline="") as file:
         user = next(csv.DictReader(file))
     catalogue = opened.catalogue(log)
-    assert opened.retrieve(user, catalogue, 3) == [names[at] for at in best[0]]
-    assert opened.retrieve(user, catalogue, 2, exclude=[names[best[0][0]]]) == [names[at] for at in best[0][1:]]
+    assert opened.retrieve(user, catalogue, 3) == [names[position] for position in best[0]]
+    assert opened.retrieve(user, catalogue, 2, exclude=[names[best[0][0]]]) == [
+        names[position] for position in best[0][1:]
+    ]
     exact = index.codes.astype(int) @ np.rint(vectors[0] * 127).astype(int)
     assert sorted(exact, reverse=True)[:3] == np.rint(scores[0] * 127**2).astype(int).tolist()
 
@@ -172,13 +176,13 @@ def test_a_native_form_of_other_steps_is_made_anew(models, monkeypatch):
 
 def test_an_index_of_faiss_finds_the_same_items(models, log, tmp_path):
     pytest.importorskip("faiss", reason="needs faiss-cpu")
-    found = []
+    results = []
     for name, faiss in (("all", None), ("flat", "Flat")):
         zoo.run(models["two-tower"], [str(log)], tmp_path / f"{name}.csv", items=str(log), top=5, faiss=faiss)
         lines = list(csv.DictReader((tmp_path / f"{name}.csv").open()))
-        found.append([(each["row"], each["rank"], float(each["score"])) for each in lines])
-    assert [each[:2] for each in found[0]] == [each[:2] for each in found[1]]
-    np.testing.assert_allclose([each[2] for each in found[0]], [each[2] for each in found[1]], atol=0.02)
+        results.append([(line["row"], line["rank"], float(line["score"])) for line in lines])
+    assert [hit[:2] for hit in results[0]] == [hit[:2] for hit in results[1]]
+    np.testing.assert_allclose([hit[2] for hit in results[0]], [hit[2] for hit in results[1]], atol=0.02)
     with pytest.raises(RequestError, match="faiss makes no index 'WRONG'"):
         zoo.run(models["two-tower"], [str(log)], tmp_path / "x.csv", items=str(log), faiss="WRONG")
     with pytest.raises(RequestError, match="without items"):
@@ -187,12 +191,12 @@ def test_an_index_of_faiss_finds_the_same_items(models, log, tmp_path):
 
 def test_users_alone_and_items_alone_are_enough_to_find_items(models, tmp_path):
     users = [{"user_id": "u1", "age": "30", "country": "日本", "device": "phone", "history": "i3|i4"}]
-    items = [{"item_id": f"i{at}", "price, EUR": "3", "categories": "books"} for at in range(9)] * 2
-    for name, each in (("users", users), ("items", items)):
+    items = [{"item_id": f"i{number}", "price, EUR": "3", "categories": "books"} for number in range(9)] * 2
+    for name, records in (("users", users), ("items", items)):
         with (tmp_path / f"{name}.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(each[0]))
+            writer = csv.DictWriter(file, list(records[0]))
             writer.writeheader()
-            writer.writerows(each)
+            writer.writerows(records)
     output = tmp_path / "best.jsonl"
     report = zoo.run(
         models["two-tower"], [str(tmp_path / "users.csv")], output, items=str(tmp_path / "items.csv"), top=20
@@ -212,7 +216,7 @@ def test_scoring_takes_any_order_of_columns_and_no_label(models, log, tmp_path, 
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, ["new", *reversed([name for name in lines[0] if name != "clicked"])])
         writer.writeheader()
-        writer.writerows({**{k: v for k, v in each.items() if k != "clicked"}, "new": "x"} for each in lines)
+        writer.writerows({**{k: v for k, v in line.items() if k != "clicked"}, "new": "x"} for line in lines)
     outputs = []
     for source in (log, path):
         zoo.run(models[family], [str(source)], tmp_path / "out.csv", engine="onnxruntime")
@@ -220,19 +224,19 @@ def test_scoring_takes_any_order_of_columns_and_no_label(models, log, tmp_path, 
     assert outputs[0] == outputs[1]
     in_memory = zoo.pipeline(models[family], engine="onnxruntime")(lines)
     written = [float(line.split(",")[1]) for line in outputs[0][1:]]
-    np.testing.assert_allclose([each["probability"] for each in in_memory], written, rtol=0, atol=1e-6)
+    np.testing.assert_allclose([result["probability"] for result in in_memory], written, rtol=0, atol=1e-6)
 
 
 def test_what_training_leaves(models, log):
     folder = models["deepfm"]
     assert {"model.pt", "train.json", "schema.json", "calibration.npz", "learning_curve.png", "card.json"} <= {
-        each.name for each in folder.iterdir()
+        path.name for path in folder.iterdir()
     }
     about = json.loads((folder / "train.json").read_text())
     assert about["rows"] == {"train": 3600, "held_out": 400, "final": 3600, "left_out": 0}
     assert about["data"][0]["file"] == "log.csv" and len(about["history"]) == 8
     model, features = network(folder)
-    model_fields = {each.name: at for at, each in enumerate(model.embeddings.fields)}
+    model_fields = {field.name: index for index, field in enumerate(model.embeddings.fields)}
     history = model.embeddings.table(model_fields["history"]).detach().numpy()
     assert not history[-1].any() and history[:-1].any(axis=1).all()  # places without an item add nothing
     missing = model.embeddings.table(model_fields["country"]).detach().numpy()
@@ -277,7 +281,7 @@ def test_resuming_gives_the_same_weights(log, tmp_path, monkeypatch, at):
 def test_a_finished_training_keeps_no_weights_but_the_model(log, tmp_path, capsys, refit):
     """The best weights of a model that is not trained on all rows lie beside the checkpoint meanwhile."""
     kept, folder, settings = [], tmp_path / "model", config(refit=refit, l2_embeddings=(10.0,))
-    with checkpoint_hook(lambda output: kept.append({each.name for each in (output / "checkpoint").iterdir()})):
+    with checkpoint_hook(lambda output: kept.append({path.name for path in (output / "checkpoint").iterdir()})):
         metrics = training.train(build(), str(log), folder, config=settings)
     best = json.loads((folder / "train.json").read_text())["epochs"]
     assert kept[-1] == {"state.pt"} | (set() if refit else {f"best-0-{best}.pt"})
@@ -305,8 +309,8 @@ def test_the_best_epoch_is_the_model(log, tmp_path, monkeypatch):
         training.train(build(), str(log), tmp_path / "whole", config=settings)
     model = torch.load(tmp_path / "whole/model.pt", weights_only=True)["state_dict"]
     averages = weights[1]["trainer"]["average"]
-    biases = [each for name, each in model.items() if name.endswith("bias")]
-    assert biases and all(any(torch.equal(each, average) for average in averages) for each in biases)
+    biases = [bias for name, bias in model.items() if name.endswith("bias")]
+    assert biases and all(any(torch.equal(bias, average) for average in averages) for bias in biases)
     broken_off(Trainer, 30, lambda **_: training.train(build(), str(log), tmp_path / "broken", config=settings))
     monkeypatch.setattr("zoo.recommenders.training.fitting.shifted_logloss", lambda *_: 0.6)
     training.train(build(), str(log), tmp_path / "broken", config=settings, resume=True)
@@ -352,7 +356,7 @@ def test_a_shipped_model_is_tuned_without_its_checkpoint(log, tmp_path):
 
 def test_a_schema_may_be_given_and_the_label_named(log, tmp_path):
     schema = infer(open_log(log))
-    columns = tuple(each for each in schema.columns if each.name != "history")
+    columns = tuple(column for column in schema.columns if column.name != "history")
     path = replace(schema, columns=columns).save(tmp_path / "schema.json")
     zoo.train("deepfm", str(log), tmp_path / "model", settings={**SMALL, "epochs": "1"}, schema=path, label="clicked")
     assert zoo.pipeline(tmp_path / "model", engine="onnxruntime").features.shape == (9, 3, 1)
@@ -450,9 +454,9 @@ def test_a_schema_is_for_families_of_logs(tmp_path, log):
 def test_weights_of_rows_count(log, tmp_path):
     """Rows of weight 0 are as if they were not there."""
     lines = list(csv.DictReader(log.open()))[:1000]
-    for each in lines:
-        each["weight"] = "0" if each["device"] == "phone" else "1"
-    path = written(tmp_path / "log.csv", **{name: [each[name] for each in lines] for name in lines[0]})
+    for line in lines:
+        line["weight"] = "0" if line["device"] == "phone" else "1"
+    path = written(tmp_path / "log.csv", **{name: [row[name] for row in lines] for name in lines[0]})
     features = Features(infer(open_log(path)))
     rows = Rows.concatenate(list(features.read(path, labelled=True)))
     assert rows.weights.min() == 0 and rows.weights.max() == 1
@@ -462,9 +466,9 @@ def test_weights_of_rows_count(log, tmp_path):
         **{name: torch.from_numpy(getattr(rows, f"{name}s")) for name in ("label", "weight")},
     }
     kept = rows.weights > 0
-    some = {name: each[torch.from_numpy(kept)] for name, each in batch.items()}
+    subset = {name: tensor[torch.from_numpy(kept)] for name, tensor in batch.items()}
     assert trainer.step(batch, float(kept.sum())) == pytest.approx(
-        Trainer(build()(features, config()), config(), 1000, Processes()).step(some, float(kept.sum())),
+        Trainer(build()(features, config()), config(), 1000, Processes()).step(subset, float(kept.sum())),
         rel=0.2,
     )
 
@@ -474,9 +478,9 @@ def test_the_weights_of_a_loaded_network_are_those_of_the_file(log, tmp_path):
     training.train(build(), str(log), tmp_path, config=config(epochs=1))
     model, _ = load_checkpoint(tmp_path, build(), type(config()))
     saved = torch.load(tmp_path / "model.pt", weights_only=True)["state_dict"]
-    assert all(torch.equal(each, saved[name]) for name, each in model.state_dict().items())
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in model.state_dict().items())
     before = (tmp_path / "model.pt").read_bytes()
     with torch.no_grad():
-        for each in model.parameters():
-            each.zero_()
+        for weight in model.parameters():
+            weight.zero_()
     assert (tmp_path / "model.pt").read_bytes() == before

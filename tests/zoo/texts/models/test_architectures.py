@@ -40,9 +40,9 @@ def imported(tmp_path_factory):
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_embeddings_are_those_of_transformers(imported, kind):
     network, ours = imported(kind)
-    found = zoo.pipeline(ours, "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
+    vectors = zoo.pipeline(ours, "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
     expected = [text_networks.hidden(network, text).mean(axis=0) for text in TEXTS]
-    assert np.abs(found - text_networks.unit(np.stack(expected))).max() < 1e-5
+    assert np.abs(vectors - text_networks.unit(np.stack(expected))).max() < 1e-5
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -54,25 +54,25 @@ def test_padding_on_either_side_changes_nothing(imported, kind):
         ids = np.array([text_models.tokenizer().encode(text).ids])
         alone = session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})[0]
         for pad in ((0, 9), (9, 0)) if kind not in text_networks.ABSOLUTE else ((0, 9),):
-            given = {
+            feeds = {
                 "input_ids": np.pad(ids, ((0, 0), pad)),
                 "attention_mask": np.pad(np.ones_like(ids), ((0, 0), pad)),
             }
-            assert np.abs(session.run(None, given)[0] - alone).max() < 1e-5
+            assert np.abs(session.run(None, feeds)[0] - alone).max() < 1e-5
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(each, marks=[pytest.mark.slow] if i % 3 else []) for i, each in enumerate(CONFIGS)]
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if i % 3 else []) for i, kind in enumerate(CONFIGS)]
 )
 def test_int8_is_near_fp32(imported, tmp_path, kind):
     _, ours = imported(kind)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS * 10))
     zoo.calibrate(ours, str(tmp_path / "texts.txt"), samples=16)
-    exact, found = (
+    exact, int8 = (
         zoo.pipeline(ours, precision, "onnxruntime").compute_texts([(text,) for text in TEXTS])
         for precision in ("fp32", "int8")
     )
-    assert (exact * found).sum(axis=1).mean() > 0.95  # of random weights
+    assert (exact * int8).sum(axis=1).mean() > 0.95  # of random weights
     if extension.isas():
         assert zoo.pipeline(ours, engine="native").engine == "native"
 
@@ -194,9 +194,9 @@ LLAMA = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position
 def test_other_settings_of_an_architecture(tmp_path, kind, changes):
     network = text_networks.write(tmp_path / "theirs", {**CONFIGS[kind], **changes})
     zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
-    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
+    vectors = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
     expected = [text_networks.hidden(network, text).mean(axis=0) for text in TEXTS]
-    assert np.abs(found - text_networks.unit(np.stack(expected))).max() < 1e-5
+    assert np.abs(vectors - text_networks.unit(np.stack(expected))).max() < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -271,9 +271,9 @@ def test_public_configurations_at_smaller_sizes(tmp_path, shared, name):
         values["layer_types"] = kinds[:7]
     network = text_networks.write(tmp_path / "theirs", values)
     zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
-    found = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
+    vectors = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(text,) for text in TEXTS])
     expected = [text_networks.hidden(network, text).mean(axis=0) for text in TEXTS]
-    assert np.abs(found - text_networks.unit(np.stack(expected))).max() < 1e-5
+    assert np.abs(vectors - text_networks.unit(np.stack(expected))).max() < 1e-5
 
 
 def test_merged_weights_of_layers_that_repeat_are_stored_once(tmp_path):
@@ -293,6 +293,6 @@ def test_native_kernels_compute_long_texts(tmp_path, kind):
     zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     zoo.calibrate(tmp_path / "ours", str(tmp_path / "texts.txt"), samples=8)
-    found = zoo.pipeline(tmp_path / "ours", "int8", "native").compute_texts([(LONG,)])
+    vectors = zoo.pipeline(tmp_path / "ours", "int8", "native").compute_texts([(LONG,)])
     exact = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts([(LONG,)])
-    assert (found * exact).sum() > 0.99
+    assert (vectors * exact).sum() > 0.99

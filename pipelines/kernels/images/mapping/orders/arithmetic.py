@@ -28,8 +28,8 @@ class Arithmetic(Views):
 
     def _whole_view(self, node: ir.Node, value: ir.Value | None) -> View | Scores | None:
         """The elements of a value in their order; None for a constant."""
-        known = value in self.views or (value is not None and isinstance(self.values.get(value), Bytes | Pending))
-        return self._view_of(node, value) if known and value is not None else None
+        is_mapped = value in self.views or (value is not None and isinstance(self.values.get(value), Bytes | Pending))
+        return self._view_of(node, value) if is_mapped and value is not None else None
 
     def _any_view(self, node: ir.Node, value: ir.Value | None) -> View:
         """The elements of a real value."""
@@ -42,17 +42,17 @@ class Arithmetic(Views):
         """A view without a factor."""
         if view.factor == 1:
             return view
-        found = self._whole(view, True, False, False)
-        gain = np.full((1, self._shape(found)[2]), view.factor, np.float32)
-        return View(self._scaled(node, found, gain, np.zeros_like(gain)), view.index)
+        mapped = self._whole(view, True, False, False)
+        gain = np.full((1, self._shape(mapped)[2]), view.factor, np.float32)
+        return View(self._scaled(node, mapped, gain, np.zeros_like(gain)), view.index)
 
     def _scaled(
-        self, node: ir.Node, found: Bytes | Pending, gain: NDArray[np.float32], bias: NDArray[np.float32]
+        self, node: ir.Node, mapped: Bytes | Pending, gain: NDArray[np.float32], bias: NDArray[np.float32]
     ) -> Pending:
         """The elements of a value times a gain, plus a bias."""
-        x = self._operand_of(node, found)
+        x = self._operand_of(node, mapped)
         return self._float_pending(
-            self._shape(found), lambda to: ChannelScale(x, to, gain, bias), shared=True, last=True
+            self._shape(mapped), lambda to: ChannelScale(x, to, gain, bias), shared=True, last=True
         )
 
     def _owned(self, node: ir.Node, view: View) -> View:
@@ -62,22 +62,24 @@ class Arithmetic(Views):
             return view
         shape = (1, 1, *view.index.shape)
         grid = (math.prod(shape[:-2]), shape[-2])
-        found = self._gathered(node, replace(view, index=view.index.reshape(1, *grid, -1)), grid)
-        return replace(found, index=found.index.reshape(view.index.shape))
+        gathered = self._gathered(node, replace(view, index=view.index.reshape(1, *grid, -1)), grid)
+        return replace(gathered, index=gathered.index.reshape(view.index.shape))
 
     def _by_elements(self, node: ir.Node) -> bool:
         """Maps a sum or product of values that are broadcast, or that have more axes than values; False for others."""
-        known = [at for at, value in enumerate(node.inputs) if value in self.views or value in self.values]
-        if node.op_type not in (*SUMS, "Div") or len(node.inputs) != 2 or not known:
+        positions = [
+            position for position, value in enumerate(node.inputs) if value in self.views or value in self.values
+        ]
+        if node.op_type not in (*SUMS, "Div") or len(node.inputs) != 2 or not positions:
             return False
-        views = [self._whole_view(node, node.inputs[at]) for at in known]
+        views = [self._whole_view(node, node.inputs[position]) for position in positions]
         shapes = {view.index.shape for view in views if isinstance(view, View) and view.real}
         if any(isinstance(view, Scores) or not view.real for view in views if view is not None) or None in views:
             return False
         plain = all(len(shape) <= 4 for shape in shapes)
-        if len(known) == 1:
+        if len(positions) == 1:
             scaled = node.op_type in ("Mul", "Div") and self._is_scaled(node)
-            return not (plain or scaled) and self._with_constant(node, known[0])
+            return not (plain or scaled) and self._with_constant(node, positions[0])
         if node.op_type == "Div" or (len(shapes) == 1 and plain):
             return False
         self._of_two(node)
@@ -92,10 +94,10 @@ class Arithmetic(Views):
             return False
         rows = np.empty(view.index.size, np.float32)
         rows[view.index.ravel()] = np.broadcast_to(constant, view.index.shape).ravel()
-        found = self._whole(view, True, False, False)
-        values = rows.reshape(-1, self._shape(found)[2])
+        mapped = self._whole(view, True, False, False)
+        values = rows.reshape(-1, self._shape(mapped)[2])
         gain, bias = self._gain_and_bias(node, position, values[:1] if (values == values[:1]).all() else values)
-        self._settle(node.outputs[0], View(self._scaled(node, found, gain, bias), view.index))
+        self._settle(node.outputs[0], View(self._scaled(node, mapped, gain, bias), view.index))
         return True
 
     def _of_two(self, node: ir.Node) -> None:
@@ -110,14 +112,14 @@ class Arithmetic(Views):
         if first.index.shape != shape:
             first = replace(first, index=np.broadcast_to(first.index, shape))
         first, second = self._owned(node, first), self._plain(node, views[1 - large])
-        found, grid = self._whole(first, True, False, False), self._shape(first.source)
+        mapped, grid = self._whole(first, True, False, False), self._shape(first.source)
         order = np.empty(math.prod(grid), np.int64)
         order[first.index.ravel()] = np.broadcast_to(second.index, shape).ravel()
         places = order.reshape(grid)
         if node.op_type == "Mul" and (places == places[..., :1]).all():
             places = places[..., :1]
         other = self._gathered(node, replace(second, index=places[None]), grid[:2])
-        a, b = self._operand_of(node, found), self._operand_of(node, self._whole(other, True, False, False))
+        a, b = self._operand_of(node, mapped), self._operand_of(node, self._whole(other, True, False, False))
         if large and node.op_type == "Sub":
             a, b = b, a
         make = SUMS[node.op_type]
@@ -130,12 +132,12 @@ class Arithmetic(Views):
         sources = {id(view.source) for view in views if isinstance(view, View)}
         if node.op_type != "Concat" or len(sources) < 2 or any(view is None for view in views):
             return False
-        found = [self._owned(node, self._any_view(node, value)) for value in node.inputs]
-        if len({self._shape(view.source)[2] for view in found}) > 1:
+        owned = [self._owned(node, self._any_view(node, value)) for value in node.inputs]
+        if len({self._shape(view.source)[2] for view in owned}) > 1:
             return False
-        parts = [self._whole(view, True, False, True) for view in found]
-        offsets = np.cumsum([0, *(view.index.size for view in found)])
-        index = [view.index + offset for view, offset in zip(found, offsets, strict=False)]
+        parts = [self._whole(view, True, False, True) for view in owned]
+        offsets = np.cumsum([0, *(view.index.size for view in owned)])
+        index = [view.index + offset for view, offset in zip(owned, offsets, strict=False)]
         made = self._joined(node, parts, True)
         whole = np.concatenate(index, node.attributes.get_int("axis", 0))
         self._settle(node.outputs[0], View(made, whole))

@@ -50,13 +50,13 @@ class Runs(Arithmetic):
         tensors = []
         for view in (replace(x, index=np.moveaxis(x.index, 1, -1)), grid):
             rows = view.index.reshape(1, -1, *view.index.shape[2:])
-            found = self._gathered(node, replace(view, index=rows), rows.shape[1:3])
-            tensors.append(self._whole(found, True, False, False))
+            gathered = self._gathered(node, replace(view, index=rows), rows.shape[1:3])
+            tensors.append(self._whole(gathered, True, False, False))
         shape = (groups * grid.index.shape[1], grid.index.shape[2], channels)
         align = node.attributes.get_int("align_corners", 0) != 0
 
         def add(to: Operand) -> Step:
-            first, second = (self._float_tensor(node, each) for each in tensors)
+            first, second = (self._float_tensor(node, mapped) for mapped in tensors)
             return Sampling(first, second, to.tensor, groups, kind != "nearest", outside == "border", align)
 
         made = self._float_pending(shape, add, shared=True, last=True)
@@ -72,8 +72,8 @@ class Runs(Arithmetic):
         axis = node.attributes.get_int("axis", -1) % view.index.ndim
         if self.model.opset_imports.get("", 0) < 13 and axis != view.index.ndim - 1:
             raise refused(node, "is over several axes")
-        x, found, runs, moved = self._runs(node, view, axis)
-        height, width, channels = self._shape(found)
+        x, mapped, runs, moved = self._runs(node, view, axis)
+        height, width, channels = self._shape(mapped)
         size, starts = moved.shape[-1], np.unique(runs % channels)
         count = size * len(starts)
         places = runs // channels * count + runs % channels - starts[0]
@@ -127,8 +127,8 @@ class Runs(Arithmetic):
     def _pixel_sums(self, node: ir.Node, view: View, axis: int) -> tuple[NDArray[np.int64], Pending] | None:
         """`_linear_view` of sums over whole pixels; None where an axis is another."""
         view = self._plain(node, view)
-        found, moved = self._whole(view, True, False, False), np.moveaxis(view.index, axis, -1)
-        channels = self._shape(found)[2]
+        mapped, moved = self._whole(view, True, False, False), np.moveaxis(view.index, axis, -1)
+        channels = self._shape(mapped)[2]
         pixels, columns = np.divmod(moved.reshape(-1, moved.shape[-1]), channels)
         _, first, number = np.unique(pixels[:, 0], return_index=True, return_inverse=True)
         places = np.ascontiguousarray(pixels[first])
@@ -139,7 +139,7 @@ class Runs(Arithmetic):
         shape = (*self._grid(len(first)), channels)
 
         def add(to: Operand) -> Step:
-            return PixelSums(self._float_tensor(node, found), to.tensor, places)
+            return PixelSums(self._float_tensor(node, mapped), to.tensor, places)
 
         made = self._float_pending(shape, add, shared=True, last=True)
         return np.moveaxis(index.reshape(*moved.shape[:-1], 1), -1, axis), made
@@ -150,8 +150,8 @@ class Runs(Arithmetic):
         """(elements of the results, the value) of a linear layer over an axis of a view."""
         if view.index.shape[axis] != weight.shape[1]:
             raise refused(node, f"reads {view.index.shape[axis]} inputs with {weight.shape[1]} weights")
-        x, found, runs, moved = self._runs(node, view, axis, whole=True)
-        height, width, channels = self._shape(found)
+        x, mapped, runs, moved = self._runs(node, view, axis, whole=True)
+        height, width, channels = self._shape(mapped)
         outputs, inputs = weight.shape
         places = runs // inputs * outputs
         index = places.reshape(*moved.shape[:-1], 1) + np.arange(outputs)
@@ -171,18 +171,18 @@ class Runs(Arithmetic):
         """
         if view.factor != 1:
             raise refused(node, "reads a scaled value in another order")
-        found, moved = self._whole(view, True, False, False), np.moveaxis(view.index, axis, -1)
-        size, channels = moved.shape[-1], self._shape(found)[2]
+        mapped, moved = self._whole(view, True, False, False), np.moveaxis(view.index, axis, -1)
+        size, channels = moved.shape[-1], self._shape(mapped)[2]
         runs = moved.reshape(-1, size)
         starts = np.unique(runs[:, 0] % channels)
         follows = (runs == runs[:, :1] + np.arange(size)).all() and starts[-1] + size <= channels
         follows &= np.array_equal(starts, starts[0] + size * np.arange(len(starts)))
-        pixels = math.prod(self._shape(found)[:2])
+        pixels = math.prod(self._shape(mapped)[:2])
         follows &= len(runs) == len(np.unique(runs[:, 0])) == pixels * len(starts)
         if not follows or (whole and len(starts) * size != channels):
             grid = (math.prod(moved.shape[:-2]), moved.shape[-2])
-            found = self._whole(
+            mapped = self._whole(
                 self._gathered(node, replace(view, index=moved.reshape(1, *grid, size)), grid), True, False, False
             )
             runs = np.arange(moved.size).reshape(-1, size)
-        return self._operand_of(node, found), found, runs[:, 0], moved
+        return self._operand_of(node, mapped), mapped, runs[:, 0], moved

@@ -213,7 +213,7 @@ class Views(FloatValues):
             raise refused(node, "pads with other values than zeros and pixels of its input")
         if mapped.flat or mapped.tokens or widths.min() < 0 or others.any() or not widths.any() or input_at(node, 3):
             raise refused(node, "pads other axes than height and width, or cuts")
-        (height, width, channels), ends = self._shape(mapped), [tuple(map(int, each)) for each in (rows, columns)]
+        (height, width, channels), ends = self._shape(mapped), [tuple(map(int, pair)) for pair in (rows, columns)]
         fills: dict[str, Any] = {"constant_values": -1} if mode == "constant" else {}
         places = np.pad(np.arange(height * width).reshape(height, width), ends, mode, **fills)  # type: ignore[call-overload]
         shape = (*places.shape, channels)
@@ -221,7 +221,7 @@ class Views(FloatValues):
             self._float_value(node, shape, lambda to: Gathering(self._operand_of(node, mapped), to, places), mapped)
             return
         out = self._new(shape)
-        x, to = (Operand(each, float(mapped.scale or 1), mapped.zero) for each in (mapped.tensor, out))
+        x, to = (Operand(tensor, float(mapped.scale or 1), mapped.zero) for tensor in (mapped.tensor, out))
         self.steps.append(Gathering(x, to, places))
         self.values[node.outputs[0]] = replace(mapped, tensor=out)
 

@@ -49,9 +49,9 @@ def test_rows_in_a_file_are_trained_as_those_in_memory(log, tmp_path, small, cap
     expected = training.train(deepfm.DeepFM, str(log), tmp_path / "memory", config=config)
     assert "are kept in" not in capsys.readouterr().err
     small.setenv("ZOO_TABLE_MEMORY", "1KB")
-    found = training.train(deepfm.DeepFM, str(log), tmp_path / "file", config=config)
+    actual = training.train(deepfm.DeepFM, str(log), tmp_path / "file", config=config)
     assert "trained rows are kept in" in capsys.readouterr().err
-    assert found == expected
+    assert actual == expected
     assert_same_weights(tmp_path / "memory", tmp_path / "file")
     assert [path.name for path in (tmp_path / "file/checkpoint").iterdir()] == ["state.pt"]
 
@@ -95,7 +95,7 @@ def whole(log, tmp_path_factory):
 
 
 MORE = [
-    pytest.param(*each, marks=pytest.mark.slow) for each in (("catch_up", 5), ("step", 43), ("state", 4), ("step", 120))
+    pytest.param(*case, marks=pytest.mark.slow) for case in (("catch_up", 5), ("step", 43), ("state", 4), ("step", 120))
 ]
 
 
