@@ -64,8 +64,7 @@ OWN_MODELS = """Models from PyPI packages, quantized by each tool's default comm
 - agreement: percentage of samples with the same class (largest value, or side of 0.5); see the mean cosine for other
   outputs.
 - ms: one sample, files interleaved. s, peak MB: CPU time and memory of quantization, on one core.
-- Names ending in -shaped: networks of that shape with random weights (`scripts/peers/quantization/detectors.py`
-  and `exported.py`).
+- Names ending in -shaped: networks of that shape with random weights (`scripts/peers/quantization/exported.py`).
 
 """
 

@@ -47,7 +47,6 @@ PARTS: dict[str, Callable[[], None]] = {
         vision.photos,
         vision.networks,
         vision.quantizers,
-        vision.detectors,
         vision.exported,
         recommenders.reading,
         recommenders.tables,

@@ -343,7 +343,14 @@ def _slower(summary: dict[str, Any]) -> str:
     speeds = summary["of_best"] if opened is None else [opened["speed"], opened["speed_of_many"]]
     sizes = ("1 sample", f"{summary['many']} samples")
     slow = [f"{size} ({speed:.2f}x)" for size, speed in zip(sizes, speeds, strict=False) if speed and speed < SLOWER]
-    return f"SLOWER THAN FLOAT at {' and '.join(slow)}" if slow else ""
+    return f"{_slow_where(summary)} at {' and '.join(slow)}" if slow else ""
+
+
+def _slow_where(summary: dict[str, Any]) -> str:
+    """Says that int8 is slower than float, and in which engine if it is not slower in the fastest ones."""
+    opened, best = summary["as_opened"], [speed for speed in summary["of_best"] if speed is not None]
+    elsewhere = opened is not None and bool(best) and max(best) >= SLOWER
+    return f"SLOWER THAN FLOAT IN {opened['engine']}" if elsewhere else "SLOWER THAN FLOAT"
 
 
 def _line(summary: dict[str, Any]) -> str:
@@ -414,7 +421,7 @@ def _warnings(summary: dict[str, Any], damaging: Any) -> list[str]:
     if summary["engine"] is not None and max(_judged_speeds(summary)) < SLOWER:
         opened = f", {_times_as_opened(summary, 2)}" if summary["as_opened"] is not None else ""
         warnings.append(
-            f"SLOWER THAN FLOAT: {_times(summary, 2)}{opened}{costly}; keep the "
+            f"{_slow_where(summary)}: {_times(summary, 2)}{opened}{costly}; keep the "
             "operators around them in float, too (--keep-float REGEX), or stay with the float model"
         )
     return warnings

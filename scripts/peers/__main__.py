@@ -28,7 +28,6 @@ COMPARISONS = {
     "image-networks": "vision.image_networks",
     "vision": "quantization.vision",
     "own-models": "quantization.own_models",
-    "detectors": "quantization.detectors",
     "exported": "quantization.exported",
     "compression": "compression.compression",
     "texts": "texts.texts",

@@ -82,19 +82,10 @@ def quantizers() -> None:
     measure_together("vision", "--settings", f"zoo,{kinds},nncf-default-exact,nncf-mixed-exact")
 
 
-def detectors() -> None:
-    """A detector and a segmentation as ONNX files of other people, beside the peers' quantizers."""
-    _written_by("detectors")
-
-
 def exported() -> None:
-    """Vision transformers and their kin as exported from transformers, beside the peers' quantizers."""
-    _written_by("exported", "--settings", "zoo,onnxruntime-static,onnxruntime-dynamic,nncf-default,nncf-transformer")
-
-
-def _written_by(name: str, *options: str) -> None:
-    """Compares the quantizers on the files that a comparison of this name writes."""
+    """Vision transformers, convolutional networks and detectors as users export them, beside the peers' quantizers."""
     photos = harness.development_data(PHOTOS)
+    settings = "zoo,onnxruntime-static,onnxruntime-dynamic,nncf-default,nncf-transformer"
     with tempfile.TemporaryDirectory() as scratch:
-        subprocess.run([sys.executable, PEERS, name, scratch, "--photos", photos], check=True)
-        measure_together(name, scratch, *options, comparison="own-models")
+        subprocess.run([sys.executable, PEERS, "exported", scratch, "--photos", photos], check=True)
+        measure_together("exported", scratch, "--settings", settings, comparison="own-models")

@@ -131,7 +131,10 @@ def test_the_file_is_timed_as_users_open_it(rng, net, monkeypatch):
     assert opened["speed"] == 0.5 and facts["speed"][facts["engine"]] == 2.0
     assert f"; 2.0x in {facts['engine']}; 0.5x as {opened['engine']} opens the file" in facts["line"]
     (slow,) = facts["warnings"]
-    assert slow.startswith(f"SLOWER THAN FLOAT: 2.00x in {facts['engine']}, 0.50x as {opened['engine']} opens the file")
+    engine = opened["engine"]
+    assert slow.startswith(
+        f"SLOWER THAN FLOAT IN {engine}: 2.00x in {facts['engine']}, 0.50x as {engine} opens the file"
+    )
 
 
 @pytest.mark.parametrize("installed", [["onnxruntime"], ["onnxruntime", "openvino"]])
@@ -224,6 +227,10 @@ def test_the_line_says_that_other_processes_had_the_cpu(rng, net, monkeypatch):
         ({"of_best": [0.5, 2.0]}, "SLOWER THAN FLOAT at 1 sample (0.50x)"),
         ({"of_best": [0.5, 0.9]}, "SLOWER THAN FLOAT at 1 sample (0.50x) and 512 samples (0.90x)"),
         ({"of_best": [1.1, 0.97]}, "1 of 1 layers int8"),
+        (
+            {"of_best": [2, None], "as_opened": ("onnxruntime", 0.5, 1)},
+            "SLOWER THAN FLOAT IN onnxruntime at 1 sample (0.50x)",
+        ),
         ({"of_best": [0.5, None], "as_opened": ("onnxruntime", 1.5, 0.8)}, "SLOWER THAN FLOAT at 512 samples (0.80x)"),
     ],
 )
