@@ -48,8 +48,12 @@ def texts() -> None:
 
 
 def text_networks() -> None:
-    """Small text encoders by architecture beside the engines of others, from text to vector."""
-    measure_together("text-networks", "--sizes", "small", "--tasks", "embed")
+    """Small text encoders by architecture beside the engines of others, from texts to vectors, labels and entities."""
+    small = "--sizes", "small"
+    measure_together(
+        "text-networks-heads", *small, "--tasks", "classify,tag", "--memory", "0", comparison="text-networks"
+    )
+    measure_together("text-networks", *small, "--tasks", "embed")
 
 
 def contexts() -> None:
