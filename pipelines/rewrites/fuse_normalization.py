@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,9 @@ CHANGED = ("RoiAlign",)  # operators whose defaults changed between io.OPSET and
 PARTS = ("Add", "Div", "Mul", "Neg", "Pow", "Reciprocal", "ReduceMean", "ReduceSum", "Sqrt", "Sub")
 MOST = 16  # operators of a normalization
 ROWS = 32  # that are computed
-ALIKE = 1e-3  # largest difference of results, of which the largest is about 4
+SIDE = 2  # of axes between rows and channels, so that means over them are other results
+ALIKE = 1e-3  # largest difference of results as a share of the gain
+ROUNDING = 1e-6  # the same as a share of the bias
 LARGEST = 1e-2  # epsilon
 
 Array = NDArray[np.float64]
@@ -210,8 +213,9 @@ def _recognized(
         for centered in (True, False):
             normal = _normalized(numbers, epsilon, centered)
             gain = ((rows - zeros) * normal).sum(0) / np.square(normal).sum(0)
+            most = ALIKE * np.abs(gain) + ROUNDING * np.abs(zeros)
             pairs = ((rows, normal), (results, _normalized(small_ones, epsilon, centered)))
-            if all(np.abs(actual - (gain * other + zeros)).max() < ALIKE for actual, other in pairs):
+            if all((np.abs(actual - (gain * other + zeros)) <= most).all() for actual, other in pairs):
                 gain, bias = gain.astype(np.float32), zeros.astype(np.float32)
                 return Normalization(x, tuple(nodes), axis, centered, gain, bias, epsilon)
     return None
@@ -224,16 +228,19 @@ def _normalized(x: Array, epsilon: float, centered: bool) -> Array:
 
 def _computed(model: ir.Model, x: ir.Value, last: ir.Node, rows: Array, axis: int, rank: int) -> Array | None:
     """Results [rows, channels] of the operators from x on, for rows of channels; None where they have another shape."""
+    between = [SIDE] * (rank - 2)
+    if len(rows) % math.prod(between):
+        return None
+    values = np.moveaxis(rows.astype(np.float32).reshape(-1, *between, rows.shape[1]), -1, axis)
     part = edit.extract(model, [str(x.name)], [str(last.outputs[0].name)])
-    shape = [1] * rank
-    shape[axis], shape[0] = rows.shape[1], rows.shape[0]
-    source = part.graph.inputs[0]
-    source.type, source.shape, part.graph.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(shape), None
+    source, result = part.graph.inputs[0], part.graph.outputs[0]
+    source.type, source.shape, result.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(values.shape), None
     try:
         opened = reference_session.session(
             part, "recognizing a normalization needs", reference_session.options(quick=True)
         )
-        (results,) = reference_session.run(opened, {str(x.name): rows.astype(np.float32).reshape(shape)})
+        (results,) = reference_session.run(opened, {str(x.name): values})
     except RequestError:
         return None
-    return np.asarray(results, np.float64).reshape(rows.shape) if list(results.shape) == shape else None
+    same = results.shape == values.shape
+    return np.moveaxis(np.asarray(results, np.float64), axis, -1).reshape(rows.shape) if same else None

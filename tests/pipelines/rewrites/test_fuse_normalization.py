@@ -61,6 +61,8 @@ def test_the_value_is_also_a_summand(normal):
             "float[n,t,16] y",
         ),  # RMS
         (TORCH + AFFINE, "float[n,t,16] y, float[n,t,1] r"),  # the deviation is an output
+        ("m = ReduceMean<axes=[-1]>(x) d = Sub(x, m) y = Mul(d, eps)", "float[n,t,16] y"),  # small results
+        (TORCH.replace("[-1]>(s)", "[1, 2]>(s)") + AFFINE, "float[n,t,16] y"),  # the variance of all tokens
     ],
 )
 def test_near_misses(normal, text, outputs):
@@ -68,3 +70,17 @@ def test_near_misses(normal, text, outputs):
     before = ops(net)
     rewritten(net, FuseNormalization(), exact=True, x=normal(2, 5, 16))
     assert ops(net) == before
+
+
+def test_the_variance_of_all_pixels_is_no_layer_normalization(normal):
+    text = TORCH.replace("[-1]>(x)", "[1]>(x)").replace("[-1]>(s)", "[1, 2, 3]>(s)") + AFFINE
+    net = model(f"(float[n,6,h,w] x) => (float[n,6,h,w] y) {{ {text} }}", **constants(normal, 6, 1, 1))
+    before = ops(net)
+    rewritten(net, FuseNormalization(), exact=True, x=normal(2, 6, 4, 5))
+    assert ops(net) == before
+
+
+@pytest.mark.parametrize("shape", ["float[16]", "float[n,1,1,1,1,1,1,1,16]"])
+def test_other_ranks(normal, shape):
+    net = model(f"({shape} x) => ({shape} y) {{ {TORCH}{AFFINE} }}", **constants(normal, 16))
+    rewritten(net, FuseNormalization(), x=normal(*[1] * shape.count(","), 16))
