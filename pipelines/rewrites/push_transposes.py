@@ -161,7 +161,7 @@ def _after(node: ir.Node, perm: list[int], coming: bool = False) -> list[int] | 
     if not query.is_op(node, *REDUCE):
         return perm
     axes = query.integers(node, "axes", 1)
-    if axes is None:
+    if not axes:  # of none is of all
         return None
     if node.attributes.get_int("keepdims", 1):
         return perm

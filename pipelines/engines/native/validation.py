@@ -211,5 +211,6 @@ def _repeats(array: NDArray[Any], alone: NDArray[Any], size: int, count: int) ->
     finite = np.isfinite(alone) & np.isfinite(same)
     apart = np.square(np.where(finite, same - alone, 0), dtype=np.float64).sum()
     power = np.square(np.where(finite, alone, 0), dtype=np.float64).sum()
-    spread = np.square(np.where(finite[:1], others - alone, 0), dtype=np.float64).sum() / max(len(others), 1)
-    return bool(apart <= max(SAME * power, MIXED * np.nan_to_num(spread)))
+    finite = finite[:1] & np.isfinite(others)
+    spread = np.square(np.where(finite, others - alone, 0), dtype=np.float64).sum() / max(len(others), 1)
+    return bool(apart <= max(SAME * power, MIXED * spread))

@@ -58,12 +58,14 @@ def test_transposes_cancel(normal, body, left):
         f"a = {NHWC}(x) b = Reshape(a, flat) c = Relu(b) d = Reshape(c, back) y = {NCHW}(d)",
         f"a = {NHWC}(x) b = Relu(a) c = Softmax(a) d = Mul(b, c) y = {NCHW}(d)",
         f"a = {NHWC}(x) b = Add(a, w5) y = Relu(b)",
+        f"a = {NHWC}(x) b = ReduceSum<keepdims=0>(a, none) c = Neg(x) d = {NHWC}(c) y = Add(b, d)",  # no axes are all
         f"a = {NHWC}(x) b = {NCHW}(x) c = Shape(a) d = Shape(b) e = Add(c, d) f = ReduceSum(e) g = Cast<to=1>(f) y = "
         "Mul(x, g)",
     ],
 )
 def test_transposes_that_are_needed_stay(normal, body):
-    net = model(T4D.format(body), 13, flat=integers(-1), back=integers(-1, 5, 6, 4), w5=normal(1, 1, 1, 1, 4))
+    weights = {"flat": integers(-1), "back": integers(-1, 5, 6, 4), "none": integers()}
+    net = model(T4D.format(body), 13, w5=normal(1, 1, 1, 1, 4), **weights)
     net.graph.outputs[0].shape = None
     before = sorted(ops(net))
     assert (

@@ -81,6 +81,10 @@ class _Division:
         self._image = next((str(value.name) for value in self._main.inputs if len(self._shape(value)) == 3), "")
         self._nodes = query.downstream(self._main, *self._main.inputs)
         self._made = {value: node for node in self._nodes for value in node.outputs}
+        self._readers: dict[ir.Node, list[ir.Node]] = {node: [] for node in self._nodes}
+        for node in self._nodes:  # those with a subgraph that reads a value, too
+            for producer in {self._made[value] for value in query.values_read(node) if value in self._made}:
+                self._readers[producer].append(node)
         self._foreign = {node for node in self._nodes if not all(map(is_data, node.outputs))}
         self._regions: dict[tuple[object, ...], ImageProgram] = {}
 
@@ -141,7 +145,7 @@ class _Division:
             ranks[node] = least
         earliest = dict(ranks)
         for node in reversed(self._nodes):
-            readers = [use.node for value in node.outputs for use in value.uses()]
+            readers = self._readers[node]
             if readers and self._passes_before(node) and not any(reader in self._foreign for reader in readers):
                 ranks[node] = min(ranks[reader] for reader in readers)
         for node in self._nodes:  # arithmetic moves with the layer before it, which reads bytes

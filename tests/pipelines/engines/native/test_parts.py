@@ -10,6 +10,7 @@ import onnx
 import pytest
 from helpers.qdq_graphs import Graph, linear
 from helpers.token_graphs import deformable_attention
+from onnx import TensorProto, helper
 
 from pipelines.core.errors import RequestError
 from pipelines.engines import catalog
@@ -70,6 +71,24 @@ def test_an_operator_between_layers_runs_in_onnxruntime(tmp_path: Path) -> None:
     assert kinds.count("convolution") == 4 and "LRN" in kinds
     with pytest.raises(BatchError, match=r"expected image float32 \[n, 3, 12, 16\]"):
         catalog.load(path, "native").run({"image": np.zeros((1, 3, 8, 8), np.float32)})
+
+
+def test_a_branch_reads_a_layer(tmp_path: Path) -> None:
+    """The result of a layer is read by the subgraphs of an If alone, besides its quantization."""
+    g = Graph()
+    first = layer(g, g.quantize("image", 0.02, 120), 3, scale=0.02)
+    made = g.layer("Conv", first, (32, 32, 3, 3), 0.1, pads=[1, 1, 1, 1])
+    high = g.quantize(made, 0.1, 100)
+    flag = g.add("Greater", [g.add("ReduceMax", [high], keepdims=0), g.constant(np.float32(0))])
+    branches = {}
+    for key, kind in (("then_branch", "Sin"), ("else_branch", "Cos")):
+        end = helper.make_tensor_value_info(kind, TensorProto.FLOAT, None)
+        branches[key] = helper.make_graph([helper.make_node(kind, [made], [kind])], kind, [], [end])
+    low = layer(g, g.quantize(g.add("If", [flag], **branches), 0.01, 128), 32, scale=0.01)
+    total = g.quantize(g.add("Add", [low, high]), 0.15, 0)
+    path = g.save(tmp_path / "m.onnx", SHAPE, layer(g, total, 32, 8, 0.15))
+    parts = agree(path, batch_of(), 0.1)
+    assert [part.split(":")[0] for part in parts] == ["native", "onnxruntime", "native"]
 
 
 @pytest.mark.parametrize("batch", ["n", None])
