@@ -464,11 +464,19 @@ def test_ids_and_texts_with_placeholders_have_no_hint(tmp_path):
     assert ids.kind == texts.kind == "category" and "--number" not in ids.why + texts.why
 
 
-@pytest.mark.parametrize("written", [" {}", "{}%", "${}", "€ {}"])
+@pytest.mark.parametrize("written", [" {}", "{}%", "${}", "€ {}", "{} €", "-{},50 €", "$1,{}00.00", "1,00{}"])
 def test_numbers_with_other_characters_say_so(tmp_path, written):
-    inferred = column(tmp_path, "discount", [written.format(row % 90 / 2) for row in range(ROWS)])
-    expected = f"numbers written as {written.format(0.0)!r}: to use them as numbers, write the digits alone"
+    """Also after placeholders, and not as lists of the digits around a comma."""
+    values = ["-" if row == 0 else written.format(row % 9 + 0.5 * ("00" not in written)) for row in range(ROWS)]
+    inferred = column(tmp_path, "discount", values)
+    expected = f"numbers written as {values[1]!r}: to use them as numbers, write them as 1234.5"
     assert inferred.kind == "category" and inferred.why.endswith(expected)
+
+
+@pytest.mark.parametrize("items", ["1,2", "0.5,7", "10%,20%", "1,234"])
+def test_lists_of_numbers_are_no_numbers_with_other_characters(tmp_path, items):
+    values = [",".join(items.split(",")[: 1 + row % 2] + ["9"] * (row % 3)) for row in range(ROWS)]
+    assert "numbers written as" not in column(tmp_path, "discount", values).why
 
 
 def test_bytes_that_are_no_text_are_ignored(tmp_path):

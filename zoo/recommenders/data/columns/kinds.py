@@ -123,7 +123,7 @@ def _inferred(seen: ColumnStatistics, common: dict[str, Any]) -> Column:
     ids = _reason_of_ids(seen)
     if seen.numeric and len(seen.numbers) and not ids:
         return _number(seen, common)
-    if not seen.numeric and (separator := _separator(seen)):
+    if not seen.numeric and not _is_decorated(seen) and (separator := _separator(seen)):
         return _list_column(seen, separator, common)
     if int(seen.distinct) > OWN * seen.present and seen.present >= FEWEST:
         about = "about " if seen.distinct.values is None else ""
@@ -138,12 +138,17 @@ def _placeholders(seen: ColumnStatistics) -> str:
     """Returns what to do if a column of texts is one of numbers with placeholders; "" for other columns."""
     if seen.numeric or names.is_identity(seen.name):
         return ""
-    if seen.decorated >= MOSTLY * seen.present and seen.parsed < MOSTLY * seen.present:
-        return f"; {AS_TEXTS} {seen.strays[0][:20]!r}: to use them as numbers, write the digits alone"
+    if _is_decorated(seen):
+        return f"; {AS_TEXTS} {seen.example[:20]!r}: to use them as numbers, write them as 1234.5"
     if seen.parsed < MOSTLY * seen.present:
         return ""
     strays = ", ".join(repr(stray[:20]) for stray in seen.strays)
     return f"; {seen.parsed / seen.present:.0%} are numbers, others such as {strays}: {AS_NUMBERS} {seen.name}"
+
+
+def _is_decorated(seen: ColumnStatistics) -> bool:
+    """Whether the values are numbers with other characters, such as $1,200.50."""
+    return seen.parsed < MOSTLY * seen.present <= seen.parsed + seen.decorated
 
 
 def _number(seen: ColumnStatistics, common: dict[str, Any], why: str = "") -> Column:

@@ -21,7 +21,10 @@ EXAMPLES = 1000  # items of a list that are kept
 STRAYS = 3  # values that are no numbers and are kept
 SEPARATORS = (LIST, ";", ",", " ")
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
-_DECORATED = r"^\s*([$€£¥]\s*)?[+-]?(\d+\.?\d*|\.\d+)\s*%?\s*$"  # of blanks, a currency or a percent sign
+_AMOUNT = r"\.?\d[\d.,]*"  # beside a currency or a percent sign
+_GROUPS = r"\d{1,3}(,\d{3})+\.\d+|\d{1,3}(\.\d{3})+,\d+"
+_FORMS = rf"\p{{Sc}}[\s\pZ]*[+-]?{_AMOUNT}|{_AMOUNT}[\s\pZ]*(%|\p{{Sc}})|{_GROUPS}|\d+\.?\d*|\.\d+"
+_DECORATED = rf"^[\s\pZ]*[+-]?({_FORMS})[\s\pZ]*$"
 INFINITY = r"^[+-]?(?i:inf|infinity)$"
 _COMMA = r"^[+-]?\d+,\d+$"  # a number as much of Europe writes it
 _DAY = r"(\d{4}[./-]\d{1,2}[./-]\d{1,2}|\d{1,2}[./-]\d{1,2}[./-]\d{4})"
@@ -91,7 +94,8 @@ class ColumnStatistics:
         unparsed: Number of values that are neither.
         strays: The first of these values, up to `STRAYS` distinct ones.
         commas: Number of values with a decimal comma.
-        decorated: Number of values that are numbers with blanks, a currency or a percent sign around them.
+        decorated: Number of values that are numbers with blanks, a currency, a percent sign or groups of thousands.
+        example: The first of these values.
         weighted: Number of values that are items with weights, such as t1:0.53|t2:0.10.
         zeros: Number of values that are 0.
         ones: Number of values that are 1.
@@ -112,6 +116,7 @@ class ColumnStatistics:
         self.strays: list[str] = []
         self.parsed = self.infinite = self.unparsed = self.commas = self.padded = 0
         self.decorated = self.weighted = 0
+        self.example = ""
         self.zeros = self.ones = 0
         self.runs = 1
         self.numbers = np.empty(0)
@@ -159,7 +164,6 @@ class ColumnStatistics:
         self.date = self.date and bool(pc.all(pc.match_substring_regex(texts, _DATE)).as_py())
         if not self.numeric:
             self.commas += pc.sum(pc.match_substring_regex(texts, _COMMA)).as_py()
-            self.decorated += pc.sum(pc.match_substring_regex(texts, _DECORATED)).as_py()
             self.weighted += pc.sum(pc.match_substring_regex(texts, _WEIGHTED)).as_py()
             for item in list(self.items):
                 self._add_items(texts, item)
@@ -169,6 +173,10 @@ class ColumnStatistics:
         infinite = pc.match_substring_regex(texts, INFINITY)
         count = pc.sum(infinite).as_py()
         self.infinite, self.unparsed = self.infinite + count, self.unparsed + len(texts) - count
+        decorated = texts.filter(pc.match_substring_regex(texts, _DECORATED))
+        self.decorated += len(decorated)
+        if len(decorated) and not self.example:
+            self.example = decorated[0].as_py()
         if len(self.strays) < STRAYS:
             others = pc.unique(texts.filter(pc.invert(infinite))).to_pylist()
             self.strays = list(dict.fromkeys([*self.strays, *others]))[:STRAYS]
