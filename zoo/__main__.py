@@ -1,11 +1,12 @@
 """Entry point of `zoo` and `python -m zoo`, with clean termination by signals, also during imports."""
 
+import contextlib
 import gc
 import os
 import signal
 import sys
 import threading
-from typing import Any
+from typing import Any, NoReturn
 
 AGAIN = 0.05  # seconds until a signal is sent again if its exception was lost
 
@@ -55,10 +56,8 @@ def main() -> None:
         _end(asked[0] if asked else 0)
     except KeyboardInterrupt:
         _end(130)
-    except SystemExit:
-        if asked:  # not the error of a file that `terminate` deleted
-            _end(asked[0])
-        raise
+    except SystemExit as end:
+        _leave(asked[0] if asked else end.code)  # not the error of a file that `terminate` deleted
     except Exception as error:
         _end(_signalled(error))
         raise
@@ -74,6 +73,24 @@ def _signalled(error: BaseException | None) -> int:
             return 130 if isinstance(error, KeyboardInterrupt) else 143
         error = error.__cause__ or error.__context__
     return 0
+
+
+def _leave(code: Any) -> NoReturn:
+    """Ends a command that failed without the shutdown of Python, which threads of libraries can block or crash.
+
+    Threads of Arrow and of engines that still run then may free Python objects, which aborts the process.
+    """
+    if not isinstance(code, int) or not code:
+        sys.exit(code)
+    if (processes := sys.modules.get("multiprocessing")) is not None:
+        for child in processes.active_children():
+            child.terminate()
+    if (files := sys.modules.get("pipelines.core.files")) is not None:
+        getattr(files, "discard_temporary", int)()  # of a module that was being imported: nothing
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _end(code: int) -> None:

@@ -107,7 +107,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             raise DiskFull(target, error) from error
         raise RequestError(f"cannot write {target}: {error.strerror or error}; choose another output path") from error
     temporary, own = Path(name), (os.getpid(), name)
-    _TEMPORARY.add(own)
+    mark_temporary(name)
     _sweep(target)
     try:
         yield temporary
@@ -141,8 +141,17 @@ def making_folder(target: Path) -> Iterator[Path]:
         made.rename(target)
 
 
+def mark_temporary(path: str) -> None:
+    """Adds a file to those that `discard_temporary` deletes.
+
+    Args:
+        path: Path of the file.
+    """
+    _TEMPORARY.add((os.getpid(), path))
+
+
 def discard_temporary() -> None:
-    """Deletes the temporary files of `replacing` that this process writes, when a signal ends it.
+    """Deletes the temporary files of this process, when a signal or an error ends it.
 
     An engine that is interrupted while it computes can crash before the contexts are left.
     """

@@ -324,6 +324,28 @@ def test_a_crash_after_a_signal_leaves_no_hidden_file(where, code, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+FAILING = """
+import atexit, os
+from zoo import __main__
+
+atexit.register(os.abort)  # as threads of Arrow and of engines that free Python objects when Python ends
+__main__.main()
+"""
+
+
+def test_a_command_that_fails_ends_without_the_shutdown_of_python_and_leaves_no_copy_of_stdin(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-c", FAILING, "train", "deepfm", "--data", "-", "--output", "out"],
+        cwd=tmp_path,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        input="click,x\n1,2\n0,2,3\n",
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 2 and "Expected 2 columns, got 3" in ended.stderr
+    assert not list(tmp_path.glob("zoo-stdin-*"))
+
+
 def test_other_exceptions_stay_what_they_are(monkeypatch):
     monkeypatch.setattr(cli, "main", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -15,7 +14,6 @@ from pipelines.core.errors import ZooError, plain
 from zoo.cli import clusters, evaluation, inference, models, quantization, training
 from zoo.cli.output import INTERRUPTED, fail
 
-TERMINATED = 143  # exit code after SIGTERM
 TOPICS: dict[str, tuple[click.Command, ...]] = {
     "Use models": (
         models.list_models,
@@ -100,19 +98,7 @@ def main() -> None:
     logging.getLogger("PIL").setLevel(logging.CRITICAL)  # faults of images are reported by the reader
     logging.getLogger("huggingface_hub").propagate = False  # it has a handler of its own
     warnings.filterwarnings("ignore", module="PIL")
-    try:
-        call(sys.argv[1:])
-    except SystemExit as end:
-        if end.code in (
-            INTERRUPTED,
-            TERMINATED,
-        ):  # clean-up is done; an engine can block the exit or crash
-            if (processes := sys.modules.get("multiprocessing")) is not None:
-                for child in processes.active_children():
-                    child.terminate()
-            sys.stderr.flush()
-            os._exit(end.code)
-        raise
+    call(sys.argv[1:])
 
 
 def call(arguments: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from pipelines.core.errors import RequestError, ZooError
-from pipelines.core.files import starts_with
+from pipelines.core.files import mark_temporary, starts_with
 from pipelines.data.text_files import STDIN, open_text
 from zoo.recommenders.data.columns import nested
 from zoo.training.runs import datasets
@@ -427,6 +427,7 @@ def spool() -> Path:
         if stdin is sys.stdin:
             return Path(file.name)
     file = tempfile.NamedTemporaryFile(prefix="zoo-stdin-")  # noqa: SIM115 (open as long as the process)
+    mark_temporary(file.name)
     _SPOOLED.append((sys.stdin, file))
     shutil.copyfileobj(sys.stdin.buffer, file, 4 * BLOCK)
     file.flush()
