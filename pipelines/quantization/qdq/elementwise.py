@@ -123,11 +123,11 @@ def _small_and_isolated(layer: ir.Node, selected: set[ir.Node]) -> str:
     layers_near = {node for node in (*others, source) if node in selected and node.op_type in layers.LAYERS}
     if layers_near or dequantized_qparams(x) is not None or _reaches(layer.outputs[0], selected):
         return ""
-    groups = layer.attributes.get_int("group", 1) if layer.op_type == "Conv" else 1
+    groups = layer.attributes.get_int("group", 1)
     if layer.op_type == "Conv" and weight.shape[1] == 1 != groups:
         return "a depthwise convolution"
-    inputs, outputs = weight.shape[:2] if weight.ndim > 1 else (len(weight), 1)
-    few = weight.size < FEW * (inputs * groups + outputs)
+    values = len(weight) + (weight.shape[1] * groups if weight.ndim > 1 else 1)
+    few = weight.size < FEW * values
     return "a layer of few weights" if few and source is not None and source not in selected else ""
 
 

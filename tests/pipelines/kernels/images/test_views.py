@@ -101,20 +101,37 @@ def test_float_steps_on_the_pixels_of_the_input(form: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
-@pytest.mark.parametrize("form", ["bytes", "real", "floats"])
+@pytest.mark.parametrize("form", ["bytes", "signed bytes", "real", "floats"])
 def test_padded_values(form: str, mode: str, tmp_path: Path) -> None:
     """Zeros or pixels around a value, quantized, dequantized, or the float result of a layer."""
     g = Graph(7)
-    qparams = [g.constant(np.float32(0.03)), g.constant(np.uint8(120))]
+    zero = np.int8(-8) if form == "signed bytes" else np.uint8(120)
+    qparams = [g.constant(np.float32(0.03)), g.constant(zero)]
     x = g.layer("Conv", g.quantize("image", 0.02, 120), (8, 3, 3, 3), 0.02, strides=[2, 2])
     x = x if form == "floats" else g.add("QuantizeLinear", [x, *qparams])
     x = g.add("DequantizeLinear", [x, *qparams]) if form == "real" else x
-    fills = [g.constant(np.uint8(120))] if form == "bytes" else []
+    fills = [qparams[1]] if "bytes" in form else []
     widths = g.constant(np.array([0, 0, 1, 2, 0, 0, 3, 0], np.int64))
     x = g.add("Pad", [x, widths, *fills], mode=mode)
-    x = g.add("DequantizeLinear", [x, *qparams]) if form == "bytes" else g.quantize(x, 0.03, 120)
+    x = g.add("DequantizeLinear", [x, *qparams]) if "bytes" in form else g.quantize(x, 0.03, 120)
     y = g.quantize(g.layer("Conv", x, (8, 8, 3, 3), 0.03), 0.05, 120)
     assert Gathering in check(g, g.save(tmp_path / "n.onnx", [3, 16, 16], y))
+
+
+@pytest.mark.parametrize(("zero", "fill"), [(-128, None), (-8, 120)])
+def test_signed_bytes_padded_with_another_value_have_no_native_form(
+    zero: int, fill: int | None, tmp_path: Path
+) -> None:
+    """A 0, the default, and 120 are the zero points as unsigned bytes."""
+    g = Graph(7)
+    qparams = [g.constant(np.float32(0.03)), g.constant(np.int8(zero))]
+    x = g.layer("Conv", g.quantize("image", 0.02, 120), (8, 3, 3, 3), 0.02, strides=[2, 2])
+    fills = [] if fill is None else [g.constant(np.int8(fill))]
+    widths = g.constant(np.array([0, 0, 1, 2, 0, 0, 3, 0], np.int64))
+    x = g.add("Pad", [g.add("QuantizeLinear", [x, *qparams]), widths, *fills])
+    path = g.save(tmp_path / "m.onnx", [3, 16, 16], g.add("DequantizeLinear", [x, *qparams]))
+    with pytest.raises(RequestError, match="pads with other values than zeros"):
+        image_program(io.load(path))
 
 
 @pytest.mark.parametrize(("count", "biased"), [(3, 0), (17, 1), (60, 2)])

@@ -356,12 +356,13 @@ def test_random_networks(tmp_path_factory, case, symmetric):
         ("a = Softmax<axis=1>(x) d = Conv(a, o) y = Neg(d)", "float"),
         ("a = Conv(x, w) d = Conv(a, o) y = Neg(d)", "int8"),
         ("d = Conv(x, o) y = Neg(d)", "int8"),
+        ("a = Softmax<axis=1>(x) d = Conv<group=2,pads=[0,0,1,1]>(a, u) y = Neg(d)", "int8"),
     ],
 )
 def test_layers_of_few_products_between_float_operators_stay_float(normal, text, expected):
     outputs = "float[n,c,6,6] y" + (", float[n,8,6,6] z" if " z = " in text else "")
     weights = {"k": normal(8, 1, 3, 3), "w": normal(8, 8, 1, 1), "v": normal(8, 4, 3, 3)}
-    weights["o"] = normal(1, 8, 1, 1)
+    weights |= {"o": normal(1, 8, 1, 1), "u": normal(8, 4, 2, 2)}
     net = model(f"(float[n,8,6,6] x) => ({outputs}) {{ {text} }}", **weights)
     for recipe, precision in ((QuantRecipe(), "int8"), (QuantRecipe(only_faster=True), expected)):
         _, report = quantized(net, recipe, x=normal(4, 8, 6, 6))

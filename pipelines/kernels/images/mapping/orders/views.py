@@ -204,8 +204,11 @@ class Views(FloatValues):
     def _padded(self, node: ir.Node, mapped: Bytes | Pending, pads: Sequence[int] | None) -> None:
         """Maps a Pad of height and width by zeros, or by pixels of the value."""
         mode, value = node.attributes.get_string("mode", "constant"), input_at(node, 2)
-        fill = 0.0 if value is None else query.scalar(value)
-        zero = mapped.zero if isinstance(mapped, Bytes) and not mapped.real else 0.0
+        constant, fill, zero = query.constant(value), query.scalar(value), 0
+        if isinstance(mapped, Bytes) and not mapped.real:  # an absent fill is a 0 of either type
+            zero = mapped.zero - (128 if constant is not None and constant.dtype == np.int8 else 0)
+        elif value is None:
+            fill = 0.0
         widths = np.zeros((2, 4), int) if pads is None or len(pads) != 8 else np.reshape(pads, (2, 4))
         rows, columns = widths.T[[1, 2] if mapped.last else [2, 3]]
         others = widths.T[[0, 3] if mapped.last else [0, 1]]
