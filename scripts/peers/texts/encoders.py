@@ -74,8 +74,17 @@ class Way:
         if self.text_only:
             return list(texts)
         encodings = self.tokenizer.encode_batch(list(texts))
-        ids, mask = ([getattr(encoding, key) for encoding in encodings] for key in ("ids", "attention_mask"))
-        return {"input_ids": np.array(ids, np.int64), "attention_mask": np.array(mask, np.int64)}
+        kinds = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+        return {
+            name: np.array([getattr(encoding, kind) for encoding in encodings], np.int64)
+            for name, kind in kinds.items()
+            if name in self.inputs
+        }
+
+    @functools.cached_property
+    def inputs(self) -> set[str]:
+        """Names of the inputs of fp32.onnx."""
+        return {str(value.name) for value in io.load(self.work / "fp32.onnx").graph.inputs}
 
     def time(self, texts: Sequence[str], size: int, sort: bool, tokenize: bool) -> list[float]:
         """Returns the seconds of each batch; the sorting is not timed."""

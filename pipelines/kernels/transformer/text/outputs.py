@@ -134,7 +134,7 @@ class OutputMapper:
         offset = np.zeros(len(weight), np.float32) if bias is None else np.asarray(bias, np.float32).ravel()
         before = self.mapper.skip_qdq(node.inputs[0])
         smoothing = before.producer()
-        if smoothing is not None and query.is_op(smoothing, "Mul"):  # by a constant row
+        if smoothing is not None and before is not self.rows and query.is_op(smoothing, "Mul"):  # by a constant row
             factors = self.mapper.constant(smoothing.inputs[1])
             if factors is not None and factors.shape == weight.shape[1:]:
                 weight, before = weight * factors, self.mapper.skip_qdq(smoothing.inputs[0])
