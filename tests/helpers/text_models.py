@@ -58,7 +58,8 @@ NEWER_CONFIGS = {
             "eos_token_id": 3,
             **more,
         }
-    )
+    ),
+    "qwen3": lambda **more: transformers.Qwen3Config(**{**USUAL, "num_key_value_heads": 1, "head_dim": 16, **more}),
 }
 
 

@@ -167,6 +167,13 @@ def test_of_the_layers_of_a_token_only_the_classifier_is_float(tmp_path):
     assert np.abs(logits - wanted).max() < 0.1 * np.abs(wanted).max()
 
 
+def test_the_scale_of_a_last_norm_stays_with_its_rows(tmp_path):
+    folder, _ = imported(tmp_path, "qwen3")
+    exact, native = zoo.pipeline(folder, "fp32", "onnxruntime"), zoo.pipeline(folder, "int8", "native")
+    wanted, logits = (np.concatenate([*pipeline.compute_texts(TEXTS)]) for pipeline in (exact, native))
+    assert np.abs(logits - wanted).max() < 0.1 * np.abs(wanted).max()
+
+
 def test_run_writes_a_line_an_entity(tmp_path):
     folder, theirs = imported(tmp_path)
     (tmp_path / "texts.txt").write_text("the cat\n\nzebra! the zoo?\n")
