@@ -31,7 +31,7 @@ from pipelines.kernels import extension
 
 logger = logging.getLogger(__name__)
 
-VERSION = 8  # of verdicts: bump it when the checks change, or the results of kernels
+VERSION = 9  # of verdicts: bump it when the checks change, or the results of kernels
 SIZES = (1, 2, 8, 128)  # batch sizes that every model is checked at
 BUDGET = 2.0  # seconds until no further batch size is checked; that of the caller always is
 ROUNDING = 1000  # times the difference that optimizations of the reference make; native kernels differ by 40 times it

@@ -22,7 +22,6 @@ from pipelines.kernels.images.operators import same_pads, windows
 from pipelines.kernels.images.steps import (
     ChannelScale,
     FloatActivation,
-    FloatClip,
     FloatCopy,
     FloatDepthwise,
     FloatDifference,
@@ -84,13 +83,7 @@ class FloatValues(Functions):
             return Operand(self._wide(mapped.tensor), float(mapped.scale), mapped.zero)
         if not isinstance(mapped, Pending) or mapped.real is None:
             raise refused(node, "reads a value that has no native float form")
-        x, key = Operand(mapped.real()), ("clip", mapped.real, mapped.low, mapped.high)
-        if mapped.unbounded:
-            return x
-        if key not in self._tensors_of:
-            self._tensors_of[key] = out = self._new_floats(mapped.shape)
-            self.steps.append(FloatClip(x, Operand(out), float(mapped.low), float(mapped.high)))
-        return Operand(self._tensors_of[key])
+        return Operand(self._floats_of(mapped))
 
     def _wide(self, tensor: int) -> int:
         """The tensor of the same bytes whose pixels are 16 bytes apart; those of an image of few channels are 4."""

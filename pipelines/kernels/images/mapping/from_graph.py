@@ -237,7 +237,7 @@ class ImageMapping(Layers):
         """Whether a value is dequantized, or float."""
         mapped = self.values.get(value)
         if isinstance(mapped, Pending):
-            return mapped.real is not None and mapped.unbounded
+            return mapped.real is not None
         return isinstance(mapped, Bytes) and mapped.real and mapped.scale is not None
 
     def _real_results(self, value: ir.Value, offset: int = 0, last: bool = False) -> list[Dequantize]:
@@ -254,7 +254,7 @@ class ImageMapping(Layers):
         place: dict[str, Any] = {"last": last, "offset": offset, "pitch": pitch}
         if isinstance(mapped, Bytes):
             return [Dequantize(mapped.tensor, float(mapped.scale or 0), mapped.zero, **place)]
-        if mapped.joined is not None:
+        if mapped.joined is not None and mapped.unbounded:
             steps = []
             for part in mapped.joined.parts:
                 steps += self._placed(part, last, offset, pitch)
@@ -263,9 +263,9 @@ class ImageMapping(Layers):
                 offset += along * (pitch if mapped.joined.stacks == last else 1)
             return steps
         if mapped.curve is not None:
-            return [Dequantize(mapped.curve[0], 1.0, 0, table=np.asarray(mapped.curve[1], np.float32), **place)]
-        assert mapped.real is not None
-        return [Dequantize(mapped.real(), 1.0, 0, **place)]
+            table = np.clip(mapped.curve[1], np.float32(mapped.low), np.float32(mapped.high))
+            return [Dequantize(mapped.curve[0], 1.0, 0, table=np.asarray(table, np.float32), **place)]
+        return [Dequantize(self._floats_of(mapped), 1.0, 0, **place)]
 
 
 # by ONNX operator; an operator without a rule is a function of single values, or stays float

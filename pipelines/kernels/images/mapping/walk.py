@@ -20,7 +20,7 @@ from pipelines.kernels.images.mapping.qdq import (
     quantized,
     refused,
 )
-from pipelines.kernels.images.steps import Lookup, Pixels, Shape, Step
+from pipelines.kernels.images.steps import FloatClip, Lookup, Operand, Pixels, Shape, Step
 
 
 @dataclass(frozen=True)
@@ -195,6 +195,18 @@ class Walk:
         tensor = self._new(shape)
         self.floats.add(tensor)
         return tensor
+
+    def _floats_of(self, mapped: Pending) -> int:
+        """The tensor of floats of a value, within its bounds."""
+        if mapped.real is None:
+            raise RequestError("a value has no native float form")
+        x, key = mapped.real(), ("clip", mapped.real, mapped.low, mapped.high)
+        if mapped.unbounded:
+            return x
+        if key not in self._tensors_of:
+            self._tensors_of[key] = out = self._new_floats(mapped.shape)
+            self.steps.append(FloatClip(Operand(x), Operand(out), float(mapped.low), float(mapped.high)))
+        return self._tensors_of[key]
 
     def _pixels(self, image: Input, scale: np.float32 | None, zero: int) -> int:
         """The tensor of the input; quantized where it is float."""

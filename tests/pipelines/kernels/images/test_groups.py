@@ -153,6 +153,31 @@ def test_a_detector_is_whole(form: str, tmp_path: Path) -> None:
     assert kinds.count(Dequantize) == 1 + len(SIDES)
 
 
+@pytest.mark.parametrize("form", ["sum", "function", "first part", "function of a part", "whole"])
+def test_results_are_within_bounds(form: str, tmp_path: Path) -> None:
+    """Clip at the end of a network, and in parts of a Concat that are written to their places among the results."""
+    g = Graph(9)
+    (boxes, _), _ = levels(g, quantizes=False)
+    sides = [g.constant(np.float32(bound)) for bound in (-0.2, 0.3)]
+    x = g.add("Tanh", [g.quantize(boxes, 0.02, 120)]) if "function" in form else boxes
+    joined = [g.add("Clip", [x, *sides]) if "part" in form else x, boxes]
+    if form in ("sum", "function"):
+        out = g.add("Clip", [x, *sides])
+    else:
+        out = g.add("Concat", joined, axis=1)
+        out = g.add("Clip", [out, *sides]) if form == "whole" else out
+    check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], out), share=1e-6)
+
+
+def test_a_part_without_a_float_form_is_refused(tmp_path: Path) -> None:
+    """A product of bytes is computed as bytes alone."""
+    g = Graph(9)
+    (a, b), _ = levels(g)
+    out = g.add("Concat", [g.add("Mul", [a, g.quantize(a, 0.04, 100)]), b], axis=1)
+    with pytest.raises(RequestError, match="no native float form"):
+        image_program(io.load(g.save(tmp_path / "m.onnx", [3, 16, 16], out)))
+
+
 @pytest.mark.parametrize("axis", [1, 2, 3, -1])
 def test_softmax_over_any_axis(axis: int, tmp_path: Path) -> None:
     """Over channels, rows and columns of a float value."""

@@ -289,7 +289,7 @@ class Views(FloatValues):
         if not isinstance(view, View) or view.factor != 1 or (view.qparams is not None and not view.real):
             return
         rank, channels = view.index.ndim, self._shape(view.source)[2]
-        real = isinstance(view.source, Bytes) or (view.source.real is not None and view.source.unbounded)
+        real = isinstance(view.source, Bytes) or view.source.real is not None
         if not real or len(view.index) != 1 or rank not in (2, 3, 4):
             return
         parts = [_part(index, channels) for index in (view.index, np.moveaxis(view.index, 1, -1))]
