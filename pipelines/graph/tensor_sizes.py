@@ -78,8 +78,11 @@ def without_links(path: Path) -> bytes | None:
     Returns:
         The model with its data; None where this is not linked, damaged, or too large.
     """
-    model = onnx.load(path, load_external_data=False)
-    if not is_linked(model, path.parent) or fault(model, path.parent) or _bytes(model, path.parent) > WHOLE:
+    try:
+        model = onnx.load(path, load_external_data=False)
+        if not is_linked(model, path.parent) or fault(model, path.parent) or _bytes(model, path.parent) > WHOLE:
+            return None
+    except Exception:  # protobuf raises its own kinds; the engine names the damage
         return None
     embed(model, path.parent)
     return bytes(model.SerializeToString())

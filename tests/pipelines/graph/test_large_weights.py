@@ -170,6 +170,14 @@ def test_weights_in_a_file_with_several_links_are_read(tmp_path, monkeypatch, li
         io.load(snapshot / "m.onnx")
 
 
+@pytest.mark.parametrize("engine", stock.available())
+def test_a_damaged_file_behind_a_link_is_refused_in_one_line(tmp_path, engine):
+    (tmp_path / "blob").write_bytes(b"<html>")
+    (tmp_path / "m.onnx").symlink_to("blob")
+    with pytest.raises(RequestError, match=f"{engine} cannot load .*m.onnx"):
+        stock.open_session(tmp_path / "m.onnx", engine)
+
+
 def test_links_to_files_outside_the_folder_are_refused(tmp_path):
     proto = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g (float[N] x) => (float[N] y) { y = Add(x, W) }'
