@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import http.client
 import os
+import resource
 import signal
 import threading
 import time
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from helpers.serving import RUN, TSV, Server, _children, figure, stopped, wait_until
+
+from zoo.serving.http.server import _stop_accepting
 
 
 def processes(server: Server) -> list[int]:
@@ -62,6 +65,15 @@ def test_a_worker_that_computes_what_nobody_waits_for_is_replaced(
     assert server.ask(RUN, lines[0], TSV)[0] == 200 and server.workers() != workers
     assert any("still computes a request that was dropped 10 seconds ago" in message for message in server.said)
     assert server.end() == 0
+
+
+def test_a_server_without_a_file_left_to_open_ends_all_the_same() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        _stop_accepting(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.mark.parametrize("kept", [True, False])

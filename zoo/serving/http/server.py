@@ -302,11 +302,14 @@ async def _received(channel: socket.socket, messages: asyncio.Queue[Any]) -> Non
 def _stop_accepting(port: int) -> None:
     """Drops the packets to the sockets that listen on a port: what connects waits, and is refused once they are closed.
 
-    A socket that no longer listens would reset the connections in its queue. Where the kernel has no such filters,
-    connections are accepted further.
+    A socket that no longer listens would reset the connections in its queue. Where the kernel has no such filters, or
+    the process no file left to open, connections are accepted further.
     """
     program = ctypes.create_string_buffer(struct.pack("HBBI", *RETURN_NOTHING))
-    for link in list(Path("/proc/self/fd").iterdir()):
+    links: list[Path] = []
+    with contextlib.suppress(OSError):
+        links = list(Path("/proc/self/fd").iterdir())
+    for link in links:
         with contextlib.suppress(OSError), socket.fromfd(int(link.name), socket.AF_INET, socket.SOCK_STREAM) as handle:
             if handle.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and handle.getsockname()[1] == port:
                 handle.setsockopt(socket.SOL_SOCKET, ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
