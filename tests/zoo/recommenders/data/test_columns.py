@@ -473,6 +473,25 @@ def test_numbers_with_other_characters_say_so(tmp_path, written):
     assert inferred.kind == "category" and inferred.why.endswith(expected)
 
 
+@pytest.mark.parametrize("form", ["{:,.2f}", "{:.2f}%"])
+def test_few_numbers_with_other_characters_are_not_called_placeholders(tmp_path, form):
+    values = [form.format(1200.5 + row) if row % 10 == 0 else f"{row % 90:.2f}" for row in range(ROWS)]
+    why = column(tmp_path, "price", values).why
+    assert why.endswith(f"numbers written as {values[0]!r}: to use them as numbers, write them as 1234.5")
+
+
+def test_european_numbers_with_and_without_thousands(tmp_path):
+    values = [f"1.{row % 9}00,50" if row % 10 == 0 else f"{row % 9},25" for row in range(ROWS)]
+    inferred = column(tmp_path, "price", values)
+    assert inferred.kind == "category" and "numbers written as '1.000,50'" in inferred.why
+
+
+def test_groups_of_thousands_are_not_called_decimal_commas(tmp_path):
+    inferred = column(tmp_path, "price", [f"{1000 + 37 * (row % 90):,}" for row in range(ROWS)])
+    assert inferred.kind == "ignored"
+    assert inferred.why.startswith("numbers with a comma before three digits: not read, write 6500 or 6.5 for 6,500")
+
+
 @pytest.mark.parametrize("items", ["1,2", "0.5,7", "10%,20%", "1,234"])
 def test_lists_of_numbers_are_no_numbers_with_other_characters(tmp_path, items):
     values = [",".join(items.split(",")[: 1 + row % 2] + ["9"] * (row % 3)) for row in range(ROWS)]

@@ -148,7 +148,7 @@ def _placeholders(seen: ColumnStatistics) -> str:
 
 def _is_decorated(seen: ColumnStatistics) -> bool:
     """Whether the values are numbers with other characters, such as $1,200.50."""
-    return seen.parsed < MOSTLY * seen.present <= seen.parsed + seen.decorated
+    return seen.decorated > STRAY * seen.present and seen.parsed + seen.decorated + seen.commas >= MOSTLY * seen.present
 
 
 def _number(seen: ColumnStatistics, common: dict[str, Any], why: str = "") -> Column:
@@ -200,7 +200,10 @@ def _unread_texts(seen: ColumnStatistics) -> str:
     if seen.date:
         return "dates, but not in ISO 8601 as 2024-01-31 12:00 is: not read, rows count in the order of the file"
     if 2 * seen.commas > seen.present and seen.commas + seen.parsed >= (1 - STRAY) * seen.present:
-        return "numbers with a decimal comma: not read, write 6.5 for 6,5 (if they are lists, make it categories)"
+        found, example = "numbers with a decimal comma", "6.5 for 6,5"
+        if seen.thousands == seen.commas:
+            found, example = "numbers with a comma before three digits", "6500 or 6.5 for 6,500"
+        return f"{found}: not read, write {example} (if they are lists, make it categories)"
     if seen.weighted >= (1 - STRAY) * seen.present and any(seen.with_separator.values()):
         return "lists of items with weights (t1:0.53|t2:0.10): weights are not supported, write the items alone (t1|t2)"
     return ""

@@ -27,6 +27,7 @@ _FORMS = rf"\p{{Sc}}[\s\pZ]*[+-]?{_AMOUNT}|{_AMOUNT}[\s\pZ]*(%|\p{{Sc}})|{_GROUP
 _DECORATED = rf"^[\s\pZ]*[+-]?({_FORMS})[\s\pZ]*$"
 INFINITY = r"^[+-]?(?i:inf|infinity)$"
 _COMMA = r"^[+-]?\d+,\d+$"  # a number as much of Europe writes it
+_THOUSANDS = r"^[+-]?[1-9]\d{0,2},\d{3}$"  # of these, a number that may have groups of thousands
 _DAY = r"(\d{4}[./-]\d{1,2}[./-]\d{1,2}|\d{1,2}[./-]\d{1,2}[./-]\d{4})"
 _DATE = f"^{_DAY}" r"([T ]\d{1,2}:\d\d(:\d\d)?( ?[AaPp][Mm])?)?$"  # also those that are no ISO 8601
 _ISO = r"^\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:?\d\d)?)?$"
@@ -94,6 +95,7 @@ class ColumnStatistics:
         unparsed: Number of values that are neither.
         strays: The first of these values, up to `STRAYS` distinct ones.
         commas: Number of values with a decimal comma.
+        thousands: Number of these values with three digits behind the comma.
         decorated: Number of values that are numbers with blanks, a currency, a percent sign or groups of thousands.
         example: The first of these values.
         weighted: Number of values that are items with weights, such as t1:0.53|t2:0.10.
@@ -115,7 +117,7 @@ class ColumnStatistics:
         self.whole = self.dated = self.date = self.counting = True
         self.strays: list[str] = []
         self.parsed = self.infinite = self.unparsed = self.commas = self.padded = 0
-        self.decorated = self.weighted = 0
+        self.decorated = self.thousands = self.weighted = 0
         self.example = ""
         self.zeros = self.ones = 0
         self.runs = 1
@@ -164,6 +166,7 @@ class ColumnStatistics:
         self.date = self.date and bool(pc.all(pc.match_substring_regex(texts, _DATE)).as_py())
         if not self.numeric:
             self.commas += pc.sum(pc.match_substring_regex(texts, _COMMA)).as_py()
+            self.thousands += pc.sum(pc.match_substring_regex(texts, _THOUSANDS)).as_py()
             self.weighted += pc.sum(pc.match_substring_regex(texts, _WEIGHTED)).as_py()
             for item in list(self.items):
                 self._add_items(texts, item)
