@@ -31,6 +31,7 @@ from pipelines.rewrites.reshape_chains import ReshapeChains
 
 BATCH = "n"  # name of an axis of samples without one
 NOMINAL = 224  # pixels of a free height or width where none is given
+BROADCASTS = ("Add", "Div", "Max", "Min", "Mul", "Pow", "PRelu", "Sub")
 LEAST = 100  # times as many weights as a rest in float holds are int8
 
 
@@ -154,6 +155,8 @@ class ImageMapping(Layers):
     def _map_known(self, node: ir.Node) -> None:
         if node.domain not in ("", "ai.onnx"):
             raise refused(node, f"of {node.domain} has no native form")
+        if node.op_type in BROADCASTS:
+            self._check_ranks(node)
         if self._is_view(node):
             self._viewed(node)
             return
@@ -171,6 +174,14 @@ class ImageMapping(Layers):
                     raise
             except RequestError:
                 raise error from None
+
+    def _check_ranks(self, node: ir.Node) -> None:
+        """Refuses what moves the axis of samples: values of different ranks, and constants of more axes."""
+        shapes = {value: self._dimensions(value) for value in node.inputs if value is not None}
+        ranks = {len(shape) for shape in shapes.values() if shape is not None}
+        constants = [self.constants.real(value) for value, shape in shapes.items() if shape is None and ranks]
+        if len(ranks) > 1 or any(constant.ndim > max(ranks) for constant in constants if constant is not None):
+            raise refused(node, "has values of different numbers of axes")
 
     def _by_rule(self, node: ir.Node) -> None:
         rule = RULES.get(node.op_type)

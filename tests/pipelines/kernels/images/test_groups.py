@@ -169,6 +169,30 @@ def test_results_are_within_bounds(form: str, tmp_path: Path) -> None:
     check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], out), share=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["Add", "Mul"])
+@pytest.mark.parametrize("form", ["constant", "number", "floats", "bytes"])
+def test_more_axes_move_that_of_samples(form: str, kind: str, tmp_path: Path) -> None:
+    """Tokens [n, 16, C] and a value or constant of four axes, whose first one is not that of the tokens' samples."""
+    g = Graph(10)
+    tokens, axes = patches(g), g.constant(np.array([1]))
+    match form:
+        case "constant":
+            other = g.constant(g.rng.normal(1, 0.1, (1, 1, 1, CHANNELS)).astype(np.float32))
+        case "number":
+            other = g.constant(np.full((1, 1, 1, 1), 0.3, np.float32))
+        case _:
+            other = g.add("Unsqueeze", [g.add("ReduceMean", [tokens], axes=[1]), axes])
+    if form == "bytes":
+        tokens, other = g.quantize(tokens, 0.03, 120), g.quantize(other, 0.03, 120)
+    path = g.save(tmp_path / "m.onnx", [3, 16, 16], g.quantize(g.add(kind, [other, tokens]), 0.03, 120), batch=1)
+    try:
+        remainder = image_program(io.load(path)).rest
+    except RequestError as error:
+        assert "different numbers of axes" in str(error)
+    else:
+        assert kind.encode() in remainder
+
+
 def test_a_part_without_a_float_form_is_refused(tmp_path: Path) -> None:
     """A product of bytes is computed as bytes alone."""
     g = Graph(9)
