@@ -106,7 +106,7 @@ def not_utf8(name: str | Path, error: UnicodeDecodeError) -> str:
         error: Error of its first bytes.
     """
     if b"\0" in error.object and not error.object.startswith(UTF_16):
-        return f"{name} holds no text (it has bytes of value 0), expected text in UTF-8"
+        return f"{name} has bytes of value 0, as binary files and UTF-16 without its mark have; expected text in UTF-8"
     if error.object.startswith(UTF_16) and b"\0" in error.object[:4]:
         problem, encoding = "UTF-16", "UTF-16"
     else:

@@ -258,7 +258,10 @@ def test_what_nothing_is_learned_from_says_what_to_do(tmp_path, value, kind, why
             "label,x\n1,\xff\n0,2\n",
             "log.csv is not UTF-8 (byte 0xff); expected UTF-8; convert it: iconv -f WINDOWS-1252",
         ),
-        ("\xea\0\1\x80", "log.csv holds no text (it has bytes of value 0), expected text in UTF-8"),
+        (
+            "\xea\0\1\x80",
+            "log.csv has bytes of value 0, as binary files and UTF-16 without its mark have; expected text in UTF-8",
+        ),
         ("label,x\n1,2\n0,2,3\n", "Row #3: Expected 2 columns, got 3: 0,2,3 (--on-error skip leaves such rows out)"),
         ("\xff\xfel\0a\0b\0\n\0", "log.csv is UTF-16; expected UTF-8; convert it: iconv -f UTF-16 -t UTF-8"),
         ("PK\x03\x04\x14\0", "a zip archive or a workbook of Excel; unzip it, or save it as CSV; expected CSV, TSV"),
