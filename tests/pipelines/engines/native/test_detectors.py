@@ -115,14 +115,14 @@ def test_choices_of_boxes_are_the_remainder(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_sum_of_maps_in_float_is_native(tmp_path: Path) -> None:
-    """A function of it is not: it goes with what goes on."""
+    """With the Relu behind it."""
     g, _, heads = detector(1.0)
     total = g.add("Relu", [g.add("Add", heads)])
     out = g.add("Reshape", [total, g.constant(np.array([0, 9, -1]))])
     g.ranks[out] = 3
     path = g.save(tmp_path / "m.onnx", SHAPE, out)
     agree(path)
-    assert images.form(path)["rest"] == {"Relu": 1, "Reshape": 1}
+    assert "rest" not in images.form(path)
 
 
 @pytest.mark.parametrize("changed", ["parts", "shape", "rest", "outputs"])
