@@ -294,9 +294,10 @@ def finish(folder, modules):
     from safetensors.torch import save_file
 
     tokenizer = text_models.tokenizer()
+    tokenizer.add_special_tokens(text_models.SPECIAL)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"})
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]", "mask_token": "[MASK]"})
     )
     listed = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
     for i, (kind, about) in enumerate(modules or (), 1):

@@ -16,7 +16,18 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-OF_LAYERS = ("bert", "ernie", "distilbert", "nomic_bert", "new")  # networks whose head has the activation of layers
+OF_LAYERS = (  # networks whose head has the activation of layers
+    "bert",
+    "ernie",
+    "distilbert",
+    "nomic_bert",
+    "new",
+    "albert",
+    "deberta-v2",
+    "roformer",
+)
+BARE = ("eurobert",)  # networks whose head is the decoder alone
+UNBIASED = ("nomic_bert", "eurobert")  # networks whose decoder may have no bias
 
 
 class Names(NamedTuple):
@@ -28,27 +39,25 @@ class Names(NamedTuple):
     bias: str
 
 
+def _within(prefix: str, transform: str, norm: str) -> Names:
+    """Returns the names of a head whose layers are all within `prefix`."""
+    return Names(f"{prefix}.{transform}dense", f"{prefix}.{transform}{norm}", f"{prefix}.decoder", f"{prefix}.bias")
+
+
 NAMES = (
-    Names(  # BERT, ERNIE
-        "cls.predictions.transform.dense",
-        "cls.predictions.transform.LayerNorm",
-        "cls.predictions.decoder",
-        "cls.predictions.bias",
-    ),
-    Names(  # Nomic-BERT
-        "cls.predictions.transform.dense",
-        "cls.predictions.transform.layer_norm",
-        "cls.predictions.decoder",
-        "cls.predictions.bias",
-    ),
-    Names("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),  # RoBERTa, MPNet
-    Names("lm_head.dense", "lm_head.norm", "lm_head.decoder", "lm_head.decoder.bias"),  # GTE
+    _within("cls.predictions", "transform.", "LayerNorm"),  # BERT, ERNIE, RoFormer, DeBERTa
+    _within("cls.predictions", "transform.", "layer_norm"),  # Nomic-BERT
+    _within("lm_head", "", "layer_norm"),  # RoBERTa, MPNet, GTE of transformers
+    _within("lm_head", "", "norm"),  # GTE of custom code
+    _within("predictions", "", "LayerNorm"),  # ALBERT
+    _within("lm_predictions.lm_head", "", "LayerNorm"),  # DeBERTa that is not "legacy"
     Names("vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"),  # DistilBERT
     Names(  # ELECTRA
         "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head", "generator_lm_head.bias"
     ),
     Names("head.dense", "head.norm", "decoder", "decoder.bias"),  # ModernBERT
 )
+DECODER = Names("", "", "lm_head", "lm_head.bias")  # EuroBERT
 
 
 class MaskedLanguageHead(Head):
@@ -64,24 +73,31 @@ class MaskedLanguageHead(Head):
         return super().activation(config) or ConfigFile(config).activation()
 
     def weights(self, store: HeadWeights, config: ModelConfig) -> None:
-        """See `Head`: "transform", "transform_norm" and "decoder".
+        """See `Head`: "transform" and "transform_norm", which `BARE` networks lack, and "decoder".
 
         Args:
             store: Where they are taken from, and gathered.
             config: Configuration of the network.
         """
-        names = next((names for names in NAMES if f"{names.norm}.weight" in store.tensors), NAMES[0])
         width = config.embedding or config.width
-        store.linear("transform", names.dense, width, config.width)
-        store.norm("transform_norm", names.norm, width)
+        if config.kind in BARE:
+            names: Names | None = DECODER
+        else:
+            names = next((names for names in NAMES if f"{names.norm}.weight" in store.tensors), None)
+        if names is None:
+            store.errors.append(f"no head of a masked language model, such as {NAMES[0].norm}.weight")
+            return
+        if names.dense:
+            store.linear("transform", names.dense, width, config.width)
+            store.norm("transform_norm", names.norm, width)
         if f"{names.decoder}.weight" in store.tensors:
             store.take("decoder.weight", f"{names.decoder}.weight", config.vocabulary, width)
         else:  # tied to the embedding
             store.weights["decoder.weight"] = store.network["token.weight"]
         bias = names.bias if names.bias in store.tensors else f"{names.decoder}.bias"
-        if bias in store.tensors or config.kind != "nomic_bert":
+        if bias in store.tensors or config.kind not in UNBIASED:
             store.take("decoder.bias", bias, config.vocabulary)
-        else:  # its custom code has none
+        else:
             store.weights["decoder.bias"] = np.zeros(config.vocabulary, np.float32)
 
     def transform(self, writer: Any, hidden: ir.Value, result: str = "") -> ir.Value:
@@ -95,6 +111,8 @@ class MaskedLanguageHead(Head):
         Returns:
             float32 [batch, tokens, columns of the decoder].
         """
+        if "transform.weight" not in writer.weights:
+            return writer.add("Identity", [hidden], result) if result else hidden  # type: ignore[no-any-return]
         x = writer.activate(writer.linear(hidden, "transform"), "transform", writer.config.head_activation)
         rows: ir.Value = writer.norm(x, "transform_norm", result)
         return rows

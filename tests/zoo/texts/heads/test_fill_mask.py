@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the train extra")
 transformers = pytest.importorskip("transformers", reason="the originals are its models")
 
-from helpers import text_models  # noqa: E402
+from helpers import text_models, text_networks  # noqa: E402
 
 import zoo  # noqa: E402
 from pipelines.core.errors import RequestError  # noqa: E402
@@ -40,6 +40,39 @@ def test_tokens_are_those_of_transformers(tmp_path, kind):
     for fills, wanted in zip(ours(two, top_k=3)[0], theirs(two, top_k=3), strict=True):
         same(fills, wanted)
     same(ours(TEXTS[0], targets=["cat", "b", "the"])[0], theirs(TEXTS[0], targets=["cat", "b", "the"]))
+
+
+NETWORKS = {  # with other activations than that of their heads
+    **{kind: {"hidden_act": "relu"} for kind in ("albert", "deberta-v3", "xlm-roberta-xl", "eurobert")},
+    "jina_embeddings_v3": {"hidden_act": "relu"},
+    "roformer": {},
+    "gte": {},
+    "nomic_bert": {},
+    "deberta-v3 of its authors": {"hidden_act": "gelu_new", "legacy": False},
+}
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_every_architecture_has_its_head(tmp_path, kind):
+    base = text_networks.CONFIGS[kind.partition(" ")[0]]
+    values = {**base, **NETWORKS[kind], "architectures": ["AnyForMaskedLM"]}
+    network = text_networks.write(tmp_path / "theirs", values, None)
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    ours = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime")
+    tokens = ours.tokenize([(TEXTS[2],)])
+    scores, places = ours.probabilities(ours.compute(tokens), tokens)
+    with text_networks.torch.no_grad():
+        ids = text_networks.torch.tensor(tokens.ids[None].astype(np.int64))
+        logits = network(input_ids=ids, attention_mask=ids * 0 + 1).logits[0, places]
+    assert np.abs(scores - logits.softmax(-1).numpy()).max() < 1e-5
+
+
+def test_a_file_without_the_head_is_refused(tmp_path):
+    values = {**text_networks.CONFIGS["albert"], "architectures": ["AlbertModel"]}
+    text_networks.write(tmp_path / "theirs", values, None)
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps({**values, "architectures": ["AlbertForMaskedLM"]}))
+    with pytest.raises(RequestError, match="no head of a masked language model, such as cls.pred"):
+        zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
 
 
 def test_a_network_with_a_pooling_is_a_sentence_encoder(tmp_path):
