@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from pipelines.graph import edit, query
@@ -14,11 +15,13 @@ class FuseLinear(Rewrite):
     For a 2-D x, a constant 2-D W and a constant b of one row. A ReLU after it does not change, because engines fuse it
     by themselves (float or int8). Does not fire if the product has another reader, x is not known to be 2-D, or b
     varies along the batch.
+
+    The factors of a Gemm move into its constants: alpha x W + beta b = x (alpha W) + (beta b), for a b of one row.
     """
 
     def rewrite(self, model: ir.Model) -> int:
-        """Fuses every MatMul that an Add of a constant row follows."""
-        count = 0
+        """Fuses every MatMul that an Add of a constant row follows, and folds the factors of every Gemm."""
+        count = sum(self._fold_factors(model.graph, node) for node in model.graph if node.op_type == "Gemm")
         for matmul in [node for node in model.graph if node.op_type == "MatMul"]:
             x, weight = matmul.inputs
             w = query.constant(weight)
@@ -44,3 +47,25 @@ class FuseLinear(Rewrite):
             ir.convenience.replace_nodes_and_values(model.graph, add, [matmul, add], [gemm], [result], gemm.outputs)
             count += 1
         return count
+
+    @staticmethod
+    def _fold_factors(graph: ir.Graph, gemm: ir.Node) -> int:
+        """Folds alpha and beta into the constants of a Gemm; returns whether it did."""
+        alpha, beta = (gemm.attributes.get_float(key, 1.0) for key in ("alpha", "beta"))
+        arrays = [query.constant(value) for value in gemm.inputs[1:]]
+        columns = gemm.attributes.get_int("transB", 0) - 1
+        if (alpha, beta) == (1, 1) or any(array is None or array.dtype.kind != "f" for array in arrays):
+            return 0
+        weight, *biases = (array for array in arrays if array is not None)
+        if any(size != 1 for bias in biases for size in bias.shape[:-1]):
+            return 0
+        changed = [(1, "weight", weight * weight.dtype.type(alpha))]
+        for bias in biases:
+            row = np.broadcast_to(bias.ravel(), weight.shape[columns]) * bias.dtype.type(beta)
+            changed.append((2, "bias", np.ascontiguousarray(row)))
+        for position, kind, array in changed:
+            made = edit.initializer(graph, f"{gemm.outputs[0].name}.{kind}", array)
+            gemm.replace_input_with(position, made)
+        for key in ("alpha", "beta"):
+            gemm.attributes.pop(key, None)
+        return 1

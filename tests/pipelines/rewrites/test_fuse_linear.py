@@ -79,3 +79,18 @@ def test_fuse_linear_near_misses(normal, text, weights, feeds, reason):
     report = rewritten(net, FuseLinear(), exact=True, **({"x": normal(4, 3)} | feeds))
     assert ops(net) == kept and report.fired("FuseLinear") == 0
     assert list(reasons(report, "FuseLinear").values()) == ([] if reason is None else [reason])
+
+
+@pytest.mark.parametrize("bias", [(2,), (1, 2), (1,), ()])
+def test_factors_of_a_gemm_move_into_its_constants(normal, bias):
+    text = "(float[n,3] x) => (float[n,2] y) { y = Gemm<alpha=0.5, beta=2.0, transB=1>(x, w, b) }"
+    net = model(text, w=normal(2, 3), b=normal(*bias))
+    assert rewritten(net, FuseLinear(), x=normal(4, 3)).fired("FuseLinear") == 1
+    assert not {"alpha", "beta"} & set(net.graph[0].attributes)
+    assert query.constant(net.graph[0].inputs[2]).shape == (2,)
+
+
+def test_factors_of_a_gemm_stay_where_its_addend_varies_along_the_batch(normal):
+    text = "(float[4,3] x) => (float[4,2] y) { y = Gemm<alpha=0.5>(x, w, b) }"
+    net = model(text, w=normal(3, 2), b=normal(4, 2))
+    assert rewritten(net, FuseLinear(), x=normal(4, 3)).fired("FuseLinear") == 0

@@ -32,12 +32,19 @@ class Layers(Attentions):
     """A walk that knows the layers with weights of 8 bits, sums and pools."""
 
     def _layer(
-        self, node: ir.Node, x: Bytes, weight: Array, w_scale: Array, bias: ir.Value | None, **geometry: Any
+        self,
+        node: ir.Node,
+        x: Bytes,
+        weight: Array,
+        w_scale: Array,
+        bias: ir.Value | None,
+        beta: float = 1.0,
+        **geometry: Any,
     ) -> None:
-        """A convolution: weight int8 [O, kh, kw, I]."""
+        """A convolution: weight int8 [O, kh, kw, I]; beta: factor of the bias."""
         assert x.scale is not None
         scales = x.scale * np.broadcast_to(w_scale.astype(np.float32).ravel(), len(weight))
-        biases = int32_bias(node, bias, scales, len(weight))
+        biases = int32_bias(node, bias if beta else None, scales / np.float32(beta or 1), len(weight))
         biases -= x.zero * weight.astype(np.int64).sum(axis=(1, 2, 3))
         if np.abs(biases).max() >= 2**31:
             raise refused(node, "can overflow 32 bits")
@@ -117,14 +124,12 @@ class Layers(Attentions):
 
     def _gemm(self, node: ir.Node) -> None:
         attributes = node.attributes
-        if (
-            any(attributes.get_float(key, 1.0) != 1.0 for key in ("alpha", "beta"))
-            or attributes.get_int("transA", 0) != 0
-        ):
-            raise refused(node, "has an alpha or beta, or a transposed input")
+        alpha, beta = (attributes.get_float(key, 1.0) for key in ("alpha", "beta"))
+        if attributes.get_int("transA", 0) != 0 or alpha == 0:
+            raise refused(node, "has a transposed input, or an alpha of 0")
         turned = attributes.get_int("transB", 0) == 1
         weight, scale = int8_weight(node, 0 if turned else 1)
-        self._connected(node, weight if turned else weight.T, scale, input_at(node, 2))
+        self._connected(node, weight if turned else weight.T, scale * np.float32(alpha), input_at(node, 2), beta)
 
     def _matmul(self, node: ir.Node) -> None:
         is_input = isinstance(self.values.get(data_input(node)), Input)
@@ -134,19 +139,19 @@ class Layers(Attentions):
         weight, scale = int8_weight(node, 1)
         self._connected(node, weight.T, scale, None)
 
-    def _connected(self, node: ir.Node, weight: Array, scale: Array, bias: ir.Value | None) -> None:
-        """weight: int8 [O, K]."""
+    def _connected(self, node: ir.Node, weight: Array, scale: Array, bias: ir.Value | None, beta: float = 1.0) -> None:
+        """weight: int8 [O, K]; beta: factor of the bias."""
         x = self._read(node)
         height, width, channels = self.tensors[x.tensor]
         if x.last and not x.flat and node.op_type == "MatMul" and weight.shape[1:] == (channels,):  # of each pixel
-            self._layer(node, x, np.ascontiguousarray(weight)[:, None, None], scale, bias)
+            self._layer(node, x, np.ascontiguousarray(weight)[:, None, None], scale, bias, beta)
             return
         if not x.flat or weight.ndim != 2 or weight.shape[1] != height * width * channels:
             raise refused(node, "does not read a whole flattened tensor")
         cut = weight.reshape(len(weight), height, width, channels) if x.last else None
         if cut is None:
             cut = weight.reshape(len(weight), channels, height, width).transpose(0, 2, 3, 1)
-        self._layer(node, x, np.ascontiguousarray(cut), scale, bias)
+        self._layer(node, x, np.ascontiguousarray(cut), scale, bias, beta)
 
     def _add(self, node: ir.Node) -> None:
         if self._by_constant(node):

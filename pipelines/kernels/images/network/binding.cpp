@@ -245,7 +245,7 @@ void bind_image_network(nb::module_ &module) {
                  n.interpolation(operand_of(x), operand_of(out), taps_of(rows, row_weights), taps_of(columns, column_weights));
              }, "x"_a, "out"_a, "rows"_a, "row_weights"_a, "columns"_a, "column_weights"_a)
         .def("float_depthwise", float_depthwise, "x"_a, "out"_a, "weight"_a, "bias"_a, "strides"_a, "pads"_a, "dilations"_a)
-        .def("sampling", &BoundNetwork::sampling, "x"_a, "grid"_a, "out"_a, "groups"_a, "linear"_a, "border"_a, "align"_a)
+        .def("sampling", &BoundNetwork::sampling, "x"_a, "grid"_a, "out"_a, "groups"_a, "taps"_a, "outside"_a, "align"_a)
         .def("pixel_sums", &BoundNetwork::pixel_sums, "x"_a, "out"_a, "places"_a)
         .def("float_difference", [](BoundNetwork &n, const Operands &a, const Operands &b, const Operands &out) {
                  n.float_difference(operand_of(a), operand_of(b), operand_of(out));

@@ -114,7 +114,7 @@ class Network {
     void float_clip(Operand x, Operand out, float low, float high);
     void response_gate(Operand x, Operand out, float epsilon);  // out: floats
     // Of floats: pixels of x at coordinates from -1 to 1, `grid` [height, width, 2]; rows of x, grid and out are in so many groups
-    void sampling(int64_t x, int64_t grid, int64_t out, int64_t groups, bool linear, bool border, bool align);
+    void sampling(int64_t x, int64_t grid, int64_t out, int64_t groups, int64_t taps, const std::string &outside, bool align);
     // Of floats: places: as many of each pixel of out
     void pixel_sums(int64_t x, int64_t out, const std::vector<int64_t> &places);
     // weight [rows, columns, channels]

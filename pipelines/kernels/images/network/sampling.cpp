@@ -7,48 +7,91 @@
 namespace zoo {
 namespace {
 
-// A coordinate from [-1, 1] in pixels, within two of the tensor (or NaN), or at its border.
-float coordinate(float g, int64_t size, bool border, bool align) {
+constexpr float kFarthest = 1 << 22;  // pixels outside that are reflected
+
+enum class Outside { kZeros, kBorder, kReflection };
+
+// A coordinate from [-1, 1] in pixels (or NaN), bounded where pixels further outside are the same, or by kFarthest.
+float coordinate(float g, int64_t size, int64_t taps, Outside outside, bool align) {
     const auto count = static_cast<float>(size);
     const float x = align ? (g + 1.0f) / 2.0f * (count - 1.0f) : ((g + 1.0f) * count - 1.0f) / 2.0f;
-    const float low = border ? 0.0f : -2.0f, high = border ? count - 1.0f : count + 1.0f;
+    const bool at_border = outside == Outside::kBorder && taps <= 2;
+    float low = at_border ? 0.0f : -3.0f, high = at_border ? count - 1.0f : count + 2.0f;
+    if (outside == Outside::kReflection) low = -kFarthest, high = kFarthest;
     return x < low ? low : x > high ? high : x;
 }
 
 // The place of a floor or of a rounded coordinate; outside for NaN.
-int64_t place(float x) { return x == x ? static_cast<int64_t>(x) : -2; }
+int64_t place(float x) { return x == x ? static_cast<int64_t>(x) : -3; }
+
+// A place reflected at the borders of an axis: at the centres of the outer pixels if `align`.
+int64_t reflected(int64_t x, int64_t size, bool align) {
+    const int64_t period = std::max<int64_t>(2 * (size - align), 1), within = (x % period + period) % period;
+    return std::min(within, period - 1 + align - within);
+}
+
+// The weights of the pixels around a place at a part of the distance between two of them.
+void weigh(float part, int64_t taps, float *weights) {
+    if (taps == 2) {
+        weights[0] = 1.0f - part, weights[1] = part;
+        return;
+    }
+    constexpr float a = -0.75f;
+    const auto far = [](float x) { return ((a * x - 5.0f * a) * x + 8.0f * a) * x - 4.0f * a; };
+    const auto near = [](float x) { return ((a + 2.0f) * x - (a + 3.0f)) * x * x + 1.0f; };
+    weights[0] = far(part + 1.0f), weights[1] = near(part), weights[2] = near(1.0f - part), weights[3] = far(2.0f - part);
+}
+
+// Sums of floats times their weights, in order.
+void add_weighed(const float *weights, const float *const *xs, int64_t taps, int64_t n, float *to) {
+    if (taps == 2) {
+        for (int64_t k = 0; k < n; ++k) to[k] = weights[0] * xs[0][k] + weights[1] * xs[1][k];
+        return;
+    }
+    for (int64_t k = 0; k < n; ++k) to[k] = weights[0] * xs[0][k] + weights[1] * xs[1][k] + weights[2] * xs[2][k] + weights[3] * xs[3][k];
+}
 
 }  // namespace
 
-void Network::sampling(int64_t x, int64_t grid, int64_t out, int64_t groups, bool linear, bool border, bool align) {
+void Network::sampling(int64_t x, int64_t grid, int64_t out, int64_t groups, int64_t taps, const std::string &outside, bool align) {
+    require(outside == "zeros" || outside == "border" || outside == "reflection", "a sampling");
+    const Outside beyond = outside == "zeros" ? Outside::kZeros : outside == "border" ? Outside::kBorder : Outside::kReflection;
+    require(taps == 1 || taps == 2 || taps == 4, "a sampling");
     const Tensor &from = at(known(x, true, true)), &places = at(known(grid, true, true)), &to = at(known(out, false, true));
     require(groups >= 1 && from.height % groups == 0 && to.height % groups == 0 && from.channels == to.channels, "a sampling");
     require(places.height == to.height && places.width == to.width && places.channels == 2, "a sampling");
     const int64_t height = from.height / groups, rows = to.height / groups, pixel = round_up(to.channels, 16);
     const std::vector<float> zeros(static_cast<size_t>(pixel));
     step(out, {x, grid}, to.height, [=](const Sample &s, int64_t begin, int64_t end) {
+        Buffer<float> sums(taps * pixel);
         for (int64_t y = begin; y < end; ++y) {
             const int64_t top = y / rows * height, width = at(x).width;
             const auto read = [&](int64_t row, int64_t column) {
-                const bool outside = row < 0 || row >= height || column < 0 || column >= width;
-                if (outside && !border) return zeros.data();
+                if (beyond == Outside::kReflection) row = reflected(row, height, align), column = reflected(column, width, align);
+                const bool is_outside = row < 0 || row >= height || column < 0 || column >= width;
+                if (is_outside && beyond == Outside::kZeros) return zeros.data();
                 row = std::clamp<int64_t>(row, 0, height - 1), column = std::clamp<int64_t>(column, 0, width - 1);
                 return reinterpret_cast<const float *>(s.pixel(at(x), top + row, column));
             };
             for (int64_t column = 0; column < at(out).width; ++column) {
                 const auto *g = reinterpret_cast<const float *>(s.pixel(at(grid), y, column));
                 auto *target = reinterpret_cast<float *>(s.pixel(at(out), y, column));
-                const float across = coordinate(g[0], width, border, align), down = coordinate(g[1], height, border, align);
-                if (!linear) {
+                const float across = coordinate(g[0], width, taps, beyond, align), down = coordinate(g[1], height, taps, beyond, align);
+                if (taps == 1) {
                     std::copy_n(read(place(std::nearbyint(down)), place(std::nearbyint(across))), pixel, target);
                     continue;
                 }
                 const float left = std::floor(across), upper = std::floor(down);
-                const float right_part = across - left, left_part = 1.0f - right_part, lower_part = down - upper, upper_part = 1.0f - lower_part;
-                const int64_t i = place(upper), j = place(left);
-                const float *a = read(i, j), *b = read(i, j + 1), *c = read(i + 1, j), *d = read(i + 1, j + 1);
-                for (int64_t k = 0; k < pixel; ++k)
-                    target[k] = upper_part * (left_part * a[k] + right_part * b[k]) + lower_part * (left_part * c[k] + right_part * d[k]);
+                const int64_t i = place(upper) - taps / 2 + 1, j = place(left) - taps / 2 + 1;
+                float row_weights[4], column_weights[4];
+                weigh(across - left, taps, row_weights), weigh(down - upper, taps, column_weights);
+                const float *xs[4], *rows_of[4];
+                for (int64_t tap = 0; tap < taps; ++tap) {
+                    for (int64_t k = 0; k < taps; ++k) xs[k] = read(i + tap, j + k);
+                    rows_of[tap] = sums.data() + tap * pixel;
+                    add_weighed(row_weights, xs, taps, pixel, sums.data() + tap * pixel);
+                }
+                add_weighed(column_weights, rows_of, taps, pixel, target);
             }
         }
     });

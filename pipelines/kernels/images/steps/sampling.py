@@ -16,23 +16,25 @@ if TYPE_CHECKING:
     from pipelines.kernels._native import ImageNetwork
     from pipelines.kernels.images.program import ImageProgram
 
+OUTSIDE = ("zeros", "border", "reflection")
+FARTHEST = 2**22  # pixels outside that are reflected
+
 
 @dataclass(frozen=True)
 class Sampling(Step):
     """Pixels of x at the places of a grid (GridSample of ONNX), each operation rounded.
 
-    Coordinates g from -1 to 1 are ((g + 1) size - 1) / 2 pixels or, if `align`, (g + 1) / 2 (size - 1). With a, b, c, d
-    the four pixels around a place, at parts p of a row and q of a column:
-
-        (1 - q) ((1 - p) a + p b) + q ((1 - p) c + p d)
+    Coordinates g from -1 to 1 are ((g + 1) size - 1) / 2 pixels or, if `align`, (g + 1) / 2 (size - 1). The result is
+    the sum over rows, by the weights of a column's part q, of the sums of their pixels, by those of a row's part p;
+    weights of a part are 1 - p and p, or the four of a cubic function with a = -0.75 (Keys 1981).
 
     Attributes:
         x: Number of the float tensor that is read; its rows are `groups` of as many.
         grid: Number of the float tensor of places across and down, [height, width, 2].
         out: Number of the float tensor that is written, of the grid's height and width; its rows are `groups`.
         groups: Number of groups.
-        linear: Whether to interpolate; else the nearest pixel is taken, half to even.
-        border: Whether pixels outside are those of the border; else they are 0.
+        taps: Pixels of a row and of a column that are weighed: 1 (the nearest, half to even), 2 (linear) or 4 (cubic).
+        outside: One of `OUTSIDE`: pixels outside are 0, those of the border, or reflected at it.
         align: Whether -1 and 1 are the centres of the first and last pixel.
     """
 
@@ -40,8 +42,8 @@ class Sampling(Step):
     grid: int
     out: int
     groups: int = 1
-    linear: bool = True
-    border: bool = False
+    taps: int = 2
+    outside: str = "zeros"
     align: bool = False
     method: ClassVar[str] = "sampling"
 
@@ -49,6 +51,7 @@ class Sampling(Step):
         """See `Step`."""
         shape = program.read(self, self.x, written, floats=True)
         grid = program.read(self, self.grid, written, floats=True)
+        fits(self, self.taps in (1, 2, 4) and self.outside in OUTSIDE)
         fits(self, self.groups >= 1 and shape[0] % self.groups == grid[0] % self.groups == 0 and grid[2] == 2)
         fits(self, program.write(self, self.out, written, floats=True) == (*grid[:2], shape[2]))
 
@@ -61,23 +64,42 @@ class Sampling(Step):
         x, grid = run.tensors[self.x], run.tensors[self.grid]
         x, grid = (array.reshape(self.groups, -1, *array.shape[1:]) for array in (x, grid))
         across, down = (self._coordinate(grid[..., axis], x.shape[2 - axis]) for axis in (0, 1))
-        if self.linear:
-            left, upper = np.floor(across), np.floor(down)
-            p, q = (across - left)[..., None], (down - upper)[..., None]
-            i, j, one = _place(upper), _place(left), np.float32(1)
-            (a, b), (c, d) = ([self._read(x, i + row, j + column) for column in (0, 1)] for row in (0, 1))
-            with np.errstate(invalid="ignore"):
-                pixels = (one - q) * ((one - p) * a + p * b) + q * ((one - p) * c + p * d)
-        else:
+        if self.taps == 1:
             pixels = self._read(x, _place(np.rint(down)), _place(np.rint(across)))
+        else:
+            left, upper = np.floor(across), np.floor(down)
+            first, near = self.taps // 2 - 1, np.arange(self.taps)
+            i, j = ([place - first + tap for tap in near] for place in (_place(upper), _place(left)))
+            p, q = self._weights((across - left)[..., None]), self._weights((down - upper)[..., None])
+            with np.errstate(invalid="ignore"):
+                rows = [_weighed(p, [self._read(x, row, column) for column in j]) for row in i]
+                pixels = _weighed(q, rows)
         run.tensors[self.out] = pixels.reshape(-1, *pixels.shape[2:])
 
+    def _weights(self, part: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+        """The weights of the pixels around a place at a part of the distance between two of them."""
+        if self.taps == 2:
+            return [np.float32(1) - part, part]
+        a, one, two = np.float32(-0.75), np.float32(1), np.float32(2)
+
+        def far(x: NDArray[np.float32]) -> NDArray[np.float32]:
+            return np.asarray(((a * x - np.float32(5) * a) * x + np.float32(8) * a) * x - np.float32(4) * a)
+
+        def near(x: NDArray[np.float32]) -> NDArray[np.float32]:
+            return np.asarray(((a + two) * x - (a + np.float32(3))) * x * x + one)
+
+        with np.errstate(invalid="ignore"):
+            return [far(part + one), near(part), near(one - part), far(two - part)]
+
     def _coordinate(self, g: NDArray[np.float32], size: int) -> NDArray[np.float32]:
-        """Coordinates in pixels, within two of the tensor (or NaN), or at its border."""
+        """Coordinates in pixels (or NaN), bounded where pixels further outside are the same, or by `FARTHEST`."""
         one, two, count = np.float32(1), np.float32(2), np.float32(size)
         with np.errstate(invalid="ignore", over="ignore"):
             x = (g + one) / two * (count - one) if self.align else ((g + one) * count - one) / two
-            low, high = (np.float32(0), count - one) if self.border else (-two, count + one)
+            low, high = np.float32(-FARTHEST), np.float32(FARTHEST)
+            if self.outside != "reflection":
+                at_border = self.outside == "border" and self.taps <= 2
+                low, high = (np.float32(0), count - one) if at_border else (-two - one, count + two)
             return np.where(x < low, low, np.where(x > high, high, x))
 
     def _read(self, x: Array, row: NDArray[np.int64], column: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -85,24 +107,40 @@ class Sampling(Step):
         height, width = x.shape[1:3]
         outside = (row < 0) | (row >= height) | (column < 0) | (column >= width)
         group = np.arange(len(x)).reshape(-1, 1, 1)
+        if self.outside == "reflection":
+            row, column = self._reflected(row, height), self._reflected(column, width)
         pixels = x[group, np.clip(row, 0, height - 1), np.clip(column, 0, width - 1)]
-        return pixels if self.border else np.where(outside[..., None], np.float32(0), pixels)
+        return np.where(outside[..., None], np.float32(0), pixels) if self.outside == "zeros" else pixels
+
+    def _reflected(self, place: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+        """Places reflected at the borders of an axis: at the centres of the outer pixels if `align`."""
+        period = max(2 * (size - self.align), 1)
+        place = place % period
+        return np.minimum(place, period - 1 + self.align - place)
 
     def packed(self, packing: Packing) -> tuple[Any, ...]:
         """See `Step`."""
-        return self.x, self.grid, self.out, self.groups, self.linear, self.border, self.align
+        return self.x, self.grid, self.out, self.groups, self.taps, self.outside, self.align
 
     @staticmethod
     def add_to(
-        network: ImageNetwork, x: int, grid: int, out: int, groups: int, linear: bool, border: bool, align: bool
+        network: ImageNetwork, x: int, grid: int, out: int, groups: int, taps: int, outside: str, align: bool
     ) -> None:
         """See `Step`."""
-        network.sampling(x=x, grid=grid, out=out, groups=groups, linear=linear, border=border, align=align)
+        network.sampling(x=x, grid=grid, out=out, groups=groups, taps=taps, outside=outside, align=align)
 
 
 def _place(x: NDArray[np.float32]) -> NDArray[np.int64]:
     """Places of whole coordinates; NaN is outside."""
-    return np.where(np.isnan(x), np.float32(-2), x).astype(np.int64)
+    return np.where(np.isnan(x), np.float32(-3), x).astype(np.int64)
+
+
+def _weighed(weights: Sequence[NDArray[np.float32]], pixels: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """The sum of pixels times their weights, in order."""
+    total = weights[0] * pixels[0]
+    for weight, pixel in zip(weights[1:], pixels[1:], strict=True):
+        total = total + weight * pixel
+    return total
 
 
 @dataclass(frozen=True, eq=False)

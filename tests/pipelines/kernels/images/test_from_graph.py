@@ -486,6 +486,14 @@ def test_a_graph_may_end_with_a_mean_or_a_sigmoid(end: str, tmp_path: Path) -> N
     same_as_onnxruntime(g, out, [3, 6, 5], tmp_path, atol=1e-5)
 
 
+@pytest.mark.parametrize("factors", [{"alpha": 0.5}, {"alpha": -2.0, "beta": 0.25}, {"beta": 0.0}])
+def test_factors_of_a_gemm_are_a_part_of_its_scales_and_biases(factors: dict[str, float], tmp_path: Path) -> None:
+    g = Graph()
+    flat = g.add("Flatten", [g.quantize("image", 0.02, 120)])
+    g.flat = g.layer("Gemm", flat, (8, 3 * 6 * 5), 0.02, transB=1, **factors)
+    same_as_onnxruntime(g, g.flat, [3, 6, 5], tmp_path, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("sizes", "why"),
     [([-1, 4], "reshapes a float value"), ([1, -1], "reshapes a float value"), ([-1, 8], ""), ([0, -1], "")],

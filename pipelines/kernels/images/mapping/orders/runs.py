@@ -18,6 +18,7 @@ from pipelines.kernels.images.mapping.walk import Bytes, Pending
 from pipelines.kernels.images.steps import GroupLinear, Operand, PixelSums, Sampling, Softmax, Step
 
 FEW = 1024  # weights of a layer of floats, which is computed run by run
+TAPS = {"nearest": 1, "linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}  # names from opset 20 on and before
 
 
 class Runs(Arithmetic):
@@ -41,8 +42,6 @@ class Runs(Arithmetic):
         """Maps pixels at the places of a grid; the first axis may have several groups a sample."""
         kind = node.attributes.get_string("mode", "linear")
         outside = node.attributes.get_string("padding_mode", "zeros")
-        if kind not in ("linear", "bilinear", "nearest") or outside not in ("zeros", "border"):
-            raise refused(node, f"samples by {kind} functions with {outside} outside")
         x, grid = (self._plain(node, self._any_view(node, value)) for value in node.inputs)
         if x.index.ndim != 4 or grid.index.ndim != 4 or len(x.index) != len(grid.index):
             raise refused(node, "does not sample [n, C, H, W]")
@@ -57,7 +56,7 @@ class Runs(Arithmetic):
 
         def add(to: Operand) -> Step:
             first, second = (self._float_tensor(node, mapped) for mapped in tensors)
-            return Sampling(first, second, to.tensor, groups, kind != "nearest", outside == "border", align)
+            return Sampling(first, second, to.tensor, groups, TAPS[kind], outside, align)
 
         made = self._float_pending(shape, add, shared=True, last=True)
         index = np.arange(math.prod(shape)).reshape(groups, -1, *shape[1:])
