@@ -32,13 +32,13 @@ from pipelines.kernels import extension, program_file
 from pipelines.kernels.arrays import contiguous
 from pipelines.kernels.images.native import PackedProgram, pack
 from pipelines.kernels.images.parts.program import Part, Partition
-from pipelines.kernels.images.program import ImageProgram
+from pipelines.kernels.images.program import SELECTION, ImageProgram, ValuePart
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 # Version of the files of `store`: bump it when `from_graph`, the packed weights or the native object's methods change.
-VERSION = 30
+VERSION = 31
 SUFFIX = ".zoo"
 SIZES = 8  # of images with a program of their own
 logger = logging.getLogger(__name__)
@@ -236,10 +236,9 @@ class ImageSession(_NetworkSession):
         """Lists the steps and operators that run, see `Session.executed`."""
         steps = _steps(self._program)
         if self._rest is not None:
-            count, parts = len(batch[self._program.input]), dict(self._program.parts)
-            steps += self._rest.executed(
-                {name: np.zeros((count, *parts[name]), np.float32) for name in self._rest.inputs}
-            )
+            parts, count = self._program.parts, len(batch[self._program.input])
+            values = _split(np.zeros((count, sum(math.prod(shape) for _, shape, _ in parts)), np.float32), parts)
+            steps += self._rest.executed({name: values[name] for name in self._rest.inputs})
         return steps
 
 
@@ -298,14 +297,24 @@ def _steps(program: PackedProgram, first: int = 0) -> list[Executed]:
     return [Executed(f"{i}", f"{step} {program.isa}", "u8") for i, step in enumerate(steps, first)]
 
 
-def _split(results: NDArray[np.float32], parts: Sequence[tuple[str, tuple[int, ...]]]) -> dict[str, NDArray[Any]]:
+def _split(results: NDArray[np.float32], parts: Sequence[ValuePart]) -> dict[str, NDArray[Any]]:
     """The values of results [n, ...], by name."""
-    ends = np.cumsum([math.prod(shape) for _, shape in parts]).tolist()
+    ends = np.cumsum([math.prod(shape) for _, shape, _ in parts]).tolist()
     pieces = np.split(results, ends[:-1], axis=1)
     return {
-        name: contiguous(piece).reshape(len(results), *shape)
-        for (name, shape), piece in zip(parts, pieces, strict=True)
+        name: _converted(contiguous(piece).reshape(len(results), *shape), kind)
+        for (name, shape, kind), piece in zip(parts, pieces, strict=True)
     }
+
+
+def _converted(array: NDArray[np.float32], kind: str) -> NDArray[Any]:
+    """A value as the graph has it; of a selection the rows of all samples, with the number of the sample first."""
+    if kind != SELECTION:
+        return array.astype(kind, copy=False)
+    rows = [sample[1 : 1 + int(sample[0, 0])].astype(np.int64) for sample in array]
+    for number, own in enumerate(rows):
+        own[:, 0] = number
+    return np.concatenate([np.zeros((0, 3), np.int64), *rows])
 
 
 class FreeSizeSession(Asynchronous):

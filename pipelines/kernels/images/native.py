@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pipelines.kernels.arrays import contiguous
 from pipelines.kernels.extension import required
 from pipelines.kernels.images.operators import Resize
-from pipelines.kernels.images.program import ImageProgram
+from pipelines.kernels.images.program import ImageProgram, ValuePart
 from pipelines.kernels.images.steps import STEPS, Packing, Pixels
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class PackedProgram:
     shape: tuple[int, ...]
     result_shape: tuple[int, ...]
     ending: str
-    parts: tuple[tuple[str, tuple[int, ...]], ...]
+    parts: tuple[ValuePart, ...]
     rest: NDArray[np.uint8]
     batch: int
     inputs: tuple[tuple[str, tuple[int, ...]], ...]

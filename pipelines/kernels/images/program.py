@@ -22,6 +22,8 @@ from pipelines.kernels.images.steps.base import fits
 
 ENDINGS = ("", "Softmax", "Sigmoid")
 ELEMENTS = 2**28  # of a tensor
+SELECTION = "selection"
+ValuePart = tuple[str, tuple[int, ...], str]  # name, shape of a sample, dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +42,8 @@ class ImageProgram:
         steps: The steps, in order.
         result_shape: Shape of a sample's results in the graph.
         ending: Function of the results that ends the graph, one of `ENDINGS`.
-        parts: For a graph of several outputs or with a float remainder: (name, shape of a sample) of the values in the
-            results.
+        parts: For a graph of several outputs, of integers or with a float remainder: (name, shape of a sample, dtype)
+            of the values in the results. The dtype `SELECTION` is int64 of `Suppression`, the number of rows first.
         rest: Serialized ONNX model of the float remainder, from `parts` to the other outputs; empty without one.
         batch: Number of samples that such a graph fixes, else 0.
 
@@ -57,7 +59,7 @@ class ImageProgram:
     steps: tuple[Step, ...]
     result_shape: tuple[int, ...]
     ending: str = ""
-    parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    parts: tuple[ValuePart, ...] = ()
     rest: bytes = b""
     batch: int = 0
     floats: frozenset[int] = frozenset()
@@ -79,7 +81,7 @@ class ImageProgram:
             fits(self, step is self.steps[0] or bool(self.inputs) or not isinstance(step, Pixels))
             step.check(self, written)
         fits(self, len(written) == len(self.tensors))
-        sizes = [int(np.prod(shape, dtype=np.int64)) for _, shape in self.parts]
+        sizes = [int(np.prod(shape, dtype=np.int64)) for _, shape, _ in self.parts]
         fits(self, sum(sizes) == (self.results if sizes else 0) and (bool(sizes) or not self.rest))
 
     @property

@@ -73,7 +73,8 @@ class Constants:
                 return array[:size] if np.array_equal(array, np.concatenate([array[:size]] * samples)) else None
             return array
         one, two = self._known[value]
-        same = np.array_equal(one, two) or (one.ndim > 0 and np.array_equal(np.concatenate([one, one]), two))
+        repeats = one.ndim > 0 and np.array_equal(np.concatenate([one, one]), two)
+        same = self._samples == 1 or repeats or np.array_equal(one, two)
         return one if same else None
 
     def real_of(self, value: ir.Value | None) -> list[float] | None:
@@ -97,6 +98,47 @@ class Constants:
         elements = query.shape_elements(value)
         is_known = elements is not None and all(isinstance(size, int) for size in elements[1:])
         return [1, *(int(size) for size in (elements or [])[1:])] if is_known and elements else None  # type: ignore[arg-type]
+
+    def holds(self, value: ir.Value) -> bool:
+        """Returns whether a value was computed here.
+
+        Args:
+            value: Value of the graph.
+        """
+        return value in self._known
+
+    def keep(self, value: ir.Value, array: Array) -> None:
+        """Keeps the value of a constant, the same for all samples.
+
+        Args:
+            value: Value of the graph.
+            array: Its elements, or one of them if all are equal.
+        """
+        self._known[value] = array, array
+
+    def shape_of(self, value: ir.Value) -> tuple[int, ...] | None:
+        """Returns the shape of a constant for one sample; None for another value.
+
+        Args:
+            value: Value of the graph.
+        """
+        array = self._known[value][0] if value in self._known else real_constant(value)
+        return None if array is None else array.shape
+
+    def stride(self, value: ir.Value) -> int | None:
+        """Returns by which number all elements of a constant rise from sample to sample, from 0 on; None for another.
+
+        Args:
+            value: Value of the graph.
+        """
+        one, two = self._known.get(value, (np.ones(1), np.ones(1)))
+        array = real_constant(value)
+        if self._samples == 1 and array is not None and not array.any():
+            return 1
+        if one.any() or not one.ndim or two.shape != (2 * len(one), *one.shape[1:]):
+            return None
+        stride = int(two[-1].flat[0])
+        return stride if np.array_equal(np.concatenate([one, one + stride]), two) else None
 
     def indices(self, node: ir.Node, size: int) -> Array:
         """Returns the indices of a Gather for one sample.

@@ -25,8 +25,10 @@ from pipelines.kernels.images.steps import (
     FloatCopy,
     FloatDepthwise,
     FloatDifference,
+    FloatLog,
     FloatMean,
     FloatProduct,
+    FloatQuotient,
     FloatSum,
     Gathering,
     GroupNormalization,
@@ -121,15 +123,16 @@ class FloatValues(Functions):
         self._float_value(node, shape, lambda to: Interpolation(source, to, *rows, *columns), mapped)
 
     def _float_product(self, node: ir.Node) -> None:
-        """Maps a product of two float values, one of which may be a pixel for all."""
+        """Maps a product or quotient of two float values, one of which may be a pixel for all."""
         (a, first), (b, second) = self._operand(node, 0), self._operand(node, 1)
-        if self._shape(first)[:2] == (1, 1):
+        make = FloatQuotient if node.op_type == "Div" else FloatProduct
+        if self._shape(first)[:2] == (1, 1) and make is FloatProduct:
             a, b, first, second = b, a, second, first
         shape, other = self._shape(first), self._shape(second)
         gate = other == (1, 1, shape[2]) and not (first.flat or second.flat) and first.last == second.last
         if not (gate or (shape == other and layout_of(first) == layout_of(second))):
             raise refused(node, "multiplies tensors of different shapes")
-        self._float_value(node, shape, lambda to: FloatProduct(a, b, to), first)
+        self._float_value(node, shape, lambda to: make(a, b, to), first)
 
     def _groupnormalization(self, node: ir.Node) -> None:
         """Maps a GroupNormalization, or the InstanceNormalization of single channels."""
@@ -323,8 +326,12 @@ class FloatValues(Functions):
         if trace is not None and self._activated(node, *trace):
             return
         reals = all(isinstance(mapped, Bytes) or (isinstance(mapped, Pending) and mapped.real) for mapped in values)
-        if len(values) == 2 and node.op_type in ("Add", "Sub", "Mul") and reals:
-            (self._float_product if node.op_type == "Mul" else self._float_add)(node)
+        if len(values) == 2 and node.op_type in ("Add", "Sub", "Mul", "Div") and reals:
+            (self._float_product if node.op_type in ("Mul", "Div") else self._float_add)(node)
+            self._keep_trace(node, trace)
+        elif node.op_type == "Log" and reals:
+            x, mapped = self._operand(node)
+            self._float_value(node, self._shape(mapped), lambda to: FloatLog(x, to), mapped)
             self._keep_trace(node, trace)
         elif linear and isinstance(values[0], Pending) and values[0].real is not None:
             self._affine(node, positions[0])

@@ -23,7 +23,7 @@ from pipelines.kernels.images.mapping.orders.views import ORDERS, View
 from pipelines.kernels.images.mapping.qdq import data_input, refused
 from pipelines.kernels.images.mapping.rest import Rest
 from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending
-from pipelines.kernels.images.program import ENDINGS, ImageProgram
+from pipelines.kernels.images.program import ENDINGS, SELECTION, ImageProgram, ValuePart
 from pipelines.kernels.images.steps import Convolution, Dequantize, Shape
 from pipelines.rewrites.driver import rewrite
 from pipelines.rewrites.fold_constants import FoldConstants
@@ -106,7 +106,7 @@ class ImageMapping(Layers):
                 remainder.take(node)
             elif self.constants.take(node, self._dimensions(node.inputs[0] if node.inputs else None)):
                 remainder.defer(node)
-            elif remainder.is_shape(node):
+            elif not self._chooses(node) and remainder.is_shape(node):
                 continue
             elif self._is_view(node) or any(value in self.values for value in node.inputs if value is not None):
                 if node.outputs[0] is result and len(self.main.outputs) == 1 and self._is_ending(node):
@@ -120,9 +120,10 @@ class ImageMapping(Layers):
                     self._gather_output(node, output)
                 if any(value in self.views for value in node.outputs):
                     remainder.defer(node)
-        parts = self._parts(remainder) if remainder or len(self.main.outputs) > 1 else ()
+        several = len(self.main.outputs) > 1 or self._integers(result) is not None
+        parts = self._parts(remainder) if remainder or several else ()
         if parts:
-            result_shape: tuple[int, ...] = (sum(int(np.prod(shape)) for _, shape in parts),)
+            result_shape: tuple[int, ...] = (sum(int(np.prod(shape)) for _, shape, _ in parts),)
         else:
             result_shape = self._end(ending.inputs[0] if ending is not None else result, ending)
         tensors, steps, floats = fused(self.tensors, self.steps, self.floats)
@@ -155,6 +156,9 @@ class ImageMapping(Layers):
     def _map_known(self, node: ir.Node) -> None:
         if node.domain not in ("", "ai.onnx"):
             raise refused(node, f"of {node.domain} has no native form")
+        if self._chooses(node):
+            self._choose(node)
+            return
         if node.op_type in BROADCASTS:
             self._check_ranks(node)
         if self._is_view(node):
@@ -224,7 +228,7 @@ class ImageMapping(Layers):
         classes = self._elements(value).ndim == 2 and node.attributes.get_int("axis", -1) in (1, -1)
         return classes if node.op_type == "Softmax" else self._shape(value)[:2] == (1, 1)
 
-    def _parts(self, remainder: Rest) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    def _parts(self, remainder: Rest) -> tuple[ValuePart, ...]:
         """Returns the values that the float remainder reads, and adds the steps that end the program with them.
 
         Raises RequestError if the remainder would hold layers itself.
@@ -242,13 +246,23 @@ class ImageMapping(Layers):
             results += self._real_results(value, offset)
             offset += math.prod(self._shape(self.values[value]))  # type: ignore[arg-type]
         self.steps += results
-        return tuple((str(value.name), self._elements(self.values[value]).shape[1:]) for value in values)  # type: ignore[arg-type]
+        return tuple(self._value_part(value) for value in values)
+
+    def _value_part(self, value: ir.Value, stored: bool = False) -> ValuePart:
+        """The entry of a value in `ImageProgram.parts`; stored: its memory layout is that of the tensor."""
+        mapped, integers = self.values[value], self._integers(value)
+        assert isinstance(mapped, Bytes | Pending)
+        shape = self._shape(mapped) if stored else self._elements(mapped).shape[1:]
+        if integers is None:
+            return str(value.name), shape, "float32"
+        kind = SELECTION if integers.form else "int32" if value.dtype == ir.DataType.INT32 else "int64"
+        return str(value.name), shape, kind
 
     def _is_real(self, value: ir.Value) -> bool:
         """Whether a value is dequantized, or float."""
         mapped = self.values.get(value)
         if isinstance(mapped, Pending):
-            return mapped.real is not None
+            return mapped.real is not None and mapped.form in ("", "selection")
         return isinstance(mapped, Bytes) and mapped.real and mapped.scale is not None
 
     def _real_results(self, value: ir.Value, offset: int = 0, last: bool = False) -> list[Dequantize]:

@@ -12,7 +12,6 @@ from pipelines.kernels.images.steps import (
     Concatenation,
     Convolution,
     FloatActivation,
-    FloatProduct,
     FloatSum,
     Operand,
     Shape,
@@ -20,7 +19,7 @@ from pipelines.kernels.images.steps import (
 )
 
 # fields of steps that hold numbers of tensors
-NUMBERED = ("x", "a", "b", "gate", "grid", "keys", "out", "to", "other", "residual")
+NUMBERED = ("x", "a", "b", "gate", "grid", "keys", "indices", "boxes", "scores", "out", "to", "other", "residual")
 
 
 def fused(
@@ -78,9 +77,8 @@ def _fuse_floats(steps: list[Step]) -> None:
     """
     readers = Counter(tensor for step in steps for tensor in step.reads())
     writers = {getattr(step, "out", -1): step for step in steps}
-    for step in [
-        step for step in steps if isinstance(step, FloatActivation | FloatSum) and not isinstance(step, FloatProduct)
-    ]:
+    for step in [step for step in steps if type(step) in (FloatActivation, FloatSum)]:
+        assert isinstance(step, FloatActivation | FloatSum)
         operands = [step.x] if isinstance(step, FloatActivation) else [step.a, step.b]
         places = [steps.index(writers[operand.tensor]) for operand in operands]
         own = operands[places.index(max(places))]

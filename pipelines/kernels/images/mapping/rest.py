@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+import numpy as np
 import onnx_ir as ir
 
 from pipelines.core.errors import RequestError
 from pipelines.graph import edit, io, query
+from pipelines.kernels.images.program import SELECTION, ValuePart
 
 
 class Rest:
@@ -94,11 +96,11 @@ class Rest:
         read = [value for node in self._nodes for value in node.inputs if value is not None and value in computed]
         return list(dict.fromkeys(value for value in (*read, *self._model.graph.outputs) if value not in self._made))
 
-    def model(self, parts: tuple[tuple[str, tuple[int, ...]], ...]) -> bytes:
+    def model(self, parts: tuple[ValuePart, ...]) -> bytes:
         """Serializes the remainder as an ONNX model from `parts` to the graph outputs that it computes.
 
         Args:
-            parts: (name, shape of a sample) of its float32 inputs.
+            parts: Its inputs.
 
         Returns:
             Bytes of the model; empty if it computes no graph output.
@@ -106,9 +108,11 @@ class Rest:
         outputs = [str(output.name) for output in self._model.graph.outputs if output in self._made]
         if not outputs:
             return b""
-        remainder = edit.extract(self._model, [name for name, _ in parts], outputs)
-        for value, (_, shape) in zip(remainder.graph.inputs, parts, strict=True):
-            value.type, value.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([self._batch(), *shape])
+        remainder = edit.extract(self._model, [name for name, _, _ in parts], outputs)
+        for value, (_, shape, kind) in zip(remainder.graph.inputs, parts, strict=True):
+            selects = kind == SELECTION
+            value.type = ir.TensorType(ir.DataType.INT64 if selects else ir.DataType.from_numpy(np.dtype(kind)))
+            value.shape = ir.Shape(["boxes", 3] if selects else [self._batch(), *shape])
         return io.serialized(remainder)
 
     def _batch(self) -> int | str:

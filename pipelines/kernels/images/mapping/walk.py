@@ -22,6 +22,10 @@ from pipelines.kernels.images.mapping.qdq import (
 )
 from pipelines.kernels.images.steps import FloatClip, Lookup, Operand, Pixels, Shape, Step
 
+# rows of NonMaxSuppression behind their number; indices behind those of samples; indices among the elements of all
+# samples; values whose shape alone is read
+FORMS = ("selection", "pairs", "joined", "shape")
+
 
 @dataclass(frozen=True)
 class Bytes:
@@ -123,6 +127,8 @@ class Pending:
         trace: For a function of single values of a float value, that value and the function's results for `GRID`.
         curve: For a function of single bytes, their tensor and the float32 result of each byte.
         joined: For a concatenation, its parts.
+        whole: For integers, which are floats here, the least and the largest they can be.
+        form: Of integers: "" for elements of a tensor, else one of `FORMS`.
     """
 
     emit: Callable[[np.float32, int, int, int], int]
@@ -138,6 +144,8 @@ class Pending:
     trace: tuple[Pending, NDArray[np.float32]] | None = None
     curve: tuple[int, NDArray[np.float32]] | None = None
     joined: Joined | None = None
+    whole: tuple[int, int] | None = None
+    form: str = ""
 
     @property
     def unbounded(self) -> bool:

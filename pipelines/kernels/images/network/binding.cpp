@@ -252,6 +252,16 @@ void bind_image_network(nb::module_ &module) {
              }, "a"_a, "b"_a, "out"_a)
         .def("float_lookup", [](BoundNetwork &n, int64_t x, int64_t out, const Array &table) { n.float_lookup(x, out, table_of(table)); }, "x"_a,
              "out"_a, "table"_a)
+        .def("top_k", [](BoundNetwork &n, const Operands &x, int64_t out, int64_t count, bool largest) { n.top_k(operand_of(x), out, count, largest); },
+             "x"_a, "out"_a, "count"_a, "largest"_a)
+        .def("choice", &BoundNetwork::choice, "x"_a, "indices"_a, "out"_a)
+        .def("suppression", &BoundNetwork::suppression, "boxes"_a, "scores"_a, "out"_a, "most"_a, "overlap"_a, "least"_a, "centered"_a)
+        .def("float_log", [](BoundNetwork &n, const Operands &x, const Operands &out) { n.float_log(operand_of(x), operand_of(out)); }, "x"_a, "out"_a)
+        .def("float_floor", [](BoundNetwork &n, const Operands &x, const Operands &out, float divisor) { n.float_floor(operand_of(x), operand_of(out), divisor); },
+             "x"_a, "out"_a, "divisor"_a)
+        .def("float_quotient", [](BoundNetwork &n, const Operands &a, const Operands &b, const Operands &out) {
+                 n.float_quotient(operand_of(a), operand_of(b), operand_of(out));
+             }, "a"_a, "b"_a, "out"_a)
         .def("softmax", [](BoundNetwork &n, const Operands &x, const Operands &out, int64_t first, int64_t size) {
                  n.softmax(operand_of(x), operand_of(out), first, size);
              }, "x"_a, "out"_a, "first"_a, "size"_a)

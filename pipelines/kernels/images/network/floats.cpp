@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
+#include <limits>
 #include <stdexcept>
 #include <tuple>
 #include <utility>
@@ -35,6 +37,23 @@ float dot(const float *x, const float *weight, int64_t n) {
     for (int64_t half = 8; half > 0; half /= 2)
         for (int64_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
     return lanes[0];
+}
+
+// e log 2 + log(1 + m) by a polynomial: FloatLog of images/steps/activation.py.
+float natural_log(float x) {
+    if (!(x > 0) || x == std::numeric_limits<float>::infinity())
+        return x == 0 ? -std::numeric_limits<float>::infinity() : x > 0 ? x : std::numeric_limits<float>::quiet_NaN();
+    constexpr float kFactors[] = {7.0376836292e-2f, -1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f,
+                                  -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f};
+    int exponent;
+    const float mantissa = std::frexp(x, &exponent);
+    const bool small = mantissa < 0.70710678f;
+    const auto power = static_cast<float>(exponent - small);
+    const float m = (small ? mantissa + mantissa : mantissa) - 1.0f, square = m * m;
+    float y = kFactors[0];
+    for (size_t i = 1; i < std::size(kFactors); ++i) y = y * m + kFactors[i];
+    y = y * m * square + power * -2.12194440e-4f - square * 0.5f;
+    return m + y + power * 0.693359375f;
 }
 
 // Sets what lies behind the channels of n pixels to 0.
@@ -246,6 +265,30 @@ void Network::float_product(Operand a, Operand b, Operand out) {
         if (!one) return isa_.images->multiply_floats(xs[0], xs[1], n * pixel, to);
         for (int64_t i = 0; i < n; ++i)
             for (int64_t c = 0; c < pixel; ++c) to[i * pixel + c] = xs[0][i * pixel + c] * xs[1][i * 16];
+    });
+}
+
+void Network::float_quotient(Operand a, Operand b, Operand out) {
+    const bool one = read(b).channels == 1;  // divisor of all channels
+    require(read(a).channels == written(out).channels && (one || at(b.tensor).channels == at(a.tensor).channels), "a quotient");
+    const int64_t pixel = round_up(at(out.tensor).channels, 16), own = one ? 16 : pixel;
+    float_step({a, b}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) {
+        for (int64_t i = 0; i < n; ++i)
+            for (int64_t c = 0; c < pixel; ++c) to[i * pixel + c] = xs[0][i * pixel + c] / xs[1][i * own + (one ? 0 : c)];
+    });
+}
+
+void Network::float_log(Operand x, Operand out) {
+    require(read(x).channels == written(out).channels, "a logarithm");
+    const int64_t pixel = round_up(at(out.tensor).channels, 16);
+    float_step({x}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) { std::transform(xs[0], xs[0] + n * pixel, to, natural_log); });
+}
+
+void Network::float_floor(Operand x, Operand out, float divisor) {
+    require(read(x).channels == written(out).channels && divisor != 0, "a floor");
+    const int64_t pixel = round_up(at(out.tensor).channels, 16);
+    float_step({x}, out, [=](const float *const *xs, int64_t n, float *to, int64_t) {
+        for (int64_t i = 0; i < n * pixel; ++i) to[i] = std::floor(xs[0][i] / divisor);
     });
 }
 

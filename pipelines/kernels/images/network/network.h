@@ -117,6 +117,15 @@ class Network {
     void sampling(int64_t x, int64_t grid, int64_t out, int64_t groups, int64_t taps, const std::string &outside, bool align);
     // Of floats: places: as many of each pixel of out
     void pixel_sums(int64_t x, int64_t out, const std::vector<int64_t> &places);
+    // In each pixel of `out`, floats, `count` values and their indices
+    void top_k(Operand x, int64_t out, int64_t count, bool largest);
+    // Pixels of x at indices, floats, as many as out has pixels
+    void choice(int64_t x, int64_t indices, int64_t out);
+    // Of floats: boxes [n, 4], scores [n, classes]; out: [1 + classes most, 3], the number of boxes first
+    void suppression(int64_t boxes, int64_t scores, int64_t out, int64_t most, float overlap, float least, bool centered);
+    void float_log(Operand x, Operand out);
+    void float_floor(Operand x, Operand out, float divisor);
+    void float_quotient(Operand a, Operand b, Operand out);
     // weight [rows, columns, channels]
     void float_depthwise(int64_t x, int64_t out, const float *weight, const float *bias, Pair kernel, int64_t channels, Pair strides, Sides pads,
                          Pair dilations);

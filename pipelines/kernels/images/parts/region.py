@@ -12,8 +12,9 @@ import onnx_ir as ir
 from pipelines.core.errors import RequestError
 from pipelines.kernels.images.mapping.from_graph import ImageMapping
 from pipelines.kernels.images.mapping.fuse import fused
+from pipelines.kernels.images.mapping.orders.choices import is_choice
 from pipelines.kernels.images.mapping.qdq import refused
-from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending
+from pipelines.kernels.images.mapping.walk import Input, Pending
 from pipelines.kernels.images.program import ImageProgram
 from pipelines.kernels.images.steps import Dequantize, Pixels
 
@@ -104,8 +105,11 @@ class Region(ImageMapping):
             self._varying.update(node.outputs)
             if node in self.absorbed or not any(map(is_data, node.outputs)):
                 continue
+            if self.constants.take(node, None):
+                continue
             try:
-                if not all(value in self.values or value in self.views for value in read if is_data(value)):
+                mapped = [value in self.values or value in self.views or self.constants.holds(value) for value in read]
+                if not all(known for known, value in zip(mapped, read, strict=True) if is_data(value)):
                     raise refused(node, "reads a value of unknown shape or type")
                 self._map(node)
             except RequestError as error:
@@ -137,12 +141,7 @@ class Region(ImageMapping):
                 failed[str(producer.outputs[0].name if producer else value.name)] = error
         if failed:
             raise FailedError(failed)
-        values = [self.values[value] for value in self.main.outputs]
-        parts = tuple(
-            (name, self._shape(value) if name in self._stored else self._elements(value).shape[1:])
-            for (name, _), value in zip(results, values, strict=True)
-            if isinstance(value, Bytes | Pending)
-        )
+        parts = tuple(self._value_part(value, value.name in self._stored) for value in self.main.outputs)
         self.steps += [step for _, steps in results for step in steps]
         tensors, steps, floats = fused(self.tensors, self.steps, self.floats)
         (name, shape), count = self._entered[0], sum(math.prod(sample) for _, sample in self._entered)
@@ -157,7 +156,7 @@ class Region(ImageMapping):
             shape if alone else (count,),
             tensors,
             steps,
-            (sum(math.prod(sample) for _, sample in parts),),
+            (sum(math.prod(sample) for _, sample, _ in parts),),
             parts=parts,
             floats=floats,
             inputs=() if alone else tuple(self._entered),
@@ -165,12 +164,12 @@ class Region(ImageMapping):
 
 
 def is_data(value: ir.Value) -> bool:
-    """Returns whether a value holds data, not indices, sizes or conditions.
+    """Returns whether a value holds data, or indices of a choice among them, not sizes or conditions.
 
     Args:
         value: Value of a graph with inferred types.
     """
-    return value.dtype in (None, ir.DataType.FLOAT, ir.DataType.UINT8, ir.DataType.INT8)
+    return value.dtype in (None, ir.DataType.FLOAT, ir.DataType.UINT8, ir.DataType.INT8) or is_choice(value)
 
 
 def _channels_last(value: ir.Value, rank: int) -> bool:

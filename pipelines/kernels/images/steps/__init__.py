@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipelines.kernels.images.steps.activation import FloatClip
+from pipelines.kernels.images.steps.activation import FloatClip, FloatFloor, FloatLog, FloatQuotient
 from pipelines.kernels.images.steps.base import LARGEST, Packing, Run, Shape, Step
 from pipelines.kernels.images.steps.convolution import Convolution
 from pipelines.kernels.images.steps.elementwise import Addition, Lookup, Product, Sum
@@ -19,7 +19,7 @@ from pipelines.kernels.images.steps.floats import (
     Normalization,
     Operand,
 )
-from pipelines.kernels.images.steps.groups import GroupLinear, Softmax
+from pipelines.kernels.images.steps.groups import Choice, GroupLinear, Softmax, Suppression, TopK
 from pipelines.kernels.images.steps.layouts import Concatenation, Dequantize, Pixels, Resampling, Selection, Stacking
 from pipelines.kernels.images.steps.pools import AveragePool, GlobalAverage, MaxPool
 from pipelines.kernels.images.steps.sampling import PixelSums, Sampling
@@ -42,6 +42,7 @@ __all__ = [
     "Attention",
     "AveragePool",
     "ChannelScale",
+    "Choice",
     "Concatenation",
     "Convolution",
     "Dequantize",
@@ -50,9 +51,12 @@ __all__ = [
     "FloatCopy",
     "FloatDepthwise",
     "FloatDifference",
+    "FloatFloor",
+    "FloatLog",
     "FloatLookup",
     "FloatMean",
     "FloatProduct",
+    "FloatQuotient",
     "FloatSum",
     "Gathering",
     "GlobalAverage",
@@ -77,4 +81,6 @@ __all__ = [
     "Stacking",
     "Step",
     "Sum",
+    "Suppression",
+    "TopK",
 ]

@@ -1,4 +1,4 @@
-"""Activations: of sums that become bytes, by a table in integers of 16 bits, and bounds of floats."""
+"""Activations of sums that become bytes, by a table in integers of 16 bits; bounds, logarithms, quotients of floats."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from pipelines.kernels.arrays import Array, require
 from pipelines.kernels.extension import required
-from pipelines.kernels.images.steps.base import Packing, clipped, fits
-from pipelines.kernels.images.steps.floats import FloatStep, PackedOperand
+from pipelines.kernels.images.steps.base import Packing, Run, clipped, fits
+from pipelines.kernels.images.steps.floats import FloatProduct, FloatStep, PackedOperand
 
 if TYPE_CHECKING:
     from pipelines.kernels import _native
@@ -25,6 +25,10 @@ FACTORS = range(
     2**8, 2**12 + 1
 )  # with lower ones 255 steps are more than int16, with higher ones the first rounding counts
 NEGLIGIBLE, MOST_OFF = 1 / 32, 1 / 4  # steps of the bytes
+LOG = (  # factors of log(1 + m) / m^3 + 1 / (2 m) - 1 / m^2, from that of m^8 on
+    *(7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1),
+    *(-1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,3 +189,80 @@ class FloatClip(FloatStep):
     def add_to(network: ImageNetwork, x: PackedOperand, out: PackedOperand, low: float, high: float) -> None:
         """See `Step`."""
         network.float_clip(x=x, out=out, low=low, high=high)
+
+
+@dataclass(frozen=True, eq=False)
+class FloatLog(FloatStep):
+    """The natural logarithm, each operation rounded: e log 2 + log(1 + m) by a polynomial (Moshier, Cephes logf)."""
+
+    method: ClassVar[str] = "float_log"
+
+    def function(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """See `FloatStep`."""
+        mantissa, exponent = np.frexp(np.where((x > 0) & (x < np.inf), x, np.float32(1)))
+        small = mantissa < np.float32(0.70710678)
+        power = (exponent - small).astype(np.float32)
+        m = np.where(small, mantissa + mantissa, mantissa) - np.float32(1)
+        square, y = m * m, np.full_like(m, LOG[0])
+        for factor in LOG[1:]:
+            y = y * m + np.float32(factor)
+        y = y * m * square + power * np.float32(-2.12194440e-4) - square * np.float32(0.5)
+        real = m + y + power * np.float32(0.693359375)
+        ends = np.where(x == 0, -np.inf, np.where(x > 0, np.inf, np.nan))
+        return np.asarray(np.where((x > 0) & (x < np.inf), real, ends), np.float32)
+
+    def packed(self, packing: Packing) -> tuple[Any, ...]:
+        """See `Step`."""
+        return self.x.packed(), self.to.packed()
+
+    @staticmethod
+    def add_to(network: ImageNetwork, x: PackedOperand, out: PackedOperand) -> None:
+        """See `Step`."""
+        network.float_log(x=x, out=out)
+
+
+@dataclass(frozen=True, eq=False)
+class FloatFloor(FloatStep):
+    """The largest whole number that is not above x / divisor.
+
+    Attributes:
+        divisor: Divisor.
+    """
+
+    divisor: float = 1.0
+    method: ClassVar[str] = "float_floor"
+
+    def check_channels(self, channels: int) -> None:
+        """See `FloatStep`."""
+        fits(self, bool(np.isfinite(np.float32(self.divisor)) and np.float32(self.divisor) != 0))
+
+    def function(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """See `FloatStep`."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.asarray(np.floor(x / np.float32(self.divisor)))
+
+    def packed(self, packing: Packing) -> tuple[Any, ...]:
+        """See `Step`."""
+        return self.x.packed(), self.to.packed(), self.divisor
+
+    @staticmethod
+    def add_to(network: ImageNetwork, x: PackedOperand, out: PackedOperand, divisor: float) -> None:
+        """See `Step`."""
+        network.float_floor(x=x, out=out, divisor=divisor)
+
+
+@dataclass(frozen=True)
+class FloatQuotient(FloatProduct):
+    """a / b, tensors of the shape of `to`; b may be one pixel for all, or one channel."""
+
+    method: ClassVar[str] = "float_quotient"
+
+    def compute(self, run: Run) -> None:
+        """See `Step`."""
+        with np.errstate(all="ignore"):
+            self.to.store(run, self.a.real(run) / self.b.real(run))
+
+    @staticmethod
+    def add_to(network: ImageNetwork, a: PackedOperand, b: PackedOperand, out: PackedOperand) -> None:
+        """See `Step`."""
+        network.float_quotient(a=a, b=b, out=out)

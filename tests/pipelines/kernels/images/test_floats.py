@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers.image_programs import program, same_bits
 from helpers.qdq_graphs import Graph, gelu, linear, results, weights
+from helpers.token_graphs import check
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -270,3 +271,11 @@ def test_near_misses_are_refused(kind: str, why: str, tmp_path: Path) -> None:
     path = g.save(tmp_path / "m.onnx", [3, 8, 6], g.quantize(y, 0.05, 120), opset=17)
     with pytest.raises(RequestError, match=why):
         image_program(io.load(path))
+
+
+def test_a_difference_of_layers_is_no_sum(tmp_path: Path) -> None:
+    """A layer adds floats to its results, but subtracts none."""
+    g = Graph(6)
+    x = g.quantize("image", 0.02, 120)
+    out = g.add("Sub", [g.layer("Conv", x, (20, 3, 1, 1), 0.02) for _ in range(2)])
+    check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], out), share=1e-6)

@@ -289,7 +289,7 @@ def test_maps_made_larger_and_several_results(data: st.DataObject) -> None:
     larger = len(rows), len(columns)
     tensors = [(height, width, 3), (height, width, channels), (*larger, channels), (*larger, 9)]
     results = [len(rows) * len(columns) * 9, height * width * channels, len(rows) * len(columns) * channels]
-    parts = tuple((f"part{index}", (size,)) for index, size in enumerate(results))
+    parts = tuple((f"part{index}", (size,), "float32") for index, size in enumerate(results))
     net = program((3, height, width), tensors, steps, sum(results), parts=parts)
     same_bits(net, rng.integers(0, 256, (3, 3, height, width), dtype=np.uint8))
 
@@ -304,7 +304,7 @@ def test_results_that_do_not_fit() -> None:
         ([*steps, Resampling(0, 1, (0, 1), (1,))], 6, {}),
         (steps, 7, {}),
         ([*steps, Dequantize(0, 0.5, 0)], 6, {}),
-        (steps, 6, {"parts": (("a", (5,)),)}),
+        (steps, 6, {"parts": (("a", (5,), "float32"),)}),
         (steps, 6, {"rest": b"model"}),
     ):
         with pytest.raises(RequestError, match="do not fit|no new one"):

@@ -13,9 +13,11 @@ from pipelines.core.errors import RequestError
 from pipelines.kernels.images.mapping.orders.views import Scores, View, Views
 from pipelines.kernels.images.mapping.qdq import input_at, refused
 from pipelines.kernels.images.mapping.walk import Bytes, Pending
-from pipelines.kernels.images.steps import ChannelScale, FloatDifference, FloatProduct, FloatSum
+from pipelines.kernels.images.steps import ChannelScale, FloatDifference, FloatProduct, FloatQuotient, FloatSum
 
-SUMS: dict[str, type[FloatSum]] = {"Add": FloatSum, "Sub": FloatDifference, "Mul": FloatProduct}
+SUMS: dict[str, type[FloatSum]] = {
+    **{"Add": FloatSum, "Sub": FloatDifference, "Mul": FloatProduct, "Div": FloatQuotient}
+}
 
 
 class Arithmetic(Views):
@@ -70,7 +72,7 @@ class Arithmetic(Views):
         positions = [
             position for position, value in enumerate(node.inputs) if value in self.views or value in self.values
         ]
-        if node.op_type not in (*SUMS, "Div") or len(node.inputs) != 2 or not positions:
+        if node.op_type not in SUMS or len(node.inputs) != 2 or not positions:
             return False
         views = [self._whole_view(node, node.inputs[position]) for position in positions]
         shapes = {view.index.shape for view in views if isinstance(view, View) and view.real}
@@ -80,7 +82,7 @@ class Arithmetic(Views):
         if len(positions) == 1:
             scaled = node.op_type in ("Mul", "Div") and self._is_scaled(node)
             return not (plain or scaled) and self._with_constant(node, positions[0])
-        if node.op_type == "Div" or (len(shapes) == 1 and plain):
+        if len(shapes) == 1 and plain:
             return False
         self._of_two(node)
         return True
@@ -116,11 +118,15 @@ class Arithmetic(Views):
         order = np.empty(math.prod(grid), np.int64)
         order[first.index.ravel()] = np.broadcast_to(second.index, shape).ravel()
         places = order.reshape(grid)
-        if node.op_type == "Mul" and (places == places[..., :1]).all():
+        if (
+            not (large and node.op_type == "Div")
+            and node.op_type in ("Mul", "Div")
+            and (places == places[..., :1]).all()
+        ):
             places = places[..., :1]
         other = self._gathered(node, replace(second, index=places[None]), grid[:2])
         a, b = self._operand_of(node, mapped), self._operand_of(node, self._whole(other, True, False, False))
-        if large and node.op_type == "Sub":
+        if large and node.op_type in ("Sub", "Div"):
             a, b = b, a
         make = SUMS[node.op_type]
         made = self._float_pending(grid, lambda to: make(a, b, to), shared=True, last=True)

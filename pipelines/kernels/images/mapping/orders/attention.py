@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
 from pipelines.kernels.arrays import Array
-from pipelines.kernels.images.mapping.orders.runs import Runs
+from pipelines.kernels.images.mapping.orders.choices import Choices
 from pipelines.kernels.images.mapping.orders.views import ORDERS, Scores, View
 from pipelines.kernels.images.mapping.qdq import input_at, refused
 from pipelines.kernels.images.mapping.walk import Bytes, Layer, Pending
@@ -30,7 +30,7 @@ from pipelines.kernels.transformer.operations.base import LANES
 MASKED = np.float32(-1e9)  # score of a key that is masked
 
 
-class Attentions(Runs):
+class Attentions(Choices):
     """A walk that knows attention."""
 
     def _viewed(self, node: ir.Node, reason: RequestError | None = None) -> None:

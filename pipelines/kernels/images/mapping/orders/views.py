@@ -26,8 +26,8 @@ LAYOUTS = (  # last, flat, tokens
     *((False, True, False), (True, True, False)),
 )
 ORDERS = {
-    *("DepthToSpace", "Flatten", "Gather", "Identity", "Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze"),
-    *("Transpose", "Unsqueeze"),
+    *("DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "SpaceToDepth", "Split"),
+    *("Squeeze", "Tile", "Transpose", "Unsqueeze"),
 }
 SPATIAL = {
     "AveragePool",
@@ -329,7 +329,7 @@ class Views(FloatValues):
         mapped, (height, width, own) = self._whole(view, True, False, False), self._shape(view.source)
         channels, part = view.index.shape[-1], _part(view.index, own)
         order = np.arange(view.index.size).reshape(view.index.shape)
-        if grid == (height, width) and np.array_equal(order.ravel(), view.index.ravel()):
+        if (*grid, channels) == (height, width, own) and np.array_equal(order.ravel(), view.index.ravel()):
             return View(mapped, order)
         whole = channels == part == own
         places = view.index.reshape(-1, channels // part, part)[..., 0] // part
@@ -344,7 +344,7 @@ class Views(FloatValues):
         def add(to: Operand) -> Step:
             return Gathering(self._operand_of(node, mapped), to, places, part=size)
 
-        return View(self._float_pending(shape, add, shared=True), order)
+        return View(replace(self._float_pending(shape, add, shared=True), whole=mapped.whole), order)
 
     def _whole(self, view: View, last: bool, flat: bool, tokens: bool) -> Bytes | Pending:
         """The value of a view of all its elements in order."""
@@ -437,6 +437,13 @@ def _rearranged(node: ir.Node, x: NDArray[np.int64], constants: Constants) -> li
             return [np.squeeze(x, tuple(axes)) if node.op_type == "Squeeze" else np.expand_dims(x, tuple(axes))]
         case "Gather":
             return [np.take(x, constants.indices(node, x.shape[axis] if axis == 0 else 0), axis)]
+        case "Expand" | "Tile":
+            counts = constants.sizes_of(node.inputs[1])
+            if counts is None or len(counts) != x.ndim or (node.op_type == "Tile" and counts[0] != 1):
+                raise refused(node, "repeats samples, or by no constants")
+            if node.op_type == "Tile":
+                return [np.tile(x, counts)]
+            return [np.broadcast_to(x, np.broadcast_shapes(x.shape, [x.shape[0], *counts[1:]]))]
         case "Split":
             return np.split(x, np.cumsum(split_sizes(node, x.shape[axis]))[:-1].tolist(), axis)
     cuts = [slice(None)] * x.ndim
