@@ -182,9 +182,9 @@ int64_t dense_bytes(int64_t inputs, int64_t outputs) {
     return ZOO_BASE::kIsa.images->dense_bytes(inputs, outputs) + (beyond > 0 ? beyond * last : 0);
 }
 
-template <int V>
-void dense_panel(const Dense &d, const Scratch &scratch, const int8_t *w, const int8_t *next, uint8_t *const *out, const uint8_t *const *others,
-                 int64_t n, int64_t column) {
+// take(sums with their bias, scales, row) of each row and one panel.
+template <int V, class Take>
+ZOO_INLINE inline void dense_sums(const Dense &d, const Scratch &scratch, const int8_t *w, const int8_t *next, int64_t n, Take take) {
     const int8_t *bias_of = w + d.stretches * d.stretch * 16 * V, *scales = bias_of + 64 * V;
     Floats scale[4] = {};
     Ints bias[4] = {};
@@ -193,20 +193,27 @@ void dense_panel(const Dense &d, const Scratch &scratch, const int8_t *w, const 
         scale[v.value] = _mm512_loadu_ps(scales + 64 * v.value);
     });
     const int64_t blocks = round_up(n, kRows) / kRows;
-    const auto rows_of = [&](const auto &bytes_of, auto then) ZOO_INLINE {
-        for (int64_t i = 0; i < blocks; i += 2) {
-            const int64_t begin = i * kRows, count = n - begin < 2 * kRows ? n - begin : 2 * kRows;
-            multiply_panel<V>(scratch.rows + i, blocks - i, scratch.steps, w, 64 * V,
-                              fetched(next, scratch.steps, (V + 1) / 2, i / 2, (blocks + 1) / 2), scratch.sums);
-            for (int64_t r = 0; r < count; ++r) {
-                __m512i q[4] = {};
-                unroll<V>([&](auto v) ZOO_INLINE {
-                    const __m512i sum = load(scratch.sums + r * kSums + 16 * v.value);
-                    q[v.value] = requantized(add(sum, bias[v.value]), scale[v.value]);
-                });
-                store_panel<V>(out[begin + r] + column, then(bytes_of.template pack<V>(q), begin + r));
-            }
+    for (int64_t i = 0; i < blocks; i += 2) {
+        const int64_t begin = i * kRows, count = n - begin < 2 * kRows ? n - begin : 2 * kRows;
+        multiply_panel<V>(scratch.rows + i, blocks - i, scratch.steps, w, 64 * V, fetched(next, scratch.steps, (V + 1) / 2, i / 2, (blocks + 1) / 2),
+                          scratch.sums);
+        for (int64_t r = 0; r < count; ++r) {
+            Ints sums[4] = {};
+            unroll<V>([&](auto v) ZOO_INLINE { sums[v.value] = add(load(scratch.sums + r * kSums + 16 * v.value), bias[v.value]); });
+            take(sums, scale, begin + r);
         }
+    }
+}
+
+template <int V>
+void dense_panel(const Dense &d, const Scratch &scratch, const int8_t *w, const int8_t *next, uint8_t *const *out, const uint8_t *const *others,
+                 int64_t n, int64_t column) {
+    const auto rows_of = [&](const auto &bytes_of, auto then) ZOO_INLINE {
+        dense_sums<V>(d, scratch, w, next, n, [&](const Ints(&sums)[4], const Floats(&scale)[4], int64_t row) ZOO_INLINE {
+            Ints q[4] = {};
+            unroll<V>([&](auto v) ZOO_INLINE { q[v.value] = requantized(sums[v.value], scale[v.value]); });
+            store_panel<V>(out[row] + column, then(bytes_of.template pack<V>(q), row));
+        });
     };
     const auto alone = [](__m512i bytes, int64_t) ZOO_INLINE { return bytes; };
     if (d.activation) return rows_of(ActivationOf(*d.activation), alone);
@@ -217,6 +224,15 @@ void dense_panel(const Dense &d, const Scratch &scratch, const int8_t *w, const 
         rows_of(bytes_of, [&](__m512i bytes, int64_t r) ZOO_INLINE { return other.of<V>(load_panel<V>(others[r] + column), bytes); });
     else
         rows_of(bytes_of, [&](__m512i bytes, int64_t r) ZOO_INLINE { return other.of<V>(bytes, load_panel<V>(others[r] + column)); });
+}
+
+// The same as floats, plus others where there are any.
+template <int V>
+void dense_panel(const Dense &d, const Scratch &scratch, const int8_t *w, const int8_t *next, float *const *out, const float *const *others,
+                 int64_t n, int64_t column) {
+    dense_sums<V>(d, scratch, w, next, n, [&](const Ints(&sums)[4], const Floats(&scale)[4], int64_t row) ZOO_INLINE {
+        store_floats_of<V>(sums, scale, out[row] + column, others ? others[row] + column : nullptr);
+    });
 }
 
 // Windows of sixteen pixels as rows of tiles: where they are, if they follow each other at one distance and their stretches are whole 64
@@ -249,22 +265,29 @@ inline void list_windows(const Dense &d, const Scratch &scratch, const uint8_t *
     }
 }
 
-void dense(const Dense &d, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others, int64_t n) {
-    if (n < kLeast) return ZOO_BASE::kIsa.images->dense(d, in, out, others, n);
-    using Panel = decltype(&dense_panel<1>);
-    constexpr Panel panel[] = {nullptr, dense_panel<1>, dense_panel<2>, dense_panel<3>, dense_panel<4>};
-    const int64_t inputs = d.stretches * d.stretch;
-    const Scratch scratch(inputs, n);
+template <class Out>
+void dense_panels(const Dense &d, const uint8_t *const *in, Out *const *out, const Out *const *others, int64_t n) {
+    const Scratch scratch(d.stretches * d.stretch, n);
     list_windows(d, scratch, in, n);
     const Panels panels(d.outputs);
     const Configured tiles;
     const auto *w = static_cast<const int8_t *>(d.packed);
     for (int64_t p = 0, column = 0; p < panels.count; ++p) {
         const int64_t vectors = panels.vectors(p);
-        const int8_t *next = w + (inputs + 8) * 16 * vectors;
-        panel[vectors](d, scratch, w, next, out, others, n, column);
+        const int8_t *next = w + (d.stretches * d.stretch + 8) * 16 * vectors;
+        of_vectors(vectors, [&](auto v) { dense_panel<v.value>(d, scratch, w, next, out, others, n, column); });
         w = next, column += 16 * vectors;
     }
+}
+
+void dense(const Dense &d, const uint8_t *const *in, uint8_t *const *out, const uint8_t *const *others, int64_t n) {
+    if (n < kLeast) return ZOO_BASE::kIsa.images->dense(d, in, out, others, n);
+    dense_panels(d, in, out, others, n);
+}
+
+void dense_floats(const Dense &d, const uint8_t *const *in, float *const *out, const float *const *added, int64_t n) {
+    if (n < kLeast) return ZOO_BASE::kIsa.images->dense_floats(d, in, out, added, n);
+    dense_panels(d, in, out, added, n);
 }
 
 int64_t products(int64_t rounds) {
@@ -280,7 +303,7 @@ int64_t products(int64_t rounds) {
 
 ImageKernels image_kernels() {
     ImageKernels kernels = *ZOO_BASE::kIsa.images;
-    kernels.dense_bytes = dense_bytes, kernels.dense = dense, kernels.products = products;
+    kernels.dense_bytes = dense_bytes, kernels.dense = dense, kernels.dense_floats = dense_floats, kernels.products = products;
     return kernels;
 }
 const ImageKernels kKernels = image_kernels();

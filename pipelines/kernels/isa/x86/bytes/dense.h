@@ -154,7 +154,18 @@ void dense_tile(const Dense &d, const int8_t *w, const uint8_t *const *in, uint8
         finish(bytes_of, [&](Ints bytes, int r) ZOO_INLINE { return other.of<V>(bytes, load_panel<V>(others[r] + column)); });
 }
 
-// The same as floats, plus others where there are any. A vector of a panel has four channels of each 128 bits.
+// Sums of a panel as floats, plus `others` where there are any. A vector of a panel has four channels of each 128 bits.
+template <int V, class Sums, class Scales>
+ZOO_INLINE inline void store_floats_of(const Sums &sums, const Scales &scale, float *out, const float *others) {
+    Floats values[V], ordered[V];
+    unroll<V>([&](auto v) ZOO_INLINE { values[v.value] = multiply(to_floats(sums[v.value]), scale[v.value]); });
+    order_panel(values, ordered);
+    unroll<V>([&](auto v) ZOO_INLINE {
+        const int64_t at = kInts * v.value;
+        store_floats(out + at, others ? sum_of(ordered[v.value], load_floats(others + at)) : ordered[v.value]);
+    });
+}
+
 template <int Rows, int V>
 void dense_tile(const Dense &d, const int8_t *w, const uint8_t *const *in, float *const *out, const float *const *others, int64_t column) {
     DenseSums<Rows, V> sums;
@@ -162,13 +173,7 @@ void dense_tile(const Dense &d, const int8_t *w, const uint8_t *const *in, float
     Floats scale[V];
     unroll<V>([&](auto v) ZOO_INLINE { scale[v.value] = load_floats(scales + 4 * kInts * v.value); });
     unroll<Rows>([&](auto r) ZOO_INLINE {
-        Floats found[V], ordered[V];
-        unroll<V>([&](auto v) ZOO_INLINE { found[v.value] = multiply(to_floats(sums.at[r.value][v.value]), scale[v.value]); });
-        order_panel(found, ordered);
-        unroll<V>([&](auto v) ZOO_INLINE {
-            const int64_t at = column + kInts * v.value;
-            store_floats(out[r.value] + at, others ? sum_of(ordered[v.value], load_floats(others[r.value] + at)) : ordered[v.value]);
-        });
+        store_floats_of<V>(sums.at[r.value], scale, out[r.value] + column, others ? others[r.value] + column : nullptr);
     });
 }
 
