@@ -133,17 +133,28 @@ def sqnr(expected: Sequence[Sequence[Array]], results: Sequence[Sequence[Array]]
 def agreement(expected: Sequence[Sequence[Array]], results: Sequence[Sequence[Array]]) -> dict[str, float]:
     """Returns the agreement of the first output.
 
+    Classes are the second axis of an output of at least four axes (maps [n, classes, rows, columns]), else the last.
+
     Returns:
-        {"agreement": of classes (values in the last axis, at most two axes) the percentage of samples with the same
-        largest one, or on the same side of .5 where there is one value; "cosine": the mean cosine of the last axis}.
+        {"agreement": the percentage of positions with the same class of largest value, or on the same side of .5 where
+        there is one class; "cosine": the mean cosine of the values of the classes, of one class those of all
+        positions}.
     """
     same, cosines = [], []
-    for a, b in ((a[0], b[0]) for a, b in zip(expected, results, strict=True)):
-        a, b = (array.reshape(-1, array.shape[-1]).astype(np.float64) for array in (np.atleast_1d(a), np.atleast_1d(b)))
-        same.append(((a > 0.5) == (b > 0.5)).mean() if a.shape[1] == 1 else (a.argmax(1) == b.argmax(1)).mean())
+    for a, b in ((_classes_last(a[0]), _classes_last(b[0])) for a, b in zip(expected, results, strict=True)):
+        one = a.shape[1] == 1
+        same.append(((a > 0.5) == (b > 0.5)).mean() if one else (a.argmax(1) == b.argmax(1)).mean())
+        a, b = (a.T, b.T) if one else (a, b)
         norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
         cosines.append(float(np.mean(((a * b).sum(1) + 1e-30) / (norms + 1e-30))))
     return {"agreement": round(100 * float(np.mean(same)), 2), "cosine": round(float(np.mean(cosines)), 5)}
+
+
+def _classes_last(output: Array) -> Array:
+    """Returns an output as float64 [positions, classes]."""
+    output = np.atleast_1d(output)
+    output = np.moveaxis(output, 1, -1) if output.ndim > 3 else output
+    return output.reshape(-1, output.shape[-1]).astype(np.float64)
 
 
 def accuracy(path: Path, engine: str, samples: Sequence[Feed], expected: Sequence[Sequence[Array]]) -> dict[str, Any]:

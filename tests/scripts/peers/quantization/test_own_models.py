@@ -47,6 +47,15 @@ def test_agreement_is_of_classes_or_of_the_side_of_a_half():
     assert own_models.agreement(one[:1], one[1:]) == {"agreement": 0, "cosine": 1}
 
 
+@pytest.mark.parametrize(("classes", "share"), [(1, 100), (3, 75)])
+def test_the_classes_of_a_map_are_its_second_axis(classes, share):
+    """A text detector's map has one class; the largest pixel of a row is none."""
+    x = np.random.default_rng(0).uniform(0.6, 0.9, (1, classes, 2, 2)).astype(np.float32)
+    y = x + np.float32([0.4, 0.0])
+    y[0, x[0, :, 0, 0].argmin(), 0, 0] += classes > 1
+    assert own_models.agreement([[x]], [[y]])["agreement"] == share
+
+
 def test_a_setting_that_fails_is_left_out(folder, tmp_path, monkeypatch):
     def copy(work, target):
         target.with_suffix(".onnx").write_bytes(work.fp32.read_bytes())
