@@ -44,6 +44,7 @@ from pipelines.kernels.images.steps.activation import exact
 from pipelines.rewrites.fuse_normalization import normalization, normalized_value
 
 GRID: NDArray[np.float32] = np.linspace(-12, 12, 1025, dtype=np.float32)  # by which functions are recognized
+LINEAR = ("Add", "Sub", "Mul", "Div")
 ALIKE = 1e-5  # largest difference of two forms of a function
 
 
@@ -308,7 +309,7 @@ class FloatValues(Functions):
         positions = [i for i, value in enumerate(node.inputs) if value is not None and value in self.values]
         values = [self.values[node.inputs[position]] for position in positions]  # type: ignore[index]
         alone = len(positions) == 1
-        linear = alone and len(node.inputs) == 2 and node.op_type in ("Add", "Sub", "Mul", "Div")
+        linear = alone and (node.op_type == "Neg" or (len(node.inputs) == 2 and node.op_type in LINEAR))
         if alone and self._of_parts(node, positions[0]):
             return
         if linear and self._has_pixels(node, 1 - positions[0]):
@@ -402,11 +403,13 @@ class FloatValues(Functions):
         self.values[node.outputs[0]] = replace(made, trace=trace)
 
     def _affine(self, node: ir.Node, position: int) -> None:
-        """Maps a sum or product of a float value with a constant per channel, or per pixel and channel."""
+        """Maps the negative of a float value, or a sum or product with a constant per channel, or pixel and channel."""
         value = self.values[node.inputs[position]]  # type: ignore[index]
         assert isinstance(value, Bytes | Pending)
         shape = self._shape(value)
-        gain, bias = self._gain_and_bias(node, position, self._per_element(node, 1 - position, value))
+        minus = np.full((1, shape[2]), -1, np.float32)
+        constant = minus if node.op_type == "Neg" else self._per_element(node, 1 - position, value)
+        gain, bias = self._gain_and_bias(node, position, constant)
         if isinstance(value, Pending) and len(gain) == 1:
             single = len(node.inputs[position].uses()) == 1  # type: ignore[union-attr]
             layer = value.layer if value.unbounded and single else None
@@ -425,8 +428,8 @@ class FloatValues(Functions):
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Factor of, and summand to, an input of a sum or product with a constant."""
         ones, zeros = np.ones_like(constant), np.zeros_like(constant)
-        if node.op_type == "Mul" or (node.op_type == "Div" and position == 0):
-            gain, bias = (constant if node.op_type == "Mul" else 1 / constant), zeros
+        if node.op_type in ("Mul", "Neg") or (node.op_type == "Div" and position == 0):
+            gain, bias = (1 / constant if node.op_type == "Div" else constant), zeros
         elif node.op_type == "Div":
             raise refused(node, "divides by a float value")
         else:

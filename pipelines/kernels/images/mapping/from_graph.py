@@ -169,13 +169,10 @@ class ImageMapping(Layers):
         except RequestError as error:
             value = node.inputs[0] if node.inputs else None
             is_mapped = value is not None and isinstance(self.values.get(value), Bytes | Pending)
+            if node.op_type not in ORDERS or not is_mapped:
+                raise
             try:
-                if node.op_type == "Concat":
-                    self._token_concat(node)
-                elif node.op_type in ORDERS and is_mapped:
-                    self._viewed(node, error)
-                else:
-                    raise
+                self._viewed(node, error)
             except RequestError:
                 raise error from None
 
@@ -299,7 +296,7 @@ RULES: dict[str, Callable[[ImageMapping, ir.Node], None]] = {
     "Attention": ImageMapping._whole_attention,
     "AveragePool": ImageMapping._averagepool,
     "Clip": ImageMapping._clip,
-    "Concat": ImageMapping._concat,
+    "Concat": ImageMapping._any_concat,
     "Conv": ImageMapping._conv,
     "DequantizeLinear": ImageMapping._dequantizelinear,
     "Dropout": ImageMapping._identity,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -18,12 +19,15 @@ from pipelines.kernels.images.operators import ceil_mode_pads, windows
 from pipelines.kernels.images.steps import (
     Addition,
     AveragePool,
+    ChannelScale,
     Convolution,
+    FloatDepthwise,
     FloatMean,
     FloatSum,
     GlobalAverage,
     MaxPool,
     Operand,
+    Step,
 )
 from pipelines.kernels.images.steps.elementwise import quantized_sum
 
@@ -189,9 +193,9 @@ class Layers(Attentions):
 
     # ----------------------------------------------------------------------------------------------------------- pools
 
-    def _window(self, node: ir.Node, x: Bytes) -> tuple[Any, Any, Any, tuple[int, int]]:
+    def _window(self, node: ir.Node, x: Bytes | Pending) -> tuple[Any, Any, Any, tuple[int, int]]:
         """Kernel, strides and pads of a pool, and the number of windows along height and width."""
-        kernel, shape = tuple(node.attributes.get_ints("kernel_shape", [])), self.tensors[x.tensor]
+        kernel, shape = tuple(node.attributes.get_ints("kernel_shape", [])), self._shape(x)
         if len(kernel) != 2 or True in layout_of(x):
             raise refused(node, "is not over [n, C, H, W]")
         strides, padding, dilations = self._geometry(node, shape, kernel)
@@ -218,9 +222,13 @@ class Layers(Attentions):
         self.values[node.outputs[0]] = replace(x, tensor=out)
 
     def _averagepool(self, node: ir.Node) -> None:
+        padded = node.attributes.get_int("count_include_pad", 0) == 1
+        mapped = self.values[data_input(node)]
+        if isinstance(mapped, Pending):
+            self._float_average(node, mapped, *self._window(node, mapped), padded)
+            return
         x = self._read(node)
         kernel, strides, pads, counts = self._window(node, x)
-        padded = node.attributes.get_int("count_include_pad", 0) == 1
 
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
             out = self._new((*counts, self.tensors[x.tensor][2]))
@@ -229,6 +237,36 @@ class Layers(Attentions):
             return self._clipped(out, low, high)
 
         self.values[node.outputs[0]] = Pending(emit, (*counts, self.tensors[x.tensor][2]))
+
+    def _float_average(
+        self,
+        node: ir.Node,
+        mapped: Pending,
+        kernel: tuple[int, int],
+        strides: tuple[int, int],
+        pads: tuple[int, int, int, int],
+        counts: tuple[int, int],
+        padded: bool,
+    ) -> None:
+        """Maps the means of windows of float values: sums, divided by the number of values inside unless `padded`."""
+        channels = self._shape(mapped)[2]
+        inside = np.pad(np.ones(self._shape(mapped)[:2], np.float32), ((pads[0], pads[2]), (pads[1], pads[3])))
+        places = np.lib.stride_tricks.sliding_window_view(inside, kernel)[:: strides[0], :: strides[1]]
+        sizes = places.sum((2, 3), dtype=np.float32)[: counts[0], : counts[1]].reshape(-1, 1)
+        even = padded or bool((sizes == math.prod(kernel)).all())
+        taps = np.full((*kernel, channels), 1 / math.prod(kernel) if even else 1, np.float32)
+        none, shape = np.zeros(channels, np.float32), (*counts, channels)
+        gain = np.ascontiguousarray(np.broadcast_to(1 / sizes, (len(sizes), channels)))
+
+        def add(to: Operand) -> Step:
+            source = self._float_tensor(node, mapped)
+            if even:
+                return FloatDepthwise(source, to.tensor, taps, none, strides, pads)
+            sums = self._new_floats(shape)
+            self.steps.append(FloatDepthwise(source, sums, taps, none, strides, pads))
+            return ChannelScale(Operand(sums), to, gain, np.zeros_like(gain))
+
+        self._float_value(node, shape, add, mapped, quantizes=not even)
 
     def _globalaveragepool(self, node: ir.Node) -> None:
         x = self.values[data_input(node)]

@@ -32,6 +32,10 @@ class Layouts(Walk):
         """The tensor of floats of a real value, for a node that reads it; its tokens in rows of another grid."""
 
     @abstractmethod
+    def _float_channels(self, node: ir.Node, mapped: Pending, channels: range) -> int:
+        """The tensor of floats of some channels of a real value."""
+
+    @abstractmethod
     def _padded(self, node: ir.Node, mapped: Bytes | Pending, pads: Sequence[int] | None) -> None:
         """Maps a Pad of height and width."""
 
@@ -236,7 +240,12 @@ class Layouts(Walk):
         def emit(scale: np.float32, zero: int, low: int, high: int) -> int:
             return self._selected(self._emitted(mapped, scale, zero, low, high), channels)
 
-        return Pending(emit, (*mapped.shape[:2], len(channels)), mapped.low, mapped.high, mapped.last, mapped.flat)
+        @functools.cache
+        def real() -> int:
+            return self._float_channels(node, mapped, channels)
+
+        shape, is_float = (*mapped.shape[:2], len(channels)), mapped.real is not None
+        return Pending(emit, shape, mapped.low, mapped.high, mapped.last, mapped.flat, real=real if is_float else None)
 
     def _slice(self, node: ir.Node) -> None:
         cuts = slices(node)

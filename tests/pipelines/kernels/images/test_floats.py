@@ -211,6 +211,27 @@ def test_a_convnext_is_whole(last: bool, tmp_path: Path) -> None:
     assert np.square(outputs - wanted).sum() < 0.002 * np.square(wanted).sum()
 
 
+@pytest.mark.parametrize("counts_pads", [0, 1])
+@pytest.mark.parametrize(("stride", "pads"), [(1, [1, 1, 1, 1]), (2, [0, 1, 2, 1]), (2, [0, 0, 0, 0])])
+def test_means_of_windows_of_floats(counts_pads: int, stride: int, pads: list[int], tmp_path: Path) -> None:
+    g, channels = Graph(), 8
+    x = g.quantize(g.layer("Conv", g.quantize("image", 0.02, 120), (channels, 3, 1, 1), 0.02), 0.03, 120)
+    normed = g.add("GroupNormalization", [x, weights(g, channels), weights(g, channels)], num_groups=1)
+    more: dict[str, Any] = {"kernel_shape": [3, 3], "strides": [stride] * 2, "pads": pads}
+    pooled = g.add("AveragePool", [normed], count_include_pad=counts_pads, **more)
+    scaled = g.add("Mul", [weights(g, channels, 1, 1), pooled])
+    out = g.layer("Conv", g.quantize(scaled, 0.02, 120), (5, channels, 1, 1), 0.02)
+    path = g.save(tmp_path / "m.onnx", [3, 9, 7], out, opset=21)
+    made = image_program(io.load(path))
+    assert not made.rest
+    samples = g.rng.normal(0, 1, (2, 3, 9, 7)).astype(np.float32)
+    outputs = np.stack([reference.run(made, sample) for sample in samples])
+    for isa in extension.isas():
+        assert np.array_equal(native.pack(made, isa).open()(samples), outputs)
+    wanted = results(path, samples)
+    assert np.square(outputs.reshape(wanted.shape) - wanted).sum() < 0.002 * np.square(wanted).sum()
+
+
 def function_of(g: Graph, x: str, form: str) -> str:
     """A function as exporters write it of several operators."""
     constant = lambda value: g.constant(np.float32(value))  # noqa: E731

@@ -412,6 +412,39 @@ def test_attention_whose_heads_are_rows_of_tokens(tmp_path: Path) -> None:
     assert kinds.count(Attention) == 1
 
 
+def test_registers_and_rotated_heads_are_whole(tmp_path: Path) -> None:
+    """DINOv3: registers between the class and patches; halves of the heads of patches are rotated by their places."""
+    g = Graph()
+    x = g.add("Concat", [weights(g, 1, 1, CHANNELS), patches(g)], axis=1)
+    cut = lambda x, low, high, axis: g.add(  # noqa: E731
+        "Slice", [x, *(g.constant(np.array([n])) for n in (low, high, axis))]
+    )
+    x = g.add("Add", [x, weights(g, 1, 17, CHANNELS, mean=0)])
+    x = g.add("Concat", [cut(x, 0, 1, 1), weights(g, 1, 2, CHANNELS), cut(x, 1, 99, 1)], axis=1)
+    norm = g.quantize(g.add("LayerNormalization", [x, weights(g, CHANNELS), weights(g, CHANNELS)]), 0.03, 125)
+    shape = g.constant(np.array([-1, 19, HEADS, SIZE]))
+    q, k, v = (
+        g.add("Transpose", [g.add("Reshape", [linear(g, norm, (CHANNELS, CHANNELS)), shape])], perm=[0, 2, 1, 3])
+        for _ in "qkv"
+    )
+    angles = g.rng.uniform(0, np.pi, (16, SIZE)).astype(np.float32)
+    cosines, sines = g.constant(np.cos(angles)), g.constant(np.sin(angles))
+
+    def rotated(heads: str) -> str:
+        tokens = cut(heads, 3, 99, 2)
+        turned = [g.add("Neg", [cut(tokens, SIZE // 2, 99, 3)]), cut(tokens, 0, SIZE // 2, 3)]
+        terms = g.add("Mul", [tokens, cosines]), g.add("Mul", [g.add("Concat", turned, axis=-1), sines])
+        return g.add("Concat", [cut(heads, 0, 3, 2), g.add("Add", terms)], axis=-2)
+
+    scores = g.add("MatMul", [rotated(q), g.add("Transpose", [rotated(k)], perm=[0, 1, 3, 2])])
+    share = g.add("Softmax", [g.add("Mul", [scores, g.constant(np.float32(0.02))])], axis=-1)
+    rows = g.add("Transpose", [g.add("MatMul", [share, v])], perm=[0, 2, 1, 3])
+    rows = g.quantize(g.add("Reshape", [rows, g.constant(np.array([0, 0, -1]))]), 0.02, 128)
+    x = g.add("Add", [linear(g, rows, (CHANNELS, CHANNELS)), x])
+    kinds = check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], head(g, x, [1]), opset=20, batch=1))
+    assert kinds.count(Attention) == 1
+
+
 @pytest.mark.parametrize("form", ["quantized", "normalized", "convolved"])
 def test_attention_of_any_values(form: str, tmp_path: Path) -> None:
     """Queries of a layer that were quantized before their heads, or of a layer on several pixels; norms of two parts."""

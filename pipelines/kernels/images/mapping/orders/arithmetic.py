@@ -10,6 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
+from pipelines.kernels.arrays import Array
 from pipelines.kernels.images.mapping.orders.views import Scores, View, Views
 from pipelines.kernels.images.mapping.qdq import input_at, refused
 from pipelines.kernels.images.mapping.walk import Bytes, Pending
@@ -94,13 +95,30 @@ class Arithmetic(Views):
         view = self._owned(node, self._any_view(node, node.inputs[position]))
         if constant is None or np.broadcast_shapes(constant.shape, view.index.shape) != view.index.shape:
             return False
-        rows = np.empty(view.index.size, np.float32)
-        rows[view.index.ravel()] = np.broadcast_to(constant, view.index.shape).ravel()
+        gain, bias = self._gain_and_bias(node, position, self._in_order(view, constant))
         mapped = self._whole(view, True, False, False)
-        values = rows.reshape(-1, self._shape(mapped)[2])
-        gain, bias = self._gain_and_bias(node, position, values[:1] if (values == values[:1]).all() else values)
         self._settle(node.outputs[0], View(self._scaled(node, mapped, gain, bias), view.index))
         return True
+
+    def _in_order(self, view: View, constant: Array) -> NDArray[np.float32]:
+        """float32 [pixels, channels] of a constant for each element of a view, [1, channels] if pixels are alike."""
+        rows = np.empty(view.index.size, np.float32)
+        rows[view.index.ravel()] = np.broadcast_to(constant, view.index.shape).ravel()
+        values = rows.reshape(-1, self._shape(view.source)[2])
+        return values[:1] if (values == values[:1]).all() else values
+
+    def _join_views(self, node: ir.Node, views: list[View]) -> None:
+        """Joins elements of one value, each with the factor of its view, such as halves that are rotated."""
+        first, axis = views[0], node.attributes.get_int("axis", 0)
+        if len({(view.source, view.qparams, view.real) for view in views}) != 1:
+            raise refused(node, "joins values in another order")
+        joined = replace(first, index=np.concatenate([view.index for view in views], axis))
+        if len({view.factor for view in views}) > 1:
+            factors = np.concatenate([np.full(view.index.shape, view.factor, np.float32) for view in views], axis)
+            joined = self._owned(node, replace(joined, factor=1.0))
+            mapped, gain = self._whole(joined, True, False, False), self._in_order(joined, factors)
+            joined = View(self._scaled(node, mapped, gain, np.zeros_like(gain)), joined.index)
+        self._settle(node.outputs[0], joined)
 
     def _of_two(self, node: ir.Node) -> None:
         """Maps a sum, difference or product of two values."""
@@ -134,9 +152,9 @@ class Arithmetic(Views):
 
     def _stacked(self, node: ir.Node) -> bool:
         """Maps a Concat of values of as many channels in other orders, below each other; False for another node."""
-        views = self._views_of(node)
+        views = [self._whole_view(node, value) for value in node.inputs] if node.op_type == "Concat" else []
         sources = {id(view.source) for view in views if isinstance(view, View)}
-        if node.op_type != "Concat" or len(sources) < 2 or any(view is None for view in views):
+        if len(sources) < 2 or any(view is None for view in views):
             return False
         owned = [self._owned(node, self._any_view(node, value)) for value in node.inputs]
         if len({self._shape(view.source)[2] for view in owned}) > 1:

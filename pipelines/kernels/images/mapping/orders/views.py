@@ -96,6 +96,10 @@ class Views(FloatValues):
     def _by_rule(self, node: ir.Node) -> None:
         """Maps a node that reads no view."""
 
+    @abstractmethod
+    def _join_views(self, node: ir.Node, views: list[View]) -> None:
+        """Maps a Concat of views."""
+
     def _dimensions(self, value: ir.Value | None) -> tuple[int, ...] | None:
         """The shape of a value for one sample; None for a value that is not known."""
         mapped = self.views.get(value) or self.values.get(value) if value is not None else None
@@ -125,6 +129,8 @@ class Views(FloatValues):
             self._requantize_view(node, first)
         elif node.op_type in ("Mul", "Div") and self._is_scaled(node):
             self._scale_view(node, views)
+        elif node.op_type == "Neg" and isinstance(first, View) and first.real:
+            self.views[node.outputs[0]] = replace(first, factor=-first.factor)
         elif node.op_type == "Concat" and all(isinstance(view, View) for view in views):
             self._join_views(node, [view for view in views if isinstance(view, View)])
         elif self._gather(node):
@@ -135,13 +141,6 @@ class Views(FloatValues):
     def _views_of(self, node: ir.Node) -> list[View | Scores | None]:
         """The views among the inputs of a node."""
         return [None if value is None else self.views.get(value) for value in node.inputs]
-
-    def _join_views(self, node: ir.Node, views: list[View]) -> None:
-        first = views[0]
-        if len({(view.source, view.factor, view.qparams, view.real) for view in views}) != 1:
-            raise refused(node, "joins values in another order")
-        index = np.concatenate([view.index for view in views], node.attributes.get_int("axis", 0))
-        self._settle(node.outputs[0], replace(first, index=index))
 
     def _commute(self, node: ir.Node) -> None:
         """Maps an operator on the channels of pixels in another order, such as windows, in one order."""
@@ -179,24 +178,39 @@ class Views(FloatValues):
             raise refused(node, "reads values in another order")
         self._settle(node.outputs[0], View(made, places[..., None] * channels + np.arange(channels)))
 
+    def _any_concat(self, node: ir.Node) -> None:
+        try:
+            self._concat(node)
+        except RequestError as error:
+            try:
+                self._token_concat(node)
+            except RequestError:
+                raise error from None
+
     def _token_concat(self, node: ir.Node) -> None:
-        """Maps tokens behind or before constant ones, such as that of the class."""
+        """Maps tokens behind, before or around constant ones, such as that of the class and registers."""
         parts = [(value, None if value is None else self.values.get(value)) for value in node.inputs]
-        values = [value for _, value in parts if value is not None]
-        tokens = values[0] if len(values) == 1 else None
-        if not isinstance(tokens, Bytes | Pending) or layout_of(tokens) != (True, False, True):
+        values = [value for _, value in parts if isinstance(value, Bytes | Pending)]
+        widths = {self._shape(value)[2] for value in values}
+        if len(widths) != 1 or any(layout_of(value) != (True, False, True) for value in values):
             raise refused(node, "concatenates a float value")
-        x, channels, places, added = self._operand_of(node, tokens), self._shape(tokens)[2], [], []
-        for value, mapped in parts:
-            constant = None if value is None or mapped is not None else self.constants.real(value, 1)
-            if mapped is None and (constant is None or constant.size % channels or constant.shape[-1] != channels):
-                raise refused(node, "concatenates a float value")
-            count = self._shape(tokens)[0] * self._shape(tokens)[1] if constant is None else constant.size // channels
-            places.append(np.arange(count) if constant is None else np.full(count, -1))
-            rows = np.zeros((count, channels)) if constant is None else constant.reshape(count, channels)
-            added.append(rows.astype(np.float32))
         if node.attributes.get_int("axis", 1) % 3 != 1:
             raise refused(node, "does not concatenate tokens")
+        tokens = values[0] if len(values) == 1 else self._joined(node, values, True)
+        x, (channels,), places, added, begin = self._operand_of(node, tokens), widths, [], [], 0
+        for value, mapped in parts:
+            constant = None if value is None or mapped is not None else self.constants.real(value, 1)
+            if isinstance(mapped, Bytes | Pending):
+                count = math.prod(self._shape(mapped)[:2])
+                places.append(np.arange(begin, begin + count))
+                added.append(np.zeros((count, channels), np.float32))
+                begin += count
+            elif constant is not None and constant.size and constant.shape[-1] == channels:
+                count = constant.size // channels
+                places.append(np.full(count, -1))
+                added.append(constant.reshape(count, channels).astype(np.float32))
+            else:
+                raise refused(node, "concatenates a float value")
         whole, rows = np.concatenate(places)[:, None], np.concatenate(added)
         shape = (len(whole), 1, channels)
         self._float_value(node, shape, lambda to: Gathering(x, to, whole, rows), tokens)
@@ -345,6 +359,13 @@ class Views(FloatValues):
             return Gathering(self._operand_of(node, mapped), to, places, part=size)
 
         return View(replace(self._float_pending(shape, add, shared=True), whole=mapped.whole), order)
+
+    def _float_channels(self, node: ir.Node, mapped: Pending, channels: range) -> int:
+        """The tensor of floats of some channels of a real value."""
+        index = self._elements(mapped, (True, False, False))[..., channels]
+        made = self._gathered(node, View(mapped, index), mapped.shape[:2]).source
+        assert isinstance(made, Pending)
+        return self._floats_of(made)
 
     def _whole(self, view: View, last: bool, flat: bool, tokens: bool) -> Bytes | Pending:
         """The value of a view of all its elements in order."""
