@@ -272,19 +272,19 @@ class PlannedSession(Asynchronous):
 
     Args:
         path: Plan file.
-        found: Result of `read_plan`.
+        plan: Result of `read_plan`.
         opener: Opens a model file in an engine.
     """
 
     engine = "plan"
 
-    def __init__(self, path: Path, found: dict[str, Any], opener: Opener) -> None:
-        self.path, self.found, self._opener = path, found, opener
+    def __init__(self, path: Path, plan: dict[str, Any], opener: Opener) -> None:
+        self.path, self.plan, self._opener = path, plan, opener
         self._sessions: dict[int, Session] = {}
         self._lock = threading.Lock()  # one thread opens
-        self._profiles = {int(profile["batch_size"]): profile for profile in found["profiles"]}
-        self.threads = max(int(profile["threads"]) for profile in found["profiles"])
-        self._samples_first = bool(found.get("samples_first", True))
+        self._profiles = {int(profile["batch_size"]): profile for profile in plan["profiles"]}
+        self.threads = max(int(profile["threads"]) for profile in plan["profiles"])
+        self._samples_first = bool(plan.get("samples_first", True))
 
     @property
     def inputs(self) -> dict[str, Port]:
@@ -331,7 +331,7 @@ class PlannedSession(Asynchronous):
             ) from error
         if profile["engine"] == "onnxruntime":
             return _Optimized(self.path, threads, blob)
-        inputs, size = list(self.found["inputs"][0]), int(profile["batch_size"])
+        inputs, size = list(self.plan["inputs"][0]), int(profile["batch_size"])
         return _Imported(self.path, threads, blob, size, inputs, profile["outputs"], self._samples_first)
 
 

@@ -2,18 +2,22 @@
 DNNLinearCombinedClassifier's layers.
 """
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from helpers import lazily
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+logging.getLogger("tensorflow").setLevel(logging.ERROR)
 
-import numpy as np
-import tensorflow as tf
-
-v1, fc = tf.compat.v1, tf.feature_column
-v1.logging.set_verbosity(v1.logging.ERROR)
+REASON = "graphs are read by TensorFlow"
+tf = lazily.module("tensorflow", REASON)
+v1, fc = lazily.module("tensorflow.compat.v1", REASON), lazily.module("tensorflow.feature_column", REASON)
 
 PROBABILITY = "head/predictions/logistic"
 
@@ -37,7 +41,7 @@ def classifier(
     deep: Sequence[Any],
     wide: Sequence[Any],
     hidden: Sequence[int] = (16, 8),
-    activation: Callable[[Any], Any] = tf.nn.relu,
+    activation: Callable[[Any], Any] = lambda x: tf.nn.relu(x),
     head: bool = False,
 ) -> Any:
     """The logits of a wide and deep model over `inputs`, and its probability; head: with the other outputs that an

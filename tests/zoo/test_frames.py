@@ -6,15 +6,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from helpers import lazily
 
 import zoo
 from pipelines.core.errors import RequestError
 from pipelines.models.pipeline import Pipeline
 
 pd = pytest.importorskip("pandas", reason="needs the test extra")
-pl = pytest.importorskip("polars", reason="needs the test extra")
+pl = lazily.module("polars", reason="needs the test extra")
 TEXTS = {"id": [7, 8], "text": ["one", "two"]}
-FORMS = {"pandas": pd.DataFrame, "polars": pl.DataFrame, "arrow": pa.table}
+FORMS = {"pandas": pd.DataFrame, "polars": lambda columns: pl.DataFrame(columns), "arrow": pa.table}
 
 
 def pipeline(results: Any, parts: str = "lines") -> Any:

@@ -5,30 +5,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-
-pytest.importorskip("torch", reason="needs the train extra")
-pytest.importorskip("sklearn", reason="needs the sklearn extra")
-pytest.importorskip("polars", reason="needs the test extra")
-
 import pandas as pd
-import polars as pl
-from sklearn.base import clone
-from sklearn.impute import SimpleImputer
-from sklearn.model_selection import cross_val_score
-from sklearn.pipeline import make_pipeline
-from sklearn.utils.estimator_checks import parametrize_with_checks
+import pytest
+from helpers import lazily
 
 import zoo
 from pipelines.core.errors import RequestError
-from zoo.sklearn import ZooClassifier
+
+pytest.importorskip("torch", reason="needs the train extra")
+pl = lazily.module("polars", reason="needs the test extra")
+sklearn = lazily.module("sklearn", reason="needs the sklearn extra")
+estimators = lazily.module("zoo.sklearn", reason="zoo is not installed")
 
 SMALL = {"epochs": 12, "l2_embeddings": 1000, "embedding_size": 4, "hidden": "8", "refit": False}
 
 
-def small(**options: Any) -> ZooClassifier:
+def small(**options: Any) -> Any:
     """An estimator that is trained in a second."""
-    return ZooClassifier(precision="fp32", engine="onnxruntime", settings=SMALL | options)
+    return estimators.ZooClassifier(precision="fp32", engine="onnxruntime", settings=SMALL | options)
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +34,11 @@ def frame() -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def fitted(frame: pd.DataFrame) -> ZooClassifier:
+def fitted(frame: pd.DataFrame) -> Any:
     return small().fit(frame.drop(columns="bought"), frame["bought"])
 
 
-def test_a_frame_is_fitted_and_its_columns_are_used(frame: pd.DataFrame, fitted: ZooClassifier) -> None:
+def test_a_frame_is_fitted_and_its_columns_are_used(frame: pd.DataFrame, fitted: Any) -> None:
     rows = frame.drop(columns="bought")
     assert fitted.classes_.tolist() == ["no", "yes"] and fitted.feature_names_in_.tolist() == list(rows.columns)
     kinds = {column["name"]: column["kind"] for column in fitted.schema_["columns"]}
@@ -56,7 +50,7 @@ def test_a_frame_is_fitted_and_its_columns_are_used(frame: pd.DataFrame, fitted:
     np.testing.assert_array_equal(fitted.predict_proba(pl.from_pandas(rows)), probabilities)
 
 
-def test_pickles_and_folders_are_the_model(tmp_path: Path, frame: pd.DataFrame, fitted: ZooClassifier) -> None:
+def test_pickles_and_folders_are_the_model(tmp_path: Path, frame: pd.DataFrame, fitted: Any) -> None:
     rows = frame.drop(columns="bought")
     expected = fitted.predict_proba(rows)
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(fitted)).predict_proba(rows), expected)
@@ -72,10 +66,10 @@ def test_numbers_alone_get_bins_also_where_they_are_missing(frame: pd.DataFrame)
     values = rng.normal(size=(200, 2))
     target = np.abs(values[:, 0]) > 0.7
     values[::20, 1] = np.nan
-    model = make_pipeline(SimpleImputer(), small(epochs=20)).fit(values, target)
+    model = sklearn.pipeline.make_pipeline(sklearn.impute.SimpleImputer(), small(epochs=20)).fit(values, target)
     assert [column["name"] for column in model[-1].schema_["columns"]][:4] == ["x0", "x1", "x0 (bin)", "x1 (bin)"]
     assert model.score(values, target) > 0.8  # no linear function of the numbers
-    alone = clone(model[-1]).fit(values, target)
+    alone = sklearn.base.clone(model[-1]).fit(values, target)
     assert alone.predict_proba(values).shape == (200, 2)
 
 
@@ -96,10 +90,12 @@ def test_targets_that_are_not_two_classes(frame: pd.DataFrame, target: list[int]
 @pytest.mark.slow
 def test_default_settings_in_int8(frame: pd.DataFrame) -> None:
     rows, target = frame.drop(columns="bought"), frame["bought"]
-    assert cross_val_score(ZooClassifier("wide-deep"), rows, target, cv=3).mean() > 0.85
+    scores = sklearn.model_selection.cross_val_score(estimators.ZooClassifier("wide-deep"), rows, target, cv=3)
+    assert scores.mean() > 0.85
 
 
 @pytest.mark.slow
-@parametrize_with_checks([small(epochs=20, refit=True)])
-def test_checks_of_scikit_learn(estimator: ZooClassifier, check: Any) -> None:
-    check(estimator)
+def test_checks_of_scikit_learn() -> None:
+    from sklearn.utils import estimator_checks
+
+    estimator_checks.check_estimator(small(epochs=20, refit=True))

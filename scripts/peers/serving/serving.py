@@ -162,12 +162,12 @@ import importlib.metadata as m, json, re, sys
 todo, seen, size = [sys.argv[1]], set(), 0
 while todo:
     name = re.sub("[-_.]+", "-", todo.pop()).lower()
-    try: found = m.distribution(name)
+    try: package = m.distribution(name)
     except m.PackageNotFoundError: continue
     if name in seen: continue
     seen.add(name)
-    size += sum(each.size or 0 for each in found.files or ())
-    todo += [re.match("[A-Za-z0-9._-]+", each)[0] for each in found.requires or () if "extra ==" not in each]
+    size += sum(file.size or 0 for file in package.files or ())
+    todo += [re.match("[A-Za-z0-9._-]+", text)[0] for text in package.requires or () if "extra ==" not in text]
 print(json.dumps({"version": m.version(sys.argv[1]), "mb": round(size / 1e6, 1), "packages": len(seen)}))
 """
 

@@ -226,17 +226,17 @@ class CategoryCounts:
             shared[name] = shared[name] + count if name in shared else count
         self.counts = [shared[name] for name in tables]
         fewest = {field.name: max(least, field.column.min_count) for field in self.fields}
-        self.known = [
+        self.trained = [
             torch.from_numpy(_known(name, count, fewest.get(name, least), earlier))
             for name, count in zip(tables, self.counts, strict=True)
         ]
-        for feature, mask in zip(self.fields, self.known, strict=True):
+        for feature, mask in zip(self.fields, self.trained, strict=True):
             if feature.is_list or tables.count(feature.table) > 1:
                 mask[feature.last] = True
             if not feature.has_unknown:
                 mask[:] = True
         starts = np.cumsum([0, *(field.rows for field in self.fields)])
-        self._all = torch.cat(self.known) if self.known else torch.zeros(0, dtype=torch.bool)
+        self._all = torch.cat(self.trained) if self.trained else torch.zeros(0, dtype=torch.bool)
         self._offsets = torch.from_numpy(
             np.concatenate(
                 [np.zeros(0, np.int64), *(np.full(f.width, s) for f, s in zip(self.fields, starts, strict=False))]
@@ -270,7 +270,7 @@ class CategoryCounts:
         """
         counts = torch.zeros(len(self.fields), 2)
         for part in parts:
-            for number, (feature, mask) in enumerate(zip(self.fields, self.known, strict=True)):
+            for number, (feature, mask) in enumerate(zip(self.fields, self.trained, strict=True)):
                 ids = part["ids"][:, feature.start : feature.start + feature.width].long()
                 ids = ids[ids != feature.last] if feature.is_list else ids
                 counts[number] += torch.tensor([float((~mask[ids]).sum()), ids.numel()])
@@ -301,7 +301,7 @@ class CategoryCounts:
         for module in model.modules():
             if isinstance(module, Embeddings):
                 for number, field in enumerate(module.fields):
-                    table, mask = module.table(number), self.known[self.fields.index(field)]
+                    table, mask = module.table(number), self.trained[self.fields.index(field)]
                     unknown = table[UNKNOWN].clone()
                     for first in range(0, len(table), BLOCK_ROWS):
                         table[first : first + BLOCK_ROWS][~mask[first : first + BLOCK_ROWS]] = unknown
@@ -318,7 +318,7 @@ class CategoryCounts:
         """
         rows = torch.zeros(len(module.weight), dtype=torch.bool)
         for field, start in zip(module.fields, module.starts, strict=True):
-            rows[start : start + field.rows] |= self.known[self.fields.index(field)]
+            rows[start : start + field.rows] |= self.trained[self.fields.index(field)]
             rows[start + UNKNOWN] = True
         return rows
 

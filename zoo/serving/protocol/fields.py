@@ -15,17 +15,17 @@ class Fields:
 
     Args:
         content: The parsed JSON.
-        known: Names that the object may have; empty if unknown fields are ignored.
+        names: Names that the object may have; empty if unknown fields are ignored.
 
     Raises:
         RequestError: It is no object, or has an unknown field.
     """
 
-    def __init__(self, content: Any, known: Sequence[str] = ()) -> None:
+    def __init__(self, content: Any, names: Sequence[str] = ()) -> None:
         if not isinstance(content, dict):
             raise RequestError(f"found {_shown(content)} as the body, expected a JSON object")
-        if known and (unknown := next((name for name in content if name not in known), None)) is not None:
-            raise RequestError(f"found the field {unknown[:40]!r}, expected {', '.join(known)}")
+        if names and (unknown := next((name for name in content if name not in names), None)) is not None:
+            raise RequestError(f"found the field {unknown[:40]!r}, expected {', '.join(names)}")
         self._content: Mapping[str, Any] = content
 
     def value(self, name: str) -> Any:

@@ -173,13 +173,13 @@ class LineSplitter:
 
     def _known_format(self, match: re.Match[str]) -> str:
         """Returns a format character that the vocabulary knows, or nothing."""
-        if match[0] in self.vocabulary.known:
+        if match[0] in self.vocabulary.known_text:
             return match[0]
         self.notes[f"U+{ord(match[0]):04X} left out"] = None
         return ""
 
     def _note_unknown(self, text: str) -> None:
-        for char in self.vocabulary.known.unknown(text):
+        for char in self.vocabulary.known_text.unknown(text):
             self.notes[f"{char} is not in the vocabulary"] = None
 
     def _add_pieces(self, text: str, count: int | None) -> None:
@@ -206,7 +206,7 @@ class LineSplitter:
         self._note_copy(text)
         self.pieces.append(text)
         if not self.foreign and not text.isascii():
-            self.foreign = any(char > "\x7f" and char.isalpha() for char in self.vocabulary.known.unknown(text))
+            self.foreign = any(char > "\x7f" and char.isalpha() for char in self.vocabulary.known_text.unknown(text))
 
     def _is_data(self, word: str) -> bool:
         """Returns whether a word of a sentence that is too long is copied unseen."""
@@ -218,7 +218,7 @@ class LineSplitter:
         """Returns whether each word is copied, see `KnownText.unknown_words`."""
         cached = self.unknown_words
         if new := list(dict.fromkeys(word for word in words if word not in cached)):
-            cached.update(zip(new, self.vocabulary.known.unknown_words(new), strict=True))
+            cached.update(zip(new, self.vocabulary.known_text.unknown_words(new), strict=True))
         return [cached[word] for word in words]
 
 

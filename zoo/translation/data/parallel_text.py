@@ -119,7 +119,7 @@ class Vocabulary(Pieces):
 
     Attributes:
         content: The model file.
-        known: Characters and words that it can write.
+        known_text: Characters and words that it can write.
     """
 
     def __init__(self, content: bytes, name: str | Path = VOCABULARY) -> None:
@@ -139,7 +139,7 @@ class Vocabulary(Pieces):
                 f"{name} has the ids {ids} for padding, unknown, start and end; expected {[PAD, UNKNOWN, START, END]}"
             )
         self.content = content
-        self.known = KnownText(self._can_write)
+        self.known_text = KnownText(self._can_write)
 
     def _can_write(self, texts: list[str]) -> list[bool]:
         """See `KnownText`."""

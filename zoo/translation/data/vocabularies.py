@@ -115,7 +115,7 @@ class ImportedVocabulary:
         self._source_tokenizer, self._target_tokenizer = tokenizers[0], tokenizers[-1]
         self._hidden = frozenset(framing.hidden)
         self.content = contents[PIECES]
-        self.known = KnownText(self._can_write)
+        self.known_text = KnownText(self._can_write)
 
     def __len__(self) -> int:
         return len(self._target)

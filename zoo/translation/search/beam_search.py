@@ -187,7 +187,7 @@ class SearchState(NamedTuple):
     """State of a search after a step.
 
     Attributes:
-        found: Hypotheses of every sentence.
+        hypotheses: Hypotheses of every sentence.
         active: Sentences in the batch, int64 [active].
         best_ended: Whether the likeliest beam of a sentence has ended once, bool [active].
         best_running: Score of the likeliest beam that continues, float64 [active].
@@ -199,7 +199,7 @@ class SearchState(NamedTuple):
         rules: See `beam_search`.
     """
 
-    found: list[list[Hypothesis]]
+    hypotheses: list[list[Hypothesis]]
     active: Integers
     best_ended: NDArray[np.bool_]
     best_running: NDArray[np.float64]
@@ -212,7 +212,7 @@ class SearchState(NamedTuple):
 
     def counts(self) -> Integers:
         """Returns the number of hypotheses of each sentence in the batch, int64 [active]."""
-        return np.array([len(self.found[sentence]) for sentence in self.active], np.int64)
+        return np.array([len(self.hypotheses[sentence]) for sentence in self.active], np.int64)
 
 
 def _ctranslate2(state: SearchState) -> NDArray[np.bool_]:
@@ -237,9 +237,8 @@ def _transformers(state: SearchState) -> NDArray[np.bool_]:
     if state.rules.early_stopping == "never" and state.length_penalty > 0:
         length = state.limits[state.active].astype(np.float64)
     reachable = state.best_running / length**state.length_penalty
-    kept = [
-        sorted((one.score for one in state.found[sentence]), reverse=True)[: state.beam] for sentence in state.active
-    ]
+    hypotheses = (state.hypotheses[sentence] for sentence in state.active)
+    kept = [sorted((one.score for one in ended), reverse=True)[: state.beam] for ended in hypotheses]
     worst = np.array([min(scores, default=MIN_SCORE) for scores in kept])
     done: NDArray[np.bool_] = full & (reachable <= worst)
     return done

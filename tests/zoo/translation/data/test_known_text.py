@@ -64,8 +64,8 @@ def test_different_unknown_words_of_a_line_are_looked_up_together(form, monkeypa
     """A vocabulary that was asked word by word took a second and more for 120,000 words."""
     vocabulary = Vocabulary(zoo.pipeline("multi30k-en-de").vocabulary.content)
     asked = []
-    can_write = vocabulary.known._can_write
-    monkeypatch.setattr(vocabulary.known, "_can_write", lambda texts: asked.append(len(texts)) or can_write(texts))
+    can_write = vocabulary.known_text._can_write
+    monkeypatch.setattr(vocabulary.known_text, "_can_write", lambda texts: asked.append(len(texts)) or can_write(texts))
     splitter = LineSplitter(vocabulary, 512, "en")
     splitter.line("line 1", " ".join(form % i for i in range(120_000)))
     assert len(splitter.unknown_words) >= 120_000 and len(asked) < 100

@@ -136,7 +136,7 @@ class _Plan:
     Args:
         owner: Field that the table belongs to.
         seen: Its ids in the new log.
-        known: Mask of its trained rows.
+        trained_before: Mask of its trained rows.
         counts: Occurrences before the log.
         config: Training settings.
 
@@ -149,9 +149,9 @@ class _Plan:
     """
 
     def __init__(
-        self, owner: Field, seen: Occurrences, known: NDArray[np.bool_], counts: IdCounts, config: Any
+        self, owner: Field, seen: Occurrences, trained_before: NDArray[np.bool_], counts: IdCounts, config: Any
     ) -> None:
-        self.owner, self.seen, self.known, self.before = owner, seen, known, counts.tables[owner.name]
+        self.owner, self.seen, self.trained_before, self.before = owner, seen, trained_before, counts.tables[owner.name]
         self.encoding = dict(owner.column.encoding)
         self.least = max(config.min_count, owner.column.min_count)
         number, today = counts.trainings + 1, seen.rows
@@ -163,7 +163,7 @@ class _Plan:
         if config.evict_below:
             gone |= (self.total >= 0) & (self.total < config.evict_below)
         gone[[UNKNOWN, owner.rows - 1] if self.encoding["type"] != "id" else [UNKNOWN]] = False
-        gone &= known | (self.encoding["type"] == "vocabulary")
+        gone &= trained_before | (self.encoding["type"] == "vocabulary")
         waiting, values = self.before.pending, seen.values
         often = {value for value, count in values.items() if count + waiting.get(value, (0, 0))[0] >= self.least}
         self.evicted, self.admitted = gone, sorted(often, key=lambda value: (-values[value], value))
@@ -184,7 +184,7 @@ class _Plan:
 
     def _plan_hash(self, gone: NDArray[np.bool_]) -> None:
         before = buckets = int(self.encoding["buckets"])
-        used = min(int(np.count_nonzero(self.known[1:-1])) / buckets, 1 - 1 / buckets)
+        used = min(int(np.count_nonzero(self.trained_before[1:-1])) / buckets, 1 - 1 / buckets)
         values = self.owner.column.distinct or -buckets * np.log1p(-used)  # linear counting (Whang et al. 1990)
         self.values = int(values + min(len(self.seen.hashes) / (1 - used), 2.0 * buckets))
         while 2 * self.values > buckets and 2 * buckets <= MOST_BUCKETS:
@@ -215,7 +215,7 @@ class _Plan:
 
     def trained(self) -> NDArray[np.bool_]:
         """Mask of the rows that are not those of unknown values, bool [rows]."""
-        trained: NDArray[np.bool_] = self.known[self.rows] & ~self.new
+        trained: NDArray[np.bool_] = self.trained_before[self.rows] & ~self.new
         return trained
 
     def counts(self) -> TableCounts:
@@ -240,12 +240,12 @@ class _Plan:
         """
         counts, unknown = self.seen.counts[column], self.seen.unknown[column]
         admitted = set(self.admitted)
-        seldom = ~self.known & (np.maximum(self.total, 0) < self.least) | self.evicted
+        seldom = ~self.trained_before & (np.maximum(self.total, 0) < self.least) | self.evicted
         after = int(counts[seldom].sum()) + sum(count for value, count in unknown.items() if value not in admitted)
         hashed = len(self.seen.hashes) if self.encoding["type"] == "hash" else 0
         return {
             "values": int(counts.sum()) + unknown.total(),
-            "unknown_before": int(counts[~self.known].sum()) + unknown.total(),
+            "unknown_before": int(counts[~self.trained_before].sum()) + unknown.total(),
             "unknown_after": after,
             "added": hashed or len(self.admitted),
             "evicted": int(np.count_nonzero(self.evicted)),

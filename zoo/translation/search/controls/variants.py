@@ -42,7 +42,7 @@ class _Sentence:
 
     beams: list[_Beam]
     members: list[int]
-    found: dict[int, list[Hypothesis]] = field(default_factory=dict)
+    hypotheses: dict[int, list[Hypothesis]] = field(default_factory=dict)
 
 
 def search_variant(
@@ -128,7 +128,7 @@ def search_variant(
                 turn.extend_groups(beam // rules.groups, int(limits[i]) - length + counted)
             if not sentence.beams:
                 del live[i]
-    finished = [[one for group in whole[i].found.values() for one in group] for i in range(len(limits))]
+    finished = [[one for group in whole[i].hypotheses.values() for one in group] for i in range(len(limits))]
     return [sorted(hypotheses, key=lambda one: -one.score)[:best] for hypotheses in finished]
 
 
@@ -169,7 +169,7 @@ class _Turn:
         first = sentence.beams[0].member < 0
         chosen: Counter[int] = Counter()
         for group in list(sentence.members):
-            hypotheses = sentence.found.setdefault(group, [])
+            hypotheses = sentence.hypotheses.setdefault(group, [])
             penalty = np.zeros(self.scores.shape[1])
             for token, count in chosen.items():
                 penalty[token] = self.rules.diversity_penalty * count
@@ -201,7 +201,7 @@ class _Turn:
         if self.last or token == self.end:
             tokens = one.tokens if token == self.end else [*one.tokens, token]
             total = (score - self.rules.word_penalty * self.counted) / self.counted**self.length_penalty
-            self.sentence.found.setdefault(member, []).append(Hypothesis(list(tokens), total))
+            self.sentence.hypotheses.setdefault(member, []).append(Hypothesis(list(tokens), total))
         else:
             going.append(_Beam(score, [*one.tokens, token], member, one.row))
 
@@ -212,7 +212,7 @@ class _Turn:
         if self.rules.kind != "transformers" or not running:
             return len(hypotheses) >= size
         state = SearchState(
-            found=[hypotheses],
+            hypotheses=[hypotheses],
             active=np.zeros(1, np.int64),
             best_ended=np.zeros(1, bool),
             best_running=np.array([running[0][0]]),

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-
-pytest.importorskip("tensorflow", reason="graphs are read by TensorFlow")
 from helpers.column_graphs import (
     TOLERANCE,
     converted,

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-pytest.importorskip("tensorflow", reason="graphs are read by TensorFlow")
 from helpers.column_graphs import graph_of, hashed
 from helpers.feature_columns import PROBABILITY, classifier, fc, features, tf, v1
 
