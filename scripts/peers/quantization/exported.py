@@ -1,7 +1,7 @@
 """Writes image networks of transformers and YOLO as users export them, for `own-models`: .onnx, .calib.npz, .test.npz.
 
 Networks have the layers of public models and random weights, names end in -shaped: speed is measured, and how near int8
-is to float. torch's TorchScript exporter writes the files, for one photo.
+is to float. torch's TorchScript exporter writes the files, for one photo or, with --free-batch, any number.
 """
 
 from __future__ import annotations
@@ -135,6 +135,7 @@ def options(parser: harness.Parser) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--photos", required=True, metavar="DIR", help=f"{CALIBRATED + TESTED} or more photos")
     parser.names("--networks", "network", NETWORKS)
+    parser.add_argument("--free-batch", action="store_true", help="leave the number of photos free")
 
 
 def measure(args: Any) -> None:
@@ -148,7 +149,8 @@ def measure(args: Any) -> None:
         results = Results(drawn(network()))
         x = torch.zeros(1, 3, side, side)
         names = {"input_names": ["pixel_values"], "output_names": ["logits", "boxes"][: len(results(x))]}
-        torch.onnx.export(results, (x,), path, dynamo=False, **names)
+        free = {name: {0: "n"} for values in names.values() for name in values} if args.free_batch else None
+        torch.onnx.export(results, (x,), path, dynamo=False, dynamic_axes=free, **names)
         spec = Preprocess.from_json({"size": side, "resize": side, "mean": MEAN, "std": DEVIATION, "channels": "RGB"})
         samples = np.concatenate([obvious(photo.read_bytes(), spec) for photo in photos])
         np.savez(path.with_suffix(".calib.npz"), pixel_values=samples[:CALIBRATED])

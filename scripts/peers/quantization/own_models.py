@@ -7,8 +7,9 @@ than its file and its samples; peers get the file brought to opset 13 where it i
 Reported of each: SQNR of all outputs against the float file's in onnxruntime, in dB, over all test samples one at a
 time, in both engines, which open the files as they are (shapes stay dynamic); the agreement of the first output, see
 `agreement`; size; CPU seconds and peak memory of the quantization in a process of its own, on one core. Then all files
-of a model are timed on one test sample in each engine, in turn, on one thread and one core; in this project's native
-kernels those that have such a form. A setting that fails is left out, with its error. Needs the `peers` extra.
+of a model are timed on test samples in each engine, in turn, on one thread and one core; in this project's native
+kernels those that have such a form. --batch names the numbers of samples; files that fix another number have no such
+times. A setting that fails is left out, with its error. Needs the `peers` extra.
 """
 
 from __future__ import annotations
@@ -56,6 +57,21 @@ def feeds(path: Path, samples: Path) -> list[Feed]:
         }
         for index in range(count)
     ]
+
+
+def batch_of(samples: Sequence[Feed], size: int) -> Feed:
+    """Returns the first samples as one feed, repeated where there are fewer.
+
+    Raises:
+        RequestError: The first axis of an input is not that of samples.
+    """
+    if size == 1:
+        return samples[0]
+    odd = [name for name, array in samples[0].items() if array.ndim == 0 or len(array) != 1]
+    if odd:
+        raise RequestError(f"the first axis of {odd[0]} is not that of samples; give --batch 1")
+    chosen = [samples[index % len(samples)] for index in range(size)]
+    return {name: np.concatenate([sample[name] for sample in chosen]) for name in samples[0]}
 
 
 @dataclass(frozen=True)
@@ -175,9 +191,15 @@ def _prepare(original: Path, target: Path, samples: Path) -> tuple[list[Feed], l
 
 
 def compare(
-    name: str, source: Path, chosen: Sequence[str], rounds: int, folder: Path, advance: harness.Advance
+    name: str,
+    source: Path,
+    chosen: Sequence[str],
+    rounds: int,
+    folder: Path,
+    advance: harness.Advance,
+    sizes: Sequence[int] = (1,),
 ) -> dict[str, Any]:
-    """Returns all measurements of one model."""
+    """Returns all measurements of one model; sizes: of the batches that are timed."""
     original = source / f"{name}.onnx"
     work = Work(original, folder / f"{name}-fp32.onnx", source / f"{name}.calib.npz")
     tested, expected = processes.in_process(_prepare, original, work.fp32, source / f"{name}.test.npz")
@@ -191,14 +213,22 @@ def compare(
         return {"bytes": settings.size_of(path), "accuracy": judged, **facts}
 
     results, paths, left_out = settings.quantize_all(folder / name, chosen, build, advance)
-    timed = {"fp32": original} | paths, tuple(RUNS), tested[0], rounds
-    times = processes.in_process(settings.time_files, *timed, cores=core) if rounds else {}
+    files = {"fp32": original} | paths
+
+    def timed(size: int) -> dict[str, Any]:
+        batch = batch_of(tested, size)
+        times = processes.in_process(settings.time_files, files, tuple(RUNS), batch, rounds, cores=core)
+        return harness.medians(times)
+
+    times = [timed(size) if rounds else {} for size in sizes]
     return {
         "model": name,
         "samples": {"calibration": len(work.batches()), "test": len(tested)},
         "results": [{"setting": "fp32", "bytes": settings.size_of(original)}, *results],
         "left_out": left_out,
-        "milliseconds": harness.medians(times),
+        "batch": sizes[0],
+        "milliseconds": times[0],
+        "larger": {str(size): figures for size, figures in zip(sizes[1:], times[1:], strict=True)},
     }
 
 
@@ -228,6 +258,11 @@ def rows(report: Mapping[str, Any]) -> list[list[str]]:
             values += [first.get("agreement"), first.get("cosine"), round(row["bytes"] / 1e6, 2), *speed]
             values += [row.get("seconds"), row.get("peak_mb")]
             table.append(["" if cell is None else str(cell) for cell in values])
+        for size, engines in model.get("larger", {}).items():
+            names = {name: None for figures in engines.values() for name in figures}
+            for name in names:
+                cells = [engines.get(engine, {}).get(name, {}).get("median", "") for engine in RUNS]
+                table.append([model["model"], f"{name}, batch {size}", *[""] * 5, *map(str, cells), "", ""])
         table += [[model["model"], setting, f"left out: {why}"] for setting, why in model["left_out"].items()]
     return table
 
@@ -237,6 +272,7 @@ def options(parser: harness.Parser) -> None:
     parser.add_argument("folder", type=Path, help="with NAME.onnx, NAME.calib.npz and NAME.test.npz")
     parser.add_argument("models", nargs="?", help="models, comma-separated (default: all in the folder)")
     parser.names("--settings", "setting", SETTINGS)
+    parser.numbers("--batch", "1", "numbers of samples of the timed batches")
     parser.count("--rounds", 9, "turns of each engine, 0: no timing", least=0)
     parser.work()
 
@@ -254,6 +290,6 @@ def measure(args: Any) -> dict[str, Any]:
     with harness.folder(args.work) as folder, progress("comparing", steps) as advance:
 
         def one(name: str) -> dict[str, Any]:
-            return compare(name, args.folder, args.settings, args.rounds, folder, advance)
+            return compare(name, args.folder, args.settings, args.rounds, folder, advance, args.batch)
 
         return harness.gather("models", names, one, args.output, facts)

@@ -5,6 +5,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from scripts.peers import harness, processes
 from scripts.peers.quantization import own_models
@@ -74,9 +75,37 @@ def test_a_setting_that_fails_is_left_out(folder, tmp_path, monkeypatch):
     assert report["results"][1]["accuracy"]["onnxruntime"] == {"sqnr_db": 200.0, "agreement": 100.0, "cosine": 1.0}
     assert report["milliseconds"]["openvino"].keys() == {"fp32", "copy"}
     assert read_json(tmp_path / "work" / "net-copy.json") == report["results"][1]
+    assert report["larger"] == {}
     rows = own_models.rows({"models": [report]})
     assert [row[:2] for row in rows] == [["net", "fp32"], ["net", "copy"], ["net", "broken"]]
     assert len(rows[0]) == len(rows[1]) == len(own_models.COLUMNS) and rows[2][2:] == ["left out: ValueError: no way"]
     lines = harness.table({"models": [report]}).splitlines()
     assert lines[0].startswith("model net, samples.calibration 6") and "left_out.broken ValueError: no way" in lines[0]
     assert [line.split()[0] for line in lines[2:]] == ["setting", "fp32", "copy"]
+
+
+def test_larger_batches_are_timed_where_files_take_them(tmp_path, monkeypatch):
+    random = np.random.default_rng(0)
+    for axis in ("n", "1"):
+        text = f"""<ir_version: 8, opset_import: ["" : 13]>
+        net (float[{axis}, 4] x) => (float[{axis}, 4] y) {{ y = Neg(x) }}"""
+        onnx.save(onnx.parser.parse_model(text), tmp_path / f"net{axis}.onnx")
+        for kind in ("calib", "test"):
+            np.savez(tmp_path / f"net{axis}.{kind}.npz", x=random.normal(size=(5, 4)).astype(np.float32))
+    monkeypatch.setattr(processes, "in_process", lambda function, *args, **_: function(*args))
+    monkeypatch.setattr(harness, "TURN_SECONDS", 0)
+    (tmp_path / "work").mkdir()
+    free, fixed = (
+        own_models.compare(f"net{axis}", tmp_path, [], 2, tmp_path / "work", lambda _: None, (1, 8)) for axis in "n1"
+    )
+    assert free["larger"]["8"]["onnxruntime"].keys() == fixed["milliseconds"]["onnxruntime"].keys() == {"fp32"}
+    assert fixed["larger"]["8"]["onnxruntime"] == {}
+    rows = own_models.rows({"models": [free, fixed]})
+    assert [row[1] for row in rows] == ["fp32", "fp32, batch 8", "fp32"]
+    assert {len(row) for row in rows} == {len(own_models.COLUMNS)}
+
+
+def test_samples_of_another_axis_make_no_batch(folder):
+    feeds = own_models.feeds(folder / "net.onnx", folder / "net.test.npz")
+    with pytest.raises(RequestError, match="the first axis of state is not that of samples; give --batch 1"):
+        own_models.batch_of(feeds, 8)
