@@ -138,7 +138,7 @@ def benchmark(
         others: Further .onnx files with the same inputs, e.g. the int8 version of `model`.
         data: Raw input of the batches; None for the model's sample. For an .onnx file: an .npz of its inputs, or images
             with `preprocess` (see `zoo.api.samples.samples_of`); None for random values.
-        preprocess: JSON file with the image preprocessing of an .onnx file.
+        preprocess: JSON file with the image preprocessing of an .onnx file; None for that of `zoo run`.
         precisions: Precisions of a zoo model.
         engines: Inference engines; None for all that the machine and the model support. "native" runs int8 only, bf16
             runs in OpenVINO only.
@@ -243,7 +243,7 @@ def _benchmark_files(
         raise RequestError(f"unknown or missing engine {', '.join(wrong)}; an ONNX file runs in {', '.join(supported)}")
     machine.require_threads(threads)
     graphs = [io.load(file) for file in files]
-    batches = examples_of(graphs[0], data, batch_sizes, preprocess)
+    batches = examples_of(graphs[0], data, batch_sizes, preprocess, files[0])
     _require_same_inputs(paths, graphs)
     labels = [Path(path).name for path in paths]
     labels = labels if len(set(labels)) == len(labels) else [str(path) for path in paths]
@@ -439,7 +439,7 @@ def plan(
         batch_sizes: None for the default of the family, or 1 for an .onnx file.
         data: Raw input to time with; None for the model's sample. For an .onnx file: an .npz of its inputs, or images
             with `preprocess` (see `zoo.api.samples.samples_of`); None for zeros.
-        preprocess: JSON file with the image preprocessing of an .onnx file.
+        preprocess: JSON file with the image preprocessing of an .onnx file; None for that of `zoo run`.
 
     Returns:
         Contents of the plan file and its "path".
@@ -462,7 +462,7 @@ def plan(
         path = Path(model)
         target = Path(output) if output is not None else path.with_suffix(".plan")
         require_distinct(target, model, data, preprocess)
-        batches = examples_of(io.load(path), data, batch_sizes or (1,), preprocess)
+        batches = examples_of(io.load(path), data, batch_sizes or (1,), preprocess, path)
         named = [AS_IT_IS, *(precision for precision in precisions or () if precision == BF16)]
         candidates = _candidates(dict.fromkeys(named, path), names)
         native, failed = catalog.native_candidates(path, AS_IT_IS, names)

@@ -179,6 +179,11 @@ def run(
     Raises:
         RequestError: The family has no such option, or input or output is unusable.
     """
+    if is_file(model) and (arrays := [path for path in as_list(inputs) if str(path).endswith(".npz")]):
+        raise RequestError(
+            f"found arrays in {arrays[0]}, expected images for {model}; to time the graph on arrays run: "
+            f"zoo benchmark {model} --data {arrays[0]}"
+        )
     opening = {name: more.pop(name) for name in NETWORK_OPTIONS if name in more}
     opened: Any = zoo.pipeline(model, precision, engine, threads, batch_size, **opening)
     name, allowed = opened.folder.card.name, {option.name for option in opened.folder.entry.run_options}

@@ -458,7 +458,9 @@ def tune(
     if is_file(model):
         require_distinct(target, model, *as_list(evaluation_data), *as_list(calibration_data), preprocess)
         float_model, _ = rewritten(model)
-        metric, samples = quality_metric_of(float_model, evaluation_data, calibration_data, batch_size, preprocess)
+        metric, samples = quality_metric_of(
+            float_model, evaluation_data, calibration_data, batch_size, preprocess, Path(model)
+        )
     else:
         folder = open_model(model, preprocess)
         require_distinct(target, *files_of(folder), *as_list(evaluation_data), *as_list(calibration_data))

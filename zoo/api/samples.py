@@ -167,7 +167,9 @@ def _spec(data: Any, preprocess: Model | None) -> Preprocess:
         raise RequestError(f"{preprocess}: {error}") from error
 
 
-def _evaluation(model: ir.Model, data: Any, preprocess: Model | None) -> tuple[list[Batch], NDArray[Any] | None]:
+def _evaluation(
+    model: ir.Model, data: Any, preprocess: Model | None, file: Path | None
+) -> tuple[list[Batch], NDArray[Any] | None]:
     """Reads evaluation samples as one batch or as feeds (see `read_feeds`), and the labels of one batch, or None."""
     if not is_image_folder(data):
         feeds = read_feeds(model, data, label=True)
@@ -183,13 +185,19 @@ def _evaluation(model: ir.Model, data: Any, preprocess: Model | None) -> tuple[l
         return feeds, None
     folder = Path(data)
     if not (folder / "labels.csv").is_file() and not any(path.is_dir() for path in folder.iterdir()):
-        return [joined(list(samples_of(model, data, preprocess)))], None
+        return [joined(list(samples_of(model, data, preprocess, file=file)))], None
     labelled = images.labelled(folder)
-    return [joined(list(images.batches(labelled.paths, _spec(data, preprocess), input_ports(model))))], labelled.labels
+    batches = _image_batches(model, data, preprocess, file)(labelled.paths, fixed_batch(model) or BATCH, None)
+    return [joined(list(batches))], labelled.labels
 
 
 def quality_metric_of(
-    model: ir.Model, evaluation: Any, calibration: Any, batch_size: int, preprocess: Model | None = None
+    model: ir.Model,
+    evaluation: Any,
+    calibration: Any,
+    batch_size: int,
+    preprocess: Model | None = None,
+    file: Path | None = None,
 ) -> tuple[QualityMetric, Samples]:
     """Returns the quality metric and the calibration samples for an ONNX graph.
 
@@ -199,6 +207,7 @@ def quality_metric_of(
         calibration: Calibration samples; None for every fifth evaluation sample.
         batch_size: Samples of one inference, if the graph fixes no batch size.
         preprocess: JSON file with the image preprocessing.
+        file: See `samples_of`.
 
     Returns:
         The metric, and the calibration samples.
@@ -206,7 +215,7 @@ def quality_metric_of(
     Raises:
         RequestError: The data are unusable.
     """
-    evaluated, labels = _evaluation(model, evaluation, preprocess)
+    evaluated, labels = _evaluation(model, evaluation, preprocess, file)
     if len(evaluated) > 1 or not shares_sample_axis(model):
         return _feed_metric(model, evaluated, calibration)
     arrays, fixed = evaluated[0], fixed_batch(model)
@@ -219,7 +228,7 @@ def quality_metric_of(
         labels = None if labels is None else labels[~chosen]
         samples = _in_memory(calibrating, fixed)
     elif is_image_folder(calibration) or len(feeds := read_feeds(model, calibration)) > 1:
-        samples = samples_of(model, calibration, preprocess)
+        samples = samples_of(model, calibration, preprocess, file=file)
     else:
         samples = _in_memory(feeds[0], fixed)
     arrays = _whole_batches(arrays, size)
@@ -310,7 +319,11 @@ def raw_samples(
 
 
 def examples_of(
-    model: ir.Model, data: Model | None, sizes: Sequence[int], preprocess: Model | None = None
+    model: ir.Model,
+    data: Model | None,
+    sizes: Sequence[int],
+    preprocess: Model | None = None,
+    file: Path | None = None,
 ) -> list[Batch]:
     """Returns one batch of each size for an ONNX graph.
 
@@ -319,6 +332,7 @@ def examples_of(
         data: Samples (see `samples_of`), repeated if there are too few; None for zeros.
         sizes: Batch sizes, if the graph fixes none.
         preprocess: JSON file with the image preprocessing.
+        file: See `samples_of`. Of images of different sizes the first is repeated.
 
     Returns:
         Batches {graph input: array}.
@@ -331,7 +345,9 @@ def examples_of(
     sizes = [fixed] if fixed else sizes
     if data is not None or preprocess is not None:
         if preprocess is not None or is_image_folder(data):
-            arrays: Batch = joined(list(samples_of(model, data, preprocess, count=max(sizes))))
+            samples = list(samples_of(model, data, preprocess, count=max(sizes), file=file))
+            shapes = {tuple(array.shape[1:] for array in batch.values()) for batch in samples}
+            arrays: Batch = joined(samples if len(shapes) == 1 else samples[:1])
         else:
             arrays = read_feeds(model, data)[0]
             if not shares_sample_axis(model):

@@ -112,6 +112,23 @@ def test_images_are_what_open_sizes_are_timed_with(photos: Path, capsys: pytest.
     assert code == 0 and {result["batch_size"] for result in json.loads(out)["results"]} == {1}
 
 
+def test_the_file_beside_a_network_prepares_images_of_all_commands(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in `zoo run` and `zoo quantize`; arrays are no images."""
+    Path("preprocessor_config.json").write_text(json.dumps({"size": {"height": 8, "width": 8}, "do_normalize": False}))
+    assert call(capsys, "plan", "net.onnx", "--data", "photos", "--batch-size", "2")[0] == 0
+    assert call(capsys, "benchmark", "net.onnx", "--data", "photos", "--rounds", "1")[0] == 0
+    tuned = [
+        zoo.tune("net.onnx", "classes", "a.onnx", calibration_data="photos", engine="onnxruntime", seconds=0.0, **more)
+        for more in ({}, {"preprocess": "preprocessor_config.json"})
+    ]
+    assert tuned[0]["best"]["metrics"] == tuned[1]["best"]["metrics"]
+    code, _, err = call(capsys, "run", "net.onnx", "x.npz", "--task", "classify")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "found arrays in x.npz, expected images for net.onnx; to time the graph" in err
+
+
 @pytest.mark.parametrize("verb", ["calibrate", "quantize", "plan", "report"])
 def test_an_output_never_replaces_the_spec(photos: Path, verb: str) -> None:
     before = Path("spec.json").read_bytes()
