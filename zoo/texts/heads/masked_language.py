@@ -112,7 +112,7 @@ class MaskedLanguageHead(Head):
             float32 [batch, tokens, columns of the decoder].
         """
         if "transform.weight" not in writer.weights:
-            return writer.add("Identity", [hidden], result) if result else hidden  # type: ignore[no-any-return]
+            return writer.add("Identity", [hidden], result) if result else hidden
         x = writer.activate(writer.linear(hidden, "transform"), "transform", writer.config.head_activation)
         rows: ir.Value = writer.norm(x, "transform_norm", result)
         return rows
