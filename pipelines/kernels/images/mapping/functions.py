@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +40,10 @@ class Functions(Layouts):
     @abstractmethod
     def _float_product(self, node: ir.Node) -> None:
         """Maps a product of two float values."""
+
+    @abstractmethod
+    def _affine(self, node: ir.Node, position: int) -> None:
+        """Maps a sum or product of a float value with a constant."""
 
     def _relu(self, node: ir.Node) -> None:
         self._bounded(node, 0.0, np.inf)
@@ -91,7 +96,14 @@ class Functions(Layouts):
             self.steps.append(Product(a.tensor, b.tensor, out, *of))
             return out
 
-        self.values[node.outputs[0]] = Pending(emit, self.tensors[a.tensor], last=a.last, flat=a.flat, tokens=a.tokens)
+        self._float_product(node)
+        self._emits(node, emit)
+
+    def _emits(self, node: ir.Node, emit: Callable[[np.float32, int, int, int], int]) -> None:
+        """Sets the step that quantizes a value that was mapped as floats."""
+        mapped = self.values[node.outputs[0]]
+        assert isinstance(mapped, Pending)
+        self.values[node.outputs[0]] = replace(mapped, emit=emit)
 
     def _function_of(self, tensor: int) -> tuple[int, Array]:
         """(the tensor that determines this one byte by byte, the function as a table)."""
@@ -140,6 +152,9 @@ class Functions(Layouts):
         shape = self.tensors[base]
         if values.ndim != 1:
             self.values[node.outputs[0]] = Pending(emit, shape, **layout)
+            if node.op_type in ("Add", "Mul", "Sub") and isinstance(mapped, Bytes):
+                self._affine(node, 0 if node.inputs[0] in self.values else 1)
+                self._emits(node, emit)
             return
 
         @functools.cache
@@ -175,5 +190,6 @@ class Functions(Layouts):
             total = quantized_sum((a_scale, b_scale), (a_zero, b_zero), scale, zero, low, high)
             return self._lookup(base, total.of(table, b))
 
-        self.values[node.outputs[0]] = Pending(emit, self.tensors[a.tensor], last=a.last, flat=a.flat, tokens=a.tokens)
+        self._affine(node, 1 - position)
+        self._emits(node, emit)
         return True

@@ -85,9 +85,13 @@ class Layers(Attentions):
         @functools.cache
         def real() -> int:
             out = self._new_floats(shape)
-            step(out, scales, floats=True)
+            if depthwise:
+                self.steps.append(self._depthwise_floats(node, layer, out))
+            else:
+                step(out, scales, floats=True)
             return out
 
+        multiplied = depthwise and len(weight) != geometry["groups"]
         return Pending(
             emit,
             shape,
@@ -96,8 +100,18 @@ class Layers(Attentions):
             tokens=linear and x.tokens,
             layer=layer,
             result=result,
-            real=None if depthwise else real,
+            real=None if multiplied else real,
         )
+
+    def _depthwise_floats(self, node: ir.Node, layer: Layer, out: int) -> FloatDepthwise:
+        """The step of a depthwise layer whose results are floats, as onnxruntime computes them."""
+        x, assumed = layer.x, ("strides", "pads", "dilations")
+        scales = layer.scales / np.float32(x.scale or 1)
+        taps = np.ascontiguousarray(layer.weight[..., 0].transpose(1, 2, 0) * scales, np.float32)
+        biases = layer.biases + x.zero * layer.weight.astype(np.int64).sum(axis=(1, 2, 3))
+        geometry = {name: layer.geometry[name] for name in assumed if name in layer.geometry}
+        bias = np.asarray(biases * layer.scales.astype(np.float64), np.float32)
+        return FloatDepthwise(self._float_tensor(node, x), out, taps, bias, **geometry)
 
     def _conv(self, node: ir.Node) -> None:
         constant = query.constant(input_at(node, 1))
@@ -236,12 +250,13 @@ class Layers(Attentions):
             self.steps.append(AveragePool(x.tensor, out, kernel, strides, pads, *of, padded))
             return self._clipped(out, low, high)
 
-        self.values[node.outputs[0]] = Pending(emit, (*counts, self.tensors[x.tensor][2]))
+        self._float_average(node, x, kernel, strides, pads, counts, padded)
+        self._emits(node, emit)
 
     def _float_average(
         self,
         node: ir.Node,
-        mapped: Pending,
+        mapped: Bytes | Pending,
         kernel: tuple[int, int],
         strides: tuple[int, int],
         pads: tuple[int, int, int, int],

@@ -214,3 +214,20 @@ def test_regions_with_less_work_than_their_borders_are_refused(tmp_path: Path) -
     assert images.form(path).keys() == {"reason"}
     with pytest.raises(RequestError, match="LRN"):
         catalog.load(path, "native")
+
+
+def test_bytes_are_handed_over_as_floats(tmp_path: Path) -> None:
+    """A product and a mean whose Concat ONNX Runtime reads are native."""
+    g = Graph()
+    high, _ = odd_middle(g)
+    thin = layer(g, high, 32, 8)
+    parts = [
+        g.add("Mul", [thin, g.quantize(g.add("GlobalAveragePool", [thin]), 0.02, 128)]),
+        g.add("AveragePool", [thin], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+    ]
+    odd = g.quantize(g.add("Sin", [g.add("Concat", parts, axis=1)]), 0.01, 128)
+    path = g.save(tmp_path / "m.onnx", SHAPE, layer(g, odd, 16, 8, 0.01))
+    assert not {"Mul", "AveragePool", "Concat"} & set(images.form(path)["rest"])
+    outputs, wanted = (catalog.load(path, engine).run(batch_of()) for engine in ("native", "onnxruntime"))
+    for name, array in wanted.items():
+        np.testing.assert_allclose(outputs[name], array, atol=0.2)

@@ -300,3 +300,25 @@ def test_a_difference_of_layers_is_no_sum(tmp_path: Path) -> None:
     x = g.quantize("image", 0.02, 120)
     out = g.add("Sub", [g.layer("Conv", x, (20, 3, 1, 1), 0.02) for _ in range(2)])
     check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], out), share=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["depthwise", "gate", "map", "constant", "mean", "joined"])
+def test_results_of_bytes_leave_as_floats(kind: str, tmp_path: Path) -> None:
+    """Of layers and functions whose kernels write bytes, where nothing quantizes their results."""
+    g = Graph(5)
+    x = g.quantize(g.layer("Conv", g.quantize("image", 0.02, 120), (20, 3, 3, 3), 0.02, pads=[1, 1, 1, 1]), 0.05, 120)
+    gate = g.quantize(g.add("GlobalAveragePool", [x]), 0.02, 128)
+    numbers = [
+        g.constant(g.rng.integers(-99, 99, (20, 1, 1)).astype(np.int8)),
+        *map(g.constant, (np.float32(0.02), np.int8(3))),
+    ]
+    made = {
+        "depthwise": lambda: g.layer("Conv", x, (20, 1, 3, 3), 0.05, group=20, pads=[1, 1, 1, 1]),
+        "gate": lambda: g.add("Mul", [gate, x]),
+        "map": lambda: g.add("Mul", [x, g.quantize(g.add("Sigmoid", [x]), 1 / 255, 0)]),
+        "constant": lambda: g.add("Add", [x, g.add("DequantizeLinear", numbers)]),
+        "mean": lambda: g.add("AveragePool", [x], kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+    }
+    parts = [value() for name, value in made.items() if kind in (name, "joined")]
+    out = g.add("Concat", parts, axis=1) if kind == "joined" else parts[0]
+    check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], out), share=1e-6)

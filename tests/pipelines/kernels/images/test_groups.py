@@ -194,10 +194,10 @@ def test_more_axes_move_that_of_samples(form: str, kind: str, tmp_path: Path) ->
 
 
 def test_a_part_without_a_float_form_is_refused(tmp_path: Path) -> None:
-    """A product of bytes is computed as bytes alone."""
+    """A depthwise layer of several outputs a channel is computed as bytes alone."""
     g = Graph(9)
     (a, b), _ = levels(g)
-    out = g.add("Concat", [g.add("Mul", [a, g.quantize(a, 0.04, 100)]), b], axis=1)
+    out = g.add("Concat", [g.layer("Conv", a, (128, 1, 1, 1), 0.03, group=64), b], axis=1)
     with pytest.raises(RequestError, match="no native float form"):
         image_program(io.load(g.save(tmp_path / "m.onnx", [3, 16, 16], out)))
 
