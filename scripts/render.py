@@ -63,7 +63,8 @@ OWN_MODELS = """Models from PyPI packages, quantized by each tool's default comm
 - SQNR: of all outputs against fp32 in ONNX Runtime, in dB. Shapes stay dynamic.
 - agreement: percentage of samples with the same class (largest value, or side of 0.5); see the mean cosine for other
   outputs.
-- ms: one sample, files interleaved. s, peak MB: CPU time and memory of quantization, on one core.
+- ms: one sample, files interleaved. OV computes float operators in float32, OV default in bfloat16 (on CPUs that have it).
+- s, peak MB: CPU time and memory of quantization, on one core.
 - Names ending in -shaped: networks of that shape with random weights (`scripts/peers/quantization/exported.py`).
 
 """

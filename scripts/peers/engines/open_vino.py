@@ -9,13 +9,14 @@ from typing import Any
 from pipelines.core.batches import Batch
 
 
-def infer_request(model: Any, shapes: Any = None, threads: int = 1, **settings: Any) -> Any:
-    """Compiles a model for latency on the CPU, float operators in float32.
+def infer_request(model: Any, shapes: Any = None, threads: int = 1, float32: bool = True, **settings: Any) -> Any:
+    """Compiles a model for latency on the CPU.
 
     Args:
         model: A file, or a model of OpenVINO, which is not changed.
         shapes: What `reshape` takes, as static shapes are faster; None keeps the shapes of the model.
         threads: Number of threads.
+        float32: Float operators compute in float32; else, as by default, in bfloat16 on CPUs that have it.
         settings: Settings of the plugin beside the usual ones.
 
     Returns:
@@ -27,9 +28,10 @@ def infer_request(model: Any, shapes: Any = None, threads: int = 1, **settings: 
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,
         "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": "f32",
         "ENABLE_CPU_PINNING": False,
     }
+    if float32:
+        usual["INFERENCE_PRECISION_HINT"] = "f32"
     opened = ov.Core().read_model(model) if isinstance(model, str | Path) else model.clone()
     if shapes is not None:
         opened.reshape(shapes)

@@ -5,11 +5,12 @@ first axis counts samples. A sample is of the input's rank, or lacks its batch a
 than its file and its samples; peers get the file brought to opset 13 where it is older.
 
 Reported of each: SQNR of all outputs against the float file's in onnxruntime, in dB, over all test samples one at a
-time, in both engines, which open the files as they are (shapes stay dynamic); the agreement of the first output, see
+time, in all engines, which open the files as they are (shapes stay dynamic); the agreement of the first output, see
 `agreement`; size; CPU seconds and peak memory of the quantization in a process of its own, on one core. Then all files
 of a model are timed on test samples in each engine, in turn, on one thread and one core; in this project's native
-kernels those that have such a form. --batch names the numbers of samples; files that fix another number have no such
-times. A setting that fails is left out, with its error. Needs the `peers` extra.
+kernels those that have such a form. "openvino" computes float operators in float32; "openvino-default", on CPUs with
+bfloat16, in that, as OpenVINO does by default. --batch names the numbers of samples; files that fix another number
+have no such times. A setting that fails is left out, with its error. Needs the `peers` extra.
 """
 
 from __future__ import annotations
@@ -208,7 +209,7 @@ def compare(
     def build(setting: str, target: Path) -> dict[str, Any]:
         facts = processes.in_process(_make, setting, work, target, cores=core)
         path = settings.written(target)
-        engines = ("openvino",) if path.suffix == ".xml" else tuple(RUNS)
+        engines = settings.engines_of(path)
         judged = {engine: processes.in_process(accuracy, path, engine, tested, expected) for engine in engines}
         return {"bytes": settings.size_of(path), "accuracy": judged, **facts}
 
@@ -217,7 +218,7 @@ def compare(
 
     def timed(size: int) -> dict[str, Any]:
         batch = batch_of(tested, size)
-        times = processes.in_process(settings.time_files, files, tuple(RUNS), batch, rounds, cores=core)
+        times = processes.in_process(settings.time_files, files, settings.engines_of(), batch, rounds, cores=core)
         return harness.medians(times)
 
     times = [timed(size) if rounds else {} for size in sizes]
@@ -236,7 +237,7 @@ def compare(
 
 COLUMNS = (
     *("model", "setting", "SQNR ORT", "SQNR OV", "agreement", "cosine", "MB"),
-    *("ORT ms", "OV ms", "native ms", "s", "peak MB"),
+    *("ORT ms", "OV ms", "OV default ms", "native ms", "s", "peak MB"),
 )
 
 

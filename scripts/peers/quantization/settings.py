@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import resource
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.core import files
+from pipelines.core import files, machine
 from pipelines.core.batches import Batch
 from pipelines.engines import catalog
 from scripts.peers import harness
@@ -145,9 +146,9 @@ def onnxruntime_run(path: Path, threads: int, shapes: Any = None) -> Run:
     return lambda batch: list(session.run(None, batch))
 
 
-def openvino_run(path: Path, threads: int, shapes: Any = None) -> Run:
-    """Opens a file in OpenVINO, with static `shapes` if there are any."""
-    request = open_vino.infer_request(path, shapes, threads)
+def openvino_run(path: Path, threads: int, shapes: Any = None, float32: bool = True) -> Run:
+    """Opens a file in OpenVINO, with static `shapes` if there are any, see `open_vino.infer_request`."""
+    request = open_vino.infer_request(path, shapes, threads, float32)
     count = len(request.model_outputs)
 
     def run(batch: Batch) -> list[Array]:
@@ -163,7 +164,18 @@ def native_run(path: Path, threads: int, shapes: Any = None) -> Run:
     return lambda batch: list(session.run(batch).values())
 
 
-RUNS: dict[str, Callable[..., Run]] = {"onnxruntime": onnxruntime_run, "openvino": openvino_run, "native": native_run}
+RUNS: dict[str, Callable[..., Run]] = {
+    "onnxruntime": onnxruntime_run,
+    "openvino": openvino_run,
+    "openvino-default": functools.partial(openvino_run, float32=False),
+    "native": native_run,
+}
+
+
+def engines_of(path: Path | None = None) -> list[str]:
+    """Returns the engines that open a file, or any; OpenVINO's default settings only where they compute in bfloat16."""
+    names = [name for name in RUNS if name != "openvino-default" or machine.has_bf16()]
+    return [name for name in names if path is None or path.suffix == ".onnx" or name.startswith("openvino")]
 
 
 def time_files(
@@ -174,7 +186,7 @@ def time_files(
     for engine in engines:
         calls: dict[str, Callable[[], Any]] = {}
         for name, path in paths.items():
-            if engine != "openvino" and path.suffix != ".onnx":
+            if engine not in engines_of(path):
                 continue
             try:
                 run = RUNS[engine](path, 1, shapes)

@@ -5,6 +5,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from pipelines.core import machine
 from pipelines.core.errors import RequestError
 from pipelines.core.files import read_json
 from scripts.peers import harness, processes
@@ -74,6 +75,7 @@ def test_a_setting_that_fails_is_left_out(folder, tmp_path, monkeypatch):
     assert report["left_out"] == {"broken": "ValueError: no way"}
     assert report["results"][1]["accuracy"]["onnxruntime"] == {"sqnr_db": 200.0, "agreement": 100.0, "cosine": 1.0}
     assert report["milliseconds"]["openvino"].keys() == {"fp32", "copy"}
+    assert ("openvino-default" in report["milliseconds"]) == machine.has_bf16()
     assert read_json(tmp_path / "work" / "net-copy.json") == report["results"][1]
     assert report["larger"] == {}
     rows = own_models.rows({"models": [report]})
