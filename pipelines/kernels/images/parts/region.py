@@ -103,9 +103,9 @@ class Region(ImageMapping):
             if not read:
                 continue
             self._varying.update(node.outputs)
-            if node in self.absorbed or not any(map(is_data, node.outputs)):
+            if node in self.absorbed or self.constants.take(node, self._dimensions(node.inputs[0])):
                 continue
-            if self.constants.take(node, None):
+            if not any(map(is_data, node.outputs)):
                 continue
             try:
                 mapped = [value in self.values or value in self.views or self.constants.holds(value) for value in read]
