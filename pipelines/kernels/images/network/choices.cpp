@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <vector>
 
 #include "images/network/network.h"
 
@@ -26,40 +27,89 @@ void rank(const float *x, int64_t n, int64_t count, float sign, std::vector<int3
     std::sort(order.begin(), order.begin() + count, less);
 }
 
+using Lanes = float __attribute__((vector_size(16)));
+using Words = int32_t __attribute__((vector_size(16)));
+
+Lanes lanes_of(const float *x) {
+    Lanes of;
+    std::memcpy(&of, x, sizeof(of));
+    return of;
+}
+
 // The index of the largest value, as `rank` orders them.
 int32_t largest(const float *x, int64_t n, float sign) {
-    constexpr int64_t kLanes = 16;
-    float lanes[kLanes];
-    std::fill_n(lanes, kLanes, -std::numeric_limits<float>::infinity());
+    const Lanes none = Lanes{} - std::numeric_limits<float>::infinity();
+    Lanes a = none, b = none, c = none, d = none;
     int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes)
-        for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = sign * x[i + lane] > lanes[lane] ? sign * x[i + lane] : lanes[lane];
-    for (; i < n; ++i) lanes[0] = sign * x[i] > lanes[0] ? sign * x[i] : lanes[0];
-    const float most = *std::max_element(lanes, lanes + kLanes);
-    for (int64_t k = 0; k < n; ++k)
-        if (sign * x[k] == most) return static_cast<int32_t>(k);
+    for (; i + 16 <= n; i += 16) {
+        const Lanes e = sign * lanes_of(x + i), f = sign * lanes_of(x + i + 4), g = sign * lanes_of(x + i + 8), h = sign * lanes_of(x + i + 12);
+        a = e > a ? e : a, b = f > b ? f : b, c = g > c ? g : c, d = h > d ? h : d;
+    }
+    a = b > a ? b : a, c = d > c ? d : c, a = c > a ? c : a;
+    float most = a[0];
+    for (int lane = 1; lane < 4; ++lane) most = a[lane] > most ? a[lane] : most;
+    for (; i < n; ++i) most = sign * x[i] > most ? sign * x[i] : most;
+    for (i = 0; i + 16 <= n; i += 16) {
+        const Words same = (sign * lanes_of(x + i) == most) | (sign * lanes_of(x + i + 4) == most) | (sign * lanes_of(x + i + 8) == most) | (sign * lanes_of(x + i + 12) == most);
+        if (same[0] | same[1] | same[2] | same[3]) break;
+    }
+    for (; i < n; ++i)
+        if (sign * x[i] == most) return static_cast<int32_t>(i);
     return 0;  // all NaN
 }
 
 struct Box {
-    float least_x, least_y, most_x, most_y;
-    float area() const { return (most_x - least_x) * (most_y - least_y); }
+    float least_x, least_y, most_x, most_y, area;
 };
 
 Box box_of(const float *x, bool centered) {
-    if (!centered) return {x[3] < x[1] ? x[3] : x[1], x[2] < x[0] ? x[2] : x[0], x[1] < x[3] ? x[3] : x[1], x[0] < x[2] ? x[2] : x[0]};
     const float across = x[2] / 2.0f, down = x[3] / 2.0f;
-    return {x[0] - across, x[1] - down, x[0] + across, x[1] + down};
+    Box made = centered ? Box{x[0] - across, x[1] - down, x[0] + across, x[1] + down, 0}
+                        : Box{x[3] < x[1] ? x[3] : x[1], x[2] < x[0] ? x[2] : x[0], x[1] < x[3] ? x[3] : x[1], x[0] < x[2] ? x[2] : x[0], 0};
+    made.area = (made.most_x - made.least_x) * (made.most_y - made.least_y);
+    return made;
 }
 
-bool overlaps(const Box &a, const Box &b, float most) {
-    const float low_x = b.least_x < a.least_x ? a.least_x : b.least_x, high_x = a.most_x < b.most_x ? a.most_x : b.most_x;
-    const float low_y = b.least_y < a.least_y ? a.least_y : b.least_y, high_y = a.most_y < b.most_y ? a.most_y : b.most_y;
-    if (high_x <= low_x || high_y <= low_y) return false;
-    const float shared = (high_x - low_x) * (high_y - low_y), own = a.area(), other = b.area(), whole = own + other - shared;
-    if (shared <= 0 || own <= 0 || other <= 0 || whole <= 0) return false;
-    return shared / whole > most;
-}
+// The boxes of a class that are chosen; those behind them have no area.
+class Chosen {
+  public:
+    explicit Chosen(int64_t most) : whole_(round_up(most, kLanes)), sides_(static_cast<size_t>(5 * whole_)) {}
+    void clear() { std::fill(sides_.begin(), sides_.end(), 0.0f), size_ = 0; }
+    int64_t size() const { return size_; }
+    void add(const Box &box) {
+        int64_t side = 0;
+        for (const float value : {box.least_x, box.least_y, box.most_x, box.most_y, box.area}) sides_[static_cast<size_t>(side++ * whole_ + size_)] = value;
+        ++size_;
+    }
+    // Whether one of them overlaps a box by more than a share of their union.
+    bool overlap(const Box &b, float share) const {
+        const float *least_x = sides_.data(), *least_y = least_x + whole_, *most_x = least_y + whole_, *most_y = most_x + whole_, *area = most_y + whole_;
+        for (int64_t first = 0; first < size_; first += kLanes) {
+            int32_t overlaps = 0;
+            for (int64_t i = first; i < first + kLanes; ++i) {
+                const float low_x = b.least_x < least_x[i] ? least_x[i] : b.least_x, high_x = most_x[i] < b.most_x ? most_x[i] : b.most_x;
+                const float low_y = b.least_y < least_y[i] ? least_y[i] : b.least_y, high_y = most_y[i] < b.most_y ? most_y[i] : b.most_y;
+                const float shared = (high_x - low_x) * (high_y - low_y), all = area[i] + b.area - shared;
+                const int32_t apart = (high_x <= low_x) | (high_y <= low_y) | (shared <= 0) | (area[i] <= 0) | (b.area <= 0) | (all <= 0);
+                overlaps |= (apart ^ 1) & (shared / all > share);
+            }
+            if (overlaps) return true;
+        }
+        return false;
+    }
+
+  private:
+    static constexpr int64_t kLanes = 16;
+    int64_t whole_, size_ = 0;
+    std::vector<float> sides_;  // of all boxes the least x, then the least y, the most x, the most y and the area
+};
+
+struct Candidate {
+    float score;
+    int32_t box;
+    // Of a heap, whose first one comes before all others.
+    bool operator<(const Candidate &other) const { return before(other.score, other.box, score, box); }
+};
 
 }  // namespace
 
@@ -108,11 +158,13 @@ void Network::suppression(int64_t boxes, int64_t scores, int64_t out, int64_t mo
         const auto pixel = [&](int64_t tensor, int64_t p) {
             return reinterpret_cast<const float *>(s.pixel(at(tensor), p / at(tensor).width, p % at(tensor).width));
         };
-        std::vector<std::vector<int32_t>> found(static_cast<size_t>(classes));
+        std::vector<std::vector<Candidate>> candidates(static_cast<size_t>(classes));
+        std::vector<Box> sides(static_cast<size_t>(count));
         for (int64_t p = 0; p < count; ++p) {
             const float *x = pixel(scores, p);
+            sides[static_cast<size_t>(p)] = box_of(pixel(boxes, p), centered);
             for (int64_t c = 0; c < classes; ++c)
-                if (least != least || x[c] > least) found[static_cast<size_t>(c)].push_back(static_cast<int32_t>(p));
+                if (least != least || x[c] > least) candidates[static_cast<size_t>(c)].push_back({x[c], static_cast<int32_t>(p)});
         }
         int64_t row = 0;
         const auto write = [&](float first, float second, float third) {
@@ -121,17 +173,17 @@ void Network::suppression(int64_t boxes, int64_t scores, int64_t out, int64_t mo
             target[0] = first, target[1] = second, target[2] = third;
         };
         write(0, 0, 0);
-        std::vector<Box> chosen;
+        Chosen chosen(most);
         for (int64_t c = 0; c < classes; ++c) {
-            std::vector<int32_t> &own = found[static_cast<size_t>(c)];
-            std::sort(own.begin(), own.end(), [&](int32_t i, int32_t j) { return before(pixel(scores, i)[c], i, pixel(scores, j)[c], j); });
+            std::vector<Candidate> &own = candidates[static_cast<size_t>(c)];
+            std::make_heap(own.begin(), own.end());
             chosen.clear();
-            for (const int32_t p : own) {
-                if (static_cast<int64_t>(chosen.size()) == most) break;
-                const Box box = box_of(pixel(boxes, p), centered);
-                if (std::any_of(chosen.begin(), chosen.end(), [&](const Box &other) { return overlaps(other, box, overlap); })) continue;
-                chosen.push_back(box);
-                write(0, static_cast<float>(c), static_cast<float>(p));
+            for (; !own.empty() && chosen.size() < most; own.pop_back()) {
+                std::pop_heap(own.begin(), own.end());
+                const Box &box = sides[static_cast<size_t>(own.back().box)];
+                if (chosen.overlap(box, overlap)) continue;
+                chosen.add(box);
+                write(0, static_cast<float>(c), static_cast<float>(own.back().box));
             }
         }
         reinterpret_cast<float *>(s.pixel(at(out), 0, 0))[0] = static_cast<float>(row - 1);
