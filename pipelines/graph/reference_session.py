@@ -223,13 +223,14 @@ def run(opened: ort.InferenceSession, batch: Batch, what: str = "samples") -> li
     return outputs
 
 
-def computed(node: ir.Node, feeds: Mapping[str, NDArray[Any]], opset: int) -> Any:
-    """Computes an operator with one result.
+def computed(node: ir.Node, feeds: Mapping[str, NDArray[Any]], opset: int, position: int = 0) -> Any:
+    """Computes a result of an operator.
 
     Args:
         node: The operator, without subgraphs.
         feeds: Array for each of its inputs, by name.
         opset: Version of the default operator set.
+        position: Position of the result.
 
     Returns:
         The result: an array, unless it is a sequence.
@@ -239,7 +240,7 @@ def computed(node: ir.Node, feeds: Mapping[str, NDArray[Any]], opset: int) -> An
     """
     result = "result" + "_" * max(map(len, feeds))
     proto = ir.to_proto(node)
-    proto.output[0] = result
+    proto.output[position] = result
     try:
         inputs = [
             onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)

@@ -30,16 +30,19 @@ class FoldConstants(Rewrite):
     """Constant folding: f(constants) = a constant, also for static dimensions read by Shape next to dynamic ones.
 
     Evaluated by onnxruntime, one operator at a time, without its optimizations. Does not fire for random operators,
-    custom domains, operators with subgraphs or several results, (De)QuantizeLinear (int8 weights stay int8), static
-    dimensions inside a subgraph (in a Loop they may hold for one round only), operators that onnxruntime cannot run,
-    and results above 16 MiB that are larger than their inputs (an Expand would only enlarge the file).
+    custom domains, operators with subgraphs, several results but those of Split, (De)QuantizeLinear (int8 weights stay
+    int8), static dimensions inside a subgraph (in a Loop they may hold for one round only), operators that onnxruntime
+    cannot run, and results above 16 MiB that are larger than their inputs (an Expand would only enlarge the file).
     """
 
     def rewrite(self, model: ir.Model) -> int:
         """Replaces every operator on constants by its value."""
         count = 0
         for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
-            if len(node.outputs) != 1 or not query.is_op(node, node.op_type) or node.op_type in SKIPPED:
+            if not query.is_op(node, node.op_type) or node.op_type in SKIPPED:
+                continue
+            if len(node.outputs) != 1:
+                count += node.op_type == "Split" and self._split(model, node)
                 continue
             array = _shape_arithmetic(node) if node.graph is model.graph else None
             if array is None:
@@ -49,7 +52,20 @@ class FoldConstants(Rewrite):
                 count += 1
         return count
 
-    def _computed(self, model: ir.Model, node: ir.Node) -> NDArray[Any] | None:
+    def _split(self, model: ir.Model, node: ir.Node) -> bool:
+        """Replaces the parts of a constant, such as the weights of queries, keys and values; returns whether it did."""
+        if any(part.is_graph_output() for part in node.outputs):
+            return False
+        arrays = [self._computed(model, node, position) for position in range(len(node.outputs))]
+        if any(array is None for array in arrays):
+            return False
+        for part, array in zip(node.outputs, arrays, strict=True):
+            part.replace_all_uses_with(edit.initializer(model.graph, f"{part.name}.folded", array))
+        assert node.graph is not None
+        node.graph.remove(node, safe=True)
+        return True
+
+    def _computed(self, model: ir.Model, node: ir.Node, position: int = 0) -> NDArray[Any] | None:
         feeds: dict[str, NDArray[Any]] = {}
         for value in node.inputs:
             if value is not None:
@@ -60,7 +76,7 @@ class FoldConstants(Rewrite):
         if not feeds:
             return None
         try:
-            array = reference_session.computed(node, feeds, model.opset_imports.get("", io.OPSET))
+            array = reference_session.computed(node, feeds, model.opset_imports.get("", io.OPSET), position)
         except RequestError as error:
             self.refuse(node, str(error))
             return None

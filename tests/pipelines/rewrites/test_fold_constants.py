@@ -20,6 +20,18 @@ def test_constants_are_computed_once(normal):
     assert fires(net, FoldConstants(), "Mul", exact=True, x=normal(2, 3)).fired("FoldConstants") == 3
 
 
+def test_parts_of_constants_are_constants(normal):
+    """torch.nn.MultiheadAttention of other keys than queries divides its weights in the graph."""
+    net = model(
+        "(float[n,3] x, float[n,3] z) => (float[n,4] y) { q, k = Split<axis=0>(w, sizes) a = Transpose(q) b = Transpose(k)"
+        " f = MatMul(x, a) g = MatMul(z, b) h = Concat<axis=1>(f, g) y = Mul(h, h) }",
+        w=normal(4, 3),
+        sizes=integers(1, 3),
+    )
+    left = "MatMul MatMul Concat Mul"
+    assert fires(net, FoldConstants(), left, x=normal(2, 3), z=normal(2, 3)).fired("FoldConstants") == 3
+
+
 def test_shapes_of_static_dimensions_are_constants(normal):
     text = """(float[n,4,6] x) => (int64[1] a, int64 b, int64[2] c, int64[3] d, int64 e) {
         s = Shape(x) a = Gather(s, two) b = Gather(s, one) c = Slice(s, start, end) d = Shape(x) e = Size(k) }"""

@@ -140,6 +140,22 @@ class Constants:
         stride = int(two[-1].flat[0])
         return stride if np.array_equal(np.concatenate([one, one + stride]), two) else None
 
+    def expanded(self, node: ir.Node, rank: int) -> list[int]:
+        """Returns the shape of an Expand, or the repeats of a Tile, of a value of `rank` axes, 1 for that of samples.
+
+        Args:
+            node: The Expand or Tile.
+            rank: Number of axes.
+
+        Raises:
+            RequestError: The shape is not constant, has more axes, or repeats samples.
+        """
+        sizes, elements = self.sizes_of(input_at(node, 1)), query.shape_elements(input_at(node, 1)) or [1]
+        fixed = isinstance(elements[0], int) and elements[0] not in (1, self._samples)
+        if sizes is None or len(sizes) > rank or (len(sizes) == rank and fixed):
+            raise refused(node, "has no constant shape, or repeats samples")
+        return [1, *sizes[1:]] if len(sizes) == rank else sizes
+
     def indices(self, node: ir.Node, size: int) -> Array:
         """Returns the indices of a Gather for one sample.
 

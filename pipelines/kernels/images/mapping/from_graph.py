@@ -169,10 +169,11 @@ class ImageMapping(Layers):
         except RequestError as error:
             value = node.inputs[0] if node.inputs else None
             is_mapped = value is not None and isinstance(self.values.get(value), Bytes | Pending)
-            if node.op_type not in ORDERS or not is_mapped:
-                raise
             try:
-                self._viewed(node, error)
+                if node.op_type in ORDERS and is_mapped:
+                    self._viewed(node, error)
+                elif not self._by_elements(node, always=True):
+                    raise
             except RequestError:
                 raise error from None
 
@@ -314,7 +315,7 @@ RULES: dict[str, Callable[[ImageMapping, ir.Node], None]] = {
     "Pad": ImageMapping._pad,
     "QuantizeLinear": ImageMapping._quantizelinear,
     "RMSNormalization": ImageMapping._layernormalization,
-    "ReduceL2": ImageMapping._response_gate,
+    "ReduceL2": ImageMapping._reducel2,
     "ReduceMean": ImageMapping._reducemean,
     "Relu": ImageMapping._relu,
     "Reshape": ImageMapping._reshape,

@@ -294,9 +294,9 @@ class Layers(Attentions):
         if isinstance(x, Input):
             raise refused(node, "reads the input")
         if not is_over_pixels(node, x):
-            if self._written_out(node):
-                return
-            raise refused(node, "is not over height and width")
+            if not self._written_out(node):
+                self._reducesum(node)
+            return
         self._global_average(node, x, flat=node.attributes.get_int("keepdims", 1) == 0)
 
     def _global_average(self, node: ir.Node, x: Bytes | Pending, flat: bool) -> None:

@@ -10,15 +10,24 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.core.errors import RequestError
+from pipelines.graph import query
 from pipelines.kernels.arrays import Array
 from pipelines.kernels.images.mapping.orders.views import Scores, View, Views
 from pipelines.kernels.images.mapping.qdq import input_at, refused
 from pipelines.kernels.images.mapping.walk import Bytes, Pending
-from pipelines.kernels.images.steps import ChannelScale, FloatDifference, FloatProduct, FloatQuotient, FloatSum
+from pipelines.kernels.images.steps import (
+    ChannelScale,
+    FloatDifference,
+    FloatProduct,
+    FloatQuotient,
+    FloatSum,
+    Normalization,
+)
 
 SUMS: dict[str, type[FloatSum]] = {
     **{"Add": FloatSum, "Sub": FloatDifference, "Mul": FloatProduct, "Div": FloatQuotient}
 }
+TINY = 1e-5  # length up to which the bound of a divisor does not matter
 
 
 class Arithmetic(Views):
@@ -26,6 +35,8 @@ class Arithmetic(Views):
 
     def _viewed(self, node: ir.Node, reason: RequestError | None = None) -> None:
         """Maps sums and products that no layout of values has; see `Views` for other nodes that read a view."""
+        if node.op_type == "ReduceL2" and self._unit_length(node):
+            return
         if not self._stacked(node) and not self._by_elements(node):
             super()._viewed(node, reason)
 
@@ -68,8 +79,11 @@ class Arithmetic(Views):
         gathered = self._gathered(node, replace(view, index=view.index.reshape(1, *grid, -1)), grid)
         return replace(gathered, index=gathered.index.reshape(view.index.shape))
 
-    def _by_elements(self, node: ir.Node) -> bool:
-        """Maps a sum or product of values that are broadcast, or that have more axes than values; False for others."""
+    def _by_elements(self, node: ir.Node, always: bool = False) -> bool:
+        """Maps a sum or product of values that are broadcast, or that have more axes than values; False for others.
+
+        always: Map two values of the same shape, too, which have other layouts.
+        """
         positions = [
             position for position, value in enumerate(node.inputs) if value in self.views or value in self.values
         ]
@@ -83,7 +97,7 @@ class Arithmetic(Views):
         if len(positions) == 1:
             scaled = node.op_type in ("Mul", "Div") and self._is_scaled(node)
             return not (plain or scaled) and self._with_constant(node, positions[0])
-        if len(shapes) == 1 and plain:
+        if len(shapes) == 1 and plain and not always:
             return False
         self._of_two(node)
         return True
@@ -115,10 +129,15 @@ class Arithmetic(Views):
         joined = replace(first, index=np.concatenate([view.index for view in views], axis))
         if len({view.factor for view in views}) > 1:
             factors = np.concatenate([np.full(view.index.shape, view.factor, np.float32) for view in views], axis)
-            joined = self._owned(node, replace(joined, factor=1.0))
-            mapped, gain = self._whole(joined, True, False, False), self._in_order(joined, factors)
-            joined = View(self._scaled(node, mapped, gain, np.zeros_like(gain)), joined.index)
+            joined = self._multiplied(node, replace(joined, factor=1.0), factors)
         self._settle(node.outputs[0], joined)
+
+    def _multiplied(self, node: ir.Node, view: View, constant: Array) -> View:
+        """A view times its factor and a constant."""
+        view = self._owned(node, view)
+        gain = self._in_order(view, constant)
+        mapped = self._whole(view, True, False, False)
+        return View(self._scaled(node, mapped, gain, np.zeros_like(gain)), view.index)
 
     def _of_two(self, node: ir.Node) -> None:
         """Maps a sum, difference or product of two values."""
@@ -150,6 +169,48 @@ class Arithmetic(Views):
         made = self._float_pending(grid, lambda to: make(a, b, to), shared=True, last=True)
         self._settle(node.outputs[0], View(made, first.index))
 
+    def _reducel2(self, node: ir.Node) -> None:
+        if not self._unit_length(node):
+            self._response_gate(node)
+
+    def _unit_length(self, node: ir.Node) -> bool:
+        """Maps values that are divided by their length, the root of the sum of squares over the last axis.
+
+        A `Normalization` by the root of the mean of squares, whose gain makes up for the number of values. False for
+        another node.
+        """
+        view, length, between = self._whole_view(node, node.inputs[0]), node.outputs[0], list[ir.Node]()
+        reader, least = query.sole_user(length), 0.0
+        if reader is not None and (query.is_op(reader, "Max", "Add") or _is_floor(reader)):
+            bounds = [query.scalar(value) for value in reader.inputs if value is not None and value is not length]
+            least = next((bound for bound in bounds if bound is not None), TINY)
+            between, length = [reader], reader.outputs[0]
+            reader = query.sole_user(length)
+        if reader is not None and query.is_op(reader, "Expand"):
+            between, length = [*between, reader], reader.outputs[0]
+            reader = query.sole_user(length)
+        divides = reader is not None and query.is_op(reader, "Div") and reader.inputs[0] is node.inputs[0]
+        if reader is None or not divides or reader.inputs[1] is not length or not 0 <= least < TINY:
+            return False
+        rank = view.index.ndim if isinstance(view, View) and view.real else 0
+        last = rank > 1 and [axis % rank for axis in query.integers(node, "axes", 1) or []] == [rank - 1]
+        if not last or not isinstance(view, View) or not node.attributes.get_int("keepdims", 1):
+            return False
+        size, rows = view.index.shape[-1], self._plain(node, view)
+        if self._places(rows) is None:
+            shape = (1, 1, *rows.index.shape)
+            grid = (math.prod(shape[:-2]), shape[-2])
+            gathered = self._gathered(node, replace(rows, index=rows.index.reshape(1, *grid, size)), grid)
+            rows = replace(gathered, index=gathered.index.reshape(view.index.shape))
+        x = self._operand_of(node, self._whole(rows, True, False, False))
+        gain, epsilon = np.full(size, size**-0.5, np.float32), max(least, 1e-14) ** 2 / size
+        made = self._float_pending(
+            self._shape(rows.source), lambda to: Normalization(x, to, gain, None, epsilon), shared=True, last=True
+        )
+        self._settle(reader.outputs[0], View(made, rows.index))
+        self.absorbed.update((*between, reader))
+        return True
+
     def _stacked(self, node: ir.Node) -> bool:
         """Maps a Concat of values of as many channels in other orders, below each other; False for another node."""
         views = [self._whole_view(node, value) for value in node.inputs] if node.op_type == "Concat" else []
@@ -166,3 +227,8 @@ class Arithmetic(Views):
         whole = np.concatenate(index, node.attributes.get_int("axis", 0))
         self._settle(node.outputs[0], View(made, whole))
         return True
+
+
+def _is_floor(node: ir.Node) -> bool:
+    """Whether a node is a Clip without an upper bound."""
+    return query.is_op(node, "Clip") and input_at(node, 2) is None

@@ -60,6 +60,8 @@ class Attentions(Choices):
             self._without_nan(node, views)
         elif node.op_type == "Add" and any(isinstance(view, Scores) for view in views):
             self._biased(node, views)
+        elif node.op_type == "Mul" and any(isinstance(view, Scores) for view in views) and not self._is_scaled(node):
+            self._scale_heads(node, views)
         else:
             super()._viewed(node, reason)
 
@@ -162,6 +164,20 @@ class Attentions(Choices):
         total = bias if scores.bias is None else scores.bias + bias
         self.views[node.outputs[0]] = replace(scores, bias=total)
 
+    def _scale_heads(self, node: ir.Node, views: list[View | Scores | None]) -> None:
+        """Maps scores times a constant per head: the queries are multiplied by it."""
+        position = 0 if views[0] is not None else 1
+        scores, other = views[position], input_at(node, 1 - position)
+        constant = None if other is None else self.constants.real(other)
+        whole = isinstance(scores, Scores) and scores.shape == (*scores.queries.index.shape[:3], scores.shape[-1])
+        if constant is None or not isinstance(scores, Scores) or scores.weights or scores.bias is not None or not whole:
+            raise refused(node, "multiplies scores of attention by no constant per head")
+        heads = (1, scores.shape[1], 1, 1)
+        if constant.size != scores.shape[1] or np.broadcast_shapes(constant.shape, heads) != heads:
+            raise refused(node, "multiplies scores of attention by no constant per head")
+        queries = self._multiplied(node, scores.queries, constant.reshape(heads))
+        self.views[node.outputs[0]] = replace(scores, queries=queries, factor=scores.factor / scores.queries.factor)
+
     # ------------------------------------------------------------------------------------------------------- attention
 
     def _attention(
@@ -178,7 +194,8 @@ class Attentions(Choices):
         queries, keys, values = (self._in_columns(node, view) for view in (scores.queries, keys, values))
         (pixels, query), (attended, key), (same, value) = (self._heads(view) for view in (queries, keys, values))
         if not np.array_equal(attended, same):
-            raise refused(node, "is an attention whose keys and values are of other tokens")
+            keys, values = (self._in_columns(node, view, always=True) for view in (keys, values))
+            (attended, key), (_, value) = (self._heads(view) for view in (keys, values))
         width, size = value.shape[1], max(size, value.shape[1])
         query, key, value = (
             np.pad(index, ((0, 0), (0, size - index.shape[1])), constant_values=-1) for index in (query, key, value)
@@ -216,10 +233,13 @@ class Attentions(Choices):
             return grid
         return pixels.shape if len(pixels) > 1 else (pixels.size, 1)
 
-    def _in_columns(self, node: ir.Node, view: View) -> View:
-        """The elements [windows, heads, tokens, size] of a view, gathered where heads are no columns of tokens."""
+    def _in_columns(self, node: ir.Node, view: View, always: bool = False) -> View:
+        """The elements [windows, heads, tokens, size] of a view, gathered where heads are no columns of tokens.
+
+        always: gather them in the order of the windows in any case.
+        """
         pixels, columns = np.divmod(view.index, self._shape(view.source)[2])
-        if (pixels == pixels[:, :1, :, :1]).all() and (columns == columns[:1, :, :1]).all():
+        if not always and (pixels == pixels[:, :1, :, :1]).all() and (columns == columns[:1, :, :1]).all():
             return view
         windows, heads, tokens, size = view.index.shape
         index = view.index.transpose(0, 2, 1, 3).reshape(1, windows * tokens, heads * size)

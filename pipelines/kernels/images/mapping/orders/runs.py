@@ -109,7 +109,7 @@ class Runs(Arithmetic):
         self._settle(node.outputs[0], View(made, index))
 
     def _reducesum(self, node: ir.Node) -> None:
-        """Maps sums over an axis of a value."""
+        """Maps sums, or means, over an axis of a value."""
         view, axes = self._view_of(node, data_input(node)), query.integers(node, "axes", 1)
         rank = view.index.ndim if isinstance(view, View) else 0
         if not isinstance(view, View) or axes is None or len(axes) != 1 or axes[0] % rank == 0:
@@ -121,7 +121,8 @@ class Runs(Arithmetic):
             summed = self._linear_view(node, view, axis, ones, np.zeros(1, np.float32))
         index, made = summed
         keeps = node.attributes.get_int("keepdims", 1) != 0
-        self._settle(node.outputs[0], View(made, index if keeps else index.squeeze(axis)))
+        factor = 1 / view.index.shape[axis] if node.op_type == "ReduceMean" else 1.0
+        self._settle(node.outputs[0], self._plain(node, View(made, index if keeps else index.squeeze(axis), factor)))
 
     def _pixel_sums(self, node: ir.Node, view: View, axis: int) -> tuple[NDArray[np.int64], Pending] | None:
         """`_linear_view` of sums over whole pixels; None where an axis is another."""

@@ -456,6 +456,10 @@ def _rearranged(node: ir.Node, x: NDArray[np.int64], constants: Constants) -> li
             if axes is None:
                 raise refused(node, "has no constant axes")
             return [np.squeeze(x, tuple(axes)) if node.op_type == "Squeeze" else np.expand_dims(x, tuple(axes))]
+        case "Expand":
+            return [np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(constants.expanded(node, x.ndim))))]
+        case "Tile":
+            return [np.tile(x, constants.expanded(node, x.ndim))]
         case "Gather":
             return [np.take(x, constants.indices(node, x.shape[axis] if axis == 0 else 0), axis)]
         case "Expand" | "Tile":
