@@ -56,8 +56,9 @@ class FoldConstants(Rewrite):
         """Replaces the parts of a constant, such as the weights of queries, keys and values; returns whether it did."""
         if any(part.is_graph_output() for part in node.outputs):
             return False
-        arrays = [self._computed(model, node, position) for position in range(len(node.outputs))]
-        if any(array is None for array in arrays):
+        computed = [self._computed(model, node, position) for position in range(len(node.outputs))]
+        arrays = [array for array in computed if array is not None]
+        if len(arrays) < len(computed):
             return False
         for part, array in zip(node.outputs, arrays, strict=True):
             part.replace_all_uses_with(edit.initializer(model.graph, f"{part.name}.folded", array))

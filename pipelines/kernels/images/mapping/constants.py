@@ -11,7 +11,7 @@ from pipelines.core.errors import RequestError
 from pipelines.graph import io, query, reference_session
 from pipelines.kernels.arrays import Array
 from pipelines.kernels.images.mapping.qdq import input_at, real_constant, refused
-from pipelines.rewrites.fold_constants import SKIPPED
+from pipelines.rewrites.fold_constants import QUANTIZED, SKIPPED
 
 
 class Constants:
@@ -33,7 +33,8 @@ class Constants:
             node: Operator of the graph.
             shape: Shape of its first input for one sample, None where it is unknown.
         """
-        if len(node.outputs) != 1 or not query.is_op(node, node.op_type) or node.op_type in SKIPPED:
+        skipped = node.op_type in SKIPPED and node.op_type not in QUANTIZED
+        if len(node.outputs) != 1 or not query.is_op(node, node.op_type) or skipped:
             return False
         if node.op_type in ("Shape", "Size") and shape is not None:
             dims = [np.array([count * shape[0], *shape[1:]]) for count in (1, 2)]
@@ -46,7 +47,7 @@ class Constants:
             return False
         feeds: list[dict[str, Array]] = [{}, {}]
         for value in inputs:
-            constant = query.constant(value)
+            constant = query.constant(value) if value in self._known else self._constant(value)
             pair = self._known.get(value, None if constant is None else (constant, constant))
             if pair is None:
                 return False
@@ -58,6 +59,16 @@ class Constants:
             return False
         self._known[node.outputs[0]] = one, two
         return True
+
+    def _constant(self, value: ir.Value) -> Array | None:
+        """A constant, dequantized if it is one of 8 bits; None for another value."""
+        dequantize = value.producer() if query.dequantized(value) is not None else None
+        if dequantize is None:
+            return query.constant(value)
+        parts = {str(x.name): query.constant(x) for x in dequantize.inputs if x is not None}
+        feeds = {name: array for name, array in parts.items() if array is not None}
+        array: Array = reference_session.computed(dequantize, feeds, self._opset)
+        return array
 
     def real(self, value: ir.Value, size: int = 0) -> Array | None:
         """Returns a constant for one sample, see `real_constant`; None where samples have different values.

@@ -94,6 +94,35 @@ def test_a_vision_transformer_is_whole(merged: bool, tmp_path: Path) -> None:
     assert kinds.count(Convolution) == 2 + 2 * 4
 
 
+@pytest.mark.parametrize("merged", [True, False])
+def test_attention_of_constant_queries_is_whole(merged: bool, tmp_path: Path) -> None:
+    """DETR's queries: a layer of tokens that all samples share; its heads are an axis, or one with samples (bmm)."""
+    g = Graph()
+    x = patches(g)
+    norm = g.quantize(g.add("LayerNormalization", [x, weights(g, CHANNELS), weights(g, CHANNELS)]), 0.03, 125)
+    count = g.add("Gather", [g.add("Shape", ["image"]), g.constant(np.array([0]))])
+    sizes = g.add("Concat", [count, g.constant(np.array([7, CHANNELS]))], axis=0)
+    shared = g.quantize(g.add("Expand", [weights(g, 1, 7, CHANNELS, mean=0), sizes]), 0.01, 128)
+
+    def heads(value: str, of: int, order: list[int]) -> str:
+        split = g.add("Reshape", [linear(g, value, (CHANNELS, CHANNELS)), g.constant(np.array([-1, of, HEADS, SIZE]))])
+        split = g.add("Transpose", [split], perm=order)
+        rows = [of, SIZE] if order[-1] == 3 else [SIZE, of]
+        return g.add("Reshape", [split, g.constant(np.array([-1, *rows]))]) if merged else split
+
+    scores = g.add("MatMul", [heads(shared, 7, [0, 2, 1, 3]), heads(norm, 16, [0, 2, 3, 1])])
+    share = g.add("Softmax", [g.add("Mul", [scores, g.constant(np.float32(0.05))])], axis=-1)
+    mixed = g.add("MatMul", [share, heads(norm, 16, [0, 2, 1, 3])])
+    if merged:
+        mixed = g.add("Reshape", [mixed, g.constant(np.array([-1, HEADS, 7, SIZE]))])
+    rows = g.add("Reshape", [g.add("Transpose", [mixed], perm=[0, 2, 1, 3]), g.constant(np.array([0, 0, -1]))])
+    y = linear(g, g.quantize(rows, 0.02, 128), (CHANNELS, CHANNELS))
+    pooled = g.quantize(g.add("ReduceMean", [g.add("Mul", [y, y]), g.constant(np.array([1]))], keepdims=0), 0.03, 20)
+    g.flat = g.layer("Gemm", pooled, (5, CHANNELS), 0.03, transB=1)
+    kinds = check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=20), 0.03)
+    assert kinds.count(Attention) == 1
+
+
 @pytest.mark.parametrize("masked", [True, False])
 def test_attention_in_shifted_windows_is_whole(masked: bool, tmp_path: Path) -> None:
     """A block of Swin: a roll, windows, biases of relative positions and a mask, and all that back."""

@@ -38,6 +38,7 @@ class Attentions(Choices):
         views = self._views_of(node)
         if node.op_type == "MatMul":
             views = [self._whole_view(node, value) for value in node.inputs]
+            views = [self._constant_heads(node, views, position) for position in range(2)]
         first, second = [*views, None, None][:2]
         if node.op_type in ORDERS and isinstance(first, Scores):
             self._regroup(node, first)
@@ -65,11 +66,35 @@ class Attentions(Choices):
         else:
             super()._viewed(node, reason)
 
+    def _constant_heads(self, node: ir.Node, views: list[View | Scores | None], position: int) -> View | Scores | None:
+        """A factor of a MatMul; constant queries, keys or values of heads become floats, the same for all samples."""
+        value, other = input_at(node, position), views[1 - position]
+        if not isinstance(other, View) or other.index.ndim not in (3, 4) or views[position] is not None:
+            return views[position]
+        plain, first = other.index.ndim == 3, len(other.index)
+        constant = None if value is None else self.constants.real(value, first)
+        if constant is None or constant.ndim != other.index.ndim or len(constant) != first:
+            return None
+        whole = constant[None] if plain else constant
+        if len(whole) != 1:
+            return None
+        x, (_, heads, tokens, size) = self._operand_of(node, other.source), whole.shape
+        part = math.gcd(self._shape(other.source)[2], heads * size)
+        places = np.full((tokens, 1, heads * size // part), -1)
+        rows = np.ascontiguousarray(whole[0].swapaxes(0, 1).reshape(tokens, -1), np.float32)
+        made = self._float_pending(
+            (tokens, 1, heads * size), lambda to: Gathering(x, to, places, rows, part), shared=True, last=True
+        )
+        index = np.ascontiguousarray(np.arange(rows.size).reshape(1, tokens, heads, size).swapaxes(1, 2))
+        return View(made, index[0] if plain else index)
+
     def _scores(self, node: ir.Node, queries: View, keys: View) -> None:
+        """Maps queries times keys [windows, heads, ...], or [heads, ...] as of a bmm."""
         shape, (*outer, size, count) = queries.index.shape, keys.index.shape
-        if len(shape) != 4 or (*outer, size) != (*shape[:2], shape[3]):
+        if len(shape) not in (3, 4) or (*outer, size) != (*shape[:-2], shape[-1]):
             raise refused(node, "multiplies values in another order, but not queries and keys of heads")
-        self.views[node.outputs[0]] = Scores(queries, keys, queries.factor * keys.factor, (*shape[:3], count))
+        factor = queries.factor * keys.factor
+        self.views[node.outputs[0]] = Scores(_of_windows(queries), _of_windows(keys), factor, (*shape[:-1], count))
 
     def _whole_attention(self, node: ir.Node) -> None:
         """Maps an Attention of opset 23."""
@@ -188,6 +213,7 @@ class Attentions(Choices):
         joined: whether heads are one axis in the result. turned: whether tokens are its last axis.
         """
         windows, heads, tokens, size = scores.queries.index.shape
+        plain, values = values.index.ndim == 3, _of_windows(values)
         keys = replace(scores.keys, index=scores.keys.index.swapaxes(2, 3))
         if values.index.shape[:-1] != keys.index.shape[:-1] or values.factor != 1:
             raise refused(node, "is an attention with values of another shape")
@@ -224,6 +250,7 @@ class Attentions(Choices):
         index = index.reshape(windows, tokens, heads, size)[..., :width]
         index = index.reshape(windows, tokens, -1) if joined else index.transpose(0, 2, 1, 3)
         index = index.swapaxes(-1, -2) if turned else index
+        index = index[0] if plain else index
         self._settle(node.outputs[0], View(pending, np.ascontiguousarray(index)))
 
     def _token_grid(self, pixels: NDArray[np.int64], view: View) -> tuple[int, ...]:
@@ -324,6 +351,11 @@ class Attentions(Choices):
 def _are_weights(view: View | Scores | None, turned: bool) -> TypeGuard[Scores]:
     """Whether a value is weights of attention, of queries by keys or, if `turned`, keys by queries."""
     return isinstance(view, Scores) and view.weights and view.turned == turned
+
+
+def _of_windows(view: View) -> View:
+    """A view of heads as one of a window."""
+    return replace(view, index=view.index[None]) if view.index.ndim == 3 else view
 
 
 def _runs(first: NDArray[np.int64], part: int) -> NDArray[np.int64]:
