@@ -12,11 +12,31 @@ from PIL import Image
 
 COLORS = {"red": (200, 60, 60), "green": (60, 200, 60), "blue": (60, 60, 200)}
 SCRIPT = """
-import json, sys
+import json, multiprocessing, os, signal, socket, sys
 sys.path[:0] = json.loads(sys.argv[1])
 import {module}
-{module}.in_processes(sys.argv[2], sys.argv[3], resume="--resume" in sys.argv)
+
+def work(rank=None):
+    if rank is not None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    {module}.in_processes(sys.argv[2], sys.argv[3], resume="--resume" in sys.argv)
+
+if "RANK" in os.environ:  # torchrun starts this script twice
+    work()
+else:  # as torchrun does, but what is imported is imported once
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    os.environ.update(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    ranks = [multiprocessing.get_context("fork").Process(target=work, args=(rank,)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    signal.signal(signal.SIGTERM, lambda *_: [process.terminate() for process in ranks])
+    for process in ranks:
+        process.join()
+    sys.exit(any(process.exitcode for process in ranks))
 """
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 def write_images(
@@ -89,21 +109,12 @@ def results(network, rows):
 
 
 class TwoProcesses:
-    """Two processes under torchrun that call `in_processes(data, folder, resume=...)` of a test module."""
+    """Two processes that call `in_processes(data, folder, resume=...)` of a test module; launcher: options of Python."""
 
-    def __init__(self, module: str, data: Path, folder: Path) -> None:
+    def __init__(self, module: str, data: Path, folder: Path, launcher: tuple[str, ...] = ()) -> None:
         script, here = folder / "script.py", Path(__file__).resolve().parents[1]
         script.write_text(SCRIPT.format(module=module))
-        self.command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            str(script),
-        ]
-        self.command += [json.dumps([str(here.parent), str(here)]), str(data)]
+        self.command = [sys.executable, *launcher, str(script), json.dumps([str(here.parent), str(here)]), str(data)]
 
     def start(self, *words: object) -> subprocess.Popen:
         """Train into the folder named first; further words go to the processes."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from helpers.click_logs import written
-from helpers.trainings import TwoProcesses, assert_same_weights, broken_off, weights
+from helpers.trainings import TORCHRUN, TwoProcesses, assert_same_weights, broken_off, weights
 
 import zoo
 from pipelines.core.errors import RequestError
@@ -323,7 +323,7 @@ def in_processes(data: str, folder: str, *, resume: bool) -> None:
 
 def test_two_processes_train_what_one_does(log, tmp_path):
     """Each takes every other row of a batch; the gradients are summed in another order, and nothing else differs."""
-    TwoProcesses("tests.zoo.recommenders.training.test_train", log, tmp_path).train(tmp_path / "two")
+    TwoProcesses("tests.zoo.recommenders.training.test_train", log, tmp_path, TORCHRUN).train(tmp_path / "two")
     in_processes(str(log), str(tmp_path / "one"), resume=False)
     assert json.loads((tmp_path / "two/train.json").read_text())["processes"] == 2
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")

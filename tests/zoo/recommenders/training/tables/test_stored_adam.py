@@ -1,6 +1,7 @@
 """Tables beyond memory in training: the weights of tables in memory, also after the process was killed."""
 
 import importlib
+import json
 import os
 import signal
 import subprocess
@@ -57,31 +58,48 @@ def test_rows_in_a_file_are_trained_as_those_in_memory(log, tmp_path, small, cap
 
 
 KILLED = """
-import os, signal, sys
+import json, os, signal, sys
 from zoo.recommenders.models import layers
 from zoo.recommenders.training.tables import row_file, stored_adam
 from zoo.recommenders.training import train
 from tests.zoo.recommenders.training.tables import test_stored_adam as test
 layers.LARGE_ROWS = 0
-calls, (where, at) = [], (sys.argv[3], int(sys.argv[4]))
-kind, name = (row_file.RowFile, "_keep") if where == "journal" else (stored_adam.StoredAdam, where)
-original = getattr(kind, name)
-def killed(*arguments, **options):
-    calls.append(name)
-    result = original(*arguments, **options)
-    if len(calls) == at:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return result
-setattr(kind, name, killed)
-train.train(test.deepfm.DeepFM, sys.argv[1], sys.argv[2], config=test.CONFIG)
+
+def training(log, folder, where, at):
+    calls = []
+    kind, name = (row_file.RowFile, "_keep") if where == "journal" else (stored_adam.StoredAdam, where)
+    original = getattr(kind, name)
+    def killed(*arguments, **options):
+        calls.append(name)
+        result = original(*arguments, **options)
+        if len(calls) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+    setattr(kind, name, killed)
+    train.train(test.deepfm.DeepFM, log, folder, config=test.CONFIG)
+
+for line in sys.stdin:  # a training to be killed, in a process that need not import all this
+    child = os.fork()
+    if child == 0:
+        training(*json.loads(line))
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
-def killed_training(log, folder, where, at):
-    command = [sys.executable, "-c", KILLED, str(log), str(folder), where, str(at)]
-    paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
-    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | paths)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+@pytest.fixture(scope="module")
+def killed_training():
+    """Trains in a process that is killed behind a call: killed_training(log, folder, name of the call, its number)."""
+    paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "ZOO_TABLE_MEMORY": "1KB"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", KILLED], cwd=ROOT, env=os.environ | paths, **pipes) as trainer:
+
+        def train(log, folder, where, at):
+            trainer.stdin.write(json.dumps([str(log), str(folder), where, at]) + "\n")
+            trainer.stdin.flush()
+            assert int(trainer.stdout.readline()) == -signal.SIGKILL
+
+        yield train
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +118,7 @@ MORE = [
 
 
 @pytest.mark.parametrize(("where", "at"), [("journal", 45), ("step", 195), *MORE])
-def test_a_killed_training_goes_on_where_it_was(log, tmp_path, small, whole, where, at):
+def test_a_killed_training_goes_on_where_it_was(killed_training, log, tmp_path, small, whole, where, at):
     """Killed within a batch, between batches, at an evaluation and at a checkpoint, in every phase."""
     small.setenv("ZOO_TABLE_MEMORY", "1KB")
     killed_training(log, tmp_path / "model", where, at)
@@ -108,7 +126,7 @@ def test_a_killed_training_goes_on_where_it_was(log, tmp_path, small, whole, whe
     assert_same_weights(tmp_path / "model", whole)
 
 
-def test_rows_before_the_first_checkpoint_do_not_block_a_new_training(log, tmp_path, small, whole):
+def test_rows_before_the_first_checkpoint_do_not_block_a_new_training(killed_training, log, tmp_path, small, whole):
     small.setenv("ZOO_TABLE_MEMORY", "1KB")
     killed_training(log, tmp_path / "model", "step", 7)
     assert [path.name for path in tmp_path.glob("model/checkpoint/*")]
