@@ -89,6 +89,15 @@ def _dinov2(t: Any) -> Any:
     return t.Dinov2ForImageClassification(config)
 
 
+def _rt_detr(t: Any) -> Any:
+    sizes: dict[str, Any] = {"hidden_sizes": [32, 64, 96, 128], "depths": [1, 1, 1, 1], "layer_type": "basic"}
+    backbone = t.RTDetrResNetConfig(embedding_size=32, out_features=["stage2", "stage3", "stage4"], **sizes)
+    layers: dict[str, Any] = {"decoder_layers": 2, "num_queries": 20, "d_model": 64, "encoder_hidden_dim": 64}
+    widths: dict[str, Any] = {"encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "decoder_in_channels": [64, 64, 64]}
+    config = t.RTDetrConfig(backbone_config=backbone, encoder_in_channels=[64, 96, 128], **layers, **widths)
+    return t.RTDetrForObjectDetection(config)
+
+
 # by name: the network, and the height and width of its images
 NETWORKS: dict[str, tuple[Callable[[Any], Any], int]] = {
     "MobileNetV2": (_mobilenet_v2, 96),
@@ -106,7 +115,9 @@ NETWORKS: dict[str, tuple[Callable[[Any], Any], int]] = {
     "DeiT": (_deit, 96),
     "DINOv2": (_dinov2, 98),
     "YOLOv8": (_small("yolo_v8"), 96),
+    "YOLOv10": (_small("yolo_v10"), 96),
     "YOLO11": (_small("yolo_11"), 96),
+    "RT-DETR": (_rt_detr, 96),
     "U-Net": (_small("UNet"), 96),
     "EDSR": (_small("SuperResolution"), 48),
 }
@@ -194,7 +205,7 @@ def _settle(network: Any, example: Any) -> None:
         variance = inputs[0].var((0, 2, 3)).clamp(min=1e-12)
         norm.running_mean.copy_(inputs[0].mean((0, 2, 3)))
         norm.running_var.copy_(variance)
-        norm.weight.data.copy_((1 + norm.eps / variance).sqrt())
+        norm.weight.data.copy_((1 + getattr(norm, "eps", 1e-5) / variance).sqrt())
 
     norms = [module for module in network.modules() if getattr(module, "running_mean", None) is not None]
     hooks = [norm.register_forward_pre_hook(take) for norm in norms]

@@ -366,3 +366,27 @@ def yolo_v8() -> nn.Module:
 def yolo_11() -> nn.Module:
     """YOLO11, with attention."""
     return Yolo(attention=True)
+
+
+class EndToEnd(nn.Module):
+    """A detector that chooses its boxes by their scores (Wang et al. 2024, YOLOv10), as Ultralytics exports it."""
+
+    def __init__(self, network: Yolo, most: int = 20) -> None:
+        super().__init__()
+        self.network, self.most = network, most
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns boxes, scores and classes [n, most, 6]."""
+        found = self.network(x).transpose(1, 2)
+        classes, number = self.network.classes, torch.arange(found.shape[0])[..., None]
+        boxes, scores = found.split([4, classes], dim=-1)
+        index = scores.amax(dim=-1).topk(self.most)[1].unsqueeze(-1)
+        boxes = boxes.gather(dim=1, index=index.repeat(1, 1, 4))
+        scores = scores.gather(dim=1, index=index.repeat(1, 1, classes))
+        best, index = scores.flatten(1).topk(self.most)
+        return torch.cat([boxes[number, index // classes], best[..., None], (index % classes)[..., None].float()], -1)
+
+
+def yolo_v10() -> nn.Module:
+    """YOLOv10, of which the choice of boxes is the novelty."""
+    return EndToEnd(Yolo(attention=True))
