@@ -19,7 +19,7 @@ from pipelines.graph import query
 from pipelines.kernels.images.mapping.functions import FUNCTIONS
 from pipelines.kernels.images.mapping.fuse import fused
 from pipelines.kernels.images.mapping.layers import Layers
-from pipelines.kernels.images.mapping.orders.views import ORDERS, View
+from pipelines.kernels.images.mapping.orders.views import ORDERS, ROWS, View
 from pipelines.kernels.images.mapping.qdq import data_input, refused
 from pipelines.kernels.images.mapping.rest import Rest
 from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending
@@ -172,6 +172,8 @@ class ImageMapping(Layers):
             try:
                 if node.op_type in ORDERS and is_mapped:
                     self._viewed(node, error)
+                elif node.op_type in ROWS and is_mapped:
+                    self._in_rows(node)
                 elif not self._by_elements(node, always=True):
                     raise
             except RequestError:

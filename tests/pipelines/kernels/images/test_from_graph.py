@@ -290,10 +290,6 @@ def test_windows_that_end_with_the_tensor(kernel: list[int], strides: list[int],
     same_as_onnxruntime(g, g.quantize(y, 0.05, 120), [3, 8, 6], tmp_path)
 
 
-def _product(g: Graph, x: str) -> str:
-    return g.add("Mul", [x, g.quantize(g.layer("Conv", x, (1, 3, 1, 1), 0.02), 0.1, 120)])
-
-
 def _read_twice(g: Graph, x: str) -> str:
     rows = g.add("Reshape", [g.layer("Conv", x, (4, 3, 1, 1), 0.02), g.constant(np.array([0, 2, 2, 48]))])
     return g.add("Einsum", [rows, rows], equation="bhdn,bhdm->bhnm")
@@ -314,7 +310,6 @@ def _empty(g: Graph, x: str) -> str:
         (_float_layer, "weights that are not symmetric int8"),
         (_unknown, "LRN.*has no native form"),
         (_ceiling, "ceil mode"),
-        (_product, "multiplies tensors of different shapes"),
     ],
 )
 def test_what_has_no_form_is_refused_with_its_operator(made: Any, why: str, tmp_path: Path) -> None:

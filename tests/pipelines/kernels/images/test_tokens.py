@@ -123,6 +123,44 @@ def test_attention_of_constant_queries_is_whole(merged: bool, tmp_path: Path) ->
     assert kinds.count(Attention) == 1
 
 
+def test_layers_over_tokens_are_whole(tmp_path: Path) -> None:
+    """MLP-Mixer: a layer over the tokens of every channel."""
+    g = Graph()
+    x = linear(g, g.quantize(patches(g), 0.03, 125), (CHANNELS, CHANNELS))
+    norm = g.quantize(g.add("LayerNormalization", [x, weights(g, CHANNELS), weights(g, CHANNELS)]), 0.03, 125)
+    hidden = g.quantize(gelu(g, linear(g, g.add("Transpose", [norm], perm=[0, 2, 1]), (16, 24))), 0.03, 10)
+    mixed = g.add("Transpose", [linear(g, hidden, (24, 16))], perm=[0, 2, 1])
+    y = g.quantize(
+        g.add("LayerNormalization", [g.add("Add", [x, mixed]), *(weights(g, CHANNELS) for _ in "wb")]), 0.03, 125
+    )
+    pooled = g.quantize(
+        g.add("ReduceMean", [linear(g, y, (CHANNELS, CHANNELS)), g.constant(np.array([1]))], keepdims=0), 0.03, 125
+    )
+    g.flat = g.layer("Gemm", pooled, (5, CHANNELS), 0.03, transB=1)
+    check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=20))
+
+
+def test_attention_among_channels_is_whole(tmp_path: Path) -> None:
+    """XCiT and EdgeNeXt: queries and keys are channels, whose elements are tokens, of length 1."""
+    g = Graph()
+    x = patches(g)
+    norm = g.quantize(g.add("LayerNormalization", [x, weights(g, CHANNELS), weights(g, CHANNELS)]), 0.03, 125)
+    shape = g.constant(np.array([-1, 16, HEADS, SIZE]))
+    q, k, v = (
+        g.add("Transpose", [g.add("Reshape", [linear(g, norm, (CHANNELS, CHANNELS)), shape])], perm=[0, 2, 3, 1])
+        for _ in "qkv"
+    )
+    q, k = (g.add("Div", [rows, g.add("ReduceL2", [rows, g.constant(np.array([-1]))])]) for rows in (q, k))
+    scores = g.add("MatMul", [q, g.add("Transpose", [k], perm=[0, 1, 3, 2])])
+    mixed = g.quantize(g.add("MatMul", [g.add("Softmax", [scores], axis=-1), v]), 0.02, 128)
+    rows = g.add("Reshape", [g.add("Transpose", [mixed], perm=[0, 3, 1, 2]), g.constant(np.array([-1, 16, CHANNELS]))])
+    y = g.add("Add", [linear(g, rows, (CHANNELS, CHANNELS)), x])
+    pooled = g.quantize(g.add("ReduceMean", [y, g.constant(np.array([1]))], keepdims=0), 0.03, 125)
+    g.flat = g.layer("Gemm", pooled, (5, CHANNELS), 0.03, transB=1)
+    kinds = check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=20))
+    assert kinds.count(Attention) == 1
+
+
 @pytest.mark.parametrize("masked", [True, False])
 def test_attention_in_shifted_windows_is_whole(masked: bool, tmp_path: Path) -> None:
     """A block of Swin: a roll, windows, biases of relative positions and a mask, and all that back."""

@@ -14,7 +14,7 @@ from pipelines.graph import query
 from pipelines.kernels.arrays import Array
 from pipelines.kernels.images.mapping.orders.views import Scores, View, Views
 from pipelines.kernels.images.mapping.qdq import input_at, refused
-from pipelines.kernels.images.mapping.walk import Bytes, Pending
+from pipelines.kernels.images.mapping.walk import Bytes, Pending, layout_of
 from pipelines.kernels.images.steps import (
     ChannelScale,
     FloatDifference,
@@ -82,7 +82,7 @@ class Arithmetic(Views):
     def _by_elements(self, node: ir.Node, always: bool = False) -> bool:
         """Maps a sum or product of values that are broadcast, or that have more axes than values; False for others.
 
-        always: Map two values of the same shape, too, which have other layouts.
+        always: Map two values of the same shape and different layouts, too.
         """
         positions = [
             position for position, value in enumerate(node.inputs) if value in self.views or value in self.values
@@ -97,7 +97,9 @@ class Arithmetic(Views):
         if len(positions) == 1:
             scaled = node.op_type in ("Mul", "Div") and self._is_scaled(node)
             return not (plain or scaled) and self._with_constant(node, positions[0])
-        if len(shapes) == 1 and plain and not always:
+        mapped = [self.values.get(value) for value in node.inputs if value is not None]
+        layouts = {layout_of(value) if isinstance(value, Bytes | Pending) else None for value in mapped}
+        if len(shapes) == 1 and plain and not (always and len(layouts) > 1):
             return False
         self._of_two(node)
         return True

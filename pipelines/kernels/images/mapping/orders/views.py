@@ -38,6 +38,7 @@ SPATIAL = {
     "MaxPool",
     "Resize",
 }
+ROWS = {"LayerNormalization", "MatMul", "RMSNormalization"}  # operators on the last axis
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,13 +284,29 @@ class Views(FloatValues):
             if len(view.index) != 1 or rank not in (2, 3, 4):
                 return False
             channels_first = replace(view, index=np.moveaxis(view.index, 1, -1))
-            last = rank == 2 or self._places(view) is not None
+            last = rank == 2 or node.op_type in ROWS or self._places(view) is not None
             if not last and self._places(channels_first) is None:
                 others = [self.values[other] for other in node.inputs if other is not None and other in self.values]
                 orders = {other.last for other in others if isinstance(other, Bytes | Pending)}
                 last = orders == {True} if orders else node.op_type not in SPATIAL and self._is_last(view)
             self._gather_view(node, value, view, last)
         return True
+
+    def _in_rows(self, node: ir.Node) -> None:
+        """Maps an operator on the last axis of a value whose channels are another, such as a layer over tokens."""
+        value = data_input(node)
+        mapped = self.values[value]
+        if not isinstance(mapped, Bytes | Pending) or mapped.last or mapped.flat:
+            raise refused(node, "has no native form")
+        self.views[value] = self._view_of(node, value)
+        try:
+            if self._gather(node):
+                self._by_rule(node)
+        finally:
+            self.views.pop(value, None)
+            self.values[value] = mapped
+        if node.outputs[0] not in self.values:
+            raise refused(node, "has no native form")
 
     def _is_last(self, view: View) -> bool:
         """Whether the last axis of a view rather than axis 1 is that of channels that follow each other."""
