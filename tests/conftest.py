@@ -74,6 +74,21 @@ def one_child():
 
 
 @pytest.fixture(autouse=True, scope="session")
+def plain_curves():
+    """Trainings do not draw their curves, which takes as long as training a tiny network; `test_runs` draws some."""
+
+    def plot(path, history, left_axis, right, axes, best=None):
+        assert all(key in entry for entry in history for key in ("epoch", *left_axis, *right)) and len(axes) == 2
+        path.write_bytes(b"\x89PNG")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for task in ("recommenders", "translation", "vision"):
+            if (module := sys.modules.get(f"zoo.{task}.training.train")) is not None:
+                patch.setattr(module, "plot_curves", plot)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def models_home(tmp_path_factory):
     """ZOO_HOME of all fixtures of a file: files of shipped models are made once, by the process that needs them first."""
     base = tmp_path_factory.getbasetemp()
