@@ -453,7 +453,7 @@ def tune(
     if batch_size < 1:
         raise RequestError(f"batch size is {batch_size}; expected 1 or more")
     begin = time.monotonic()
-    options: dict[str, Any] = {"max_drop": max_drop, "engine": engine, "threads": threads}
+    options: dict[str, Any] = {"max_drop": max_drop, "engine": engine, "threads": threads, "report_path": report_path}
     metric: QualityMetric
     if is_file(model):
         require_distinct(target, model, *as_list(evaluation_data), *as_list(calibration_data), preprocess)
@@ -470,9 +470,7 @@ def tune(
         options |= {"recipe": folder.recipe, "opener": own.open, "engines": own.engines}
     remaining = max(seconds - (time.monotonic() - begin), 0) if 0 <= seconds < math.inf else seconds
     options["seconds"] = remaining  # without the time of reading samples
-    result = search_recipes(
-        float_model, samples, metric, target, total=samples.total, report_path=report_path, **options
-    )
+    result = search_recipes(float_model, samples, metric, target, total=samples.total, **options)
     if report_path is not None:
         result["report"] = str(report_path)
     return result | {"environment": machine.environment(threads=threads, batch_size=length(metric.example))}
