@@ -71,6 +71,14 @@ def test_heavy_libraries_are_imported_at_module_level_only_where_training_happen
         assert not heavy or HEAVY_ROOMS & {*path.relative_to(ROOT).parts[:-1]}, path
 
 
+def test_test_files_import_slow_libraries_where_a_test_uses_them() -> None:
+    """Every process of `make test` reads all test files: see `helpers.lazily`."""
+    slow = r"(tensorflow|keras|tf2onnx|sklearn|polars|datasets|transformers\.models)\b"
+    imported = re.compile(rf"^(\w+ = )?(import |from |pytest\.importorskip\(\"){slow}", re.MULTILINE)
+    files = [*ROOT.glob("tests/**/*.py")]
+    assert len(files) > 300 and not [path for path in files if imported.search(path.read_text())]
+
+
 def test_pipelines_never_imports_zoo_and_imports_between_packages_run_one_way() -> None:
     for path in ROOT.glob("pipelines/**/*.py"):
         names = imports(path, top=False, types=True)
