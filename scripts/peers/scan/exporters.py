@@ -89,6 +89,26 @@ def _dinov2(t: Any) -> Any:
     return t.Dinov2ForImageClassification(config)
 
 
+def _dinov2_registers(t: Any) -> Any:
+    config = t.Dinov2WithRegistersConfig(image_size=98, patch_size=14, **TRANSFORMER)
+    return t.Dinov2WithRegistersForImageClassification(config)
+
+
+def _dinov3(t: Any) -> Any:
+    sizes = {key: value for key, value in TRANSFORMER.items() if key != "num_labels"}
+    return t.DINOv3ViTModel(t.DINOv3ViTConfig(image_size=96, num_register_tokens=4, **sizes))
+
+
+def _swin_v2(t: Any) -> Any:
+    sizes: dict[str, Any] = {"embed_dim": 48, "depths": [2, 2], "num_heads": [3, 6], "window_size": 6}
+    return t.Swinv2ForImageClassification(t.Swinv2Config(image_size=96, num_labels=10, **sizes))
+
+
+def _pool_former(t: Any) -> Any:
+    sizes: dict[str, Any] = {"hidden_sizes": [32, 64, 96, 128], "depths": [1, 1, 1, 1]}
+    return t.PoolFormerForImageClassification(t.PoolFormerConfig(num_labels=10, **sizes))
+
+
 def _rt_detr(t: Any) -> Any:
     sizes: dict[str, Any] = {"hidden_sizes": [32, 64, 96, 128], "depths": [1, 1, 1, 1], "layer_type": "basic"}
     backbone = t.RTDetrResNetConfig(embedding_size=32, out_features=["stage2", "stage3", "stage4"], **sizes)
@@ -114,6 +134,10 @@ NETWORKS: dict[str, tuple[Callable[[Any], Any], int]] = {
     "ViT": (_vit, 96),
     "DeiT": (_deit, 96),
     "DINOv2": (_dinov2, 98),
+    "DINOv2 with registers": (_dinov2_registers, 98),
+    "DINOv3": (_dinov3, 96),
+    "SwinV2": (_swin_v2, 96),
+    "PoolFormer": (_pool_former, 96),
     "YOLOv8": (_small("yolo_v8"), 96),
     "YOLOv10": (_small("yolo_v10"), 96),
     "YOLO11": (_small("yolo_11"), 96),
@@ -172,7 +196,7 @@ def export(name: str, exporter: str, path: Path) -> int:
     _settle(network, example)
 
     class Logits(torch.nn.Module):
-        """The network's logits, or only output."""
+        """The network's logits, pooled features or only output."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -181,7 +205,8 @@ def export(name: str, exporter: str, path: Path) -> int:
         def forward(self, image: torch.Tensor) -> torch.Tensor:
             """Returns the output."""
             output = self.network(image)
-            return getattr(output, "logits", output)  # type: ignore[no-any-return]
+            pooled = getattr(output, "pooler_output", output)
+            return getattr(output, "logits", pooled)  # type: ignore[no-any-return]
 
     options: dict[str, Any] = {"input_names": ["image"], "output_names": ["logits"], "verbose": False}
     free = exporter.endswith("free batch")

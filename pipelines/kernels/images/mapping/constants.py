@@ -167,6 +167,34 @@ class Constants:
             raise refused(node, "has no constant shape, or repeats samples")
         return [1, *sizes[1:]] if len(sizes) == rank else sizes
 
+    def slices(self, node: ir.Node) -> list[tuple[int, slice]]:
+        """Returns the cuts of a Slice.
+
+        Args:
+            node: The Slice.
+
+        Returns:
+            (axis, negative ones from the end; elements of the axis).
+
+        Raises:
+            RequestError: The bounds are not constant.
+        """
+        names = ("starts", "ends", "axes", "steps")
+        starts, ends, axes, steps = (self._integers(node, name, index) for index, name in enumerate(names, 1))
+        computed = [index for index, bounds in ((3, axes), (4, steps)) if bounds is None and input_at(node, index)]
+        if starts is None or ends is None or computed:
+            raise refused(node, "has bounds that are not constant")
+        cuts = zip(axes or range(len(starts)), starts, ends, steps or [1] * len(starts), strict=True)
+        return [(axis, slice(start, end, step)) for axis, start, end, step in cuts]
+
+    def _integers(self, node: ir.Node, name: str, position: int) -> list[int] | None:
+        """An attribute of integers, or a constant input in its place, the same for all samples; None for another."""
+        value = input_at(node, position)
+        if value not in self._known:
+            return query.integers(node, name, position)
+        one, two = self._known[value]
+        return [int(number) for number in one.ravel()] if np.array_equal(one, two) else None
+
     def indices(self, node: ir.Node, size: int) -> Array:
         """Returns the indices of a Gather for one sample.
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from pipelines.graph import query
-from pipelines.kernels.images.mapping.qdq import computed, data_input, input_at, refused, slices, split_sizes
+from pipelines.kernels.images.mapping.qdq import computed, data_input, input_at, refused, split_sizes
 from pipelines.kernels.images.mapping.walk import Bytes, Input, Joined, Pending, Walk, layout_of
 from pipelines.kernels.images.steps import Concatenation, Resampling, Selection, Shape, Stacking
 
@@ -248,7 +248,7 @@ class Layouts(Walk):
         return Pending(emit, shape, mapped.low, mapped.high, mapped.last, mapped.flat, real=real if is_float else None)
 
     def _slice(self, node: ir.Node) -> None:
-        cuts = slices(node)
+        cuts = self.constants.slices(node)
         if len(cuts) != 1:
             raise refused(node, "slices several axes")
         ((axis, cut),) = cuts

@@ -64,29 +64,6 @@ def split_sizes(node: ir.Node, size: int) -> list[int]:
     return sizes
 
 
-def slices(node: ir.Node) -> list[tuple[int, slice]]:
-    """Returns the cuts of a Slice.
-
-    Args:
-        node: The Slice.
-
-    Returns:
-        (axis, negative ones from the end; elements of the axis).
-
-    Raises:
-        RequestError: The bounds are not constant.
-    """
-    starts, ends = query.integers(node, "starts", 1), query.integers(node, "ends", 2)
-    axes, steps = query.integers(node, "axes", 3), query.integers(node, "steps", 4)
-    computed_ones = [
-        index for index, constant in ((3, axes), (4, steps)) if constant is None and input_at(node, index) is not None
-    ]
-    if starts is None or ends is None or computed_ones:
-        raise refused(node, "has bounds that are not constant")
-    cuts = zip(axes or range(len(starts)), starts, ends, steps or [1] * len(starts), strict=True)
-    return [(axis, slice(start, end, step)) for axis, start, end, step in cuts]
-
-
 def qparams(node: ir.Node) -> tuple[np.float32, int]:
     """Reads the qparams of a QuantizeLinear or DequantizeLinear.
 

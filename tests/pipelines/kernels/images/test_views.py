@@ -412,7 +412,8 @@ def test_attention_whose_heads_are_rows_of_tokens(tmp_path: Path) -> None:
     assert kinds.count(Attention) == 1
 
 
-def test_registers_and_rotated_heads_are_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("counted", [True, False])
+def test_registers_and_rotated_heads_are_whole(counted: bool, tmp_path: Path) -> None:
     """DINOv3: registers between the class and patches; halves of the heads of patches are rotated by their places."""
     g = Graph()
     x = g.add("Concat", [weights(g, 1, 1, CHANNELS), patches(g)], axis=1)
@@ -431,7 +432,9 @@ def test_registers_and_rotated_heads_are_whole(tmp_path: Path) -> None:
     cosines, sines = g.constant(np.cos(angles)), g.constant(np.sin(angles))
 
     def rotated(heads: str) -> str:
-        tokens = cut(heads, 3, 99, 2)
+        count = g.add("Gather", [g.add("Shape", [heads]), g.constant(np.array([2]))])
+        first = g.add("Sub", [count, g.constant(np.array([16]))]) if counted else g.constant(np.array([3]))
+        tokens = g.add("Slice", [heads, first, *(g.constant(np.array([n])) for n in (99, 2))])
         turned = [g.add("Neg", [cut(tokens, SIZE // 2, 99, 3)]), cut(tokens, 0, SIZE // 2, 3)]
         terms = g.add("Mul", [tokens, cosines]), g.add("Mul", [g.add("Concat", turned, axis=-1), sines])
         return g.add("Concat", [cut(heads, 0, 3, 2), g.add("Add", terms)], axis=-2)

@@ -17,7 +17,7 @@ from pipelines.graph import query
 from pipelines.kernels.arrays import Array
 from pipelines.kernels.images.mapping.constants import Constants
 from pipelines.kernels.images.mapping.floats import FloatValues
-from pipelines.kernels.images.mapping.qdq import data_input, input_at, qparams, refused, slices, split_sizes
+from pipelines.kernels.images.mapping.qdq import data_input, input_at, qparams, refused, split_sizes
 from pipelines.kernels.images.mapping.walk import Bytes, Input, Pending, layout_of
 from pipelines.kernels.images.steps import Gathering, Operand, Step
 
@@ -489,6 +489,6 @@ def _rearranged(node: ir.Node, x: NDArray[np.int64], constants: Constants) -> li
         case "Split":
             return np.split(x, np.cumsum(split_sizes(node, x.shape[axis]))[:-1].tolist(), axis)
     cuts = [slice(None)] * x.ndim
-    for dimension, cut in slices(node):
+    for dimension, cut in constants.slices(node):
         cuts[dimension] = cut
     return [x[tuple(cuts)]]
