@@ -21,6 +21,7 @@ MAX_TOKEN_CHARACTERS = 100
 FACTORS = (1, 8, 40)
 MIN_COVERAGE = 0.97  # share of the embedding's rows with a token: some are padded to a round number
 SPARE = 128  # rows without a token in any case
+SHORT_ROWS, SHORT_LENGTHS = 8, (2, 3, 4, 8)  # of calibration: every eighth row has the attention of a short text
 TRIAL = "A text: é ½ ﬁ １ 漢字 🙂"  # tokenized when a tokenizer is opened
 Ints = NDArray[np.int32]
 
@@ -167,7 +168,10 @@ class Tokens(NamedTuple):
         return spread
 
     def packed(self, inputs: Sequence[str], length: int, count: int) -> dict[str, NDArray[np.int64]]:
-        """Cuts the concatenated tokens into rows of equal length.
+        """Cuts the concatenated tokens into rows of equal length, to calibrate on.
+
+        In one of `SHORT_ROWS` rows all tokens attend to the first few alone (`SHORT_LENGTHS` in turn), as in short
+        texts: the results of their attention have a larger range than means of many tokens.
 
         Args:
             inputs: Names of the graph's inputs, among `IDS`, `MASK` and `TYPES`.
@@ -179,7 +183,11 @@ class Tokens(NamedTuple):
         """
         length = min(length, len(self.ids))
         rows = min(len(self.ids) // length, count)
-        arrays = {IDS: self.ids, TYPES: self.types, MASK: np.ones_like(self.ids)}
+        attended = np.full(rows, length)
+        short = np.arange(SHORT_ROWS - 1, rows, SHORT_ROWS)
+        attended[short] = np.resize(SHORT_LENGTHS, len(short))
+        mask = np.arange(length) < attended[:, None]
+        arrays = {IDS: self.ids, TYPES: self.types, MASK: mask.ravel()}
         return {name: arrays[name][: rows * length].reshape(rows, length).astype(np.int64) for name in inputs}
 
 

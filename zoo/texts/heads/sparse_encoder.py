@@ -18,6 +18,8 @@ from zoo.texts.data.tokenizer import Tokenizer, Tokens
 from zoo.texts.heads.masked_language import MaskedLanguageHead
 from zoo.texts.heads.task_pipeline import SPARSE_ENCODER, TaskPipeline
 from zoo.texts.importers import sentence_modules
+from zoo.texts.models.architectures import architecture_of
+from zoo.texts.models.architectures.base import ConfigFile
 from zoo.texts.models.tensor_file import TensorFile
 from zoo.texts.models.weights import FILE
 from zoo.texts.text_pipeline import Floats
@@ -44,7 +46,7 @@ class SparseEncoder(MaskedLanguageHead):
 
     def outputs(self, config: Mapping[str, Any]) -> int:
         """See `Head`."""
-        return int(config["vocab_size"])
+        return architecture_of(config).read(ConfigFile(config)).vocabulary
 
     def features(self, path: Path, network: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         """See `Head`; a folder without the pooling of SPLADE is read as with its defaults."""

@@ -207,6 +207,8 @@ def read_features(
     elif (name := _architecture(config)) and not name.endswith(head.ENDS):
         raise RequestError(f"found {name}, expected {' or '.join(f'...{end}' for end in head.ENDS)} for a {head.TITLE}")
     architecture = architecture_of(config)
+    if head and (name := _architecture(config)).endswith(architecture.decoded):
+        raise RequestError(f"found {name}, whose head reads the output of a decoder; expected a head of the encoder")
     if task and not config.get("lora_adaptations"):
         raise RequestError(f"it has no adapters of tasks (lora_adaptations in {CONFIG}); found --task {task}")
     network = architecture.read(ConfigFile({**config, "task": task or None}))

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the train extra")
 pytest.importorskip("transformers", reason="the originals are its models")
 
-from helpers import text_models  # noqa: E402
+from helpers import text_models, text_networks  # noqa: E402
 
 import zoo  # noqa: E402
 from pipelines.core.errors import RequestError  # noqa: E402
@@ -119,3 +119,10 @@ def test_exact_match_and_f1(tmp_path, form):
     partial = 2 * lengths[2] / (2 * lengths[2] + 1)
     assert report["metrics"]["fp32"]["exact_match"] == pytest.approx(2 / 3)
     assert report["metrics"]["fp32"]["f1"] == pytest.approx(np.mean([1, 1, partial]))
+
+
+def test_answers_of_a_decoder_are_refused(tmp_path):
+    values = {**text_networks.CONFIGS["t5"], "architectures": ["T5ForQuestionAnswering"]}
+    text_networks.write(tmp_path / "theirs", values, None)
+    with pytest.raises(RequestError, match="found T5ForQuestionAnswering, whose head reads the output of a decoder"):
+        zoo.import_model(tmp_path / "theirs", tmp_path / "ours")

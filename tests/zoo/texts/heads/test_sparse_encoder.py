@@ -19,6 +19,7 @@ from pipelines.kernels.transformer import native as kernels  # noqa: E402
 from pipelines.kernels.transformer.text import reference  # noqa: E402
 from pipelines.kernels.transformer.text.from_graph import text_program  # noqa: E402
 from zoo.texts import metrics  # noqa: E402
+from zoo.texts.heads import sparse_encoder  # noqa: E402
 
 
 def imported(path, kind="bert", **settings):
@@ -49,6 +50,10 @@ def test_weights_are_those_of_transformers(tmp_path, kind):
         assert np.abs(dense - wanted).max() < 1e-5
         (few,) = ours(text, max_active_dims=3)
         assert {*few["indices"]} == {*np.argsort(-wanted)[:3]}
+
+
+def test_the_vocabulary_may_be_the_default_of_the_architecture():
+    assert sparse_encoder.HEAD.outputs({"model_type": "bert"}) == 30522
 
 
 def test_prompts_are_those_of_sentence_encoders(tmp_path):

@@ -246,6 +246,7 @@ class Architecture:
             taken.
         renamed: Parts of names in the file by those that other versions of the architecture have.
         decoder: Prefix of the names of a decoder's layer, as `layer`.
+        decoded: Ends of the names of networks whose head reads the output of a decoder that `read` leaves out.
     """
 
     name: str
@@ -266,3 +267,4 @@ class Architecture:
     matches: Callable[[Mapping[str, Any]], bool] = lambda config: True
     renamed: Mapping[str, str] = field(default_factory=dict)
     decoder: str = ""
+    decoded: tuple[str, ...] = ()

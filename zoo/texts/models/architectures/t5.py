@@ -56,5 +56,13 @@ PARTS = {
 }
 OTHERS = {"encoder.embed_tokens": "shared", "DenseReluDense.wi.": "DenseReluDense.wi_1."}
 ARCHITECTURE = Architecture(
-    "t5", ("t5",), _read, NAMES, "encoder.block.{}", PARTS, encoder="T5EncoderModel", renamed=OTHERS
+    "t5",
+    ("t5",),
+    _read,
+    NAMES,
+    "encoder.block.{}",
+    PARTS,
+    encoder="T5EncoderModel",
+    renamed=OTHERS,
+    decoded=("ForSequenceClassification", "ForQuestionAnswering"),
 )
