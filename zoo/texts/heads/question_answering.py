@@ -23,6 +23,7 @@ from zoo.texts.models.head import TokenHead
 from zoo.texts.text_pipeline import SORT_WINDOW, Floats
 
 LENGTH, STRIDE = 384, 128  # default tokens of a window, and those that two windows share, as in transformers
+SPECIAL = 8  # most special tokens of a question with its context
 SPARE = 10  # spans of a window beyond twice `top_k`: of some the words are one answer
 
 
@@ -200,6 +201,31 @@ class AnswerPipeline(TaskPipeline):
             data = [tuple(item[key] for key in FIELDS) for item in data]
         return super().rows(data, columns, names=names)
 
+    def input_rows(self, data: Any, columns: Sequence[str] = (), *, names: bool = True) -> Iterator[text_files.Row]:
+        """See `TextPipeline.input_rows`: a question without room for its context is invalid."""
+        length, stride = self._window(self.max_tokens)
+        self.tokenizer.windows([("a", "a")], stride, length)  # raises for a stride that is out of range
+        for row in super().input_rows(data, columns, names=names):
+            count = 0 if row.error else self.tokenizer.count(row.texts[0], length)
+            if count + stride + SPECIAL < length or self._has_windows(row.texts, length, stride):
+                yield row
+            else:
+                expected = f"expected fewer than {length - stride} with the special tokens, as windows have {length}"
+                error = f"has a question of {count if count < length else f'{length} or more'} tokens; {expected}"
+                yield row._replace(error=f"{error} and share {stride} of them")
+
+    def _has_windows(self, texts: tuple[str, ...], length: int, stride: int) -> bool:
+        """Returns whether a question and its context can be divided into windows."""
+        try:
+            return bool(self.tokenizer.windows([texts], stride, length, strategy="only_second"))
+        except RequestError:
+            return False
+
+    def _window(self, max_length: int | None) -> tuple[int, int]:
+        """Returns the tokens of a window, and those that two windows share."""
+        length = max_length or min(LENGTH, self.max_length)
+        return length, min(length // 2, STRIDE) if self.stride is None else self.stride
+
     def _as_list(self, raw: Any) -> Any:
         """Wraps a single question with its context in a list."""
         return [raw] if isinstance(raw, dict) else super()._as_list(raw)
@@ -208,8 +234,7 @@ class AnswerPipeline(TaskPipeline):
         self, rows: Sequence[tuple[str, ...]], prompt: str | None = None, max_length: int | None = None
     ) -> Tokens:
         """See `TextPipeline.tokenize`; the context of the tokens has those of the texts and their windows."""
-        length = max_length or min(LENGTH, self.max_length)
-        stride = min(length // 2, STRIDE) if self.stride is None else self.stride
+        length, stride = self._window(max_length)
         windows = self.tokenizer.windows(rows, stride, length, strategy="only_second") if rows else []
         encodings = [encoding for group in windows for encoding in group]
         return Tokens.of(encodings, [False] * len(encodings), list(zip(rows, windows, strict=True)))

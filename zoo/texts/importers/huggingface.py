@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -160,7 +161,8 @@ def _write(
         with replacing(output / weights.FILE) as temporary:
             convert(sources, tables, temporary)
         weights.load_weights(model_config, output / weights.FILE, path, head)
-    changed: dict[str, Any] = {tokenizer.FILE: _tokenizer_content(network), CONFIG: None}
+    end = "" if "template" in features else _padding_end(network, config, model_config)
+    changed: dict[str, Any] = {tokenizer.FILE: _tokenizer_content(network, end), CONFIG: None}
     details: dict[str, Any] = {"preprocessing": features, "weights": {"file": weights.FILE}}
     if static:
         changed = {tokenizer.FILE: static_embeddings.tokenizer_content(static), CONFIG: content}
@@ -247,6 +249,8 @@ def read_features(
         features["left_out"] = token
     if head:
         features |= head.features(path, _network_folder(path), config)
+    if "template" not in features and _padding_end(_network_folder(path), config, model_config):
+        features["max_length"] = max_length - 1  # a truncated text loses the token in transformers, too
     if prompts:
         default = task if task in prompts else str(settings.get("default_prompt_name") or "")
         features |= {"prompts": prompts, "prompt": default}
@@ -267,15 +271,46 @@ def _prompts(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: text or "" for name, text in prompts.items()}
 
 
-def _tokenizer_content(network: Path) -> dict[str, Any] | None:
+def _padding_end(network: Path, config: Mapping[str, Any], model_config: ModelConfig) -> str:
+    """Returns the padding token if texts end with it and have a class by their last token; "" otherwise.
+
+    Classifiers of transformers take the last token that is no padding. Those before it do not attend to the end.
+    """
+    if not (model_config.labels and model_config.pooling == "last" and model_config.attention.causal):
+        return ""
+    content = _json(network / tokenizer.FILE)
+    added = {token.get("id"): str(token.get("content")) for token in content.get("added_tokens") or []}
+    token = added.get(config.get("pad_token_id"), "")
+    return token if any(_ends_with(template, token) for template in _templates(content)) else ""
+
+
+def _templates(content: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
+    """Returns what a tokenizer makes of a text, and of a pair of texts, as lists that can be changed."""
+    processor = content.get("post_processor") or {}
+    parts = [part for part in processor.get("processors", [processor]) if part.get("type") == "TemplateProcessing"]
+    return [part[key] for part in parts for key in ("single", "pair")]
+
+
+def _ends_with(template: Sequence[Mapping[str, Any]], token: str) -> bool:
+    """Returns whether the last part of a template is a special token."""
+    return bool(template) and (template[-1].get("SpecialToken") or {}).get("id") == token
+
+
+def _tokenizer_content(network: Path, end: str = "") -> dict[str, Any] | None:
     """Returns the content of tokenizer.json with what tokenizer_config.json overrides in it; None for no difference.
 
-    As transformers does: the side that texts are truncated at, and of BERT's tokenizers the normalization.
+    As transformers does: the side that texts are truncated at, and of BERT's tokenizers the normalization. Texts do not
+    get the special token `end`.
     """
     content, settings = read_json(network / tokenizer.FILE), _json(network / "tokenizer_config.json")
     if not isinstance(content, dict):
         return None
     changed = dict(content)
+    if end:
+        changed["post_processor"] = copy.deepcopy(content["post_processor"])
+        for template in _templates(changed):
+            while _ends_with(template, end):
+                template.pop()
     truncation, side = content.get("truncation") or {}, str(settings.get("truncation_side") or "").capitalize()
     if side in ("Left", "Right") and side != truncation.get("direction", "Right"):
         default = {"max_length": 512, "strategy": "LongestFirst", "stride": 0}

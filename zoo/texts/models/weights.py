@@ -31,6 +31,7 @@ from zoo.texts.models.tensor_file import TensorFile
 logger = logging.getLogger(__name__)
 
 FILE = "model.safetensors"
+PARAMETERS = (".weight", ".bias")  # ends of names; others are buffers
 
 
 def shapes(config: ModelConfig, head: Head | None = None) -> dict[str, tuple[int, ...]]:
@@ -128,6 +129,7 @@ def load_weights(
     prefix = next((name.removesuffix(token) for name in tensors if name.endswith(token)), "")
     weights: dict[str, Floats] = {}
     errors: list[str] = []
+    used: set[str] = set()
 
     def original(shared: str) -> tuple[str, int, int]:
         """Returns the name in the file, and which of how many layers below each other it is."""
@@ -147,6 +149,7 @@ def load_weights(
         base, _, suffix = shared.rpartition(".")
         name, index, count = original(base)
         name = f"{name}.{suffix}"
+        used.add(name)
         expected = (count * shape[0], *shape[1:])
         array = tensors.get(name)
         if array is None:
@@ -165,6 +168,11 @@ def load_weights(
     after = architecture.layer.format(config.layers)
     if source and after != architecture.layer and any(name.startswith(f"{prefix}{after}.") for name in tensors):
         logger.warning("%s has weights of more layers than the %d of its configuration", source, config.layers)
+    layers = tuple(f"{prefix}{architecture.layer.format(i)}." for i in range(config.distinct_layers or config.layers))
+    others = [name for name in tensors if name.startswith(layers) and name.endswith(PARAMETERS) and name not in used]
+    if source and others:  # a norm that is left out changes all results
+        errors += [f"{name}, expected no such norm" for name in others if "norm" in name.lower()]
+        logger.warning("%s has %d weights that a network %s lacks: %s", source, len(others), config.kind, others[0])
     errors = list(dict.fromkeys(errors)) or architecture.adapt(config, weights, tensors, prefix)
     if errors:
         more = f", and {len(errors) - 3} more" if len(errors) > 3 else ""

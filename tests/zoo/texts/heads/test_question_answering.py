@@ -87,7 +87,7 @@ def test_options_out_of_range_are_refused(tmp_path):
         (QUESTIONS, {"top_k": 0}, "found top_k 0; expected"),
         (QUESTIONS, {"doc_stride": 75}, "found the stride 75; expected 0 to"),
         ([{"question": "who?"}], {}, "expected the keys question and context"),
-        ([("who " * 100, "the cat")], {}, "cannot divide texts into windows of 76 tokens"),
+        ([("who " * 100, "the cat")], {}, "has a question of 76 or more tokens; expected fewer than 38"),
     ):
         with pytest.raises(RequestError, match=message):
             ours(raw, **options)
@@ -119,6 +119,21 @@ def test_exact_match_and_f1(tmp_path, form):
     partial = 2 * lengths[2] / (2 * lengths[2] + 1)
     assert report["metrics"]["fp32"]["exact_match"] == pytest.approx(2 / 3)
     assert report["metrics"]["fp32"]["f1"] == pytest.approx(np.mean([1, 1, partial]))
+
+
+def test_questions_without_room_for_a_context_are_left_out(tmp_path):
+    folder, _, _ = imported(tmp_path)
+    ours = zoo.pipeline(folder, "fp32", "onnxruntime")
+    long = [(question * 12, CONTEXT) for question in ("a b c d. ", "a b c d e f. ")]
+    results = ours([QUESTIONS[0], *long, QUESTIONS[1]], on_error="skip")
+    assert [results[0], results[3]] == ours([QUESTIONS[0], QUESTIONS[1]])
+    assert all("expected fewer than 38 with the special" in result["error"] for result in results[1:3])
+    assert ours([("a b c d. " * 10, "cat")])[0]["answer"]  # a context that is not divided
+    with pytest.raises(RequestError, match="has a question of 60 tokens; expected fewer than 38"):
+        ours(long)
+    (tmp_path / "data.tsv").write_text("\n".join("\t".join(row) for row in [*long, *QUESTIONS]))
+    report = zoo.run(folder, tmp_path / "data.tsv", tmp_path / "out.jsonl", precision="fp32", engine="onnxruntime")
+    assert (report["texts"], report["skipped"]) == (3, 2)
 
 
 def test_answers_of_a_decoder_are_refused(tmp_path):

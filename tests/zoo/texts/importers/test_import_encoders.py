@@ -262,3 +262,22 @@ def test_a_configuration_without_a_model_type_is_named(folder):
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(RequestError, match="cannot be imported: config.json has no model_type"):
         zoo.import_model(folder, folder.parent / "ours")
+
+
+def test_weights_that_the_network_lacks_are_told_and_norms_refused(tmp_path, caplog):
+    from safetensors.numpy import load_file, save_file
+
+    (tmp_path / "theirs").mkdir()
+    text_models.write(tmp_path / "theirs")
+    path = tmp_path / "theirs" / "model.safetensors"
+    tensors, row = load_file(path), np.ones(32, np.float32)
+    tensors["encoder.layer.1.attention.self.position_ids"] = row  # a buffer
+    save_file(tensors, path)
+    zoo.import_model(tmp_path / "theirs", tmp_path / "plain")
+    assert "lacks" not in caplog.text
+    save_file({**tensors, "encoder.layer.1.adapter.weight": row}, path)
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    assert "has 1 weights that a network bert lacks: encoder.layer.1.adapter.weight" in caplog.text
+    save_file({**tensors, "encoder.layer.0.attention.self.layer_norm_q.weight": row}, path)
+    with pytest.raises(RequestError, match=r"layer.0.attention.self.layer_norm_q.weight, expected no such norm"):
+        zoo.import_model(tmp_path / "theirs", tmp_path / "other")

@@ -60,6 +60,23 @@ def test_logits_are_those_of_transformers(tmp_path, kind):
     assert np.abs(outputs - expected).max() < 1e-5 * max(1, np.abs(expected).max())
 
 
+def test_the_last_token_is_none_of_padding(tmp_path, monkeypatch):
+    """Tokenizers of Qwen3-Embedding end texts with the token that is the padding, which transformers passes over."""
+    monkeypatch.setitem(SETTINGS, "qwen3", {"pad_token_id": text_models.SPECIAL.index("[SEP]")})
+    network = write(tmp_path / "theirs", "qwen3")
+    (tmp_path / "theirs" / "sentence_bert_config.json").write_text('{"max_seq_length": 40}')
+    for name, rows in (("cross-encoder", PAIRS), ("text-classification", [("the cat",), ("the zoo! " * 40,)])):
+        zoo.import_model(tmp_path / "theirs", tmp_path / name, format=name)
+        ours = zoo.pipeline(tmp_path / name, "fp32", "onnxruntime")
+        for row in rows:
+            encoded = text_models.tokenizer()
+            encoded.enable_truncation(40)
+            with torch.no_grad():
+                expected = network(input_ids=torch.tensor([encoded.encode(*row).ids])).logits[0].numpy()
+            output = ours.compute(ours.tokenize([row]))[0]
+            assert np.abs(output - expected).max() < 1e-5 * max(1, np.abs(expected).max())
+
+
 @pytest.mark.parametrize("kind", ["t5", *(pytest.param(head, marks=pytest.mark.slow) for head in HEADS)])
 def test_networks_without_kernels_run_in_another_engine_without_a_word(tmp_path, kind, capfd):
     text_networks.write(tmp_path / "theirs", CONFIGS[kind])
