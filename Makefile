@@ -20,6 +20,9 @@ run: $(VENV)/.runtime
 TRAINING := tests/zoo/vision/training/test_train.py tests/zoo/vision/training/test_qat.py tests/zoo/vision/training/test_smaller.py $(wildcard tests/zoo/translation/importers/test_import_*.py) \
 	tests/zoo/translation/training/test_train.py tests/zoo/translation/training/test_finetune_imported.py tests/zoo/translation/training/test_students.py tests/zoo/translation/training/test_pruning.py
 
+# Processes read what others compiled: without bytecode, each of hundreds compiles all modules, and rewrites the tests' assertions, anew.
+test test-all fuzz sanitize: export PYTHONDONTWRITEBYTECODE :=
+
 # A file's tests stay in one process: they share what is slow to make.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 
