@@ -206,11 +206,16 @@ def auto_calibrate(
         logger.info("splitting hidden channels: %.1f dB of SQNR, without: %.1f dB", of_split.sqnr, errors.sqnr)
         best, errors = _best([best, split], [errors, of_split], evaluation.lowest(), SPLIT_GAIN)
     if errors.sqnr < GOAL:
-        return leave_float(evaluation.quantizer, best, metric, observation, errors.sqnr, GOAL, work.thorough)
+        return leave_float(
+            evaluation.quantizer, best, metric, observation, errors.sqnr, GOAL, work.thorough, jointly=True
+        )
     hardest = evaluation.hardest(best)
     if hardest is None or (sqnr := hardest(evaluation.int8_models.of(best))) >= TAIL:
         return best
-    return leave_float(evaluation.quantizer, best, hardest, observation, sqnr, TAIL, work.thorough, HARDEST // 2)
+    measured = HARDEST // 2
+    return leave_float(
+        evaluation.quantizer, best, hardest, observation, sqnr, TAIL, work.thorough, measured, jointly=True
+    )
 
 
 class _Int8Models:

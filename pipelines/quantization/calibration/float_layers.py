@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime as ort
@@ -27,6 +29,7 @@ from pipelines.quantization.quantizer import Quantizer
 FLOAT_SHARE = 0.25  # maximum share of the multiplications in float32
 SENSITIVE = 0.05  # minimum gain of a layer in float32, in dB
 GAIN = 10.0  # minimum gain in dB for all multiplications; that of a layer is its share
+NEARLY = 1.0  # dB of SQNR that fewer layers in float32 may be behind
 LAYERS_OF_A_PART = 4  # layers of an int8 model that run in one session
 
 
@@ -273,6 +276,7 @@ def leave_float(
     *,
     kinds: bool = False,
     share: float = FLOAT_SHARE,
+    jointly: bool = False,
 ) -> CalibrationTable:
     """Keeps the layers of largest error per multiplication in float32 until an SQNR is reached.
 
@@ -292,6 +296,8 @@ def leave_float(
         kinds: Take the layers together whose names differ in a number and what is before it, such as
             encoder.0.feed.outer and decoder.5.feed.outer: where all have much error, the gain of one is small.
         share: Maximum share of the multiplications in float32.
+        jointly: If the SQNR is not reached, take the layers of fewest multiplications together: where many have much
+            error, the gain of one is small.
 
     Returns:
         `table` with `keep_float`.
@@ -327,7 +333,38 @@ def leave_float(
         if reached > sqnr + least:
             kept, sqnr, room = more, reached, room - counted[group]
             before = trials.sqnr(kept, checked)
+    if jointly and sqnr < goal:
+        order, room = list[str](), share * total
+        for group in sorted(groups, key=lambda name: counted[name]):
+            if counted[group] <= room:
+                order, room = [*order, group], room - counted[group]
+        least = max(SENSITIVE, GAIN * (share - room / total))
+        choices = [[name for group in order[:count] for name in groups[group]] for count in range(1, len(order) + 1)]
+
+        def together(names: list[str]) -> CalibrationTable:
+            reason = "int8 costs, together with other layers, much SQNR here"
+            return replace(table, keep_float=dict.fromkeys(names, reason), bias={}, rounding={})  # were fitted to int8
+
+        def sqnr_of(names: list[str]) -> float:
+            return metric(quantizer.quantize(together(names))[0])
+
+        if fewest := _fewest(choices, sqnr_of, sqnr + least, goal):
+            return together(fewest)
     return replace(table, keep_float=kept)
+
+
+def _fewest(
+    choices: Sequence[list[str]], sqnr_of: Callable[[list[str]], float], least: float, goal: float
+) -> list[str]:
+    """Returns the fewest layers that reach a goal together, or `NEARLY` what most of them reach.
+
+    choices: layers, each choice with those of the one before. least: SQNR that most of them must reach; [] if not.
+    """
+    most = sqnr_of(choices[-1]) if choices else -np.inf
+    if most < least:
+        return []
+    wanted = min(goal, most - NEARLY)
+    return choices[bisect.bisect_left(choices, True, hi=len(choices) - 1, key=lambda names: sqnr_of(names) >= wanted)]
 
 
 def _kind(name: str) -> str:

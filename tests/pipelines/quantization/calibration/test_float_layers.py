@@ -1,5 +1,6 @@
 """Layers of an int8 model in float32: sessions of the edited protobuf against models that are edited and serialized."""
 
+import numpy as np
 import pytest
 from helpers.arrays import normals
 from helpers.rewriting import model
@@ -124,3 +125,30 @@ def test_a_layer_in_float_costs_one_session_and_no_quantization(monkeypatch):
     counts.update(session=0, serialized=0)
     assert not leave_float(quantizer, table, metric, observation, sqnr, 90.0, False).keep_float
     assert counts == {"session": len(LAYERS) + 1, "serialized": 1, "quantize": 1}
+
+
+def test_layers_whose_errors_hide_each_other_are_left_in_float_together():
+    """A filter bank before a logarithm (basic-pitch): no filter alone raises the SQNR, all together do."""
+    normal, filters = normals(5), 8
+    bank = " ".join(
+        f"a{i} = Conv(x, A{i}) b{i} = Abs(a{i}) c{i} = Add(b{i}, tiny) d{i} = Log(c{i})" for i in range(filters)
+    )
+    joined = ", ".join(f"d{i}" for i in range(filters))
+    net = model(
+        f"(float[n,1,12,12] x) => (float[n,16,12,12] y) {{ {bank} r = Concat<axis=1>({joined}) "
+        "s = Conv<pads=[2,2,2,2]>(r, B) t = Relu(s) y = Conv<pads=[2,2,2,2]>(t, C) }",
+        **{f"A{i}": normal(1, 1, 1, 1) for i in range(filters)},
+        tiny=np.float32(1e-6),
+        B=normal(32, filters, 5, 5),
+        C=normal(16, 32, 5, 5),
+    )
+    for node in net.graph:
+        node.name = node.outputs[0].name
+    batches = [{"x": np.exp(normals(seed)(4, 1, 12, 12) * 4).astype(np.float32)} for seed in range(4)]
+    observation = observe(net, batches)
+    table = observation.table("minmax")
+    metric = OutputSqnr(net, batches, optimized=True)
+    sqnr = metric(quantize(net, QuantRecipe(), table)[0])
+    kept = leave_float(Quantizer(net, QuantRecipe()), table, metric, observation, sqnr, 24.0, False, jointly=True)
+    assert metric(quantize(net, QuantRecipe(), kept)[0]) > sqnr + 10
+    assert {"a0", "a7"} <= set(kept.keep_float) and "y" not in kept.keep_float
