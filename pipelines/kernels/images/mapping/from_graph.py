@@ -255,8 +255,8 @@ class ImageMapping(Layers):
         shape = self._shape(mapped) if stored else self._elements(mapped).shape[1:]
         if integers is None:
             return str(value.name), shape, "float32"
-        kind = SELECTION if integers.form else "int32" if value.dtype == ir.DataType.INT32 else "int64"
-        return str(value.name), shape, kind
+        kind = np.dtype(value.dtype.numpy() if value.dtype else np.int64).name
+        return str(value.name), shape, SELECTION if integers.form else kind
 
     def _is_real(self, value: ir.Value) -> bool:
         """Whether a value is dequantized, or float."""

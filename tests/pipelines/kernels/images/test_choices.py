@@ -249,6 +249,11 @@ class Head(Graph):
         results = self.add("ArgMax", [own], axis=1, keepdims=0), self.add("Gather", [boxes, places])
         return [self.add("Unsqueeze", [result, self.ints(0)]) for result in results]
 
+    def extremes(self) -> list[str]:
+        """Indices of the smallest elements, the largest ones, and classes as the bytes of a map."""
+        classes = self.add("Cast", [self.add("ArgMax", [self.scores], axis=2, keepdims=0)], to=TensorProto.UINT8)
+        return [self.add("ArgMin", [self.boxes], axis=2), self.add("ReduceMax", [self.scores], axes=[1]), classes]
+
     def suppressed(self) -> list[str]:
         """Rows of boxes that do not overlap."""
         limits = [self.ints(6), self.constant(np.float32([0.3])), self.constant(np.float32([0.4]))]
@@ -260,7 +265,7 @@ HEADS: dict[str, Any] = {
     "pairs": lambda head: head.twice("pairs"),
     "joined": lambda head: head.twice("joined"),
     "labels": Head.labels,
-    "extremes": lambda head: [head.add("ArgMin", [head.boxes], axis=2), head.add("ReduceMax", [head.scores], axes=[1])],
+    "extremes": Head.extremes,
     "single": Head.single,
     "boxes": Head.suppressed,
 }

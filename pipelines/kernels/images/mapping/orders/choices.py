@@ -26,7 +26,8 @@ from pipelines.kernels.images.steps import (
     TopK,
 )
 
-INTEGERS = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
+SIGNED = (ir.DataType.INT64, ir.DataType.INT32)
+INTEGERS = (*SIGNED, ir.DataType.UINT8, ir.DataType.BOOL)
 EXACT = 2**24  # integers up to it are floats
 EXTREMES = {"ArgMax": True, "ArgMin": False, "ReduceMax": True, "ReduceMin": False}  # whether of the largest
 GATHERS = ("Gather", "GatherElements", "GatherND")
@@ -284,9 +285,10 @@ class Choices(Runs):
             bounded = replace(source, high=min(source.high, 1.0), whole=(0, min(source.whole[1], 1)))
             self._settle(node.outputs[0], replace(view, source=bounded))
             return
-        if kind not in (ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.INT32):
-            raise refused(node, "converts to neither float32 nor int64")
         assert source is not None
+        fits = source.whole is not None and 0 <= source.whole[0] <= source.whole[1] <= 255
+        if kind not in (ir.DataType.FLOAT, *SIGNED) and not (fits and kind == ir.DataType.UINT8):
+            raise refused(node, "converts to neither float32, int64 nor to uint8 that hold the values")
         self._settle(node.outputs[0], self._any_view(node, value))
         self._keep(node.outputs[0], None if kind == ir.DataType.FLOAT else source.whole)
 
