@@ -96,6 +96,30 @@ def test_a_sample_must_not_depend_on_its_batch(photos, monkeypatch):
     assert result["fault"] == "with a batch of 2, a sample in the batch differs from the sample alone"
 
 
+@pytest.mark.parametrize(
+    ("change", "right"),
+    [
+        pytest.param(lambda rows: rows[:, ::-1], True, id="another order"),
+        pytest.param(lambda rows: rows * 1.5, False, id="other rows"),
+        pytest.param(lambda rows: np.repeat(rows[:, ::2], 2, axis=1), False, id="every other row"),
+    ],
+)
+@pytest.mark.parametrize("chooses", [True, False])
+def test_rows_that_a_network_chooses_may_come_in_another_order(rng, tmp_path, change, right, chooses):
+    """Their scores may be almost equal."""
+    places = "v, p = TopK(s, k)" if chooses else "p = Identity(all)"
+    text = f"(float[n,20,6] x) => (float[n,20,6] y) {{ s = ReduceMax<axes=[2], keepdims=0>(x) {places} "
+    text += "i = Unsqueeze(p, two) t = Tile(i, often) y = GatherElements<axis=1>(x, t) }"
+    constants = {"two": np.array([2]), "often": np.array([1, 1, 6])}
+    constants |= {"k": np.array([20])} if chooses else {"all": np.arange(20)[None]}
+    path = io.save(model(text, **constants), tmp_path / "m.onnx")
+    expect = validation.onnxruntime(path, 1)
+    run = lambda batch: {"y": np.ascontiguousarray(change(expect(batch, {})["y"]))}  # noqa: E731
+    batch = {"x": rng.normal(0, 1, (1, 20, 6)).astype(np.float32)}
+    result = validation.compare(validation.NativeModel(lambda *_: run, path, path, 1), batch)
+    assert (result["difference"] <= agreement.ALIKE) == (right and chooses)
+
+
 @pytest.mark.parametrize("last", [0, np.inf])
 @pytest.mark.parametrize(("share", "mixed"), [(1e-3, False), (0.5, True)])
 def test_roundings_of_a_batch_are_no_mixed_samples(share, mixed, last):
