@@ -68,7 +68,7 @@ class NetworkWriter(Writer):
         if group != "layers" or not distinct:
             return name
         i, _, part = tail.partition(".")
-        return f"layers.{int(i) * distinct // layers}.{part}"
+        return f"layers.{int(int(i) / (layers / distinct))}.{part}"  # rounded as in transformers
 
     def linear(self, x: ir.Value, path: str, result: str = "") -> ir.Value:
         """Appends a linear layer over the last axis.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,14 @@ from zoo.texts.models.architectures.base import ConfigFile
 from zoo.texts.models.config import TYPES, ModelConfig
 from zoo.texts.models.head import Head
 
+logger = logging.getLogger(__name__)
+
+PICKLED_HEAD = "model_head.pkl"  # of SetFit; unpickling would run its code
 PATTERNS = (  # whose * also stands for folders
     "*.json",
     "artifact.metadata",
     "chat_template.jinja",
+    PICKLED_HEAD,
     "*model*.safetensors",
     "*pytorch_model*.bin",
 )
@@ -161,6 +166,13 @@ def _write(
         with replacing(output / weights.FILE) as temporary:
             convert(sources, tables, temporary)
         weights.load_weights(model_config, output / weights.FILE, path, head)
+    if not head and (path / PICKLED_HEAD).is_file():
+        logger.warning(
+            "%s has a classifier in %s, which is pickled and not imported: the model returns embeddings; for labels "
+            "run zoo train text-classification --data labelled.tsv --set encoder=MODEL -o FOLDER",
+            path,
+            PICKLED_HEAD,
+        )
     end = "" if "template" in features else _padding_end(network, config, model_config)
     changed: dict[str, Any] = {tokenizer.FILE: _tokenizer_content(network, end), CONFIG: None}
     details: dict[str, Any] = {"preprocessing": features, "weights": {"file": weights.FILE}}

@@ -192,8 +192,8 @@ class ModelConfig:
         gated: Whether feed-forward blocks multiply the activation by a second linear layer (GLU).
         unbiased: Linear layers without a bias, among query, key, value, output, gate, up and down.
         embedding_scale: Factor of the token embeddings.
-        distinct_layers: Layers with weights of their own, each used in layers / distinct_layers successive layers
-            (ALBERT); 0: all.
+        distinct_layers: Layers with weights of their own (ALBERT), the layer i has those of the layer
+            int(i / (layers / distinct_layers)); 0: all.
         dense: Linear layers after the pooling, in order.
         truncate_dim: Leading components of embeddings that are kept, after L2 normalization (Matryoshka); 0: all.
         head_activation: Activation of the first layer of a head, where it is not that of the architecture; "".
@@ -314,7 +314,7 @@ class ModelConfig:
             )
         if not all(type(i) is int and 0 <= i < self.layers for i in self.attention.local):
             raise RequestError(f"a network of {self.layers} layers has local ones {self.attention.local}")
-        if self.layers % (self.distinct_layers or 1):
+        if self.distinct_layers > self.layers:
             raise RequestError(f"a network of {self.layers} layers cannot repeat {self.distinct_layers} of them")
         for dense in self.dense:
             if dense.activation not in DENSE_ACTIVATIONS or not 0 < dense.outputs <= MAX_SIZE:

@@ -281,3 +281,12 @@ def test_weights_that_the_network_lacks_are_told_and_norms_refused(tmp_path, cap
     save_file({**tensors, "encoder.layer.0.attention.self.layer_norm_q.weight": row}, path)
     with pytest.raises(RequestError, match=r"layer.0.attention.self.layer_norm_q.weight, expected no such norm"):
         zoo.import_model(tmp_path / "theirs", tmp_path / "other")
+
+
+def test_pickled_classifiers_of_setfit_are_told_and_not_read(folder, caplog):
+    model = text_models.write(folder)
+    (folder / huggingface.PICKLED_HEAD).write_bytes(b"no pickle")
+    from_the_hub(folder)
+    check(folder, model)
+    assert f"theirs has a classifier in {huggingface.PICKLED_HEAD}, which is pickled and not imported" in caplog.text
+    assert not (folder.parent / "ours" / huggingface.PICKLED_HEAD).exists()
