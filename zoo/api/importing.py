@@ -233,6 +233,11 @@ OTHER_FORMATS = (
         "merge_and_unload() and save_pretrained(), and import that folder",
     ),
     (
+        ("gliner_config.json",),
+        "a model of GLiNER in {path}, which is not supported; import a tagger of transformers "
+        "(...ForTokenClassification), or train one with zoo train token-classification",
+    ),
+    (
         ("dict.*.txt",),
         "a model of fairseq in {path}, which is not supported; convert it with ct2-fairseq-converter "
         "--model_path MODEL.pt --data_dir {path} --output_dir FOLDER, and import that folder of CTranslate2",

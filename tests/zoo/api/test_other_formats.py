@@ -15,6 +15,7 @@ FOLDERS = {
     "Argos": (["metadata.json", "model/model.bin", "sentencepiece.model"], "unpacked package of Argos Translate"),
     "GGUF": (["model.Q4_K_M.gguf"], "a GGUF model"),
     "PEFT": (["adapter_config.json", "adapter_model.safetensors"], "an adapter of PEFT .*merge_and_unload"),
+    "GLiNER": (["gliner_config.json", "pytorch_model.bin"], "a model of GLiNER .*ForTokenClassification"),
     "optimum": (["encoder_model.onnx", "decoder_model_merged.onnx"], "exported by optimum"),
     "ONNX": (["model.onnx"], "an ONNX model .*zoo quantize"),
     "SavedModel": (["saved_model.pb"], "SavedModel of TensorFlow"),
