@@ -131,7 +131,7 @@ def expected(made, text, *, marker=None, most, expand=0, attend=False, skipped=(
         inputs["position_ids"] = torch.arange(1, 1 + len(ids))[None]
     with torch.no_grad():
         rows = torch.nn.functional.normalize(project(model(**inputs).last_hidden_state[0]), dim=-1).numpy()
-    left_out = {fast.convert_tokens_to_ids(word) for word in skipped} - {fast.unk_token_id}
+    left_out = {fast.convert_tokens_to_ids(word) for word in skipped}
     return rows[[i not in left_out for i in ids]]
 
 

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+tokenizers = pytest.importorskip("tokenizers", reason="needs the texts extra")
 torch = pytest.importorskip("torch", reason="needs the train extra")
 pytest.importorskip("transformers", reason="the originals are its models")
 
@@ -16,6 +17,8 @@ from pipelines.core.errors import RequestError  # noqa: E402
 from pipelines.engines.native import validation  # noqa: E402
 from pipelines.engines.native.texts import LENGTHS, NativeTexts  # noqa: E402
 from pipelines.kernels.transformer.token_vectors import TokenVectors  # noqa: E402
+from zoo.texts.data.tokenizer import Tokenizer  # noqa: E402
+from zoo.texts.heads.late_interaction.roles import ROLES, Roles  # noqa: E402
 
 PLACES = {"query": {"marker": "[unused63]", "most": 12, "expand": 12}, "document": {"marker": "cat", "most": 20}}
 TEXTS = [*text_models.TEXTS, "", "z " * 40]
@@ -144,6 +147,20 @@ def test_layout_of_jina_colbert(tmp_path):
     made = models.jina(tmp_path / "theirs")
     place = {"marker": "[DocumentMarker]", "most": 30, "skipped": models.PUNCTUATION}
     check(opened(tmp_path), made, {"marker": "[QueryMarker]", "most": 12, "expand": 12, "attend": True}, place)
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_skipped_words_are_tokens_or_begin_with_them(tmp_path, splits):
+    """Stanford's ColBERT tokenizes the words; PyLate and sentence-transformers look them up, or take the unknown one."""
+    vocabulary = ["<unk>", "▁", "▁!", "!", "?", "▁a", *(f"<{i}>" for i in range(9))]
+    network = tokenizers.Tokenizer(tokenizers.models.Unigram([(token, -1.0) for token in vocabulary], 0))
+    network.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    network.save(str(tmp_path / "tokenizer.json"))
+    features = {"roles": {role: {"marker": "", "length": 8} for role in ROLES}, "expansion": None}
+    features |= {"skipped": {"query": [], "document": ["!", "?", "^"]}, "unknown": "<unk>", "splits_skipped": splits}
+    roles = Roles(features, Tokenizer(tmp_path / "tokenizer.json", len(vocabulary), 8))
+    skipped = np.flatnonzero(~roles.kept(np.arange(len(vocabulary)), "document")).tolist()
+    assert [vocabulary[i] for i in skipped] == (["▁", "▁!"] if splits else ["<unk>", "!", "?"])
 
 
 def test_refusals(tmp_path):

@@ -88,6 +88,8 @@ class LateInteraction(Head):
                 raise RequestError(
                     f"its length of the role {role} is {length!r:.40}; expected {SMALLEST_LENGTH} tokens or more"
                 )
+        features["splits_skipped"] = _is_stanford(path, config)
+        features["unknown"] = special_token(network, "unk_token")
         if features["expansion"] and not features["expansion"].get("token"):
             token = special_token(network, "mask_token") or special_token(network, "eos_token")
             if not token:

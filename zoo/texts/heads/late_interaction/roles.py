@@ -33,6 +33,7 @@ class Roles:
 
     def __init__(self, features: Mapping[str, Any], tokenizer: Tokenizer) -> None:
         self._tokenizer, prompts = tokenizer, Prompts(features)
+        self._splits, self._unknown = bool(features.get("splits_skipped")), str(features.get("unknown") or "")
         try:
             self._settings: Mapping[str, Mapping[str, Any]] = {role: features["roles"][role] for role in ROLES}
             self._expansion: Mapping[str, Any] = features["expansion"] or {}
@@ -52,8 +53,13 @@ class Roles:
             self._filler = filler
 
     def _numbers(self, words: Sequence[str]) -> NDArray[np.int64]:
-        """Returns the ids of words; those that are no tokens are left out."""
-        numbers = (self._tokenizer.number(word) for word in words)
+        """Returns the ids of words, or of their first tokens; a word that is no token has that of the unknown one."""
+        if self._splits:
+            numbers = [next(iter(self._tokenizer.encode(word, special_tokens=False).ids), None) for word in words]
+        else:
+            numbers = [self._tokenizer.number(word) for word in words]
+            unknown = self._tokenizer.number(self._unknown)
+            numbers = [unknown if number is None else number for number in numbers]
         return np.array([number for number in numbers if number is not None], np.int64)
 
     def _marker(self, text: str) -> tuple[int | None, str]:
