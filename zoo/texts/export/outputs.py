@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from zoo.texts.export.network import FLOAT, INT64, NetworkWriter
+from zoo.texts.export.network import FLOAT, HIDDEN, INT64, NetworkWriter
 from zoo.texts.export.positions import MASKED
 from zoo.texts.models.architectures import ARCHITECTURES
-from zoo.texts.models.config import EMBEDDING, SCORES
+from zoo.texts.models.config import EMBEDDING, LATE, SCORES
 
 MIN_NORM = 1e-12  # of an embedding, before L2 normalization
 
@@ -134,7 +134,8 @@ class OutputWriter(NetworkWriter):
         Returns:
             Value `SCORES`.
         """
-        row = self.pool(x, mask, "first_row" if self.config.pooling == "cls" else "pooled")
+        is_late = self.config.pooling == LATE
+        row = x if is_late else self.pool(x, mask, "first_row" if self.config.pooling == "cls" else "pooled")
         if "dense.weight" not in self.weights:
             return self.linear(row, "classifier", SCORES)
         row = self.linear(row, "dense")
@@ -145,4 +146,7 @@ class OutputWriter(NetworkWriter):
             row = self.activate(row, "dense", kind)
         if "dense_norm.weight" in self.weights:
             row = self.norm(row, "dense_norm")
+        if is_late:  # the mean of all tokens' logits, as the classifier is linear
+            x.name, row.name = "last_layer", HIDDEN
+            row = self._pool(row, mask, "mean", "pooled")
         return self.linear(row, "classifier", SCORES)

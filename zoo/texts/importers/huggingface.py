@@ -238,7 +238,8 @@ def read_features(
         changes = {"labels": head.outputs(config), "head_activation": head.activation(config)}
         inputs = _json(_network_folder(path) / "tokenizer_config.json").get("model_input_names") or (TYPES,)
         changes["typed"] = TYPES in inputs
-        changes["pooling"] = {"bos": "cls"}.get(named := str(config.get("classifier_pooling") or first), named)
+        named = str((not head.HAS_LAYERS and config.get("classifier_pooling")) or first)
+        changes["pooling"] = {"bos": "cls"}.get(named, named)
         changes |= head.form(path, _network_folder(path), config)
     else:
         embedding = sentence_modules.read_embedding(path, modules, pooling, any(prompts.values()))

@@ -14,6 +14,7 @@ EMBEDDING, SCORES = "embedding", "scores"  # output of a sentence encoder, and o
 LOGITS = "logits"  # output of a head of tokens
 IDENTITY, SIGMOID = "identity", "sigmoid"  # activations of a cross-encoder
 POOLINGS = ("mean", "cls", "max", "last", "weighted_mean", "mean_sqrt_len")
+LATE = "late"  # of classifiers alone: the mean behind the first layer of the head
 MAX_LAYERS, MAX_SIZE = 1000, 1 << 24  # upper bounds of a network
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "swish")
 DENSE_ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "sigmoid")
@@ -177,7 +178,7 @@ class ModelConfig:
         epsilon: Epsilon of the norms.
         buckets: Buckets of a relative position bias (MPNet, T5); 0: none.
         pooling: Pooling of the last layer to an embedding, one of `POOLINGS`, or several joined by "+", whose results
-            are concatenated.
+            are concatenated; or `LATE`.
         normalize: Whether embeddings are L2-normalized.
         labels: Outputs of the head; 0: the network has no head.
         embedding: Columns of the embeddings, before a linear layer to `width` (ELECTRA); 0: `width`.
@@ -277,7 +278,8 @@ class ModelConfig:
             raise RequestError(f"a network has the epsilon {self.epsilon!r}; expected a number from 0 to 1")
         if self.width % self.heads and not self.attention.head_size:
             raise RequestError(f"a network of width {self.width} cannot have {self.heads} heads")
-        if self.activation not in ACTIVATIONS or not set(self.poolings) <= set(POOLINGS):
+        is_late = self.pooling == LATE and self.labels > 0
+        if self.activation not in ACTIVATIONS or not (is_late or set(self.poolings) <= set(POOLINGS)):
             raise RequestError(
                 f"a network has the activation {self.activation} and the pooling {self.pooling}; known are "
                 f"{', '.join(ACTIVATIONS)} and {', '.join(POOLINGS)}"

@@ -213,7 +213,6 @@ def test_other_settings_of_an_architecture(tmp_path, kind, changes):
             "expected numbers: factor, slow, fast and original",
         ),
         ("t5", {"architectures": ["T5ForSequenceClassification"]}, "whose head reads the output of a decoder"),
-        ("eurobert", {"architectures": ["EuroBertForSequenceClassification"]}, "the pooling late"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "its attn_logit_softcapping is 50.0; expected None"),
         ("albert", {"inner_group_num": 2}, "its inner_group_num is 2; expected 1"),
         ("deberta-v3", {"conv_kernel_size": 3}, "its conv_kernel_size is 3; expected 0"),

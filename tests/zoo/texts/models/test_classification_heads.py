@@ -22,7 +22,7 @@ HEADS = {
     "gemma3": "Gemma3TextForSequenceClassification",
     "qwen3": "Qwen3ForSequenceClassification",
 }
-SETTINGS = {"eurobert": {"classifier_pooling": "mean"}}
+SETTINGS = {}
 
 
 def write(folder, kind):
@@ -58,6 +58,20 @@ def test_logits_are_those_of_transformers(tmp_path, kind):
     outputs = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts(PAIRS)
     expected = np.stack([logits(network, *pair) for pair in PAIRS])
     assert np.abs(outputs - expected).max() < 1e-5 * max(1, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("pooling", ["late", "mean", "bos"])
+def test_poolings_of_eurobert_are_native(tmp_path, monkeypatch, pooling):
+    monkeypatch.setitem(SETTINGS, "eurobert", {"classifier_pooling": pooling})
+    network = write(tmp_path / "theirs", "eurobert")
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours", format="cross-encoder")
+    expected = np.stack([logits(network, *pair) for pair in PAIRS])
+    outputs = zoo.pipeline(tmp_path / "ours", "fp32", "onnxruntime").compute_texts(PAIRS)
+    assert np.abs(outputs - expected).max() < 1e-5 * max(1, np.abs(expected).max())
+    (tmp_path / "pairs.tsv").write_text("\n".join("\t".join(pair) for pair in PAIRS * 5))
+    zoo.calibrate(tmp_path / "ours", str(tmp_path / "pairs.tsv"), samples=8)
+    native = zoo.pipeline(tmp_path / "ours", "int8", "native").compute_texts(PAIRS)
+    assert np.abs(native - expected).max() < 0.1 * np.abs(expected).max()
 
 
 def test_the_last_token_is_none_of_padding(tmp_path, monkeypatch):
