@@ -50,9 +50,11 @@ class OutputMapper:
         """
         self.mapper = mapper
         self.head: list[HeadStep] = []
-        self.rows = mapper.value(HIDDEN)
         value = mapper.skip_qdq(result)
         by_token = (query.rank(result) or 2) == 3
+        names = {output.name for node in mapper.model.graph for output in node.outputs}
+        is_last = by_token and HIDDEN not in names  # a graph that ends with its last layer has the name of the output
+        self.rows = value if is_last else mapper.value(HIDDEN)
         while value is not self.rows and (pair := self._step(value, by_token)) is not None:
             step, value = pair
             self.head.insert(0, step)

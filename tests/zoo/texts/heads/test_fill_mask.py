@@ -68,6 +68,19 @@ def test_every_architecture_has_its_head(tmp_path, kind):
     assert np.abs(scores - logits.softmax(-1).numpy()).max() < 1e-5
 
 
+def test_heads_of_a_decoder_alone_are_native(tmp_path):
+    """The graph ends with the last layer."""
+    values = {**text_networks.CONFIGS["eurobert"], "architectures": ["AnyForMaskedLM"]}
+    text_networks.write(tmp_path / "theirs", values, None)
+    zoo.import_model(tmp_path / "theirs", tmp_path / "ours")
+    (tmp_path / "texts.txt").write_text("\n".join(text.replace("[MASK]", "cat") for text in TEXTS))
+    zoo.calibrate(tmp_path / "ours", str(tmp_path / "texts.txt"), samples=8)
+    exact, native = (zoo.pipeline(tmp_path / "ours", *names) for names in (("fp32", "onnxruntime"), ("int8", "native")))
+    tokens = exact.tokenize([(TEXTS[2],)])
+    rows = exact.compute(tokens)
+    assert np.linalg.norm(native.compute(tokens) - rows) < 0.1 * np.linalg.norm(rows)
+
+
 def test_a_file_without_the_head_is_refused(tmp_path):
     values = {**text_networks.CONFIGS["albert"], "architectures": ["AlbertModel"]}
     text_networks.write(tmp_path / "theirs", values, None)
