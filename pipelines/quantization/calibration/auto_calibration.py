@@ -68,6 +68,7 @@ from pipelines.quantization.recipe import QuantRecipe
 logger = logging.getLogger(__name__)
 
 GOAL = 24.0  # dB of SQNR below which layers stay in float32
+LOW = 20.0  # the same for many layers together, which cost speed: labels begin to change there
 TAIL = 16.0  # dB of SQNR of the worst samples, likewise
 HARDEST = 16  # of the worst samples, by which those layers are chosen
 BEHIND = 0.3  # dB; candidates farther behind plain min-max ranges in the SQNR of all samples together are not kept
@@ -206,16 +207,14 @@ def auto_calibrate(
         logger.info("splitting hidden channels: %.1f dB of SQNR, without: %.1f dB", of_split.sqnr, errors.sqnr)
         best, errors = _best([best, split], [errors, of_split], evaluation.lowest(), SPLIT_GAIN)
     if errors.sqnr < GOAL:
+        low = errors.sqnr < LOW
         return leave_float(
-            evaluation.quantizer, best, metric, observation, errors.sqnr, GOAL, work.thorough, jointly=True
+            evaluation.quantizer, best, metric, observation, errors.sqnr, GOAL, work.thorough, jointly=low
         )
     hardest = evaluation.hardest(best)
     if hardest is None or (sqnr := hardest(evaluation.int8_models.of(best))) >= TAIL:
         return best
-    measured = HARDEST // 2
-    return leave_float(
-        evaluation.quantizer, best, hardest, observation, sqnr, TAIL, work.thorough, measured, jointly=True
-    )
+    return leave_float(evaluation.quantizer, best, hardest, observation, sqnr, TAIL, work.thorough, HARDEST // 2)
 
 
 class _Int8Models:
