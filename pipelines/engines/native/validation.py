@@ -27,7 +27,6 @@ from pipelines.core.batches import Batch, length, resized
 from pipelines.core.errors import ZooError, one_line
 from pipelines.engines.agreement import ALIKE, WrongResultsError, difference, largest_difference
 from pipelines.engines.openvino import child
-from pipelines.graph import io, query
 from pipelines.kernels import extension
 
 logger = logging.getLogger(__name__)
@@ -201,6 +200,8 @@ def compare(model: NativeModel, batch: Batch, *others: Batch) -> dict[str, Any]:
 
 def _chooses(path: Path) -> bool:
     """Whether a network chooses elements or boxes by their scores, whose order depends on the last bits."""
+    from pipelines.graph import io, query
+
     return any(query.is_op(node, "TopK", "NonMaxSuppression") for node in io.load(path).graph.all_nodes())
 
 
