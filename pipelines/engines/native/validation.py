@@ -199,7 +199,7 @@ def compare(model: NativeModel, batch: Batch, *others: Batch) -> dict[str, Any]:
 
 
 def _chooses(path: Path) -> bool:
-    """Whether a network chooses elements or boxes by their scores, whose order depends on the last bits."""
+    """Whether a network ranks scores: almost equal ones change their order with the last bits."""
     from pipelines.graph import io, query
 
     return any(query.is_op(node, "TopK", "NonMaxSuppression") for node in io.load(path).graph.all_nodes())

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.core import machine
+from pipelines.core.batches import joined, resized
 from pipelines.core.errors import RequestError
 from pipelines.core.progress import progress
 from pipelines.graph import io
@@ -71,8 +72,7 @@ def batch_of(samples: Sequence[Feed], size: int) -> Feed:
     odd = [name for name, array in samples[0].items() if array.ndim == 0 or len(array) != 1]
     if odd:
         raise RequestError(f"the first axis of {odd[0]} is not that of samples; give --batch 1")
-    chosen = [samples[index % len(samples)] for index in range(size)]
-    return {name: np.concatenate([sample[name] for sample in chosen]) for name in samples[0]}
+    return resized(joined(samples[:size]), size)
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,6 @@ from pipelines.kernels.images.mapping.qdq import (
 )
 from pipelines.kernels.images.steps import FloatClip, Lookup, Operand, Pixels, Shape, Step
 
-# rows of NonMaxSuppression behind their number; indices behind those of samples; indices among the elements of all
-# samples; values whose shape alone is read
-FORMS = ("selection", "pairs", "joined", "shape")
-
 
 @dataclass(frozen=True)
 class Bytes:
@@ -128,7 +124,9 @@ class Pending:
         curve: For a function of single bytes, their tensor and the float32 result of each byte.
         joined: For a concatenation, its parts.
         whole: For integers, which are floats here, the least and the largest they can be.
-        form: Of integers: "" for elements of a tensor, else one of `FORMS`.
+        form: Of integers: "" for elements of a tensor, "selection" for rows of NonMaxSuppression behind their number,
+            "pairs" for indices behind those of samples, "joined" for indices among the elements of all samples, "shape"
+            for values whose shape alone is read.
     """
 
     emit: Callable[[np.float32, int, int, int], int]

@@ -211,10 +211,6 @@ class FloatLog(FloatStep):
         ends = np.where(x == 0, -np.inf, np.where(x > 0, np.inf, np.nan))
         return np.asarray(np.where((x > 0) & (x < np.inf), real, ends), np.float32)
 
-    def packed(self, packing: Packing) -> tuple[Any, ...]:
-        """See `Step`."""
-        return self.x.packed(), self.to.packed()
-
     @staticmethod
     def add_to(network: ImageNetwork, x: PackedOperand, out: PackedOperand) -> None:
         """See `Step`."""

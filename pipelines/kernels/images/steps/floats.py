@@ -131,6 +131,10 @@ class FloatStep(Step):
         """See `Step`."""
         self.to.store(run, self.function(self.x.real(run)))
 
+    def packed(self, packing: Packing) -> tuple[Any, ...]:
+        """See `Step`."""
+        return self.x.packed(), self.to.packed()
+
     @abstractmethod
     def function(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """Computes the step of real values.
@@ -152,10 +156,6 @@ class FloatCopy(FloatStep):
     def function(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """See `FloatStep`."""
         return x
-
-    def packed(self, packing: Packing) -> tuple[Any, ...]:
-        """See `Step`."""
-        return self.x.packed(), self.to.packed()
 
     @staticmethod
     def add_to(network: ImageNetwork, x: PackedOperand, out: PackedOperand) -> None:
@@ -318,10 +318,6 @@ class FloatMean(FloatStep):
         pixels = x.reshape(-1, x.shape[2])
         total = np.add.accumulate(pixels, axis=0, dtype=np.float32)[-1:]
         return np.asarray(total / np.float32(len(pixels)), np.float32)[None]
-
-    def packed(self, packing: Packing) -> tuple[Any, ...]:
-        """See `Step`."""
-        return self.x.packed(), self.to.packed()
 
     @staticmethod
     def add_to(network: ImageNetwork, x: PackedOperand, out: PackedOperand) -> None:

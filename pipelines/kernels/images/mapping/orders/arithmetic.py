@@ -24,9 +24,7 @@ from pipelines.kernels.images.steps import (
     Normalization,
 )
 
-SUMS: dict[str, type[FloatSum]] = {
-    **{"Add": FloatSum, "Sub": FloatDifference, "Mul": FloatProduct, "Div": FloatQuotient}
-}
+SUMS: dict[str, type[FloatSum]] = {"Add": FloatSum, "Sub": FloatDifference, "Mul": FloatProduct, "Div": FloatQuotient}
 TINY = 1e-5  # length up to which the bound of a divisor does not matter
 
 
@@ -157,11 +155,8 @@ class Arithmetic(Views):
         order = np.empty(math.prod(grid), np.int64)
         order[first.index.ravel()] = np.broadcast_to(second.index, shape).ravel()
         places = order.reshape(grid)
-        if (
-            not (large and node.op_type == "Div")
-            and node.op_type in ("Mul", "Div")
-            and (places == places[..., :1]).all()
-        ):
+        one_channel = node.op_type == "Mul" or (node.op_type == "Div" and not large)
+        if one_channel and (places == places[..., :1]).all():
             places = places[..., :1]
         other = self._gathered(node, replace(second, index=places[None]), grid[:2])
         a, b = self._operand_of(node, mapped), self._operand_of(node, self._whole(other, True, False, False))

@@ -30,8 +30,8 @@ SIGNED = (ir.DataType.INT64, ir.DataType.INT32)
 INTEGERS = (*SIGNED, ir.DataType.UINT8, ir.DataType.BOOL)
 EXACT = 2**24  # integers up to it are floats
 EXTREMES = {"ArgMax": True, "ArgMin": False, "ReduceMax": True, "ReduceMin": False}  # whether of the largest
-GATHERS = ("Gather", "GatherElements", "GatherND")
-CHOICES = {*EXTREMES, *GATHERS, "NonMaxSuppression", "TopK"} - {"Gather"}
+RANKED = {*EXTREMES, "NonMaxSuppression", "TopK"}
+CHOICES = {*RANKED, "GatherElements", "GatherND"}
 Range = tuple[int, int]
 
 
@@ -45,7 +45,7 @@ def is_choice(value: ir.Value) -> bool:
     if value.dtype not in INTEGERS or node is None or query.is_op(node, "Shape", "Size"):
         return False
     if "choice" not in value.meta:
-        chosen = query.is_op(node, *(CHOICES - {*GATHERS}))
+        chosen = query.is_op(node, *RANKED)
         value.meta["choice"] = chosen or any(is_choice(other) for other in node.inputs if other is not None)
     return bool(value.meta["choice"])
 

@@ -479,13 +479,6 @@ def _rearranged(node: ir.Node, x: NDArray[np.int64], constants: Constants) -> li
             return [np.tile(x, constants.expanded(node, x.ndim))]
         case "Gather":
             return [np.take(x, constants.indices(node, x.shape[axis] if axis == 0 else 0), axis)]
-        case "Expand" | "Tile":
-            counts = constants.sizes_of(node.inputs[1])
-            if counts is None or len(counts) != x.ndim or (node.op_type == "Tile" and counts[0] != 1):
-                raise refused(node, "repeats samples, or by no constants")
-            if node.op_type == "Tile":
-                return [np.tile(x, counts)]
-            return [np.broadcast_to(x, np.broadcast_shapes(x.shape, [x.shape[0], *counts[1:]]))]
         case "Split":
             return np.split(x, np.cumsum(split_sizes(node, x.shape[axis]))[:-1].tolist(), axis)
     cuts = [slice(None)] * x.ndim
