@@ -9,10 +9,12 @@ from typing import Any
 
 from pipelines.kernels.images.steps import (
     Addition,
+    ChannelScale,
     Concatenation,
     Convolution,
     FloatActivation,
     FloatSum,
+    Normalization,
     Operand,
     Shape,
     Step,
@@ -37,6 +39,7 @@ def fused(
     """
     _drop_unread(steps)
     _fuse_sums(steps)
+    _fuse_scales(steps)
     _fuse_floats(steps)
     return _renumbered(tensors, steps, floats)
 
@@ -68,6 +71,22 @@ def _fuse_sums(steps: list[Step]) -> None:
         position = steps.index(addition)
         del steps[position]
         writers = {getattr(step, "out", -1): index for index, step in enumerate(steps)}
+
+
+def _fuse_scales(steps: list[Step]) -> None:
+    """Fuses a scale of channels, such as SmoothQuant's, into the normalization whose result only it reads, in place."""
+    readers = Counter(tensor for step in steps for tensor in step.reads())
+    writers = {getattr(step, "out", -1): step for step in steps}
+    for scale in [step for step in steps if isinstance(step, ChannelScale) and len(step.gain) == 1]:
+        norm = writers[scale.x.tensor]
+        if not isinstance(norm, Normalization) or readers[norm.out] != 1 or not scale.x.floats:
+            continue
+        bias = scale.bias[0] if norm.bias is None else norm.bias * scale.gain[0] + scale.bias[0]
+        if norm.bias is None and bias.any():  # RMS norm has no bias
+            continue
+        merged = replace(norm, to=scale.to, gain=norm.gain * scale.gain[0], bias=None if norm.bias is None else bias)
+        steps[steps.index(norm)] = writers[scale.out] = merged
+        steps.remove(scale)
 
 
 def _fuse_floats(steps: list[Step]) -> None:

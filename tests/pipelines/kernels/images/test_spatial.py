@@ -19,6 +19,7 @@ from pipelines.kernels.images import reference
 from pipelines.kernels.images.mapping.from_graph import image_program
 from pipelines.kernels.images.steps import (
     Attention,
+    ChannelScale,
     Dequantize,
     FloatClip,
     FloatCopy,
@@ -145,7 +146,8 @@ def test_products_of_floats(pixel: bool, tmp_path: Path) -> None:
 def test_attention_of_opset_23(form: str, tmp_path: Path) -> None:
     """Attention as one operator, of tokens or of heads, masked, and keys for several queries, behind an RMS norm."""
     g = Graph()
-    norm = g.quantize(g.add("RMSNormalization", [patches(g), weights(g, CHANNELS)], epsilon=1e-5), 0.03, 125)
+    norm = g.add("RMSNormalization", [patches(g), weights(g, CHANNELS)], epsilon=1e-5)
+    norm = g.quantize(g.add("Mul", [norm, weights(g, CHANNELS)]), 0.03, 125)
     few = CHANNELS // 2 if form == "grouped" else CHANNELS
     parts = [linear(g, norm, (CHANNELS, size)) for size in (CHANNELS, few, few)]
     more: dict[str, Any] = {"scale": 0.02}
@@ -164,6 +166,7 @@ def test_attention_of_opset_23(form: str, tmp_path: Path) -> None:
     g.flat = g.quantize(g.flat, 0.01, 120)
     kinds = check(g, g.save(tmp_path / "m.onnx", [3, 16, 16], g.flat, opset=23))
     assert kinds.count(Attention) == 1
+    assert ChannelScale not in kinds  # in the norm before it
 
 
 @pytest.mark.parametrize("kind", ["channels", "crop", "groups"])

@@ -18,6 +18,7 @@ from pipelines.kernels import extension
 from pipelines.kernels.images.mapping.from_graph import image_program
 from pipelines.kernels.images.steps import (
     Attention,
+    ChannelScale,
     Convolution,
     Dequantize,
     FloatActivation,
@@ -64,6 +65,7 @@ def block(g: Graph, x: str, merged: bool, tokens: int) -> str:
     mixed = attention(g, g.quantize(norm, 0.03, 125), merged, tokens)
     x = g.add("Add", [x, linear(g, mixed, (CHANNELS, CHANNELS))])
     norm = g.add("LayerNormalization", [x, weights(g, CHANNELS), weights(g, CHANNELS, mean=0)])
+    norm = g.add("Mul", [norm, weights(g, CHANNELS)])  # as SmoothQuant leaves it
     wide = gelu(g, linear(g, g.quantize(norm, 0.03, 125), (CHANNELS, 4 * CHANNELS)))
     return g.add("Add", [linear(g, g.quantize(wide, 0.02, 10), (4 * CHANNELS, CHANNELS)), x])
 
@@ -91,6 +93,7 @@ def test_a_vision_transformer_is_whole(merged: bool, tmp_path: Path) -> None:
     assert kinds.count(Attention) == 2
     assert FloatActivation not in kinds  # in the layers before them
     assert FloatSum not in kinds
+    assert kinds.count(ChannelScale) == 1  # the positions; factors are in the normalizations before them
     assert kinds.count(Convolution) == 2 + 2 * 4
 
 
