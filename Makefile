@@ -26,10 +26,11 @@ test test-all fuzz sanitize: export PYTHONDONTWRITEBYTECODE :=
 # A file's tests stay in one process: they share what is slow to make.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 
-# Both runs start, whatever the first one found, and the last line says both results.
+# Trainings run beside the other tests, which leave cores idle where they wait; then come their lines, and one line of both results.
 define pytest
-@$(BIN)/python -m pytest $(PARALLEL) $(1) $(TRAINING:%=--ignore=%); tests=$$?; \
-	$(BIN)/python -m pytest $(PARALLEL) $(1) $(TRAINING); trainings=$$?; \
+@mkdir -p build; $(BIN)/python -m pytest $(1) $(TRAINING) > build/trainings.log 2>&1 & beside=$$!; \
+	$(BIN)/python -m pytest $(PARALLEL) $(1) $(TRAINING:%=--ignore=%); tests=$$?; \
+	wait $$beside; trainings=$$?; cat build/trainings.log; \
 	result() { if [ $$1 = 0 ]; then echo passed; else echo "FAILED (exit $$1)"; fi; }; \
 	echo "make $@: tests $$(result $$tests), training in torch $$(result $$trainings)"; [ $$tests$$trainings = 00 ]
 endef
@@ -75,7 +76,7 @@ wheel: $(VENV)/bin/python
 sanitize: VENV := build/sanitize
 sanitize:
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) -C cmake.define.ZOO_SANITIZE=ON -C cmake.define.ZOO_MODELS=ON -C build-dir=$(VENV)/cmake -e ".[test]"
+	$(INSTALL) -C cmake.define.ZOO_SANITIZE=ON -C build-dir=$(VENV)/cmake -e ".[test]"
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
 		$(BIN)/python -m pytest --capture=sys tests/pipelines/kernels tests/faults/test_fuzz.py tests/faults/test_calls.py
 

@@ -74,9 +74,10 @@ def frozen(graph: Any, outputs: Sequence[str] = (PROBABILITY,), seed: int = 0) -
     random = np.random.default_rng(seed)
     with v1.Session(graph=graph) as session:
         session.run(v1.global_variables_initializer())
-        for variable in v1.global_variables():
-            if not session.run(variable).any():
-                variable.load(random.normal(0, 0.3, variable.shape).astype(np.float32), session)
+        variables = v1.global_variables()
+        zeros = [x for x, values in zip(variables, session.run(variables), strict=True) if not values.any()]
+        values = {x.initializer.inputs[1]: random.normal(0, 0.3, x.shape).astype(np.float32) for x in zeros}
+        session.run([x.initializer for x in zeros], values)
         return v1.graph_util.convert_variables_to_constants(session, graph.as_graph_def(), list(outputs))
 
 

@@ -123,10 +123,11 @@ def test_a_graph_without_numbers(log: Path, tmp_path: Path) -> None:
 
 
 def test_the_rewritten_graph_is_that_of_a_model_trained_here(trained: Path) -> None:
+    """Of 6 columns and 3 numbers as of 26 and 13: tables are joined, so their number changes no operator."""
     from pipelines.rewrites.driver import rewrite
     from zoo.recommenders.export.rewrites import passes_without_header as passes
 
-    names, numbers = [f"C{i + 1}" for i in range(26)], [f"I{i + 1}" for i in range(13)]
+    names, numbers = [f"C{i + 1}" for i in range(6)], [f"I{i + 1}" for i in range(3)]
     categories = [hashed(name, 100) for name in names]
     deep = [
         *(fc.embedding_column(column, 8) for column in categories),
@@ -137,7 +138,7 @@ def test_the_rewritten_graph_is_that_of_a_model_trained_here(trained: Path) -> N
     rewrite(model, passes())
     own = onnx_graph.load(trained / "rewritten.onnx")
     assert query.op_counts(model) == query.op_counts(own)
-    assert sum(node.op not in ("Const", "Placeholder") for node in graph.node) > 100 * len(model.graph)
+    assert sum(node.op not in ("Const", "Placeholder") for node in graph.node) > 20 * len(model.graph)
 
 
 def test_a_graph_is_trained_on(taken: Path, log: Path, tmp_path: Path) -> None:
