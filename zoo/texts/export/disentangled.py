@@ -130,6 +130,6 @@ def position_table(config: ModelConfig, weights: Mapping[str, Floats], path: str
         rows = rows * weights["relative_norm.weight"] + weights["relative_norm.bias"]
     reached = np.clip(part.span + np.arange(-reach, reach + 1), 0, 2 * part.span - 1)
     name = f"{path}.{layer}" if part.shared else f"{path}.position_{layer}"
-    table = rows[reached] @ weights[f"{name}.weight"].T.astype(np.float64) + weights[f"{name}.bias"]
+    table = rows[reached] @ weights[f"{name}.weight"].T.astype(np.float64) + weights.get(f"{name}.bias", 0)
     heads = table.reshape(len(reached), config.heads, config.head_size).transpose(1, 2, 0) / config.attention.scale
     return np.ascontiguousarray(heads[:, :, ::-1] if layer == "query" else heads, np.float32)

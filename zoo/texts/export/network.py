@@ -347,9 +347,12 @@ class NetworkWriter(Writer):
         config = self.config
         path = f"layers.{i}"
         last, place = i == config.layers - 1 and not config.decoder, config.norm.place
-        if place == "post":
-            x = self.add("Add", [x, self.attention(x, path, bias, rotations)], f"{path}.sum")
-            x = self.norm(x, f"{path}.attention_norm")
+        if place in ("post", "repeated"):
+            y = self.add("Add", [x, self.attention(x, path, bias, rotations)], f"{path}.sum")
+            y = self.norm(y, f"{path}.attention_norm")
+            if place == "repeated":
+                y = self.norm(self.add("Add", [x, y], f"{path}.second.sum"), f"{path}.attention_out_norm")
+            x = y
             x = self.add("Add", [x, self.feed_forward(x, path)], f"{path}.feed.sum")
             return self.norm(x, f"{path}.norm", HIDDEN if last and not config.norm.final else "")
         y = self.norm(x, f"{path}.attention_norm") if i or config.norm.first else x
@@ -393,7 +396,10 @@ class NetworkWriter(Writer):
         def split(kind: str, order: list[int]) -> ir.Value:
             shape = heads if kind == "query" else key_heads
             source = x if kind == "query" or memory is None else memory
-            parts = self.add("Reshape", [self.linear(source, f"{path}.{kind}"), shape], f"{path}.{kind}.heads")
+            rows = self.linear(source, f"{path}.{kind}")
+            if config.attention.row_norm and kind != "value":
+                rows = self.norm(rows, f"{path}.{kind}_norm")
+            parts = self.add("Reshape", [rows, shape], f"{path}.{kind}.heads")
             if config.attention.norm and kind != "value":
                 parts = self._rms_norm(parts, f"{path}.{kind}_norm")
             parts = self.add("Transpose", [parts], f"{path}.{kind}.split", perm=order)

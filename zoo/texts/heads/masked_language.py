@@ -23,11 +23,12 @@ OF_LAYERS = (  # networks whose head has the activation of layers
     "nomic_bert",
     "new",
     "albert",
+    "deberta",
     "deberta-v2",
     "roformer",
 )
 BARE = ("eurobert",)  # networks whose head is the decoder alone
-UNBIASED = ("nomic_bert", "eurobert")  # networks whose decoder may have no bias
+UNBIASED = ("nomic_bert", "eurobert", "ultrabert")  # networks whose decoder may have no bias
 
 
 class Names(NamedTuple):
@@ -58,6 +59,8 @@ NAMES = (
     Names("head.dense", "head.norm", "decoder", "decoder.bias"),  # ModernBERT
 )
 DECODER = Names("", "", "lm_head", "lm_head.bias")  # EuroBERT
+TWO_LAYERS = "ultrabert"  # a network whose head has a second layer in place of the norm
+SECOND = Names("head.linear1", "head.linear2", "head.decoder", "head.decoder.bias")
 
 
 class MaskedLanguageHead(Head):
@@ -68,12 +71,14 @@ class MaskedLanguageHead(Head):
 
     def activation(self, config: Mapping[str, Any]) -> str:
         """See `Head`: gelu, or that of BERT's layers."""
+        if config["model_type"] == TWO_LAYERS:
+            return "gelu_tanh"
         if config["model_type"] in OF_LAYERS:
             return architecture_of(config).read(ConfigFile(config)).activation
         return super().activation(config) or ConfigFile(config).activation()
 
     def weights(self, store: HeadWeights, config: ModelConfig) -> None:
-        """See `Head`: "transform" and "transform_norm", which `BARE` networks lack, and "decoder".
+        """See `Head`: "transform" and "transform_norm" or "second", which `BARE` networks lack, and "decoder".
 
         Args:
             store: Where they are taken from, and gathered.
@@ -82,12 +87,18 @@ class MaskedLanguageHead(Head):
         width = config.embedding or config.width
         if config.kind in BARE:
             names: Names | None = DECODER
+        elif config.kind == TWO_LAYERS:
+            names = SECOND
         else:
             names = next((names for names in NAMES if f"{names.norm}.weight" in store.tensors), None)
         if names is None:
             store.errors.append(f"no head of a masked language model, such as {NAMES[0].norm}.weight")
             return
-        if names.dense:
+        if config.kind == TWO_LAYERS:
+            between = len(store.tensors.get(f"{names.dense}.weight", ()))
+            store.linear("transform", names.dense, between, config.width)
+            store.linear("second", names.norm, width, between)
+        elif names.dense:
             store.linear("transform", names.dense, width, config.width)
             store.norm("transform_norm", names.norm, width)
         if f"{names.decoder}.weight" in store.tensors:
@@ -113,6 +124,11 @@ class MaskedLanguageHead(Head):
         """
         if "transform.weight" not in writer.weights:
             return writer.add("Identity", [hidden], result) if result else hidden
-        x = writer.activate(writer.linear(hidden, "transform"), "transform", writer.config.head_activation)
-        rows: ir.Value = writer.norm(x, "transform_norm", result)
+        kind = writer.config.head_activation
+        x = writer.activate(writer.linear(hidden, "transform"), "transform", kind)
+        if "second.weight" in writer.weights:
+            x = writer.activate(writer.linear(x, "second"), "second", kind)
+            rows: ir.Value = writer.add("Identity", [x], result) if result else x
+        else:
+            rows = writer.norm(x, "transform_norm", result)
         return rows

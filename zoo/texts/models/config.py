@@ -21,7 +21,7 @@ DENSE_ACTIVATIONS = ("identity", "tanh", "relu", "gelu", "sigmoid")
 BY_WAVELENGTH = ("yarn", "llama3")
 SCALINGS = ("", "linear", "ntk", *BY_WAVELENGTH)
 STATIC = "static"  # kind of a network without layers
-NORMS, PLACES = ("layer", "rms"), ("post", "pre", "sandwich")
+NORMS, PLACES = ("layer", "rms"), ("post", "pre", "sandwich", "repeated")
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Attention:
         local: Layers with sliding-window attention.
         window: Largest distance of tokens that attend to each other in `local` layers.
         norm: Whether queries and keys have a norm of each head before the rotation (Qwen3, Gemma).
+        row_norm: Whether queries and keys have a layer normalization of all heads together (Jina v2 of code).
     """
 
     head_size: int = 0
@@ -45,6 +46,7 @@ class Attention:
     local: tuple[int, ...] = ()
     window: int = 0
     norm: bool = False
+    row_norm: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Norm:
     Attributes:
         kind: "layer" for layer normalization, "rms" for division by the root of the mean square.
         place: "post" for norms of each sum, "pre" for norms before attention and feed-forward, "sandwich" for norms
-            before and after them.
+            before and after them, "repeated" for "post" with a second sum of the attention's input and its norm.
         bias: Whether layer normalization has a bias.
         embedding: Whether embeddings are normalized.
         first: Whether the first layer has a norm before its attention (ModernBERT: no).

@@ -1,9 +1,10 @@
 """Weights of text encoders in safetensors files, under names that all architectures share.
 
     token, position, type, embedding_norm; projection: of embeddings with fewer columns (ELECTRA)
-    layers.N: query, key, value, output, up, gate (of a gated feed-forward), down; query_norm, key_norm: of each head
+    layers.N: query, key, value, output, up, gate (of a gated feed-forward), down; query_norm, key_norm: of each head,
+        or of all heads together
     layers.N: attention_norm, norm: after attention and feed-forward ("post") or before them; attention_out_norm,
-        out_norm: after them too ("sandwich")
+        out_norm: after them too ("sandwich"); attention_out_norm: of the second sum ("repeated")
     layers.N: position_key, position_query: of relative positions (DeBERTa)
     decoder_position, decoder_embedding_norm; decoder.N: the same as of layers.N, and of the attention to the encoder:
         cross.query, cross.key, cross.value, cross.output, cross_norm (BART)
@@ -17,13 +18,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from pipelines.core.errors import RequestError
 from zoo.texts.models.architectures import ARCHITECTURES
-from zoo.texts.models.architectures.base import Floats, Rows
+from zoo.texts.models.architectures.base import SCORE, Floats, Rows
 from zoo.texts.models.config import ModelConfig
 from zoo.texts.models.head import Head, HeadWeights
 from zoo.texts.models.tensor_file import TensorFile
@@ -50,8 +52,10 @@ def shapes(config: ModelConfig, head: Head | None = None) -> dict[str, tuple[int
     if disentangled and not disentangled.shared:
         linear |= {"position_key": (queries, width)} if disentangled.to_position else {}
         linear |= {"position_query": (queries, width)} if disentangled.to_content else {}
-    norms = ["attention_norm", "norm", *(["attention_out_norm", "out_norm"] if norm.place == "sandwich" else [])]
-    head_norms = ("query_norm", "key_norm") if config.attention.norm else ()
+    more_norms = {"sandwich": ("attention_out_norm", "out_norm"), "repeated": ("attention_out_norm",)}
+    norms = ["attention_norm", "norm", *more_norms.get(norm.place, ())]
+    size = config.head_size if config.attention.norm else 0
+    inner_norms = {"query_norm": size or queries, "key_norm": size or keys} if size or config.attention.row_norm else {}
 
     def parts() -> Iterator[tuple[str, tuple[int, ...], bool]]:
         """Yields name, shape and whether there is a bias."""
@@ -68,7 +72,7 @@ def shapes(config: ModelConfig, head: Head | None = None) -> dict[str, tuple[int
             for name in norms:
                 if i or norm.first or name != "attention_norm":
                     yield f"layers.{i}.{name}", (width,), has_bias
-            yield from ((f"layers.{i}.{name}", (config.head_size,), False) for name in head_norms)
+            yield from ((f"layers.{i}.{name}", (span,), not size) for name, span in inner_norms.items())
         if config.decoder:
             yield "decoder_position", (config.positions, columns), False
             yield "decoder_embedding_norm", (columns,), has_bias
@@ -90,7 +94,7 @@ def shapes(config: ModelConfig, head: Head | None = None) -> dict[str, tuple[int
                 yield "dense", (width, width), "dense" not in config.unbiased
             if "dense_norm" in layers:
                 yield "dense_norm", (width,), has_bias
-            yield "classifier", (config.labels, width), "dense" in layers
+            yield "classifier", (config.labels, width), layers["classifier"] != SCORE
         inputs = width * len(config.poolings)
         for i, dense in enumerate(() if head and head.HAS_LAYERS else config.dense):
             yield f"dense.{i}", (dense.outputs, inputs), dense.bias
@@ -131,26 +135,26 @@ def load_weights(
     errors: list[str] = []
     used: set[str] = set()
 
-    def original(shared: str) -> tuple[str, int, int]:
+    def original(shared: str) -> Rows:
         """Returns the name in the file, and which of how many layers below each other it is."""
         if shared in architecture.head:
-            return architecture.head[shared].format(prefix=prefix), 0, 1
+            return Rows(architecture.head[shared].format(prefix=prefix), 0, 1)
         if shared in architecture.names:
-            return prefix + architecture.names[shared], 0, 1
+            return Rows(prefix + architecture.names[shared], 0, 1)
         group, i, name = (*shared.split(".", 2), "", "")[:3]
         layer = {"layers": architecture.layer, "decoder": architecture.decoder}.get(group)
         if layer is None:
-            return shared, 0, 1  # of modules after the pooling
+            return Rows(shared, 0, 1)  # of modules after the pooling
         rows = architecture.parts[name]
         rows = rows if isinstance(rows, Rows) else Rows(rows, 0, 1)
-        return f"{prefix}{layer.format(i)}.{rows.name}", rows.index, rows.count
+        return replace(rows, name=f"{prefix}{layer.format(i)}.{rows.name}")
 
     for shared, shape in shapes(config, head).items():
         base, _, suffix = shared.rpartition(".")
-        name, index, count = original(base)
-        name = f"{name}.{suffix}"
+        rows = original(base)
+        name = f"{rows.name}.{suffix}"
         used.add(name)
-        expected = (count * shape[0], *shape[1:])
+        expected = (rows.count * shape[0], *shape[1:])
         array = tensors.get(name)
         if array is None:
             errors.append(f"no {name}")
@@ -159,7 +163,7 @@ def load_weights(
         elif not np.isfinite(array).all():
             raise RequestError(f"{source or path} has {name} with NaN or infinity, expected finite weights")
         else:
-            weights[shared] = array[index * shape[0] : (index + 1) * shape[0]]
+            weights[shared] = rows.taken_from(array, config.heads)
     if head and head.HAS_LAYERS:
         head_weights = HeadWeights(tensors, weights)
         head.weights(head_weights, config)

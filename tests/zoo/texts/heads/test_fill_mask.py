@@ -46,6 +46,8 @@ NETWORKS = {  # with other activations than that of their heads
     **{kind: {"hidden_act": "relu"} for kind in ("albert", "deberta-v3", "xlm-roberta-xl")},
     "eurobert": {"hidden_act": "relu", "classifier_pooling": "late"},  # a key that transformers writes for any head
     "jina_embeddings_v3": {"hidden_act": "relu"},
+    "ultrabert": {},  # with two layers and no norm
+    "deberta": {"hidden_act": "relu"},
     "roformer": {},
     "gte": {},
     "nomic_bert": {},

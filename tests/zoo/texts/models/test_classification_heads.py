@@ -21,6 +21,9 @@ HEADS = {
     "eurobert": "EuroBertForSequenceClassification",
     "gemma3": "Gemma3TextForSequenceClassification",
     "qwen3": "Qwen3ForSequenceClassification",
+    "deberta": "DebertaForSequenceClassification",
+    "llama": "LlamaForSequenceClassification",
+    "ultrabert": "UltrabertForSequenceClassification",
 }
 SETTINGS = {}
 

@@ -9,6 +9,7 @@ from zoo.texts.models.architectures import (
     albert,
     bart,
     bert,
+    deberta,
     deberta_v2,
     distilbert,
     electra,
@@ -17,7 +18,9 @@ from zoo.texts.models.architectures import (
     gemma3,
     gte,
     jina_bert,
+    jina_code,
     jina_v3,
+    llama,
     modernbert,
     mpnet,
     nomic_bert,
@@ -27,6 +30,7 @@ from zoo.texts.models.architectures import (
     roformer,
     static,
     t5,
+    ultrabert,
     xlm_roberta_xl,
 )
 from zoo.texts.models.architectures.base import Architecture
@@ -34,6 +38,7 @@ from zoo.texts.models.architectures.base import Architecture
 ARCHITECTURES = {
     module.ARCHITECTURE.name: module.ARCHITECTURE
     for module in (
+        jina_code,
         jina_bert,
         jina_v3,
         bert,
@@ -45,13 +50,16 @@ ARCHITECTURES = {
         distilbert,
         albert,
         mpnet,
+        deberta,
         deberta_v2,
         modernbert,
         eurobert,
+        ultrabert,
         nomic_bert,
         gte,
         t5,
         bart,
+        llama,
         qwen2,
         qwen3,
         gemma3,

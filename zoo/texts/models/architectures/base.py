@@ -27,6 +27,7 @@ ACTIVATIONS = {  # by the names in config.json
     "swish": "swish",
 }
 NATIVE_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu", "swish": "silu"}
+SCORE = "score"  # a classifier without a bias
 KEPT = ("id2label", "label2id", "problem_type", "classifier_dropout", "hidden_dropout_prob", "pad_token_id")
 
 
@@ -215,11 +216,24 @@ class Rows:
         name: Name in the file.
         index: Position of the layer.
         count: Number of layers, all of one size.
+        by_head: Whether that holds for the rows of each attention head, and the heads are below each other.
     """
 
     name: str
     index: int
     count: int
+    by_head: bool = False
+
+    def taken_from(self, array: Floats, heads: int) -> Floats:
+        """Returns the rows of the layer.
+
+        Args:
+            array: Weight or bias of all layers.
+            heads: Number of attention heads.
+        """
+        groups = array.reshape(heads if self.by_head else 1, self.count, -1, *array.shape[1:])
+        rows: Floats = groups[:, self.index].reshape(-1, *array.shape[1:])
+        return rows
 
 
 @dataclass(frozen=True)

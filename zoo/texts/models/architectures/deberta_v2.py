@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from zoo.texts.models.architectures import bert
 from zoo.texts.models.architectures.base import Architecture, ConfigFile
 from zoo.texts.models.config import Attention, Disentangled, ModelConfig
@@ -9,7 +11,20 @@ from zoo.texts.models.config import Attention, Disentangled, ModelConfig
 TO_POSITION, TO_CONTENT = "c2p", "p2c"
 
 
-def _read(file: ConfigFile) -> ModelConfig:
+def read_deberta(file: ConfigFile, kind: str = "deberta_v2", **fields: Any) -> ModelConfig:
+    """Describes a network with disentangled attention.
+
+    Args:
+        file: Its config.json.
+        kind: Architecture.
+        **fields: Fields in which it differs from DeBERTa-v2.
+
+    Returns:
+        The description.
+
+    Raises:
+        RequestError: A setting is not supported.
+    """
     width, heads = file.get("hidden_size", default=1536), file.get("num_attention_heads", default=24)
     for key, expected in (
         ("conv_kernel_size", 0),
@@ -35,7 +50,7 @@ def _read(file: ConfigFile) -> ModelConfig:
     parts = 1 + sum(kind in kinds for kind in (TO_POSITION, TO_CONTENT))
     return bert.read_bert(
         file,
-        "deberta_v2",
+        kind,
         layers=file.get("num_hidden_layers", default=24),
         width=width,
         heads=heads,
@@ -46,6 +61,7 @@ def _read(file: ConfigFile) -> ModelConfig:
         absolute=bool(file.get("position_biased_input", default=True)),
         attention=Attention(scale=(parts * (width // heads)) ** 0.5 if parts > 1 else 0.0),
         disentangled=disentangled,
+        **fields,
     )
 
 
@@ -59,4 +75,4 @@ PARTS = {
     "position_query": "attention.self.pos_query_proj",
 }
 HEAD = {"dense": "pooler.dense", "classifier": "classifier"}
-ARCHITECTURE = Architecture("deberta_v2", ("deberta-v2",), _read, NAMES, bert.LAYER, PARTS, HEAD, "gelu")
+ARCHITECTURE = Architecture("deberta_v2", ("deberta-v2",), read_deberta, NAMES, bert.LAYER, PARTS, HEAD, "gelu")

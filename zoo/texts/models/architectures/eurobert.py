@@ -7,7 +7,19 @@ from zoo.texts.models.architectures.base import Architecture, ConfigFile
 from zoo.texts.models.config import ModelConfig
 
 
-def _read(file: ConfigFile) -> ModelConfig:
+def read_eurobert(file: ConfigFile, kind: str = "eurobert") -> ModelConfig:
+    """Describes a network of EuroBERT's shape.
+
+    Args:
+        file: Its config.json.
+        kind: Architecture.
+
+    Returns:
+        The description.
+
+    Raises:
+        RequestError: A setting is not supported.
+    """
     values = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "rms_norm_eps": 1e-5}
     values |= {"intermediate_size": 3072, "vocab_size": 128256, "max_position_embeddings": 8192}
     values |= {key: value for key, value in file.values.items() if value is not None}
@@ -15,7 +27,7 @@ def _read(file: ConfigFile) -> ModelConfig:
     unbiased += [] if file.get("mlp_bias") else ["gate", "up", "down"]
     return qwen2.read_qwen(
         ConfigFile({**values, "is_causal": False}),
-        "eurobert",
+        kind,
         head_size=file.get("head_dim", default=0),
         unbiased=tuple(unbiased),
     )
@@ -25,7 +37,7 @@ HEAD = {"dense": "dense", "classifier": "classifier"}
 ARCHITECTURE = Architecture(
     "eurobert",
     ("eurobert",),
-    _read,
+    read_eurobert,
     qwen2.NAMES,
     "layers.{}",
     qwen2.PARTS,

@@ -8,34 +8,47 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.core.errors import RequestError
 from zoo.texts.models.architectures import bert
 from zoo.texts.models.architectures.base import Architecture, ConfigFile, Rows
 from zoo.texts.models.config import ModelConfig
 
 GATED = {"geglu": "gelu", "reglu": "relu"}
-OTHER_CODE = "qk-post-norm"  # of jina-embeddings-v2-base-code
 
 
-def _is_jina(values: Mapping[str, Any]) -> bool:
+def is_jina(values: Mapping[str, Any]) -> bool:
+    """Returns whether a config.json describes a network of Jina embeddings v2.
+
+    Args:
+        values: Content of the config.json.
+    """
     return values.get("position_embedding_type") == "alibi"
 
 
-def _read(file: ConfigFile) -> ModelConfig:
-    if OTHER_CODE in str(file.get("auto_map", default="")):
-        raise RequestError(
-            f"its custom code normalizes queries and keys ({OTHER_CODE}); expected jina-bert-implementation"
-        )
+def read_jina(file: ConfigFile, kind: str = "jina_bert", **fields: Any) -> ModelConfig:
+    """Describes a network of Jina embeddings v2.
+
+    Args:
+        file: Its config.json.
+        kind: Architecture.
+        **fields: Fields in which it differs.
+
+    Returns:
+        The description.
+
+    Raises:
+        RequestError: A setting is not supported.
+    """
     file.require("feed_forward_type", *GATED)
     plain = ConfigFile({key: value for key, value in file.values.items() if key != "position_embedding_type"})
     return bert.read_bert(
         plain,
-        "jina_bert",
+        kind,
         activation=GATED[file.get("feed_forward_type", default="geglu")],
         alibi=True,
         absolute=False,
         gated=True,
         unbiased=("gate", "up"),
+        **fields,
     )
 
 
@@ -48,5 +61,5 @@ PARTS: dict[str, str | Rows] = {
     "norm": "mlp.layernorm",
 }
 ARCHITECTURE = Architecture(
-    "jina_bert", ("bert",), _read, NAMES, bert.LAYER, PARTS, bert.HEAD, trainable=False, matches=_is_jina
+    "jina_bert", ("bert",), read_jina, NAMES, bert.LAYER, PARTS, bert.HEAD, trainable=False, matches=is_jina
 )

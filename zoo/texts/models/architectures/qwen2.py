@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipelines.core.errors import RequestError
-from zoo.texts.models.architectures.base import GLOBAL, LOCAL, Architecture, ConfigFile
+from zoo.texts.models.architectures.base import GLOBAL, LOCAL, SCORE, Architecture, ConfigFile
 from zoo.texts.models.config import Attention, ModelConfig, Norm
 
 BIDIRECTIONAL = "modeling_qwen.Qwen2Model"  # custom code of gte-Qwen2
@@ -94,7 +94,7 @@ PARTS = {
     "down": "mlp.down_proj",
     "norm": "post_attention_layernorm",
 }
-HEAD = {"classifier": "score"}  # without a bias, of the last token
+HEAD = {"classifier": SCORE}  # of the last token
 ARCHITECTURE = Architecture(
     "qwen2", ("qwen2",), _read, NAMES, "layers.{}", PARTS, HEAD, head_pooling="last", native=_native
 )
